@@ -4,6 +4,7 @@
 package claim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,11 +38,11 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 	defer cancel()
 	logger := klog.FromContext(ctx)
 	end := steptime.Of(ctx).Begin(steptime.Journal)
-	written, writeErr := m.store.Release(uid, arrived)
+	snapshot, writeErr := m.store.Release(uid, arrived)
 	if end(); writeErr != nil {
 		logger.Error(writeErr, "Releasing a claim without writing it down")
+		snapshot = m.store.Snapshot()
 	}
-	snapshot := m.store.Snapshot()
 	if r := snapshot.Of(uid); r != nil && r.BootID == m.store.Boot() && r.State != record.Releasing {
 		return nil // a younger call has prepared it, or is about to: this one is of an earlier pod
 	}
@@ -51,7 +52,7 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 	}
 	err := m.finish(ctx, uid, snapshot)
 	switch {
-	case err != nil && !written:
+	case err != nil && writeErr != nil:
 		return errors.Join(err, fmt.Errorf("it cannot be written down that the claim is released: %w", writeErr))
 	case err != nil:
 		logger.Info("The rest of the claim is released later", "reason", err)
@@ -61,10 +62,9 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 
 // finish releases what a claim has, and returns what is left, or why that is not known.
 func (m *Manager) finish(ctx context.Context, uid types.UID, snapshot *record.Snapshot) error {
-	var gpus, guarded []string
-	if r := snapshot.Of(uid); r != nil {
-		gpus = r.GPUs()
-	}
+	var guarded []string
+	r := cmp.Or(snapshot.Of(uid), &record.Record{Claim: record.Ref{UID: uid}})
+	gpus := r.GPUs()
 	for i := range snapshot.Guards {
 		switch g := &snapshot.Guards[i]; {
 		case g.Claim != uid:
@@ -74,7 +74,7 @@ func (m *Manager) finish(ctx context.Context, uid types.UID, snapshot *record.Sn
 			guarded = append(guarded, g.GPUs...)
 		}
 	}
-	err := errors.Join(m.engine.Finish(ctx, uid, gpus), snapshot.Err)
+	err := errors.Join(m.engine.Finish(ctx, r, gpus), snapshot.Err)
 	for _, address := range guarded {
 		// Nothing may be left of what the claim's unreadable record is about.
 		if _, guardErr := m.engine.Converge(ctx, address); guardErr != nil {

@@ -26,10 +26,12 @@ import (
 func (w *work) note(actions []rules.Action) (err error) {
 	a := actions[0]
 	call := w.call(a.Claim)
+	var prepared *record.Record
 	change := func(r *record.Record) error {
 		for _, a := range actions {
 			if a.Do == rules.MarkPrepared {
 				w.markPrepared(r, call)
+				prepared = r
 				continue
 			}
 			d := r.Device(a.Key)
@@ -51,7 +53,10 @@ func (w *work) note(actions []rules.Action) (err error) {
 	if a.Do == rules.Unstart && errors.Is(err, record.ErrNoRecord) {
 		return nil // nothing of it is there
 	}
-	if w.noted = err == nil && actions[len(actions)-1].Do == rules.MarkPrepared; w.noted {
+	if w.noted = err == nil && prepared != nil; w.noted {
+		if call != nil {
+			call.prepared = prepared
+		}
 		for address := range w.seen {
 			w.Failures.NotInUse(address) // what was refused there before is over: processes on it belong to this claim
 		}

@@ -205,12 +205,13 @@ func TestFinishUnreadable(t *testing.T) {
 			t.Fatal(err)
 		}
 		m.users[pciA] = rules.Users{Memory: true, Text: "process 4711"}
-		if _, err := e.Store.Release("u", m.clock()); err != nil {
+		known, err := e.Store.Release("u", m.clock())
+		if err != nil {
 			t.Fatal(err)
 		}
 		elsewhere := flock.New(filepath.Join(m.root, "records"), flock.SetFlag(os.O_RDONLY))
 		e.Users = locked{hardware{m}, func() { _, _ = elsewhere.TryLock() }}
-		err := e.Finish(t.Context(), "u", []string{pciA})
+		err = e.Finish(t.Context(), known.Of("u"), []string{pciA})
 		_ = elsewhere.Unlock()
 		if err == nil {
 			t.Errorf("something is left, and it is said that nothing is: %v", m.left())

@@ -4,6 +4,7 @@
 package converge
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -111,12 +112,12 @@ func settle(t *testing.T, e *Engine) {
 
 func release(t *testing.T, e *Engine, uid types.UID) error {
 	t.Helper()
-	var gpus []string
-	if r, err := e.Store.Read(uid); err == nil && r != nil {
-		gpus = r.GPUs()
+	known, err := e.Store.Release(uid, e.Clock())
+	if err != nil {
+		known = e.Store.Snapshot()
 	}
-	_, err := e.Store.Release(uid, e.Clock())
-	return errors.Join(err, e.Specs.Remove(t.Context(), uid), e.Finish(t.Context(), uid, gpus))
+	r := cmp.Or(known.Of(uid), &record.Record{Claim: record.Ref{UID: uid}})
+	return errors.Join(err, e.Specs.Remove(t.Context(), uid), e.Finish(t.Context(), r, r.GPUs()))
 }
 
 func wantLeft(t *testing.T, m *machine, when string, want []string) {

@@ -24,25 +24,26 @@ import (
 
 // Finish brings the release of a claim, or the undoing of a preparation, to its end on these GPUs, and returns what is
 // left. GPUs do not wait for each other, nor does this for a preparation that is older than the release.
-func (e *Engine) Finish(ctx context.Context, claim types.UID, gpus []string) error {
-	if c := e.call(claim); c != nil && c.isOutOfDate() {
+func (e *Engine) Finish(ctx context.Context, r *record.Record, gpus []string) error {
+	if c := e.call(r.Claim.UID); c != nil && c.isOutOfDate() {
 		c.stop()
 	}
 	errs := make([]error, len(gpus))
 	var wg sync.WaitGroup
 	for i, address := range gpus {
-		wg.Go(func() { errs[i] = e.finishOn(ctx, claim, address) })
+		wg.Go(func() { errs[i] = e.finishOn(ctx, r, address) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)
 }
 
-func (e *Engine) finishOn(ctx context.Context, claim types.UID, address string) (err error) {
+func (e *Engine) finishOn(ctx context.Context, has *record.Record, address string) (err error) {
 	defer panics.Recover(ctx, &err)
+	claim := has.Claim.UID
 	var failed attempts
 	last := ""
 	for {
-		r, err := e.onceFor(ctx, claim, []string{address}, func(said map[string]*Said) *rules.Task {
+		r, err := e.onceFor(ctx, claim, has.Devices, []string{address}, func(said map[string]*Said) *rules.Task {
 			return first(said[address], address, func(t *rules.Task) bool { return t.Claim == claim && t.Aim == rules.Release })
 		})
 		if err != nil {

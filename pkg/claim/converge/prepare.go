@@ -45,6 +45,10 @@ type Call struct {
 	stop   context.CancelFunc
 	// specBegun means that there may be a CDI spec, also before there is a record.
 	specBegun bool
+	// devices are those that are wanted, and those that the claim had.
+	devices []record.Device
+	// prepared is the record that says that all of the claim is there, as the call has written it.
+	prepared *record.Record
 }
 
 // Prepare brings a claim to what its call wants, completely or not at all: what was made of a claim that was not prepared
@@ -61,6 +65,9 @@ func (e *Engine) Prepare(ctx context.Context, c *Call) (*record.Record, error) {
 	e.calls.Store(claim, c)
 	err := c.prepare(limited)
 	e.calls.CompareAndDelete(claim, c)
+	if err == nil && c.prepared != nil && !c.isOutOfDate() {
+		return c.prepared, nil
+	}
 	r, readErr := e.Store.Read(claim)
 	switch {
 	case readErr == nil && c.hasWritten(r):
@@ -74,9 +81,12 @@ func (e *Engine) Prepare(ctx context.Context, c *Call) (*record.Record, error) {
 	}
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
-	left := e.Finish(undo, claim, c.Wanted.GPUs())
-	if c.specBegun && readErr == nil && r == nil {
-		left = errors.Join(left, e.Specs.Drop(undo, claim))
+	var left error
+	switch {
+	case r != nil || readErr != nil:
+		left = e.Finish(undo, cmp.Or(r, c.Wanted), c.Wanted.GPUs())
+	case c.specBegun:
+		left = e.Specs.Drop(undo, claim)
 	}
 	if left != nil {
 		err = errors.Join(err, fmt.Errorf("undo: %w", left))
@@ -99,7 +109,11 @@ func (c *Call) isOutOfDate() bool {
 // not work on ends here.
 func (c *Call) releaseOther(ctx context.Context) error {
 	store, claim := c.engine.Store, c.Wanted.Claim.UID
+	c.devices = c.Wanted.Devices
 	r, err := store.Read(claim)
+	if err == nil && r != nil {
+		c.devices = slices.Concat(c.devices, r.Devices)
+	}
 	if err != nil || r == nil || r.BootID != store.Boot() || r.State != record.Releasing && sameWish(r, c.Wanted) {
 		return nil //nolint:nilerr // a record that cannot be read is guarded
 	}
@@ -110,7 +124,7 @@ func (c *Call) releaseOther(ctx context.Context) error {
 		_, err = store.Release(claim, r.Arrived+1)
 	}
 	if err == nil {
-		err = c.engine.Finish(ctx, claim, slices.DeleteFunc(r.GPUs(), func(address string) bool { return hasGPU(c.Wanted, address) }))
+		err = c.engine.Finish(ctx, r, slices.DeleteFunc(r.GPUs(), func(address string) bool { return hasGPU(c.Wanted, address) }))
 	}
 	if err != nil {
 		return fmt.Errorf("release what the claim had before: %w", err)
@@ -159,7 +173,7 @@ var errOther = errors.New("another GPU of the claim has failed")
 func (c *Call) prepareTogether(ctx context.Context, gpus []string) (done bool, err error) {
 	defer panics.Recover(ctx, &err)
 	claim := c.Wanted.Claim.UID
-	r, err := c.engine.onceFor(ctx, claim, gpu.SortPCIAddresses(slices.Clone(gpus)), jointly(claim, gpus))
+	r, err := c.engine.onceFor(ctx, claim, c.devices, gpu.SortPCIAddresses(slices.Clone(gpus)), jointly(claim, gpus))
 	switch {
 	case err != nil:
 		return false, err
@@ -180,7 +194,7 @@ func (c *Call) prepareOn(ctx context.Context, address string) (err error) {
 			return record.ErrOutOfDate
 		}
 		changed := c.engine.Store.Changed()
-		r, err := c.engine.onceFor(ctx, claim, []string{address}, c.ownTask(address))
+		r, err := c.engine.onceFor(ctx, claim, c.devices, []string{address}, c.ownTask(address))
 		switch {
 		case err != nil && waited != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):
 			return waited

@@ -110,10 +110,10 @@ func (e *Engine) afterRefusal(ctx context.Context, refusal *rules.Refusal, r *ro
 	}
 }
 
-// onceFor is once for a claim, with the locks of its GPUs, all or none. On a GPU on which a call has not returned nothing is
-// done: its lock cannot be had. GPUs that the claim only observes are neither locked nor asked.
-func (e *Engine) onceFor(ctx context.Context, claim types.UID, gpus []string, choose choose) (*round, error) {
-	observed := slices.DeleteFunc(slices.Clone(gpus), func(address string) bool { return !e.onlyObserves(claim, address) })
+// onceFor is once for a claim with these devices, with the locks of its GPUs, all or none. On a GPU on which a call has not
+// returned nothing is done: its lock cannot be had. GPUs that the claim only observes are neither locked nor asked.
+func (e *Engine) onceFor(ctx context.Context, claim types.UID, has []record.Device, gpus []string, choose choose) (*round, error) {
+	observed := slices.DeleteFunc(slices.Clone(gpus), func(address string) bool { return !observe(has, address) })
 	locked := slices.DeleteFunc(slices.Clone(gpus), func(address string) bool { return slices.Contains(observed, address) })
 	unlock, err := e.Locks.GPUs(ctx, locked)
 	if err != nil {
@@ -125,22 +125,6 @@ func (e *Engine) onceFor(ctx context.Context, claim types.UID, gpus []string, ch
 
 // errObserved is why nothing is known of a GPU.
 var errObserved = errors.New("it is only observed")
-
-// onlyObserves reports whether nothing of a GPU is a claim's, whatever it had before, but that it may look at all of it.
-func (e *Engine) onlyObserves(claim types.UID, pciAddress string) bool {
-	var devices []record.Device
-	if c := e.call(claim); c != nil {
-		devices = c.Wanted.Devices
-	}
-	if !observe(devices, pciAddress) {
-		return false
-	}
-	r, err := e.Store.Read(claim)
-	if r != nil {
-		devices = slices.Concat(devices, r.Devices)
-	}
-	return err == nil && observe(devices, pciAddress)
-}
 
 // observe reports whether devices have nothing of a GPU, but may look at all of it.
 func observe(devices []record.Device, pciAddress string) bool {

@@ -62,18 +62,21 @@ func (s *Store) snapshot() *Snapshot {
 	defer unlock()
 	all.Err = err
 	for _, uid := range slices.Sorted(maps.Keys(known)) {
-		e := known[uid]
-		if e.record != nil {
-			all.Records = append(all.Records, e.record)
-		} else if e.before != nil {
-			all.Earlier = append(all.Earlier, e.before)
-		}
-		for i := range e.guards {
-			g := &e.guards[i]
-			all.guard(Guard{Claim: uid, GPUs: g.head.gpus, Path: g.path, Released: e.released > g.head.arrived}, g.err)
-		}
+		all.add(known[uid])
 	}
 	return all
+}
+
+func (all *Snapshot) add(e *entry) {
+	if e.record != nil {
+		all.Records = append(all.Records, e.record)
+	} else if e.before != nil {
+		all.Earlier = append(all.Earlier, e.before)
+	}
+	for i := range e.guards {
+		g := &e.guards[i]
+		all.guard(Guard{Claim: e.uid, GPUs: g.head.gpus, Path: g.path, Released: e.released > g.head.arrived}, g.err)
+	}
 }
 
 func (all *Snapshot) guard(g Guard, err error) {

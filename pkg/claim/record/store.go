@@ -175,21 +175,26 @@ func (s *Store) Update(uid types.UID, change func(*Record) error) error {
 }
 
 // Release notes that a call that arrived at that time releases the claim, or wants it released: from then on a record that
-// is older than the call reads as Releasing, in all processes. Where the disk refuses it is kept in memory, written is
-// false, and the error says why: the caller goes on. A record that cannot be read is not touched.
-func (s *Store) Release(uid types.UID, arrived time.Duration) (written bool, err error) {
+// is older than the call reads as Releasing, in all processes. Where the disk refuses it is kept in memory, and the error
+// says why: the caller goes on. A record that cannot be read is not touched. Without an error it returns what is known of the
+// claim.
+func (s *Store) Release(uid types.UID, arrived time.Duration) (known *Snapshot, err error) {
 	if err := CheckUID(uid); err != nil {
-		return false, err
+		return nil, err
 	}
+	known = &Snapshot{}
 	err = s.edit(uid, func(e *entry) error {
 		e.released = max(e.released, arrived)
 		e.age()
+		known.add(e)
+		known.addOld(filepath.Dir(s.folder), s.boot)
 		return nil
 	})
 	if err != nil {
 		s.releases.note(uid, arrived, false)
+		return nil, err
 	}
-	return err == nil, err
+	return known, nil
 }
 
 // Released reports whether the claim was released by a call that arrived after the given time, as far as this process knows. It
