@@ -149,9 +149,24 @@ func (p procfs) process(pid int) Process {
 	return one
 }
 
-// pod is that of a process, or the zero value.
+// pod is that of a process, or the zero value. A node has thousands of processes, and a claim waits for the last of them: an
+// os.File costs several times what the kernel takes to answer.
 func (p procfs) pod(pid int) podcgroup.Pod {
-	pod, _ := podcgroup.OfProcess(os.DirFS(p.path), pid)
+	file, err := unix.Open(p.of(pid, "cgroup"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return podcgroup.Pod{}
+	}
+	defer func() { _ = unix.Close(file) }()
+	var text []byte
+	buffer := make([]byte, 4096)
+	for {
+		n, err := unix.Read(file, buffer)
+		if err != nil || n == 0 {
+			break // one that has ended has no cgroup
+		}
+		text = append(text, buffer[:n]...)
+	}
+	pod, _ := podcgroup.Find(string(text))
 	return pod
 }
 

@@ -64,6 +64,9 @@ func Lines(file string) iter.Seq2[string, string] {
 // Find returns the pod of a process by its file "cgroup" of procfs, if that tells which it is.
 func Find(file string) (Pod, bool) {
 	var pod Pod
+	if !strings.Contains(file, "pod") {
+		return pod, false // most processes are in none
+	}
 	for controllers, cgroup := range Lines(file) {
 		found, ok := parse(strings.TrimSuffix(cgroup, deleted))
 		if !ok {
