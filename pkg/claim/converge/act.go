@@ -174,14 +174,16 @@ func (w *work) change(ctx context.Context, a rules.Action) error {
 	case rules.DestroyCI, rules.DestroyGI:
 		return w.destroy(ctx, a)
 	case rules.SetExclusive, rules.SetDefault:
-		return w.Sharing.SetExclusive(ctx, sharing.Device{PCIAddress: a.GPU, UUID: w.gpuUUID(a)}, a.Do == rules.SetExclusive)
+		return w.Sharing.SetExclusive(ctx, w.device(a), a.Do == rules.SetExclusive)
 	case rules.StartSession:
 		return w.startSession(ctx, a)
 	case rules.StopSession:
 		return w.Sharing.End(ctx, a.Session)
 	case rules.SetInterval:
-		err := w.Sharing.SetInterval(ctx, sharing.Device{PCIAddress: a.GPU, UUID: w.gpuUUID(a)}, a.Interval)
-		w.knowInterval(a.GPU, err == nil)
+		err := w.Sharing.SetInterval(ctx, w.device(a), a.Interval)
+		if w.intervals.Delete(a.GPU); err == nil {
+			w.intervals.Store(a.GPU, true)
+		}
 		if errors.Is(err, fs.ErrNotExist) {
 			return &partition.RefusedError{Err: err} // there is no program to set it
 		}
@@ -260,7 +262,7 @@ func (w *work) destroy(ctx context.Context, a rules.Action) error {
 
 // resetInterval: a time slice that the driver does not know any more cannot have to be taken back.
 func (w *work) resetInterval(ctx context.Context, a rules.Action) error {
-	err := w.Sharing.SetInterval(ctx, sharing.Device{PCIAddress: a.GPU, UUID: w.gpuUUID(a)}, policy.IntervalDefault)
+	err := w.Sharing.SetInterval(ctx, w.device(a), policy.IntervalDefault)
 	switch {
 	case errors.Is(err, gpu.ErrNotSupported):
 		klog.FromContext(ctx).Info("The time slice of a GPU cannot be reset, as the driver does not support any", "pciAddress", a.GPU, "reason", err)
@@ -272,12 +274,7 @@ func (w *work) resetInterval(ctx context.Context, a rules.Action) error {
 	return err
 }
 
-// gpuUUID is that of the GPU as the record has it, or as it is known now.
-func (w *work) gpuUUID(a rules.Action) string {
-	if r := w.record(a); r != nil {
-		if d := r.Device(a.Key); d != nil && d.Sharing != nil && d.Sharing.UUID != "" {
-			return d.Sharing.UUID
-		}
-	}
-	return w.UUID(a.GPU)
+// device is the GPU of an action, as it is known now, or as a record has it.
+func (w *work) device(a rules.Action) sharing.Device {
+	return sharing.Device{PCIAddress: a.GPU, UUID: w.seen[a.GPU].uuid()}
 }

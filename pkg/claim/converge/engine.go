@@ -93,12 +93,3 @@ func (e *Engine) call(claim types.UID) *Call {
 	call, _ := c.(*Call)
 	return call
 }
-
-// knowInterval notes whether a GPU is known to have the time slice that its claims need.
-func (e *Engine) knowInterval(pciAddress string, known bool) {
-	if known {
-		e.intervals.Store(pciAddress, true)
-	} else {
-		e.intervals.Delete(pciAddress)
-	}
-}

@@ -47,7 +47,7 @@ const (
 
 // observe reads everything that is known about a GPU. The caller has its lock, unless lockErr says why not.
 func (e *Engine) observe(ctx context.Context, pciAddress string, d depth, lockErr error) *observation {
-	// The specs come before the records, whose specs are written last: one without a record was left by somebody.
+	// A spec without a record was left by somebody, or its claim is just being prepared: it is looked again before it goes.
 	specs, err := e.Specs.CDI.List()
 	if err != nil {
 		specs = nil // what cannot be listed is neither stale nor up to date
@@ -104,7 +104,7 @@ func (o *observation) observeHardware(ctx context.Context, d depth) {
 	}
 	if err != nil {
 		o.unanswered(err)
-		e.knowInterval(o.GPU, false)
+		e.intervals.Delete(o.GPU)
 		return
 	}
 	_, known := e.intervals.Load(o.GPU)
@@ -141,17 +141,20 @@ func (o *observation) owners() (owners, orphans []*record.Record) {
 
 // isPrepared reports whether a claim that is prepared has something of the GPU: nobody is sent to all of it then.
 func (o *observation) isPrepared() bool {
+	return o.has(func(r *rules.Record, p *rules.Part) bool { return r.Phase == rules.Prepared && !p.Admin })
+}
+
+// has reports whether this holds for something that a claim has on the GPU, or wants.
+func (o *observation) has(is func(*rules.Record, *rules.Part) bool) bool {
 	return slices.ContainsFunc(o.Records, func(r rules.Record) bool {
-		return r.Phase == rules.Prepared && slices.ContainsFunc(r.Parts, func(p rules.Part) bool { return p.GPU == o.GPU && !p.Admin })
+		return slices.ContainsFunc(r.Parts, func(p rules.Part) bool { return p.GPU == o.GPU && is(&r, &p) })
 	})
 }
 
 // mayBeDivided: drivers in trouble say "not supported". A GPU on which a claim has a partition, or which can have any,
 // has MIG.
 func (o *observation) mayBeDivided() bool {
-	return slices.ContainsFunc(o.Records, func(r rules.Record) bool {
-		return slices.ContainsFunc(r.Parts, func(p rules.Part) bool { return p.GPU == o.GPU && (p.Divisible || p.Place != rules.Undivided) })
-	})
+	return o.has(func(_ *rules.Record, p *rules.Part) bool { return p.Divisible || p.Place != rules.Undivided })
 }
 
 // observeMode asks for the compute mode where MIG mode leaves the GPU one.
@@ -172,10 +175,8 @@ func (o *observation) observeMode(ctx context.Context) error {
 
 // mayHaveMode is mayBeDivided for the compute mode: it was set for a session that has started.
 func (o *observation) mayHaveMode() bool {
-	return slices.ContainsFunc(o.Records, func(r rules.Record) bool {
-		return slices.ContainsFunc(r.Parts, func(p rules.Part) bool {
-			return p.GPU == o.GPU && p.Place == rules.Undivided && p.Session != "" && p.Mark == rules.Started
-		})
+	return o.has(func(_ *rules.Record, p *rules.Part) bool {
+		return p.Place == rules.Undivided && p.Session != "" && p.Mark == rules.Started
 	})
 }
 
@@ -252,11 +253,11 @@ func (o *observation) observeSpecs(ctx context.Context, uids []types.UID, d dept
 	// Looking through the driver's folder may take long, and must not keep the GPU.
 	ctx, cancel := context.WithTimeout(ctx, specsTime)
 	defer cancel()
-	unreadable := slices.ContainsFunc(o.snapshot.Guards, func(g record.Guard) bool { return g.Claim == "" })
+	unreadable := o.snapshot.IsGuarded("")
 	for _, uid := range uids {
 		r := o.snapshot.Of(uid)
 		switch {
-		case r == nil && (unreadable || o.engine.call(uid) != nil || slices.ContainsFunc(o.snapshot.Guards, func(g record.Guard) bool { return g.Claim == uid })):
+		case r == nil && (unreadable || o.engine.call(uid) != nil || o.snapshot.IsGuarded(uid)):
 			continue
 		case r != nil && !hasGPU(r, o.GPU):
 			continue

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package record keeps on disk what claims have on this node: one record per claim, written before anything is done for it
+// Package record keeps on disk what claims have on this node: one record per claim, written before any hardware is changed
 // and gone when nothing is left. A record names devices by physical address, so that another process finds them again after
 // a crash, and it is all that a release needs. Below the data folder are files of one kind:
 //

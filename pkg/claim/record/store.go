@@ -254,34 +254,28 @@ func (s *Store) Sweep(now time.Duration) error {
 		return uids, err
 	})
 	for _, uid := range uids {
-		_, failed := inTurn(s, "sweep the record of claim "+string(uid), func() (struct{}, error) { return struct{}{}, s.sweep(uid, now) })
-		err = errors.Join(err, failed)
+		err = errors.Join(err, s.sweep(uid, now))
 	}
 	s.releases.forget(now)
 	return err
 }
 
 func (s *Store) sweep(uid types.UID, now time.Duration) error {
-	known, unlock, err := s.open(true, uid)
-	defer unlock()
-	if err != nil {
-		return err
-	}
-	e := known[uid]
-	last, isOver := s.releases.of(uid), e.isOver(now)
-	if isOver {
-		e.released = 0
-	}
-	if isOver || last.unwritten {
-		err = s.write(e)
-	}
+	var isOver bool
+	last := s.releases.of(uid)
+	err := s.edit(uid, func(e *entry) error {
+		if isOver = e.isOver(now); isOver {
+			e.released = 0
+		}
+		for _, f := range e.earlier {
+			if isOver || f.record == nil {
+				e.drop = append(e.drop, f)
+			}
+		}
+		return nil
+	})
 	if isOver && err == nil {
 		s.releases.note(uid, last.at, true)
-	}
-	for i := range e.earlier {
-		if f := &e.earlier[i]; isOver || f.record == nil {
-			err = errors.Join(err, s.files.Remove(f.path))
-		}
 	}
 	return err
 }
