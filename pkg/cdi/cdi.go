@@ -166,7 +166,8 @@ func (s *Specs) Remove(claimUID types.UID) error {
 	return nil
 }
 
-// List returns the claims that have a spec, without that of the conformance kit: the driver removes specs that have no record.
+// List returns the claims that have a spec, or of which a process that was killed has begun to write one, without that of the
+// conformance kit: the driver removes specs that have no record.
 func (s *Specs) List() ([]types.UID, error) {
 	entries, err := os.ReadDir(s.root)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -175,11 +176,13 @@ func (s *Specs) List() ([]types.UID, error) {
 	var uids []types.UID
 	prefix := cdiapi.GenerateTransientSpecName(Vendor, Class, "")
 	for _, entry := range entries {
-		if isSpec(entry.Name()) && filepath.Join(s.root, entry.Name()) != s.path(Conformance) {
-			uids = append(uids, types.UID(strings.TrimSuffix(strings.TrimPrefix(entry.Name(), prefix), specSuffix)))
+		name := host.FinalName(entry.Name())
+		if isSpec(name) && filepath.Join(s.root, name) != s.path(Conformance) {
+			uids = append(uids, types.UID(strings.TrimSuffix(strings.TrimPrefix(name, prefix), specSuffix)))
 		}
 	}
-	return uids, nil
+	slices.Sort(uids)
+	return slices.Compact(uids), nil
 }
 
 // HookPrograms returns the paths of all programs that specs of claims name as hooks,

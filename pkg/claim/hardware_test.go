@@ -30,7 +30,7 @@ type gpus struct {
 	foreign []partition.Address
 	// out are calls that have not returned, broken is what a GPU answers to
 	// everything, each by PCI address.
-	out map[string]*gpu.HungError
+	out map[string]*gpu.PendingError
 	// onGPU is called before an effect on a GPU.
 	onGPU  func(pciAddress, effect string) error
 	broken map[string]error
@@ -47,7 +47,7 @@ func (p *placed) at() partition.Address {
 }
 
 func newGPUs(b *box) gpus {
-	return gpus{box: b, nextID: 7, enabled: map[string]bool{}, processes: map[string][]gpu.Process{}, fabric: map[string]string{}, out: map[string]*gpu.HungError{}, broken: map[string]error{}}
+	return gpus{box: b, nextID: 7, enabled: map[string]bool{}, processes: map[string][]gpu.Process{}, fabric: map[string]string{}, out: map[string]*gpu.PendingError{}, broken: map[string]error{}}
 }
 
 // reset is what a reboot does.
@@ -96,9 +96,9 @@ func (g *gpus) change(at partition.Address, do func(*gpu.Instance)) {
 }
 
 // hang makes a call on a GPU that does not return before the result is called.
-func (g *gpus) hang(pciAddress string) (call *gpu.HungError, comeBack func()) {
+func (g *gpus) hang(pciAddress string) (call *gpu.PendingError, comeBack func()) {
 	done := make(chan struct{})
-	call = &gpu.HungError{Call: "nvmlGpuInstanceDestroy", PCIAddress: pciAddress, Done: done}
+	call = &gpu.PendingError{Call: "nvmlGpuInstanceDestroy", PCIAddress: pciAddress, Done: done}
 	g.box.mu.Lock()
 	defer g.box.mu.Unlock()
 	g.out[pciAddress] = call

@@ -68,7 +68,7 @@ func TestPrepareHangs(t *testing.T) {
 		m, other := b.manager(), b.manager()
 		comeBack := b.hangOn("create instance", pciB)
 		_, err := m.Prepare(t.Context(), newClaim("u1", sliceA0, sliceB0))
-		var call *gpu.HungError
+		var call *gpu.PendingError
 		if !errors.As(err, &call) || call.PCIAddress != pciB {
 			t.Errorf("got %v", err)
 		}

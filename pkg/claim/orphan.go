@@ -60,9 +60,8 @@ type orphans struct {
 
 // inquiry is what is known about a claim that is asked about.
 type inquiry struct {
-	// asked is when it was asked about last, and due when it will be next. failed is how often it could not be released.
+	// asked is when it was asked about last, and due when it will be next.
 	asked, due time.Time
-	failed     int
 	// since is when it was first seen not to have its devices, as it was prepared at one time, or zero: it may be prepared
 	// anew. confirmed means that this is so for long enough, and is being acted on.
 	prepared, since time.Duration
@@ -140,7 +139,7 @@ func (o *orphans) recount(after func() time.Duration) {
 // and is found again if it is still there when claims are counted.
 func (o *orphans) ask(ctx context.Context, uid types.UID) {
 	r, err := o.m.store.Read(uid)
-	again, failed := doubtPause, 0 // what is known of a claim whose record cannot be read stays
+	again := doubtPause // what is known of a claim whose record cannot be read stays
 	switch {
 	case err != nil:
 	case r == nil || r.State != record.Prepared:
@@ -151,21 +150,19 @@ func (o *orphans) ask(ctx context.Context, uid types.UID) {
 	case o.budget.Wait(ctx) != nil:
 		return
 	default:
-		failed = o.note(uid, func(i *inquiry) { i.asked = time.Now() }).failed
+		o.note(uid, func(i *inquiry) { i.asked = time.Now() })
 		again, err = o.check(ctx, r)
 		switch {
 		case ctx.Err() != nil:
 			return
 		case again > 0:
 			o.problem.Log(ctx, err, "Claims are left alone, will ask again", "It is known again which claims still exist")
-			failed = 0
 		default:
 			klog.FromContext(ctx).Info("A claim could not be released that does not have its devices any more, will try again", "claim", r.Claim, "reason", err)
-			again = min(o.interval/40<<min(failed, 5), o.interval/2)
-			failed++
+			again = min(o.interval, doubtPause)
 		}
 	}
-	o.note(uid, func(i *inquiry) { i.due, i.failed = time.Now().Add(again), failed })
+	o.note(uid, func(i *inquiry) { i.due = time.Now().Add(again) })
 }
 
 // doubt lets the claims be asked about at once that may be in the way of another one. Of a share any other claim may be the

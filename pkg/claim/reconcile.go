@@ -40,14 +40,7 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	defer cancel()
 	snapshot := m.store.Snapshot()
 	errs := []error{m.sessions.tellLosses(limited, snapshot.Records...)}
-	reconciled := map[string]<-chan singleflight.Result{}
-	gpus := knownGPUs(m.GPUs(), snapshot)
-	for _, address := range gpus {
-		reconciled[address] = m.reconciling.DoChan(address, func() (any, error) { return nil, m.reconcile(ctx, address) })
-	}
-	for _, address := range gpus {
-		errs = append(errs, await(limited, address, reconciled[address]))
-	}
+	errs = append(errs, sideBySide(limited, &m.reconciling, knownGPUs(m.GPUs(), snapshot), func(address string) error { return m.reconcile(ctx, address) })...)
 	if uids, err := m.store.UIDs(); err == nil {
 		m.events.retain(uids)
 		m.engine.Failures.Retain(uids)
@@ -55,14 +48,22 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	return errors.Join(append(errs, m.store.Sweep(m.clock()), m.sweepLimits())...)
 }
 
-// await returns what has come of work on a GPU, or that it goes on without the caller.
-func await(ctx context.Context, address string, done <-chan singleflight.Result) error {
-	select {
-	case r := <-done:
-		return r.Err
-	case <-ctx.Done():
-		return fmt.Errorf("GPU %s: this takes long and goes on", address)
+// sideBySide works on all GPUs at the same time, unless it is at work on them still, and returns what has come of that. What
+// goes on when ctx ends does so without the caller.
+func sideBySide(ctx context.Context, atWork *singleflight.Group, gpus []string, do func(address string) error) (errs []error) {
+	results := make([]<-chan singleflight.Result, len(gpus))
+	for i, address := range gpus {
+		results[i] = atWork.DoChan(address, func() (any, error) { return nil, do(address) })
 	}
+	for i, address := range gpus {
+		select {
+		case r := <-results[i]:
+			errs = append(errs, r.Err)
+		case <-ctx.Done():
+			errs = append(errs, fmt.Errorf("GPU %s: this takes long and goes on", address))
+		}
+	}
+	return errs
 }
 
 // sweepLimits removes the folders for software limits of claims that have no record: their process was killed.

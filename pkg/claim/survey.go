@@ -57,21 +57,17 @@ type surveyed struct {
 // survey observes all GPUs at the same time. One that is slow keeps nothing from being said of the others: what was said of
 // it last still counts.
 func (s *surveyor) survey(ctx context.Context, inventory *device.Inventory) device.Status {
-	surveys := map[string]<-chan singleflight.Result{}
-	for _, address := range inventory.PCIAddresses() {
-		surveys[address] = s.atWork.DoChan(address, func() (any, error) {
-			f := s.surveyGPU(ctx, inventory, address)
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.latest[address] = f
-			return nil, nil
-		})
-	}
-	var status device.Status
 	limited, cancel := context.WithTimeout(ctx, surveyWait)
 	defer cancel()
+	sideBySide(limited, &s.atWork, inventory.PCIAddresses(), func(address string) error {
+		f := s.surveyGPU(ctx, inventory, address)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.latest[address] = f
+		return nil
+	})
+	var status device.Status
 	for _, address := range inventory.PCIAddresses() {
-		_ = await(limited, address, surveys[address])
 		f := s.last(address)
 		status.Static = append(status.Static, f.statics...)
 		status.Conditions = append(status.Conditions, f.conditions...)

@@ -152,7 +152,7 @@ func TestTranscript(t *testing.T) {
 			func() (string, error) { return "first", nil },
 			func() (string, error) { return "second", nil },
 			func() (string, error) { return "", fmt.Errorf("open: %w", fs.ErrNotExist) },
-			func() (string, error) { return "", &gpu.HungError{Call: "nvmlInit", Since: time.Unix(0, 0)} },
+			func() (string, error) { return "", &gpu.PendingError{Call: "nvmlInit", Since: time.Unix(0, 0)} },
 		} {
 			answer, err := ask(t, n, func(context.Context) (string, error) { return live() })
 			out = append(out, fmt.Sprint(answer, " ", err, " ", errors.Is(err, fs.ErrNotExist), " ", errors.Is(err, ErrNoAnswer)))

@@ -95,9 +95,6 @@ type PendingError struct {
 	Err error
 }
 
-// HungError is the former name, which package claim and tests have until they are rewritten.
-type HungError = PendingError
-
 func (e *PendingError) Error() string {
 	text := fmt.Sprintf("%s has not returned since %s", e.what(), e.Since.Format(time.TimeOnly))
 	if e.Behind != nil {

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
 // ReplaceFile writes a file atomically and durably: after a crash or a power loss
@@ -50,6 +51,14 @@ func RemoveUnsynced(path string) error {
 // a dot and does not end like the file itself, so that directory scans skip it.
 func TemporaryName(path string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".tmp")
+}
+
+// FinalName returns the name of the file that one with a name of TemporaryName becomes, and others as they are.
+func FinalName(name string) string {
+	if hidden, is := strings.CutSuffix(name, ".tmp"); is && strings.HasPrefix(name, ".") {
+		return hidden[1:]
+	}
+	return name
 }
 
 func replace(path string, data []byte, mode fs.FileMode, sync func(*os.File) error) error {

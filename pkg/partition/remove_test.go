@@ -138,7 +138,7 @@ var removeTests = map[string]struct {
 	"mode change does not return": {
 		gpu: fakeGPU{
 			enabled: true, instances: []gpu.Instance{instance(7, oneAt4)},
-			faults: map[string][]fault{"SetMIGMode": {{err: &gpu.HungError{Call: "nvmlDeviceSetMigMode", PCIAddress: pci}}}},
+			faults: map[string][]fault{"SetMIGMode": {{err: &gpu.PendingError{Call: "nvmlDeviceSetMigMode", PCIAddress: pci}}}},
 		}, dynamic: true,
 		outcome: outcome{is: gpu.ErrHung, calls: []string{"gi- 7", "mode false"}, modeLeft: true},
 	},

@@ -207,7 +207,7 @@ func TestPolicyAtFailedDiscovery(t *testing.T) {
 	t.Parallel()
 	s := newStepper(t)
 	s.policy.set(onlyWhole(), nil)
-	s.hardware.setOnDiscover(func(context.Context) error { return &gpu.HungError{Call: "nvmlDeviceGetCount_v2"} })
+	s.hardware.setOnDiscover(func(context.Context) error { return &gpu.PendingError{Call: "nvmlDeviceGetCount_v2"} })
 	s.discover()
 	s.poll(time.Second)
 	s.want(t, allParts, "under the new policy")

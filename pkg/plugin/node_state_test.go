@@ -136,7 +136,7 @@ func TestDriverGoneAndBack(t *testing.T) {
 // driver is gone blames no GPU.
 func TestOtherFailuresChangeNothing(t *testing.T) {
 	t.Parallel()
-	for _, err := range []error{&gpu.HungError{Call: "nvmlDeviceGetCount_v2"}, errors.New("odd")} {
+	for _, err := range []error{&gpu.PendingError{Call: "nvmlDeviceGetCount_v2"}, errors.New("odd")} {
 		var state nodeState
 		find(t, &state, testNodeWith(firstGPU))
 		state.discoveryFailed(err)

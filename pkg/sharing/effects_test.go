@@ -140,7 +140,7 @@ func TestPriorityIsKnown(t *testing.T) {
 
 func TestSetExclusive(t *testing.T) {
 	// A call that hangs arrives as such, because locks are kept until it returns.
-	hung := &gpu.HungError{Call: "nvmlDeviceSetComputeMode", PCIAddress: firstPCI, Since: time.Now(), Done: make(chan struct{})}
+	hung := &gpu.PendingError{Call: "nvmlDeviceSetComputeMode", PCIAddress: firstPCI, Since: time.Now(), Done: make(chan struct{})}
 	for name, test := range map[string]struct {
 		before    func(*node)
 		exclusive bool

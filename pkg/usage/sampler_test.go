@@ -83,7 +83,7 @@ func (w *world) Usage(_ context.Context, pci string, _ []gpu.PartitionID, _ time
 	w.mu.Unlock()
 	if hang != nil {
 		<-hang
-		return gpu.Usage{}, &gpu.HungError{PCIAddress: pci}
+		return gpu.Usage{}, &gpu.PendingError{PCIAddress: pci}
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -77,7 +77,7 @@ func TestDriverErrors(t *testing.T) {
 		{nvmlError("In use by another client (NVML code 19)"), DeviceInUse},
 		{nvmlError("Insufficient Resources (NVML code 23)"), NoRoom},
 		{nvmlError("Unknown Error (NVML code 999)"), NVMLFailed},
-		{&gpu.HungError{Call: "nvmlDeviceCreateGpuInstanceWithPlacement", PCIAddress: "0000:1b:00.0"}, GPUUnresponsive},
+		{&gpu.PendingError{Call: "nvmlDeviceCreateGpuInstanceWithPlacement", PCIAddress: "0000:1b:00.0"}, GPUUnresponsive},
 		{fmt.Errorf("MPS session gpu-0000-b1-00-0 is %s and not %s: start the control daemon: exit code 1", mps.Failed, mps.Running), MPSNotStarted},
 		{errors.New("start MPS session gpu-0000-ca-00-0 on GPU-669e: the control daemon does not answer: context deadline exceeded"), MPSNotStarted},
 		{errors.New("claim default/late: the claim has device gpu-0 of another driver with this driver's name, such as NVIDIA's DRA driver, which this driver does not publish; " +
