@@ -128,3 +128,21 @@ func fill(t *testing.T, path string) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// TestNotWrittenAfterReboot: a claim whose record is of an earlier boot, and cannot be written anew, has no CDI spec.
+func TestNotWrittenAfterReboot(t *testing.T) {
+	b := newBox(t)
+	mustPrepare(t, b.manager(), newClaim("u1", wholeC))
+	b.boot("boot-2")
+	m := b.manager()
+	b.hooks(failTimes("write prepared", 1, errFault), nil)
+	if _, err := m.Prepare(t.Context(), newClaim("u1", wholeC)); !errors.Is(err, errFault) {
+		t.Errorf("got %v", err)
+	}
+	if spec := b.spec("u1"); len(spec) > 0 {
+		t.Errorf("there is a CDI spec: %v", spec)
+	}
+	mustPrepare(t, m, newClaim("u1", wholeC))
+	mustUnprepare(t, m, "u1")
+	b.wantNothing()
+}

@@ -79,19 +79,23 @@ func (e *Engine) Prepare(ctx context.Context, c *Call) (*record.Record, error) {
 	case err == nil, c.isOutOfDate():
 		err = record.ErrOutOfDate // the claim was released meanwhile
 	}
-	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
-	defer cancel()
-	var left error
-	switch {
-	case r != nil || readErr != nil:
-		left = e.Finish(undo, cmp.Or(r, c.Wanted), c.Wanted.GPUs())
-	case c.specBegun:
-		left = e.Specs.Drop(undo, claim)
-	}
-	if left != nil {
+	if left := c.undo(ctx, r, readErr != nil); left != nil {
 		err = errors.Join(err, fmt.Errorf("undo: %w", left))
 	}
 	return nil, err
+}
+
+// undo undoes what was made of a claim that has this record, or none, or one that cannot be read.
+func (c *Call) undo(ctx context.Context, r *record.Record, unread bool) (err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
+	if r != nil || unread {
+		err = c.engine.Finish(ctx, cmp.Or(r, c.Wanted), c.Wanted.GPUs())
+	}
+	if c.specBegun && !unread && (r == nil || r.BootID != c.engine.Store.Boot()) {
+		err = errors.Join(err, c.engine.Specs.Drop(ctx, c.Wanted.Claim.UID))
+	}
+	return err
 }
 
 // hasWritten reports whether a record is the one that the call has written when all of the claim was there.

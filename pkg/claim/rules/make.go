@@ -197,6 +197,11 @@ func (m *making) propose() {
 		m.verdict(Verdict{State: Complete})
 		return
 	}
+	m.commit(gpus, actions)
+}
+
+// commit writes down that all of the claim is there, after these actions, which are the last.
+func (m *making) commit(gpus []string, actions []Action) {
 	final := []Action{m.action(WriteSpec, m.Claim)}
 	if len(gpus) == 1 && !slices.ContainsFunc(actions, func(a Action) bool { return a.Do != Start }) {
 		// Nothing is made that the record must be there for: it is written once. A spec without a record is removed.
