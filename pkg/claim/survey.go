@@ -59,7 +59,8 @@ type surveyed struct {
 func (s *surveyor) survey(ctx context.Context, inventory *device.Inventory) device.Status {
 	limited, cancel := context.WithTimeout(ctx, surveyWait)
 	defer cancel()
-	sideBySide(limited, &s.atWork, inventory.PCIAddresses(), func(address string) error {
+	sideBySide(limited, &s.atWork, inventory.PCIAddresses(), func(address string) (err error) {
+		defer panics.Recover(ctx, &err)
 		f := s.surveyGPU(ctx, inventory, address)
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -77,14 +78,7 @@ func (s *surveyor) survey(ctx context.Context, inventory *device.Inventory) devi
 
 // surveyGPU waits for a GPU that a call is at work on: what was said of it last still counts meanwhile.
 func (s *surveyor) surveyGPU(ctx context.Context, inventory *device.Inventory, address string) (f surveyed) {
-	var panicked error
 	latest := s.last(address)
-	defer func() {
-		if panicked != nil {
-			f = latest
-		}
-	}()
-	defer panics.Recover(ctx, &panicked)
 	said, err := s.engine.Survey(ctx, address)
 	switch {
 	case ctx.Err() != nil:

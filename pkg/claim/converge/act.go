@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"slices"
 
 	"k8s.io/klog/v2"
@@ -16,7 +15,6 @@ import (
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/claim/rules"
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/sharing"
@@ -33,8 +31,6 @@ type work struct {
 	instances map[partition.Address]partition.Live
 	// sessions are those that this task has started, by ID.
 	sessions map[string]sharing.Live
-	// running are the sessions that were seen, by ID.
-	running map[string]mps.Status
 	// noted means that the record of the task's claim says so.
 	noted bool
 	// ids are the qualified names of devices in the CDI spec that was written.
@@ -44,10 +40,7 @@ type work struct {
 // act carries out a task: all of it in order, until something fails. A refusal is an action that had definitely no
 // effect.
 func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*observation) (*rules.Refusal, error) {
-	w := &work{Engine: e, seen: seen, task: task, instances: map[partition.Address]partition.Live{}, sessions: map[string]sharing.Live{}, running: map[string]mps.Status{}}
-	for _, o := range seen {
-		maps.Copy(w.running, o.sessions)
-	}
+	w := &work{Engine: e, seen: seen, task: task, instances: map[partition.Address]partition.Live{}, sessions: map[string]sharing.Live{}}
 	var left []error
 	failed := map[string]bool{}
 	for i := 0; i < len(task.Actions); {

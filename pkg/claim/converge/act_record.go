@@ -93,13 +93,14 @@ func (w *work) markPrepared(r *record.Record, call *Call) {
 func (w *work) noteSessions(r *record.Record) {
 	for i := range r.Sessions {
 		s := &r.Sessions[i]
-		live, started := w.sessions[s.ID]
-		if !started {
-			status, runs := w.running[s.ID]
-			if !runs {
-				continue
+		live, runs := w.sessions[s.ID]
+		for _, o := range w.seen {
+			if status, seen := o.sessions[s.ID]; seen && !runs {
+				live, runs = sharing.Live{PipeDir: status.PipeDir, ShmDir: status.ShmDir, Losses: status.Losses, Kills: status.Kills}, true
 			}
-			live = sharing.Live{PipeDir: status.PipeDir, ShmDir: status.ShmDir, Losses: status.Losses, Kills: status.Kills}
+		}
+		if !runs {
+			continue
 		}
 		if !s.Running() {
 			// Otherwise people have to be told of losses first.
