@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"github.com/partage-dev/partage/pkg/call"
-	"github.com/partage-dev/partage/pkg/claim/internal/claimtest"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/claimtest"
 )
 
 const (

@@ -9,7 +9,7 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/claim/internal/claimtest"
+	"github.com/partage-dev/partage/test/claimtest"
 )
 
 const (
