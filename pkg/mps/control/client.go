@@ -169,8 +169,9 @@ const (
 const maxState = 64
 
 func parseState(answer string) State {
+	words := strings.FieldsFunc(strings.ToUpper(answer), func(r rune) bool { return r < 'A' || r > 'Z' })
 	for _, s := range []State{StateActive, StateFault} {
-		if strings.Contains(strings.ToUpper(answer), string(s)) {
+		if slices.Contains(words, string(s)) {
 			return s
 		}
 	}

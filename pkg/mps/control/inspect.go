@@ -20,15 +20,6 @@ type Server struct {
 	Clients []int
 }
 
-// PIDs returns the PID of each server.
-func PIDs(servers []Server) []int {
-	pids := make([]int, len(servers))
-	for i, server := range servers {
-		pids[i] = server.PID
-	}
-	return pids
-}
-
 // Inspect queries all servers of the daemon. expected are the servers that the
 // caller knows; if it is right about a single one, one run of NVIDIA's program is
 // enough.

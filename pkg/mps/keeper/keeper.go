@@ -57,7 +57,7 @@ func Keep(lock string, program Program) (status int, err error) {
 	}
 	children, told := make(chan os.Signal, 1), make(chan os.Signal, 1)
 	signal.Notify(children, unix.SIGCHLD)
-	signal.Notify(told, unix.SIGTERM)
+	signal.Notify(told, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT)
 	// Pdeathsig means the thread. Wait would wait for the program only, and take its status from this function.
 	runtime.LockOSThread()
 	if program.Prepare != nil {
@@ -153,7 +153,9 @@ func holder(file *os.File) (id process.ID, found bool, err error) {
 		if wanted.Type == unix.F_UNLCK {
 			return process.ID{}, false, nil
 		}
-		if id, err = process.Identify(int(wanted.Pid)); err == nil {
+		id, err = process.Identify(int(wanted.Pid))
+		again := unix.Flock_t{Type: unix.F_WRLCK} // the PID may be another process's by now
+		if err == nil && unix.FcntlFlock(file.Fd(), unix.F_GETLK, &again) == nil && again.Pid == wanted.Pid {
 			return id, true, nil
 		}
 		if !errors.Is(err, fs.ErrNotExist) || wanted.Pid <= 0 {
@@ -162,24 +164,38 @@ func holder(file *os.File) (id process.ID, found bool, err error) {
 	}
 }
 
-// End ends the keeper that has the lock of a file, if there is one, and returns when it has ended, with all that its
-// program has started.
-func End(ctx context.Context, lock string) error {
+// End ends the keeper that has the lock of a file, and others that are known, and returns when they have ended, with all that
+// their programs have started.
+func End(ctx context.Context, lock string, known ...process.ID) error {
+	for _, id := range known {
+		if err := end(ctx, id); err != nil {
+			return err
+		}
+	}
 	for {
 		id, found, err := Of(lock)
 		if !found || err != nil {
 			return err
 		}
-		if err := id.Signal(unix.SIGTERM); err != nil {
+		if err := end(ctx, id); err != nil {
 			return err
-		}
-		if err := wait.Until(ctx, func() (bool, error) { return !id.Alive(), nil }); err != nil {
-			return fmt.Errorf("what %s has started was killed and does not end, it may be waiting for the GPU: %w", id, err)
 		}
 	}
 }
 
-// Lock keeps others from becoming the keeper of a file that is about to be removed. It returns nil where there is none.
+func end(ctx context.Context, id process.ID) error {
+	// Also one that was stopped.
+	if err := errors.Join(id.Signal(unix.SIGTERM), id.Signal(unix.SIGCONT)); err != nil {
+		return err
+	}
+	if err := wait.Until(ctx, func() (bool, error) { return !id.Alive(), nil }); err != nil {
+		return fmt.Errorf("%s, which ends an MPS daemon and its servers, does not end; they may be waiting for the GPU: %w", id, err)
+	}
+	return nil
+}
+
+// Lock keeps others from becoming the keeper of a file that is about to be removed. It returns nil where there is none. Nobody
+// else in this process may open the file meanwhile: the lock goes when any descriptor of it is closed (fcntl(2)).
 func Lock(lock string) (*os.File, error) {
 	file, err := take(lock)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -52,7 +51,7 @@ func (s *session) act(ctx context.Context, d *rules.Decision, o *rules.Observati
 	case rules.ChangeLimits:
 		return s.changeLimits(alive, client, o)
 	case rules.Terminate:
-		s.terminate(ctx, client, o.Doomed)
+		s.terminate(alive, client, o.Doomed)
 		return nil
 	case rules.ReplaceServers:
 		return s.replaceServers(ctx, client, d)
@@ -187,7 +186,8 @@ func (s *session) startServer(ctx context.Context, client control.Client) error 
 	if err := s.folder.publish(s.options.containerFiles()); err != nil {
 		return err
 	}
-	if _, err := client.WithLimit(s.options.StartLimit).StartServer(ctx); err != nil {
+	_, err := client.WithLimit(s.options.StartLimit).StartServer(ctx)
+	if s.pace.Parent = time.Now(); err != nil {
 		return fmt.Errorf("start the server: %w", err)
 	}
 	return nil
@@ -199,23 +199,21 @@ func (s *session) accept(ctx context.Context, client control.Client, servers []r
 		return err
 	}
 	ids := idsOf(servers)
-	if !slices.Equal(ids, s.record.Servers) {
-		s.watch.forget()
-		s.record.Doubt, s.record.Reported = "", false
-	}
 	shared, err := s.folder.hasSharedMemory()
 	if err != nil {
 		return err
 	}
-	again := s.record.Started
-	s.record.SharesMemory = s.record.SharesMemory || shared
-	s.record.Servers, s.record.ServerUser = ids, servers[0].User
-	s.record.Started, s.record.Serving = true, true
-	if err := s.folder.save(s.record); err != nil {
+	accepted := s.record
+	accepted.SharesMemory = accepted.SharesMemory || shared
+	accepted.Servers, accepted.ServerUser = ids, servers[0].User
+	accepted.Started, accepted.Serving = true, true
+	if err := s.folder.save(accepted); err != nil {
 		return err
 	}
+	again := s.record.Started
+	s.record = accepted
 	s.watch.servers(ids)
-	s.pace.Ready, s.pace.Asked = time.Now(), false
+	s.pace = rules.Pace{Failures: s.pace.Failures, Next: s.pace.Next, Ready: time.Now()}
 	if again {
 		klog.FromContext(ctx).Info("MPS session runs again", "daemon", s.record.Daemon.PID, "losses", s.record.Losses)
 	}
@@ -290,6 +288,8 @@ func (s *session) replaceServers(ctx context.Context, client control.Client, d *
 // from it, and is tried again soon.
 func (s *session) terminate(ctx context.Context, ctl control.Client, clients []rules.Client) {
 	logger := klog.FromContext(ctx)
+	ctx, cancel := context.WithTimeout(ctx, s.options.CommandLimit)
+	defer cancel()
 	for _, doomed := range clients {
 		c := s.watch.client(doomed.PID)
 		if c == nil {

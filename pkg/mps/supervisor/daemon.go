@@ -40,7 +40,7 @@ type daemon struct {
 func (d *daemon) client(r *rules.Record) (control.Client, error) {
 	program, err := newControlProgram(d.options.Roots, d.folder)
 	if err == nil && d.root == nil {
-		err = d.openRoot()
+		err = d.openRoot(r)
 	}
 	return control.Client{
 		Command: func(ctx context.Context) *exec.Cmd { return program.client(ctx, d.root) },
@@ -49,11 +49,13 @@ func (d *daemon) client(r *rules.Record) (control.Client, error) {
 	}, err
 }
 
-func (d *daemon) openRoot() error {
-	id, err := startedBy(d.keeper.ID)
-	if err == nil {
-		d.root, err = rootOf(id)
+// openRoot opens the root of the daemon that listens.
+func (d *daemon) openRoot(r *rules.Record) (err error) {
+	id := d.id
+	if len(r.Sockets) > 0 {
+		id = *r.Daemon
 	}
+	d.root, err = rootOf(id)
 	return err
 }
 
@@ -95,8 +97,9 @@ func (d *daemon) adopt(ctx context.Context) error {
 	return nil
 }
 
-// end lets the daemon end its servers and itself, and then ends what is left. Each step has its own time limit, and is taken
-// whatever became of the one before.
+// end lets the daemon end its servers and itself, and then ends all that is known of it: the lock may have been removed, and a
+// keeper that was killed takes the daemon along, but not its servers. Each step has its own time limit, and is taken whatever
+// became of the one before.
 func (d *daemon) end(ctx context.Context, r *rules.Record) error {
 	if !d.keeper.Ended() {
 		d.quit(ctx, r)
@@ -104,22 +107,25 @@ func (d *daemon) end(ctx context.Context, r *rules.Record) error {
 	limit := d.options.EndLimit
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("waited for %s", limit))
 	defer cancel()
-	if err := keeper.End(ctx, d.folder.keeper()); err != nil {
+	var known []process.ID
+	if d.keeper != nil {
+		known = append(known, d.keeper.ID)
+	}
+	if err := keeper.End(ctx, d.folder.keeper(), known...); err != nil {
 		return err
+	}
+	left := r.Servers
+	if r.Daemon != nil {
+		left = append([]process.ID{*r.Daemon}, left...)
+	}
+	for _, id := range left {
+		if err := id.Kill(ctx); err != nil {
+			return err
+		}
 	}
 	if d.keeper = nil; d.root != nil {
 		_ = d.root.Close() // it was only looked at
 		d.root = nil
-	}
-	// A keeper that was killed has taken the daemon along, but not its servers.
-	return killAll(ctx, r.Servers)
-}
-
-func killAll(ctx context.Context, ids []process.ID) error {
-	for _, id := range ids {
-		if err := id.Kill(ctx); err != nil {
-			return err
-		}
 	}
 	return nil
 }

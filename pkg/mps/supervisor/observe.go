@@ -103,10 +103,10 @@ func (s *session) observeServers(o *rules.Observation, listed []control.Server) 
 		children, err := process.Children(s.record.Daemon.PID)
 		o.Childless = err == nil && len(children) == 0
 	}
-	s.watch.see(o.Clients, s.record.Servers)
 	if o.Killed = s.watch.killed(); o.Killed != "" || s.record.Doubt != "" {
-		o.Harmed = s.watch.unharmed(o.Clients)
+		o.Harmed = s.watch.harmed(o.Clients)
 	}
+	s.watch.see(o.Clients, s.record.Servers)
 }
 
 // server is what is known of a process that the daemon calls its server.
@@ -120,7 +120,10 @@ func (s *session) server(listed *control.Server) rules.Server {
 	}
 	server := rules.Server{ID: id, Alive: id.Alive(), Own: true, State: listed.State, User: s.record.ServerUser}
 	if !slices.Contains(s.record.Servers, id) {
-		server.Own, server.User = id.DescendsFrom(s.daemon.keeper.ID), userOf(id.PID)
+		server.Own, server.User = id.DescendsFrom(s.daemon.keeper.ID), ""
+	}
+	if server.User == "" {
+		server.User = userOf(id.PID)
 	}
 	if listed.State == control.StateActive {
 		if err := listed.Limits.Check(s.record.Spec); err != nil {

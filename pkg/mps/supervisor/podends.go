@@ -29,15 +29,34 @@ type endingPods struct {
 	interval, after time.Duration
 
 	mu   sync.Mutex
-	ends map[types.UID]podend.End
+	ends map[types.UID]*doomedPod
+}
+
+// doomedPod is one of them, which may be called off.
+type doomedPod struct {
+	podend.End
+	cancel context.CancelFunc
 }
 
 // PodEnds implements podend.Handler.
 func (e *endingPods) PodEnds(ctx context.Context, end podend.End) {
+	ctx, cancel := context.WithDeadline(ctx, end.At.Add(e.after))
 	e.mu.Lock()
-	e.ends[end.UID] = end
-	e.mu.Unlock()
-	go e.follow(ctx, end)
+	defer e.mu.Unlock()
+	if before := e.ends[end.UID]; before != nil {
+		before.cancel()
+	}
+	one := &doomedPod{end, cancel}
+	e.ends[end.UID] = one
+	go func() {
+		defer cancel()
+		e.follow(ctx, end)
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.ends[end.UID] == one {
+			delete(e.ends, end.UID)
+		}
+	}()
 }
 
 // follow wakes the sessions while a pod is about to be killed. A process that comes late is one of its clients soon.
@@ -48,16 +67,7 @@ func (e *endingPods) follow(ctx context.Context, end podend.End) {
 		select {
 		case <-ctx.Done():
 			return
-		case now := <-timer.C:
-			e.mu.Lock()
-			known := e.ends[end.UID] == end
-			if known && now.After(end.At.Add(e.after)) {
-				delete(e.ends, end.UID)
-			}
-			e.mu.Unlock()
-			if !known {
-				return
-			}
+		case <-timer.C:
 			e.wake()
 			timer.Reset(e.interval)
 		}
@@ -68,7 +78,9 @@ func (e *endingPods) follow(ctx context.Context, end podend.End) {
 func (e *endingPods) PodEnded(uid types.UID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	delete(e.ends, uid)
+	if one := e.ends[uid]; one != nil {
+		one.cancel()
+	}
 }
 
 // isDoomed reports whether a process is in a pod that is about to be killed.
@@ -79,6 +91,6 @@ func (e *endingPods) isDoomed(pid int, now time.Time) bool {
 		return false
 	}
 	pod, found := tenant.PodOf(pid)
-	end, ends := e.ends[types.UID(pod.UID)]
-	return found && ends && !now.Before(end.At.Add(-margin(end.Grace)))
+	end := e.ends[types.UID(pod.UID)]
+	return found && end != nil && !now.Before(end.At.Add(-margin(end.Grace)))
 }

@@ -46,7 +46,12 @@ func daemonOf(t *testing.T, s *Supervisor, id string) int {
 // clientOf is a client of a session's control daemon.
 func clientOf(t *testing.T, s *Supervisor, id string) control.Client {
 	t.Helper()
-	c, err := (&daemon{options: s.options, folder: s.folder(id), keeper: s.sessions[id].daemon.keeper}).client(&rules.Record{})
+	r, err := s.folder(id).load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// It asks without looking at the sockets.
+	c, err := (&daemon{options: s.options, folder: s.folder(id), id: *r.Daemon}).client(&rules.Record{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,7 +4,6 @@
 package supervisor
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -100,7 +99,7 @@ func (s *session) monitor(ctx context.Context) (gone bool) {
 
 // maintain does what is due for the session, and returns when to come back.
 func (s *session) maintain(ctx context.Context) (again time.Duration, gone bool) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithTimeoutCause(ctx, s.options.StartLimit, errTooSlow)
 	defer cancel()
 	s.mu.Lock()
 	s.interrupt = cancel
@@ -120,6 +119,7 @@ func (s *session) maintain(ctx context.Context) (again time.Duration, gone bool)
 	switch {
 	case err == nil:
 		s.logged = ""
+	case errors.Is(err, errDelayed): // why was logged before
 	// What fails is tried often.
 	case ctx.Err() == nil && err.Error() != s.logged:
 		s.logged = err.Error()
@@ -147,7 +147,7 @@ func (s *session) ensure(ctx context.Context, spec mps.Spec) (mps.Status, error)
 		}
 		return mps.Status{}, errRemoved
 	}
-	isNew, began := !s.record.Started, time.Now()
+	isNew, began, before := !s.record.Started, time.Now(), s.record.Spec
 	if isNew {
 		s.record.Spec = spec
 		s.publish(ctx, mps.Starting, "", nil)
@@ -157,11 +157,16 @@ func (s *session) ensure(ctx context.Context, spec mps.Spec) (mps.Status, error)
 	_, err := s.run(limited, wish{spec: &spec})
 	status := s.current()
 	switch {
-	case err != nil && !s.record.Started:
+	case err != nil && isNew:
 		err = fmt.Errorf("start MPS session %s on %s: %w", spec.ID, strings.Join(spec.Devices, ", "), err)
 		_, removeErr := s.run(context.WithoutCancel(ctx), wish{goal: rules.Removed}) // even if the caller is gone
 		return mps.Status{}, errors.Join(err, removeErr)
 	case err != nil:
+		if !s.record.Serving { // what did run is tried again
+			s.record.Spec = before
+			err = errors.Join(err, s.folder.save(s.record))
+			s.publish(ctx, "", err.Error(), nil)
+		}
 		return mps.Status{}, fmt.Errorf("session %s: %w", spec.ID, err)
 	case status.Phase == mps.Faulted:
 		return mps.Status{}, fmt.Errorf("%w: %s", mps.ErrFaulted, status.Message)
@@ -184,22 +189,25 @@ const (
 	// shortestLook is how soon it is observed again what is under way, at first.
 	shortestLook = 2 * time.Millisecond
 	longestLook  = 50 * time.Millisecond
-	// maxActs is how much is more than any session needs at once that does not change under the supervisor all the time.
-	maxActs = 100
+	// maxRepeats is how often the same is done at once: who does something that changes nothing comes back later.
+	maxRepeats = 3
 )
 
 // run observes, decides and acts until nothing is due, and returns when to come back. An error is why the session is not as
 // it should be. The caller has the session's lock.
 func (s *session) run(ctx context.Context, w wish) (again time.Duration, err error) {
 	look, awaited := shortestLook, ""
-	for acts := 0; acts < maxActs; {
+	for done := map[rules.Do]int{}; ; {
 		o, err := s.observe(ctx, w)
-		if err = s.ended(ctx, err, awaited); err != nil {
+		if err = s.explain(ctx, err, awaited); err != nil {
 			return s.options.CheckInterval, err
+		}
+		if done[rules.Terminate] > 0 {
+			o.Doomed = nil // once is enough
 		}
 		d := rules.Decide(*o)
 		s.note(ctx, &d, o)
-		awaited = cmp.Or(d.Message, awaited)
+		awaited = d.Message
 		switch {
 		case d.Delayed:
 			return d.Again, errDelayed
@@ -212,23 +220,24 @@ func (s *session) run(ctx context.Context, w wish) (again time.Duration, err err
 			look = min(longestLook, look*3/2)
 			continue
 		}
-		acts++
-		if err := s.act(ctx, &d, o); err != nil {
-			err = s.failed(ctx, &d, err)
-			if s.daemon.keeper.Ended() {
-				return max(0, time.Until(s.pace.Next)), err
-			}
-			return s.options.CheckInterval, err
+		if done[d.Do]++; done[d.Do] > maxRepeats {
+			return s.options.CheckInterval, fmt.Errorf("the session does not come to rest: %s", d.Message)
 		}
-		if s.gone || d.Do == rules.Suspend {
+		if err := s.act(ctx, &d, o); err != nil {
+			return s.failed(ctx, &d, err)
+		}
+		switch {
+		case s.gone, d.Do == rules.Suspend:
 			return 0, nil
+		case (d.Do == rules.Accept || d.Do == rules.SetLimits) && reflect.DeepEqual(s.record.Spec, o.Wanted):
+			s.publish(ctx, mps.Running, "", o.Clients)
+			return s.options.CheckInterval, nil // the limits were read back
 		}
 	}
-	return s.options.CheckInterval, errors.New("the session does not come to rest")
 }
 
-// ended returns why a run ends before anything is decided, and what it was waiting for.
-func (s *session) ended(ctx context.Context, err error, awaited string) error {
+// explain returns why nothing can be decided, and what was waited for.
+func (s *session) explain(ctx context.Context, err error, awaited string) error {
 	if awaited == "" {
 		return err
 	}
@@ -262,6 +271,9 @@ func (s *session) note(ctx context.Context, d *rules.Decision, o *rules.Observat
 	if d.Record.Kills > s.record.Kills {
 		logger.Info("An MPS server may not work correctly any more; it is replaced as soon as it has no clients", "reason", d.Record.LastKill, "clients", o.Harmed)
 	}
+	if len(d.Record.Servers) < len(s.record.Servers) {
+		s.watch.forget()
+	}
 	changed := !reflect.DeepEqual(d.Record, s.record)
 	s.record, s.pace = d.Record, d.Pace
 	if changed && d.Do != rules.Remove {
@@ -274,12 +286,12 @@ func (s *session) note(ctx context.Context, d *rules.Decision, o *rules.Observat
 	}
 }
 
-// failed handles an action that has failed, and returns the error for people.
-func (s *session) failed(ctx context.Context, d *rules.Decision, err error) error {
+// failed handles an action that has failed, and returns when to come back, and the error for people.
+func (s *session) failed(ctx context.Context, d *rules.Decision, err error) (again time.Duration, _ error) {
+	again = s.options.CheckInterval
 	isStart := d.Do == rules.RecordSockets || d.Do == rules.StartServer || d.Do == rules.Accept && d.Pace.Asked
 	switch {
-	case ctx.Err() != nil && d.Do != rules.Remove:
-		return err // it goes on later
+	case ctx.Err() != nil && d.Do != rules.Remove: // it goes on later
 	case isStart:
 		err = errors.Join(fmt.Errorf("%w; %s", err, s.folder.logs().tail()), s.end(context.WithoutCancel(ctx)))
 		fallthrough
@@ -288,10 +300,11 @@ func (s *session) failed(ctx context.Context, d *rules.Decision, err error) erro
 			s.pace.Fail(time.Now(), s.options.times())
 		}
 		s.publish(ctx, s.pace.Phase(), err.Error(), nil)
+		again = max(0, time.Until(s.pace.Next))
 	case d.Do == rules.Accept, d.Do == rules.SetLimits, d.Do == rules.Remove:
 		s.publish(ctx, mps.Failed, err.Error(), nil)
 	}
-	return err
+	return again, err
 }
 
 // publish sets the session's status. The phase stays if it is empty, and so do the clients if they are nil.

@@ -57,6 +57,10 @@ type script struct {
 	IgnoreServer  bool `json:"ignoreServer,omitempty"`
 	// Claim is a PID that it calls its server.
 	Claim int `json:"claim,omitempty"`
+	// Flap: who has not just set the percentage of a server is told another one.
+	Flap bool `json:"flap,omitempty"`
+	// NoTermination: no client can be terminated.
+	NoTermination bool `json:"noTermination,omitempty"`
 }
 
 // script changes how the driver misbehaves from now on.
@@ -160,7 +164,17 @@ func runControlClient() error {
 		return nil
 	}
 	var failed error
+	set := false
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		set = set || strings.HasPrefix(lines.Text(), "set_")
+		switch words := lines.Text(); {
+		case s.Flap && !set && strings.HasPrefix(words, "get_active_thread_percentage"):
+			fmt.Println("50")
+			continue
+		case s.NoTermination && strings.HasPrefix(words, "terminate_client"):
+			fmt.Println("1")
+			continue
+		}
 		command, answer, known := s.translate(lines.Text())
 		if known {
 			if answer != "" {

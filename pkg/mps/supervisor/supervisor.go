@@ -69,7 +69,7 @@ func New(ctx context.Context, options Options) (*Supervisor, error) {
 		closed: make(chan struct{}), sessions: map[string]*session{},
 	}
 	s.background, s.stop = context.WithCancel(context.WithoutCancel(ctx))
-	s.pods = &endingPods{wake: s.wakeAll, interval: options.CheckInterval / 2, after: options.CommandLimit, ends: map[types.UID]podend.End{}}
+	s.pods = &endingPods{wake: s.wakeAll, interval: options.CheckInterval / 2, after: options.CommandLimit, ends: map[types.UID]*doomedPod{}}
 	if err := host.RemoveAside(ctx, options.Dir); err != nil {
 		klog.FromContext(ctx).Error(err, "What is left of earlier MPS sessions stays for now")
 	}
@@ -210,8 +210,9 @@ func (s *Supervisor) newSession(id string) *session {
 		id: id, options: s.options, folder: f, memory: s.memory, pods: s.pods, fewFiles: &s.fewFiles,
 		locked: make(chan struct{}, 1), wake: wake, record: rules.Record{BootID: s.bootID},
 		daemon: daemon{options: s.options, folder: f, ended: wake, unwatched: s.closed},
-		watch:  watch{ended: wake, unwatched: s.closed},
+		watch:  watch{ended: wake},
 	}
+	sess.watch.forget()
 	s.wg.Go(func() {
 		if gone := sess.monitor(sessionContext(s.background, id)); gone {
 			s.forget(sess)

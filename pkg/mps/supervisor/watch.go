@@ -15,11 +15,14 @@ import (
 // watch notices the ends of a session's servers and clients. The session's lock guards it.
 type watch struct {
 	// ended is told of them.
-	ended     chan<- struct{}
-	unwatched <-chan struct{}
+	ended chan<- struct{}
+	// unwatched ends the watching.
+	unwatched chan struct{}
 
 	watched []process.ID
 	clients map[int]*client
+	// deaths say how clients were killed that were not terminated before.
+	deaths []string
 }
 
 // client is a process of a pod that uses a session. A client that is killed while the GPU
@@ -62,7 +65,12 @@ func (w *watch) servers(ids []process.ID) {
 }
 
 // forget forgets the clients of servers that are gone, and what happened to them.
-func (w *watch) forget() { w.watched, w.clients = nil, nil }
+func (w *watch) forget() {
+	if w.unwatched != nil {
+		close(w.unwatched)
+	}
+	w.unwatched, w.watched, w.clients, w.deaths = make(chan struct{}), nil, nil, nil
+}
 
 // see watches the clients of servers, as far as they are in pods.
 func (w *watch) see(pids []int, servers []process.ID) {
@@ -132,25 +140,23 @@ func (c *client) howKilled() string {
 	}
 }
 
-// killed returns how a client was killed that was not terminated before, or nothing. It forgets others that have ended.
+// killed returns how a client was killed that was not terminated before, or nothing. It forgets all that have ended: their PIDs
+// may be used again.
 func (w *watch) killed() string {
-	var killed []string
 	for pid, c := range w.clients {
 		select {
 		case <-c.done:
 		default:
 			continue
 		}
-		if c.killed == "" || c.terminated {
-			delete(w.clients, pid)
-			continue
+		if delete(w.clients, pid); c.killed != "" && !c.terminated {
+			w.deaths = append(w.deaths, fmt.Sprintf("a client (%s) was killed: %s", c.process.ID, c.killed))
 		}
-		killed = append(killed, fmt.Sprintf("a client (%s) was killed: %s", c.process.ID, c.killed))
 	}
-	if len(killed) == 0 {
+	if len(w.deaths) == 0 {
 		return ""
 	}
-	return slices.Min(killed)
+	return w.deaths[0]
 }
 
 // terminable returns a client that is not terminated yet, unless that was tried just now.
@@ -162,8 +168,8 @@ func (w *watch) terminable(pid int, now time.Time, interval time.Duration) *clie
 	return c
 }
 
-// unharmed is how many clients would lose something with their server.
-func (w *watch) unharmed(pids []int) (n int) {
+// harmed is how many clients would lose something with their server.
+func (w *watch) harmed(pids []int) (n int) {
 	for _, pid := range pids {
 		if c := w.clients[pid]; (c == nil || !c.terminated) && process.AnyAlive([]int{pid}) {
 			n++

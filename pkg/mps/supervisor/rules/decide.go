@@ -117,7 +117,7 @@ func (d *decision) start() {
 		r.lose("the control daemon ended: "+d.Ended, d.Now)
 		d.giveUp("the control daemon ended: " + d.Ended)
 		return
-	case r.Daemon != nil:
+	case len(r.Sockets) > 0:
 		how := d.Ended
 		if how == "" {
 			how = "it ended together with the supervisor, or while there was none"
@@ -125,14 +125,14 @@ func (d *decision) start() {
 		text := fmt.Sprintf("the control daemon (%s) ended: %s", r.Daemon, how)
 		d.do(Save, mps.Starting, text)
 		r.lose(text, d.Now)
-		r.Daemon, r.Sockets = nil, nil // its servers may be left
+		r.Sockets = nil // the rest may be there, and is ended before the next start
 		p.end(d.Now, d.Times)
 		return
 	}
 	if d.isDelayed() {
 		return
 	}
-	d.out.Do = Start
+	d.out.Do, r.Spec = Start, d.Wanted
 	*p = Pace{Failures: p.Failures, Next: p.Next, Started: d.Now, Ready: p.Ready}
 }
 
@@ -183,7 +183,7 @@ func (d *decision) fail(phase mps.Phase, why string) {
 // silent judges a daemon that does not answer. Its servers may be fine without it, so it is only replaced when that ends no
 // client. One that is being started has the time of a start.
 func (d *decision) silent() {
-	if d.Record.Daemon == nil || !d.Pace.Started.IsZero() {
+	if len(d.Record.Sockets) == 0 || !d.Pace.Started.IsZero() {
 		d.await("the control daemon does not answer: " + d.Silent)
 		return
 	}
@@ -250,6 +250,7 @@ func (d *decision) noteEnds() bool {
 		}
 		r.lose(text, d.Now)
 	}
+	r.Doubt, r.Reported, r.ServerUser = "", false, ""
 	r.Servers = slices.DeleteFunc(slices.Clone(r.Servers), func(id process.ID) bool { return slices.Contains(d.Gone, id) })
 	return true
 }
@@ -262,6 +263,7 @@ func (d *decision) startServer() {
 		d.do(Rest, mps.Starting, "there is no server")
 	case !p.Asked:
 		d.do(StartServer, mps.Starting, "there is no server")
+		d.Record.Spec = d.Wanted
 		p.Asked, p.Listed, p.Parent = true, 0, d.Now
 		since(&p.Started, d.Now)
 	case p.Listed != 0:
@@ -306,6 +308,12 @@ func (d *decision) judgeServers() {
 			return
 		}
 		d.fail(mps.Failed, why)
+	case !r.Serving && !d.known():
+		r.Servers = nil // they are ended with the daemon from now on, whatever becomes of its keeper
+		for _, s := range d.Servers {
+			r.Servers = append(r.Servers, s.ID)
+		}
+		d.out.Do = Save
 	case active == nil:
 		s := d.Servers[0]
 		state := fmt.Sprintf("the server with PID %d is %s", s.ID.PID, s.State)
@@ -321,6 +329,9 @@ func (d *decision) judgeServers() {
 		d.out.Do = SetLimits
 	default:
 		*p = Pace{Failures: p.Failures, Next: p.Next, Ready: p.Ready}
+		if d.Now.Sub(p.Ready) > d.Times.LongestPause {
+			p.Failures = 0
+		}
 		d.serve()
 	}
 }

@@ -29,8 +29,8 @@ func TestDecide(t *testing.T) {
 		"all is well":             {func(*world) {}, Rest, mps.Running, ""},
 		"nothing runs yet":        {func(w *world) { *w = world{Record: recordState{Server: -1}, Calling: true} }, Start, "", ""},
 		"never begun":             {func(w *world) { *w = world{Record: recordState{Server: -1}} }, Remove, "", ""},
-		"put off":                 {func(w *world) { w.endDaemon(); w.Record.Daemon, w.Pace.Next = false, soon }, Rest, "", ""},
-		"put off, and wanted":     {func(w *world) { w.endDaemon(); w.Record.Daemon, w.Pace.Next, w.Calling = false, soon, true }, Start, "", ""},
+		"put off":                 {func(w *world) { w.endDaemon(); w.Record.Sockets, w.Pace.Next = false, soon }, Rest, "", ""},
+		"put off, and wanted":     {func(w *world) { w.endDaemon(); w.Record.Sockets, w.Pace.Next, w.Calling = false, soon, true }, Start, "", ""},
 		"daemon killed":           {func(w *world) { w.endDaemon(); w.Ended = true }, Save, mps.Starting, "the control daemon (PID 100) ended: killed"},
 		"daemon gone at restart":  {func(w *world) { w.endDaemon() }, Save, mps.Starting, "ended together with the supervisor, or while there was none"},
 		"daemon without sockets":  {func(w *world) { w.Record.Sockets = false }, RecordSockets, "", ""},
@@ -41,15 +41,16 @@ func TestDecide(t *testing.T) {
 			w.endServer(none)
 			w.Record.Server, w.Pace.Asked, w.Pace.Parent = -1, true, longAgo
 		}, Stop, mps.Starting, "the server does not start: the control daemon (PID 100) has had no process for 2s"},
-		"server starts": {func(w *world) { w.Server, w.Record.Server, w.Record.Serving = initializing, -1, false }, Look, mps.Starting, "the server with PID 2 is INITIALIZING"},
+		"server starts": {func(w *world) { w.Server, w.Record.Serving = initializing, false }, Look, mps.Starting, "the server with PID 2 is INITIALIZING"},
 		"server starts, forever": {func(w *world) {
-			w.Server, w.Record.Server, w.Record.Serving, w.Pace.Started = initializing, -1, false, longAgo
+			w.Server, w.Record.Serving, w.Pace.Started = initializing, false, longAgo
 		}, Stop, mps.Starting, "is INITIALIZING: it was not ready in time"},
-		"server that is new":  {func(w *world) { w.ID = 2; w.Record.Server = -1 }, Accept, "", ""},
-		"other limits":        {func(w *world) { w.Limits = 3 }, SetLimits, "", ""},
-		"other limits wanted": {func(w *world) { w.Wanted = 2 }, ChangeLimits, mps.Running, ""},
-		"fault":               {func(w *world) { w.Server = faulty }, Rest, mps.Faulted, "accepts no new ones until the connected ones have ended, or for 2m0s"},
-		"fault for long":      {func(w *world) { w.Server, w.Pace.Faulty = faulty, longAgo }, Stop, mps.Starting, "not all of them have ended within 2m0s"},
+		"server that is new":                       {func(w *world) { w.ID = 2; w.Record.Server = -1 }, Accept, "", ""},
+		"server that is listed for the first time": {func(w *world) { w.Record.Server, w.Record.Serving = -1, false }, Save, "", ""},
+		"other limits":                             {func(w *world) { w.Limits = 3 }, SetLimits, "", ""},
+		"other limits wanted":                      {func(w *world) { w.Wanted = 2 }, ChangeLimits, mps.Running, ""},
+		"fault":                                    {func(w *world) { w.Server = faulty }, Rest, mps.Faulted, "accepts no new ones until the connected ones have ended, or for 2m0s"},
+		"fault for long":                           {func(w *world) { w.Server, w.Pace.Faulty = faulty, longAgo }, Stop, mps.Starting, "not all of them have ended within 2m0s"},
 		"fault before the first client": {func(w *world) {
 			w.Server, w.Clients, w.Record.Server, w.Record.Serving, w.Pace.Asked = faulty, 0, -1, false, true
 		}, Stop, mps.Starting, "it is faulted although it has had no clients yet"},

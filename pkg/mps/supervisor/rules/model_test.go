@@ -145,11 +145,8 @@ func (w *world) effects(do Do) []func() error {
 		}
 	case Accept:
 		return []func() error{set(w.limitNext), set(w.limit), set(func() {
-			if w.ID != w.Record.Server {
-				w.Record.Doubt, w.Record.Reported, w.Killed = false, false, false
-			}
 			w.Record.Server, w.Record.Started, w.Record.Serving = w.ID, true, true
-			w.Pace.Ready, w.Pace.Asked = justNow, false
+			w.Pace = paceState{Failures: w.Pace.Failures, Next: w.Pace.Next, Ready: justNow}
 		})}
 	case SetLimits:
 		return []func() error{set(w.limitNext), set(w.limit)}

@@ -1,0 +1,203 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package supervisor
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/keeper"
+	"github.com/partage-dev/partage/pkg/mps/podend"
+	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
+)
+
+// These are about actions that fail or change nothing, and about processes that a keeper does not end.
+
+// TestRemovalFails: what cannot be removed is tried again after a pause.
+func TestRemovalFails(t *testing.T) {
+	w, s, _ := started(t)
+	f := string(w.folder(one.ID))
+	if err := unix.Mount(f, f, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		t.Fatal(err)
+	}
+	unmount := func() { _ = unix.Unmount(f, unix.MNT_DETACH) }
+	t.Cleanup(unmount)
+	if err := s.Stop(t.Context(), one.ID); err == nil {
+		t.Error("a folder that is a mount point was removed")
+	}
+	sess := s.sessions[one.ID]
+	if err := sess.lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := sess.run(t.Context(), wish{goal: rules.Removed}); err == nil || again < w.options.CheckInterval {
+		t.Errorf("it is tried again after %s: %v", again, err)
+	}
+	sess.unlock()
+	unmount()
+	eventually(t, "it to be removed", func() bool { return len(s.List()) == 0 })
+}
+
+// starting returns what the first Ensure of a session comes to, whose server takes its time.
+func (w *world) starting(s *Supervisor) <-chan error {
+	w.Helper()
+	w.script(script{State: "INITIALIZING"})
+	done := make(chan error, 1)
+	go func() {
+		_, err := s.Ensure(context.Background(), one)
+		done <- err
+	}()
+	eventually(w, "a server that starts", func() bool {
+		all := s.List()
+		return len(all) > 0 && strings.Contains(all[0].Message, "INITIALIZING")
+	})
+	return done
+}
+
+// TestFirstStartCannotBeRecorded: nothing is left of it.
+func TestFirstStartCannotBeRecorded(t *testing.T) {
+	w := newWorld(t)
+	s := w.supervisor()
+	done := w.starting(s)
+	if err := os.MkdirAll(filepath.Join(host.TemporaryName(w.folder(one.ID).record()), "in the way"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	w.script(script{})
+	if err := <-done; err == nil {
+		t.Error("it succeeds")
+	}
+	w.nothingLeft(one.ID)
+}
+
+// TestKeeperIsKilledEarly: a server that was listed and does not notice that its daemon has ended, as one that is busy with the
+// GPU, does not outlive a start that fails.
+func TestKeeperIsKilledEarly(t *testing.T) {
+	w := newWorld(t)
+	s := w.supervisor()
+	done := w.starting(s)
+	eventually(t, "the server to be recorded", func() bool {
+		r, err := s.folder(one.ID).load()
+		return err == nil && len(r.Servers) == 1
+	})
+	r, err := s.folder(one.ID).load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(r.Servers[0].PID, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	w.signalKeeper(unix.SIGKILL)
+	if err := <-done; err == nil {
+		t.Error("the start succeeds")
+	}
+	if left := w.driverProcesses(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func (w *world) signalKeeper(signal unix.Signal) {
+	w.Helper()
+	id, found, err := keeper.Of(w.folder(one.ID).keeper())
+	if err != nil || !found {
+		w.Fatalf("no keeper: %v", err)
+	}
+	if err := id.Signal(signal); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// TestKeeperIsStopped: a session is removed all the same.
+func TestKeeperIsStopped(t *testing.T) {
+	w, s, _ := started(t)
+	w.signalKeeper(unix.SIGSTOP)
+	if err := s.Stop(t.Context(), one.ID); err != nil {
+		t.Error(err)
+	}
+	w.nothingLeft(one.ID)
+}
+
+// TestLockIsRemoved: what runs is known without the keeper's lock, and a daemon that does not quit is ended.
+func TestLockIsRemoved(t *testing.T) {
+	w, s, _ := started(t)
+	if err := os.Remove(w.folder(one.ID).keeper()); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(daemonOf(t, s, one.ID), unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Stop(t.Context(), one.ID); err != nil {
+		t.Error(err)
+	}
+	if left := w.driverProcesses(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// TestLimitsThatDoNotLast: a server whose limits are other ones whenever somebody looks again keeps nobody waiting.
+func TestLimitsThatDoNotLast(t *testing.T) {
+	w, s, _ := started(t)
+	w.script(script{Flap: true})
+	if _, err := s.Ensure(t.Context(), one); err != nil {
+		t.Error(err)
+	}
+	w.script(script{})
+}
+
+// TestOtherLimitsMendSession: a session whose limits cannot be had any more gets those that somebody wants.
+func TestOtherLimitsMendSession(t *testing.T) {
+	w, s, _ := started(t)
+	w.script(script{IgnoreDefault: true, IgnoreServer: true})
+	kill(t, daemonOf(t, s, one.ID))
+	eventually(t, "it to fail", func() bool { return statusOf(t, s, one.ID).Phase == mps.Failed })
+	other := mps.Spec{ID: one.ID, Devices: one.Devices, Memory: one.Memory}
+	if _, err := s.Ensure(t.Context(), other); err == nil {
+		t.Error("limits of memory that cannot be had either")
+	}
+	if got := statusOf(t, s, one.ID).Spec.ThreadPercentage; got != one.ThreadPercentage {
+		t.Errorf("after that it wants %d percent, want what did run", got)
+	}
+	w.script(script{})
+	if _, err := s.Ensure(t.Context(), other); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestClientsThatCannotBeTerminated keep nobody waiting for the session.
+func TestClientsThatCannotBeTerminated(t *testing.T) {
+	w, s, before := startedWith(t, "", patient)
+	client := w.client(0, before)
+	w.inPodWith(client.Process.Pid, endingPod)
+	w.untilWatched(s, one.ID, client.Process.Pid)
+	w.script(script{NoTermination: true})
+	s.pods.PodEnds(t.Context(), podend.End{UID: endingPod, Grace: time.Hour, At: time.Now().Add(killMargin)})
+	eventually(t, "an attempt", func() bool { return w.tried(s, client.Process.Pid) })
+	other := one
+	other.ThreadPercentage = 50
+	if _, err := s.Ensure(t.Context(), other); err != nil {
+		t.Error(err)
+	}
+	if terminatedClient(t, s, one.ID, client.Process.Pid) {
+		t.Error("it is taken for terminated")
+	}
+	s.pods.PodEnded(endingPod)
+}
+
+// tried reports whether it was tried to terminate a client.
+func (w *world) tried(s *Supervisor, pid int) bool {
+	w.Helper()
+	sess := s.sessions[one.ID]
+	if err := sess.lock(w.Context()); err != nil {
+		w.Fatal(err)
+	}
+	defer sess.unlock()
+	c := sess.watch.clients[pid]
+	return c != nil && !c.tried.IsZero()
+}
