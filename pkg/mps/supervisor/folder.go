@@ -84,7 +84,7 @@ func (f folder) foreign() (string, error) {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return "", fmt.Errorf("look at %s: %w", string(f), err)
 	}
-	ours := []string{f.pipe(), string(f.logs()), f.shm(), f.keeper(), host.TemporaryName(f.record())}
+	ours := []string{f.record(), f.pipe(), string(f.logs()), f.shm(), f.keeper(), host.TemporaryName(f.record())}
 	for _, entry := range entries {
 		if path := filepath.Join(string(f), entry.Name()); !slices.Contains(ours, path) {
 			return path, nil
