@@ -12,15 +12,13 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/host"
-	"github.com/partage-dev/partage/pkg/mps/control"
+	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/process"
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
-	"github.com/partage-dev/partage/pkg/wait"
 )
 
 // act does one thing. What it has done is observed afterwards.
-func (s *session) act(ctx context.Context, d *rules.Decision, o *rules.Observation) error {
+func (s *session) act(ctx context.Context, d *rules.Decision, o *observation) error {
 	switch d.Do {
 	case rules.Remove:
 		return s.remove(ctx)
@@ -31,7 +29,8 @@ func (s *session) act(ctx context.Context, d *rules.Decision, o *rules.Observati
 	case rules.Stop:
 		return s.stop(ctx, d)
 	case rules.RecordSockets:
-		return s.recordSockets()
+		s.daemon.identify(&s.record)
+		return s.folder.save(s.record)
 	case rules.Rest, rules.Look, rules.Save:
 		return nil // nothing is left to do
 	}
@@ -41,20 +40,27 @@ func (s *session) act(ctx context.Context, d *rules.Decision, o *rules.Observati
 	}
 	alive, cancel := s.daemon.keeper.Context(ctx, "the control daemon")
 	defer cancel()
+	c := commands{Client: client, options: s.options}
 	switch d.Do { //nolint:exhaustive // the others need no daemon that answers
 	case rules.StartServer:
-		return s.startServer(alive, client)
+		err = c.startServer(alive, s.folder, s.record.Spec)
+		s.pace.Parent = time.Now()
+		return err
 	case rules.Accept:
-		return s.accept(alive, client, o.Servers)
+		return s.accept(alive, c, o.Servers)
 	case rules.SetLimits:
-		return s.setLimits(alive, client, o.Servers)
+		return c.setLimits(alive, s.record.Spec, o.Servers)
 	case rules.ChangeLimits:
-		return s.changeLimits(alive, client, o)
+		return s.changeLimits(alive, c, o.Wanted)
 	case rules.Terminate:
-		s.terminate(alive, client, o.Doomed)
+		c.terminate(alive, o.Doomed, &s.watch)
 		return nil
 	case rules.ReplaceServers:
-		return s.replaceServers(ctx, client, d)
+		if err := c.shutDown(ctx, s.record.Servers); err != nil {
+			klog.FromContext(ctx).Error(err, "MPS servers do not end: their daemon is ended, too")
+			return s.end(ctx)
+		}
+		return nil
 	}
 	return fmt.Errorf("nothing is known of action %d", d.Do)
 }
@@ -127,8 +133,8 @@ func (s *session) suspend(ctx context.Context) error {
 	if err := s.end(ctx); err != nil {
 		return fmt.Errorf("session %s: %w", s.id, err)
 	}
-	s.shrink(ctx)
-	return errors.Join(s.folder.save(s.record), s.folder.unmount(ctx, s.options.EndLimit))
+	s.folder.mounts().shrink(ctx, s.options.EndLimit)
+	return errors.Join(s.folder.save(s.record), s.folder.mounts().unmount(ctx, s.options.EndLimit))
 }
 
 // remove removes all of the session. After an error the next attempt finds what is left.
@@ -142,8 +148,8 @@ func (s *session) remove(ctx context.Context) error {
 	}
 	err := s.end(ctx)
 	if err == nil {
-		s.shrink(ctx)
-		err = s.folder.unmount(ctx, s.options.EndLimit)
+		s.folder.mounts().shrink(ctx, s.options.EndLimit)
+		err = s.folder.mounts().unmount(ctx, s.options.EndLimit)
 	}
 	if err == nil {
 		err = s.folder.delete(ctx)
@@ -155,47 +161,9 @@ func (s *session) remove(ctx context.Context) error {
 	return nil
 }
 
-// shrink leaves nothing of the session's /dev/shm to those who have kept it. What they have unlinked and still open keeps no
-// session from ending: it is no more than the session could have.
-func (s *session) shrink(ctx context.Context) {
-	if mounted, err := (mount{path: s.folder.shm()}).mounted(); !mounted || err != nil {
-		return // unmount says what is wrong
-	}
-	ctx, cancel := context.WithTimeout(ctx, s.options.EndLimit)
-	defer cancel()
-	if err := host.ShrinkTmpfs(ctx, s.folder.shm()); err != nil {
-		klog.FromContext(ctx).Error(err, "Somebody keeps memory of an MPS session that has ended")
-	}
-}
-
-// recordSockets writes down which sockets the daemon has made, and so which process it is.
-func (s *session) recordSockets() error {
-	id := s.daemon.id
-	s.record.Sockets, s.record.Daemon = s.daemon.sockets, &id
-	return s.folder.save(s.record)
-}
-
-// startServer tells the daemon to start a server, which then is waited for.
-func (s *session) startServer(ctx context.Context, client control.Client) error {
-	// An adopted daemon may never have had them.
-	if err := client.SetLimits(ctx, s.record.Spec, 0); err != nil {
-		return err
-	}
-	// Programs that wait for the daemon get a server with these limits. They should not
-	// wait for longer: one that finds no daemon runs without limits.
-	if err := s.folder.publish(s.options.containerFiles()); err != nil {
-		return err
-	}
-	_, err := client.WithLimit(s.options.StartLimit).StartServer(ctx)
-	if s.pace.Parent = time.Now(); err != nil {
-		return fmt.Errorf("start the server: %w", err)
-	}
-	return nil
-}
-
 // accept makes these servers the session's. They have its limits then.
-func (s *session) accept(ctx context.Context, client control.Client, servers []rules.Server) error {
-	if err := s.setLimits(ctx, client, servers); err != nil {
+func (s *session) accept(ctx context.Context, c commands, servers []rules.Server) error {
+	if err := c.setLimits(ctx, s.record.Spec, servers); err != nil {
 		return err
 	}
 	ids := idsOf(servers)
@@ -227,82 +195,17 @@ func idsOf(servers []rules.Server) (ids []process.ID) {
 	return ids
 }
 
-// setLimits sets the limits of active servers that do not have them. Containers cannot change them, but root on the node can.
-func (s *session) setLimits(ctx context.Context, client control.Client, servers []rules.Server) error {
-	for i := range servers {
-		if servers[i].Unlimited == "" {
-			continue
-		}
-		klog.FromContext(ctx).Info("Setting the limits of an MPS server", "pid", servers[i].ID.PID, "reason", servers[i].Unlimited)
-		// The next server first: whoever does not come to the end finds this one without its limits.
-		if err := client.SetLimits(ctx, s.record.Spec, 0, servers[i].ID.PID); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // changeLimits changes the limits of a running session, or restores the old ones.
-func (s *session) changeLimits(ctx context.Context, client control.Client, o *rules.Observation) error {
-	servers := append(process.PIDs(s.record.Servers), 0)
-	old, spec := s.record.Spec, o.Wanted.ResetPriority(s.record.Spec)
-	if err := client.SetLimits(ctx, spec, servers...); err != nil {
-		if errors.Is(err, control.ErrNoPriorities) {
-			return err // nothing was set
-		}
-		if undoErr := client.SetLimits(context.WithoutCancel(ctx), old.ResetPriority(spec), servers...); undoErr != nil {
-			return fmt.Errorf("%w; restore the old limits: %w", err, undoErr)
-		}
+func (s *session) changeLimits(ctx context.Context, c commands, wanted mps.Spec) error {
+	changed := s.record
+	changed.Spec = wanted.ResetPriority(s.record.Spec)
+	if err := c.changeLimits(ctx, s.record.Spec, changed.Spec, s.record.Servers); err != nil {
 		return err
 	}
-	changed := s.record
-	changed.Spec = spec
 	if err := s.folder.save(changed); err != nil {
 		return err
 	}
-	klog.FromContext(ctx).Info("MPS limits changed", "percentage", spec.ThreadPercentage, "memory", spec.Memory, "priority", spec.ClientPriority,
-		"oldPercentage", old.ThreadPercentage, "oldMemory", old.Memory, "servers", len(changed.Servers))
+	klog.FromContext(ctx).Info("MPS limits changed", "new", changed.Spec, "old", s.record.Spec, "servers", len(changed.Servers))
 	s.record = changed
 	return nil
-}
-
-// replaceServers ends the servers. Where the daemon does not do what it is told, it is ended as well.
-func (s *session) replaceServers(ctx context.Context, client control.Client, d *rules.Decision) error {
-	klog.FromContext(ctx).Info("Replacing MPS servers", "servers", process.PIDs(s.record.Servers), "reason", d.Message)
-	limited, cancel := context.WithTimeout(ctx, s.options.EndLimit)
-	defer cancel()
-	for _, server := range s.record.Servers {
-		err := client.ShutdownServer(limited, server.PID)
-		if err == nil {
-			err = wait.Until(limited, func() (bool, error) { return !server.Alive(), nil })
-		}
-		if err != nil {
-			klog.FromContext(ctx).Error(err, "MPS servers do not end: their daemon is ended, too")
-			return s.end(ctx)
-		}
-	}
-	return nil
-}
-
-// terminate ends what clients have on the GPU whose pod is about to be killed. One that cannot be terminated keeps no other
-// from it, and is tried again soon.
-func (s *session) terminate(ctx context.Context, ctl control.Client, clients []rules.Client) {
-	logger := klog.FromContext(ctx)
-	ctx, cancel := context.WithTimeout(ctx, s.options.CommandLimit)
-	defer cancel()
-	for _, doomed := range clients {
-		c := s.watch.client(doomed.PID)
-		if c == nil {
-			continue // it has ended
-		}
-		c.tried = time.Now()
-		err := ctl.Terminate(ctx, doomed.Server, doomed.PID)
-		switch {
-		case err == nil:
-			c.terminated = true
-			logger.Info("Terminated an MPS client whose pod is about to be killed", "pid", doomed.PID, "server", doomed.Server)
-		case !c.process.Ended():
-			logger.Error(err, "An MPS client cannot be terminated before its pod is killed", "pid", doomed.PID, "podUID", c.pod.UID)
-		}
-	}
 }

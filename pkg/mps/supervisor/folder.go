@@ -150,7 +150,7 @@ func (f folder) clearPipe(ctx context.Context) error {
 
 // delete removes the folder. The caller has unmounted.
 func (f folder) delete(ctx context.Context) error {
-	unmounted, err := f.unmounted()
+	unmounted, err := f.mounts().unmounted()
 	if err != nil {
 		return err
 	}

@@ -69,7 +69,7 @@ type memory struct {
 func (m *memory) mount(f folder, spec mps.Spec) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	unmounted, err := f.unmounted()
+	unmounted, err := f.mounts().unmounted()
 	if len(unmounted) == 0 || err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func (m *memory) mount(f folder, spec mps.Spec) error {
 		return fmt.Errorf("session %s: its tmpfs of %d MiB does not fit: those of other sessions have %d MiB, and all together may have %d MiB, "+
 			"which is %d %% of the node's memory", f.id(), need/mebibyte, taken/mebibyte, limit/mebibyte, m.percent)
 	}
-	return f.mount(shmSize, m.label)
+	return f.mounts().mount(f.id(), shmSize, m.label)
 }
 
 // limit returns how many bytes all sessions may take together.

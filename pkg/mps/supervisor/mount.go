@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/wait"
@@ -29,8 +30,11 @@ type mount struct {
 	shared bool
 }
 
-func (f folder) mounts() []mount {
-	return []mount{
+// mounts are those of a session.
+type mounts []mount
+
+func (f folder) mounts() mounts {
+	return mounts{
 		{path: f.pipe(), mode: "755", bytes: pipeSize, shared: true},
 		{path: string(f.logs()), mode: "755", bytes: logSize},
 		{path: f.shm(), mode: "1777", shared: true},
@@ -39,31 +43,29 @@ func (f folder) mounts() []mount {
 
 // mount mounts what is not mounted: running containers may have the rest. label is
 // the SELinux context of that, empty for none.
-func (f folder) mount(shmSize int64, label string) error {
-	for _, m := range f.mounts() {
+func (all mounts) mount(session string, shmSize int64, label string) error {
+	for _, m := range all {
 		mounted, err := m.mounted()
 		if err == nil && !mounted {
 			size := cmp.Or(m.bytes, shmSize)
 			options := fmt.Sprintf("mode=%s,size=%d,nr_inodes=%d", m.mode, size, maxFiles(size))
-			err = host.Tmpfs("partage-mps-"+f.id(), m.path, options, label)
+			err = host.Tmpfs("partage-mps-"+session, m.path, options, label)
 		}
 		if err != nil {
-			return fmt.Errorf("mount a tmpfs of session %s at %s: %w", f.id(), m.path, err)
+			return fmt.Errorf("mount a tmpfs of session %s at %s: %w", session, m.path, err)
 		}
 	}
 	return nil
 }
 
-// unmounted returns the paths at which nothing is mounted.
-func (f folder) unmounted() ([]string, error) { return unmounted(f.mounts()) }
-
 // lost returns the paths at which containers have what is not mounted here any more.
-func (f folder) lost() ([]string, error) {
-	return unmounted(slices.DeleteFunc(f.mounts(), func(m mount) bool { return !m.shared }))
+func (all mounts) lost() ([]string, error) {
+	return slices.DeleteFunc(slices.Clone(all), func(m mount) bool { return !m.shared }).unmounted()
 }
 
-func unmounted(mounts []mount) (paths []string, err error) {
-	for _, m := range mounts {
+// unmounted returns the paths at which nothing is mounted.
+func (all mounts) unmounted() (paths []string, err error) {
+	for _, m := range all {
 		mounted, err := m.mounted()
 		if err != nil {
 			return nil, err
@@ -75,15 +77,30 @@ func unmounted(mounts []mount) (paths []string, err error) {
 	return paths, nil
 }
 
+// shrink leaves nothing of the session's /dev/shm to those who have kept it. What they have unlinked and still open keeps no
+// session from ending: it is no more than the session could have.
+func (all mounts) shrink(ctx context.Context, limit time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	for _, m := range all {
+		if mounted, err := m.mounted(); !mounted || err != nil || m.bytes > 0 {
+			continue // unmount says what is wrong
+		}
+		if err := host.ShrinkTmpfs(ctx, m.path); err != nil {
+			klog.FromContext(ctx).Error(err, "Somebody keeps memory of an MPS session that has ended")
+		}
+	}
+}
+
 // unmount unmounts everything. Containers keep their mounts. A program that reads
 // the folder may keep it busy for a moment; after half of the limit the mount is
 // only detached, and goes when that program is done.
-func (f folder) unmount(ctx context.Context, limit time.Duration) error {
+func (all mounts) unmount(ctx context.Context, limit time.Duration) error {
 	detachAt := time.Now().Add(limit / 2)
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("it stays busy"))
 	defer cancel()
 	var errs []error
-	for _, m := range f.mounts() {
+	for _, m := range all {
 		errs = append(errs, m.unmount(ctx, detachAt))
 	}
 	return errors.Join(errs...)

@@ -14,17 +14,24 @@ import (
 	"strings"
 	"time"
 
+	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/mps/control"
 	"github.com/partage-dev/partage/pkg/mps/keeper"
 	"github.com/partage-dev/partage/pkg/mps/process"
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
 )
 
+// observation is one of a session.
+type observation struct {
+	rules.Observation
+	session *session
+}
+
 // observe reads all that the rules need to know. An error means that nothing can be decided now.
-func (s *session) observe(ctx context.Context, w wish) (*rules.Observation, error) {
-	o := &rules.Observation{
+func (s *session) observe(ctx context.Context, w wish) (*observation, error) {
+	o := &observation{session: s, Observation: rules.Observation{
 		Now: time.Now(), Goal: w.goal, Times: s.options.times(), Wanted: s.record.Spec, Record: s.record, Pace: s.pace, Before: s.current().Clients,
-	}
+	}}
 	if w.spec != nil {
 		o.Wanted, o.Calling = *w.spec, true
 	}
@@ -34,19 +41,19 @@ func (s *session) observe(ctx context.Context, w wish) (*rules.Observation, erro
 	if err := s.daemon.adopt(ctx); err != nil {
 		return nil, err
 	}
-	if !s.isKept(o) {
+	if !o.isKept() {
 		return o, nil
 	}
 	var err error
-	if o.Unmounted, err = s.folder.lost(); len(o.Unmounted) > 0 || err != nil {
+	if o.Unmounted, err = s.folder.mounts().lost(); len(o.Unmounted) > 0 || err != nil {
 		return o, err
 	}
-	listed, err := s.inspect(ctx)
+	listed, err := o.inspect(ctx)
 	switch {
 	case err == nil && len(s.record.Sockets) == 0: // nobody has been asked yet
 	case err == nil:
-		s.observeServers(o, listed)
-	case !s.isKept(o):
+		o.observeServers(listed)
+	case !o.isKept():
 	case ctx.Err() != nil:
 		return nil, fmt.Errorf("the control daemon does not answer: %w", err)
 	case errors.Is(err, errSockets):
@@ -59,16 +66,17 @@ func (s *session) observe(ctx context.Context, w wish) (*rules.Observation, erro
 }
 
 // isKept notes whether the daemon runs.
-func (s *session) isKept(o *rules.Observation) bool {
-	o.Keeps = !s.daemon.keeper.Ended()
-	if !o.Keeps && s.daemon.keeper != nil {
-		o.Ended = keeper.How(s.daemon.keeper)
+func (o *observation) isKept() bool {
+	kept := o.session.daemon.keeper
+	if o.Keeps = !kept.Ended(); !o.Keeps && kept != nil {
+		o.Ended = keeper.How(kept)
 	}
 	return o.Keeps
 }
 
 // inspect asks the daemon for its servers, once it is known to listen on its sockets.
-func (s *session) inspect(ctx context.Context) ([]control.Server, error) {
+func (o *observation) inspect(ctx context.Context) ([]control.Server, error) {
+	s := o.session
 	if len(s.record.Sockets) == 0 {
 		return nil, s.daemon.findSockets(ctx)
 	}
@@ -82,10 +90,11 @@ func (s *session) inspect(ctx context.Context) ([]control.Server, error) {
 }
 
 // observeServers is about a daemon that has answered.
-func (s *session) observeServers(o *rules.Observation, listed []control.Server) {
+func (o *observation) observeServers(listed []control.Server) {
+	s := o.session
 	o.Clients = []int{}
 	for i := range listed {
-		server := s.server(&listed[i])
+		server := o.server(&listed[i])
 		o.Servers = append(o.Servers, server)
 		o.Clients = append(o.Clients, listed[i].Clients...)
 		for _, pid := range listed[i].Clients {
@@ -110,7 +119,8 @@ func (s *session) observeServers(o *rules.Observation, listed []control.Server) 
 }
 
 // server is what is known of a process that the daemon calls its server.
-func (s *session) server(listed *control.Server) rules.Server {
+func (o *observation) server(listed *control.Server) rules.Server {
+	s := o.session
 	id, err := process.Identify(listed.PID)
 	if err != nil {
 		id = process.ID{PID: listed.PID}
@@ -149,13 +159,13 @@ func userOf(server int) string {
 }
 
 // warning is what is wrong with a daemon and servers that run all the same.
-func (s *session) warning(ctx context.Context) string {
-	pids := process.PIDs(s.record.Servers)
-	if s.record.Daemon != nil {
-		pids = append(pids, s.record.Daemon.PID)
+func warning(ctx context.Context, r *rules.Record, fewFiles *logchange.Problem) string {
+	pids := process.PIDs(r.Servers)
+	if r.Daemon != nil {
+		pids = append(pids, r.Daemon.PID)
 	}
 	err := checkOpenFiles(pids)
-	s.fewFiles.Log(ctx, err, "MPS may run out of files", "MPS may open enough files again")
+	fewFiles.Log(ctx, err, "MPS may run out of files", "MPS may open enough files again")
 	if err != nil {
 		return err.Error()
 	}

@@ -333,7 +333,7 @@ func TestUnmounted(t *testing.T) {
 			if !strings.Contains(after.LastLoss, "unmounted "+path) {
 				t.Errorf("got %q", after.LastLoss)
 			}
-			if missing, err := s.folder(one.ID).unmounted(); len(missing) > 0 || err != nil {
+			if missing, err := s.folder(one.ID).mounts().unmounted(); len(missing) > 0 || err != nil {
 				t.Errorf("not mounted: %v, %v", missing, err)
 			}
 		})

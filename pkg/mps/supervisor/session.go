@@ -199,13 +199,13 @@ func (s *session) run(ctx context.Context, w wish) (again time.Duration, err err
 	look, awaited := shortestLook, ""
 	for done := map[rules.Do]int{}; ; {
 		o, err := s.observe(ctx, w)
-		if err = s.explain(ctx, err, awaited); err != nil {
+		if err = explain(ctx, err, awaited, s.folder.logs()); err != nil {
 			return s.options.CheckInterval, err
 		}
 		if done[rules.Terminate] > 0 {
 			o.Doomed = nil // once is enough
 		}
-		d := rules.Decide(*o)
+		d := rules.Decide(o.Observation)
 		s.note(ctx, &d, o)
 		awaited = d.Message
 		switch {
@@ -237,7 +237,7 @@ func (s *session) run(ctx context.Context, w wish) (again time.Duration, err err
 }
 
 // explain returns why nothing can be decided, and what was waited for.
-func (s *session) explain(ctx context.Context, err error, awaited string) error {
+func explain(ctx context.Context, err error, awaited string, l logs) error {
 	if awaited == "" {
 		return err
 	}
@@ -245,7 +245,7 @@ func (s *session) explain(ctx context.Context, err error, awaited string) error 
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		err = fmt.Errorf("%s: %w; %s", awaited, err, s.folder.logs().tail())
+		err = fmt.Errorf("%s: %w; %s", awaited, err, l.tail())
 	}
 	return err
 }
@@ -260,7 +260,7 @@ func pause(ctx context.Context, d time.Duration) {
 }
 
 // note writes down, and says, what follows from an observation.
-func (s *session) note(ctx context.Context, d *rules.Decision, o *rules.Observation) {
+func (s *session) note(ctx context.Context, d *rules.Decision, o *observation) {
 	logger := klog.FromContext(ctx)
 	if d.Record.Losses > s.record.Losses {
 		logger.Info("MPS clients lost their server", "reason", d.Record.LastLoss, "losses", d.Record.Losses)
@@ -319,7 +319,7 @@ func (s *session) publish(ctx context.Context, phase mps.Phase, message string, 
 		clients = s.status.Clients
 	}
 	if phase == mps.Running && message == "" {
-		message = s.warning(ctx)
+		message = warning(ctx, r, s.fewFiles)
 	}
 	s.status = mps.Status{
 		Spec: r.Spec.Clone(), Phase: phase, Message: message,

@@ -50,6 +50,12 @@ func (d *daemon) findSockets(ctx context.Context) error {
 	return nil
 }
 
+// identify notes which sockets the daemon has made, and so which process it is.
+func (d *daemon) identify(r *rules.Record) {
+	id := d.id
+	r.Sockets, r.Daemon = d.sockets, &id
+}
+
 // checkSockets returns an error that wraps errSockets unless all recorded sockets are
 // in their place. A socket has no other listener than the process that made it, so
 // who listens is looked up only once in the life of this supervisor: the daemon logs
