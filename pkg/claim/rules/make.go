@@ -203,8 +203,9 @@ func (m *making) propose() {
 // commit writes down that all of the claim is there, after these actions, which are the last.
 func (m *making) commit(gpus []string, actions []Action) {
 	final := []Action{m.action(WriteSpec, m.Claim)}
-	if len(gpus) == 1 && !slices.ContainsFunc(actions, func(a Action) bool { return a.Do != Start }) {
-		// Nothing is made that the record must be there for: it is written once. A spec without a record is removed.
+	if len(gpus) == 1 && !slices.ContainsFunc(actions, func(a Action) bool { return a.Do != Start || a.Place != Undivided }) {
+		// Nothing is made that the record must be there for: it is written once. A spec without a record is removed. Until then
+		// none may name a partition, which may be another claim's by then.
 		final, actions = append(final, actions...), nil
 	}
 	final = append(final, m.action(MarkPrepared, m.Claim))
