@@ -28,14 +28,23 @@ var badSMI = map[string]string{
 func breakSMI(t testing.TB, n *harness.Node, script string) (repair func()) {
 	t.Helper()
 	path := filepath.Join(n.Root, "usr/bin/nvidia-smi")
-	harness.Rename(t, path, path+".real")
-	text := fmt.Sprintf("#!/bin/sh\nreal=%s.real\ncase \"$*\" in\n*--set-timeslice*) %s ;;\nesac\nexec $real \"$@\"\n", path, script)
-	if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+	if _, err := os.Stat(path + ".real"); err != nil {
+		// It stays: who replaces a script while it is started has the shell read something else.
+		harness.Rename(t, path, path+".real")
+		text := fmt.Sprintf("#!/bin/sh\nreal=%[1]s.real\ncase \"$*\" in\n*--set-timeslice*) [ -e %[1]s.broken ] && . %[1]s.broken ;;\nesac\nexec $real \"$@\"\n", path)
+		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(path+".new", []byte(script+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	harness.Rename(t, path+".new", path+".broken")
 	return func() {
 		t.Helper()
-		harness.Rename(t, path+".real", path)
+		if err := os.Remove(path + ".broken"); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
