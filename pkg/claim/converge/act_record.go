@@ -116,10 +116,14 @@ func (w *work) keepSessions() error {
 	if len(w.sessions) == 0 {
 		return nil
 	}
+	hasAgain := func(s record.Session) bool {
+		_, started := w.sessions[s.ID]
+		return started && !s.Running()
+	}
 	claims := map[types.UID]bool{w.task.Claim: w.task.Claim != "" && !w.noted}
 	for _, o := range w.seen {
 		for _, r := range o.snapshot.Records {
-			claims[r.Claim.UID] = claims[r.Claim.UID] || r.Claim.UID != w.task.Claim && r.State == record.Prepared && slices.ContainsFunc(r.Sessions, w.hasAgain)
+			claims[r.Claim.UID] = claims[r.Claim.UID] || r.Claim.UID != w.task.Claim && r.State == record.Prepared && slices.ContainsFunc(r.Sessions, hasAgain)
 		}
 	}
 	var errs []error
@@ -133,12 +137,6 @@ func (w *work) keepSessions() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// hasAgain reports whether this task has started a session that a claim has lost.
-func (w *work) hasAgain(s record.Session) bool {
-	_, started := w.sessions[s.ID]
-	return started && !s.Running()
 }
 
 // resolved returns the claim's record with its partitions as they are now, and its sessions.
