@@ -45,5 +45,8 @@ func (f folder) load() (rules.Record, error) {
 	if r.Spec.ID != f.id() {
 		return rules.Record{}, fmt.Errorf("read session %s from %s: it is about session %s", f.id(), f.record(), r.Spec.ID)
 	}
+	if r.Daemon == nil {
+		r.Sockets = nil // nobody knows whose they are
+	}
 	return r, nil
 }
