@@ -299,6 +299,12 @@ func (d *decision) judgeServers() {
 	r, p := &d.Record, &d.Pace
 	active := find(d.Servers, func(s Server) bool { return s.State == control.StateActive })
 	foreign := find(d.Servers, func(s Server) bool { return !s.Own })
+	if foreign == nil && !r.Serving && !d.known() {
+		r.Servers = nil // they are ended with the daemon from now on, whatever becomes of its keeper
+		for _, s := range d.Servers {
+			r.Servers = append(r.Servers, s.ID)
+		}
+	}
 	unlimited := find(d.Servers, func(s Server) bool { return s.State == control.StateActive && s.Unlimited != "" })
 	switch {
 	case foreign != nil:
@@ -308,12 +314,6 @@ func (d *decision) judgeServers() {
 			return
 		}
 		d.fail(mps.Failed, why)
-	case !r.Serving && !d.known():
-		r.Servers = nil // they are ended with the daemon from now on, whatever becomes of its keeper
-		for _, s := range d.Servers {
-			r.Servers = append(r.Servers, s.ID)
-		}
-		d.out.Do = Save
 	case active == nil:
 		s := d.Servers[0]
 		state := fmt.Sprintf("the server with PID %d is %s", s.ID.PID, s.State)

@@ -46,7 +46,7 @@ func TestDecide(t *testing.T) {
 			w.Server, w.Record.Serving, w.Pace.Started = initializing, false, longAgo
 		}, Stop, mps.Starting, "is INITIALIZING: it was not ready in time"},
 		"server that is new":                       {func(w *world) { w.ID = 2; w.Record.Server = -1 }, Accept, "", ""},
-		"server that is listed for the first time": {func(w *world) { w.Record.Server, w.Record.Serving = -1, false }, Save, "", ""},
+		"server that is listed for the first time": {func(w *world) { w.Record.Server, w.Record.Serving = -1, false }, Accept, "", ""},
 		"other limits":                             {func(w *world) { w.Limits = 3 }, SetLimits, "", ""},
 		"other limits wanted":                      {func(w *world) { w.Wanted = 2 }, ChangeLimits, mps.Running, ""},
 		"fault":                                    {func(w *world) { w.Server = faulty }, Rest, mps.Faulted, "accepts no new ones until the connected ones have ended, or for 2m0s"},
