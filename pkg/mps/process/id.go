@@ -42,8 +42,8 @@ func Parent(pid int) (int, error) {
 	return st.parent, err
 }
 
-// DescendsFrom reports whether a process is another one, or was started by that or its descendants. Orphans are the
-// children of whoever takes care of them.
+// DescendsFrom reports whether a process is another one, or was started by that or its descendants. An orphan
+// is the child of the process that has adopted it.
 func (id ID) DescendsFrom(ancestor ID) bool {
 	const generations = 16 // nobody has as many
 	pid := id.PID

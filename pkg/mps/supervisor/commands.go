@@ -48,7 +48,7 @@ func (c commands) setLimits(ctx context.Context, spec mps.Spec, servers []rules.
 			continue
 		}
 		klog.FromContext(ctx).Info("Setting the limits of an MPS server", "pid", servers[i].ID.PID, "reason", servers[i].Unlimited)
-		// The next server first: whoever does not come to the end finds this one without its limits.
+		// The next server first: if this is cut short, the next observation finds this one without its limits.
 		if err := c.SetLimits(ctx, spec, 0, servers[i].ID.PID); err != nil {
 			return err
 		}

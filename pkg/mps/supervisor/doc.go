@@ -9,7 +9,7 @@
 //
 //	observe   observe.go: the record, the keeper, the daemon's sockets, its servers and clients
 //	decide    package rules: what to do next, what to write down, what to say. All rules are there
-//	act       act.go: one thing at a time, which is found again by whoever observes next
+//	act       act.go: one thing at a time, whose result the next observation finds
 //
 // A session does that until nothing is due (session.go). The first start, the adoption of what an
 // earlier supervisor has left, repairs, a change of limits, the end of clients whose pod is about

@@ -56,7 +56,7 @@ func Launch(args []string) error {
 	if err != nil {
 		return fmt.Errorf("run %s: %w", flags.Arg(0), err)
 	}
-	os.Exit(status)
+	os.Exit(status) // as a program does that has replaced this process
 	return nil
 }
 

@@ -250,6 +250,7 @@ func explain(ctx context.Context, err error, awaited string, l logs) error {
 	return err
 }
 
+// pause waits until ctx is done, and not shorter, as wait.For does before a deadline: then its cause would not be told.
 func pause(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -108,7 +108,7 @@ func (w *world) effects(do Do) []func() error {
 		if w.isWell() && w.Clients > 0 && !w.Record.Removing {
 			return errors.New("a session that is well is ended")
 		}
-		isStart := w.Pace.Started != never // it may take a minute, whoever has come meanwhile
+		isStart := w.Pace.Started != never // it may take a minute, even if clients have come meanwhile
 		if w.Daemon == silent && w.Server == active && w.Clients > 0 && !w.Unmounted && !w.Record.Removing && !isStart {
 			return errors.New("a silent daemon is ended under its clients")
 		}
