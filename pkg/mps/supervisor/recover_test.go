@@ -115,7 +115,8 @@ func TestSupervisorIsKilled(t *testing.T) {
 // TestAllIsKilled is what happens to the supervisor's container.
 func TestAllIsKilled(t *testing.T) {
 	for name, which := range map[string]func(daemon, server int) []int{
-		"with all":                 func(daemon, server int) []int { return []int{daemon, server} },
+		// The server first: a daemon's end is followed by the end of its server.
+		"with all":                 func(daemon, server int) []int { return []int{server, daemon} },
 		"the server lives on":      func(daemon, _ int) []int { return []int{daemon} },
 		"only the server is ended": func(_, server int) []int { return []int{server} },
 	} {
