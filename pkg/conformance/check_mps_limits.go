@@ -38,7 +38,7 @@ func percentageIs(want float64) func(string) bool {
 func memoryIs(want int64) func(string) bool {
 	return func(answer string) bool {
 		got, err := control.ParseMemory(answer)
-		return err == nil && got == want
+		return err == nil && got.Bytes == want
 	}
 }
 
@@ -100,7 +100,8 @@ func checkMPSReadBack(ctx context.Context, n *Node) []Finding {
 		if err != nil {
 			return []Finding{Failed("", expected, err)}
 		}
-		confirmed = confirmed && control.ConfirmsMemory(answer, size*mebibyte)
+		got, err := control.ParseMemory(answer)
+		confirmed = confirmed && err == nil && got.Confirms(size*mebibyte)
 		texts = append(texts, fmt.Sprintf("%dM: %s", size, answer))
 	}
 	return []Finding{Expect("", confirmed, expected, strings.Join(texts, ", ")).

@@ -35,7 +35,7 @@ type Client struct {
 	Command func(ctx context.Context) *exec.Cmd
 	// Check returns an error if the program would not reach the daemon, but another
 	// process. It may be nil.
-	Check func(ctx context.Context) error
+	Check func() error
 	// Limit is how long one run of the program may take.
 	Limit time.Duration
 }
@@ -52,7 +52,7 @@ func (c Client) WithLimit(limit time.Duration) Client {
 func (c Client) run(ctx context.Context, commands ...string) ([]string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.Limit, fmt.Errorf("no answer within %s", c.Limit))
 	defer cancel()
-	if err := c.check(ctx); err != nil {
+	if err := c.check(); err != nil {
 		return nil, fmt.Errorf("MPS command %q: %w", strings.Join(commands, "; "), err)
 	}
 	cmd := c.Command(ctx)
@@ -67,7 +67,7 @@ func (c Client) run(ctx context.Context, commands ...string) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("MPS command %q: %w%s", strings.Join(commands, "; "), err, Quote(output.String()))
 	}
-	if err := c.check(ctx); err != nil {
+	if err := c.check(); err != nil {
 		return nil, fmt.Errorf("MPS command %q was answered: %w", strings.Join(commands, "; "), err)
 	}
 	var lines []string
@@ -79,11 +79,11 @@ func (c Client) run(ctx context.Context, commands ...string) ([]string, error) {
 	return lines, nil
 }
 
-func (c Client) check(ctx context.Context) error {
+func (c Client) check() error {
 	if c.Check == nil {
 		return nil
 	}
-	return c.Check(ctx)
+	return c.Check()
 }
 
 // boundedBuffer keeps the first maxOutput bytes that are written to it.
@@ -112,18 +112,6 @@ func Quote(output string) string {
 	return fmt.Sprintf(": output %q", output)
 }
 
-// query sends commands that have one line of answer each.
-func (c Client) query(ctx context.Context, commands ...string) ([]string, error) {
-	answers, err := c.run(ctx, commands...)
-	if err != nil {
-		return nil, err
-	}
-	if len(answers) != len(commands) {
-		return nil, fmt.Errorf("MPS command %q: want %d answers%s", strings.Join(commands, "; "), len(commands), Quote(strings.Join(answers, "\n")))
-	}
-	return answers, nil
-}
-
 // StartServer asks the daemon to start a server that runs as root, and returns the
 // daemon's answer. The daemon may answer before the server runs.
 func (c Client) StartServer(ctx context.Context) (answer string, err error) {
@@ -143,8 +131,8 @@ func (c Client) Quit(ctx context.Context) error {
 	return err
 }
 
-// Servers returns the PIDs of the daemon's servers.
-func (c Client) Servers(ctx context.Context) ([]int, error) {
+// servers returns the PIDs of the daemon's servers.
+func (c Client) servers(ctx context.Context) ([]int, error) {
 	lines, err := c.run(ctx, "get_server_list")
 	if err != nil {
 		return nil, err
@@ -178,17 +166,8 @@ func parseState(answer string) State {
 	return State(answer[:min(len(answer), maxState)])
 }
 
-// State returns the state of a server.
-func (c Client) State(ctx context.Context, server int) (State, error) {
-	answers, err := c.query(ctx, "get_server_status "+strconv.Itoa(server))
-	if err != nil {
-		return "", err
-	}
-	return parseState(answers[0]), nil
-}
-
-// Clients returns the PIDs of a server's clients.
-func (c Client) Clients(ctx context.Context, server int) ([]int, error) {
+// clients returns the PIDs of a server's clients.
+func (c Client) clients(ctx context.Context, server int) ([]int, error) {
 	lines, err := c.run(ctx, "get_client_list "+strconv.Itoa(server))
 	if err != nil {
 		return nil, err
@@ -229,16 +208,6 @@ func leadingPIDs(lines []string) (pids []int, rest []string) {
 	return pids, nil
 }
 
-// Limits returns the limits of a server, or of future servers if server is 0. It
-// queries only the limits that the spec sets.
-func (c Client) Limits(ctx context.Context, server int, spec mps.Spec) (Limits, error) {
-	answers, err := c.query(ctx, limitQueries(server, spec)...)
-	if err != nil {
-		return Limits{}, err
-	}
-	return parseLimits(answers, spec)
-}
-
 // SetLimits sets the limits of a spec for servers, where 0 means future ones, and
 // reads them back. It does all with one run of the program: the answers to the
 // queries are the last lines. The error wraps ErrNoPriorities if the spec has a client
@@ -273,9 +242,6 @@ func (c Client) SetLimits(ctx context.Context, spec mps.Spec, servers ...int) er
 				whose = "the server with PID " + strconv.Itoa(server)
 			}
 			return fmt.Errorf("the limits of %s are not in effect: %w%s", whose, err, Quote(strings.Join(lines, "\n")))
-		}
-		if text := got.rounded(spec); text != "" && i == 0 {
-			klog.FromContext(ctx).Info("The MPS daemon prints memory limits in a coarse unit. They are taken for set", "limits", text)
 		}
 	}
 	return nil

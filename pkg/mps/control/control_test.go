@@ -31,14 +31,14 @@ func TestParseMemory(t *testing.T) {
 		"1073741824": 1 << 30, "1.5G": 3 << 29, "10G (device 0)": 10 << 30, " 64M\n": 64 << 20,
 		"": -1, "M": -1, "none": -1, "5X": -1, "Error: operation not permitted": -1, "Server 12 not found": -1, "-1G": -1 << 30,
 	} {
-		got, err := parseMemory(answer)
+		got, err := ParseMemory(answer)
 		if want == -1 {
 			if err == nil {
 				t.Errorf("%q: got %d, want an error", answer, got)
 			}
 			continue
 		}
-		if err != nil || got.bytes != want {
+		if err != nil || got.Bytes != want {
 			t.Errorf("%q: got %d, %v, want %d", answer, got, err, want)
 		}
 	}
@@ -61,11 +61,11 @@ func TestConfirm(t *testing.T) {
 		// What is 0 may be no limit at all.
 		{"0G", 900, false}, {"0M", 900, false}, {"-1G", 900, false}, {"99999999999T", 900, false},
 	} {
-		got, err := parseMemory(test.answer)
+		got, err := ParseMemory(test.answer)
 		if err != nil {
 			t.Errorf("%q: %v", test.answer, err)
 		}
-		if got.confirms(test.want<<20) != test.ok {
+		if got.Confirms(test.want<<20) != test.ok {
 			t.Errorf("%q confirms %d MiB: %v", test.answer, test.want, !test.ok)
 		}
 	}

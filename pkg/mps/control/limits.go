@@ -22,39 +22,33 @@ type Limits struct {
 	// percentage is 100 without a limit.
 	percentage float64
 	// memory is by device index. It has only the devices that the spec limits.
-	memory map[int]amount
+	memory map[int]Memory
 	// priority is that of new clients of all servers, if the spec has one.
 	priority mps.ClientPriority
 }
 
-// amount is a memory limit in bytes.
-type amount struct {
-	bytes int64
+// Memory is a memory limit as a daemon prints it.
+type Memory struct {
+	Bytes int64
 	// unit is what it was rounded to when the daemon printed it, in bytes: 1 GiB for
 	// "5G", 1 MiB for "5120M".
 	unit int64
 }
 
-// confirms reports whether a daemon that has the wanted limit can have printed this
+// Confirms reports whether a daemon that has the wanted limit, in bytes, can have printed this
 // one. It rounds to its unit, in whichever direction; 0 would mean that there is no limit.
-func (a amount) confirms(want int64) bool {
-	return a.bytes > 0 && a.bytes-want < a.unit && want-a.bytes < a.unit
-}
-
-// ConfirmsMemory reports whether a daemon that has the wanted memory limit, in bytes, can have given this answer.
-func ConfirmsMemory(answer string, want int64) bool {
-	a, err := parseMemory(answer)
-	return err == nil && a.confirms(want)
+func (m Memory) Confirms(want int64) bool {
+	return m.Bytes > 0 && m.Bytes-want < m.unit && want-m.Bytes < m.unit
 }
 
 func limitsOf(spec mps.Spec) Limits {
-	l := Limits{percentage: 100, memory: map[int]amount{}, priority: spec.ClientPriority}
+	l := Limits{percentage: 100, memory: map[int]Memory{}, priority: spec.ClientPriority}
 	if spec.ThreadPercentage > 0 {
 		l.percentage = float64(spec.ThreadPercentage)
 	}
 	for i := range spec.Devices {
 		if limit := spec.MemoryMiB(i); limit > 0 {
-			l.memory[i] = amount{bytes: limit * mebibyte, unit: mebibyte}
+			l.memory[i] = Memory{Bytes: limit * mebibyte, unit: mebibyte}
 		}
 	}
 	return l
@@ -72,29 +66,15 @@ func (l Limits) Check(spec mps.Spec) error {
 		return fmt.Errorf("active thread percentage is %g, want %g", l.percentage, want.percentage)
 	}
 	for _, i := range want.indexes() {
-		if !l.memory[i].confirms(want.memory[i].bytes) {
+		if !l.memory[i].Confirms(want.memory[i].Bytes) {
 			return fmt.Errorf("memory limit of device %d (%s) is %d MiB, want %d MiB",
-				i, spec.Devices[i], l.memory[i].bytes/mebibyte, want.memory[i].bytes/mebibyte)
+				i, spec.Devices[i], l.memory[i].Bytes/mebibyte, want.memory[i].Bytes/mebibyte)
 		}
 	}
 	if want.priority != "" && l.priority != want.priority {
 		return fmt.Errorf("default client priority is %s, want %s", l.priority, want.priority)
 	}
 	return nil
-}
-
-// rounded describes the limits that the spec's round to, and are not. It is empty if
-// there are none.
-func (l Limits) rounded(spec mps.Spec) string {
-	var texts []string
-	want := limitsOf(spec)
-	for _, i := range want.indexes() {
-		if got := l.memory[i]; got.bytes != want.memory[i].bytes {
-			texts = append(texts, fmt.Sprintf("device %d (%s): %d MiB for %d MiB",
-				i, spec.Devices[i], got.bytes/mebibyte, want.memory[i].bytes/mebibyte))
-		}
-	}
-	return strings.Join(texts, ", ")
 }
 
 // scope returns what tells the limit commands for one server from those for future
@@ -125,7 +105,7 @@ func limitCommands(server int, l Limits) []string {
 	name, argument := scope(server)
 	commands := []string{fmt.Sprintf("set_%sactive_thread_percentage%s %g", name, argument, l.percentage)}
 	for _, i := range l.indexes() {
-		commands = append(commands, fmt.Sprintf("set_%sdevice_pinned_mem_limit%s %d %dM", name, argument, i, l.memory[i].bytes/mebibyte))
+		commands = append(commands, fmt.Sprintf("set_%sdevice_pinned_mem_limit%s %d %dM", name, argument, i, l.memory[i].Bytes/mebibyte))
 	}
 	if l.priority != "" {
 		commands = append(commands, priorityCommand(l.priority))
@@ -135,13 +115,13 @@ func limitCommands(server int, l Limits) []string {
 
 // parseLimits reads the answers to limitQueries.
 func parseLimits(answers []string, spec mps.Spec) (Limits, error) {
-	l := Limits{memory: map[int]amount{}}
+	l := Limits{memory: map[int]Memory{}}
 	var err error
 	if l.percentage, err = ParsePercentage(answers[0]); err != nil {
 		return Limits{}, fmt.Errorf("active thread percentage: %w", err)
 	}
 	for n, i := range limitsOf(spec).indexes() {
-		if l.memory[i], err = parseMemory(answers[1+n]); err != nil {
+		if l.memory[i], err = ParseMemory(answers[1+n]); err != nil {
 			return Limits{}, fmt.Errorf("memory limit of device %d (%s): %w", i, spec.Devices[i], err)
 		}
 	}
@@ -153,21 +133,29 @@ func parseLimits(answers []string, spec mps.Spec) (Limits, error) {
 	return l, nil
 }
 
-// parseMemory reads a memory limit: a number with G or M, as drivers print it, with
+// ParsePercentage reads an active thread percentage, 0 to 100.
+func ParsePercentage(answer string) (float64, error) {
+	percentage, err := strconv.ParseFloat(strings.TrimSuffix(answer, "%"), 64)
+	if err != nil {
+		return 0, fmt.Errorf("want a number%s", Quote(answer))
+	}
+	return percentage, nil
+}
+
+// ParseMemory reads a memory limit: a number with G or M, as drivers print it, with
 // another unit, or in bytes.
-func parseMemory(answer string) (amount, error) {
+func ParseMemory(answer string) (Memory, error) {
 	word, _, _ := strings.Cut(strings.TrimSpace(answer), " ")
 	digits := strings.TrimRightFunc(word, unicode.IsLetter)
 	name := strings.TrimSuffix(strings.TrimSuffix(strings.ToUpper(word[len(digits):]), "B"), "I")
 	unit, ok := map[string]float64{"": 1, "K": 1 << 10, "M": mebibyte, "G": 1 << 30, "T": 1 << 40}[name]
 	number, err := strconv.ParseFloat(digits, 64)
 	if err != nil || !ok {
-		return amount{}, fmt.Errorf("want a size such as 512M%s", Quote(answer))
+		return Memory{}, fmt.Errorf("want a size such as 512M%s", Quote(answer))
 	}
-	a := amount{bytes: int64(number * unit)}
+	bytes := int64(number * unit)
 	if _, decimals, ok := strings.Cut(digits, "."); ok {
 		unit /= math.Pow10(len(decimals))
 	}
-	a.unit = max(1, int64(unit))
-	return a, nil
+	return Memory{Bytes: bytes, unit: max(1, int64(unit))}, nil
 }

@@ -28,9 +28,6 @@ func (s *session) act(ctx context.Context, d *rules.Decision, o *observation) er
 		return s.start(ctx)
 	case rules.Stop:
 		return s.stop(ctx, d)
-	case rules.RecordSockets:
-		s.daemon.identify(&s.record)
-		return s.folder.save(s.record)
 	case rules.Rest, rules.Look, rules.Save:
 		return nil // nothing is left to do
 	}
@@ -84,7 +81,7 @@ func (s *session) start(ctx context.Context) error {
 	if err := s.end(ctx); err != nil {
 		return err
 	}
-	if err := s.memory.mount(s.folder, s.record.Spec); err != nil {
+	if err := s.folder.mounts().mount(s.id, shmSize(s.record.Spec, s.node.tmpfs, s.node.proc), s.node.label); err != nil {
 		return err
 	}
 	if err := s.folder.clearPipe(ctx); err != nil {

@@ -24,13 +24,8 @@ type daemon struct {
 	folder  folder
 	// keeper ends with all that the daemon has started. It is nil where none is known.
 	keeper *process.Process
-	// id is that of the daemon, and sockets are its own, as soon as it listens. root is that of its files, as soon as a command
-	// was sent.
-	id      process.ID
-	sockets map[string]process.Socket
-	root    *os.File
-	// dialed: it was found to listen on its sockets.
-	dialed bool
+	// root is that of the daemon's files, as soon as a command was sent.
+	root *os.File
 	// ended is told when the keeper ends, and unwatched ends the watching of one that another supervisor has started.
 	ended     chan<- struct{}
 	unwatched <-chan struct{}
@@ -39,24 +34,18 @@ type daemon struct {
 // client returns the client of the control daemon.
 func (d *daemon) client(r *rules.Record) (control.Client, error) {
 	program, err := newControlProgram(d.options.Roots, d.folder)
-	if err == nil && d.root == nil {
-		err = d.openRoot(r)
+	switch {
+	case err != nil || d.root != nil:
+	case r.Daemon == nil:
+		err = errors.New("the control daemon has not answered yet")
+	default:
+		d.root, err = rootOf(*r.Daemon)
 	}
 	return control.Client{
 		Command: func(ctx context.Context) *exec.Cmd { return program.client(ctx, d.root) },
-		Check:   func(ctx context.Context) error { return d.checkSockets(ctx, r) },
+		Check:   func() error { return d.checkSockets(r) },
 		Limit:   d.options.CommandLimit,
 	}, err
-}
-
-// openRoot opens the root of the daemon that listens.
-func (d *daemon) openRoot(r *rules.Record) (err error) {
-	id := d.id
-	if len(r.Sockets) > 0 {
-		id = *r.Daemon
-	}
-	d.root, err = rootOf(id)
-	return err
 }
 
 // start starts a keeper, which starts the daemon.
@@ -69,7 +58,7 @@ func (d *daemon) start(cmd *exec.Cmd) error {
 }
 
 func (d *daemon) watch(keeper *process.Process) {
-	d.keeper, d.dialed = keeper, false
+	d.keeper = keeper
 	go func() {
 		select {
 		case <-keeper.Done():

@@ -69,10 +69,6 @@ func (l launch) arguments(program string, args ...string) []string {
 
 // prepare gives this thread what the daemon and its servers inherit.
 func (l launch) prepare() error {
-	// The supervisor looks at what came of it. This is for those who read the daemon's log.
-	if err := allowOpenFiles(); err != nil {
-		_, _ = fmt.Fprintln(os.Stderr, err)
-	}
 	if err := l.mount(); err != nil {
 		return fmt.Errorf("prepare the file system: %w", err)
 	}

@@ -4,12 +4,9 @@
 package supervisor
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -17,22 +14,16 @@ import (
 	"github.com/partage-dev/partage/pkg/mps"
 )
 
-// node gives the world a proc root of a node with this memory and these GPUs.
-func (w *world) node(memory int64, gpus int) {
-	w.Helper()
-	proc := filepath.Join(w.dir+".proc", "proc")
-	write := func(path, text string) {
-		path = filepath.Join(proc, path)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)); err != nil {
-			w.Fatal(err)
+// proc makes a procfs of a node with this many GPUs.
+func proc(t *testing.T, gpus int) string {
+	t.Helper()
+	proc := t.TempDir()
+	for i := range gpus {
+		if err := os.MkdirAll(filepath.Join(proc, fmt.Sprintf("driver/nvidia/gpus/0000:%02x:00.0", i+1)), 0o755); err != nil {
+			t.Fatal(err)
 		}
 	}
-	write("meminfo", fmt.Sprintf("MemTotal:       %d kB\nMemFree:  12 kB\n", memory>>10))
-	write("sys/kernel/random/boot_id", "6f1c9c0e-0000-4000-8000-000000000001\n")
-	for i := range gpus {
-		write(fmt.Sprintf("driver/nvidia/gpus/0000:%02x:00.0/information", i+1), "Model: H100\n")
-	}
-	w.options.Roots.Proc = proc
+	return proc
 }
 
 // size returns the size of the file system at a path.
@@ -49,16 +40,10 @@ func size(t *testing.T, path string) int64 {
 func TestMemoryOfAllSessions(t *testing.T) {
 	const partition = "MIG-11111111-2222-3333-4444-555555555555"
 	for i := range 2 * 17 {
-		gpus, percent := i/2, 25<<(i%2)
-		w := &world{T: t, dir: filepath.Join(t.TempDir(), "d")}
-		w.node(64<<30, gpus)
-		m := &memory{proc: w.options.Roots.Proc, percent: percent}
-		limit, err := m.limit()
-		if err != nil || limit != int64(percent)<<30*64/100 {
-			t.Fatalf("limit %d with %d percent, %v", limit, percent, err)
-		}
+		gpus, limit := i/2, int64(16<<30)<<(i%2)
+		proc := proc(t, gpus)
 		session := func(devices ...string) int64 {
-			return cost(m.shmSize(mps.Spec{Devices: devices}, limit)) + fixedCost()
+			return cost(shmSize(mps.Spec{Devices: devices}, limit, proc)) + fixedCost()
 		}
 		for name, sum := range map[string]int64{
 			"whole GPUs":          int64(gpus) * session(gpuA),
@@ -79,8 +64,8 @@ const noSymlinks = 0x2000
 // be run or leads elsewhere.
 func TestMemoryOfSession(t *testing.T) {
 	w := newWorld(t)
-	w.node(2048*mebibyte, 2)
 	s := w.supervisor()
+	s.node.proc, s.node.tmpfs = proc(t, 2), 1024*mebibyte
 	status, err := s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}})
 	if err != nil {
 		t.Fatal(err)
@@ -102,33 +87,5 @@ func TestMemoryOfSession(t *testing.T) {
 	}
 	if sum > 512*mebibyte {
 		t.Errorf("all together may take %d MiB", sum/mebibyte)
-	}
-}
-
-// A session whose tmpfs does not fit beside the others is refused, and says so.
-func TestMemoryIsTaken(t *testing.T) {
-	w := newWorld(t)
-	w.node(512*mebibyte, 1)
-	s := w.supervisor()
-	first, err := s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = s.Ensure(t.Context(), mps.Spec{ID: "b", Devices: []string{gpuB}})
-	for _, want := range []string{"session b", "256 MiB", "may have " + strconv.Itoa(512/2) + " MiB, which is 50 % of the node's memory"} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want %q in it", err, want)
-		}
-	}
-	w.nothingLeft("b")
-	if got := statusOf(t, s, "a"); got.Phase != mps.Running || got.Servers[0] != first.Servers[0] {
-		t.Errorf("got %v", got)
-	}
-	// There is room again.
-	if err := s.Stop(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Ensure(t.Context(), mps.Spec{ID: "b", Devices: []string{gpuB}}); err != nil {
-		t.Error(err)
 	}
 }

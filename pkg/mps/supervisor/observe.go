@@ -14,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/mps/control"
 	"github.com/partage-dev/partage/pkg/mps/keeper"
 	"github.com/partage-dev/partage/pkg/mps/process"
@@ -75,10 +74,11 @@ func (o *observation) isKept() bool {
 }
 
 // inspect asks the daemon for its servers, once it is known to listen on its sockets.
-func (o *observation) inspect(ctx context.Context) ([]control.Server, error) {
+func (o *observation) inspect(ctx context.Context) (_ []control.Server, err error) {
 	s := o.session
 	if len(s.record.Sockets) == 0 {
-		return nil, s.daemon.findSockets(ctx)
+		o.Daemon, o.Sockets, err = s.daemon.listening(ctx)
+		return nil, err
 	}
 	client, err := s.daemon.client(&s.record)
 	if err != nil {
@@ -154,20 +154,6 @@ func userOf(server int) string {
 	_, users, _ := strings.Cut(string(data), "\nUid:")
 	if fields := strings.Fields(users); len(fields) > 0 {
 		return fields[0]
-	}
-	return ""
-}
-
-// warning is what is wrong with a daemon and servers that run all the same.
-func warning(ctx context.Context, r *rules.Record, fewFiles *logchange.Problem) string {
-	pids := process.PIDs(r.Servers)
-	if r.Daemon != nil {
-		pids = append(pids, r.Daemon.PID)
-	}
-	err := checkOpenFiles(pids)
-	fewFiles.Log(ctx, err, "MPS may run out of files", "MPS may open enough files again")
-	if err != nil {
-		return err.Error()
 	}
 	return ""
 }

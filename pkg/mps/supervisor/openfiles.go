@@ -19,16 +19,15 @@ const (
 	openFiles = 4 * leastOpenFiles
 )
 
-// allowOpenFiles lets this process, and the program that it becomes, have openFiles files
-// open. Without CAP_SYS_RESOURCE it goes up to the hard limit, and returns an error if that
-// is less than NVIDIA asks for.
+// allowOpenFiles lets the programs that this one starts have openFiles files open. Without CAP_SYS_RESOURCE it goes up to the
+// hard limit, and returns an error if that is less than NVIDIA asks for.
 func allowOpenFiles() error {
 	var now unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &now); err != nil {
 		return fmt.Errorf("read the limit of open files: %w", err)
 	}
 	// Set even if the limit is high enough: Go has raised this process's, and sets it back for
-	// the program unless it was changed.
+	// the programs that it starts unless it was changed.
 	err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: openFiles, Max: max(now.Max, openFiles)})
 	if err == nil {
 		return nil
@@ -37,20 +36,8 @@ func allowOpenFiles() error {
 		return fmt.Errorf("raise the limit of open files to the hard limit of %d: %w", now.Max, allErr)
 	}
 	if now.Max < leastOpenFiles {
-		return fmt.Errorf("raise the limit of open files from %d to %d: %w", now.Max, openFiles, err)
-	}
-	return nil
-}
-
-// checkOpenFiles returns an error if one of these processes may have fewer files open than
-// NVIDIA asks for. Those that have ended do not count.
-func checkOpenFiles(pids []int) error {
-	for _, pid := range pids {
-		var limit unix.Rlimit
-		if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &limit); err == nil && limit.Cur < leastOpenFiles {
-			return fmt.Errorf("MPS may have only %d files open and NVIDIA asks for at least %d: with many clients its server will fail; "+
-				"give the supervisor's container CAP_SYS_RESOURCE, or raise LimitNOFILE of the node's container runtime", limit.Cur, leastOpenFiles)
-		}
+		return fmt.Errorf("MPS may have only %d files open and NVIDIA asks for at least %d: with many clients its server will fail; "+
+			"give the supervisor's container CAP_SYS_RESOURCE, or raise LimitNOFILE of the node's container runtime: %w", now.Max, leastOpenFiles, err)
 	}
 	return nil
 }

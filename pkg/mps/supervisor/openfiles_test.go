@@ -71,36 +71,9 @@ func TestOpenFiles(t *testing.T) {
 					t.Errorf("PID %d may open %d files, %v, want %d", pid, got.Cur, err, test.want)
 				}
 			}
-			log, err := os.ReadFile(w.folder(one.ID).logs().path(daemonLog))
-			if said := strings.Contains(string(log), "raise the limit of open files from 4096 to 65536"); err != nil || said != (test.message != "") {
-				t.Errorf("the daemon's log: %s, %v", log, err)
-			}
 			if err := s.Stop(t.Context(), one.ID); err != nil {
 				t.Error(err)
 			}
 		})
-	}
-}
-
-// TestOpenFilesOfEarlierDaemon: what an earlier version started, before it gave daemons more
-// files, is told of as well.
-func TestOpenFilesOfEarlierDaemon(t *testing.T) {
-	w := newWorld(t)
-	first := w.other()
-	first.ensure(t, one)
-	record, err := w.folder(one.ID).load()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Prlimit(record.Daemon.PID, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1024, Max: 1024}, nil); err != nil {
-		t.Fatal(err)
-	}
-	first.end(unix.SIGKILL)
-	s := w.supervisor()
-	if status := reaches(t, s, one.ID, mps.Running, 0); !strings.Contains(status.Message, "only 1024 files open") {
-		t.Errorf("got %q", status.Message)
-	}
-	if err := s.Stop(t.Context(), one.ID); err != nil {
-		t.Error(err)
 	}
 }

@@ -27,10 +27,7 @@ func TestClientPriority(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := clientOf(t, s, "gpu-0")
-	in := func(spec mps.Spec) bool {
-		got, err := c.Limits(t.Context(), first.Servers[0], spec)
-		return err == nil && got.Check(spec) == nil
-	}
+	in := func(spec mps.Spec) bool { return hasLimits(t, c, first.Servers[0], spec) == nil }
 	with := func(p mps.ClientPriority) mps.Spec {
 		other := spec
 		other.ClientPriority = p

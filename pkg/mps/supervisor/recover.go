@@ -49,7 +49,7 @@ func (s *Supervisor) takeOver(ctx context.Context, id string, r rules.Record) {
 	sess := s.newSession(id) //nolint:contextcheck // it outlives the call
 	sess.record, sess.pace.Ready = r, time.Now()
 	s.sessions[id] = sess
-	sess.publish(ctx, mps.Starting, "the MPS supervisor has been restarted", nil)
+	sess.publish(mps.Starting, "the MPS supervisor has been restarted", nil)
 	notify(sess.wake)
 }
 

@@ -14,7 +14,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/process"
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
@@ -26,10 +25,8 @@ type session struct {
 	id      string
 	options Options
 	folder  folder
-	memory  *memory
+	node    node
 	pods    *endingPods
-	// fewFiles is the same for all sessions of a node.
-	fewFiles *logchange.Problem
 	// locked has room for one value, which the holder of the session's lock has put in.
 	locked chan struct{}
 	// wake has the monitor observe the session at once.
@@ -150,7 +147,7 @@ func (s *session) ensure(ctx context.Context, spec mps.Spec) (mps.Status, error)
 	isNew, began, before := !s.record.Started, time.Now(), s.record.Spec
 	if isNew {
 		s.record.Spec = spec
-		s.publish(ctx, mps.Starting, "", nil)
+		s.publish(mps.Starting, "", nil)
 	} else if err := s.record.Spec.CheckChange(spec); err != nil {
 		return mps.Status{}, err
 	}
@@ -165,7 +162,7 @@ func (s *session) ensure(ctx context.Context, spec mps.Spec) (mps.Status, error)
 		if !s.record.Serving { // what did run is tried again
 			s.record.Spec = before
 			err = errors.Join(err, s.folder.save(s.record))
-			s.publish(ctx, "", err.Error(), nil)
+			s.publish("", err.Error(), nil)
 		}
 		return mps.Status{}, fmt.Errorf("session %s: %w", spec.ID, err)
 	case status.Phase == mps.Faulted:
@@ -230,7 +227,7 @@ func (s *session) run(ctx context.Context, w wish) (again time.Duration, err err
 		case s.gone, d.Do == rules.Suspend:
 			return 0, nil
 		case (d.Do == rules.Accept || d.Do == rules.SetLimits) && reflect.DeepEqual(s.record.Spec, o.Wanted):
-			s.publish(ctx, mps.Running, "", o.Clients)
+			s.publish(mps.Running, "", o.Clients)
 			return s.options.CheckInterval, nil // the limits were read back
 		}
 	}
@@ -283,14 +280,14 @@ func (s *session) note(ctx context.Context, d *rules.Decision, o *observation) {
 		}
 	}
 	if d.Phase != "" || d.Message != "" {
-		s.publish(ctx, d.Phase, d.Message, o.Clients)
+		s.publish(d.Phase, d.Message, o.Clients)
 	}
 }
 
 // failed handles an action that has failed, and returns when to come back, and the error for people.
 func (s *session) failed(ctx context.Context, d *rules.Decision, err error) (again time.Duration, _ error) {
 	again = s.options.CheckInterval
-	isStart := d.Do == rules.RecordSockets || d.Do == rules.StartServer || d.Do == rules.Accept && d.Pace.Asked
+	isStart := d.Do == rules.StartServer || d.Do == rules.Accept && d.Pace.Asked
 	switch {
 	case ctx.Err() != nil && d.Do != rules.Remove: // it goes on later
 	case isStart:
@@ -300,16 +297,16 @@ func (s *session) failed(ctx context.Context, d *rules.Decision, err error) (aga
 		if !d.Failed {
 			s.pace.Fail(time.Now(), s.options.times())
 		}
-		s.publish(ctx, s.pace.Phase(), err.Error(), nil)
+		s.publish(s.pace.Phase(), err.Error(), nil)
 		again = max(0, time.Until(s.pace.Next))
 	case d.Do == rules.Accept, d.Do == rules.SetLimits, d.Do == rules.Remove:
-		s.publish(ctx, mps.Failed, err.Error(), nil)
+		s.publish(mps.Failed, err.Error(), nil)
 	}
 	return again, err
 }
 
 // publish sets the session's status. The phase stays if it is empty, and so do the clients if they are nil.
-func (s *session) publish(ctx context.Context, phase mps.Phase, message string, clients []int) {
+func (s *session) publish(phase mps.Phase, message string, clients []int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := &s.record
@@ -320,7 +317,7 @@ func (s *session) publish(ctx context.Context, phase mps.Phase, message string, 
 		clients = s.status.Clients
 	}
 	if phase == mps.Running && message == "" {
-		message = warning(ctx, r, s.fewFiles)
+		message = s.node.warning
 	}
 	s.status = mps.Status{
 		Spec: r.Spec.Clone(), Phase: phase, Message: message,

@@ -26,92 +26,57 @@ const (
 // fs.ErrNotExist as well; a daemon that quits removes its own.
 var errSockets = errors.New("what it says is not believed any more")
 
-// findSockets finds those that the daemon has made, and the process that listens on them, provided that the keeper has
+// listening returns the sockets that the daemon has made, and the process that listens on them, provided that the keeper has
 // started it.
-func (d *daemon) findSockets(ctx context.Context) error {
-	sockets := map[string]process.Socket{}
-	var daemon process.ID
+func (d *daemon) listening(ctx context.Context) (daemon process.ID, sockets map[string]process.Socket, err error) {
+	sockets = map[string]process.Socket{}
 	for _, name := range []string{controlSocket, PrivilegedSocket} {
-		socket, listener, err := process.Listener(ctx, d.folder.pipe(), filepath.Join(daemonFolder, name))
+		path := filepath.Join(daemonFolder, name)
+		socket, listener, err := process.Listener(ctx, d.folder.pipe(), path)
 		switch {
 		case name != controlSocket && errors.Is(err, os.ErrNotExist):
 			continue
 		case err != nil:
-			return err
+			return daemon, nil, err
 		case name == controlSocket && listener.DescendsFrom(d.keeper.ID):
 			daemon = listener
 		}
 		if listener != daemon {
-			return d.inPlace(listener, filepath.Join(daemonFolder, name))
+			return daemon, nil, fmt.Errorf("%s listens on %s in the place of the control daemon", listener, filepath.Join(d.folder.pipe(), path))
 		}
 		sockets[name] = socket
 	}
-	d.sockets, d.id, d.dialed = sockets, daemon, true
-	return nil
+	return daemon, sockets, nil
 }
 
-// identify notes which sockets the daemon has made, and so which process it is.
-func (d *daemon) identify(r *rules.Record) {
-	id := d.id
-	r.Sockets, r.Daemon = d.sockets, &id
-}
-
-// checkSockets returns an error that wraps errSockets unless all recorded sockets are
-// in their place. A socket has no other listener than the process that made it, so
-// who listens is looked up only once in the life of this supervisor: the daemon logs
-// every connection.
-func (d *daemon) checkSockets(ctx context.Context, r *rules.Record) error {
-	if len(r.Sockets) == 0 {
-		return nil // it is being started
-	}
+// checkSockets returns an error that wraps errSockets unless all recorded sockets are in their place. A socket has no other
+// listener than the process that made it.
+func (d *daemon) checkSockets(r *rules.Record) error {
 	for name, recorded := range r.Sockets {
-		path := filepath.Join(daemonFolder, name)
-		now, err := process.IdentifySocket(d.folder.pipe(), path)
-		if err := expect(recorded, now, err); err != nil {
-			return fmt.Errorf("%s the socket %s of the control daemon (%s): %w: %w",
-				whatHappened(err), filepath.Join(d.folder.pipe(), path), r.Daemon, err, errSockets)
-		}
-		if d.dialed {
-			continue
-		}
-		_, listener, err := process.Listener(ctx, d.folder.pipe(), path)
-		if err == nil && listener != *r.Daemon {
-			err = d.inPlace(listener, path)
-		}
-		if err != nil {
-			return err
+		if err := d.checkSocket(d.folder.daemonPipe(), name, recorded); err != nil {
+			return fmt.Errorf("the socket of the control daemon (%s): %w", r.Daemon, err)
 		}
 	}
-	d.dialed = true
 	if !r.Serving {
 		return nil // containers may not have got it yet
 	}
-	now, err := process.IdentifySocket(d.folder.pipe(), filepath.Join(clientFolder, controlSocket))
-	if err := expect(r.Sockets[controlSocket], now, err); err != nil {
-		return fmt.Errorf("%s the socket %s of the control daemon (%s), which containers have: %w: %w",
-			whatHappened(err), filepath.Join(d.folder.clientPipe(), controlSocket), r.Daemon, err, errSockets)
+	if err := d.checkSocket(d.folder.clientPipe(), controlSocket, r.Sockets[controlSocket]); err != nil {
+		return fmt.Errorf("the socket of the control daemon (%s), which containers have: %w", r.Daemon, err)
 	}
 	return nil
 }
 
-func (d *daemon) inPlace(listener process.ID, name string) error {
-	return fmt.Errorf("%s listens on %s in the place of the control daemon", listener, filepath.Join(d.folder.pipe(), name))
-}
-
-// whatHappened begins the error about a socket that is not the recorded one.
-func whatHappened(err error) string {
-	if errors.Is(err, os.ErrNotExist) {
-		return "somebody removed"
+func (d *daemon) checkSocket(folder, name string, recorded process.Socket) error {
+	now, err := process.IdentifySocket(folder, name)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return fmt.Errorf("somebody removed it: %w: %w", err, errSockets)
+	case err != nil:
+		return fmt.Errorf("somebody replaced it: %w: %w", err, errSockets)
+	case now != recorded:
+		return fmt.Errorf("somebody replaced it: %s has the inode %d, want %d: %w", filepath.Join(folder, name), now.Inode, recorded.Inode, errSockets)
 	}
-	return "somebody replaced"
-}
-
-// expect returns an error unless a socket could be looked at and is the recorded one.
-func expect(recorded, now process.Socket, err error) error {
-	if err == nil && now != recorded {
-		return fmt.Errorf("it has the inode %d, want %d", now.Inode, recorded.Inode)
-	}
-	return err
+	return nil
 }
 
 // publish links files of the daemon into the folder that containers have. It is the

@@ -141,7 +141,7 @@ func TestListenerOfAnother(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := sess.daemon.findSockets(t.Context()); err == nil || !strings.Contains(err.Error(), self.String()) || !strings.Contains(err.Error(), "control_privileged") {
+	if _, _, err := sess.daemon.listening(t.Context()); err == nil || !strings.Contains(err.Error(), self.String()) || !strings.Contains(err.Error(), "control_privileged") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -17,7 +17,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/host"
-	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/podend"
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
@@ -28,10 +27,8 @@ import (
 type Supervisor struct {
 	options Options
 	bootID  string
-	memory  *memory
+	node    node
 	pods    *endingPods
-	// fewFiles is logged when it changes, not for each session.
-	fewFiles logchange.Problem
 	// background ends, by stop, what goes on without a caller, and closed the watching of processes.
 	background context.Context //nolint:containedctx // it is that of the supervisor, not of a call
 	stop       context.CancelFunc
@@ -40,6 +37,16 @@ type Supervisor struct {
 
 	mu       sync.Mutex
 	sessions map[string]*session
+}
+
+// node is what is the same for all sessions.
+type node struct {
+	// proc is the procfs, label the SELinux context of what is mounted, empty for none.
+	proc, label string
+	// tmpfs is how many bytes what is mounted for all sessions together may take.
+	tmpfs int64
+	// warning is what is wrong while sessions run all the same.
+	warning string
 }
 
 // New returns a supervisor that adopts the sessions in the folder. It returns at
@@ -64,9 +71,17 @@ func New(ctx context.Context, options Options) (*Supervisor, error) {
 	if label != "" {
 		klog.FromContext(ctx).Info("What is mounted for MPS sessions gets an SELinux context", "context", label)
 	}
+	memory, err := nodeMemory()
+	if err != nil {
+		return nil, err
+	}
 	s := &Supervisor{
-		options: options, bootID: bootID, memory: &memory{dir: options.Dir, proc: options.Roots.Complete().Proc, percent: options.MemoryPercent, label: label},
-		closed: make(chan struct{}), sessions: map[string]*session{},
+		options: options, bootID: bootID, closed: make(chan struct{}), sessions: map[string]*session{},
+		node: node{proc: options.Roots.Complete().Proc, tmpfs: memory * int64(options.MemoryPercent) / 100, label: label},
+	}
+	if err := allowOpenFiles(); err != nil {
+		klog.FromContext(ctx).Error(err, "MPS may run out of files")
+		s.node.warning = err.Error()
 	}
 	s.background, s.stop = context.WithCancel(context.WithoutCancel(ctx))
 	s.pods = &endingPods{wake: s.wakeAll, interval: options.CheckInterval / 2, after: options.CommandLimit, ends: map[types.UID]*doomedPod{}}
@@ -207,7 +222,7 @@ func (s *Supervisor) folder(id string) folder { return folder(filepath.Join(s.op
 func (s *Supervisor) newSession(id string) *session {
 	wake, f := make(chan struct{}, 1), s.folder(id)
 	sess := &session{
-		id: id, options: s.options, folder: f, memory: s.memory, pods: s.pods, fewFiles: &s.fewFiles,
+		id: id, options: s.options, folder: f, node: s.node, pods: s.pods,
 		locked: make(chan struct{}, 1), wake: wake, record: rules.Record{BootID: s.bootID},
 		daemon: daemon{options: s.options, folder: f, ended: wake, unwatched: s.closed},
 		watch:  watch{ended: wake},

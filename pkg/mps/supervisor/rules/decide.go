@@ -34,7 +34,6 @@ const (
 	Suspend                  // end all that runs, and unmount
 	Start                    // end what is left of an earlier daemon, and start another
 	Stop                     // end the daemon, and all that it has started
-	RecordSockets            // write down which sockets the daemon has made
 	StartServer              // give future servers their limits, and containers the socket, and start a server
 	Accept                   // make the servers that are listed the session's
 	SetLimits                // of the servers that do not have them
@@ -206,7 +205,7 @@ func (o *Observation) MayReplace() bool {
 // judge judges a daemon that answers.
 func (d *decision) judge() {
 	if len(d.Record.Sockets) == 0 {
-		d.out.Do = RecordSockets
+		d.out.Do, d.Record.Daemon, d.Record.Sockets = Save, &d.Daemon, d.Sockets
 		return
 	}
 	for _, s := range d.Servers {

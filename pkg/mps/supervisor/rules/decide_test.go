@@ -33,7 +33,7 @@ func TestDecide(t *testing.T) {
 		"put off, and wanted":     {func(w *world) { w.endDaemon(); w.Record.Sockets, w.Pace.Next, w.Calling = false, soon, true }, Start, "", ""},
 		"daemon killed":           {func(w *world) { w.endDaemon(); w.Ended = true }, Save, mps.Starting, "the control daemon (PID 100) ended: killed"},
 		"daemon gone at restart":  {func(w *world) { w.endDaemon() }, Save, mps.Starting, "ended together with the supervisor, or while there was none"},
-		"daemon without sockets":  {func(w *world) { w.Record.Sockets = false }, RecordSockets, "", ""},
+		"daemon without sockets":  {func(w *world) { w.Record.Sockets = false }, Save, "", ""},
 		"server ended":            {func(w *world) { w.endServer(none) }, Save, mps.Starting, "the server (PID 2) ended"},
 		"server ended, unnoticed": {func(w *world) { w.endServer(dead) }, Look, mps.Starting, "the server with PID 2 has ended"},
 		"no server":               {func(w *world) { w.endServer(none); w.Record.Server = -1 }, StartServer, mps.Starting, "there is no server"},

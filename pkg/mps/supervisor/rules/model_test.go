@@ -127,8 +127,6 @@ func (w *world) effects(do Do) []func() error {
 		return []func() error{end, set(func() { w.Unmounted, w.Published = false, false }), set(func() { w.Daemon = starting })}
 	case Stop:
 		return []func() error{end}
-	case RecordSockets:
-		return []func() error{set(func() { w.Record.Sockets, w.Record.Daemon = true, true })}
 	case StartServer:
 		return []func() error{
 			set(func() { w.Defaults = w.Record.Limits }),
@@ -372,7 +370,7 @@ var mutants = map[string]mutant{
 	"what is wanted does not matter":      {sees: func(o *Observation) { o.Wanted = o.Record.Spec }},
 	"losses are not counted":              {says: func(o *Observation, d *Decision) { d.Record.Losses = o.Record.Losses }},
 	"a loss is counted twice":             {says: func(o *Observation, d *Decision) { d.Record.Serving = o.Record.Serving }},
-	"the first answer is enough":          {says: skip(RecordSockets)},
+	"the first answer is enough":          {says: func(o *Observation, d *Decision) { d.Record.Sockets = o.Record.Sockets }},
 	"servers are not accepted":            {says: skip(Accept)},
 	"limits are not restored":             {says: skip(SetLimits)},
 	"servers are not replaced":            {says: skip(ReplaceServers)},

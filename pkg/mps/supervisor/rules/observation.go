@@ -47,6 +47,9 @@ type Observation struct {
 	// Credible: there may be clients of the daemon that does not answer. It is looked at only when that matters.
 	Credible bool
 
+	// Daemon is the process that listens on the daemon's Sockets. Both are looked up only where the record has none.
+	Daemon  process.ID
+	Sockets map[string]process.Socket
 	Servers []Server
 	// Gone are the servers of the record that the daemon does not list any more.
 	Gone []process.ID

@@ -194,6 +194,9 @@ func (w *world) observe() Observation {
 	if w.Foreign {
 		o.Replaced = "a socket is another"
 	}
+	if !w.Record.Sockets {
+		o.Daemon, o.Sockets = process.ID{PID: 100, Start: 1}, map[string]process.Socket{"control": {}}
+	}
 	o.Clients = o.Before
 	if w.Server != none {
 		s := Server{ID: server(w.ID), Alive: w.Server != dead, Own: true, State: "INITIALIZING"}
