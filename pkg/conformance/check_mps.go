@@ -18,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/gpu"
-	mpsprocess "github.com/partage-dev/partage/pkg/mps/process"
 )
 
 // Kinds of the questions of part B.
@@ -308,7 +307,7 @@ func checkMPSFiles(ctx context.Context, n *Node) []Finding {
 		return f
 	}
 	found, err := inLab(ctx, n, Daemon, "files of the pipe directory", func(_ context.Context, l *lab) ([]pipeFile, error) {
-		return listPipe(l.mps.DaemonPipe())
+		return listPipe(l.mps.DaemonPipe)
 	})
 	if err != nil {
 		return []Finding{Failed("", expected, err)}
@@ -372,11 +371,11 @@ func checkMPSOpenFiles(ctx context.Context, n *Node) []Finding {
 		return f
 	}
 	found, err := inLab(ctx, n, Daemon, "how many files daemon and server may open", func(_ context.Context, l *lab) (mpsFiles, error) {
-		kept, err := mpsprocess.Children(l.daemon.Process.Pid)
-		if err != nil || len(kept) == 0 {
-			return mpsFiles{}, errors.Join(err, errors.New("the control daemon has ended"))
+		control, err := l.control()
+		if err != nil {
+			return mpsFiles{}, err
 		}
-		daemon, err := mpsFileLimit(kept[0])
+		daemon, err := mpsFileLimit(control.PID)
 		server, serverErr := mpsFileLimit(l.server.PID)
 		return mpsFiles{daemon, server}, errors.Join(err, serverErr)
 	})

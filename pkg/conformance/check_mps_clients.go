@@ -72,7 +72,7 @@ func checkMPSControlAlone(ctx context.Context, n *Node) []Finding {
 		return f
 	}
 	_, err := inLab(ctx, n, Daemon, "link control into an empty directory", func(_ context.Context, l *lab) (bool, error) {
-		return true, os.Link(filepath.Join(l.mps.DaemonPipe(), "control"), filepath.Join(l.mps.ClientPipe(), "control"))
+		return true, os.Link(filepath.Join(l.mps.DaemonPipe, "control"), filepath.Join(l.mps.ClientPipe, "control"))
 	})
 	if err != nil {
 		return []Finding{Failed("", isLimited, err)}
@@ -86,7 +86,7 @@ func checkMPSControlAlone(ctx context.Context, n *Node) []Finding {
 		findings = append(findings, Expect(subject, strings.HasPrefix(got, expected), expected, got).Because("%s", consequence))
 	}
 	got, err := n.attemptBy(ctx, "a client in whose pipe directory is control only", func(ctx context.Context, l *lab) ([]probe.Event, error) {
-		return l.probe(ctx, surroundings{pipe: l.mps.ClientPipe()}, probe.Options{Allocate: greedy})
+		return l.probe(ctx, surroundings{pipe: l.mps.ClientPipe}, probe.Options{Allocate: greedy})
 	})
 	add("a directory with control only", isLimited, "containers need more of the daemon's files: --extra-container-files of the MPS supervisor gives them", got, err)
 	got, err = n.attempt(ctx, "a client with a /dev/shm of its own", surroundings{ownMemory: true}, probe.Options{})

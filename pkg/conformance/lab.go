@@ -21,8 +21,8 @@ import (
 	"github.com/partage-dev/partage/pkg/cuda/probe"
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
-	mpsprocess "github.com/partage-dev/partage/pkg/mps/process"
 	"github.com/partage-dev/partage/pkg/mps/supervisor"
+	mpsprocess "github.com/partage-dev/partage/pkg/process"
 	"github.com/partage-dev/partage/pkg/wait"
 )
 
@@ -117,7 +117,7 @@ func (l *lab) awaitAnswer(ctx context.Context) error {
 			return false, errors.New("it has ended")
 		default:
 		}
-		if _, err := os.Stat(filepath.Join(l.mps.DaemonPipe(), "control")); err != nil {
+		if _, err := os.Stat(filepath.Join(l.mps.DaemonPipe, "control")); err != nil {
 			return false, nil //nolint:nilerr // it is still starting
 		}
 		_, err := l.run(ctx, "get_server_list")
@@ -170,10 +170,29 @@ func (l *lab) serverID(pid int) (mpsprocess.ID, error) {
 	if pid > 0 && errors.Is(err, fs.ErrNotExist) {
 		return mpsprocess.ID{}, nil
 	}
-	if err != nil || !l.mps.Owns(id) {
+	if err == nil {
+		var kept mpsprocess.ID
+		kept, err = mpsprocess.Identify(l.daemon.Process.Pid)
+		if err == nil && !id.DescendsFrom(kept) {
+			err = fs.ErrInvalid
+		}
+	}
+	if err != nil {
 		return mpsprocess.ID{}, fmt.Errorf("get_server_list answers %d, which is no process of this daemon", pid)
 	}
 	return id, nil
+}
+
+// control returns the process of the control daemon, which its keeper has started.
+func (l *lab) control() (mpsprocess.ID, error) {
+	kept, err := mpsprocess.Children(l.daemon.Process.Pid)
+	if err == nil && len(kept) == 0 {
+		err = errors.New("the control daemon has ended")
+	}
+	if err != nil {
+		return mpsprocess.ID{}, err
+	}
+	return mpsprocess.Identify(kept[0])
 }
 
 // run sends one command to the daemon and returns the answer as it was printed.
@@ -181,7 +200,11 @@ func (l *lab) run(ctx context.Context, command string) (string, error) {
 	if l.mps == nil {
 		return "", errors.New("there is no control daemon")
 	}
-	cmd, err := l.mps.Client(ctx)
+	daemon, err := l.control()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", command, err)
+	}
+	cmd, err := l.mps.Client(ctx, daemon)
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", command, err)
 	}
@@ -226,14 +249,14 @@ func (l *lab) client(s surroundings, o probe.Options) (probe.Program, probe.Opti
 	}
 	pipe := s.pipe
 	if pipe == "" {
-		pipe = l.mps.DaemonPipe()
+		pipe = l.mps.DaemonPipe
 	}
 	o.Library = library
 	if nodes := l.roots.DevRoot().Path; nodes != "/" {
 		o.DevRoot = nodes
 	}
 	if !s.ownMemory {
-		o.SharedMemory = l.mps.SharedMemory()
+		o.SharedMemory = l.mps.SharedMemory
 	}
 	program := probe.Program{
 		Path: l.program, Device: l.device, Env: append([]string{"CUDA_MPS_PIPE_DIRECTORY=" + pipe}, s.env...), Namespaces: s.namespaces, FirstUser: firstUser,

@@ -24,13 +24,13 @@ const (
 )
 
 // memoryFolder is a file system of its own, which goes without anybody removing files.
-func memoryFolder(t *testing.T) string {
+func memoryFolder(t *testing.T, options string) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("mounts need root")
 	}
 	path := t.TempDir()
-	if err := unix.Mount("test", path, "tmpfs", 0, "size=64m,nr_inodes=400k"); err != nil {
+	if err := unix.Mount("test", path, "tmpfs", 0, options); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -40,6 +40,9 @@ func memoryFolder(t *testing.T) string {
 	})
 	return path
 }
+
+// manyFiles has room for what the tests make.
+const manyFiles = "size=64m,nr_inodes=400k"
 
 // deepen makes folders in folders, with a file in each hundredth.
 func deepen(t *testing.T, path string, levels int) {
@@ -97,7 +100,7 @@ func TestRemoveTreeWithFewDescriptors(t *testing.T) {
 
 // Whatever a tenant made of a folder, it goes, with few descriptors.
 func TestRemoveTree(t *testing.T) {
-	folder := memoryFolder(t)
+	folder := memoryFolder(t, manyFiles)
 	for name, build := range map[string]func(t *testing.T, path string){
 		"deep": func(t *testing.T, path string) { t.Helper(); deepen(t, path, deepLevels) },
 		"wide": func(t *testing.T, path string) { t.Helper(); widen(t, path, wideFiles) },
@@ -136,7 +139,7 @@ func empty(t *testing.T, folder string) {
 
 // Links and mounts do not lead out.
 func TestRemoveTreeStays(t *testing.T) {
-	folder := memoryFolder(t)
+	folder := memoryFolder(t, manyFiles)
 	outside, tree := filepath.Join(folder, "outside"), filepath.Join(folder, "tree")
 	write(t, outside, "file", "x")
 	write(t, tree, "a/b/c", "x")
@@ -165,7 +168,7 @@ func TestRemoveTreeStays(t *testing.T) {
 // What a process that was killed, or had no more time, has left is for the next one, and
 // the path was free at once.
 func TestRemoveAside(t *testing.T) {
-	folder := memoryFolder(t)
+	folder := memoryFolder(t, manyFiles)
 	tree := filepath.Join(folder, "tree")
 	// Stopped at different places.
 	for i := range 5 {
@@ -211,7 +214,7 @@ func (c *endsAfter) Err() error {
 }
 
 func TestClearFolder(t *testing.T) {
-	folder := memoryFolder(t)
+	folder := memoryFolder(t, manyFiles)
 	deepen(t, filepath.Join(folder, "deep"), 5000)
 	widen(t, filepath.Join(folder, "wide"), 5000)
 	link(t, folder, "link", "deep")
@@ -226,7 +229,7 @@ func TestClearFolder(t *testing.T) {
 
 // A bound on the number of files holds for folders, too.
 func TestMountTmpfsBounds(t *testing.T) {
-	path := filepath.Join(memoryFolder(t), "bounded")
+	path := filepath.Join(memoryFolder(t, manyFiles), "bounded")
 	if err := MountTmpfs(path, 1<<20, ""); err != nil {
 		t.Fatal(err)
 	}

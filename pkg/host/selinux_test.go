@@ -49,7 +49,7 @@ func TestFileContext(t *testing.T) {
 
 // TestContextThatDoesNotExist: neither a kernel without SELinux nor a policy knows it.
 func TestContextThatDoesNotExist(t *testing.T) {
-	path := filepath.Join(memoryFolder(t), "labelled")
+	path := filepath.Join(memoryFolder(t, manyFiles), "labelled")
 	err := MountTmpfs(path, 1<<20, "nobody_u:nothing_r:nowhere_t:s0")
 	if errors.Is(err, os.ErrPermission) {
 		t.Skip("mounts need root")

@@ -32,7 +32,7 @@ func MountTmpfs(path string, bytes int64, label string) error {
 	if err := os.MkdirAll(path, 0o755); err != nil {
 		return err
 	}
-	mounted, err := isMountPoint(path)
+	mounted, err := IsMountPoint(path)
 	if err != nil || mounted {
 		return err
 	}
@@ -81,10 +81,7 @@ func ShrinkTmpfs(ctx context.Context, path string) error {
 // is a success.
 func RemoveTmpfs(path string) error {
 	for {
-		mounted, err := isMountPoint(path)
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
+		mounted, err := IsMountPoint(path)
 		if err != nil {
 			return err
 		}
@@ -100,13 +97,16 @@ func RemoveTmpfs(path string) error {
 	}
 }
 
-func isMountPoint(path string) (bool, error) {
+// IsMountPoint reports whether a file system in memory is mounted on a path: it has a device number of its own, even within
+// another one.
+func IsMountPoint(path string) (bool, error) {
 	var here, above unix.Stat_t
-	if err := unix.Lstat(path, &here); err != nil {
-		return false, fmt.Errorf("%s: %w", path, err)
+	err := unix.Lstat(path, &here)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
 	}
-	if err := unix.Lstat(filepath.Dir(path), &above); err != nil {
-		return false, fmt.Errorf("%s: %w", path, err)
+	if err = errors.Join(err, unix.Lstat(filepath.Dir(path), &above)); err != nil {
+		return false, fmt.Errorf("look at %s: %w", path, err)
 	}
 	return here.Dev != above.Dev, nil
 }

@@ -92,8 +92,32 @@ func OfProcess(procfs fs.FS, pid int) (Pod, bool) {
 	return Find(string(file))
 }
 
-// In reports whether a process is in a pod, whichever that is, by its file "cgroup" of procfs.
-func In(file string) bool {
+// OOMKills returns how many processes of the pod the kernel has killed because memory ran out. It is not known with cgroups of
+// version 1, nor after the pod's end. The procfs has the processes of the host.
+func (p Pod) OOMKills(procfs fs.FS) (int, bool) {
+	if p.Cgroup == "" {
+		return 0, false
+	}
+	events, err := fs.ReadFile(procfs, path.Join("1/root/sys/fs/cgroup", p.Cgroup, "memory.events"))
+	if err != nil {
+		return 0, false
+	}
+	for line := range strings.Lines(string(events)) {
+		if count, ok := strings.CutPrefix(strings.TrimSpace(line), "oom_kill "); ok {
+			n, err := strconv.Atoi(count)
+			return n, err == nil
+		}
+	}
+	return 0, false
+}
+
+// In reports whether a process is in a pod, whichever that is. The procfs has the processes of the host.
+func In(procfs fs.FS, pid int) bool {
+	file, err := fs.ReadFile(procfs, path.Join(strconv.Itoa(pid), "cgroup"))
+	return err == nil && inPod(string(file))
+}
+
+func inPod(file string) bool {
 	for _, cgroup := range Lines(file) {
 		for name := range strings.SplitSeq(strings.TrimSuffix(cgroup, deleted), "/") {
 			if ofAnyPod.MatchString(name) || ofPod.MatchString(name) {

@@ -6,6 +6,7 @@ package podcgroup
 import (
 	"strings"
 	"testing"
+	"testing/fstest"
 )
 
 const (
@@ -86,7 +87,7 @@ func TestFind(t *testing.T) {
 			if got != test.want || ok != (test.want.UID != "") {
 				t.Errorf("%q:\ngot  %+v, %t\nwant %+v", test.file, got, ok, test.want)
 			}
-			if ok && !In(test.file) {
+			if ok && !inPod(test.file) {
 				t.Errorf("%q is in a pod, and not in any", test.file)
 			}
 		})
@@ -108,7 +109,7 @@ func TestIn(t *testing.T) {
 		"0::/\n":            false,
 		"":                  false,
 	} {
-		if got := In(file); got != want {
+		if got := inPod(file); got != want {
 			t.Errorf("%q: got %t", file, got)
 		}
 	}
@@ -128,5 +129,24 @@ func TestLinesStop(t *testing.T) {
 			t.Errorf("got %s %s", controllers, path)
 		}
 		break
+	}
+}
+
+func TestOOMKills(t *testing.T) {
+	const events = "1/root/sys/fs/cgroup/kubepods/podA/memory.events"
+	for text, want := range map[string]int{
+		"low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 1\n": 2, "oom_kill 0\n": 0, "low 0\n": -1, "oom_kill many\n": -1,
+	} {
+		procfs := fstest.MapFS{events: {Data: []byte(text)}}
+		got, known := Pod{Cgroup: "/kubepods/podA"}.OOMKills(procfs)
+		if known != (want >= 0) || known && got != want {
+			t.Errorf("%q: got %d, %t, want %d", text, got, known, want)
+		}
+		if _, known := (Pod{Cgroup: "/kubepods/podB"}).OOMKills(procfs); known {
+			t.Error("known of a pod that has ended")
+		}
+		if _, known := (Pod{}).OOMKills(procfs); known {
+			t.Error("known without a cgroup of version 2")
+		}
 	}
 }

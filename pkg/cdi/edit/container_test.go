@@ -19,7 +19,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/cdi"
 	"github.com/partage-dev/partage/pkg/cdi/hook"
-	"github.com/partage-dev/partage/pkg/mps/process"
+	"github.com/partage-dev/partage/pkg/process"
 )
 
 // TestContainer puts devices into a container as a runtime does, with the CDI library

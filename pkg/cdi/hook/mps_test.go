@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/partage-dev/partage/pkg/mps/process"
+	"github.com/partage-dev/partage/pkg/process"
 )
 
 // bundle makes what a runtime makes for a container with these variables.

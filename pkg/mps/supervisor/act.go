@@ -13,8 +13,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/mps/process"
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
+	"github.com/partage-dev/partage/pkg/process"
 )
 
 // act does one thing. What it has done is observed afterwards.
@@ -130,8 +130,7 @@ func (s *session) suspend(ctx context.Context) error {
 	if err := s.end(ctx); err != nil {
 		return fmt.Errorf("session %s: %w", s.id, err)
 	}
-	s.folder.mounts().shrink(ctx, s.options.EndLimit)
-	return errors.Join(s.folder.save(s.record), s.folder.mounts().unmount(ctx, s.options.EndLimit))
+	return errors.Join(s.folder.save(s.record), s.folder.mounts().remove())
 }
 
 // remove removes all of the session. After an error the next attempt finds what is left.
@@ -145,8 +144,7 @@ func (s *session) remove(ctx context.Context) error {
 	}
 	err := s.end(ctx)
 	if err == nil {
-		s.folder.mounts().shrink(ctx, s.options.EndLimit)
-		err = s.folder.mounts().unmount(ctx, s.options.EndLimit)
+		err = s.folder.mounts().remove()
 	}
 	if err == nil {
 		err = s.folder.delete(ctx)

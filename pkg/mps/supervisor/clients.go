@@ -10,8 +10,8 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/partage-dev/partage/pkg/mps/process"
-	"github.com/partage-dev/partage/pkg/mps/tenant"
+	"github.com/partage-dev/partage/pkg/podcgroup"
+	"github.com/partage-dev/partage/pkg/process"
 )
 
 // Names of device nodes that tell GPUs, and partitions, apart. The capabilities 1 and 2
@@ -32,18 +32,18 @@ func (*watch) credible(pids []int, servers []process.ID) []int {
 			continue
 		}
 		// Without its nodes the server is ending, and its clients with it.
-		if nodes, err := tenant.DeviceNodes(server.PID); err == nil {
+		if nodes, err := process.Devices(server.PID); err == nil {
 			maps.Copy(opened, nodes)
 		}
 	}
 	device := distinctive(opened)
 	return filter(pids, func(pid int) bool {
-		if !process.AnyAlive([]int{pid}) || !tenant.InPod(pid) {
+		if !process.AnyAlive([]int{pid}) || !podcgroup.In(procfs, pid) {
 			return false
 		}
-		nodes, err := tenant.DeviceNodes(pid)
+		nodes, err := process.Devices(pid)
 		if err != nil {
-			return false // it has ended, or its files do not answer
+			return false // it has ended
 		}
 		return slices.ContainsFunc(slices.Collect(maps.Keys(nodes)), func(number uint64) bool { return device[number] })
 	})

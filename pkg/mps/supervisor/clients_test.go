@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/mps/process"
+	"github.com/partage-dev/partage/pkg/process"
 )
 
 // TestSymlinksInShm: no process that has the shared memory of a session, the daemon

@@ -14,7 +14,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/mps/keeper"
+	"github.com/partage-dev/partage/pkg/process/keeper"
 )
 
 // folder is the folder of a session.
@@ -45,15 +45,13 @@ func (f folder) clientPipe() string { return filepath.Join(f.pipe(), clientFolde
 const (
 	// folderMode lets servers in that run as the user of their clients.
 	folderMode = 0o755
-	// maxSocketPath is the size of sun_path less the final zero.
-	maxSocketPath = 107
 	// longID is more than the IDs of sessions have, which are names of devices.
 	longID = 51
 )
 
 // MaxDir returns how many bytes the path of a folder may have in which sessions are.
 func MaxDir() int {
-	return maxSocketPath - len(filepath.Join(folder("/"+strings.Repeat("x", longID)).daemonPipe(), PrivilegedSocket))
+	return host.MaxSocketPath - len(filepath.Join(folder("/"+strings.Repeat("x", longID)).daemonPipe(), PrivilegedSocket))
 }
 
 // check refuses a folder in which MPS could not make its sockets, and one that is
@@ -61,9 +59,9 @@ func MaxDir() int {
 func (f folder) check() error {
 	// The longer of the two sockets that a daemon makes.
 	path := filepath.Join(f.daemonPipe(), PrivilegedSocket)
-	if len(path) > maxSocketPath {
+	if len(path) > host.MaxSocketPath {
 		return fmt.Errorf("%w: session %s: the socket %s has %d bytes, a socket's path has at most %d: use a shorter folder or id",
-			mps.ErrInvalid, f.id(), path, len(path), maxSocketPath)
+			mps.ErrInvalid, f.id(), path, len(path), host.MaxSocketPath)
 	}
 	switch foreign, err := f.foreign(); {
 	case err != nil:
@@ -150,19 +148,13 @@ func (f folder) clearPipe(ctx context.Context) error {
 
 // delete removes the folder. The caller has unmounted.
 func (f folder) delete(ctx context.Context) error {
-	unmounted, err := f.mounts().unmounted()
-	if err != nil {
-		return err
-	}
-	if len(unmounted) < len(f.mounts()) {
-		return fmt.Errorf("remove %s: it still has mounts", string(f))
-	}
 	// A keeper that an earlier supervisor started may not have come to lock its file.
 	lock, err := keeper.Lock(f.keeper())
 	if err != nil {
 		return fmt.Errorf("remove the folder of session %s: %w", f.id(), err)
 	}
-	err = host.RemoveTree(ctx, string(f))
+	// What an earlier attempt has left, too.
+	err = errors.Join(host.RemoveTree(ctx, string(f)), host.RemoveAside(ctx, filepath.Dir(string(f))))
 	if lock != nil {
 		err = errors.Join(err, lock.Close())
 	}

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/partage-dev/partage/pkg/mps/keeper"
+	"github.com/partage-dev/partage/pkg/process/keeper"
 )
 
 // LaunchCommand is the sub-command by which a supervisor runs its own program again

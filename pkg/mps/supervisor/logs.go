@@ -4,7 +4,6 @@
 package supervisor
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,11 +12,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/partage-dev/partage/pkg/logchange"
 )
 
 // logs is the folder of a session's logs. They are for people: what clients do ends up in
@@ -128,26 +124,6 @@ func boundLog(path string) (err error) {
 		return fmt.Errorf("keep the end of the log %s: %w", path, err)
 	}
 	return nil
-}
-
-// boundLogs bounds the logs of all sessions until ctx ends, whatever becomes of the sessions
-// meanwhile.
-func (s *Supervisor) boundLogs(ctx context.Context) {
-	ticker := time.NewTicker(s.options.CheckInterval)
-	defer ticker.Stop()
-	var problem logchange.Problem
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-		var errs []error
-		for _, id := range s.ids() {
-			errs = append(errs, s.folder(id).logs().bound())
-		}
-		problem.Log(ctx, errors.Join(errs...), "MPS logs grow", "")
-	}
 }
 
 // ownQuery matches the lines that a daemon logs for each question of the supervisor.

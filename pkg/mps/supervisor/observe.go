@@ -15,9 +15,9 @@ import (
 	"time"
 
 	"github.com/partage-dev/partage/pkg/mps/control"
-	"github.com/partage-dev/partage/pkg/mps/keeper"
-	"github.com/partage-dev/partage/pkg/mps/process"
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
+	"github.com/partage-dev/partage/pkg/process"
+	"github.com/partage-dev/partage/pkg/process/keeper"
 )
 
 // observation is one of a session.

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/mps/podend"
-	"github.com/partage-dev/partage/pkg/mps/tenant"
+	"github.com/partage-dev/partage/pkg/podcgroup"
 )
 
 // killMargin is how long before a pod is killed its clients are terminated, at most: a
@@ -90,7 +90,7 @@ func (e *endingPods) isDoomed(pid int, now time.Time) bool {
 	if len(e.ends) == 0 {
 		return false
 	}
-	pod, found := tenant.PodOf(pid)
+	pod, found := podcgroup.OfProcess(procfs, pid)
 	end := e.ends[types.UID(pod.UID)]
 	return found && end != nil && !now.Before(end.At.Add(-margin(end.Grace)))
 }

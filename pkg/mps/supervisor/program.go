@@ -20,7 +20,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/mps/process"
+	"github.com/partage-dev/partage/pkg/process"
 )
 
 // programName is NVIDIA's control daemon, and the client that sends commands to it.
@@ -126,16 +126,4 @@ func rootOf(id process.ID) (*os.File, error) {
 		return nil, fmt.Errorf("open the files of the control daemon: %w", err)
 	}
 	return root, nil
-}
-
-// startedBy returns the daemon that a keeper has started.
-func startedBy(kept process.ID) (process.ID, error) {
-	children, err := process.Children(kept.PID)
-	if err == nil && len(children) == 0 {
-		err = errors.New("there is no control daemon")
-	}
-	if err != nil {
-		return process.ID{}, err
-	}
-	return process.Identify(children[0])
 }

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/mps/process"
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
+	"github.com/partage-dev/partage/pkg/process"
 )
 
 // other is a supervisor in a process of its own.

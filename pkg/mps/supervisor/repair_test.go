@@ -17,7 +17,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/control"
-	"github.com/partage-dev/partage/pkg/mps/process"
+	"github.com/partage-dev/partage/pkg/process"
 )
 
 var one = mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25, Memory: map[string]int64{gpuA: 1 << 30}}
@@ -359,7 +359,7 @@ func TestUnmounted(t *testing.T) {
 			if !strings.Contains(after.LastLoss, "unmounted "+path) {
 				t.Errorf("got %q", after.LastLoss)
 			}
-			if missing, err := s.folder(one.ID).mounts().unmounted(); len(missing) > 0 || err != nil {
+			if missing, err := s.folder(one.ID).mounts().lost(); len(missing) > 0 || err != nil {
 				t.Errorf("not mounted: %v, %v", missing, err)
 			}
 		})

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 	"k8s.io/klog/v2"
 
+	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
 )
 
@@ -42,11 +43,10 @@ func Run(ctx context.Context, options Options) (err error) {
 
 	// Sessions that are adopted end with this supervisor, so it listens first.
 	socket := filepath.Join(options.Dir, mps.SocketName)
-	listener, err := listen(ctx, socket)
+	listener, err := host.ListenUnix(ctx, socket)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.Remove(socket)) }()
 	supervisor, err := New(ctx, options)
 	if err != nil {
 		return errors.Join(err, listener.Close())
@@ -78,31 +78,6 @@ func acquireLock(ctx context.Context, path string) (*flock.Flock, error) {
 		return nil, fmt.Errorf("lock the folder of MPS sessions: %w", err)
 	}
 	return lock, nil
-}
-
-// listen listens on the path, where an earlier supervisor may have left its socket.
-// The caller has the lock, so nothing listens on that one.
-func listen(ctx context.Context, path string) (net.Listener, error) {
-	// At no time is there a socket that others may connect to.
-	temporary := path + ".new"
-	if len(temporary) > maxSocketPath {
-		return nil, fmt.Errorf("listen on %s: the path has %d bytes, a socket's has at most %d: use a shorter folder",
-			temporary, len(temporary), maxSocketPath)
-	}
-	if err := os.Remove(temporary); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("listen on %s: %w", path, err)
-	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", temporary)
-	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", path, err)
-	}
-	if unix, ok := listener.(*net.UnixListener); ok {
-		unix.SetUnlinkOnClose(false) // it is renamed
-	}
-	if err := errors.Join(os.Chmod(temporary, 0o600), os.Rename(temporary, path)); err != nil {
-		return nil, errors.Join(fmt.Errorf("listen on %s: %w", path, err), listener.Close())
-	}
-	return listener, nil
 }
 
 // serve serves until ctx ends. Calls in progress are then canceled, and serve waits

@@ -160,8 +160,8 @@ func TestNoSocket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	inTheWay := filepath.Join(w.dir, mps.SocketName+".new")
-	if err := os.MkdirAll(filepath.Join(inTheWay, "x"), 0o700); err != nil {
+	inTheWay := filepath.Join(w.dir, mps.SocketName)
+	if err := errors.Join(os.Remove(inTheWay), os.Mkdir(inTheWay, 0o700)); err != nil {
 		t.Fatal(err)
 	}
 	if err := Run(t.Context(), w.options); err == nil || !strings.Contains(err.Error(), inTheWay) {

@@ -15,8 +15,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/mps/process"
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
+	"github.com/partage-dev/partage/pkg/process"
 )
 
 // session is an MPS session: what runs of it, and what is written down. Whatever happens, it does the same: it observes,

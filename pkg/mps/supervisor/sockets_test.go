@@ -17,7 +17,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/cdi/hook"
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/mps/process"
+	"github.com/partage-dev/partage/pkg/process"
 )
 
 // TestTenantCannotTouchTheSocket: root in a container reaches the daemon's socket for

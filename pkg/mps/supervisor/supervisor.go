@@ -91,8 +91,13 @@ func New(ctx context.Context, options Options) (*Supervisor, error) {
 	if err := s.recover(ctx); err != nil {
 		return s, err
 	}
-	s.wg.Go(func() { s.boundLogs(s.background) })
-	s.wg.Go(func() { s.removeLeftovers(s.background) })
+	// Whatever becomes of the sessions meanwhile.
+	s.wg.Go(func() {
+		s.each(s.background, options.CheckInterval, "MPS logs grow", func(f folder) error { return f.logs().bound() })
+	})
+	s.wg.Go(func() {
+		s.each(s.background, options.LeftoverInterval, "What ended containers left stays", func(f folder) error { return s.removeLeftover(s.background, f) })
+	})
 	if options.PodsSocket != "" {
 		watcher := podend.Watcher{Socket: options.PodsSocket, Retry: options.PodsRetry}
 		s.wg.Go(func() { watcher.Run(s.background, s.pods) })

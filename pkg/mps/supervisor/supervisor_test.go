@@ -404,33 +404,28 @@ func TestStopGoesOn(t *testing.T) {
 	for name, again := range map[string]bool{"by another": true, "by itself": false} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			w.options.EndLimit = 6 * time.Second
 			s := w.supervisor()
-			status, err := s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}})
-			if err != nil {
+			if _, err := s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}}); err != nil {
 				t.Fatal(err)
 			}
-			// What is mounted below keeps it busy. It would be detached after half of the limit, so
-			// the caller gives up before, when what is unmounted first is.
-			below := filepath.Join(status.ShmDir, "below")
-			if err := errors.Join(os.Mkdir(below, 0o700), unix.Mount("t", below, "tmpfs", 0, "")); err != nil {
+			// A mount keeps a folder busy.
+			below := filepath.Join(string(w.folder("a")), "below")
+			if err := errors.Join(os.Mkdir(below, 0o700), unix.Mount("below "+w.dir, below, "tmpfs", 0, "")); err != nil {
 				t.Fatal(err)
 			}
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			stopped := make(chan error, 1)
-			go func() { stopped <- s.Stop(ctx, "a") }()
-			eventually(t, "the unmounting to begin", func() bool {
-				mounted, err := (mount{path: w.folder("a").pipe()}).mounted()
-				return err == nil && !mounted
-			})
-			cancel()
-			err = <-stopped
+			err := s.Stop(t.Context(), "a")
 			if err == nil || !strings.Contains(err.Error(), "stop MPS session a") || !strings.Contains(err.Error(), "busy") {
 				t.Fatalf("got %v", err)
 			}
-			if got := statusOf(t, s, "a"); got.Phase != mps.Failed || !strings.Contains(got.Message, "unmount") {
+			if got := statusOf(t, s, "a"); got.Phase != mps.Failed || !strings.Contains(got.Message, "remove the folder") {
 				t.Errorf("got %v", got)
+			}
+			aside, err := filepath.Glob(filepath.Join(w.dir, ".*/below"))
+			if err != nil || len(aside) != 1 {
+				t.Fatalf("got %v, %v", aside, err)
+			}
+			if err := unix.Unmount(aside[0], 0); err != nil {
+				t.Fatal(err)
 			}
 			if again {
 				if err := s.Stop(t.Context(), "a"); err != nil {

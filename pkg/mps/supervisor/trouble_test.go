@@ -15,9 +15,9 @@ import (
 
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/mps/keeper"
 	"github.com/partage-dev/partage/pkg/mps/podend"
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
+	"github.com/partage-dev/partage/pkg/process/keeper"
 )
 
 // These are about actions that fail or change nothing, and about processes that a keeper does not end.

@@ -5,21 +5,26 @@ package supervisor
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/mps/keeper"
-	"github.com/partage-dev/partage/pkg/mps/process"
+	"github.com/partage-dev/partage/pkg/process"
+	"github.com/partage-dev/partage/pkg/process/keeper"
 )
 
 // Unsupervised runs MPS as a Supervisor does, outside of any session: for the
 // conformance kit, which wants to see what NVIDIA's programs do by themselves. A
 // program that uses it must have LaunchCommand.
-type Unsupervised struct{ program controlProgram }
+type Unsupervised struct {
+	// DaemonPipe is the pipe folder of the daemon, ClientPipe an empty one beside it, in the
+	// same file system, and SharedMemory the daemon's /dev/shm.
+	DaemonPipe, ClientPipe, SharedMemory string
+
+	program controlProgram
+}
 
 // NewUnsupervised finds NVIDIA's programs and makes the folders of a session in dir,
 // which must not be in a Supervisor's. The shared memory is no file system of its own.
@@ -29,6 +34,7 @@ func NewUnsupervised(roots host.Roots, dir string) (Unsupervised, error) {
 	if err != nil {
 		return Unsupervised{}, err
 	}
+	_ = allowOpenFiles() // a check of the conformance kit says what came of it
 	const everybody = 0o777 | os.ModeSticky
 	for path, mode := range map[string]os.FileMode{
 		f.daemonPipe(): folderMode, f.clientPipe(): folderMode, string(f.logs()): folderMode, f.shm(): everybody,
@@ -40,39 +46,15 @@ func NewUnsupervised(roots host.Roots, dir string) (Unsupervised, error) {
 			return Unsupervised{}, fmt.Errorf("make a folder for MPS: %w", err)
 		}
 	}
-	if err := f.makeKeeper(); err != nil {
-		return Unsupervised{}, err
-	}
-	return Unsupervised{program: program}, nil
+	return Unsupervised{DaemonPipe: f.daemonPipe(), ClientPipe: f.clientPipe(), SharedMemory: f.shm(), program: program}, f.makeKeeper()
 }
-
-// DaemonPipe is the pipe folder of the daemon, ClientPipe an empty one beside it, in the
-// same file system, and SharedMemory the daemon's /dev/shm.
-func (u Unsupervised) DaemonPipe() string { return u.program.folder.daemonPipe() }
-
-// ClientPipe is described at DaemonPipe.
-func (u Unsupervised) ClientPipe() string { return u.program.folder.clientPipe() }
-
-// SharedMemory is described at DaemonPipe.
-func (u Unsupervised) SharedMemory() string { return u.program.folder.shm() }
 
 // Daemon returns the command that runs the keeper of a control daemon for the devices of the spec. It ends with all that the
 // daemon has started when it gets SIGTERM.
 func (u Unsupervised) Daemon(spec mps.Spec) *exec.Cmd { return u.program.daemon(spec) }
 
-// Client returns the command that reads commands for the daemon from its standard input.
-func (u Unsupervised) Client(ctx context.Context) (*exec.Cmd, error) {
-	kept, found, err := keeper.Of(u.program.folder.keeper())
-	if err == nil && !found {
-		err = errors.New("there is no control daemon")
-	}
-	if err != nil {
-		return nil, err
-	}
-	daemon, err := startedBy(kept)
-	if err != nil {
-		return nil, err
-	}
+// Client returns the command that reads commands for a daemon from its standard input.
+func (u Unsupervised) Client(ctx context.Context, daemon process.ID) (*exec.Cmd, error) {
 	root, err := rootOf(daemon)
 	if err != nil {
 		return nil, err
@@ -80,12 +62,6 @@ func (u Unsupervised) Client(ctx context.Context) (*exec.Cmd, error) {
 	cmd := u.program.client(ctx, root)
 	cmd.ExtraFiles = append(cmd.ExtraFiles, root) // open until it is started
 	return cmd, nil
-}
-
-// Owns reports whether a process is the daemon's, or a server of it.
-func (u Unsupervised) Owns(id process.ID) bool {
-	kept, found, err := keeper.Of(u.program.folder.keeper())
-	return found && err == nil && id.DescendsFrom(kept)
 }
 
 // EndUnsupervised ends all that a daemon in a folder has started, also of an earlier Unsupervised, and waits for the end.

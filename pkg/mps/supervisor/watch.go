@@ -5,12 +5,16 @@ package supervisor
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
-	"github.com/partage-dev/partage/pkg/mps/process"
-	"github.com/partage-dev/partage/pkg/mps/tenant"
+	"github.com/partage-dev/partage/pkg/podcgroup"
+	"github.com/partage-dev/partage/pkg/process"
 )
+
+// procfs has the processes of the host.
+var procfs = os.DirFS("/proc")
 
 // watch notices the ends of a session's servers and clients. The session's lock guards it.
 type watch struct {
@@ -30,7 +34,7 @@ type watch struct {
 // documentation, "Client Early Termination").
 type client struct {
 	process *process.Process
-	pod     tenant.Pod
+	pod     podcgroup.Pod
 	// oomKills are those of its pod before, if that is known.
 	oomKills int
 	counted  bool
@@ -102,8 +106,8 @@ func (w *watch) client(pid int) *client {
 	if c.process, err = process.Adopt(id, w.unwatched); c.process == nil || err != nil {
 		return nil
 	}
-	c.pod, _ = tenant.PodOf(pid)
-	c.oomKills, c.counted = c.pod.OOMKills()
+	c.pod, _ = podcgroup.OfProcess(procfs, pid)
+	c.oomKills, c.counted = c.pod.OOMKills(procfs)
 	if w.clients == nil {
 		w.clients = map[int]*client{}
 	}
@@ -128,7 +132,7 @@ func (c *client) await(ended chan<- struct{}, unwatched <-chan struct{}) {
 }
 
 func (c *client) howKilled() string {
-	now, counted := c.pod.OOMKills()
+	now, counted := c.pod.OOMKills(procfs)
 	outOfMemory := c.counted && counted && now > c.oomKills
 	switch exit := c.process.Exit(); {
 	case exit.Known && !exit.Killed(), !exit.Known && !outOfMemory:

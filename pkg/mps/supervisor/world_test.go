@@ -21,7 +21,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/mps/keeper"
+	"github.com/partage-dev/partage/pkg/process/keeper"
 	"github.com/partage-dev/partage/pkg/wait"
 	"github.com/partage-dev/partage/test/gpusim/catalog"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"

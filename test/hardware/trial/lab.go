@@ -20,7 +20,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/cuda/probe"
 	"github.com/partage-dev/partage/pkg/host"
-	mpsprocess "github.com/partage-dev/partage/pkg/mps/process"
+	mpsprocess "github.com/partage-dev/partage/pkg/process"
 	"github.com/partage-dev/partage/pkg/wait"
 	"github.com/partage-dev/partage/test/hardware/bounded"
 )

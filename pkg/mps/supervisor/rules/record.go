@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/mps/process"
+	"github.com/partage-dev/partage/pkg/process"
 )
 
 // Record is what is written down about a session, in its session.json. Fields are only ever added.

@@ -18,7 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/partage-dev/partage/pkg/mps/process"
+	"github.com/partage-dev/partage/pkg/process"
 	"github.com/partage-dev/partage/pkg/wait"
 )
 
