@@ -124,11 +124,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		return fmt.Errorf("set up CDI specs in %s: %w", c.cdiRoot, err)
 	}
 	go hooks.KeepClean(ctx, specs.HookPrograms)
-	supervisor, err := mps.NewClient(filepath.Join(c.mpsDir, mps.SocketName))
-	if err != nil {
-		return err
-	}
-	defer func() { _ = supervisor.Close() }()
+	supervisor := mps.Client{Socket: filepath.Join(c.mpsDir, mps.SocketName)}
 	cluster := plugin.NewCluster(clients.background)
 	facts := usage.NewFacts(driverName, cluster)
 	holders := &holder.Finder{Roots: roots}

@@ -50,17 +50,10 @@ func (c *config) serveHealth(ctx context.Context) (stop func(), err error) {
 	if err != nil || listener == nil {
 		return func() {}, err
 	}
-	client, err := mps.NewClient(filepath.Join(c.mpsDir, mps.SocketName))
-	if err != nil {
-		return nil, errors.Join(err, listener.Close())
-	}
-	stopServer := healthsocket.Serve(ctx, listener, checks(client.List), func(err error) {
+	client := mps.Client{Socket: filepath.Join(c.mpsDir, mps.SocketName)}
+	return healthsocket.Serve(ctx, listener, checks(client.List), func(err error) {
 		klog.FromContext(ctx).Error(err, "Health socket is no longer served")
-	})
-	return func() {
-		stopServer()
-		_ = client.Close()
-	}, nil
+	}), nil
 }
 
 // checks ask as the plugin would, through the socket.

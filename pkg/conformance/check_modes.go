@@ -168,11 +168,6 @@ func observedMode(mode gpu.ComputeMode, ours bool) string {
 // sessions returns the MPS sessions of the node.
 func (n *Node) sessions(ctx context.Context) ([]mps.Status, error) {
 	return Ask(ctx, n, Command, "sessions of the MPS supervisor", func(ctx context.Context) ([]mps.Status, error) {
-		client, err := mps.NewClient(filepath.Join(n.MPSDir, mps.SocketName))
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = client.Close() }()
-		return client.List(ctx)
+		return mps.Client{Socket: filepath.Join(n.MPSDir, mps.SocketName)}.List(ctx)
 	})
 }

@@ -6,101 +6,55 @@ package mps
 import (
 	"context"
 	"fmt"
-	"net"
-	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/partage-dev/partage/pkg/mps/mpspb"
 	"github.com/partage-dev/partage/pkg/steptime"
 )
 
-// Client speaks to the supervisor of this node. It can be used before the supervisor
-// runs, and reconnects by itself.
+// Client speaks to the supervisor of this node, which may start later and be replaced: each call connects by itself.
 type Client struct {
-	socket     string
-	connection *grpc.ClientConn
-	supervisor mpspb.SupervisorClient
+	// Socket is the supervisor's.
+	Socket string
 }
 
-// NewClient returns a client of the supervisor that listens on the socket. It does
-// not connect yet.
-func NewClient(socket string) (*Client, error) {
-	options := []grpc.DialOption{
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			// Long without a supervisor: each call looks for one, see connect.
-			Backoff: backoff.DefaultConfig,
-			// Without it an attempt has only the delay before the next one.
-			MinConnectTimeout: connectLimit,
-		}),
-	}
-	connection, err := grpc.NewClient("unix://"+socket, options...)
+// call calls the supervisor. Without one it fails at once.
+func (c Client) call(ctx context.Context, do func(ctx context.Context, supervisor mpspb.SupervisorClient) error) error {
+	defer steptime.Of(ctx).Begin(steptime.MPS)()
+	connection, err := grpc.NewClient("unix://"+c.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
-		return nil, fmt.Errorf("MPS supervisor at %s: %w", socket, err)
+		return fmt.Errorf("MPS supervisor at %s: %w", c.Socket, err)
 	}
-	return &Client{socket: socket, connection: connection, supervisor: mpspb.NewSupervisorClient(connection)}, nil
-}
-
-// Close closes the connection.
-func (c *Client) Close() error { return c.connection.Close() }
-
-// connectLimit is how long a call waits for a supervisor that listens to answer. On a
-// node that starts many pods at once programs may not run for some time.
-const connectLimit = 5 * time.Second
-
-// connect ends gRPC's backoff if a supervisor listens again: a call that fails
-// although there is one costs a pod a minute. Without a supervisor the call fails at
-// once. connect returns no error, since the call that follows has the same.
-func (c *Client) connect(ctx context.Context) {
-	if c.connection.GetState() == connectivity.Ready {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, connectLimit)
-	defer cancel()
-	probe, err := (&net.Dialer{}).DialContext(ctx, "unix", c.socket)
-	if err != nil {
-		return
-	}
-	_ = probe.Close()
-	c.connection.ResetConnectBackoff()
-	c.connection.Connect()
-	for state := c.connection.GetState(); state != connectivity.Ready; state = c.connection.GetState() {
-		if !c.connection.WaitForStateChange(ctx, state) {
-			return
-		}
-	}
+	defer func() { _ = connection.Close() }()
+	return errorFromProto(c.Socket, do(ctx, mpspb.NewSupervisorClient(connection)))
 }
 
 // Ensure calls Sessions.Ensure of the supervisor.
-func (c *Client) Ensure(ctx context.Context, spec Spec) (Status, error) {
-	defer steptime.Of(ctx).Begin(steptime.MPS)()
-	c.connect(ctx)
-	answer, err := c.supervisor.EnsureSession(ctx, &mpspb.EnsureSessionRequest{Spec: specToProto(spec)})
-	if err != nil {
-		return Status{}, errorFromProto(c.socket, err)
-	}
-	return statusFromProto(answer.GetStatus()), nil
+func (c Client) Ensure(ctx context.Context, spec Spec) (status Status, err error) {
+	err = c.call(ctx, func(ctx context.Context, supervisor mpspb.SupervisorClient) error {
+		answer, err := supervisor.EnsureSession(ctx, &mpspb.EnsureSessionRequest{Spec: specToProto(spec)})
+		status = statusFromProto(answer.GetStatus())
+		return err
+	})
+	return status, err
 }
 
 // Stop calls Sessions.Stop of the supervisor.
-func (c *Client) Stop(ctx context.Context, id string) error {
-	defer steptime.Of(ctx).Begin(steptime.MPS)()
-	c.connect(ctx)
-	_, err := c.supervisor.StopSession(ctx, &mpspb.StopSessionRequest{Id: id})
-	return errorFromProto(c.socket, err)
+func (c Client) Stop(ctx context.Context, id string) error {
+	return c.call(ctx, func(ctx context.Context, supervisor mpspb.SupervisorClient) error {
+		_, err := supervisor.StopSession(ctx, &mpspb.StopSessionRequest{Id: id})
+		return err
+	})
 }
 
 // List calls Sessions.List of the supervisor.
-func (c *Client) List(ctx context.Context) ([]Status, error) {
-	defer steptime.Of(ctx).Begin(steptime.MPS)()
-	c.connect(ctx)
-	answer, err := c.supervisor.ListSessions(ctx, &mpspb.ListSessionsRequest{})
-	if err != nil {
-		return nil, errorFromProto(c.socket, err)
-	}
-	return statusesFromProto(answer), nil
+func (c Client) List(ctx context.Context) (all []Status, err error) {
+	err = c.call(ctx, func(ctx context.Context, supervisor mpspb.SupervisorClient) error {
+		answer, err := supervisor.ListSessions(ctx, &mpspb.ListSessionsRequest{})
+		all = statusesFromProto(answer)
+		return err
+	})
+	return all, err
 }

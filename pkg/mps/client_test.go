@@ -44,12 +44,7 @@ func TestSlowSupervisor(t *testing.T) {
 	mpspb.RegisterSupervisorServer(server, noSessions{})
 	go func() { _ = server.Serve(slowListener{listener}) }()
 	t.Cleanup(server.Stop)
-	client, err := NewClient(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = client.Close() }()
-	if _, err := client.List(t.Context()); err != nil {
+	if _, err := (Client{Socket: socket}).List(t.Context()); err != nil {
 		t.Error(err)
 	}
 }

@@ -26,6 +26,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/quote"
 )
 
 // Client sends commands to one control daemon.
@@ -65,7 +66,7 @@ func (c Client) run(ctx context.Context, commands ...string) ([]string, error) {
 	}
 	klog.FromContext(ctx).V(4).Info("MPS command", "commands", commands, "answer", output.String(), "failure", err)
 	if err != nil {
-		return nil, fmt.Errorf("MPS command %q: %w%s", strings.Join(commands, "; "), err, Quote(output.String()))
+		return nil, fmt.Errorf("MPS command %q: %w%s", strings.Join(commands, "; "), err, printed(output.String()))
 	}
 	if err := c.check(); err != nil {
 		return nil, fmt.Errorf("MPS command %q was answered: %w", strings.Join(commands, "; "), err)
@@ -99,17 +100,13 @@ func (b *boundedBuffer) Write(data []byte) (int, error) {
 
 func (b *boundedBuffer) String() string { return b.buffer.String() }
 
-// Quote formats what a program printed as the end of an error. It returns nothing
+// printed formats what a program printed as the end of an error. It returns nothing
 // if the program printed nothing.
-func Quote(output string) string {
-	const most = 300
+func printed(output string) string {
 	if output = strings.TrimSpace(output); output == "" {
 		return ""
 	}
-	if len(output) > most {
-		output = output[:most] + "…"
-	}
-	return fmt.Sprintf(": output %q", output)
+	return ": output " + quote.Text(output)
 }
 
 // StartServer asks the daemon to start a server that runs as root, and returns the
@@ -139,7 +136,7 @@ func (c Client) servers(ctx context.Context) ([]int, error) {
 	}
 	pids, rest := leadingPIDs(lines)
 	if len(rest) > 0 {
-		return nil, fmt.Errorf(`MPS command "get_server_list": want PIDs%s`, Quote(strings.Join(lines, "\n")))
+		return nil, fmt.Errorf(`MPS command "get_server_list": want PIDs%s`, printed(strings.Join(lines, "\n")))
 	}
 	return pids, nil
 }
@@ -186,7 +183,7 @@ func (c Client) Terminate(ctx context.Context, server, client int) error {
 		return err
 	}
 	if answer := strings.Join(lines, "\n"); !succeeded(answer) {
-		return fmt.Errorf(`MPS command "terminate_client %d %d": want CUDA_SUCCESS%s`, server, client, Quote(answer))
+		return fmt.Errorf(`MPS command "terminate_client %d %d": want CUDA_SUCCESS%s`, server, client, printed(answer))
 	}
 	return nil
 }
@@ -228,7 +225,7 @@ func (c Client) SetLimits(ctx context.Context, spec mps.Spec, servers ...int) er
 		return fmt.Errorf("set limits: %w", err)
 	}
 	if len(lines) < len(queries) {
-		return fmt.Errorf("read limits: MPS command %q: want %d answers%s", strings.Join(queries, "; "), len(queries), Quote(strings.Join(lines, "\n")))
+		return fmt.Errorf("read limits: MPS command %q: want %d answers%s", strings.Join(queries, "; "), len(queries), printed(strings.Join(lines, "\n")))
 	}
 	answers, each := lines[len(lines)-len(queries):], len(queries)/len(servers)
 	for i, server := range servers {
@@ -241,7 +238,7 @@ func (c Client) SetLimits(ctx context.Context, spec mps.Spec, servers ...int) er
 			if server != 0 {
 				whose = "the server with PID " + strconv.Itoa(server)
 			}
-			return fmt.Errorf("the limits of %s are not in effect: %w%s", whose, err, Quote(strings.Join(lines, "\n")))
+			return fmt.Errorf("the limits of %s are not in effect: %w%s", whose, err, printed(strings.Join(lines, "\n")))
 		}
 	}
 	return nil

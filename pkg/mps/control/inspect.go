@@ -62,7 +62,7 @@ func (c Client) inspect(ctx context.Context, pid int, spec mps.Spec) (_ Server, 
 	}
 	if answers = answers[1:]; len(answers) < len(queries) {
 		return server, listed, fmt.Errorf("MPS command %q: want %d answers%s",
-			strings.Join(queries, "; "), len(queries), Quote(strings.Join(answers, "\n")))
+			strings.Join(queries, "; "), len(queries), printed(strings.Join(answers, "\n")))
 	}
 	server.Limits, err = parseLimits(answers[:len(queries)], spec)
 	server.Clients, _ = leadingPIDs(answers[len(queries):])

@@ -137,7 +137,7 @@ func parseLimits(answers []string, spec mps.Spec) (Limits, error) {
 func ParsePercentage(answer string) (float64, error) {
 	percentage, err := strconv.ParseFloat(strings.TrimSuffix(answer, "%"), 64)
 	if err != nil {
-		return 0, fmt.Errorf("want a number%s", Quote(answer))
+		return 0, fmt.Errorf("want a number%s", printed(answer))
 	}
 	return percentage, nil
 }
@@ -151,7 +151,7 @@ func ParseMemory(answer string) (Memory, error) {
 	unit, ok := map[string]float64{"": 1, "K": 1 << 10, "M": mebibyte, "G": 1 << 30, "T": 1 << 40}[name]
 	number, err := strconv.ParseFloat(digits, 64)
 	if err != nil || !ok {
-		return Memory{}, fmt.Errorf("want a size such as 512M%s", Quote(answer))
+		return Memory{}, fmt.Errorf("want a size such as 512M%s", printed(answer))
 	}
 	bytes := int64(number * unit)
 	if _, decimals, ok := strings.Cut(digits, "."); ok {

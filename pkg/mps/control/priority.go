@@ -57,5 +57,5 @@ func ParsePriority(answer string) (mps.ClientPriority, error) {
 	case answer == "0", name != nil:
 		return mps.PriorityNormal, nil
 	}
-	return "", fmt.Errorf("want NORMAL or BELOW NORMAL%s", Quote(answer))
+	return "", fmt.Errorf("want NORMAL or BELOW NORMAL%s", printed(answer))
 }

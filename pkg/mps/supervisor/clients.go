@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"sync"
 
 	"github.com/partage-dev/partage/pkg/podcgroup"
 	"github.com/partage-dev/partage/pkg/process"
@@ -37,35 +36,13 @@ func (*watch) credible(pids []int, servers []process.ID) []int {
 		}
 	}
 	device := distinctive(opened)
-	return filter(pids, func(pid int) bool {
+	return slices.DeleteFunc(slices.Clone(pids), func(pid int) bool {
 		if !process.AnyAlive([]int{pid}) || !podcgroup.In(procfs, pid) {
-			return false
+			return true
 		}
 		nodes, err := process.Devices(pid)
-		if err != nil {
-			return false // it has ended
-		}
-		return slices.ContainsFunc(slices.Collect(maps.Keys(nodes)), func(number uint64) bool { return device[number] })
+		return err != nil || !slices.ContainsFunc(slices.Collect(maps.Keys(nodes)), func(number uint64) bool { return device[number] })
 	})
-}
-
-// filter returns those PIDs for which keep returns true. It asks about all of them at the
-// same time: each process can make the answer take its time, and one that starts others can
-// do so any number of times.
-func filter(pids []int, keep func(pid int) bool) []int {
-	kept := make([]bool, len(pids))
-	var wg sync.WaitGroup
-	for i, pid := range pids {
-		wg.Go(func() { kept[i] = keep(pid) })
-	}
-	wg.Wait()
-	var result []int
-	for i, pid := range pids {
-		if kept[i] {
-			result = append(result, pid)
-		}
-	}
-	return result
 }
 
 // distinctive returns those of a server's nodes that its clients have open as well,

@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -160,20 +159,4 @@ func TestFaultThatDoesNotPass(t *testing.T) {
 		t.Errorf("got %v", after)
 	}
 	w.container(after).connects()
-}
-
-// TestFilter: processes about which nothing can be learned hold up their session for the
-// time of one of them.
-func TestFilter(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		began := time.Now()
-		got := filter([]int{1, 2, 3, 4}, func(pid int) bool {
-			time.Sleep(time.Second)
-			return pid%2 == 0
-		})
-		if took := time.Since(began); took != time.Second || !slices.Equal(got, []int{2, 4}) {
-			t.Errorf("got %v after %s", got, took)
-		}
-	})
 }

@@ -59,13 +59,7 @@ func (d *daemon) start(cmd *exec.Cmd) error {
 
 func (d *daemon) watch(keeper *process.Process) {
 	d.keeper = keeper
-	go func() {
-		select {
-		case <-keeper.Done():
-			notify(d.ended)
-		case <-d.unwatched:
-		}
-	}()
+	onEnd(keeper, d.unwatched, func() { notify(d.ended) })
 }
 
 // adopt finds the keeper that an earlier supervisor has started.

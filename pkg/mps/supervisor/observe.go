@@ -59,7 +59,7 @@ func (s *session) observe(ctx context.Context, w wish) (*observation, error) {
 		o.Replaced = err.Error()
 	default:
 		o.Silent = err.Error()
-		o.Credible = o.MayReplace() && len(s.watch.credible(o.Before, s.record.Servers)) > 0
+		o.Harmed = len(s.watch.credible(o.Before, s.record.Servers))
 	}
 	return o, nil
 }

@@ -18,9 +18,6 @@ import (
 // server needs time for it, and the pod for itself.
 const killMargin = 2 * time.Second
 
-// margin is the part of a grace period that the clients of a pod do not have.
-func margin(grace time.Duration) time.Duration { return min(killMargin, grace/2) }
-
 // endingPods are those of which the kubelet has said when they will be killed.
 type endingPods struct {
 	// wake has all sessions observed, interval is the time between two observations of a session whose clients are about to
@@ -29,58 +26,40 @@ type endingPods struct {
 	interval, after time.Duration
 
 	mu   sync.Mutex
-	ends map[types.UID]*doomedPod
-}
-
-// doomedPod is one of them, which may be called off.
-type doomedPod struct {
-	podend.End
-	cancel context.CancelFunc
+	ends map[types.UID]podend.End
 }
 
 // PodEnds implements podend.Handler.
-func (e *endingPods) PodEnds(ctx context.Context, end podend.End) {
-	ctx, cancel := context.WithDeadline(ctx, end.At.Add(e.after))
+func (e *endingPods) PodEnds(_ context.Context, end podend.End) {
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	if before := e.ends[end.UID]; before != nil {
-		before.cancel()
-	}
-	one := &doomedPod{end, cancel}
-	e.ends[end.UID] = one
-	go func() {
-		defer cancel()
-		e.follow(ctx, end)
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		if e.ends[end.UID] == one {
-			delete(e.ends, end.UID)
-		}
-	}()
-}
-
-// follow wakes the sessions while a pod is about to be killed. A process that comes late is one of its clients soon.
-func (e *endingPods) follow(ctx context.Context, end podend.End) {
-	timer := time.NewTimer(time.Until(end.At.Add(-margin(end.Grace))))
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
-			e.wake()
-			timer.Reset(e.interval)
-		}
-	}
+	e.ends[end.UID] = end
+	e.mu.Unlock()
+	e.wake() // to come back in time
 }
 
 // PodEnded implements podend.Handler.
 func (e *endingPods) PodEnded(uid types.UID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if one := e.ends[uid]; one != nil {
-		one.cancel()
+	delete(e.ends, uid)
+}
+
+// doomAt is from when on the clients of a pod are terminated.
+func doomAt(end podend.End) time.Time { return end.At.Add(-min(killMargin, end.Grace/2)) }
+
+// next returns when sessions must be observed because of a pod that is about to be killed, at the latest after a pause. A
+// process that comes late is one of their clients soon.
+func (e *endingPods) next(now time.Time, pause time.Duration) time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for uid, end := range e.ends {
+		if now.After(end.At.Add(e.after)) {
+			delete(e.ends, uid) // the kubelet is no longer asked
+			continue
+		}
+		pause = min(pause, max(e.interval, doomAt(end).Sub(now)))
 	}
+	return pause
 }
 
 // isDoomed reports whether a process is in a pod that is about to be killed.
@@ -90,7 +69,7 @@ func (e *endingPods) isDoomed(pid int, now time.Time) bool {
 	if len(e.ends) == 0 {
 		return false
 	}
-	pod, found := podcgroup.OfProcess(procfs, pid)
-	end := e.ends[types.UID(pod.UID)]
-	return found && end != nil && !now.Before(end.At.Add(-margin(end.Grace)))
+	pod, _ := podcgroup.OfProcess(procfs, pid)
+	end, found := e.ends[types.UID(pod.UID)]
+	return found && !now.Before(doomAt(end))
 }

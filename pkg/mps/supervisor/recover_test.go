@@ -23,7 +23,7 @@ import (
 
 // other is a supervisor in a process of its own.
 type other struct {
-	*mps.Client
+	mps.Client
 
 	cmd *exec.Cmd
 }
@@ -46,13 +46,11 @@ func (w *world) otherBy(command ...string) *other {
 	}
 	o := &other{cmd: exec.Command(self, append(command, w.dir, w.root)...)}
 	o.cmd.Stderr = os.Stderr
-	if o.Client, err = mps.NewClient(filepath.Join(w.dir, mps.SocketName)); err != nil {
-		w.Fatal(err)
-	}
+	o.Socket = filepath.Join(w.dir, mps.SocketName)
 	if err := o.cmd.Start(); err != nil {
 		w.Fatal(err)
 	}
-	w.Cleanup(func() { _ = o.Close(); o.end(unix.SIGKILL) })
+	w.Cleanup(func() { o.end(unix.SIGKILL) })
 	return o
 }
 

@@ -20,15 +20,12 @@ import (
 )
 
 // running is a supervisor with its socket. end is idempotent.
-func (w *world) running() (client *mps.Client, end func()) {
+func (w *world) running() (client mps.Client, end func()) {
 	w.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- Run(ctx, w.options) }()
-	client, err := mps.NewClient(filepath.Join(w.dir, mps.SocketName))
-	if err != nil {
-		w.Fatal(err)
-	}
+	client = mps.Client{Socket: filepath.Join(w.dir, mps.SocketName)}
 	done := false
 	end = func() {
 		cancel()
@@ -39,7 +36,7 @@ func (w *world) running() (client *mps.Client, end func()) {
 			}
 		}
 	}
-	w.Cleanup(func() { _ = client.Close(); end() })
+	w.Cleanup(end)
 	eventually(w, "the socket", func() bool {
 		_, err := client.List(context.Background())
 		return err == nil

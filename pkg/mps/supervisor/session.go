@@ -90,7 +90,7 @@ func (s *session) monitor(ctx context.Context) (gone bool) {
 		if gone {
 			return true
 		}
-		timer.Reset(again)
+		timer.Reset(s.pods.next(time.Now(), again))
 	}
 }
 

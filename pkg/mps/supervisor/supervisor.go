@@ -84,7 +84,7 @@ func New(ctx context.Context, options Options) (*Supervisor, error) {
 		s.node.warning = err.Error()
 	}
 	s.background, s.stop = context.WithCancel(context.WithoutCancel(ctx))
-	s.pods = &endingPods{wake: s.wakeAll, interval: options.CheckInterval / 2, after: options.CommandLimit, ends: map[types.UID]*doomedPod{}}
+	s.pods = &endingPods{wake: s.wakeAll, interval: options.CheckInterval / 2, after: options.CommandLimit, ends: map[types.UID]podend.End{}}
 	if err := host.RemoveAside(ctx, options.Dir); err != nil {
 		klog.FromContext(ctx).Error(err, "What is left of earlier MPS sessions stays for now")
 	}

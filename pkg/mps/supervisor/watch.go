@@ -58,13 +58,7 @@ func (w *watch) servers(ids []process.ID) {
 			continue
 		}
 		w.watched = append(w.watched, id)
-		go func() {
-			select {
-			case <-server.Done():
-				notify(w.ended)
-			case <-w.unwatched:
-			}
-		}()
+		onEnd(server, w.unwatched, func() { notify(w.ended) })
 	}
 }
 
@@ -112,23 +106,26 @@ func (w *watch) client(pid int) *client {
 		w.clients = map[int]*client{}
 	}
 	w.clients[pid] = c
-	go c.await(w.ended, w.unwatched)
+	onEnd(c.process, w.unwatched, func() {
+		// Now, since the cgroup of its pod goes as well.
+		c.killed = c.howKilled()
+		close(c.done)
+		if c.killed != "" {
+			notify(w.ended)
+		}
+	})
 	return c
 }
 
-// await waits for the end of the client and reports it if it was killed.
-func (c *client) await(ended chan<- struct{}, unwatched <-chan struct{}) {
-	select {
-	case <-c.process.Done():
-	case <-unwatched:
-		return
-	}
-	// Now, since the cgroup of its pod goes as well.
-	c.killed = c.howKilled()
-	close(c.done)
-	if c.killed != "" {
-		notify(ended)
-	}
+// onEnd calls a function when a process has ended, until unwatched is closed.
+func onEnd(p *process.Process, unwatched <-chan struct{}, do func()) {
+	go func() {
+		select {
+		case <-p.Done():
+			do()
+		case <-unwatched:
+		}
+	}()
 }
 
 func (c *client) howKilled() string {

@@ -25,12 +25,7 @@ const (
 func (n *MPSFolder) TrySessions(ctx context.Context) ([]Session, error) {
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
-	client, err := mps.NewClient(filepath.Join(n.MPSDir, mps.SocketName))
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = client.Close() }()
-	return client.List(ctx)
+	return mps.Client{Socket: filepath.Join(n.MPSDir, mps.SocketName)}.List(ctx)
 }
 
 // Sessions are the MPS sessions by ID.

@@ -188,18 +188,13 @@ func (d *decision) silent() {
 	}
 	why := fmt.Sprintf("the control daemon (%s) does not answer: %s", d.Record.Daemon, d.Silent)
 	switch silence := since(&d.Pace.Silent, d.Now); {
-	case d.MayReplace() && !d.Credible:
+	case silence >= checksToReplace*d.Times.Check && d.Harmed == 0:
 		d.replace(why)
 	case silence >= checksToFail*d.Times.Check:
 		d.fail(mps.Failed, why)
 	default:
 		d.fail("", why)
 	}
-}
-
-// MayReplace reports whether the daemon has been silent for so long that it is replaced, if it has no clients.
-func (o *Observation) MayReplace() bool {
-	return !o.Pace.Silent.IsZero() && o.Now.Sub(o.Pace.Silent) >= checksToReplace*o.Times.Check
 }
 
 // judge judges a daemon that answers.

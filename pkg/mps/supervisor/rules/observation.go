@@ -44,8 +44,6 @@ type Observation struct {
 	Replaced string
 	// Silent is why the daemon has not answered. What follows is known only where it has.
 	Silent string
-	// Credible: there may be clients of the daemon that does not answer. It is looked at only when that matters.
-	Credible bool
 
 	// Daemon is the process that listens on the daemon's Sockets. Both are looked up only where the record has none.
 	Daemon  process.ID
@@ -59,7 +57,8 @@ type Observation struct {
 	Childless bool
 	// Killed is how a client was killed since the last observation.
 	Killed string
-	// Harmed is how many clients would lose something with their server.
+	// Harmed is how many clients would lose something with their server: those of the last observation, where the daemon does
+	// not answer.
 	Harmed int
 	// Doomed are clients whose pod is about to be killed.
 	Doomed []Client

@@ -188,7 +188,7 @@ func (w *world) observe() Observation {
 		}
 		return o
 	case w.Daemon != answers:
-		o.Silent, o.Credible = "no answer", w.Clients > 0 && o.MayReplace()
+		o.Silent, o.Harmed = "no answer", int(w.Clients)
 		return o
 	}
 	if w.Foreign {
