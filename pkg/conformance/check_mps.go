@@ -47,7 +47,7 @@ var mpsChecks = []Check{
 	{
 		ID:         "mps.nofile",
 		Assumption: "daemon and server may open the 16384 files that NVIDIA asks for",
-		Code:       "pkg/mps/supervisor/launch.go",
+		Code:       "pkg/mps/supervisor/openfiles.go",
 		Run:        checkMPSOpenFiles,
 	},
 	{ID: "mps.answers", Assumption: "the daemon's answers have the form that the driver reads", Code: "pkg/mps/control", Run: checkMPSAnswers},

@@ -53,7 +53,9 @@ func (c Client) Stop(ctx context.Context, id string) error {
 func (c Client) List(ctx context.Context) (all []Status, err error) {
 	err = c.call(ctx, func(ctx context.Context, supervisor mpspb.SupervisorClient) error {
 		answer, err := supervisor.ListSessions(ctx, &mpspb.ListSessionsRequest{})
-		all = statusesFromProto(answer)
+		for _, status := range answer.GetSessions() {
+			all = append(all, statusFromProto(status))
+		}
 		return err
 	})
 	return all, err

@@ -63,19 +63,3 @@ func convertInts[To, From int | int32](from []From) []To {
 	}
 	return to
 }
-
-func statusesToProto(all []Status) *mpspb.ListSessionsResponse {
-	answer := &mpspb.ListSessionsResponse{}
-	for _, status := range all {
-		answer.Sessions = append(answer.Sessions, statusToProto(status))
-	}
-	return answer
-}
-
-func statusesFromProto(answer *mpspb.ListSessionsResponse) []Status {
-	all := make([]Status, 0, len(answer.GetSessions()))
-	for _, status := range answer.GetSessions() {
-		all = append(all, statusFromProto(status))
-	}
-	return all
-}

@@ -11,12 +11,12 @@ import (
 
 // One session with text that is not UTF-8 does not hide the others.
 func TestAnyText(t *testing.T) {
-	answer := statusesToProto([]Status{{Message: "a\xff", LastLoss: "\xc3", Losses: 1}})
-	data, err := proto.Marshal(answer)
+	status := statusToProto(Status{Message: "a\xff", LastLoss: "\xc3", Losses: 1})
+	data, err := proto.Marshal(status)
 	if err != nil || len(data) == 0 {
 		t.Fatal(err)
 	}
-	if got := statusesFromProto(answer)[0].Message; got != "a\uFFFD" {
+	if got := statusFromProto(status).Message; got != "a\uFFFD" {
 		t.Errorf("got %q", got)
 	}
 }

@@ -55,5 +55,9 @@ func (s *service) StopSession(ctx context.Context, request *mpspb.StopSessionReq
 }
 
 func (s *service) ListSessions(context.Context, *mpspb.ListSessionsRequest) (*mpspb.ListSessionsResponse, error) {
-	return statusesToProto(s.sessions.List()), nil
+	answer := &mpspb.ListSessionsResponse{}
+	for _, status := range s.sessions.List() {
+		answer.Sessions = append(answer.Sessions, statusToProto(status))
+	}
+	return answer, nil
 }

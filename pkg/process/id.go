@@ -42,6 +42,20 @@ func Parent(pid int) (int, error) {
 	return st.parent, err
 }
 
+// User returns the ID of the user as whom a process runs. It is empty if the process has ended.
+func User(pid int) string {
+	// The folder's owner would be root for one that has given up its rights.
+	data, err := os.ReadFile(filepath.Join(procRoot, strconv.Itoa(pid), "status"))
+	if err != nil {
+		return ""
+	}
+	_, users, _ := strings.Cut(string(data), "\nUid:")
+	if fields := strings.Fields(users); len(fields) > 0 {
+		return fields[0]
+	}
+	return ""
+}
+
 // DescendsFrom reports whether a process is another one, or was started by that or its descendants. An orphan
 // is the child of the process that has adopted it.
 func (id ID) DescendsFrom(ancestor ID) bool {

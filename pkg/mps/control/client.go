@@ -41,12 +41,6 @@ type Client struct {
 	Limit time.Duration
 }
 
-// WithLimit returns a client for commands that take longer.
-func (c Client) WithLimit(limit time.Duration) Client {
-	c.Limit = limit
-	return c
-}
-
 // run sends commands, one a line, and returns the lines of all answers. NVIDIA's
 // program succeeds as soon as it has reached the daemon: whether a command failed
 // is in its answer, or must be queried.
@@ -109,11 +103,10 @@ func printed(output string) string {
 	return ": output " + quote.Text(output)
 }
 
-// StartServer asks the daemon to start a server that runs as root, and returns the
-// daemon's answer. The daemon may answer before the server runs.
-func (c Client) StartServer(ctx context.Context) (answer string, err error) {
-	lines, err := c.run(ctx, "start_server -uid 0")
-	return strings.Join(lines, "\n"), err
+// StartServer asks the daemon to start a server that runs as root. It may answer before the server runs.
+func (c Client) StartServer(ctx context.Context) error {
+	_, err := c.run(ctx, "start_server -uid 0")
+	return err
 }
 
 // ShutdownServer asks the daemon to end a server, whether it has clients or not.

@@ -68,7 +68,7 @@ func (s *session) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := checkNodes(ctx, s.options.Roots); err != nil {
+	if err := checkNodes(s.options.Roots); err != nil {
 		return err
 	}
 	// From here on the next supervisor finds everything that follows.

@@ -32,10 +32,11 @@ func (c commands) startServer(ctx context.Context, f folder, spec mps.Spec) erro
 	}
 	// Programs that wait for the daemon get a server with these limits. They should not
 	// wait for longer: one that finds no daemon runs without limits.
-	if err := f.publish(c.options.containerFiles()); err != nil {
+	if err := f.publish(append([]string{controlSocket}, c.options.ExtraContainerFiles...)); err != nil {
 		return err
 	}
-	if _, err := c.WithLimit(c.options.StartLimit).StartServer(ctx); err != nil {
+	c.Limit = c.options.StartLimit
+	if err := c.StartServer(ctx); err != nil {
 		return fmt.Errorf("start the server: %w", err)
 	}
 	return nil

@@ -11,10 +11,8 @@
 //	decide    package rules: what to do next, what to write down, what to say. All rules are there
 //	act       act.go: one thing at a time, whose result the next observation finds
 //
-// A session does that until nothing is due (session.go). The first start, the adoption of what an
-// earlier supervisor has left, repairs, a change of limits, the end of clients whose pod is about
-// to be killed and the end of the session are the same loop. It runs when somebody calls, every two
-// seconds, and at once when a process of the session has ended.
+// A session does that until nothing is due (session.go): when somebody calls, every two seconds, and
+// at once when a process of it has ended.
 //
 // # A session
 //
@@ -31,8 +29,7 @@
 //	session.json  what is wanted, what runs, what was lost
 //	keeper.lock   locked by the keeper of the daemon
 //
-// A keeper starts each daemon, and ends with all that the daemon has started, whatever that is
-// (package keeper). Who has its lock says whether there is one, so that nothing has to be looked for.
+// A keeper starts each daemon, and ends with all that the daemon has started (package keeper).
 //
 // The first start belongs to the Ensure that asked for it: when it fails or is
 // canceled, nothing is left. Later starts belong to the supervisor, because
@@ -47,7 +44,6 @@
 //
 // # What survives what
 //
-//   - The plugin ends: nothing happens here.
 //   - A server ends: its clients end. A new server is started. Containers that wait or start
 //     over reach it without a restart.
 //   - A client's fault: all clients of the session end (FAULT). MPS accepts no new
@@ -70,13 +66,6 @@
 //   - The node reboots: sessions of another boot are removed.
 //   - Any of these in the middle of a start: a session that never ran is removed.
 //     In the middle of Stop: the removal is completed.
-//
-// The folder of a session is recognized by session.json, or by containing nothing
-// that a session's folder does not. Other folders are left alone, whatever folder
-// the supervisor was told to use.
-//
-// Clients need the session's /dev/shm only if the server has something there; then all of
-// them have the same one. What nobody uses is removed while others go on, see leftover.
 //
 // Root in a container that is a client can connect to the daemon, and do nothing to
 // its sockets. That they are those that the daemon made is checked all the same, before

@@ -93,26 +93,29 @@ func (f folder) foreign() (string, error) {
 
 // make makes the folders.
 func (f folder) make() error {
-	for _, path := range []string{string(f), f.pipe(), string(f.logs()), f.shm()} {
-		if err := os.MkdirAll(path, folderMode); err != nil {
-			return fmt.Errorf("make the folders of session %s: %w", f.id(), err)
-		}
-		if path == f.shm() {
-			continue // it may be mounted
-		}
-		// Whatever the umask is.
-		if err := os.Chmod(path, folderMode); err != nil {
-			return fmt.Errorf("make the folders of session %s: %w", f.id(), err)
-		}
+	err := os.MkdirAll(f.shm(), folderMode) // it may be mounted, and has another mode then
+	for _, path := range []string{string(f), f.pipe(), string(f.logs())} {
+		err = errors.Join(err, makeFolder(path, folderMode))
 	}
-	return f.makeKeeper()
+	if err = errors.Join(err, f.makeKeeper()); err != nil {
+		return fmt.Errorf("make the folder of session %s: %w", f.id(), err)
+	}
+	return nil
+}
+
+// makeFolder makes a folder with this mode, whatever the umask is.
+func makeFolder(path string, mode os.FileMode) error {
+	if err := os.MkdirAll(path, folderMode); err != nil {
+		return err
+	}
+	return os.Chmod(path, mode)
 }
 
 // makeKeeper makes the file without which there can be no keeper.
 func (f folder) makeKeeper() error {
 	file, err := os.OpenFile(f.keeper(), os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
-		return fmt.Errorf("make a file of session %s: %w", f.id(), err)
+		return err
 	}
 	return file.Close()
 }
@@ -132,11 +135,7 @@ func (f folder) hasSharedMemory() (bool, error) {
 // containers have one mounted.
 func (f folder) clearPipe(ctx context.Context) error {
 	for _, path := range []string{f.daemonPipe(), f.clientPipe()} {
-		if err := os.MkdirAll(path, folderMode); err != nil {
-			return fmt.Errorf("make a folder of sockets: %w", err)
-		}
-		// Whatever the umask is.
-		if err := os.Chmod(path, folderMode); err != nil {
+		if err := makeFolder(path, folderMode); err != nil {
 			return fmt.Errorf("make a folder of sockets: %w", err)
 		}
 		if err := host.ClearFolder(ctx, path); err != nil {

@@ -52,7 +52,7 @@ func Launch(args []string) error {
 	if flags.NArg() == 0 {
 		return fmt.Errorf("%s: want a program; only the supervisor uses this", LaunchCommand)
 	}
-	status, err := keeper.Keep(l.lock, keeper.Program{Path: flags.Arg(0), Args: flags.Args()[1:], Env: os.Environ(), Root: l.root, Prepare: l.prepare})
+	status, err := keeper.Keep(l.lock, keeper.Program{Path: flags.Arg(0), Args: flags.Args()[1:], Env: os.Environ(), Root: l.root, Prepare: l.mount})
 	if err != nil {
 		return fmt.Errorf("run %s: %w", flags.Arg(0), err)
 	}
@@ -67,14 +67,7 @@ func (l launch) arguments(program string, args ...string) []string {
 	return append(all, args...)
 }
 
-// prepare gives this thread what the daemon and its servers inherit.
-func (l launch) prepare() error {
-	if err := l.mount(); err != nil {
-		return fmt.Errorf("prepare the file system: %w", err)
-	}
-	return nil
-}
-
+// mount gives this thread the file systems that the daemon and its servers have.
 func (l launch) mount() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make a mount namespace: %w", err)

@@ -79,49 +79,29 @@ func (l logs) open() (*os.File, error) {
 // bound empties logs that have grown too large and keeps their end with the extension
 // .old. The daemon has them open, so they cannot be renamed.
 func (l logs) bound() error {
-	entries, err := os.ReadDir(string(l))
-	if err != nil {
-		if errors.Is(err, os.ErrNotExist) {
-			return nil
-		}
-		return fmt.Errorf("bound the logs: %w", err)
-	}
 	var errs []error
-	for _, entry := range entries {
-		if entry.Type().IsRegular() && filepath.Ext(entry.Name()) != oldLog {
-			errs = append(errs, boundLog(l.path(entry.Name())))
+	for _, name := range logNames {
+		if err := boundLog(l.path(name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("bound the log %s: %w", l.path(name), err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// boundLog works on the file that it has opened: the path may soon be that of the next
-// daemon's log.
-func boundLog(path string) (err error) {
-	file, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if err != nil {
-		if errors.Is(err, os.ErrNotExist) {
-			return nil
-		}
-		return fmt.Errorf("bound a log: %w", err)
-	}
-	defer func() { err = errors.Join(err, file.Close()) }()
+func boundLog(path string) error {
 	var st unix.Stat_t
-	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
-		return fmt.Errorf("bound the log %s: %w", path, err)
-	}
 	// What it takes, not its length: a daemon that does not append goes on where it was
 	// and leaves a hole.
-	if st.Blocks*512 <= maxLog {
-		return nil
+	if err := unix.Stat(path, &st); err != nil || st.Blocks*512 <= maxLog {
+		return err
 	}
-	end, err := io.ReadAll(io.NewSectionReader(file, max(0, st.Size-keptLog), keptLog))
+	end, err := readEnd(path, keptLog)
 	// Before anything is written: there may be no space.
-	if err = errors.Join(err, file.Truncate(0)); err != nil {
-		return fmt.Errorf("bound the log %s: %w", path, err)
+	if err := errors.Join(err, os.Truncate(path, 0)); err != nil {
+		return err
 	}
-	if err := os.WriteFile(path+oldLog, end, 0o600); err != nil && !errors.Is(err, unix.ENOSPC) {
-		return fmt.Errorf("keep the end of the log %s: %w", path, err)
+	if err := os.WriteFile(path+oldLog, end, 0o600); !errors.Is(err, unix.ENOSPC) {
+		return err
 	}
 	return nil
 }

@@ -7,11 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/partage-dev/partage/pkg/mps/control"
@@ -133,7 +129,7 @@ func (o *observation) server(listed *control.Server) rules.Server {
 		server.Own, server.User = id.DescendsFrom(s.daemon.keeper.ID), ""
 	}
 	if server.User == "" {
-		server.User = userOf(id.PID)
+		server.User = process.User(id.PID)
 	}
 	if listed.State == control.StateActive {
 		if err := listed.Limits.Check(s.record.Spec); err != nil {
@@ -141,19 +137,4 @@ func (o *observation) server(listed *control.Server) rules.Server {
 		}
 	}
 	return server
-}
-
-// userOf returns the user as whom a server runs, which is that of its clients unless it
-// serves several. It is empty if the server has ended.
-func userOf(server int) string {
-	// The folder's owner would be root for a server that has given up its rights.
-	data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(server), "status"))
-	if err != nil {
-		return ""
-	}
-	_, users, _ := strings.Cut(string(data), "\nUid:")
-	if fields := strings.Fields(users); len(fields) > 0 {
-		return fields[0]
-	}
-	return ""
 }

@@ -71,8 +71,3 @@ func (o Options) withDefaults() Options {
 func (o Options) times() rules.Times {
 	return rules.Times{Check: o.CheckInterval, Start: o.StartLimit, Fault: o.FaultLimit, FirstPause: o.FirstPause, LongestPause: o.LongestPause}
 }
-
-// containerFiles returns the names of the daemon's files that containers get.
-func (o Options) containerFiles() []string {
-	return append([]string{controlSocket}, o.ExtraContainerFiles...)
-}

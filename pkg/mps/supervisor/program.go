@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
@@ -35,7 +34,7 @@ type controlProgram struct {
 	host.Program
 
 	folder folder
-	// dev is the folder that the program has instead of the /dev of its root, or empty.
+	// dev is the folder that a program with a root of its own has as its /dev: that root may have none of the nodes.
 	dev string
 }
 
@@ -44,38 +43,21 @@ func newControlProgram(roots host.Roots, f folder) (controlProgram, error) {
 	if err != nil {
 		return controlProgram{}, fmt.Errorf("find MPS of this node's driver: %w", err)
 	}
-	return controlProgram{Program: program, folder: f, dev: otherDev(program, roots.DevRoot())}, nil
-}
-
-// otherDev returns the folder of device nodes for a program with a root of its own that
-// does not have them. Those of driver containers have.
-func otherDev(program host.Program, dev host.DevRoot) string {
-	if program.Root == "" || filepath.Clean(dev.Path) == filepath.Clean(program.Root) || isSame(dev.Path, program.Root) {
-		return ""
+	c := controlProgram{Program: program, folder: f}
+	if program.Root != "" {
+		c.dev = filepath.Join(roots.DevRoot().Path, "dev")
 	}
-	return filepath.Join(dev.Path, "dev")
-}
-
-// isSame reports whether two roots have the same /dev: that of the host is also below a
-// driver root that is the host's.
-func isSame(one, other string) bool {
-	a, err := os.Stat(filepath.Join(one, "dev"))
-	if err != nil {
-		return false
-	}
-	b, err := os.Stat(filepath.Join(other, "dev"))
-	return err == nil && os.SameFile(a, b)
+	return c, nil
 }
 
 // checkNodes fails unless there are the device nodes that a server needs, whatever its
 // GPU: it would only say that there is no GPU.
-func checkNodes(ctx context.Context, roots host.Roots) error {
+func checkNodes(roots host.Roots) error {
 	for _, path := range host.RequiredNodes() {
 		if _, err := roots.Node(path); err != nil {
 			return fmt.Errorf("no MPS server can start: %w", err)
 		}
 	}
-	klog.FromContext(ctx).V(4).Info("The MPS server gets its device nodes from here", "folder", roots.DevRoot().Folder())
 	return nil
 }
 

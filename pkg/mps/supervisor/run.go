@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"github.com/gofrs/flock"
@@ -89,17 +88,8 @@ func serve(ctx context.Context, supervisor *Supervisor, listener net.Listener) e
 			return handler(klog.NewContext(ctx, logger), request)
 		}))
 	mps.Register(server, supervisor)
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	served := make(chan struct{})
-	defer close(served)
-	wg.Go(func() {
-		select {
-		case <-ctx.Done():
-		case <-served:
-		}
-		server.Stop()
-	})
+	defer server.Stop()
+	defer context.AfterFunc(ctx, server.Stop)() // Serve waits for it
 	if err := server.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return fmt.Errorf("serve MPS sessions: %w", err)
 	}

@@ -85,9 +85,6 @@ func (d *daemon) checkSocket(folder, name string, recorded process.Socket) error
 func (f folder) publish(names []string) error {
 	for _, name := range names {
 		from, to := filepath.Join(f.daemonPipe(), name), filepath.Join(f.clientPipe(), name)
-		if same(from, to) {
-			continue
-		}
 		// Containers do not see this one.
 		temporary := filepath.Join(f.pipe(), name+".new")
 		if err := os.Remove(temporary); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -105,12 +102,4 @@ func (f folder) publish(names []string) error {
 		}
 	}
 	return nil
-}
-
-// same reports whether both paths are links of one file, which renaming would leave
-// alone.
-func same(a, b string) bool {
-	infoA, errA := os.Lstat(a)
-	infoB, errB := os.Lstat(b)
-	return errA == nil && errB == nil && os.SameFile(infoA, infoB)
 }

@@ -5,6 +5,7 @@ package supervisor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -39,14 +40,12 @@ func NewUnsupervised(roots host.Roots, dir string) (Unsupervised, error) {
 	for path, mode := range map[string]os.FileMode{
 		f.daemonPipe(): folderMode, f.clientPipe(): folderMode, string(f.logs()): folderMode, f.shm(): everybody,
 	} {
-		if err := os.MkdirAll(path, folderMode); err != nil {
-			return Unsupervised{}, fmt.Errorf("make a folder for MPS: %w", err)
-		}
-		if err := os.Chmod(path, mode); err != nil { // whatever the umask is
-			return Unsupervised{}, fmt.Errorf("make a folder for MPS: %w", err)
-		}
+		err = errors.Join(err, makeFolder(path, mode))
 	}
-	return Unsupervised{DaemonPipe: f.daemonPipe(), ClientPipe: f.clientPipe(), SharedMemory: f.shm(), program: program}, f.makeKeeper()
+	if err = errors.Join(err, f.makeKeeper()); err != nil {
+		return Unsupervised{}, fmt.Errorf("make a folder for MPS: %w", err)
+	}
+	return Unsupervised{DaemonPipe: f.daemonPipe(), ClientPipe: f.clientPipe(), SharedMemory: f.shm(), program: program}, nil
 }
 
 // Daemon returns the command that runs the keeper of a control daemon for the devices of the spec. It ends with all that the

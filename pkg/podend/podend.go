@@ -76,12 +76,12 @@ func (w Watcher) Run(ctx context.Context, handler Handler) {
 	var problem logchange.Problem
 	for ctx.Err() == nil {
 		err := w.watch(ctx, handler, func() {
-			problem.Log(ctx, nil, "", "The kubelet tells when pods end: their MPS clients are terminated before they are killed")
+			problem.Log(ctx, nil, "", "The kubelet tells when pods end")
 		})
 		if ctx.Err() != nil {
 			return
 		}
-		problem.Log(ctx, explain(err), "MPS clients cannot be terminated before their pods are killed", "")
+		problem.Log(ctx, explain(err), "The kubelet does not tell when pods end: their MPS clients are not terminated before they are killed", "")
 		select {
 		case <-ctx.Done():
 		case <-time.After(w.Retry):
