@@ -65,10 +65,10 @@ func (s *session) act(ctx context.Context, d *rules.Decision, o *observation) er
 // start starts a daemon, after what is left of an earlier one has ended.
 func (s *session) start(ctx context.Context) error {
 	program, err := newControlProgram(s.options.Roots, s.folder)
-	if err != nil {
-		return err
+	if err == nil {
+		err = checkNodes(ctx, s.options.Roots)
 	}
-	if err := checkNodes(s.options.Roots); err != nil {
+	if err != nil {
 		return err
 	}
 	// From here on the next supervisor finds everything that follows.

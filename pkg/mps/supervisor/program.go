@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
@@ -52,12 +53,13 @@ func newControlProgram(roots host.Roots, f folder) (controlProgram, error) {
 
 // checkNodes fails unless there are the device nodes that a server needs, whatever its
 // GPU: it would only say that there is no GPU.
-func checkNodes(roots host.Roots) error {
+func checkNodes(ctx context.Context, roots host.Roots) error {
 	for _, path := range host.RequiredNodes() {
 		if _, err := roots.Node(path); err != nil {
 			return fmt.Errorf("no MPS server can start: %w", err)
 		}
 	}
+	klog.FromContext(ctx).V(4).Info("The MPS server gets its device nodes from here", "folder", roots.DevRoot().Folder())
 	return nil
 }
 
