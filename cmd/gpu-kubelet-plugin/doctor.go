@@ -17,8 +17,8 @@ import (
 
 	"github.com/partage-dev/partage/pkg/command"
 	"github.com/partage-dev/partage/pkg/host"
-	"github.com/partage-dev/partage/pkg/process"
 	"github.com/partage-dev/partage/pkg/plugin"
+	"github.com/partage-dev/partage/pkg/process"
 	"github.com/partage-dev/partage/pkg/unclaimed"
 )
 

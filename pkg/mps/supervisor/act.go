@@ -130,7 +130,7 @@ func (s *session) suspend(ctx context.Context) error {
 	if err := s.end(ctx); err != nil {
 		return fmt.Errorf("session %s: %w", s.id, err)
 	}
-	return errors.Join(s.folder.save(s.record), s.folder.mounts().remove())
+	return errors.Join(s.folder.save(s.record), s.folder.mounts().remove()) //nolint:contextcheck // it has a limit of its own
 }
 
 // remove removes all of the session. After an error the next attempt finds what is left.
@@ -144,7 +144,7 @@ func (s *session) remove(ctx context.Context) error {
 	}
 	err := s.end(ctx)
 	if err == nil {
-		err = s.folder.mounts().remove()
+		err = s.folder.mounts().remove() //nolint:contextcheck // it has a limit of its own
 	}
 	if err == nil {
 		err = s.folder.delete(ctx)

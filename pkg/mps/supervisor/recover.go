@@ -40,13 +40,13 @@ func (s *Supervisor) recover(ctx context.Context) error {
 		}
 	}
 	for id, r := range records {
-		s.takeOver(sessionContext(ctx, id), id, r)
+		s.takeOver(id, r) //nolint:contextcheck // it outlives the call
 	}
 	return nil
 }
 
-func (s *Supervisor) takeOver(ctx context.Context, id string, r rules.Record) {
-	sess := s.newSession(id) //nolint:contextcheck // it outlives the call
+func (s *Supervisor) takeOver(id string, r rules.Record) {
+	sess := s.newSession(id)
 	sess.record, sess.pace.Ready = r, time.Now()
 	s.sessions[id] = sess
 	sess.publish(mps.Starting, "the MPS supervisor has been restarted", nil)
