@@ -120,13 +120,16 @@ func (e *Enumeration) Ran(kind string) {
 	e.ran[kind]++
 }
 
-// Choose counts cases and returns those of the sample.
+// Choose counts cases and returns those of the sample, or one of fewer cases than there are samples.
 func Choose[Case any](e *Enumeration, cases []Case) []Case {
 	var chosen []Case
 	for i, c := range cases {
 		if e.Find(i) {
 			chosen = append(chosen, c)
 		}
+	}
+	if len(chosen) == 0 && len(cases) > 0 {
+		chosen = append(chosen, cases[TheSample().number%len(cases)])
 	}
 	return chosen
 }
