@@ -182,6 +182,9 @@ type library struct {
 	// that shuts the library down.
 	using sync.RWMutex
 
+	// functions are those that the library is known to have: to look for one takes longer than many a call.
+	functions sync.Map
+
 	mu      sync.Mutex
 	handles map[string]*handle // by PCI address
 	// addresses are by index, to identify a GPU that no longer answers.
@@ -196,8 +199,9 @@ func guarded[T any](lib *library, function string, f func() (T, nvml.Return)) (n
 		return none, nvml.ERROR_UNINITIALIZED
 	}
 	defer lib.using.RUnlock()
-	if lib.Extensions().LookupSymbol(function) != nil {
+	if _, known := lib.functions.Load(function); !known && lib.Extensions().LookupSymbol(function) != nil {
 		return none, nvml.ERROR_FUNCTION_NOT_FOUND
 	}
+	lib.functions.Store(function, true)
 	return f()
 }
