@@ -127,12 +127,15 @@ func (l *Lifecycle) DestroyCompute(ctx context.Context, pciAddress string, insta
 // DestroyInstance destroys a GPU instance without compute instances. None is a success.
 func (l *Lifecycle) DestroyInstance(ctx context.Context, pciAddress string, instanceID int) error {
 	err := l.hw.DestroyInstance(ctx, pciAddress, instanceID)
+	if err == nil {
+		klog.FromContext(ctx).V(2).Info("GPU instance destroyed", "pciAddress", pciAddress, "instanceID", instanceID)
+		return nil
+	}
 	return l.confirmGone(ctx, pciAddress, fmt.Sprintf("GPU instance %d", instanceID), instanceID, err,
 		func(i gpu.Instance) bool { return i.ID == instanceID })
 }
 
-// confirmGone compares what a destroying call has answered with what is there: a destroy that "succeeded" and did not
-// would make a leak that nothing has a record of.
+// confirmGone compares the error of a destroying call with what is there: it may have taken effect, or somebody else's.
 func (l *Lifecycle) confirmGone(ctx context.Context, pciAddress, what string, instanceID int, cause error, is func(gpu.Instance) bool) error {
 	wrap := func(err error) error { return fmt.Errorf("destroy %s of GPU %s: %w", what, pciAddress, err) }
 	if gpu.IsPending(cause) {
@@ -145,10 +148,8 @@ func (l *Lifecycle) confirmGone(ctx context.Context, pciAddress, what string, in
 	case err != nil:
 		return wrap(errors.Join(cause, err))
 	case !slices.ContainsFunc(state.Instances, is):
-		klog.FromContext(ctx).V(2).Info("Destroyed", "pciAddress", pciAddress, "what", what)
+		klog.FromContext(ctx).V(2).Info("Gone", "pciAddress", pciAddress, "what", what, "reason", cause)
 		return nil
-	case cause == nil:
-		return wrap(errors.New("the driver reports success and it is still there"))
 	case errors.Is(cause, gpu.ErrInUse):
 		return wrap(l.heldBy(ctx, pciAddress, instanceID, cause))
 	}

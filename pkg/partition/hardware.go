@@ -41,7 +41,7 @@ type ModeSwitch interface {
 	SetMIGMode(ctx context.Context, pciAddress string, enabled bool) error
 }
 
-// Instances creates and destroys GPU instances.
+// Instances creates and destroys GPU instances. After a success one that was destroyed was seen to be gone.
 type Instances interface {
 	CreateInstance(ctx context.Context, pciAddress string, profileID uint32, at gpu.Placement) (instanceID int, err error)
 	DestroyInstance(ctx context.Context, pciAddress string, instanceID int) error

@@ -74,13 +74,13 @@ var removeTests = map[string]struct {
 		}, dynamic: true,
 		outcome: outcome{calls: []string{"ci- 7/0", "gi- 7", "mode false"}},
 	},
-	"GPU instance stays and reports success": {
+	"GPU instance stays": {
 		gpu: fakeGPU{
 			enabled: true, instances: []gpu.Instance{instance(7, oneAt4)},
-			faults: map[string][]fault{"DestroyInstance": {{}}},
+			faults: map[string][]fault{"DestroyInstance": {{err: errBoom}}},
 		}, dynamic: true,
 		outcome: outcome{
-			says: []string{"still there", "profile 19 at 4:1"}, calls: []string{"gi- 7"},
+			is: errBoom, says: []string{"profile 19 at 4:1"}, calls: []string{"gi- 7"},
 			left: []gpu.Instance{instance(7, oneAt4)}, modeLeft: true,
 		},
 	},

@@ -313,6 +313,8 @@ type fakeInstance struct {
 	created    []uint32                                // profile ids
 	uuid       string
 	destroyed  int // compute instances
+	// What destroying it leaves: itself, or a GPU that does not support to be asked.
+	stays, modeGoes bool
 }
 
 func (i *fakeInstance) GetInfo() (nvml.GpuInstanceInfo, nvml.Return) {
@@ -322,7 +324,10 @@ func (i *fakeInstance) GetInfo() (nvml.GpuInstanceInfo, nvml.Return) {
 
 func (i *fakeInstance) Destroy() nvml.Return {
 	i.device.enter("instance Destroy")
-	i.device.instances = slices.DeleteFunc(i.device.instances, func(o *fakeInstance) bool { return o == i })
+	if i.modeGoes {
+		i.device.current = nvml.DEVICE_MIG_DISABLE
+	}
+	i.device.instances = slices.DeleteFunc(i.device.instances, func(o *fakeInstance) bool { return o == i && !i.stays })
 	return nvml.SUCCESS
 }
 

@@ -45,13 +45,23 @@ func (r *reading) undo(ctx context.Context, name string, f func() nvml.Return) {
 	}
 }
 
-// DestroyInstance destroys a GPU instance. The error wraps gpu.ErrInUse while a
+// DestroyInstance destroys a GPU instance, and looks whether it is gone: one that stays after a success
+// would be a leak that nothing has a record of. The error wraps gpu.ErrInUse while a
 // process or a compute instance is on it, and gpu.ErrNotFound if there is none. It
 // takes about a second.
 func (c *Client) DestroyInstance(ctx context.Context, pciAddress string, instanceID int) error {
+	const call = "nvmlGpuInstanceDestroy"
 	_, err := onGPU(ctx, &c.session, pciAddress, func(r *reading) any {
 		gi := r.findInstance(instanceID)
-		r.change("nvmlGpuInstanceDestroy", func() nvml.Return { return gi.Destroy() })
+		r.change(call, func() nvml.Return { return gi.Destroy() })
+		if r.err != nil {
+			return nil
+		}
+		// "Not supported" is no answer here, unlike for findInstance.
+		must(r, instanceByID, func() (nvml.GpuInstance, nvml.Return) { return r.dev.GetGpuInstanceById(instanceID) })
+		if !r.gone() {
+			r.fail(call, nil, fmt.Sprintf("answered success, but GPU instance %d is still there", instanceID))
+		}
 		return nil
 	})
 	return err
@@ -87,13 +97,14 @@ func (c *Client) DestroyComputeInstance(ctx context.Context, pciAddress string, 
 	return err
 }
 
+const instanceByID = "nvmlDeviceGetGpuInstanceById"
+
 // findInstance resolves an id. With MIG mode off the library answers
 // NOT_SUPPORTED, which means the same as NOT_FOUND: no such instance.
 func (r *reading) findInstance(instanceID int) nvml.GpuInstance {
-	const call = "nvmlDeviceGetGpuInstanceById"
-	gi, known := ask(r, call, func() (nvml.GpuInstance, nvml.Return) { return r.dev.GetGpuInstanceById(instanceID) })
+	gi, known := ask(r, instanceByID, func() (nvml.GpuInstance, nvml.Return) { return r.dev.GetGpuInstanceById(instanceID) })
 	if !known {
-		r.fail(call, gpu.ErrNotFound, "no instances, MIG mode is off")
+		r.fail(instanceByID, gpu.ErrNotFound, "no instances, MIG mode is off")
 	}
 	return gi
 }

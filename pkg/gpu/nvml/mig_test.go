@@ -303,6 +303,30 @@ func TestAbsentInstance(t *testing.T) {
 	}
 }
 
+// An instance that stays after a success is not taken for gone, nor one of which nothing is known.
+func TestDestroyIsReadBack(t *testing.T) {
+	device := h100()
+	c := openFake(t, &fakeLibrary{devices: []*fakeDevice{device}})
+	for name, test := range map[string]struct {
+		stays    bool
+		modeGoes bool
+		says     string
+	}{
+		"goes":                   {},
+		"stays":                  {stays: true, says: "still there"},
+		"nothing is known of it": {modeGoes: true, says: "nvmlDeviceGetGpuInstanceById"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			device.current = nvml.DEVICE_MIG_ENABLE
+			device.instances = []*fakeInstance{{device: device, id: 9, stays: test.stays, modeGoes: test.modeGoes}}
+			err := c.DestroyInstance(t.Context(), pci, 9)
+			if (err != nil) != (test.says != "") || err != nil && !strings.Contains(err.Error(), test.says) || errors.Is(err, gpu.ErrNotFound) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
 // A driver that cannot list compute processes does not say that there are none.
 func TestProcessesNotSupported(t *testing.T) {
 	device := &fakeDevice{busID: busID, processesResult: nvml.ERROR_NOT_SUPPORTED}
