@@ -59,7 +59,7 @@ type file struct {
 	data []byte
 	// head has no GPUs where not even that can be read.
 	head head
-	// record is nil in a file that says only when its claim was released, and with an error.
+	// record is nil in a file that says only when its claim was released, and with an error. Nobody changes it.
 	record *Record
 	err    error
 }
@@ -129,6 +129,9 @@ func (s *Store) open(write bool, only ...types.UID) (known map[types.UID]*entry,
 			paths[uid] = append(paths[uid], filepath.Join(s.folder, file.Name()))
 		}
 	}
+	if len(s.parsed) > len(files) {
+		clear(s.parsed) // others have removed some
+	}
 	known = map[types.UID]*entry{}
 	for uid, paths := range paths {
 		if len(only) == 0 || uid == only[0] {
@@ -168,11 +171,15 @@ func (s *Store) load(uid types.UID, paths []string) *entry {
 	}
 	for _, path := range paths {
 		f, boot := file{path: path}, strings.Split(filepath.Base(path), ".")[1]
-		if f.data, f.err = os.ReadFile(path); f.err == nil {
+		f.data, f.err = os.ReadFile(path)
+		if last, known := s.parsed[path]; known && f.err == nil && bytes.Equal(last.data, f.data) {
+			f = last
+		} else if f.err == nil {
 			f.head, f.record, f.err = parse(f.data, uid, boot)
+			s.parsed[path] = f
 		}
 		if boot != s.boot {
-			e.before = cmp.Or(e.before, f.record)
+			e.before = cmp.Or(e.before, f.record.Clone())
 			e.earlier = append(e.earlier, f)
 			continue
 		}
@@ -185,7 +192,7 @@ func (s *Store) load(uid types.UID, paths []string) *entry {
 			e.guards = append(e.guards, f)
 		}
 	}
-	e.record = e.file.record
+	e.record = e.file.record.Clone()
 	e.released = s.releases.learn(uid, e.released)
 	e.age()
 	if e.before != nil && e.released > 0 {
@@ -200,12 +207,8 @@ func (s *Store) keeps(e *entry) bool {
 }
 
 // hasBody reports whether the file says what a body says, also if another version wrote it, which may say more.
-func (e *entry) hasBody(body []byte, boot string) bool {
-	if _, rest, _ := bytes.Cut(e.file.data, []byte("\n")); bytes.Equal(rest, body) {
-		return true
-	}
-	_, was, err := parse(e.file.data, e.uid, boot)
-	return err == nil && was != nil && bytes.Equal(encodeBody(was), body)
+func (e *entry) hasBody(body []byte) bool {
+	return e.file.record != nil && bytes.Equal(encodeBody(e.file.record), body)
 }
 
 // write makes the file say what is known of a claim. It needs no space where only the head changes.
@@ -221,16 +224,21 @@ func (s *Store) write(e *entry) (err error) {
 	switch {
 	case !s.keeps(e):
 		err = s.files.Remove(f.path)
+		delete(s.parsed, f.path)
 	case e.record == nil && f.data != nil:
 		err = s.files.WriteHead(f.path, h.line())
-	case e.record != nil && e.hasBody(body, s.boot):
+	case e.record != nil && e.hasBody(body):
 		h.gpus, h.body = f.head.gpus, f.head.body // what another version wrote stays
 		err = s.files.WriteHead(f.path, h.line())
 	default:
 		err = s.files.Replace(f.path, append(h.line(), body...))
 	}
-	if err == nil {
-		s.releases.note(e.uid, e.released, true)
+	if err != nil {
+		return err
 	}
-	return err
+	if e.record != nil {
+		s.parsed[f.path] = file{path: f.path, data: append(h.line(), body...), head: h, record: e.record.Clone()}
+	}
+	s.releases.note(e.uid, e.released, true)
+	return nil
 }

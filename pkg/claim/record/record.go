@@ -25,7 +25,6 @@
 package record
 
 import (
-	"encoding/json"
 	"fmt"
 	"regexp"
 	"slices"
@@ -119,14 +118,27 @@ func (r *Record) Clone() *Record {
 	if r == nil {
 		return nil
 	}
-	copied := *r
-	copied.Devices, copied.Sessions = nil, nil
-	// What the file is made of can be encoded, and read again.
-	_ = json.Unmarshal(encodeBody(r), &copied)
-	for i := range copied.Devices {
-		copied.Devices[i].Mark = r.Devices[i].Mark
+	r = copyOf(r)
+	r.Devices = slices.Clone(r.Devices)
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		d.Requests, d.ShareID, d.Partition, d.Sharing = slices.Clone(d.Requests), copyOf(d.ShareID), copyOf(d.Partition), copyOf(d.Sharing)
+		if d.Partition != nil {
+			d.Partition.Made = copyOf(d.Partition.Made)
+		}
 	}
-	return &copied
+	r.Sessions = slices.Clone(r.Sessions)
+	for i := range r.Sessions {
+		r.Sessions[i].Devices = slices.Clone(r.Sessions[i].Devices)
+	}
+	return r
+}
+
+func copyOf[T any](p *T) *T {
+	if p == nil {
+		return nil
+	}
+	return new(*p)
 }
 
 var uidSyntax = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]{0,62}$`)
