@@ -44,7 +44,7 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 			return nil, err
 		}
 	}
-	r, err := m.engine.Prepare(ctx, &converge.Call{Wanted: planned.Record, Clients: m.clients(planned, was)})
+	r, err := m.engine.Prepare(ctx, &converge.Call{Wanted: planned.Record, Was: was, Clients: m.clients(planned, was)})
 	if err != nil {
 		return nil, err
 	}

@@ -76,7 +76,8 @@ func wanted(e *Engine, uid types.UID, devices ...string) *Call {
 		s := r.Session(id)
 		s.Devices = append(s.Devices, record.SessionDevice{Device: d.Device, PCIAddress: d.PCIAddress, UUID: d.Sharing.UUID})
 	}
-	return &Call{Wanted: r}
+	was, _ := e.Store.Read(uid)
+	return &Call{Wanted: r, Was: was}
 }
 
 // layouts are claims that are prepared one after the other; the last one is what is struck.

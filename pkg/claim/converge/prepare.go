@@ -37,6 +37,8 @@ const (
 type Call struct {
 	// Wanted is what the claim's allocation means: nothing of it is marked. Its Arrived is that of the call.
 	Wanted *record.Record
+	// Was is the claim's record, as it was read under the claim's lock, or nil where there is none that can be read.
+	Was *record.Record
 	// Clients is how many claims can have a share of a device, by its name. A device that is not in it has as many as
 	// claims got.
 	Clients map[string]int
@@ -112,15 +114,16 @@ func (c *Call) isOutOfDate() bool {
 // any other, older than this call, so that it waits for processes that still use it. What is on GPUs that the call does
 // not work on ends here.
 func (c *Call) releaseOther(ctx context.Context) error {
-	store, claim := c.engine.Store, c.Wanted.Claim.UID
+	store, claim, r := c.engine.Store, c.Wanted.Claim.UID, c.Was
 	c.devices = c.Wanted.Devices
-	r, err := store.Read(claim)
-	if err == nil && r != nil {
-		c.devices = slices.Concat(c.devices, r.Devices)
+	if r == nil {
+		return nil // one that cannot be read is guarded
 	}
-	if err != nil || r == nil || r.BootID != store.Boot() || r.State != record.Releasing && sameWish(r, c.Wanted) {
-		return nil //nolint:nilerr // a record that cannot be read is guarded
+	c.devices = slices.Concat(c.devices, r.Devices)
+	if r.BootID != store.Boot() || r.State != record.Releasing && sameWish(r, c.Wanted) {
+		return nil
 	}
+	var err error
 	if r.State != record.Releasing {
 		if r.Arrived >= c.Wanted.Arrived {
 			return record.ErrOutOfDate
