@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // ReplaceFile writes a file atomically and durably: after a crash or a power loss
@@ -20,7 +22,7 @@ import (
 // killed process leaves behind is overwritten by the next write of the same file or
 // removed by RemoveFile. Writers of one file must therefore exclude each other.
 func ReplaceFile(path string, data []byte, mode fs.FileMode) error {
-	if err := replace(path, data, mode, (*os.File).Sync); err != nil {
+	if err := replace(path, data, mode, (*os.File).Sync, os.Rename); err != nil {
 		return err
 	}
 	return syncFolder(filepath.Dir(path))
@@ -30,7 +32,18 @@ func ReplaceFile(path string, data []byte, mode fs.FileMode) error {
 // the old or the new content in full, whoever is killed, but a power loss may damage the
 // file. It does not wait for the disk.
 func ReplaceUnsynced(path string, data []byte, mode fs.FileMode) error {
-	return replace(path, data, mode, func(*os.File) error { return nil })
+	return replace(path, data, mode, func(*os.File) error { return nil }, exchange)
+}
+
+// exchange is os.Rename for what need not be on the disk: where a file replaces another one by its name, ext4 begins to write it
+// there, and who removes it soon waits for that.
+func exchange(from, to string) error {
+	if old, err := os.Lstat(to); err != nil || !old.Mode().IsRegular() ||
+		unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_EXCHANGE) != nil {
+		return os.Rename(from, to)
+	}
+	_ = os.Remove(from) // where the old content stays under this name it is overwritten by the next write, as after a kill
+	return nil
 }
 
 // RemoveFile removes what ReplaceFile made, durably. An absent file is a success.
@@ -61,11 +74,11 @@ func FinalName(name string) string {
 	return name
 }
 
-func replace(path string, data []byte, mode fs.FileMode, sync func(*os.File) error) error {
+func replace(path string, data []byte, mode fs.FileMode, sync func(*os.File) error, rename func(from, to string) error) error {
 	temporary := TemporaryName(path)
 	err := writeTo(temporary, data, mode, sync)
 	if err == nil {
-		err = os.Rename(temporary, path)
+		err = rename(temporary, path)
 	}
 	if err != nil {
 		return errors.Join(fmt.Errorf("write %s: %w", path, err), ignoreAbsent(os.Remove(temporary)))

@@ -12,7 +12,17 @@ import (
 	"testing"
 )
 
+// replacements are all that replace a file.
+var replacements = map[string]func(path string, data []byte, mode fs.FileMode) error{"synced": ReplaceFile, "unsynced": ReplaceUnsynced}
+
 func TestReplaceFile(t *testing.T) {
+	for name, replace := range replacements {
+		t.Run(name, func(t *testing.T) { testReplace(t, replace) })
+	}
+}
+
+func testReplace(t *testing.T, replace func(path string, data []byte, mode fs.FileMode) error) {
+	t.Helper()
 	folder := t.TempDir()
 	path := filepath.Join(folder, "a.json")
 	// What a killed process left behind is no obstacle.
@@ -20,7 +30,7 @@ func TestReplaceFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, content := range []string{"one", "two, longer", "3"} {
-		if err := ReplaceFile(path, []byte(content), 0o644); err != nil {
+		if err := replace(path, []byte(content), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		got, err := os.ReadFile(path)
@@ -38,18 +48,25 @@ func TestReplaceFile(t *testing.T) {
 }
 
 func TestReplaceFileFails(t *testing.T) {
+	for name, replace := range replacements {
+		t.Run(name, func(t *testing.T) { testReplaceFails(t, replace) })
+	}
+}
+
+func testReplaceFails(t *testing.T, replace func(path string, data []byte, mode fs.FileMode) error) {
+	t.Helper()
 	folder := t.TempDir()
 	path := filepath.Join(folder, "a.json")
 	if err := os.MkdirAll(filepath.Join(path, "not-empty"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := ReplaceFile(path, nil, 0o644); err == nil || !strings.Contains(err.Error(), path) {
+	if err := replace(path, nil, 0o644); err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("got %v", err)
 	}
 	if _, err := os.Stat(TemporaryName(path)); !os.IsNotExist(err) {
 		t.Errorf("temporary file left behind: %v", err)
 	}
-	if err := ReplaceFile(filepath.Join(folder, "no", "a.json"), nil, 0o644); !errors.Is(err, fs.ErrNotExist) {
+	if err := replace(filepath.Join(folder, "no", "a.json"), nil, 0o644); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
 }
