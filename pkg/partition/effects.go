@@ -79,7 +79,7 @@ func (l *Lifecycle) SetMode(ctx context.Context, pciAddress string, on bool) err
 func (l *Lifecycle) CreateInstance(ctx context.Context, a Address) (instanceID int, err error) {
 	id, err := l.hw.CreateInstance(ctx, a.PCIAddress, a.ProfileID, a.Placement)
 	if err == nil {
-		klog.FromContext(ctx).V(2).Info("GPU instance created", "at", a.String(), "instanceID", id)
+		klog.FromContext(ctx).V(4).Info("GPU instance created", "at", a.String(), "instanceID", id)
 		return id, nil
 	}
 	err = fmt.Errorf("create a partition with %s: %w", a, err)
