@@ -206,12 +206,8 @@ func (s *Store) keeps(e *entry) bool {
 	return e.record != nil || e.released > 0 && (len(e.guards)+len(e.earlier) > 0 || s.Alone == nil || !s.Alone())
 }
 
-// hasBody reports whether the file says what a body says, also if another version wrote it, which may say more.
-func (e *entry) hasBody(body []byte) bool {
-	return e.file.record != nil && bytes.Equal(encodeBody(e.file.record), body)
-}
-
-// write makes the file say what is known of a claim. It needs no space where only the head changes.
+// write makes the file say what is known of a claim. It needs no space where only the head changes, also if another version
+// wrote the body, which may say more.
 func (s *Store) write(e *entry) (err error) {
 	f := &e.file
 	h, body := head{state: gone, released: e.released}, []byte(nil)
@@ -227,8 +223,8 @@ func (s *Store) write(e *entry) (err error) {
 		delete(s.parsed, f.path)
 	case e.record == nil && f.data != nil:
 		err = s.files.WriteHead(f.path, h.line())
-	case e.record != nil && e.hasBody(body):
-		h.gpus, h.body = f.head.gpus, f.head.body // what another version wrote stays
+	case e.record != nil && f.record != nil && bytes.Equal(encodeBody(f.record), body):
+		h.gpus, h.body = f.head.gpus, f.head.body
 		err = s.files.WriteHead(f.path, h.line())
 	default:
 		err = s.files.Replace(f.path, append(h.line(), body...))
