@@ -15,9 +15,9 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/gpu/lastseen"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
 	"github.com/partage-dev/partage/pkg/plugin"
+	"github.com/partage-dev/partage/pkg/plugin/lastseen"
 )
 
 // keepHidden adds what a plugin on this machine has found out that cannot be seen now.

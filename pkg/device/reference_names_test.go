@@ -14,7 +14,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/gpu/boards"
+	"github.com/partage-dev/partage/pkg/kubectl/boards"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/test/knownfailures"
 	"github.com/partage-dev/partage/test/scale/slices/reference"

@@ -13,9 +13,10 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 )
 
-// shrinkTime is enough for all that tmpfsInodes can be.
+// shrinkTime is enough for 2^18 files, more than any tenant can have in one file system.
 const shrinkTime = 5 * time.Second
 
 // tmpfsInodes bounds how many files one file system takes of the kernel's memory.
@@ -47,6 +48,10 @@ func MountTmpfs(path string, bytes int64, label string) error {
 // claim has ended then neither holds nor writes more of the node's memory than that. It fails where something cannot be emptied:
 // what was unlinked and is still open, has a lease, or is immutable. Then nothing can be added to that.
 func ShrinkTmpfs(ctx context.Context, path string) error {
+	var is unix.Statfs_t
+	if err := unix.Statfs(path, &is); err != nil || is.Type != unix.TMPFS_MAGIC {
+		return errors.Join(fmt.Errorf("shrink %s: it is no file system in memory", path), err)
+	}
 	folder, err := openFolder(unix.AT_FDCWD, path)
 	if err == nil {
 		err = flatten(ctx, folder, func(folder *os.File, name string) (bool, error) {
@@ -77,20 +82,23 @@ func ShrinkTmpfs(ctx context.Context, path string) error {
 	return nil
 }
 
-// RemoveTmpfs unmounts what MountTmpfs has mounted, after it has shrunk it as far as possible, and removes the folder. No folder
-// is a success.
+// RemoveTmpfs unmounts a file system in memory, after it has shrunk it as far as possible, and removes the folder. No folder is a
+// success. Another file system that somebody has mounted there is unmounted as it is.
 func RemoveTmpfs(path string) error {
 	for {
 		mounted, err := IsMountPoint(path)
 		if err != nil {
 			return err
 		}
-		if !mounted {
-			return os.RemoveAll(path)
-		}
 		ctx, cancel := context.WithTimeout(context.Background(), shrinkTime)
-		_ = ShrinkTmpfs(ctx, path) // what somebody keeps must not keep the folder
-		cancel()
+		defer cancel()
+		if !mounted {
+			return RemoveTree(ctx, path)
+		}
+		// What somebody keeps must not keep the folder.
+		if err := ShrinkTmpfs(ctx, path); err != nil {
+			klog.FromContext(ctx).Error(err, "Somebody keeps memory of what has ended")
+		}
 		if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
 			return fmt.Errorf("unmount %s: %w", path, err)
 		}

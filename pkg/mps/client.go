@@ -6,8 +6,10 @@ package mps
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/partage-dev/partage/pkg/mps/mpspb"
@@ -20,10 +22,15 @@ type Client struct {
 	Socket string
 }
 
+// connectLimit is how long a supervisor that listens may take to answer. On a node that starts many pods at once programs may
+// not run for some time.
+const connectLimit = 5 * time.Second
+
 // call calls the supervisor. Without one it fails at once.
 func (c Client) call(ctx context.Context, do func(ctx context.Context, supervisor mpspb.SupervisorClient) error) error {
 	defer steptime.Of(ctx).Begin(steptime.MPS)()
-	connection, err := grpc.NewClient("unix://"+c.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	connection, err := grpc.NewClient("unix://"+c.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectLimit}))
 	if err != nil {
 		return fmt.Errorf("MPS supervisor at %s: %w", c.Socket, err)
 	}

@@ -15,7 +15,7 @@ import (
 // SocketName is the supervisor's socket in its folder.
 const SocketName = "supervisor.sock"
 
-// Sessions are what a supervisor serves. Client has the same methods.
+// Sessions are what a supervisor serves, and Client asks for.
 type Sessions interface {
 	// Ensure makes a session run with the limits of the spec and returns it once
 	// clients can connect and the limits were read back.

@@ -18,7 +18,7 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/gpu/lastseen"
+	"github.com/partage-dev/partage/pkg/plugin/lastseen"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 

@@ -27,8 +27,8 @@ import (
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/gpu/lastseen"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
+	"github.com/partage-dev/partage/pkg/plugin/lastseen"
 	"github.com/partage-dev/partage/pkg/unclaimed"
 )
 

@@ -17,11 +17,11 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/gpu/lastseen"
 	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/metrics"
 	"github.com/partage-dev/partage/pkg/panics"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
+	"github.com/partage-dev/partage/pkg/plugin/lastseen"
 	"github.com/partage-dev/partage/pkg/plugin/publish"
 	"github.com/partage-dev/partage/pkg/policy"
 )

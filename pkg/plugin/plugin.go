@@ -42,12 +42,12 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/gpu/lastseen"
 	"github.com/partage-dev/partage/pkg/health"
 	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/metrics"
 	"github.com/partage-dev/partage/pkg/plugin/claimstatus"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
+	"github.com/partage-dev/partage/pkg/plugin/lastseen"
 	"github.com/partage-dev/partage/pkg/plugin/metadatafiles"
 	"github.com/partage-dev/partage/pkg/plugin/nodelabels"
 	"github.com/partage-dev/partage/pkg/plugin/publish"

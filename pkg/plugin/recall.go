@@ -9,7 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/gpu/lastseen"
+	"github.com/partage-dev/partage/pkg/plugin/lastseen"
 )
 
 // recall takes over what an earlier process has discovered, so that GPUs that do not

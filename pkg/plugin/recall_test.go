@@ -12,7 +12,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/gpu/lastseen"
+	"github.com/partage-dev/partage/pkg/plugin/lastseen"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 

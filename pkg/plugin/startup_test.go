@@ -12,7 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/gpu/lastseen"
+	"github.com/partage-dev/partage/pkg/plugin/lastseen"
 )
 
 // TestStartup: how long a claim waits for the start of the plugin.

@@ -4,7 +4,9 @@
 package process
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -12,26 +14,52 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// mostFiles is how many open files of a process are looked at. One that has more, which may be a million, has those of a
+// GPU among the first.
+const mostFiles = 4096
+
 // Devices returns the character devices that a process has open, by device number, with the path by which the process knows
-// each. The kernel answers by itself: a process may have files of a server that does not.
+// each, as far as they are among its first 4096 files.
 func Devices(pid int) (map[uint64]string, error) {
-	dir := filepath.Join(procRoot, strconv.Itoa(pid), "fd")
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, fmt.Errorf("look at the open files of PID %d: %w", pid, err)
-	}
 	devices := map[uint64]string{}
-	for _, entry := range entries {
-		path := filepath.Join(dir, entry.Name())
+	err := eachDevice(pid, func(number uint64, file string) bool {
+		if path, err := os.Readlink(file); err == nil {
+			devices[number] = path
+		}
+		return true
+	})
+	return devices, err
+}
+
+// HasDevice reports whether a process is known to have one of these character devices open, as Devices does.
+func HasDevice(pid int, devices map[uint64]bool) (has bool) {
+	err := eachDevice(pid, func(number uint64, _ string) bool {
+		has = has || devices[number]
+		return !has
+	})
+	return err == nil && has
+}
+
+// eachDevice calls a function for the character devices that a process has open, as long as it returns true. The kernel answers
+// by itself: a process may have files of a server that does not.
+func eachDevice(pid int, do func(number uint64, file string) bool) error {
+	folder, err := os.Open(filepath.Join(procRoot, strconv.Itoa(pid), "fd"))
+	if err != nil {
+		return fmt.Errorf("look at the open files of PID %d: %w", pid, err)
+	}
+	defer func() { _ = folder.Close() }()
+	names, err := folder.Readdirnames(mostFiles) // the lowest first
+	if err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("look at the open files of PID %d: %w", pid, err)
+	}
+	for _, name := range names {
 		// A file that cannot be looked at was closed meanwhile.
 		var st unix.Statx_t
-		err := unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &st)
-		if err != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR {
-			continue
-		}
-		if name, err := os.Readlink(path); err == nil {
-			devices[unix.Mkdev(st.Rdev_major, st.Rdev_minor)] = name
+		file := filepath.Join(folder.Name(), name)
+		err := unix.Statx(unix.AT_FDCWD, file, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &st)
+		if err == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR && !do(unix.Mkdev(st.Rdev_major, st.Rdev_minor), file) {
+			break
 		}
 	}
-	return devices, nil
+	return nil
 }

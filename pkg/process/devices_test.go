@@ -50,4 +50,19 @@ func TestDevices(t *testing.T) {
 	// A file of a server in the network that somebody has stopped holds up who asks for it, and a client may have one.
 	hosttest.HungFolder(t)
 	want()
+	if !HasDevice(os.Getpid(), map[uint64]bool{unix.Mkdev(511, 200): true}) || HasDevice(os.Getpid(), map[uint64]bool{unix.Mkdev(511, 201): true}) {
+		t.Error("it has the node, and no other")
+	}
+	// Any number of other files neither hides it nor takes time.
+	for range mostFiles {
+		another, err := unix.Dup(int(null.Fd()))
+		if err != nil {
+			t.Skip(err)
+		}
+		defer func() { _ = unix.Close(another) }()
+	}
+	want()
+	if HasDevice(os.Getpid(), nil) {
+		t.Error("it has none of no devices")
+	}
 }

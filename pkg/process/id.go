@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -102,13 +101,11 @@ func PIDs(ids []ID) []int {
 	return pids
 }
 
-// AnyAlive reports whether a process with one of the PIDs is running. 0 stands for
-// a process in another PID namespace, which cannot be seen.
-func AnyAlive(pids []int) bool {
-	return slices.ContainsFunc(pids, func(pid int) bool {
-		id, err := Identify(pid)
-		return err == nil && id.Alive()
-	})
+// Alive reports whether a process with this PID is running. 0 stands for a process in
+// another PID namespace, which cannot be seen.
+func Alive(pid int) bool {
+	id, err := Identify(pid)
+	return err == nil && id.Alive()
 }
 
 func (id ID) String() string { return "PID " + strconv.Itoa(id.PID) }

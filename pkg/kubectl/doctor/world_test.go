@@ -24,7 +24,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/partage-dev/partage/pkg/device"
-	"github.com/partage-dev/partage/pkg/gpu/boards"
+	"github.com/partage-dev/partage/pkg/kubectl/boards"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 )
 

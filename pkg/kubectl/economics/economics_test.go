@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/gpu/boards"
+	"github.com/partage-dev/partage/pkg/kubectl/boards"
 )
 
 // TestFormulas has the check values of the published formulas, by their ids.

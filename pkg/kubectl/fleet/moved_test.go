@@ -10,7 +10,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/gpu/boards"
+	"github.com/partage-dev/partage/pkg/kubectl/boards"
 )
 
 // TestGPUWithoutUUID: what is left of a GPU that is at another address now has no UUID, and most of its

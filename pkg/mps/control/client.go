@@ -35,7 +35,7 @@ type Client struct {
 	// input, set up to reach the daemon.
 	Command func(ctx context.Context) *exec.Cmd
 	// Check returns an error if the program would not reach the daemon, but another
-	// process. It may be nil.
+	// process.
 	Check func() error
 	// Limit is how long one run of the program may take.
 	Limit time.Duration
@@ -47,7 +47,7 @@ type Client struct {
 func (c Client) run(ctx context.Context, commands ...string) ([]string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.Limit, fmt.Errorf("no answer within %s", c.Limit))
 	defer cancel()
-	if err := c.check(); err != nil {
+	if err := c.Check(); err != nil {
 		return nil, fmt.Errorf("MPS command %q: %w", strings.Join(commands, "; "), err)
 	}
 	cmd := c.Command(ctx)
@@ -62,7 +62,7 @@ func (c Client) run(ctx context.Context, commands ...string) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("MPS command %q: %w%s", strings.Join(commands, "; "), err, printed(output.String()))
 	}
-	if err := c.check(); err != nil {
+	if err := c.Check(); err != nil {
 		return nil, fmt.Errorf("MPS command %q was answered: %w", strings.Join(commands, "; "), err)
 	}
 	var lines []string
@@ -72,13 +72,6 @@ func (c Client) run(ctx context.Context, commands ...string) ([]string, error) {
 		}
 	}
 	return lines, nil
-}
-
-func (c Client) check() error {
-	if c.Check == nil {
-		return nil
-	}
-	return c.Check()
 }
 
 // boundedBuffer keeps the first maxOutput bytes that are written to it.
@@ -154,16 +147,6 @@ func parseState(answer string) State {
 		}
 	}
 	return State(answer[:min(len(answer), maxState)])
-}
-
-// clients returns the PIDs of a server's clients.
-func (c Client) clients(ctx context.Context, server int) ([]int, error) {
-	lines, err := c.run(ctx, "get_client_list "+strconv.Itoa(server))
-	if err != nil {
-		return nil, err
-	}
-	pids, _ := leadingPIDs(lines)
-	return pids, nil
 }
 
 // Terminate ends what a client has on the GPU, busy or not, and returns when the server has

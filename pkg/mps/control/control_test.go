@@ -145,7 +145,7 @@ func TestParsePriority(t *testing.T) {
 func TestNoPriorities(t *testing.T) {
 	for name, answer := range map[string]string{"a line": "Unknown command", "nothing": "", "a page": "Commands:\n  quit\n  ps\n"} {
 		set := filepath.Join(t.TempDir(), "set")
-		c := Client{Limit: time.Minute, Command: func(ctx context.Context) *exec.Cmd {
+		c := Client{Limit: time.Minute, Check: unchecked, Command: func(ctx context.Context) *exec.Cmd {
 			return exec.CommandContext(ctx, "sh", "-c", `if grep -q "^set_" ; then touch "$1"; fi; printf '%s' "$0"`, answer, set)
 		}}
 		err := c.SetLimits(t.Context(), mps.Spec{Devices: []string{gpuA}, ClientPriority: mps.PriorityNormal}, 0)
@@ -161,12 +161,51 @@ func TestNoPriorities(t *testing.T) {
 // A daemon that has answered once has priorities. When it says something else after they were
 // set, the caller has to know that something was.
 func TestPriorityNotReadBack(t *testing.T) {
-	c := Client{Limit: time.Minute, Command: func(ctx context.Context) *exec.Cmd {
+	c := Client{Limit: time.Minute, Check: unchecked, Command: func(ctx context.Context) *exec.Cmd {
 		return exec.CommandContext(ctx, "sh", "-c", `if grep -q "^set_"; then printf '100\nbusy\n'; else echo 0; fi`)
 	}}
 	err := c.SetLimits(t.Context(), mps.Spec{Devices: []string{gpuA}, ClientPriority: mps.PriorityBelowNormal}, 0)
 	if err == nil || errors.Is(err, ErrNoPriorities) || !strings.Contains(err.Error(), `"100\nbusy"`) {
 		t.Errorf("got %v", err)
+	}
+}
+
+func unchecked() error { return nil }
+
+// TestInspect: what a daemon leaves out, or says besides, is no fact about its servers or their clients.
+func TestInspect(t *testing.T) {
+	spec := mps.Spec{Devices: []string{gpuA}, ThreadPercentage: 50, Memory: map[string]int64{gpuA: 1 << 30}}
+	for name, test := range map[string]struct {
+		list, status, clients, percentage, memory string
+
+		want  string
+		count int // of clients
+	}{
+		"active":                          {"77", "ACTIVE", "11\n12", "50.0", "1G", "", 2},
+		"limits like PIDs":                {"77", "ACTIVE", "11", "50", "1073741824", "", 1},
+		"no clients":                      {"77", "ACTIVE", "", "50.0", "1G", "", 0},
+		"not active":                      {"77", "INITIALIZING", "11", "", "refused", "", 1},
+		"the list alone":                  {"77", "", "", "", "", "want the state", 0},
+		"no state":                        {"77", "", "", "50.0", "1G", "want the state", 0},
+		"a state alone":                   {"77", "ACTIVE", "", "", "", "want 2 limits", 0},
+		"a limit is missing":              {"77", "ACTIVE", "11\n12", "50.0", "", "", -1},
+		"one more line after the clients": {"77", "ACTIVE", "11\n(one client)", "50.0", "1G", "want PIDs of clients", 0},
+		"rubbish instead of a list":       {"busy", "ACTIVE", "", "50.0", "1G", "want PIDs", 0},
+	} {
+		script := `while read c; do case "$c" in get_server_list) printf '%b\n' "$0";; get_server_status*) printf '%b\n' "$1";; ` +
+			`get_client_list*) printf '%b\n' "$2";; *percentage*) printf '%b\n' "$3";; *) printf '%b\n' "$4";; esac; done`
+		c := Client{Limit: time.Minute, Check: unchecked, Command: func(ctx context.Context) *exec.Cmd {
+			return exec.CommandContext(ctx, "sh", "-c", script, test.list, test.status, test.clients, test.percentage, test.memory)
+		}}
+		for _, expected := range [][]int{nil, {77}, {78}} {
+			got, err := c.Inspect(t.Context(), expected, spec)
+			switch {
+			case test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)):
+				t.Errorf("%s, expected %v: got %+v, %v, want %q", name, expected, got, err, test.want)
+			case test.want == "" && (err != nil || len(got) != 1 || got[0].PID != 77 || len(got[0].Clients) != test.count):
+				t.Errorf("%s, expected %v: got %+v, %v", name, expected, got, err)
+			}
+		}
 	}
 }
 
@@ -191,7 +230,7 @@ func TestTerminate(t *testing.T) {
 		"": true, "0": true, "CUDA_SUCCESS": true, "CUDA_SUCCESS (0)": true,
 		"1": false, "CUDA_ERROR_INVALID_VALUE": false, "No such client": false,
 	} {
-		c := Client{Limit: time.Minute, Command: func(ctx context.Context) *exec.Cmd {
+		c := Client{Limit: time.Minute, Check: unchecked, Command: func(ctx context.Context) *exec.Cmd {
 			return exec.CommandContext(ctx, "sh", "-c", `read -r a b c; [ "$a $b $c" = "terminate_client 10 3" ] && printf '%s\n' "$0"`, answer)
 		}}
 		if err := c.Terminate(t.Context(), 10, 3); (err == nil) != want {

@@ -5,10 +5,12 @@ package control
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/partage-dev/partage/pkg/mps"
 )
@@ -47,24 +49,39 @@ func (c Client) Inspect(ctx context.Context, expected []int, spec mps.Spec) ([]S
 // inspect queries one server, and which ones there are. Nothing more is known of one that is not among them.
 func (c Client) inspect(ctx context.Context, pid int, spec mps.Spec) (_ Server, listed []int, err error) {
 	server, argument, queries := Server{PID: pid}, " "+strconv.Itoa(pid), limitQueries(pid, spec)
-	commands := slices.Concat([]string{"get_server_list", "get_server_status" + argument}, queries, []string{"get_client_list" + argument})
+	commands := append([]string{"get_server_list", "get_server_status" + argument, "get_client_list" + argument}, queries...)
 	lines, err := c.run(ctx, commands...)
 	if err != nil {
 		return server, nil, err
 	}
 	listed, answers := leadingPIDs(lines)
-	if !slices.Contains(listed, pid) || len(answers) == 0 {
+	if !slices.Contains(listed, pid) {
 		return server, listed, nil
 	}
-	if server.State = parseState(answers[0]); server.State != StateActive { // what it says of limits does not matter
-		server.Clients, err = c.clients(ctx, pid)
-		return server, listed, err
+	if server, err = parseServer(server, answers, len(queries), spec); err != nil {
+		err = fmt.Errorf("MPS command %q: %w%s", strings.Join(commands, "; "), err, printed(strings.Join(lines, "\n")))
 	}
-	if answers = answers[1:]; len(answers) < len(queries) {
-		return server, listed, fmt.Errorf("MPS command %q: want %d answers%s",
-			strings.Join(queries, "; "), len(queries), printed(strings.Join(answers, "\n")))
-	}
-	server.Limits, err = parseLimits(answers[:len(queries)], spec)
-	server.Clients, _ = leadingPIDs(answers[len(queries):])
 	return server, listed, err
+}
+
+// parseServer reads a state, PIDs of clients, and as many limits.
+func parseServer(server Server, answers []string, limits int, spec mps.Spec) (_ Server, err error) {
+	if len(answers) == 0 || !unicode.IsLetter(rune(answers[0][0])) {
+		return server, errors.New("want the state of the server")
+	}
+	server.State, answers = parseState(answers[0]), answers[1:]
+	if server.State != StateActive { // what it says of limits does not matter
+		server.Clients, _ = leadingPIDs(answers)
+		return server, nil
+	}
+	if len(answers) < limits {
+		return server, fmt.Errorf("want %d limits", limits)
+	}
+	clients := answers[:len(answers)-limits]
+	var rest []string
+	if server.Clients, rest = leadingPIDs(clients); len(rest) > 0 {
+		return server, fmt.Errorf("want PIDs of clients and %d limits", limits)
+	}
+	server.Limits, err = parseLimits(answers[len(clients):], spec)
+	return server, err
 }

@@ -14,7 +14,6 @@ import (
 
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
-	"github.com/partage-dev/partage/pkg/process"
 )
 
 // act does one thing. What it has done is observed afterwards.
@@ -40,6 +39,10 @@ func (s *session) act(ctx context.Context, d *rules.Decision, o *observation) er
 	c := commands{Client: client, options: s.options}
 	switch d.Do { //nolint:exhaustive // the others need no daemon that answers
 	case rules.StartServer:
+		// The next supervisor knows the daemon that containers have.
+		if err := s.folder.save(s.record); err != nil {
+			return err
+		}
 		err = c.startServer(alive, s.folder, s.record.Spec)
 		s.pace.Parent = time.Now()
 		return err
@@ -161,7 +164,7 @@ func (s *session) accept(ctx context.Context, c commands, servers []rules.Server
 	if err := c.setLimits(ctx, s.record.Spec, servers); err != nil {
 		return err
 	}
-	ids := idsOf(servers)
+	ids := rules.IDs(servers)
 	shared, err := s.folder.hasSharedMemory()
 	if err != nil {
 		return err
@@ -181,13 +184,6 @@ func (s *session) accept(ctx context.Context, c commands, servers []rules.Server
 		klog.FromContext(ctx).Info("MPS session runs again", "daemon", s.record.Daemon.PID, "losses", s.record.Losses)
 	}
 	return nil
-}
-
-func idsOf(servers []rules.Server) (ids []process.ID) {
-	for i := range servers {
-		ids = append(ids, servers[i].ID)
-	}
-	return ids
 }
 
 // changeLimits changes the limits of a running session, or restores the old ones.

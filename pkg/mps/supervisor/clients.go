@@ -24,7 +24,7 @@ var (
 // that have a device node of theirs open. The daemon takes the PID of a client
 // from the connection, which the client may pass on before it ends; so the PID may be
 // that of a process that has nothing to do with MPS.
-func (*watch) credible(pids []int, servers []process.ID) []int {
+func credible(pids []int, servers []process.ID) []int {
 	opened := map[uint64]string{}
 	for _, server := range servers {
 		if !server.Alive() {
@@ -35,13 +35,9 @@ func (*watch) credible(pids []int, servers []process.ID) []int {
 			maps.Copy(opened, nodes)
 		}
 	}
-	device := distinctive(opened)
+	devices := distinctive(opened)
 	return slices.DeleteFunc(slices.Clone(pids), func(pid int) bool {
-		if !process.AnyAlive([]int{pid}) || !podcgroup.In(procfs, pid) {
-			return true
-		}
-		nodes, err := process.Devices(pid)
-		return err != nil || !slices.ContainsFunc(slices.Collect(maps.Keys(nodes)), func(number uint64) bool { return device[number] })
+		return !process.Alive(pid) || !podcgroup.In(procfs, pid) || !process.HasDevice(pid, devices)
 	})
 }
 

@@ -102,13 +102,13 @@ func TestCredible(t *testing.T) {
 	}
 	defer sess.unlock()
 	pids := []int{0, 1, client, ofAnother, server}
-	if got := sess.watch.credible(pids, sess.record.Servers); len(got) > 0 {
+	if got := credible(pids, sess.record.Servers); len(got) > 0 {
 		t.Errorf("none of %v is in a pod, got %v", pids, got)
 	}
 	for _, pid := range []int{client, ofAnother, server} {
 		w.inPod(pid)
 	}
-	if got := sess.watch.credible(pids, sess.record.Servers); !slices.Equal(got, []int{client}) {
+	if got := credible(pids, sess.record.Servers); !slices.Equal(got, []int{client}) {
 		t.Errorf("of %v got %v, want %d", pids, got, client)
 	}
 }

@@ -44,8 +44,7 @@
 //
 // # What survives what
 //
-//   - A server ends: its clients end. A new server is started. Containers that wait or start
-//     over reach it without a restart.
+//   - A server ends: its clients end, and another is started.
 //   - A client's fault: all clients of the session end (FAULT). MPS accepts no new
 //     ones until the faulting ones have ended, and then goes on by itself. If that
 //     takes too long, the daemon is replaced.
@@ -53,7 +52,8 @@
 //     are not harmed. The kubelet says when, see package podend.
 //   - A client is killed: nobody knows whether its server still works. The server is
 //     replaced when it has no clients, or at once if the session's spec says so.
-//   - A daemon ends: its keeper ends what is left of it, and another is started.
+//   - A daemon ends: its keeper ends what is left of it, and another is started. Containers that
+//     wait or start over reach it without a restart.
 //   - The supervisor is killed: its daemons live on, unless they are killed with it,
 //     and the next supervisor adopts them. In a pod they are killed with the
 //     container; then the next supervisor starts them again in the same folders, and

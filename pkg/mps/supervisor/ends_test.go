@@ -93,6 +93,28 @@ func TestPodEndsWithSilentDaemon(t *testing.T) {
 	}
 }
 
+// TestInTime: sessions are observed when the clients of a pod are to be terminated, whenever they were observed before.
+func TestInTime(t *testing.T) {
+	for _, grace := range []time.Duration{time.Second, 2 * time.Second, 30 * time.Second} {
+		e := &endingPods{wake: func() {}, options: Options{}.withDefaults(), ends: map[types.UID]podend.End{}}
+		now := time.Now()
+		end := podend.End{UID: endingPod, Grace: grace, At: now.Add(grace)}
+		e.PodEnds(t.Context(), end)
+		for _, before := range []time.Duration{time.Second, 10 * time.Millisecond} {
+			at := doomAt(end).Add(-before)
+			if next := at.Add(e.next(at, 2*time.Second)); next.After(doomAt(end)) {
+				t.Errorf("grace %s, observed %s before the time: then %s after it", grace, before, next.Sub(doomAt(end)))
+			}
+		}
+		if again := e.next(end.At, 2*time.Second); again != e.options.CheckInterval/2 {
+			t.Errorf("at the time: again after %s", again)
+		}
+		if again := e.next(end.At.Add(time.Minute), 2*time.Second); again != 2*time.Second || len(e.ends) > 0 {
+			t.Errorf("long after the time: again after %s, known are %v", again, e.ends)
+		}
+	}
+}
+
 func TestMargin(t *testing.T) {
 	for grace, want := range map[time.Duration]time.Duration{
 		0: 0, time.Second: time.Second / 2, 2 * time.Second: time.Second, 30 * time.Second: killMargin, time.Hour: killMargin,

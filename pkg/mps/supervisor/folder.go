@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/klog/v2"
+
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/process/keeper"
@@ -152,13 +154,16 @@ func (f folder) delete(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("remove the folder of session %s: %w", f.id(), err)
 	}
-	// What an earlier attempt has left, too.
-	err = errors.Join(host.RemoveTree(ctx, string(f)), host.RemoveAside(ctx, filepath.Dir(string(f))))
+	err = host.RemoveTree(ctx, string(f))
 	if lock != nil {
 		err = errors.Join(err, lock.Close())
 	}
 	if err != nil {
 		return fmt.Errorf("remove the folder of session %s: %w", f.id(), err)
+	}
+	// Also what an earlier attempt has left, which keeps no other session from its end.
+	if err := host.RemoveAside(ctx, filepath.Dir(string(f))); err != nil {
+		klog.FromContext(ctx).Error(err, "What is left of earlier MPS sessions stays for now")
 	}
 	return nil
 }

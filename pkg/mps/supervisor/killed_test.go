@@ -138,7 +138,7 @@ func TestClientEndsProperly(t *testing.T) {
 		t.Fatal(err)
 	}
 	kill(t, before.Servers[0])
-	eventually(t, "the server to end", func() bool { return !process.AnyAlive(before.Servers) })
+	eventually(t, "the server to end", func() bool { return !slices.ContainsFunc(before.Servers, process.Alive) })
 	kill(t, stays.Process.Pid)
 	sess.unlock()
 	reaches(t, s, one.ID, mps.Running, 1)

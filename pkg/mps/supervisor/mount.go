@@ -52,11 +52,14 @@ func (all mounts) mount(session string, shmSize int64, label string) error {
 // lost returns the paths at which containers have what is not mounted here any more.
 func (all mounts) lost() (paths []string, err error) {
 	for _, m := range all {
+		if !m.shared {
+			continue
+		}
 		mounted, err := host.IsMountPoint(m.path)
 		if err != nil {
 			return nil, err
 		}
-		if m.shared && !mounted {
+		if !mounted {
 			paths = append(paths, m.path)
 		}
 	}

@@ -55,7 +55,7 @@ func (s *session) observe(ctx context.Context, w wish) (*observation, error) {
 		o.Replaced = err.Error()
 	default:
 		o.Silent = err.Error()
-		o.Harmed = len(s.watch.credible(o.Before, s.record.Servers))
+		o.Harmed = len(credible(o.Before, s.record.Servers))
 	}
 	return o, nil
 }

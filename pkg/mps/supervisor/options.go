@@ -13,43 +13,37 @@ import (
 
 // Options configure a Supervisor. Times that are zero have a default.
 type Options struct {
-	// Dir holds the sessions' folders. Containers mount what is in it, so it must
-	// be the path on the host.
+	// Dir holds the sessions' folders. Containers mount what is in it, so it must be the path on the host.
 	Dir string
 	// Roots locate the driver, and the kernel's files about the node.
 	Roots host.Roots
-	// CheckInterval is the time between two checks of a session. The end of a
-	// daemon or a server is noticed at once.
+	// CheckInterval is the time between two checks of a session. The end of a daemon or a server is noticed at once.
 	CheckInterval time.Duration
-	// LeftoverInterval is the time between two looks for what ended containers left in
-	// the memory of sessions. Something is that if it has not changed for ten of them.
+	// LeftoverInterval is the time between two looks for what ended containers left in the memory of sessions. Something is that
+	// if it has not changed for ten of them.
 	LeftoverInterval time.Duration
-	// StartLimit is how long a start may take, unless the caller's context ends
-	// sooner.
+	// StartLimit is how long a start may take, unless the caller's context ends sooner.
 	StartLimit time.Duration
 	// CommandLimit is how long a daemon may take to answer: a busy machine is not a daemon that hangs.
 	CommandLimit time.Duration
-	// EndLimit is how long each step of a stop may take: a daemon that was told to
-	// quit, processes that were killed, a mount that is busy.
+	// EndLimit is how long each step of a stop may take: a daemon that was told to quit, processes that were killed.
 	EndLimit time.Duration
-	// FaultLimit is how long a server that accepts no clients after a fault may wait for
-	// the affected ones to end, before it is replaced.
+	// FaultLimit is how long a server that accepts no clients after a fault may wait for the affected ones to end, before it is
+	// replaced.
 	FaultLimit time.Duration
-	// PodsSocket is that of the kubelet's Pods API, which tells when pods end. Empty: it is
-	// not asked, and no client is terminated before its pod is killed.
+	// PodsSocket is that of the kubelet's Pods API, which tells when pods end. Empty: it is not asked, and no client is terminated
+	// before its pod is killed.
 	PodsSocket string
 	// PodsRetry is how long a kubelet that does not answer is left alone.
 	PodsRetry time.Duration
-	// ExtraContainerFiles are names of files in the daemon's pipe folder that containers
-	// get beside its socket for programs.
+	// ExtraContainerFiles are names of files in the daemon's pipe folder that containers get beside its socket for programs.
 	ExtraContainerFiles []string
-	// MemoryPercent is how much of the node's memory what all sessions mount may take
-	// together. Default 50, what Linux gives a single tmpfs.
+	// MemoryPercent is how much of the node's memory what all sessions mount may take together. Default 50, what Linux gives a
+	// single tmpfs.
 	MemoryPercent int
 	// SELinuxContext is that of what sessions mount, a setting for host.Roots.FileContext.
 	SELinuxContext string
-	// FirstPause follows the second failed start in a row, and doubles up to
-	// LongestPause.
+	// FirstPause follows the second failed start in a row, and doubles up to LongestPause.
 	FirstPause, LongestPause time.Duration
 }
 

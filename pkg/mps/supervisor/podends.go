@@ -20,10 +20,9 @@ const killMargin = 2 * time.Second
 
 // endingPods are those of which the kubelet has said when they will be killed.
 type endingPods struct {
-	// wake has all sessions observed, interval is the time between two observations of a session whose clients are about to
-	// be killed, and after is how long a pod may outlive the time of its end.
-	wake            func()
-	interval, after time.Duration
+	// wake has all sessions observed.
+	wake    func()
+	options Options
 
 	mu   sync.Mutex
 	ends map[types.UID]podend.End
@@ -53,11 +52,15 @@ func (e *endingPods) next(now time.Time, pause time.Duration) time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for uid, end := range e.ends {
-		if now.After(end.At.Add(e.after)) {
-			delete(e.ends, uid) // the kubelet is no longer asked
+		if now.After(end.At.Add(e.options.CommandLimit)) {
+			delete(e.ends, uid) // it has outlived its end, for whatever reason
 			continue
 		}
-		pause = min(pause, max(e.interval, doomAt(end).Sub(now)))
+		if left := doomAt(end).Sub(now); left > 0 {
+			pause = min(pause, left)
+		} else {
+			pause = min(pause, e.options.CheckInterval/2)
+		}
 	}
 	return pause
 }

@@ -89,7 +89,7 @@ func serve(ctx context.Context, supervisor *Supervisor, listener net.Listener) e
 		}))
 	mps.Register(server, supervisor)
 	defer server.Stop()
-	defer context.AfterFunc(ctx, server.Stop)() // Serve waits for it
+	defer context.AfterFunc(ctx, server.Stop)() // Serve returns when its calls have
 	if err := server.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return fmt.Errorf("serve MPS sessions: %w", err)
 	}

@@ -77,7 +77,7 @@ func notify(channel chan<- struct{}) {
 
 // monitor observes the session at intervals, and at once when something has ended, until ctx ends or the session is gone.
 func (s *session) monitor(ctx context.Context) (gone bool) {
-	timer := time.NewTimer(s.options.CheckInterval)
+	timer := time.NewTimer(s.pods.next(time.Now(), s.options.CheckInterval))
 	defer timer.Stop()
 	for {
 		select {

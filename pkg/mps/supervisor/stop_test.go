@@ -4,12 +4,19 @@
 package supervisor
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
+
+	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/mps"
 )
 
 // TestStopOfSoundDaemon: a daemon that quits removes its sockets. That is no reason to
@@ -34,4 +41,79 @@ func TestStopOfSoundDaemon(t *testing.T) {
 	if log := buffer.GetBuffer().String(); strings.Contains(log, "does not quit") || !strings.Contains(log, "stopped") {
 		t.Errorf("got %s", log)
 	}
+}
+
+// TestStuckFolderOfAnother: what cannot be removed of one session keeps no other from ending, or from coming back.
+func TestStuckFolderOfAnother(t *testing.T) {
+	w, s, _ := started(t)
+	if _, err := s.Ensure(t.Context(), mps.Spec{ID: "gpu-1", Devices: []string{gpuB}}); err != nil {
+		t.Fatal(err)
+	}
+	foreign := filepath.Join(string(w.folder("gpu-1")), "foreign")
+	if err := errors.Join(os.Mkdir(foreign, 0o700), unix.Mount("foreign", foreign, "tmpfs", 0, "")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Stop(t.Context(), "gpu-1"); err == nil {
+		t.Error("it cannot be removed")
+	}
+	if err := s.Stop(t.Context(), one.ID); err != nil {
+		t.Error(err)
+	}
+	if _, err := s.Ensure(t.Context(), one); err != nil {
+		t.Error(err)
+	}
+	aside, err := filepath.Glob(filepath.Join(w.dir, ".*/foreign"))
+	if err != nil || len(aside) != 1 {
+		t.Fatalf("got %v, %v", aside, err)
+	}
+	if err := unix.Unmount(aside[0], 0); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the other to be gone", func() bool { return len(s.List()) == 1 })
+}
+
+// TestFolderBoundOnTop: what somebody has mounted over a folder of a session is not emptied with it.
+func TestFolderBoundOnTop(t *testing.T) {
+	w, s, _ := started(t)
+	foreign := filepath.Join(w.dir+".foreign", "folder")
+	precious := filepath.Join(foreign, "precious")
+	if err := errors.Join(os.MkdirAll(foreign, 0o700), os.WriteFile(precious, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(w.dir + ".foreign") })
+	on := w.folder(one.ID).pipe()
+	if err := unix.Mount(foreign, on, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("stop: %v", s.Stop(t.Context(), one.ID))
+	if _, err := os.Lstat(precious); err != nil {
+		t.Error(err)
+	}
+	_ = unix.Unmount(on, unix.MNT_DETACH) // it may have been
+	if err := s.Stop(t.Context(), one.ID); err != nil {
+		t.Error(err)
+	}
+	w.nothingLeft(one.ID)
+}
+
+// TestSocketsNotWrittenDown: containers do not get the socket of a daemon that cannot be written down.
+func TestSocketsNotWrittenDown(t *testing.T) {
+	w, s, status := started(t)
+	w.script(script{Slow: 500 * time.Millisecond})
+	kill(t, daemonOf(t, s, one.ID))
+	control := filepath.Join(status.PipeDir, controlSocket)
+	eventually(t, "the next daemon", func() bool { _, err := os.Lstat(control); return err != nil })
+	inTheWay := host.TemporaryName(s.folder(one.ID).record())
+	if err := os.MkdirAll(filepath.Join(inTheWay, "x"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a start to fail", func() bool { return strings.Contains(statusOf(t, s, one.ID).Message, "write the record") })
+	if _, err := os.Lstat(control); err == nil {
+		t.Error("containers got the socket")
+	}
+	w.script(script{})
+	if err := os.RemoveAll(inTheWay); err != nil {
+		t.Fatal(err)
+	}
+	inEffect(t, s, reaches(t, s, one.ID, mps.Running, 1))
 }

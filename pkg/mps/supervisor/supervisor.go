@@ -12,11 +12,13 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
 	"github.com/partage-dev/partage/pkg/podend"
@@ -84,7 +86,7 @@ func New(ctx context.Context, options Options) (*Supervisor, error) {
 		s.node.warning = err.Error()
 	}
 	s.background, s.stop = context.WithCancel(context.WithoutCancel(ctx))
-	s.pods = &endingPods{wake: s.wakeAll, interval: options.CheckInterval / 2, after: options.CommandLimit, ends: map[types.UID]podend.End{}}
+	s.pods = &endingPods{wake: s.wakeAll, options: options, ends: map[types.UID]podend.End{}}
 	if err := host.RemoveAside(ctx, options.Dir); err != nil {
 		klog.FromContext(ctx).Error(err, "What is left of earlier MPS sessions stays for now")
 	}
@@ -167,6 +169,27 @@ func (s *Supervisor) ids() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Collect(maps.Keys(s.sessions))
+}
+
+// each does something for the folder of each session now and then, until ctx ends.
+func (s *Supervisor) each(ctx context.Context, interval time.Duration, problem string, do func(f folder) error) {
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	var last logchange.Problem
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		var errs []error
+		for _, id := range s.ids() {
+			errs = append(errs, do(s.folder(id)))
+		}
+		if ctx.Err() == nil {
+			last.Log(ctx, errors.Join(errs...), problem, "")
+		}
+	}
 }
 
 // wakeAll has all sessions observed.

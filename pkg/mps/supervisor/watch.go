@@ -82,7 +82,7 @@ func (w *watch) see(pids []int, servers []process.ID) {
 	if len(fresh) == 0 {
 		return
 	}
-	for _, pid := range w.credible(fresh, servers) {
+	for _, pid := range credible(fresh, servers) {
 		w.client(pid)
 	}
 }
@@ -172,7 +172,7 @@ func (w *watch) terminable(pid int, now time.Time, interval time.Duration) *clie
 // harmed is how many clients would lose something with their server.
 func (w *watch) harmed(pids []int) (n int) {
 	for _, pid := range pids {
-		if c := w.clients[pid]; (c == nil || !c.terminated) && process.AnyAlive([]int{pid}) {
+		if c := w.clients[pid]; (c == nil || !c.terminated) && process.Alive(pid) {
 			n++
 		}
 	}

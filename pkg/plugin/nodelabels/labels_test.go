@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/gpu/boards"
+	"github.com/partage-dev/partage/pkg/kubectl/boards"
 )
 
 // board returns n GPUs of a model.

@@ -49,7 +49,7 @@ func TestBoardFacts(t *testing.T) {
 		t.Run(board, func(t *testing.T) {
 			t.Parallel()
 			got := discoverAlone(t, board)
-			path := filepath.Join("../../../pkg/gpu/boards/facts", board+".yaml")
+			path := filepath.Join("../../../pkg/kubectl/boards/facts", board+".yaml")
 			if *update {
 				writeFacts(t, path, got)
 			}

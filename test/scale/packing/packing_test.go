@@ -14,7 +14,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/partage-dev/partage/pkg/gpu/boards"
+	"github.com/partage-dev/partage/pkg/kubectl/boards"
 )
 
 func load(t *testing.T, model string) *Board {

@@ -291,24 +291,20 @@ func (d *decision) faulty(s Server) {
 // judgeServers judges servers that run, none of which is faulty.
 func (d *decision) judgeServers() {
 	r, p := &d.Record, &d.Pace
-	active := find(d.Servers, func(s Server) bool { return s.State == control.StateActive })
-	foreign := find(d.Servers, func(s Server) bool { return !s.Own })
-	if foreign == nil && !r.Serving && !d.known() {
-		r.Servers = nil // they are ended with the daemon from now on, whatever becomes of its keeper
-		for _, s := range d.Servers {
-			r.Servers = append(r.Servers, s.ID)
-		}
+	isActive := func(s Server) bool { return s.State == control.StateActive }
+	foreign := slices.IndexFunc(d.Servers, func(s Server) bool { return !s.Own })
+	if foreign < 0 && !r.Serving && !d.known() {
+		r.Servers = IDs(d.Servers) // they are ended with the daemon from now on, whatever becomes of its keeper
 	}
-	unlimited := find(d.Servers, func(s Server) bool { return s.State == control.StateActive && s.Unlimited != "" })
 	switch {
-	case foreign != nil:
-		why := fmt.Sprintf("the control daemon (%s) calls %s its server, which it did not start", r.Daemon, foreign.ID)
+	case foreign >= 0:
+		why := fmt.Sprintf("the control daemon (%s) calls %s its server, which it did not start", r.Daemon, d.Servers[foreign].ID)
 		if p.Asked {
 			d.giveUp("the server has started and cannot be used: " + why)
 			return
 		}
 		d.fail(mps.Failed, why)
-	case active == nil:
+	case !slices.ContainsFunc(d.Servers, isActive):
 		s := d.Servers[0]
 		state := fmt.Sprintf("the server with PID %d is %s", s.ID.PID, s.State)
 		if d.known() {
@@ -319,7 +315,7 @@ func (d *decision) judgeServers() {
 		d.await(state)
 	case !r.Serving || !d.known():
 		d.out.Do = Accept
-	case unlimited != nil:
+	case slices.ContainsFunc(d.Servers, func(s Server) bool { return isActive(s) && s.Unlimited != "" }):
 		d.out.Do = SetLimits
 	default:
 		*p = Pace{Failures: p.Failures, Next: p.Next, Ready: p.Ready}
@@ -372,13 +368,4 @@ func joinIDs(ids []process.ID) string {
 		texts[i] = id.String()
 	}
 	return strings.Join(texts, ", ")
-}
-
-func find(servers []Server, is func(Server) bool) *Server {
-	for i := range servers {
-		if is(servers[i]) {
-			return &servers[i]
-		}
-	}
-	return nil
 }

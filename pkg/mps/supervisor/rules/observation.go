@@ -76,6 +76,14 @@ type Server struct {
 	User string
 }
 
+// IDs returns that of each server.
+func IDs(servers []Server) (ids []process.ID) {
+	for i := range servers {
+		ids = append(ids, servers[i].ID)
+	}
+	return ids
+}
+
 // Client is a client of a server.
 type Client struct{ Server, PID int }
 
