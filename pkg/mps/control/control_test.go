@@ -188,7 +188,7 @@ func TestInspect(t *testing.T) {
 		"the list alone":                  {"77", "", "", "", "", "want the state", 0},
 		"no state":                        {"77", "", "", "50.0", "1G", "want the state", 0},
 		"a state alone":                   {"77", "ACTIVE", "", "", "", "want 2 limits", 0},
-		"a limit is missing":              {"77", "ACTIVE", "11\n12", "50.0", "", "", -1},
+		"a limit is missing":              {"77", "ACTIVE", "", "50.0", "", "want 2 limits", 0},
 		"one more line after the clients": {"77", "ACTIVE", "11\n(one client)", "50.0", "1G", "want PIDs of clients", 0},
 		"rubbish instead of a list":       {"busy", "ACTIVE", "", "50.0", "1G", "want PIDs", 0},
 	} {
