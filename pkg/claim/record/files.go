@@ -163,6 +163,20 @@ func take(lock *flock.Flock, stuck *bool) error {
 	return err
 }
 
+// read reads a file, and parses it unless it says what it said before.
+func (s *Store) read(path string, uid types.UID, boot string) file {
+	f := file{path: path}
+	if f.data, f.err = os.ReadFile(path); f.err != nil {
+		return f
+	}
+	if last, known := s.parsed[path]; known && bytes.Equal(last.data, f.data) {
+		return last
+	}
+	f.head, f.record, f.err = parse(f.data, uid, boot)
+	s.parsed[path] = f
+	return f
+}
+
 // load reads the files of a claim.
 func (s *Store) load(uid types.UID, paths []string) *entry {
 	e := &entry{uid: uid, file: file{path: s.Path(uid)}}
@@ -170,14 +184,8 @@ func (s *Store) load(uid types.UID, paths []string) *entry {
 		e.file.path = fmt.Sprintf("%s.%d", s.Path(uid), n)
 	}
 	for _, path := range paths {
-		f, boot := file{path: path}, strings.Split(filepath.Base(path), ".")[1]
-		f.data, f.err = os.ReadFile(path)
-		if last, known := s.parsed[path]; known && f.err == nil && bytes.Equal(last.data, f.data) {
-			f = last
-		} else if f.err == nil {
-			f.head, f.record, f.err = parse(f.data, uid, boot)
-			s.parsed[path] = f
-		}
+		boot := strings.Split(filepath.Base(path), ".")[1]
+		f := s.read(path, uid, boot)
 		if boot != s.boot {
 			e.before = cmp.Or(e.before, f.record.Clone())
 			e.earlier = append(e.earlier, f)
