@@ -163,17 +163,20 @@ func take(lock *flock.Flock, stuck *bool) error {
 	return err
 }
 
+// parsed are files as they were parsed last, by path. The store's lock guards it.
+type parsed map[string]file
+
 // read reads a file, and parses it unless it says what it said before.
-func (s *Store) read(path string, uid types.UID, boot string) file {
+func (p parsed) read(path string, uid types.UID, boot string) file {
 	f := file{path: path}
 	if f.data, f.err = os.ReadFile(path); f.err != nil {
 		return f
 	}
-	if last, known := s.parsed[path]; known && bytes.Equal(last.data, f.data) {
+	if last, known := p[path]; known && bytes.Equal(last.data, f.data) {
 		return last
 	}
 	f.head, f.record, f.err = parse(f.data, uid, boot)
-	s.parsed[path] = f
+	p[path] = f
 	return f
 }
 
@@ -185,7 +188,7 @@ func (s *Store) load(uid types.UID, paths []string) *entry {
 	}
 	for _, path := range paths {
 		boot := strings.Split(filepath.Base(path), ".")[1]
-		f := s.read(path, uid, boot)
+		f := s.parsed.read(path, uid, boot)
 		if boot != s.boot {
 			e.before = cmp.Or(e.before, f.record.Clone())
 			e.earlier = append(e.earlier, f)

@@ -45,7 +45,7 @@ type Store struct {
 	stuck bool
 	// parsed are files as they were last read or written, by path: to parse one takes longer than to read it. It belongs to who
 	// has the turn, too.
-	parsed map[string]file
+	parsed parsed
 
 	releases *releases
 	// Alone reports whether no other process may have calls at work. Optional: only then the files of claims that have nothing any
@@ -59,7 +59,7 @@ func Open(dataDir, boot string, files Files) (*Store, error) {
 		return nil, fmt.Errorf("records: boot ID %q: want letters, digits and dashes", boot)
 	}
 	return &Store{
-		folder: filepath.Join(dataDir, "records"), boot: boot, files: files, disk: call.New(0).Of("", "records"), parsed: map[string]file{},
+		folder: filepath.Join(dataDir, "records"), boot: boot, files: files, disk: call.New(0).Of("", "records"), parsed: parsed{},
 		releases: &releases{changed: make(chan struct{}), last: map[types.UID]lastRelease{}},
 	}, nil
 }
