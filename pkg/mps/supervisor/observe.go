@@ -50,7 +50,7 @@ func (s *session) observe(ctx context.Context, w wish) (*observation, error) {
 		o.observeServers(listed)
 	case !o.isKept():
 	case ctx.Err() != nil:
-		return nil, fmt.Errorf("the control daemon does not answer: %w", err)
+		return nil, fmt.Errorf("the control daemon does not answer: %w: %w", context.Cause(ctx), err)
 	case errors.Is(err, errSockets):
 		o.Replaced = err.Error()
 	default:
