@@ -90,14 +90,17 @@ func RemoveTmpfs(path string) error {
 		if err != nil {
 			return err
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), shrinkTime)
-		defer cancel()
 		if !mounted {
-			return RemoveTree(ctx, path)
+			err := os.Remove(path)
+			if errors.Is(err, unix.ENOTEMPTY) { // then nothing is mounted there: that would be busy
+				err = os.RemoveAll(path)
+			}
+			return ignoreAbsent(err)
 		}
-		// What somebody keeps must not keep the folder.
-		if err := ShrinkTmpfs(ctx, path); err != nil {
-			klog.FromContext(ctx).Error(err, "Somebody keeps memory of what has ended")
+		ctx, cancel := context.WithTimeout(context.Background(), shrinkTime)
+		err = ShrinkTmpfs(ctx, path)
+		if cancel(); err != nil { // what somebody keeps must not keep the folder
+			klog.Background().Error(err, "Somebody keeps memory of what has ended")
 		}
 		if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
 			return fmt.Errorf("unmount %s: %w", path, err)
