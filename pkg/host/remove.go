@@ -17,58 +17,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// asidePrefix begins the names of what was moved aside to be removed.
+// asidePrefix begins the names of folders that were moved up to be removed.
 const asidePrefix = ".removed-"
 
 // removeBatch is how many names are held at one time.
 const removeBatch = 1024
 
-// RemoveTree removes a file, or a folder with all that is in it, as os.RemoveAll does.
-// What a tenant made of a folder cannot stop it: it holds no more than four descriptors,
-// and its memory does not grow with the depth or the number of files; it follows no
-// symbolic link and enters no mount.
-//
-// The path is free at once, since what is there is moved aside first. After an error, or
-// when ctx ends, RemoveAside goes on.
+// RemoveTree removes a file, or a folder with all that is in it, as os.RemoveAll does. What a tenant made of a folder cannot stop
+// it: it holds no more than four descriptors, and its memory does not grow with the depth or the number of files; it follows no
+// symbolic link and enters no mount. After an error, or when ctx ends, the next call goes on.
 func RemoveTree(ctx context.Context, path string) error {
-	aside, err := MoveAside(path)
-	if aside == "" || err != nil {
-		return err
+	if err := removeTree(ctx, filepath.Dir(path), filepath.Base(path)); err != nil {
+		return fmt.Errorf("remove %s: %w", path, err)
 	}
-	return removeAt(ctx, filepath.Dir(aside), filepath.Base(aside))
+	return nil
 }
 
-// MoveAside renames a file or folder within its folder, to a name that RemoveAside
-// knows, and returns its new path: "" if there was nothing.
-func MoveAside(path string) (string, error) {
-	aside := filepath.Join(filepath.Dir(path), asidePrefix+rand.Text())
-	if err := os.Rename(path, aside); err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return "", nil
-		}
-		return "", fmt.Errorf("move %s aside to remove it: %w", path, err)
-	}
-	return aside, nil
-}
-
-// IsAside reports whether a name in a folder is that of something that was moved aside.
+// IsAside reports whether a name in a folder is that of something from deeper in it, which is being removed.
 func IsAside(name string) bool { return strings.HasPrefix(name, asidePrefix) }
-
-// RemoveAside removes what was moved aside in a folder, and what an earlier process did
-// not get to. No folder is a success.
-func RemoveAside(ctx context.Context, folder string) error {
-	entries, err := os.ReadDir(folder)
-	if err != nil {
-		return ignoreAbsent(err)
-	}
-	var errs []error
-	for _, entry := range entries {
-		if IsAside(entry.Name()) {
-			errs = append(errs, removeAt(ctx, folder, entry.Name()))
-		}
-	}
-	return errors.Join(errs...)
-}
 
 // ClearFolder removes all that is in a folder, as RemoveTree does, and keeps the folder.
 func ClearFolder(ctx context.Context, path string) error {
@@ -82,31 +48,25 @@ func ClearFolder(ctx context.Context, path string) error {
 	return nil
 }
 
-// removeAt removes a file or folder by its name in a folder.
-func removeAt(ctx context.Context, folder, name string) error {
-	wrap := func(err error) error {
-		if err == nil {
-			return nil
-		}
-		return fmt.Errorf("remove %s: %w", filepath.Join(folder, name), err)
-	}
+// removeTree removes a file or folder by its name in a folder.
+func removeTree(ctx context.Context, folder, name string) error {
 	at, err := openFolder(unix.AT_FDCWD, folder)
 	if err != nil {
-		return wrap(ignoreAbsent(err))
+		return ignoreAbsent(err)
 	}
 	defer func() { _ = at.Close() }()
 	done, err := unlink(at, name)
 	if done || err != nil {
-		return wrap(err)
+		return err
 	}
 	top, err := openFolder(int(at.Fd()), name)
 	if err != nil {
-		return wrap(ignoreAbsent(err)) // another process is at it, too
+		return ignoreAbsent(err) // another process is at it, too
 	}
 	if err := flatten(ctx, top, unlink); err != nil {
-		return wrap(err)
+		return err
 	}
-	return wrap(ignoreAbsent(unix.Unlinkat(int(at.Fd()), name, unix.AT_REMOVEDIR)))
+	return ignoreAbsent(unix.Unlinkat(int(at.Fd()), name, unix.AT_REMOVEDIR))
 }
 
 // remove removes a file or an empty folder. It reports false for one that is not empty.

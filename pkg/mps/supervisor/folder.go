@@ -12,8 +12,6 @@ import (
 	"slices"
 	"strings"
 
-	"k8s.io/klog/v2"
-
 	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/process/keeper"
@@ -86,7 +84,7 @@ func (f folder) foreign() (string, error) {
 	}
 	ours := []string{f.record(), f.pipe(), string(f.logs()), f.shm(), f.keeper(), host.TemporaryName(f.record())}
 	for _, entry := range entries {
-		if path := filepath.Join(string(f), entry.Name()); !slices.Contains(ours, path) {
+		if path := filepath.Join(string(f), entry.Name()); !slices.Contains(ours, path) && !host.IsAside(entry.Name()) {
 			return path, nil
 		}
 	}
@@ -160,10 +158,6 @@ func (f folder) delete(ctx context.Context) error {
 	}
 	if err != nil {
 		return fmt.Errorf("remove the folder of session %s: %w", f.id(), err)
-	}
-	// Also what an earlier attempt has left, which keeps no other session from its end.
-	if err := host.RemoveAside(ctx, filepath.Dir(string(f))); err != nil {
-		klog.FromContext(ctx).Error(err, "What is left of earlier MPS sessions stays for now")
 	}
 	return nil
 }

@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
@@ -87,9 +86,6 @@ func New(ctx context.Context, options Options) (*Supervisor, error) {
 	}
 	s.background, s.stop = context.WithCancel(context.WithoutCancel(ctx))
 	s.pods = &endingPods{wake: s.wakeAll, options: options, ends: map[types.UID]podend.End{}}
-	if err := host.RemoveAside(ctx, options.Dir); err != nil {
-		klog.FromContext(ctx).Error(err, "What is left of earlier MPS sessions stays for now")
-	}
 	if err := s.recover(ctx); err != nil {
 		return s, err
 	}
