@@ -39,11 +39,12 @@ func (s *session) act(ctx context.Context, d *rules.Decision, o *observation) er
 	c := commands{Client: client, options: s.options}
 	switch d.Do { //nolint:exhaustive // the others need no daemon that answers
 	case rules.StartServer:
-		// The next supervisor knows the daemon that containers have.
-		if err := s.folder.save(s.record); err != nil {
-			return err
+		if s.unwritten { // the next supervisor must know the daemon that containers have
+			err = s.folder.save(s.record)
 		}
-		err = c.startServer(alive, s.folder, s.record.Spec)
+		if err == nil {
+			err = c.startServer(alive, s.folder, s.record.Spec)
+		}
 		s.pace.Parent = time.Now()
 		return err
 	case rules.Accept:

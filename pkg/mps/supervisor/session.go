@@ -37,8 +37,8 @@ type session struct {
 	pace   rules.Pace
 	daemon daemon
 	watch  watch
-	// gone: removed, and no longer in the supervisor's list.
-	gone bool
+	// unwritten: the record says something else. gone: removed, and no longer in the supervisor's list.
+	unwritten, gone bool
 	// logged is the error that was logged last.
 	logged string
 
@@ -275,7 +275,8 @@ func (s *session) note(ctx context.Context, d *rules.Decision, o *observation) {
 	changed := !reflect.DeepEqual(d.Record, s.record)
 	s.record, s.pace = d.Record, d.Pace
 	if changed && d.Do != rules.Remove {
-		if err := s.folder.save(s.record); err != nil {
+		err := s.folder.save(s.record)
+		if s.unwritten = err != nil; s.unwritten {
 			logger.Error(err, "What has happened to an MPS session is not written down", "what", d.Message)
 		}
 	}
