@@ -39,7 +39,9 @@ func (s *session) act(ctx context.Context, d *rules.Decision, o *observation) er
 	c := commands{Client: client, options: s.options}
 	switch d.Do { //nolint:exhaustive // the others need no daemon that answers
 	case rules.StartServer:
-		return s.startServer(alive, c)
+		err = c.startServer(alive, s.folder, s.record, s.unwritten)
+		s.pace.Parent = time.Now()
+		return err
 	case rules.Accept:
 		return s.accept(alive, c, o.Servers)
 	case rules.SetLimits:
@@ -94,18 +96,6 @@ func (s *session) start(ctx context.Context) error {
 		return fmt.Errorf("start the control daemon: %w", err)
 	}
 	return nil
-}
-
-// startServer starts a server. The next supervisor must know the daemon that containers have from now on.
-func (s *session) startServer(ctx context.Context, c commands) error {
-	if s.unwritten {
-		if err := s.folder.save(s.record); err != nil {
-			return err
-		}
-	}
-	err := c.startServer(ctx, s.folder, s.record.Spec)
-	s.pace.Parent = time.Now()
-	return err
 }
 
 // stop ends a daemon that is of no more use, or whose start has failed. Another is started later.

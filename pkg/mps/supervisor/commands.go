@@ -25,9 +25,14 @@ type commands struct {
 }
 
 // startServer tells the daemon to start a server, which then is waited for.
-func (c commands) startServer(ctx context.Context, f folder, spec mps.Spec) error {
+func (c commands) startServer(ctx context.Context, f folder, r rules.Record, unwritten bool) error {
+	if unwritten { // the next supervisor must know the daemon that containers have
+		if err := f.save(r); err != nil {
+			return err
+		}
+	}
 	// An adopted daemon may never have had them.
-	if err := c.SetLimits(ctx, spec, 0); err != nil {
+	if err := c.SetLimits(ctx, r.Spec, 0); err != nil {
 		return err
 	}
 	// Programs that wait for the daemon get a server with these limits. They should not
