@@ -90,8 +90,8 @@ func (u *unused) entry(ctx context.Context, at *os.File, name string, depth int)
 	return err
 }
 
-// openUnused opens a file that was looked at, and nobody else has open or mapped: the kernel grants a write lease on no other
-// one (fcntl(2)), whoever has it, and asks nobody. It returns nil for a file that somebody has, or that is another one by now.
+// openUnused opens a file that nobody else has open or mapped: on any other one the kernel refuses a write lease (fcntl(2)). It
+// returns nil if somebody has the file, or if the name is that of another file by now.
 func openUnused(at *os.File, name string, st *unix.Stat_t) (*os.File, error) {
 	fd, err := unix.Openat2(int(at.Fd()), name, &unix.OpenHow{
 		Flags:   unix.O_RDONLY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC,

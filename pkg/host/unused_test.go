@@ -6,7 +6,6 @@ package host
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -15,47 +14,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-)
 
-// files lists what is in a folder.
-func files(t *testing.T, folder string) (names []string) {
-	t.Helper()
-	err := filepath.WalkDir(folder, func(path string, _ os.DirEntry, err error) error {
-		if path != folder {
-			names = append(names, strings.TrimPrefix(path, folder+"/"))
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	slices.Sort(names)
-	return names
-}
+	"github.com/partage-dev/partage/pkg/host/hosttest"
+)
 
 func writeFile(t *testing.T, path string) {
 	t.Helper()
 	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o777), os.WriteFile(path, []byte("secret"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// keepOpen lets another process have a file open, and this one not.
-func keepOpen(t *testing.T, path string) {
-	t.Helper()
-	file, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command("sleep", "1000")
-	cmd.ExtraFiles = []*os.File{file}
-	if err := errors.Join(cmd.Start(), file.Close()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
 }
 
 // TestUnused: what nobody has open or mapped goes when it is old, whatever it is, and nothing outside.
@@ -65,8 +32,8 @@ func TestUnused(t *testing.T) {
 	for _, name := range []string{"closed", "open", "mapped", "in/a/b/closed", "mixed/open", "mixed/closed", "watched/closed"} {
 		writeFile(t, at(name))
 	}
-	keepOpen(t, at("open"))
-	keepOpen(t, at("mixed/open"))
+	hosttest.KeepOpen(t, at("open"))
+	hosttest.KeepOpen(t, at("mixed/open"))
 	mapped, err := os.Open(at("mapped"))
 	if err != nil {
 		t.Fatal(err)
@@ -82,7 +49,7 @@ func TestUnused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before := files(t, folder)
+	before := hosttest.Files(t, folder)
 
 	for _, test := range []struct {
 		age  time.Duration
@@ -95,7 +62,7 @@ func TestUnused(t *testing.T) {
 		if _, err := RemoveUnused(t.Context(), folder, time.Now().Add(test.age)); err != nil {
 			t.Fatal(err)
 		}
-		if got := files(t, folder); !slices.Equal(got, test.want) {
+		if got := hosttest.Files(t, folder); !slices.Equal(got, test.want) {
 			t.Errorf("left:\n%q, want\n%q", got, test.want)
 		}
 	}
@@ -116,9 +83,9 @@ func TestUnusedWithoutEnd(t *testing.T) {
 		}
 	}
 	// What is deep is moved to the top, a part in each look.
-	for looks := 0; len(files(t, folder)) > 0; looks++ {
+	for looks := 0; len(hosttest.Files(t, folder)) > 0; looks++ {
 		if looks == 500/deepest+1 {
-			t.Fatalf("%d are left after %d looks", len(files(t, folder)), looks)
+			t.Fatalf("%d are left after %d looks", len(hosttest.Files(t, folder)), looks)
 		}
 		if _, err := RemoveUnused(t.Context(), folder, time.Now().Add(time.Minute)); err != nil {
 			t.Fatal(err)
@@ -146,7 +113,7 @@ func TestUnusedBelow(t *testing.T) {
 	deep := filepath.Join(folder, strings.Repeat("d/", 2*deepest))
 	writeFile(t, filepath.Join(deep, "open"))
 	writeFile(t, filepath.Join(deep, "closed"))
-	keepOpen(t, filepath.Join(deep, "open"))
+	hosttest.KeepOpen(t, filepath.Join(deep, "open"))
 	for i := range 5 {
 		writeFile(t, filepath.Join(folder, "file"+strconv.Itoa(i)))
 	}
@@ -155,7 +122,7 @@ func TestUnusedBelow(t *testing.T) {
 	for range 4 {
 		_, _ = RemoveUnused(t.Context(), folder, time.Now().Add(time.Minute))
 	}
-	left := strings.Join(files(t, folder), " ")
+	left := strings.Join(hosttest.Files(t, folder), " ")
 	if !strings.Contains(left, "/open") || strings.Contains(left, "closed") || strings.Contains(left, "file3") || !strings.Contains(left, "file2") {
 		t.Errorf("left: %s", left)
 	}

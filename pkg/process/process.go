@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package process starts processes that outlive the program that starts them, and
-// finds, watches and ends them from the next run of that program.
+// finds, watches and ends them from the next run of that program. It also tells who
+// listens on a socket, and which devices a process has open.
 package process
 
 import (

@@ -6,33 +6,16 @@ package supervisor
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/partage-dev/partage/pkg/host/hosttest"
 	"github.com/partage-dev/partage/pkg/mps"
 )
-
-// files lists what is in a folder.
-func files(t *testing.T, folder string) (names []string) {
-	t.Helper()
-	err := filepath.WalkDir(folder, func(path string, _ os.DirEntry, err error) error {
-		if path != folder {
-			names = append(names, strings.TrimPrefix(path, folder+"/"))
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	slices.Sort(names)
-	return names
-}
 
 // memoryFolder is a /dev/shm for tests.
 func memoryFolder(t *testing.T, options string) string {
@@ -59,24 +42,6 @@ func write(t *testing.T, path string) {
 	}
 }
 
-// keepOpen lets another process have a file open, and this one not.
-func keepOpen(t *testing.T, path string) {
-	t.Helper()
-	file, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command("sleep", "1000")
-	cmd.ExtraFiles = []*os.File{file}
-	if err := errors.Join(cmd.Start(), file.Close()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-}
-
 // TestLeftoverFilesOfSession: a session that goes on with other clients loses what an ended one left.
 func TestLeftoverFilesOfSession(t *testing.T) {
 	w := newWorld(t)
@@ -90,13 +55,13 @@ func TestLeftoverFilesOfSession(t *testing.T) {
 	eventually(t, "the client", func() bool { return len(statusOf(t, s, one.ID).Clients) == 1 })
 	secret, mine := filepath.Join(status.ShmDir, "secret"), filepath.Join(status.ShmDir, "mine")
 	write(t, mine)
-	keepOpen(t, mine)
+	hosttest.KeepOpen(t, mine)
 	write(t, secret)
 	eventually(t, "what the ended container left to go", func() bool {
 		_, err := os.Lstat(secret)
 		return errors.Is(err, os.ErrNotExist)
 	})
-	if got := files(t, status.ShmDir); !slices.Contains(got, "mine") {
+	if got := hosttest.Files(t, status.ShmDir); !slices.Contains(got, "mine") {
 		t.Errorf("left %q", got)
 	}
 	w.client(0, status)
