@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -60,11 +61,17 @@ func (n *Files) Record(uid string) (*Record, error) {
 	return ReadRecord(path)
 }
 
-// RecordPath is where the record of a claim is, or nothing where there is none. The last name is that of what was written
-// because another file cannot be read.
-func (n *Files) RecordPath(uid string) (string, error) {
+// RecordPath is where the record of a claim is, or nothing where there is none. Of several files the one counts that was
+// written last: the others are of an earlier boot, or cannot be read.
+func (n *Files) RecordPath(uid string) (newest string, err error) {
 	paths, err := filepath.Glob(filepath.Join(n.RecordsDir(), uid+".*"))
-	return slices.Max(append(paths, "")), err
+	var written time.Time
+	for _, path := range paths {
+		if info, err := os.Stat(path); err == nil && !info.ModTime().Before(written) {
+			newest, written = path, info.ModTime()
+		}
+	}
+	return newest, err
 }
 
 var recordHead = regexp.MustCompile(`^partage-claim-record/1 state=(\S+) .*marks=\[([^]]*)\]`)

@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -33,7 +32,7 @@ func readRecords(n *harness.Node) (soakRecords, error) {
 		if uid == "" {
 			continue // what becomes a record
 		}
-		r, err := harness.ReadRecord(filepath.Join(n.RecordsDir(), e.Name()))
+		r, err := n.Record(uid)
 		if err != nil {
 			return nil, err
 		}
