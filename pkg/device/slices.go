@@ -36,6 +36,11 @@ type Options struct {
 	// NoEffectNone is true for API servers that refuse taints which only tell something
 	// (Kubernetes 1.34). They are left out.
 	NoEffectNone bool
+	// NoTaints is true for API servers that drop taints (Kubernetes 1.34 and 1.35 by default). Then
+	// nothing is published for observation only: without its taint claims for any device would get it.
+	NoTaints bool
+	// MaxTaints is how many taints of a device the API server takes, 0 if as many as this version.
+	MaxTaints int
 }
 
 // DriverResources returns what the kubelet plugin helper publishes. The helper
@@ -120,7 +125,7 @@ func (b board) published(o Options) (devices, overflow []resourceapi.Device, cou
 		}
 		devices = append(devices, b.apiDevice(d, o, counted))
 	}
-	if o.PartitionableDevices {
+	if o.PartitionableDevices && !o.NoTaints {
 		// Admin access needs no observer where nothing is counted.
 		devices = append(devices, b.apiDevice(b.observer(), o, false))
 	}

@@ -41,13 +41,14 @@ func (b board) taintsOf(d Device, conditions []Condition, instances []instance) 
 			all = append(all, keepsAway(reason))
 		}
 	}
-	return gravest(all)
+	return gravest(all, len(all))
 }
 
 func keepsAway(reason Reason) taint { return taint{reason: reason, effect: policy.EffectNoSchedule} }
 
-// gravest keeps one taint for each reason, and no more of them than the API allows.
-func gravest(all []taint) []taint {
+// gravest keeps one taint for each reason, and no more of them than that.
+func gravest(all []taint, most int) []taint {
+	all = slices.Clone(all)
 	slices.SortFunc(all, func(a, b taint) int {
 		return cmp.Or(
 			a.effect.Compare(b.effect), cmp.Compare(a.reason, b.reason),
@@ -57,7 +58,7 @@ func gravest(all []taint) []taint {
 	var kept []taint
 	for _, t := range all {
 		same := func(k taint) bool { return k.reason == t.reason }
-		if len(kept) < resourceapi.DeviceTaintsMaxLength && !slices.ContainsFunc(kept, same) {
+		if len(kept) < most && !slices.ContainsFunc(kept, same) {
 			kept = append(kept, t)
 		}
 	}
@@ -133,13 +134,16 @@ func (b board) shortages(s PartitionShape, instances []instance) []Reason {
 	return reasons
 }
 
-// taints makes the taints of the API, which adds the time.
+// taints makes the taints of the API, which adds the time. Where it takes fewer, those with the strongest effects are left.
 func (o Options) taints(all []taint) []resourceapi.DeviceTaint {
+	if o.NoTaints {
+		return nil
+	}
+	if o.NoEffectNone {
+		all = slices.DeleteFunc(slices.Clone(all), func(t taint) bool { return t.effect == policy.EffectNone })
+	}
 	var out []resourceapi.DeviceTaint
-	for _, t := range all {
-		if t.effect == policy.EffectNone && o.NoEffectNone {
-			continue
-		}
+	for _, t := range gravest(all, cmp.Or(o.MaxTaints, resourceapi.DeviceTaintsMaxLength)) {
 		out = append(out, resourceapi.DeviceTaint{
 			Key: o.Driver + "/" + string(t.reason), Value: t.value, Effect: resourceapi.DeviceTaintEffect(t.effect),
 		})

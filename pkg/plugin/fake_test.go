@@ -33,6 +33,7 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/healthsocket"
+	"github.com/partage-dev/partage/pkg/plugin/publish/rules"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/test/flow/fakeapi"
 )
@@ -434,7 +435,9 @@ func newRigOn(t *testing.T, api *apiServer) *rig {
 		DataDir: filepath.Join(dir, "data"), RegistrarDir: registrar, CDIDir: filepath.Join(dir, "cdi"), BootID: "boot-1", PodUID: "uid-1", HealthListener: listener,
 		Policy: r.policy, PollInterval: 10 * time.Millisecond, ReconcileInterval: 20 * time.Millisecond, Events: r.events,
 	}
-	r.timing = timing{publishRetry: wait.Backoff{Duration: 5 * time.Millisecond}, followUp: time.Millisecond, node: nodeTimeout, answer: answerTime}
+	pace := rules.Usual
+	pace.Retry, pace.Relist, pace.HoldMost = 5*time.Millisecond, time.Millisecond, time.Millisecond
+	r.timing = timing{publishPace: &pace, followUp: time.Millisecond, node: nodeTimeout, answer: answerTime}
 	return r
 }
 

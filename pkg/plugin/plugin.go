@@ -36,7 +36,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	utilwait "k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -51,6 +50,7 @@ import (
 	"github.com/partage-dev/partage/pkg/plugin/metadatafiles"
 	"github.com/partage-dev/partage/pkg/plugin/nodelabels"
 	"github.com/partage-dev/partage/pkg/plugin/publish"
+	"github.com/partage-dev/partage/pkg/plugin/publish/rules"
 )
 
 // Claims keeps the state of claims on this node. All methods may be called
@@ -136,9 +136,8 @@ const (
 
 // timing has the times that tests change.
 type timing struct {
-	// publishRetry is the delay between attempts to publish, the zero value stands
-	// for the publisher's own.
-	publishRetry utilwait.Backoff
+	// publishPace is that of the publisher, nil stands for its own.
+	publishPace *rules.Pace
 	// followUp is the time between a claim that failed and cleaning up.
 	followUp time.Duration
 	// node is how long the API server may take to say that the node exists.
@@ -208,7 +207,7 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 			}
 			o.Metrics.Published(slices)
 		},
-		Retry: t.publishRetry,
+		Pace: t.publishPace,
 	})
 	p.devices = newDeviceStates(o.Claims, p.tellStates, o.PollInterval)
 	if o.StatusClient != nil {

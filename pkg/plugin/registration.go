@@ -23,7 +23,7 @@ func (p *Plugin) onRegistration(ctx context.Context, req any, _ *grpc.UnaryServe
 		if outcome.PluginRegistered {
 			klog.FromContext(ctx).Info("Registered with the kubelet")
 			p.readiness.setRegistration(ctx, "")
-			p.publisher.Recheck()
+			p.publisher.Registered()
 		} else {
 			klog.FromContext(ctx).Error(errors.New(outcome.Error), "The kubelet refused the registration")
 			p.readiness.setRegistration(ctx, "the kubelet refused the registration: "+outcome.Error)

@@ -75,6 +75,8 @@ func TestRequestsOfAStart(t *testing.T) {
 			what = "watch"
 		case query.Has("dryRun"):
 			what = "dry run"
+		case strings.Contains(request.Header.Get("Accept"), "as=PartialObjectMetadata") && strings.HasSuffix(what, "s") && !strings.HasSuffix(what, "/nodes"):
+			what = "list of metadata"
 		}
 		mu.Lock()
 		defer mu.Unlock()
@@ -97,13 +99,15 @@ func TestRequestsOfAStart(t *testing.T) {
 	}
 	first := start()
 	wantRequests(first, "the first start", map[string]int{
-		"GET /nodes": 1, "GET /resourceslices": 1, "watch": 1, "GET /version": 1, "dry run": 1, "POST /resourceslices": 2,
+		"GET /nodes": 1, "GET /resourceslices": 1, "list of metadata": 1, "watch": 1, "GET /version": 1, "dry run": 1, "POST /resourceslices": 2,
 	})
 	first.stop()
 	if err := first.wait(t); err != nil {
 		t.Fatal(err)
 	}
-	wantRequests(start(), "a restart", map[string]int{"GET /nodes": 1, "GET /resourceslices": 1, "watch": 1, "GET /version": 1, "dry run": 1})
+	wantRequests(start(), "a restart", map[string]int{
+		"GET /nodes": 1, "GET /resourceslices": 1, "list of metadata": 1, "watch": 1, "GET /version": 1, "dry run": 1,
+	})
 }
 
 // TestNodeIsReadAgain: the publisher reads the node itself where that failed when the plugin started.

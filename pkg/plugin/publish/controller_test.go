@@ -23,6 +23,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/plugin/publish/rules"
 )
 
 // startController runs what other drivers publish with, NVIDIA's among them: the slice
@@ -154,7 +155,7 @@ func TestUpgradeFromSliceController(t *testing.T) {
 							t.Errorf("%d writes, want %d at most", writes, most)
 						}
 						stop()
-						c.converges(t, wanted, AllFeatures, maxRepairDelay+time.Minute)
+						c.converges(t, wanted, AllFeatures, rules.Usual.RepairMost+time.Minute)
 						c.take("")
 						after(time.Hour)
 						c.holds(t, wanted, AllFeatures)

@@ -44,7 +44,7 @@ func TestLockFileCannotBeMade(t *testing.T) {
 				inventory := inventoryOf(t, withoutShares(), firstGPU)
 				r := c.start(t, "one", inventory)
 				c.converges(t, inventory, AllFeatures, time.Minute)
-				for range 10 {
+				for range 3 {
 					r.publisher.SetInventory(lost(inventory, firstGPU))
 					c.converges(t, lost(inventory, firstGPU), AllFeatures, time.Minute)
 					r.publisher.SetInventory(inventory)

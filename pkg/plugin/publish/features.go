@@ -5,7 +5,7 @@ package publish
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -25,22 +25,39 @@ type Features struct {
 	ConsumableCapacity bool
 	// ShareCounters: the scheduler remembers the counters that shares have consumed.
 	ShareCounters bool
+	// Taints: the API server stores them.
+	Taints bool
 	// TaintEffectNone: the API server takes taints that only tell something.
 	TaintEffectNone bool
+	// ManyTaints: the API server takes more than four taints of a device.
+	ManyTaints bool
+}
+
+// maxTaints is how many taints of a device the API server takes: 4 in Kubernetes 1.34, 16 since.
+func (f Features) maxTaints() int {
+	const few = 4
+	if f.ManyTaints {
+		return resourceapi.DeviceTaintsMaxLength
+	}
+	return few
 }
 
 // AllFeatures are those of Kubernetes 1.36.2 and later by default.
-var AllFeatures = Features{PartitionableDevices: true, ConsumableCapacity: true, ShareCounters: true, TaintEffectNone: true}
+var AllFeatures = Features{
+	PartitionableDevices: true, ConsumableCapacity: true, ShareCounters: true, Taints: true, TaintEffectNone: true, ManyTaints: true,
+}
 
 // gates reports whether the API server stores everything.
-func (f Features) gates() bool { return f.PartitionableDevices && f.ConsumableCapacity }
+func (f Features) gates() bool { return f.PartitionableDevices && f.ConsumableCapacity && f.Taints }
 
 func (f Features) or(other Features) Features {
 	return Features{
 		PartitionableDevices: f.PartitionableDevices || other.PartitionableDevices,
 		ConsumableCapacity:   f.ConsumableCapacity || other.ConsumableCapacity,
 		ShareCounters:        f.ShareCounters || other.ShareCounters,
+		Taints:               f.Taints || other.Taints,
 		TaintEffectNone:      f.TaintEffectNone || other.TaintEffectNone,
+		ManyTaints:           f.ManyTaints || other.ManyTaints,
 	}
 }
 
@@ -51,8 +68,8 @@ func (f Features) limited(version string) Features {
 	f.PartitionableDevices = f.PartitionableDevices && !faults.IgnoresCounters
 	f.ConsumableCapacity = f.ConsumableCapacity && !faults.IgnoresCounters
 	f.ShareCounters = !faults.ForgetsShares
-	// It came with the version in which schedulers look for counters in other slices, 1.35.
-	f.TaintEffectNone = !faults.IgnoresCounters
+	// Both came with the version in which schedulers look for counters in other slices, 1.35.
+	f.TaintEffectNone, f.ManyTaints = !faults.IgnoresCounters, !faults.IgnoresCounters
 	return f
 }
 
@@ -105,8 +122,6 @@ type features struct {
 	probed  time.Time
 	// next is when to ask again.
 	next time.Time
-	// noTaints says that the API server drops taints.
-	noTaints bool
 }
 
 // begin finds out which features the cluster has, before anything is published that
@@ -132,8 +147,10 @@ func (f *features) begin(ctx context.Context, stored []*resourceapi.ResourceSlic
 		answer = Features{
 			PartitionableDevices: answer.PartitionableDevices || another.PartitionableDevices,
 			ConsumableCapacity:   answer.ConsumableCapacity || another.ConsumableCapacity,
+			Taints:               answer.Taints || another.Taints,
 			ShareCounters:        answer.ShareCounters && another.ShareCounters,
 			TaintEffectNone:      answer.TaintEffectNone && another.TaintEffectNone,
+			ManyTaints:           answer.ManyTaints && another.ManyTaints,
 		}
 	}
 	f.begun, f.now = true, answer.or(usedBy(stored))
@@ -147,6 +164,7 @@ func usedBy(stored []*resourceapi.ResourceSlice) (used Features) {
 	for _, slice := range stored {
 		used.PartitionableDevices = used.PartitionableDevices || len(slice.Spec.SharedCounters) > 0
 		for _, d := range slice.Spec.Devices {
+			used.Taints = used.Taints || len(d.Taints) > 0
 			if d.AllowMultipleAllocations != nil {
 				used.ConsumableCapacity = true
 				used.ShareCounters = used.ShareCounters || len(d.ConsumesCounters) > 0
@@ -156,16 +174,15 @@ func usedBy(stored []*resourceapi.ResourceSlice) (used Features) {
 	return used
 }
 
-// check asks again, and reports whether something else is to be published.
-func (f *features) check(ctx context.Context) (changed bool) {
+// check asks again.
+func (f *features) check(ctx context.Context) {
 	defer f.schedule()
-	noTaints := f.noTaints
 	answer, err := f.ask(ctx)
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("Could not ask the API server which features it has, will retry", "err", err)
-		return false
+		return
 	}
-	return f.settle(ctx, answer) || noTaints && !f.noTaints
+	f.settle(ctx, answer)
 }
 
 // settle takes an answer, and reports whether it decides.
@@ -210,7 +227,7 @@ func (f *features) schedule() {
 	switch {
 	case f.inDoubt():
 		after = confirmAfter
-	case f.now != AllFeatures, f.noTaints:
+	case f.now != AllFeatures:
 		after = askAfter
 	}
 	f.next = time.Now().Add(wait.Jitter(after/2, 1))
@@ -232,29 +249,13 @@ func (f *features) ask(ctx context.Context) (Features, error) {
 	if err != nil {
 		return Features{}, err
 	}
-	complete := f.now.gates() && !f.noTaints
-	if f.begun && version == f.version && !f.inDoubt() && (complete || time.Since(f.probed) < probeAfter) {
+	if f.begun && version == f.version && !f.inDoubt() && (f.now.gates() || time.Since(f.probed) < probeAfter) {
 		return f.now.limited(version), nil
 	}
-	var answer Features
-	answer.PartitionableDevices, answer.ConsumableCapacity, err = f.prober.gates(ctx)
+	answer, err := f.prober.gates(ctx)
 	if err != nil {
-		return Features{}, errors.Join(errors.New("could not try out which features the API server has"), err)
-	}
-	if f.noTaints {
-		taints, err := f.prober.taints(ctx)
-		if err != nil {
-			return Features{}, errors.Join(errors.New("could not try out whether the API server stores taints"), err)
-		}
-		f.noTaints = !taints
+		return Features{}, fmt.Errorf("could not try out which features the API server has: %w", err)
 	}
 	f.version, f.probed = version, time.Now()
 	return answer.limited(version), nil
-}
-
-func (f *features) lacksTaints(ctx context.Context) {
-	f.noTaints = true
-	f.schedule()
-	klog.FromContext(ctx).Info("The API server does not store taints of devices, so that devices which cannot be used may be allocated: "+
-		"turn on the feature gate "+gateTaints+" (on by default from Kubernetes 1.36)", "version", f.version)
 }

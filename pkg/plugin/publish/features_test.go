@@ -30,6 +30,12 @@ func invalidWithoutField() *apierrors.StatusError {
 	return err
 }
 
+// ofGates are features of an API server that does with taints what new ones do.
+func ofGates(f Features) Features {
+	f.Taints, f.TaintEffectNone, f.ManyTaints = true, true, true
+	return f
+}
+
 // onlyShares offers one kind of shares and nothing else.
 func onlyShares() *policy.Policy {
 	p := policy.Builtin()
@@ -40,8 +46,8 @@ func onlyShares() *policy.Policy {
 // once what is left out and why.
 func TestFeatures(t *testing.T) {
 	t.Parallel()
-	noCounters, noShares := Features{}, Features{PartitionableDevices: true}
-	noShareCounters := Features{PartitionableDevices: true, ConsumableCapacity: true}
+	noCounters, noShares := ofGates(Features{ShareCounters: true}), ofGates(Features{PartitionableDevices: true, ShareCounters: true})
+	noShareCounters := ofGates(Features{PartitionableDevices: true, ConsumableCapacity: true})
 	for name, test := range map[string]struct {
 		policy  *policy.Policy
 		change  func(*cluster)
@@ -58,7 +64,7 @@ func TestFeatures(t *testing.T) {
 		"1.35 with gates":  {policy.Builtin(), ofVersion("v1.35.9-gke.100"), noShareCounters, 4, "scheduler of Kubernetes v1.35.9-gke.100"},
 		"1.36.1":           {policy.Builtin(), ofVersion("v1.36.1+k3s1"), noShareCounters, 4, "139034"},
 		"1.36.1, alone":    {onlyShares(), ofVersion("v1.36.1"), noShareCounters, 1, ""},
-		"1.34":             {policy.Builtin(), ofVersion("v1.34.1"), Features{ShareCounters: true}, 1, "ignores the counters"},
+		"1.34":             {policy.Builtin(), ofVersion("v1.34.1"), Features{ShareCounters: true, Taints: true}, 1, "ignores the counters"},
 		"1.36.2":           {policy.Builtin(), ofVersion("v1.36.2-eks-1"), AllFeatures, 6, ""},
 		"1.37":             {policy.Builtin(), ofVersion("v1.37.0"), AllFeatures, 6, ""},
 		"version secret":   {policy.Builtin(), versionForbidden, AllFeatures, 6, ""},
@@ -234,12 +240,12 @@ func TestFeaturesChange(t *testing.T) {
 		before, after Features
 		limit         time.Duration
 	}{
-		"counters off": {func(c *cluster, off bool) { c.DropCounters(off) }, AllFeatures, Features{ShareCounters: true}, 0},
+		"counters off": {func(c *cluster, off bool) { c.DropCounters(off) }, AllFeatures, ofGates(Features{ShareCounters: true}), 0},
 		"shares off": {
 			func(c *cluster, off bool) { c.DropShares(off) },
-			AllFeatures, Features{PartitionableDevices: true, ShareCounters: true}, 0,
+			AllFeatures, ofGates(Features{PartitionableDevices: true, ShareCounters: true}), 0,
 		},
-		"counters on": {func(c *cluster, on bool) { c.DropCounters(!on) }, Features{ShareCounters: true}, AllFeatures, time.Hour},
+		"counters on": {func(c *cluster, on bool) { c.DropCounters(!on) }, ofGates(Features{ShareCounters: true}), AllFeatures, time.Hour},
 		"upgraded": {
 			func(c *cluster, new bool) {
 				c.SetKubernetes("v1.35.3")
@@ -247,7 +253,7 @@ func TestFeaturesChange(t *testing.T) {
 					c.SetKubernetes("v1.37.0")
 				}
 			},
-			Features{PartitionableDevices: true, ConsumableCapacity: true}, AllFeatures, 30 * time.Minute,
+			ofGates(Features{PartitionableDevices: true, ConsumableCapacity: true}), AllFeatures, 30 * time.Minute,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -202,7 +202,7 @@ func TestChaos(t *testing.T) {
 						c.DeleteNode(testNode)
 						c.DeleteSlices()
 						c.AddNode(testNode)
-						older.publisher.Recheck()
+						older.publisher.Registered()
 					}
 				}
 				network.becomeCalm()

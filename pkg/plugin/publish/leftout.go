@@ -56,6 +56,9 @@ func (f *features) lacking() string {
 		return fmt.Sprintf("No MPS and time-slice shares are offered next to other devices of a GPU, because the scheduler of Kubernetes %s "+
 			"would also allocate what overlaps them (kubernetes/kubernetes#139034): upgrade to 1.36.2 or later, "+
 			"or offer nothing but one kind of shares of a GPU", f.version)
+	case !f.now.Taints:
+		return "Nothing is offered for observation only, and devices that cannot be used may be allocated, because the API server does not store " +
+			"taints: turn on the feature gate " + gateTaints + " (on by default from Kubernetes 1.36)" + noticed
 	}
 	return ""
 }

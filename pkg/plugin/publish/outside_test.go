@@ -113,7 +113,7 @@ func (w *writer) note(change func()) {
 func (w *writer) publish(inventory *device.Inventory) { w.publisher.SetInventory(inventory) }
 
 // registered tells the writer that the kubelet has registered the plugin.
-func (w *writer) registered() { w.publisher.Recheck() }
+func (w *writer) registered() { w.publisher.Registered() }
 
 // says returns what readiness and the gauge of stored slices are told.
 func (w *writer) says() (ready bool, slices int) {

@@ -52,87 +52,84 @@ func (p *prober) version(ctx context.Context) (string, error) {
 // Devices of the slice with which the server is asked what it stores, by index.
 const probeOfCounters, probeOfShares = 0, 1
 
-// gates reports which features the server has by its feature gates. It creates a slice
+// gates returns the features that the server has by its feature gates. It creates a slice
 // that needs them, as a dry run that stores nothing. With a gate off its fields come back
 // empty. Kubernetes 1.34 wants counter sets and devices in the same slice and refuses one
 // whose devices draw on counters of another. An error means that there was no answer.
 //
 // A slice of counters is not tried: their field has the gate of the devices' field, and what
 // is stored is compared with what was sent.
-func (p *prober) gates(ctx context.Context) (partitionable, consumable bool, err error) {
+func (p *prober) gates(ctx context.Context) (f Features, err error) {
 	one := resource.MustParse("1")
-	created, err := p.tryCreate(ctx, func(spec *resourceapi.ResourceSliceSpec) {
-		spec.Devices = []resourceapi.Device{
-			probeOfCounters: {
-				Name: "probe-counters",
-				ConsumesCounters: []resourceapi.DeviceCounterConsumption{{
-					CounterSet: "probe", Counters: map[string]resourceapi.Counter{"probe": {Value: one}},
+	devices := []resourceapi.Device{
+		probeOfCounters: {
+			Name:   "probe-counters",
+			Taints: []resourceapi.DeviceTaint{{Key: p.pool.driverName + "/probe", Effect: resourceapi.DeviceTaintEffectNoSchedule}},
+			ConsumesCounters: []resourceapi.DeviceCounterConsumption{{
+				CounterSet: "probe", Counters: map[string]resourceapi.Counter{"probe": {Value: one}},
+			}},
+		},
+		probeOfShares: {
+			Name:                     "probe-shares",
+			AllowMultipleAllocations: ptr.To(true),
+			Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+				"shares": {Value: one, RequestPolicy: &resourceapi.CapacityRequestPolicy{
+					Default: &one, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &one},
 				}},
 			},
-			probeOfShares: {
-				Name:                     "probe-shares",
-				AllowMultipleAllocations: ptr.To(true),
-				Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-					"shares": {Value: one, RequestPolicy: &resourceapi.CapacityRequestPolicy{
-						Default: &one, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &one},
-					}},
-				},
-			},
-		}
-	})
-	switch {
-	case refusesFields(err):
-		return refusesOnly(err, fmt.Sprintf("spec.devices[%d]", probeOfShares)), false, nil
-	case err != nil:
-		return false, false, err
-	case len(created.Devices) <= probeOfShares:
-		return false, false, nil
+		},
 	}
-	shares := created.Devices[probeOfShares]
-	partitionable = len(created.Devices[probeOfCounters].ConsumesCounters) > 0
-	// Without counters nothing would keep a share and the whole GPU from being allocated together.
-	consumable = partitionable && shares.AllowMultipleAllocations != nil && shares.Capacity["shares"].RequestPolicy != nil
-	return partitionable, consumable, nil
-}
-
-// taints reports whether the server stores taints.
-func (p *prober) taints(ctx context.Context) (bool, error) {
-	created, err := p.tryCreate(ctx, func(spec *resourceapi.ResourceSliceSpec) {
-		spec.Devices = []resourceapi.Device{{
-			Name:   "probe",
-			Taints: []resourceapi.DeviceTaint{{Key: p.pool.driverName + "/probe", Effect: resourceapi.DeviceTaintEffectNoSchedule}},
-		}}
-	})
+	created, err := p.tryCreate(ctx, devices)
 	if refusesFields(err) {
-		return false, nil
+		// Without the fields that are refused it may say what it does with taints.
+		f.PartitionableDevices = refusesOnly(err, fmt.Sprintf("spec.devices[%d]", probeOfShares))
+		devices[probeOfCounters].ConsumesCounters = nil
+		created, err = p.tryCreate(ctx, devices[:probeOfShares])
+		if f.Taints = refusesFields(err); f.Taints { // that shows when some are written
+			return f, nil
+		}
 	}
-	return err == nil && len(created.Devices) == 1 && len(created.Devices[0].Taints) > 0, err
+	if err != nil || len(created.Devices) == 0 {
+		return f, err
+	}
+	counters := created.Devices[probeOfCounters]
+	f.Taints = len(counters.Taints) > 0
+	if len(created.Devices) > probeOfShares {
+		shares := created.Devices[probeOfShares]
+		f.PartitionableDevices = len(counters.ConsumesCounters) > 0
+		// Without counters nothing would keep a share and the whole GPU from being allocated together.
+		f.ConsumableCapacity = f.PartitionableDevices && shares.AllowMultipleAllocations != nil && shares.Capacity["shares"].RequestPolicy != nil
+	}
+	return f, nil
 }
 
 // tryCreate returns what would be stored.
-func (p *prober) tryCreate(ctx context.Context, fill func(*resourceapi.ResourceSliceSpec)) (*resourceapi.ResourceSliceSpec, error) {
+func (p *prober) tryCreate(ctx context.Context, devices []resourceapi.Device) (*resourceapi.ResourceSliceSpec, error) {
 	slice := &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "partage-probe-"},
 		Spec: resourceapi.ResourceSliceSpec{
 			Driver:   p.pool.driverName,
 			NodeName: &p.pool.nodeName,
 			Pool:     resourceapi.ResourcePool{Name: p.pool.nodeName, ResourceSliceCount: 2},
+			Devices:  devices,
 		},
 	}
-	fill(&slice.Spec)
-	created, err := p.create(ctx, slice, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	created, err := p.write(ctx, "create", slice, []string{metav1.DryRunAll})
 	if err != nil {
 		return nil, fmt.Errorf("create a ResourceSlice as a dry run: %w", err)
 	}
 	return &created.Spec, nil
 }
 
-// create is that of a typed client, on a connection of its own.
-func (p *prober) create(ctx context.Context, slice *resourceapi.ResourceSlice, o metav1.CreateOptions) (*resourceapi.ResourceSlice, error) {
-	created := &resourceapi.ResourceSlice{}
-	err := p.client.Post().Resource(sliceResource.Resource).SetHeader("Connection", "close").
-		VersionedParams(&o, scheme.ParameterCodec).Body(slice).Do(ctx).Into(created)
-	return created, err
+// write creates or updates a slice on a connection of its own.
+func (p *prober) write(ctx context.Context, verb string, slice *resourceapi.ResourceSlice, dryRun []string) (*resourceapi.ResourceSlice, error) {
+	request := p.client.Post().VersionedParams(&metav1.CreateOptions{DryRun: dryRun}, scheme.ParameterCodec)
+	if verb == "update" {
+		request = p.client.Put().Name(slice.Name).VersionedParams(&metav1.UpdateOptions{DryRun: dryRun}, scheme.ParameterCodec)
+	}
+	stored := &resourceapi.ResourceSlice{}
+	err := request.Resource(sliceResource.Resource).SetHeader("Connection", "close").Body(slice).Do(ctx).Into(stored)
+	return stored, err
 }
 
 // refusesFields distinguishes a validation error about the fields in question from

@@ -13,13 +13,11 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/policy"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // TestSlicesAfterKubeletRestarts: a kubelet that starts deletes the slices of its node and then
 // registers the plugin. However often that has happened, they are back at once.
 func TestSlicesAfterKubeletRestarts(t *testing.T) {
-	knownfailures.Expect(t)
 	inCluster(t, func(t *testing.T, c *cluster) {
 		w := c.start(t, inventoryOf(t, 1))
 		after(time.Hour)
@@ -39,7 +37,6 @@ func TestSlicesAfterKubeletRestarts(t *testing.T) {
 // TestMissingSlicesAreSaid: while somebody deletes the slices again and again, readiness and the
 // gauge say what is stored, give or take half a minute.
 func TestMissingSlicesAreSaid(t *testing.T) {
-	knownfailures.Expect(t)
 	inCluster(t, func(t *testing.T, c *cluster) {
 		w := c.start(t, inventoryOf(t, 1))
 		after(time.Hour)
@@ -72,7 +69,6 @@ func TestRestoreOfEtcdIsNoticed(t *testing.T) {
 		"taint": {}, "slices": {early: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			knownfailures.Expect(t)
 			inCluster(t, func(t *testing.T, c *cluster) {
 				restore := c.Backup()
 				c.noteWatches()
@@ -100,7 +96,6 @@ func TestRestoreOfEtcdIsNoticed(t *testing.T) {
 // TestObserversHaveTheirTaint: without it a pod gets an observer that has asked for any device. Where
 // the API server does not store taints there is none.
 func TestObserversHaveTheirTaint(t *testing.T) {
-	knownfailures.Expect(t)
 	inCluster(t, func(t *testing.T, c *cluster) {
 		c.DropTaints(true)
 		c.start(t, inventoryOf(t, 1))
@@ -121,7 +116,6 @@ func TestObserversHaveTheirTaint(t *testing.T) {
 // TestTaintsOfKubernetes134: its API server refuses slices with more than four taints of a device. Of a
 // GPU with more faults the strongest effects are stored.
 func TestTaintsOfKubernetes134(t *testing.T) {
-	knownfailures.Expect(t)
 	inCluster(t, func(t *testing.T, c *cluster) {
 		c.SetKubernetes("v1.34.9")
 		inventory := inventoryOf(t, 1)
@@ -161,7 +155,6 @@ func (c *cluster) oneAnswer(drop func(bool)) {
 // TestTaintAfterOddAnswer: in a control plane of two versions one answer comes from the server that
 // drops taints. The broken GPU is tainted soon all the same.
 func TestTaintAfterOddAnswer(t *testing.T) {
-	knownfailures.Expect(t)
 	inCluster(t, func(t *testing.T, c *cluster) {
 		inventory := inventoryOf(t, 1)
 		c.onlyWholeGPUs()
@@ -188,7 +181,6 @@ func (c *cluster) onlyWholeGPUs() {
 // TestStoredTaintsAfterOddAnswer: taints that are stored stay when an answer about another slice comes from
 // the server that drops taints.
 func TestStoredTaintsAfterOddAnswer(t *testing.T) {
-	knownfailures.Expect(t)
 	inCluster(t, func(t *testing.T, c *cluster) {
 		const gpus = 140 // more than a slice has room for
 		c.onlyWholeGPUs()
@@ -235,7 +227,6 @@ func TestNoPoolWithoutCounters(t *testing.T) {
 		"second": func(c *cluster) { c.DeleteSlice(c.Slices()[1].Name) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			knownfailures.Expect(t)
 			inCluster(t, func(t *testing.T, c *cluster) {
 				c.start(t, inventoryOf(t, 1))
 				after(time.Hour)

@@ -42,7 +42,8 @@ func lost(inventory *device.Inventory, pciAddress string) *device.Inventory {
 }
 
 // TestRequests: a node that nothing happens to asks for the server's version once
-// or twice an hour, renews its watch every five to ten minutes, and asks for nothing else.
+// or twice an hour, renews its watch every five to ten minutes with a list of metadata, and asks
+// for nothing else.
 func TestRequests(t *testing.T) {
 	inCluster(t, func(t *testing.T, c *cluster) {
 		inventory := inventoryOf(t, withoutShares(), firstGPU, secondGPU)
@@ -60,14 +61,14 @@ func TestRequests(t *testing.T) {
 		}
 		c.take("")
 		after(10 * time.Hour)
-		versions, watches, all := c.take("version"), c.take("watch"), c.take("")
-		if versions < 10 || versions > 20 || watches > 120 || all > 0 {
+		versions, watches, lists, all := c.take("version"), c.take("watch"), c.take("list of metadata"), c.take("")
+		if versions < 10 || versions > 20 || watches > 120 || lists > watches || all > 0 {
 			t.Errorf("in ten hours %d questions for the version, %d watches and %d other requests", versions, watches, all)
 		}
 		// A taint is one write.
 		r.publisher.SetInventory(lost(inventory, firstGPU))
 		after(time.Minute)
-		if writes, all := c.take("write"), c.take(""); writes != 1 || all > 1 {
+		if writes, all := c.take("write"), c.take(""); writes != 1 || all > 2 {
 			t.Errorf("a taint: %d writes and %d other requests", writes, all)
 		}
 	})
@@ -94,7 +95,7 @@ func TestOverlap(t *testing.T) {
 				// The old one has news, which are not written now, and its reads of what
 				// the new one has written.
 				older.publisher.SetInventory(lost(both, secondGPU))
-				older.publisher.Recheck()
+				older.publisher.Registered()
 				after(time.Hour)
 				c.holds(t, one, AllFeatures)
 				// Two slices are updated and one is deleted.

@@ -3,13 +3,13 @@
 
 // Package publish keeps the ResourceSlices of a node in the API server.
 //
-//	publisher.go   the loop: when to write, and when to try again
-//	plan.go        what to write: wanted against stored. Pure
-//	write.go       writing, and checking what was stored
-//	stored.go      what the API server holds
-//	watch.go       whether somebody else changes it; repairs.go: how often
-//	precedence.go  which of several instances on the node publishes
+//	publisher.go   the loop: observe, decide, act, or wait
+//	rules/         what is requested first. Pure
+//	want.go        the slices that there should be
+//	act.go         one request, and what its answer means
+//	stored.go      reads what the API server has; watch.go learns whether somebody else changes it
 //	features.go    what the cluster can do with devices; probe.go asks for it
+//	leftout.go     what people are told of that, and crashes.go
 //
 // It does not use the slice controller of k8s.io/dynamic-resource-allocation, see
 // docs/design/publishing.md.
@@ -19,6 +19,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,13 +30,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 	typedresource "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/client-go/metadata"
-	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/plugin/internal/precedence"
+	"github.com/partage-dev/partage/pkg/plugin/publish/rules"
 )
 
 const (
@@ -49,8 +50,8 @@ const (
 	precedenceInterval = 2 * time.Second
 	// requestTimeout bounds one request. An API server may be slow, but not for ever.
 	requestTimeout = 30 * time.Second
-	// usualTime is for how long writing may fail before slices that were right once
-	// count as wrong: an API server restarts in less.
+	// usualTime is for how long slices may be other than they should be before that is
+	// said of those that were right once: an API server restarts in less.
 	usualTime = 30 * time.Second
 )
 
@@ -73,11 +74,11 @@ type Options struct {
 	Report func(ctx context.Context, reason string)
 	// Warn tells people what is not offered, or dangerous, because of the cluster.
 	Warn func(ctx context.Context, reason, message string)
-	// Observe is told after each attempt how many slices are stored as they should be, 0 if
-	// another instance sees to that, or why that failed. Optional.
+	// Observe is told after each request how many slices are stored, 0 if another
+	// instance sees to that, or why it failed. Optional.
 	Observe func(slices int, err error)
-	// Retry is the delay between attempts. Optional.
-	Retry wait.Backoff
+	// Pace is optional.
+	Pace *rules.Pace
 }
 
 // Publisher publishes the ResourceSlices of one node. Its methods may be called
@@ -89,43 +90,43 @@ type Publisher struct {
 	report   func(ctx context.Context, reason string)
 	warn     func(ctx context.Context, reason, message string)
 	observe  func(slices int, err error)
-	retry    wait.Backoff
+	pace     *rules.Pace
 
 	// inventory is what is to be published, nil until there is one.
 	inventory atomic.Pointer[device.Inventory]
-	// changed asks to publish, recheck to read what is stored, seen to look whether
-	// what the watch saw is new.
-	changed, recheck, seen loop.Trigger
-	watcher                watcher
+	// changed says that there is another inventory, registered that the kubelet has
+	// registered the plugin, and seen that the watch has seen something.
+	changed, registered, seen loop.Trigger
+	watcher                   watcher
 	// listed is what Stored has found.
 	listed atomic.Pointer[listed]
 
 	// What follows is for the goroutine of Run.
 
+	began             time.Time
+	memory            *rules.Memory
+	stored            rules.Stored
+	wanted            wanted
+	touched           map[types.UID]time.Time
 	precedence        *precedence.Precedence
 	precedenceProblem logchange.Problem
-	features          features
+	// givenWay is until when an older instance publishes.
+	givenWay time.Time
+	features features
 	// firstOwner is nil once it was called.
 	firstOwner func(ctx context.Context) types.UID
-	// known is nil while it is not known what is stored.
-	known *stored
-	// repairs are those of what others changed.
-	repairs repairs
-	// confirmed says that everything was stored at some time, failing since when it
-	// could not be since then.
-	confirmed bool
-	failing   time.Time
-	// published, leftOut and crashes were logged last.
-	published, leftOut, crashes logchange.Value[string]
+	says       says
+	// leftOut and crashes were logged last.
+	leftOut, crashes logchange.Value[string]
 }
 
 // New makes a Publisher that does nothing before Run.
 func New(o Options) *Publisher {
-	if o.Retry.Duration == 0 {
-		o.Retry = wait.Backoff{Duration: time.Second, Factor: 1.5, Jitter: 0.5, Steps: 30, Cap: 20 * time.Second}
-	}
 	if o.Observe == nil {
 		o.Observe = func(int, error) {}
+	}
+	if o.Pace == nil {
+		o.Pace = &rules.Usual
 	}
 	pool := pool{driverName: o.DriverName, nodeName: o.NodeName}
 	p := &Publisher{
@@ -136,14 +137,15 @@ func New(o Options) *Publisher {
 		report:     o.Report,
 		warn:       o.Warn,
 		observe:    o.Observe,
-		retry:      o.Retry,
+		pace:       o.Pace,
 		changed:    loop.NewTrigger(),
-		recheck:    loop.NewTrigger(),
+		registered: loop.NewTrigger(),
 		seen:       loop.NewTrigger(),
+		touched:    map[types.UID]time.Time{},
 		precedence: precedence.New(o.LockFile),
 		features:   features{prober: prober{pool: pool, client: o.KubeClient.ResourceV1().RESTClient()}},
 	}
-	p.watcher = watcher{client: o.MetadataClient, selector: pool.selector(), changed: p.seen.Fire, unheard: p.recheck.Fire}
+	p.watcher = watcher{client: o.MetadataClient, selector: pool.selector(), changed: p.seen.Fire}
 	return p
 }
 
@@ -153,8 +155,9 @@ func (p *Publisher) SetInventory(inventory *device.Inventory) {
 	p.changed.Fire()
 }
 
-// Recheck asks to read what the API server holds.
-func (p *Publisher) Recheck() { p.recheck.Fire() }
+// Registered says that the kubelet has registered the plugin. One that has just started has
+// deleted the slices of its node.
+func (p *Publisher) Registered() { p.registered.Fire() }
 
 // Run keeps the slices in the API server until ctx ends, once there is an inventory.
 func (p *Publisher) Run(ctx context.Context) {
@@ -170,155 +173,181 @@ func (p *Publisher) Run(ctx context.Context) {
 	watching.Go(func() { p.watcher.run(ctx) })
 	defer p.precedence.End()
 
-	retry := p.retry
+	p.began = time.Now()
+	p.memory = rules.NewMemory(p.pace, p.now())
 	for ctx.Err() == nil {
-		began := time.Now()
-		wrote, err := p.sync(ctx)
-		switch {
-		case ctx.Err() != nil:
-		case err == nil:
-			retry = p.retry
-			p.succeeded(ctx)
-			p.awaitReason(ctx, wrote)
-		case errors.Is(err, errNotMine):
-			p.failing = time.Time{}
-			p.observe(0, nil)
-			p.awaitPrecedence(ctx)
-		default:
-			p.failed(ctx, began, err)
-			p.awaitRetry(ctx, err, retry.Step())
-			if refusesFields(err) {
-				// They may be some that the cluster cannot store any more.
-				p.features.hurry()
-			}
-			if p.features.begun && p.features.wait() <= 0 {
-				p.features.check(ctx)
-			}
+		if next, wait := p.step(ctx); wait {
+			p.await(ctx, next)
 		}
 	}
 }
 
-// succeeded reports that everything is stored.
-func (p *Publisher) succeeded(ctx context.Context) {
-	p.confirmed, p.failing = true, time.Time{}
-	p.observe(len(p.known.slices), nil)
-	devices := 0
-	for _, slice := range p.known.slices {
-		devices += len(slice.Spec.Devices)
-	}
-	if p.published.Set(fmt.Sprint(len(p.known.slices), devices)) {
-		klog.FromContext(ctx).Info("Published", "resourceSlices", len(p.known.slices), "devices", devices)
-	}
-	p.report(ctx, "")
-}
+// now is the time of the rules.
+func (p *Publisher) now() rules.Time { return time.Since(p.began) }
 
-// failed reports an error, at first only until everything was stored once: usually
-// the next attempt succeeds. An attempt may have waited long for an answer since it began.
-func (p *Publisher) failed(ctx context.Context, began time.Time, err error) {
-	p.observe(0, err)
-	if p.failing.IsZero() {
-		p.failing = began
+// step carries out the first request that is due. If none is it returns when one may be.
+func (p *Publisher) step(ctx context.Context) (next rules.Time, wait bool) {
+	if !p.isMine(ctx) {
+		p.stored = rules.Stored{}
+		return p.now() + jitter(precedenceInterval), true
 	}
-	if !p.confirmed || time.Since(p.failing) >= usualTime {
-		p.report(ctx, fmt.Sprintf("the ResourceSlices are not in the API server as they should be: %v", err))
+	p.stored.Mine = true
+	if p.stored.Known && p.watcher.differs(p.stored.Slices, p.touched) {
+		p.memory.Doubt()
 	}
-}
-
-// awaitRetry waits after a failure. Where this instance is refused for long, because it
-// lacks rights, for example, an older one of this node may still be able to write.
-func (p *Publisher) awaitRetry(ctx context.Context, err error, delay time.Duration) {
-	changed := p.changed
-	refused := apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsInvalid(err)
-	if refused && time.Since(p.failing) >= usualTime && p.precedence.GiveWay() {
-		klog.FromContext(ctx).Info("Letting an older instance of the plugin publish the ResourceSlices of this node", "for", giveWayTime)
-		p.known, delay, changed = nil, wait.Jitter(giveWayTime, 0.5), nil
-	}
-	select {
-	case <-ctx.Done():
-	case <-changed:
-	case <-time.After(delay):
-	}
-}
-
-// awaitReason returns when there may be something to write. wrote says that there
-// was just now.
-func (p *Publisher) awaitReason(ctx context.Context, wrote bool) {
-	p.repairs.done(wrote)
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-p.changed:
-			return
-		case <-time.After(p.features.wait()):
-			if p.features.check(ctx) {
-				return
-			}
-		case <-p.recheck:
-			p.known, p.repairs.repairing = nil, true
-			return
-		case <-p.seen:
-			if p.watcher.differs(p.known.slices, p.known.removed) {
-				p.known = nil
-				p.awaitRepair(ctx)
-				return
-			}
+	if p.stored.Known && !p.features.begun {
+		// Before anything is published that would be misunderstood.
+		if err := p.features.begin(ctx, p.stored.Slices); err != nil {
+			p.refused(ctx, err)
+			return p.memory.RetryAt(), true
 		}
 	}
+	plan := rules.Decide(p.want(ctx), &p.stored, p.memory, p.pace, p.now())
+	if plan.Write != nil {
+		if !plan.Published {
+			p.isWrong()
+		}
+		p.act(ctx, plan.Write)
+		return 0, false
+	}
+	return p.say(ctx, &plan), true
 }
 
-// awaitRepair waits before what others changed is put back. Who changes it again and
-// again is answered ever more slowly.
-func (p *Publisher) awaitRepair(ctx context.Context) {
+// await waits until something may be due.
+func (p *Publisher) await(ctx context.Context, next rules.Time) {
+	if p.features.begun && p.stored.Mine {
+		if p.features.wait() <= 0 {
+			p.features.check(ctx)
+			return
+		}
+		if at := p.now() + p.features.wait(); next == rules.Never || at < next {
+			next = at
+		}
+	}
+	var timer <-chan time.Time
+	if wait := next - p.now(); wait > 0 {
+		timer = time.After(wait)
+	} else if next != rules.Never {
+		return
+	}
 	select {
 	case <-ctx.Done():
 	case <-p.changed:
-	case <-time.After(wait.Jitter(changesTogether, 1) + p.repairs.begin()):
-	}
-}
-
-// awaitPrecedence returns when no newer instance is left.
-func (p *Publisher) awaitPrecedence(ctx context.Context) {
-	logger := klog.FromContext(ctx)
-	logger.Info("A newer instance of the plugin publishes the ResourceSlices of this node")
-	if !p.confirmed {
-		p.report(ctx, errNotMine.Error())
-	}
-	for loop.Pause(ctx, wait.Jitter(precedenceInterval, 0.5)) {
-		if err := p.checkPrecedence(ctx); err == nil {
-			logger.Info("The newer instance of the plugin has ended, publishing again")
-			p.known = nil
-			return
+	case <-timer:
+	case <-p.registered:
+		p.memory.Registered(p.now())
+	case <-p.seen:
+		select {
+		case <-ctx.Done():
+		case <-p.changed:
+		case <-time.After(jitter(changesTogether)):
 		}
 	}
 }
 
-// wanted are the slices that this cluster can take.
-func (p *Publisher) wanted(ctx context.Context) []resourceslice.Slice {
-	inventory := p.inventory.Load()
-	wanted := Resources(p.pool.driverName, p.pool.nodeName, inventory, p.features.now).Pools[p.pool.nodeName].Slices
-	p.reportLeftOut(ctx, wanted)
-	p.reportCrashes(ctx, wanted)
-	if !p.features.noTaints {
-		return wanted
+// isMine reports whether no newer instance publishes.
+func (p *Publisher) isMine(ctx context.Context) bool {
+	mine, err := !time.Now().Before(p.givenWay), error(nil)
+	if mine {
+		mine, err = p.precedence.Mine()
+		// Without locks there is nothing better than to publish.
+		p.precedenceProblem.Log(ctx, err, "It is not known whether a newer instance of the plugin runs, publishing as if there were none", "")
+		mine = mine || err != nil
 	}
-	for i := range wanted {
-		for j := range wanted[i].Devices {
-			wanted[i].Devices[j].Taints = nil
+	switch was := p.stored.Mine; {
+	case mine && !was:
+		p.memory.Doubt()
+		if p.says.notMine {
+			klog.FromContext(ctx).Info("The newer instance of the plugin has ended, publishing again")
 		}
+	case !mine && !p.says.notMine:
+		p.observe(0, nil)
+		if time.Now().Before(p.givenWay) {
+			break // it is said why
+		}
+		klog.FromContext(ctx).Info("A newer instance of the plugin publishes the ResourceSlices of this node")
+		if !p.says.confirmed {
+			p.report(ctx, "a newer instance of the plugin on this node publishes")
+		}
+		p.says.wrongSince = time.Time{}
 	}
-	return wanted
+	p.says.notMine = !mine
+	return mine
 }
 
-// Resources are the slices of an inventory in a cluster with these features.
-func Resources(driverName, nodeName string, inventory *device.Inventory, f Features) resourceslice.DriverResources {
-	return inventory.DriverResources(device.Options{
-		Driver:               driverName,
-		Pool:                 nodeName,
-		NodeName:             nodeName,
-		PartitionableDevices: f.PartitionableDevices,
-		ConsumableCapacity:   f.ConsumableCapacity,
-		NoShareCounters:      !f.ShareCounters,
-		NoEffectNone:         !f.TaintEffectNone,
-	})
+// says is what was said last about what is stored.
+type says struct {
+	// confirmed means that everything was stored at some time, and wrongSince is when it was not any more.
+	confirmed  bool
+	wrongSince time.Time
+	// failure is why the last request has failed, or nil.
+	failure   error
+	notMine   bool
+	published logchange.Value[string]
 }
+
+// say reports what is stored, and returns when there is more to say or to do. What is not as it should be is said at once only
+// until everything was stored once: usually the next request succeeds.
+func (p *Publisher) say(ctx context.Context, plan *rules.Plan) (next rules.Time) {
+	if plan.Published {
+		devices := 0
+		for _, slice := range p.stored.Slices {
+			devices += len(slice.Spec.Devices)
+		}
+		if p.says.published.Set(fmt.Sprint(len(p.stored.Slices), devices)) {
+			klog.FromContext(ctx).Info("Published", "resourceSlices", len(p.stored.Slices), "devices", devices)
+		}
+		p.says.confirmed, p.says.wrongSince = true, time.Time{}
+		p.report(ctx, "")
+		return plan.Next
+	}
+	if since := p.isWrong(); p.says.confirmed && since < usualTime {
+		if at := p.now() + usualTime - since; plan.Next == rules.Never || at < plan.Next {
+			return at
+		}
+		return plan.Next
+	}
+	p.says.published.Set("")
+	reason := p.says.failure
+	if reason == nil {
+		reason = fmt.Errorf("of %d, %d are missing and %d have other content; somebody else changes them again and again",
+			len(p.wanted.Slices), plan.Missing, plan.Wrong)
+	}
+	p.report(ctx, fmt.Sprintf("the ResourceSlices are not in the API server as they should be: %v", reason))
+	return plan.Next
+}
+
+// isWrong returns since when what is stored is not as it should be.
+func (p *Publisher) isWrong() (since time.Duration) {
+	if p.says.wrongSince.IsZero() {
+		p.says.wrongSince = time.Now()
+	}
+	return time.Since(p.says.wrongSince)
+}
+
+// refused takes note of a request that has failed. Where this instance is refused for long, because it lacks rights, for
+// example, an older one of this node may still be able to write.
+func (p *Publisher) refused(ctx context.Context, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	p.observe(0, err)
+	p.says.failure = err
+	p.memory.Refused(p.pace, p.now(), rand.Float64()) //nolint:gosec // no secret
+	since := p.isWrong()
+	if p.says.confirmed && since < usualTime {
+		return
+	}
+	p.report(ctx, fmt.Sprintf("the ResourceSlices are not in the API server as they should be: %v", err))
+	isRefused := apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsInvalid(err)
+	if isRefused && since >= usualTime && p.precedence.GiveWay() {
+		klog.FromContext(ctx).Info("Letting an older instance of the plugin publish the ResourceSlices of this node", "for", giveWayTime)
+		p.givenWay = time.Now().Add(jitter(giveWayTime))
+	}
+}
+
+// jitter is up to one and a half times as long, so that the plugins of many nodes do not ask together.
+func jitter(d time.Duration) time.Duration { return wait.Jitter(d, 0.5) }
+
+// errOtherContent means that something changes what is written.
+var errOtherContent = errors.New("is it changed by an admission webhook or policy?")

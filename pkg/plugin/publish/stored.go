@@ -11,27 +11,10 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/plugin/publish/rules"
 )
-
-// stored is what the API server is known to hold. It is brought up to date by what
-// the API server answers to writes.
-type stored struct {
-	slices map[types.UID]*resourceapi.ResourceSlice
-	// removed are slices that were deleted here, until the watch says so.
-	removed map[types.UID]bool
-	// owner is the UID of the node.
-	owner types.UID
-}
-
-func (s *stored) all() []*resourceapi.ResourceSlice {
-	all := make([]*resourceapi.ResourceSlice, 0, len(s.slices))
-	for _, slice := range s.slices {
-		all = append(all, slice)
-	}
-	return all
-}
 
 // listed is what the API server held at a time.
 type listed struct {
@@ -41,7 +24,7 @@ type listed struct {
 
 // goodFor is for how long an answer from before the publisher began is good enough to begin with.
 // It does no harm if it is wrong: what is written names the versions that it replaces, and the
-// watch that begins with the publisher shows what is newer or gone.
+// watch begins with what is there.
 const goodFor = time.Minute
 
 // Stored returns all slices of this driver on this node that the API server holds,
@@ -55,15 +38,6 @@ func (p *Publisher) Stored(ctx context.Context) ([]resourceapi.ResourceSlice, er
 	return list.Items, nil
 }
 
-// listFirst returns what Stored has found, once and if that is not long ago, or lists.
-func (p *Publisher) listFirst(ctx context.Context) (list *resourceapi.ResourceSliceList, earlier bool, err error) {
-	if l := p.listed.Swap(nil); l != nil && time.Since(l.at) < goodFor {
-		return l.list, true, nil
-	}
-	list, err = p.list(ctx)
-	return list, false, err
-}
-
 func (p *Publisher) list(ctx context.Context) (*resourceapi.ResourceSliceList, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -74,36 +48,29 @@ func (p *Publisher) list(ctx context.Context) (*resourceapi.ResourceSliceList, e
 	return list, nil
 }
 
-// selector selects the slices of this driver on this node.
-func (p pool) selector() string {
-	return fields.Set{
-		resourceapi.ResourceSliceSelectorDriver:   p.driverName,
-		resourceapi.ResourceSliceSelectorNodeName: p.nodeName,
-	}.String()
-}
-
-// read asks the API server what it holds, unless that is known.
+// read asks the API server what it holds.
 func (p *Publisher) read(ctx context.Context) error {
-	if p.known != nil {
-		return nil
-	}
-	list, earlier, err := p.listFirst(ctx)
-	if err != nil {
+	began := time.Now()
+	var list *resourceapi.ResourceSliceList
+	if l := p.listed.Swap(nil); l != nil && time.Since(l.at) < goodFor {
+		list, began = l.list, l.at
+	} else if found, err := p.list(ctx); err != nil {
 		return err
+	} else {
+		list = found
 	}
 	owner, err := p.readOwner(ctx)
 	if err != nil {
 		return err
 	}
-	known := &stored{slices: map[types.UID]*resourceapi.ResourceSlice{}, removed: map[types.UID]bool{}, owner: owner}
+	stored := rules.Stored{Known: true, Mine: true, Owner: owner}
 	for i := range list.Items {
-		known.slices[list.Items[i].UID] = &list.Items[i]
+		stored.Slices = append(stored.Slices, &list.Items[i])
 	}
-	p.known = known
-	p.watcher.forget(known.slices, list.ResourceVersion)
-	if earlier {
-		p.watcher.expect(known.slices)
-	}
+	p.stored = stored
+	p.watcher.read(began, list.ResourceVersion)
+	clear(p.touched)
+	p.memory.Listed(p.pace, p.now())
 	return nil
 }
 
@@ -116,8 +83,6 @@ func (p *Publisher) readOwner(ctx context.Context) (types.UID, error) {
 			return owner, nil
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
 	node, err := p.metadata.Resource(nodeResource).Get(ctx, p.pool.nodeName, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):

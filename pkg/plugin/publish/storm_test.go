@@ -51,7 +51,7 @@ func TestStormOfErrors(t *testing.T) {
 					})
 					r.publisher.SetInventory(lost(inventory, firstGPU))
 					// The watch has to begin again as well.
-					r.publisher.Recheck()
+					r.publisher.Registered()
 					c.take("")
 					most, all := 0, 0
 					const minutes = 20

@@ -26,6 +26,9 @@ func (t Trigger) Fire() {
 
 // Pause waits, and returns false if ctx ended first.
 func Pause(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {

@@ -1,0 +1,76 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rules
+
+import (
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+)
+
+// chooseGeneration decides whether slices can be changed one by one.
+//
+// The scheduler uses a pool when all slices of its newest generation are there, by their count. A change of one slice leaves
+// the pool complete. The pool gets another generation when it has another number of slices, or when counters change together
+// with devices.
+//
+// An older API server of a mixed control plane stores what is created without some of its fields, which an update of a slice
+// that has them keeps. Devices without their counters could be allocated although they exclude each other, so that no slice
+// of devices completes a pool when it is created: the slices of counters come last, and a pool without a counter is invalid
+// for the scheduler. One that is missing from a complete pool comes in a new generation, before the others join it.
+func (d *decision) chooseGeneration() {
+	var newest int64
+	for _, s := range d.Stored.Slices {
+		if s.Spec.Pool.Name == d.Node {
+			newest = max(newest, s.Spec.Pool.Generation)
+		}
+	}
+	otherCount := slices.ContainsFunc(d.Stored.Slices, func(s *resourceapi.ResourceSlice) bool {
+		return s.Spec.Pool.Name == d.Node && s.Spec.Pool.Generation == newest && s.Spec.Pool.ResourceSliceCount != int64(len(d.slots))
+	})
+	present, missing, changed := 0, 0, 0
+	var hasCounters, counters, lacksCounters, lacksDevices bool
+	for i := range d.slots {
+		s := &d.slots[i]
+		isCounters := len(s.want.Spec.SharedCounters) > 0
+		hasCounters = hasCounters || isCounters
+		switch {
+		case s.have == nil:
+			lacksCounters, lacksDevices = lacksCounters || isCounters, lacksDevices || !isCounters
+			missing++
+			changed++
+			continue
+		case s.have.Spec.Pool.Generation == newest:
+			present++
+		}
+		sameCounters := apiequality.Semantic.DeepEqual(s.have.Spec.SharedCounters, s.want.Spec.SharedCounters)
+		counters = counters || !sameCounters
+		if !sameCounters || !sameDevices(s.have.Spec.Devices, s.target) {
+			changed++
+		}
+	}
+	d.generation = max(newest, 1)
+	switch {
+	case newest == 0:
+	// Slices of other names stay until the first one takes their place.
+	case otherCount, missing == len(d.slots), present == len(d.slots) && counters && changed > 1, hasCounters && lacksDevices && !lacksCounters && !d.anyOlderThan(newest):
+		d.generation = newest + 1
+	}
+}
+
+func (d *decision) anyOlder() bool { return d.anyOlderThan(d.generation) }
+
+// anyOlderThan reports whether a slice has to join a generation.
+func (d *decision) anyOlderThan(generation int64) bool {
+	return slices.ContainsFunc(d.slots, func(s slot) bool { return s.have != nil && s.have.Spec.Pool.Generation < generation })
+}
+
+// sameDevices compares everything of devices but their taints.
+func sameDevices(a, b []resourceapi.Device) bool {
+	return slices.EqualFunc(a, b, func(x, y resourceapi.Device) bool {
+		x.Taints, y.Taints = nil, nil
+		return apiequality.Semantic.DeepEqual(x, y)
+	})
+}
