@@ -207,6 +207,11 @@ func (p *Publisher) step(ctx context.Context) (next rules.Time, wait bool) {
 		if !plan.Published {
 			p.isWrong()
 		}
+		if plan.Write.What != rules.List && !plan.Published && p.says.right {
+			klog.FromContext(ctx).Info("Publishing the ResourceSlices again: somebody else has changed them", "missing", plan.Missing, "changed", plan.Wrong)
+			p.says.right = false
+			p.says.published.Set("")
+		}
 		p.act(ctx, plan.Write)
 		return 0, false
 	}
@@ -280,7 +285,8 @@ type says struct {
 	// confirmed means that everything was stored at some time, and wrongSince is when it was not any more.
 	confirmed  bool
 	wrongSince time.Time
-	// failure is why the last request has failed, or nil.
+	// right means that what is wanted now was stored, and failure is why the last request has failed, or nil.
+	right     bool
 	failure   error
 	notMine   bool
 	published logchange.Value[string]
@@ -297,7 +303,7 @@ func (p *Publisher) say(ctx context.Context, plan *rules.Plan) (next rules.Time)
 		if p.says.published.Set(fmt.Sprint(len(p.stored.Slices), devices)) {
 			klog.FromContext(ctx).Info("Published", "resourceSlices", len(p.stored.Slices), "devices", devices)
 		}
-		p.says.confirmed, p.says.wrongSince = true, time.Time{}
+		p.says.confirmed, p.says.wrongSince, p.says.right = true, time.Time{}, true
 		p.report(ctx, "")
 		return plan.Next
 	}

@@ -36,6 +36,7 @@ func (p *Publisher) want(ctx context.Context) *rules.Want {
 	slices := Resources(p.pool.driverName, p.pool.nodeName, inventory, p.features.now).Pools[p.pool.nodeName].Slices
 	p.reportLeftOut(ctx, slices)
 	p.reportCrashes(ctx, slices)
+	p.says.right = false
 	p.wanted = wanted{
 		Want: rules.Want{
 			Node: p.pool.nodeName, Slices: p.pool.objects(slices), NoTaints: !p.features.now.Taints, MaxTaints: p.features.now.maxTaints(),

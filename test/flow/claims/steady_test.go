@@ -17,7 +17,6 @@ import (
 
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // countWrites counts the requests that write slices, and those that write the status of claims.
@@ -74,7 +73,6 @@ func TestFlappingConditionIsSteady(t *testing.T) {
 		"statuses": func(_, statuses int64) int64 { return statuses },
 	} {
 		t.Run(what, func(t *testing.T) {
-			knownfailures.Expect(t)
 			n := harness.NewNode(t, "h100x1")
 			p := n.Start(t, append([]string{harness.ClaimStatusOn}, harness.Frequent...)...)
 			p.Ready(t)
