@@ -191,7 +191,6 @@ func (p *Publisher) step(ctx context.Context) (next rules.Time, wait bool) {
 		p.stored = rules.Stored{}
 		return p.now() + jitter(precedenceInterval), true
 	}
-	p.stored.Mine = true
 	if p.stored.Known && p.watcher.differs(p.stored.Slices, p.touched) {
 		p.memory.Doubt()
 	}
@@ -220,7 +219,7 @@ func (p *Publisher) step(ctx context.Context) (next rules.Time, wait bool) {
 
 // await waits until something may be due.
 func (p *Publisher) await(ctx context.Context, next rules.Time) {
-	if p.features.begun && p.stored.Mine {
+	if p.features.begun && !p.says.notMine {
 		if p.features.wait() <= 0 {
 			p.features.check(ctx)
 			return
@@ -259,13 +258,11 @@ func (p *Publisher) isMine(ctx context.Context) bool {
 		p.precedenceProblem.Log(ctx, err, "It is not known whether a newer instance of the plugin runs, publishing as if there were none", "")
 		mine = mine || err != nil
 	}
-	switch was := p.stored.Mine; {
+	switch was := !p.says.notMine; {
 	case mine && !was:
 		p.memory.Doubt()
-		if p.says.notMine {
-			klog.FromContext(ctx).Info("The newer instance of the plugin has ended, publishing again")
-		}
-	case !mine && !p.says.notMine:
+		klog.FromContext(ctx).Info("The newer instance of the plugin has ended, publishing again")
+	case !mine && was:
 		p.observe(0, nil)
 		if time.Now().Before(p.givenWay) {
 			break // it is said why

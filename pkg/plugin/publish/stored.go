@@ -63,7 +63,7 @@ func (p *Publisher) read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	stored := rules.Stored{Known: true, Mine: true, Owner: owner}
+	stored := rules.Stored{Known: true, Owner: owner}
 	for i := range list.Items {
 		stored.Slices = append(stored.Slices, &list.Items[i])
 	}

@@ -36,8 +36,6 @@ type Want struct {
 type Stored struct {
 	// Known is false as long as nothing was read.
 	Known bool
-	// Mine means that no newer instance of the plugin runs on the node.
-	Mine bool
 	// Owner is the UID of the node.
 	Owner types.UID
 	// Slices are all of the driver on the node, whatever their names.
@@ -134,9 +132,6 @@ func (d *decision) due(at Time) bool {
 
 func (d *decision) plan() Plan {
 	d.m.earn(d.p, d.now)
-	if !d.Mine {
-		return Plan{}
-	}
 	d.match()
 	d.m.say(d.slots, d.p, d.now)
 	if d.m.doubt || !d.Known {

@@ -43,7 +43,7 @@ type server struct {
 }
 
 func newServer(stored ...*resourceapi.ResourceSlice) *server {
-	return &server{Stored: Stored{Known: true, Mine: true, Owner: "node-uid", Slices: stored}, m: NewMemory(&Usual, 0)}
+	return &server{Stored: Stored{Known: true, Owner: "node-uid", Slices: stored}, m: NewMemory(&Usual, 0)}
 }
 
 // settle carries out what is due now.

@@ -180,7 +180,6 @@ func (m *Memory) Doubt() { m.doubt = true }
 func (m *Memory) Registered(now Time) {
 	m.repairing, m.repaired, m.repairDelay, m.repairAt = false, false, 0, Never
 	m.doubt, m.listAt, m.retryAt = true, now, Never
-	clear(m.wrote)
 }
 
 // Listed takes note that the slices were read. Who changes something again after a repair is answered more slowly.
