@@ -170,10 +170,12 @@ test-walk: ## Take random steps with claims from 2,000 seeds
 	go test -timeout 30m -run '^TestWalk$$' ./pkg/claim -walk.seeds=2000
 
 .PHONY: test-model
-test-model: ## Explore the rules about claims in small worlds, 300,000 states of each, and those about MPS sessions
+test-model: ## Explore the rules about claims in small worlds, 300,000 states of each, those about MPS sessions and about slices
 	$(call say,states of the rules about claims)
 	go test -timeout 60m -run '^TestScenarios$$' -v ./pkg/claim/rules/model -model.states=300000
 	go test -timeout 60m -run '^TestModel$$' -v ./pkg/mps/supervisor/rules -model.troubles=3
+	$(call say,states of the rules about ResourceSlices)
+	go test -timeout 60m -run '^TestModel$$' -v ./pkg/plugin/publish/rules -model.states=20000
 
 # test/cluster/admission and test/validation import much of Kubernetes, so they are built as Kubernetes
 # was, and not analysed: that takes minutes. What they read is outside their modules, so go would take

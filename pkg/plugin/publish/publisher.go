@@ -7,7 +7,7 @@
 //	rules/         what is requested first. Pure
 //	want.go        the slices that there should be
 //	act.go         one request, and what its answer means
-//	stored.go      reads what the API server has; watch.go learns whether somebody else changes it
+//	stored.go      reads what the API server has; watch.go says whether somebody else has changed it
 //	features.go    what the cluster can do with devices; probe.go asks for it
 //	leftout.go     what people are told of that, and crashes.go
 //
@@ -35,6 +35,7 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
+	"github.com/partage-dev/partage/pkg/plugin/internal/metawatch"
 	"github.com/partage-dev/partage/pkg/plugin/internal/precedence"
 	"github.com/partage-dev/partage/pkg/plugin/publish/rules"
 )
@@ -97,7 +98,8 @@ type Publisher struct {
 	// changed says that there is another inventory, registered that the kubelet has
 	// registered the plugin, and seen that the watch has seen something.
 	changed, registered, seen loop.Trigger
-	watcher                   watcher
+	watch                     metawatch.Watch
+	versions                  *versions
 	// listed is what Stored has found.
 	listed atomic.Pointer[listed]
 
@@ -145,7 +147,10 @@ func New(o Options) *Publisher {
 		precedence: precedence.New(o.LockFile),
 		features:   features{prober: prober{pool: pool, client: o.KubeClient.ResourceV1().RESTClient()}},
 	}
-	p.watcher = watcher{client: o.MetadataClient, selector: pool.selector(), changed: p.seen.Fire}
+	p.versions = &versions{changed: p.seen.Fire, events: map[types.UID]event{}}
+	p.watch = metawatch.Watch{
+		Client: o.MetadataClient, Resource: sliceResource, Selector: pool.selector(), Listed: p.versions.listed, Changed: p.versions.note,
+	}
 	return p
 }
 
@@ -170,7 +175,7 @@ func (p *Publisher) Run(ctx context.Context) {
 	defer watching.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	watching.Go(func() { p.watcher.run(ctx) })
+	watching.Go(func() { p.watch.Run(ctx) })
 	defer p.precedence.End()
 
 	p.began = time.Now()
@@ -191,7 +196,7 @@ func (p *Publisher) step(ctx context.Context) (next rules.Time, wait bool) {
 		p.stored = rules.Stored{}
 		return p.now() + jitter(precedenceInterval), true
 	}
-	if p.stored.Known && p.watcher.differs(p.stored.Slices, p.touched) {
+	if p.stored.Known && p.versions.differ(p.stored.Slices, p.touched) {
 		p.memory.Doubt()
 	}
 	if p.stored.Known && !p.features.begun {

@@ -68,7 +68,7 @@ func (p *Publisher) read(ctx context.Context) error {
 		stored.Slices = append(stored.Slices, &list.Items[i])
 	}
 	p.stored = stored
-	p.watcher.read(began, list.ResourceVersion)
+	p.versions.read(began, list.ResourceVersion)
 	clear(p.touched)
 	p.memory.Listed(p.pace, p.now())
 	return nil

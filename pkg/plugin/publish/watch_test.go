@@ -12,9 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// TestWatcher: which events and lists say that somebody else has changed something. They may
+// TestVersions: which events and lists say that somebody else has changed something. They may
 // come before the answer to the request that caused them, or long after it.
-func TestWatcher(t *testing.T) {
+func TestVersions(t *testing.T) {
 	t.Parallel()
 	object := func(uid types.UID, version string) *metav1.PartialObjectMetadata {
 		return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{UID: uid, ResourceVersion: version}}
@@ -23,7 +23,7 @@ func TestWatcher(t *testing.T) {
 		object  *metav1.PartialObjectMetadata
 		deleted bool
 	}
-	type versions = map[types.UID]string
+	type listing = map[types.UID]string
 	var (
 		now    = time.Now()
 		before = map[types.UID]time.Time{"a": now.Add(-time.Second), "b": now.Add(-time.Second)}
@@ -32,7 +32,7 @@ func TestWatcher(t *testing.T) {
 	for name, test := range map[string]struct {
 		events []told
 		// listing was listed before the events, and read is the version of the list in which the slice was read after them.
-		listing versions
+		listing listing
 		read    string
 		touched map[types.UID]time.Time
 		differs bool
@@ -51,13 +51,13 @@ func TestWatcher(t *testing.T) {
 		"old one deleted":       {events: []told{{object("b", "11"), true}}, read: "12"},
 		"deleted here":          {events: []told{{object("b", "8"), false}, {object("b", "11"), true}}, touched: before},
 		"deleted here, not yet": {events: []told{{object("b", "8"), false}}, touched: before},
-		"listed":                {listing: versions{"a": "10"}},
-		"listed in a backup":    {listing: versions{"a": "9"}, differs: true},
-		"absent from a backup":  {listing: versions{}, differs: true},
-		"back in a backup":      {listing: versions{"a": "10", "b": "3"}, touched: before, differs: true},
-		"written since":         {listing: versions{"a": "9"}, touched: after},
-		"made since":            {listing: versions{}, touched: after},
-		"deleted since":         {listing: versions{"a": "10", "b": "3"}, touched: after},
+		"listed":                {listing: listing{"a": "10"}},
+		"listed in a backup":    {listing: listing{"a": "9"}, differs: true},
+		"absent from a backup":  {listing: listing{}, differs: true},
+		"back in a backup":      {listing: listing{"a": "10", "b": "3"}, touched: before, differs: true},
+		"written since":         {listing: listing{"a": "9"}, touched: after},
+		"made since":            {listing: listing{}, touched: after},
+		"deleted since":         {listing: listing{"a": "10", "b": "3"}, touched: after},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -65,14 +65,14 @@ func TestWatcher(t *testing.T) {
 			if test.read != "" {
 				stored[0].ResourceVersion = "11"
 			}
-			w := &watcher{changed: func() {}, listing: test.listing, listed: now, events: map[types.UID]event{}}
+			w := &versions{changed: func() {}, listing: test.listing, began: now, events: map[types.UID]event{}}
 			for _, e := range test.events {
 				w.note(e.object, e.deleted)
 			}
 			if test.read != "" {
 				w.read(now, test.read)
 			}
-			if got := w.differs(stored, test.touched); got != test.differs {
+			if got := w.differ(stored, test.touched); got != test.differs {
 				t.Errorf("differs is %v, want %v", got, test.differs)
 			}
 		})

@@ -48,7 +48,9 @@ var scenarios = []scenario{
 // explored is what an exploration has found.
 type explored struct {
 	states, transitions, depth, settled int
-	slowest                             Time
+	// complete means that there are no more.
+	complete bool
+	slowest  Time
 	// broken is the promise that is not kept, with the shortest way there, and what follows without another fault.
 	broken     string
 	way, after []string
@@ -95,7 +97,7 @@ func (s *scenario) explore(decide decider, limit int) (r explored) {
 		})
 		states[i].world = nil
 	}
-	r.states = len(states)
+	r.states, r.complete = len(states), len(states) < limit
 	return r
 }
 
@@ -167,7 +169,12 @@ func TestModel(t *testing.T) {
 			t.Parallel()
 			r := s.explore(Decide, *limit)
 			t.Log(r.String())
-			if r.broken == "" {
+			switch {
+			case r.broken != "":
+			case r.states < *limit && !r.complete:
+				t.Errorf("%d states, want %d", r.states, *limit)
+				return
+			default:
 				return
 			}
 			t.Errorf("broken: %s", r.broken)

@@ -111,8 +111,6 @@ type scenario struct {
 	drops string
 	// bound is for the bucket of writes, which loses one in leak steps; 0 for none.
 	bound, leak Time
-	// states and depth are how many there are within the limit of `make test`.
-	states, depth int
 }
 
 func (s *scenario) start() *world {
