@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/test/versions"
 )
 
@@ -43,7 +44,7 @@ func TestVersion(t *testing.T) {
 		t.Errorf("the driver offers %v on Kubernetes %s, want the kinds %v", report.Devices, report.Kubernetes, want)
 	}
 	report.Taints = storesTaints(t)
-	report.ExtendedResources = storesResourceNames(t)
+	report.ExtendedResources = storesResourceNames(t) && forResourceNames(t)
 	report.Said = saidAboutOffer(t)
 	for kind, word := range map[string]string{"mig": "partition", "mps": "share"} {
 		if report.Devices[kind] == 0 && !strings.Contains(strings.Join(report.Said, "\n"), word) {
@@ -103,11 +104,26 @@ func storesTaints(t *testing.T) bool {
 // storesResourceNames says whether the API server kept the resource name that the chart gave a class.
 func storesResourceNames(t *testing.T) bool {
 	t.Helper()
-	class, err := client.ResourceV1().DeviceClasses().Get(t.Context(), wholeGPU.class, metav1.GetOptions{})
+	class, err := client.ResourceV1().DeviceClasses().Get(t.Context(), "gpu.resource.partage.dev", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return class.Spec.ExtendedResourceName != nil
+}
+
+// forResourceNames says whether the driver publishes its devices for resource names, which it does where the kubelet knows them.
+func forResourceNames(t *testing.T) bool {
+	t.Helper()
+	published, err := publishedSlices(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(published, func(s resourceapi.ResourceSlice) bool {
+		return slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool {
+			_, has := d.Attributes[device.ExtendedResources]
+			return has
+		})
+	})
 }
 
 // offerMessage matches the plugin's log where it says what the cluster lacks.

@@ -186,6 +186,32 @@ plugin writes a dot for each plus sign.
 {{- end -}}
 {{- toJson $classes -}}
 {{- end -}}
+{{- /*
+The classes that stand for the extended resources of whole GPUs and of their shares, as JSON: the type of
+device and the resource of each class. They are classes of their own because they leave out nodes whose
+kubelet does not know such resources, which the classes for claims do not.
+*/ -}}
+{{- define "partage.resourceClasses" -}}
+{{- $classes := dict -}}
+{{- range $type := list "gpu" "mps" "timeslice" -}}
+{{- with (get $.Values.deviceClasses $type).extendedResourceName -}}
+{{- $_ := set $classes (printf "%s.resource.partage.dev" $type) (dict "type" $type "extendedResourceName" .) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $classes -}}
+{{- end -}}
+{{- /* Classes, as JSON, with those that stand for the extended resources of the same devices. Arguments: all values; the classes. */ -}}
+{{- define "partage.withResources" -}}
+{{- $resources := include "partage.resourceClasses" (index . 0) | fromJson -}}
+{{- $classes := index . 1 -}}
+{{- range $type, $class := dict "gpu" "gpu.nvidia.com" "mps" "mps.partage.dev" "timeslice" "timeslice.partage.dev" -}}
+{{- $name := printf "%s.resource.partage.dev" $type -}}
+{{- if and (has $class $classes) (hasKey $resources $name) -}}
+{{- $classes = append $classes $name -}}
+{{- end -}}
+{{- end -}}
+{{- uniq $classes | toJson -}}
+{{- end -}}
 {{- define "partage.migResource" -}}mig-{{ . | replace "+" "." }}{{- end -}}
 
 {{- /* Where a program answers the probes, in a folder of the pod's own. */ -}}
