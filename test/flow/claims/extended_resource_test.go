@@ -45,7 +45,9 @@ func chartClasses(t *testing.T) (classes []resourceapi.DeviceClass) {
 // classesOf are those by which pods get devices for an extended resource.
 func classesOf(t *testing.T, extendedResource string) []resourceapi.DeviceClass {
 	t.Helper()
-	return slices.DeleteFunc(chartClasses(t), func(c resourceapi.DeviceClass) bool { return ptr.Deref(c.Spec.ExtendedResourceName, "") != extendedResource })
+	return slices.DeleteFunc(chartClasses(t), func(c resourceapi.DeviceClass) bool {
+		return ptr.Deref(c.Spec.ExtendedResourceName, "") != extendedResource
+	})
 }
 
 // selected are the published devices that a scheduler may allocate for a request of a class.
