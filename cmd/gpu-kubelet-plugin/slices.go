@@ -30,8 +30,8 @@ func (c *config) keepHidden(ctx context.Context, node *gpu.Node) *gpu.Node {
 	return node.KeepingHidden(seen.Earlier)
 }
 
-// printSlices writes the ResourceSlices that this machine would publish, as a stream
-// of YAML documents.
+// printSlices writes the ResourceSlices that this machine would publish with a kubelet that
+// knows extended resources, as a stream of YAML documents. It asks no cluster.
 func printSlices(ctx context.Context, c *config, out io.Writer) error {
 	if c.nodeName == "" {
 		host, err := os.Hostname()
@@ -69,7 +69,7 @@ func printSlices(ctx context.Context, c *config, out io.Writer) error {
 		g := &node.GPUs[i]
 		klog.FromContext(ctx).V(1).Info("Sharing policy", "pciAddress", g.PCIAddress, "productName", g.ProductName, "offers", rules.For(g).String())
 	}
-	inventory, err := device.NewInventory(node, device.Terms{Policy: rules, Limited: c.interposer != ""})
+	inventory, err := device.NewInventory(node, device.Terms{Policy: rules, Limited: c.interposer != "", ExtendedResources: true})
 	if err != nil {
 		return fmt.Errorf("build the inventory: %w", err)
 	}

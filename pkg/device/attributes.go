@@ -15,8 +15,8 @@ import (
 
 // maxAttributes is how many attributes a device may have so that it is cheap. Go
 // doubles a map of attributes, by 2.3 KB in every process that caches ResourceSlices,
-// with the 15th. See docs/how-to/large-clusters.md. Whole GPUs that NVLink or a PCIe switch
-// joins have one or two more.
+// with the 15th. See docs/how-to/large-clusters.md. Whole GPUs have more: one for the kubelet
+// (ExtendedResources), and one or two where NVLink or a PCIe switch joins them.
 const maxAttributes = 14
 
 // Values of the attribute "isolation", strongest first: what keeps the claims that

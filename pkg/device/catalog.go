@@ -70,7 +70,7 @@ type place struct {
 
 func newBoard(node *gpu.Node, g *gpu.GPU, terms Terms) (board, []error) {
 	c := catalog{
-		board: board{name: GPUName(g.PCIAddress), node: node, gpu: g, withdrawn: map[string]bool{}, overflow: map[string]bool{}},
+		board: board{name: GPUName(g.PCIAddress), node: node, gpu: g, withdrawn: map[string]bool{}, overflow: map[string]bool{}, extended: terms.ExtendedResources},
 		terms: terms,
 		offer: terms.Policy.For(g),
 	}

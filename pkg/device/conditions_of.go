@@ -39,7 +39,7 @@ func (i *Inventory) AttributesOf(name string) map[resourceapi.QualifiedName]reso
 	if b == nil {
 		return nil
 	}
-	return maps.Clone(attributesOf(b.node, d))
+	return maps.Clone(b.attributes(d))
 }
 
 // find returns a device and its GPU, or nil.

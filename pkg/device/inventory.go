@@ -20,6 +20,8 @@ type Terms struct {
 	// Limited says that an interposer library enforces limits on TimeSlice shares
 	// of this node.
 	Limited bool
+	// ExtendedResources says that the kubelet of this node [KnowsExtendedResources].
+	ExtendedResources bool
 	// Keep has the names of devices that are published although the policy does
 	// not offer them, because claims may have them. They get the taint Withdrawn.
 	// Where the GPU's slice has no room for them they get one of their own. Names of
@@ -54,6 +56,8 @@ type board struct {
 	// overflow are those among withdrawn for which the GPU's own slice has no room.
 	overflow map[string]bool
 	counters *counterLayout
+	// extended says that pods can have the devices by an extended resource.
+	extended bool
 
 	// static and taints are what the status adds: devices, and taints by the device's
 	// name.

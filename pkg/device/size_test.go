@@ -57,6 +57,7 @@ func TestSize(t *testing.T) {
 			policies = policies[:2]
 		}
 		for _, p := range policies {
+			p.terms.ExtendedResources = true
 			s := sizeOf(t, inventoryOf(t, replicate(b.node, 8), p.terms).ResourceSlices(sizeOptions))
 			row := fmt.Sprintf("%s\t%s\t%d\t%d\t%d\t%d", b.name, p.name, s.slices, s.devices, s.stored, s.sent)
 			fmt.Fprintln(exact, row)

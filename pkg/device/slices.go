@@ -152,7 +152,7 @@ func withoutShareCounters(devices []Device) []Device {
 func (b board) apiDevice(d Device, o Options, counted bool) resourceapi.Device {
 	device := resourceapi.Device{
 		Name:       d.Name,
-		Attributes: attributesOf(b.node, d),
+		Attributes: b.attributes(d),
 		Capacity:   capacitiesOf(d),
 		Taints:     o.taints(b.taints[d.Name]),
 	}

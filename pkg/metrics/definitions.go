@@ -75,6 +75,8 @@ var (
 		"Claims on record by state: preparing, prepared, releasing, earlier (of another boot) or unreadable."}
 	neighbours = Definition{"partage_neighbour", Gauge, []string{"kind"},
 		"1 while something else on the node gives out or partitions its GPUs, otherwise 0: device-plugin, dra-driver (NVIDIA's, with the same name), mig-manager or container-runtime (NVIDIA's gives GPUs to containers without a claim). Absent while not known."}
+	extendedResources = Definition{"partage_extended_resources", Gauge, nil,
+		"1 while pods can have devices of this node by an extended resource such as nvidia.com/gpu, 0 while the kubelet is too old for that. Absent while its version is not known."}
 	mpsServers = Definition{"partage_mps_servers", Gauge, []string{"state"},
 		"MPS servers by state: starting, running, faulted or failed. Absent while no supervisor answers."}
 )
@@ -167,7 +169,7 @@ func Reference() []Group {
 		{"Preparing and releasing", "Histograms count from a millisecond to a minute.",
 			[]Definition{prepareDuration, unprepareDuration, stepDuration, prepareFailures, unprepareFailures}},
 		{"The driver", "",
-			[]Definition{buildInfo, reconcileErrors, publishErrors, publishedSlices, journalRecords, mpsServers, neighbours}},
+			[]Definition{buildInfo, reconcileErrors, publishErrors, publishedSlices, journalRecords, mpsServers, neighbours, extendedResources}},
 		{"With the names of NVIDIA's driver", "For dashboards and alerts that exist. NVIDIA's driver observes what succeeds only, and counts in progress what waits for nothing any more.",
 			[]Definition{draRequests, draDuration, draInflight, draPrepared, draPrepareErrors, draUnprepareErrors}},
 	}

@@ -52,7 +52,7 @@ type Metrics struct {
 
 	reconcileErrors, publishErrors prometheus.Counter
 	published                      prometheus.Gauge
-	neighbours                     *prometheus.GaugeVec
+	neighbours, extended           *prometheus.GaugeVec
 
 	mu     sync.Mutex
 	gpus   []device.Summary
@@ -106,10 +106,10 @@ func New(o Options) *Metrics {
 	m.reconcileErrors, m.publishErrors = reconcile.WithLabelValues(), publish.WithLabelValues()
 	published, build := newGauge(publishedSlices), newGauge(buildInfo)
 	m.published = published.WithLabelValues()
-	m.neighbours = newGauge(neighbours)
+	m.neighbours, m.extended = newGauge(neighbours), newGauge(extendedResources)
 	build.WithLabelValues(o.Version, runtime.Version()).Set(1)
 	requests, duration, inflight := newCounter(draRequests), newHistogram(draDuration, draBuckets), newGauge(draInflight)
-	m.registry.MustRegister(m.steps, reconcile, publish, published, build, m.neighbours, requests, duration, inflight,
+	m.registry.MustRegister(m.steps, reconcile, publish, published, build, m.neighbours, m.extended, requests, duration, inflight,
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), &collector{m})
 	for _, one := range []struct {
 		name                            Operation
@@ -194,6 +194,13 @@ func (m *Metrics) SetNeighbour(kind string, there *bool) {
 		m.neighbours.WithLabelValues(kind).Set(1)
 	default:
 		m.neighbours.WithLabelValues(kind).Set(0)
+	}
+}
+
+// SetExtendedResources says whether pods can have devices by extended resources. Nil means that this is not known.
+func (m *Metrics) SetExtendedResources(can *bool) {
+	if m.extended.Reset(); can != nil {
+		m.extended.WithLabelValues().Set(map[bool]float64{true: 1}[*can])
 	}
 }
 

@@ -123,6 +123,8 @@ func everything(t testing.TB) *Metrics {
 	m.SetNeighbour("dra-driver", ptr.To(false))
 	m.SetNeighbour("container-runtime", ptr.To(true))
 	m.SetNeighbour("container-runtime", nil)
+	m.SetExtendedResources(nil)
+	m.SetExtendedResources(ptr.To(true))
 	m.ReconcileFailed()
 	m.PublishFailed()
 	m.Published(3)

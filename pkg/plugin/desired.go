@@ -44,6 +44,7 @@ type storedSlices interface {
 type desired struct {
 	policies  PolicySource
 	limited   bool
+	kubelet   *kubelet
 	stored    storedSlices
 	claims    ClaimSurveyor
 	requested *requestedDevices
@@ -76,13 +77,16 @@ type desired struct {
 
 // known reports whether it is known what is to be published. Until then what the
 // plugin before this one published stays as it is.
-func (d *desired) known() bool { return d.policy != nil && d.storedKnown }
+func (d *desired) known() bool { return d.policy != nil && d.storedKnown && d.kubelet.known() }
 
 // noPolicy offers nothing.
 var noPolicy = &policy.Policy{Health: policy.Builtin().Health}
 
 func (d *desired) terms() device.Terms {
-	terms := device.Terms{Policy: cmp.Or(d.policy, noPolicy), Limited: d.limited, Keep: make(map[string]bool, len(d.needed))}
+	terms := device.Terms{
+		Policy: cmp.Or(d.policy, noPolicy), Limited: d.limited, ExtendedResources: d.kubelet.knowsExtendedResources(),
+		Keep: make(map[string]bool, len(d.needed)),
+	}
 	for name := range d.needed {
 		terms.Keep[name] = true
 	}
@@ -93,7 +97,7 @@ func (d *desired) terms() device.Terms {
 // compare inventories: a needed device that the hardware does not have is in none.
 func (d *desired) outdated() bool {
 	terms := d.terms()
-	return terms.Policy != d.built.Policy || !maps.Equal(terms.Keep, d.built.Keep)
+	return terms.Policy != d.built.Policy || terms.ExtendedResources != d.built.ExtendedResources || !maps.Equal(terms.Keep, d.built.Keep)
 }
 
 // build makes the inventory of these GPUs.

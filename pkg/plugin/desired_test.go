@@ -54,6 +54,7 @@ func newIdleStepper(t *testing.T) *stepper {
 	s.loop.desired.now = func() time.Time { return s.now }
 	s.plugin.startup.finish()
 	s.plugin.foreign.firstLook(quiet)
+	s.plugin.kubelet.looked = true // Run reads the node
 	return s
 }
 

@@ -59,6 +59,7 @@ func newBubble(t *testing.T) *bubble {
 		t.Fatal(err)
 	}
 	b.gpus.publisher, b.gpus.desired.stored = b, b
+	b.kubelet.looked = true // Run reads the node
 	logger := ktesting.NewLogger(nopTL{}, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	sink, ok := logger.GetSink().(ktesting.Underlier)
 	if !ok {

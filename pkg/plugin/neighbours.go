@@ -6,6 +6,7 @@ package plugin
 import (
 	"context"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -50,13 +51,15 @@ var goneReasons = map[unclaimed.Kind]string{
 const (
 	nodeInterval = 10 * time.Minute
 	nodeJitter   = 2 * time.Minute
+	// statusTime is enough for a kubelet that has started to tell its version in the status of the node.
+	statusTime = time.Minute
 )
 
 // RuntimeCheck finds out what containers can have without a claim, given the handlers of the node's container runtime.
 type RuntimeCheck func(handlers []string) (unclaimed.Access, error)
 
 // neighbourLoop reports what else on the node gives out or partitions its GPUs, as long as that
-// lasts. What could not be looked at stays as it was. Nothing else depends on it.
+// lasts, and reads the node for others. What could not be looked at stays as it was.
 type neighbourLoop struct {
 	node func(ctx context.Context) (*corev1.Node, error)
 	// otherDriver looks for a DRA driver of the same name, and runtime at NVIDIA's container runtime. They are optional.
@@ -65,9 +68,15 @@ type neighbourLoop struct {
 	events      EventWriter
 	observe     func(kind string, there *bool)
 	interval    time.Duration
+	// seen takes the node whenever it is read again. Optional.
+	seen func(ctx context.Context, node *corev1.Node)
+	// known says that the kubelet has registered the plugin, restarted that it has done so again: its version may be another one.
+	known     atomic.Bool
+	restarted loop.Trigger
 
-	// readNode is when to read the node again.
+	// readNode is when to read the node again, soon that it is to be sooner than usual.
 	readNode        time.Time
+	soon            bool
 	unread, unknown logchange.Problem
 	// repeat has those that are there, with the time when to repeat their events.
 	repeat map[unclaimed.Kind]time.Time
@@ -77,10 +86,21 @@ type neighbourLoop struct {
 func (l *neighbourLoop) run(ctx context.Context, node *corev1.Node) {
 	for {
 		l.look(ctx, node)
-		if !loop.Pause(ctx, l.interval) {
-			return
-		}
 		node = nil
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.restarted:
+			l.readNode, l.soon = time.Time{}, true
+		case <-time.After(l.interval):
+		}
+	}
+}
+
+// registered says that the kubelet has registered the plugin.
+func (l *neighbourLoop) registered() {
+	if l.known.Swap(true) {
+		l.restarted.Fire()
 	}
 }
 
@@ -93,6 +113,9 @@ func (l *neighbourLoop) look(ctx context.Context, node *corev1.Node) {
 		return
 	}
 	l.readNode = now.Add(nodeInterval - rand.N(nodeJitter)) //nolint:gosec // no secret
+	if l.soon {
+		l.readNode, l.soon = now.Add(statusTime), false
+	}
 	var err error
 	if node == nil {
 		node, err = l.node(ctx)
@@ -100,6 +123,9 @@ func (l *neighbourLoop) look(ctx context.Context, node *corev1.Node) {
 	l.unread.Log(ctx, err, "What the node says of device plugins, MIG managers and handlers of its container runtime is not known, or as it was", "")
 	if err != nil {
 		return
+	}
+	if l.seen != nil {
+		l.seen(ctx, node)
 	}
 	l.report(ctx, unclaimed.OnNode(node)...)
 	if l.runtime == nil {

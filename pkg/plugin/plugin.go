@@ -18,6 +18,7 @@
 //	metadata.go      what containers can read about their devices, in files that
 //	                 metadatafiles/ looks after
 //	labels.go        tells nodelabels/ which GPUs the labels of the node are about
+//	kubelet.go       whether pods can have devices by extended resources
 //	neighbours.go    reports what else on the node gives out GPUs, foreign_claims.go follows
 //	                 the claims of another driver with the same name
 //	events.go        writes events to the API server; event_lane.go decides when
@@ -159,6 +160,7 @@ type Plugin struct {
 	startup    *startup
 	node       *firstNode
 	neighbours *neighbourLoop
+	kubelet    *kubelet
 	foreign    *foreignClaims
 	devices    *deviceStates
 	// status is nil where the status of claims is not written.
@@ -232,9 +234,11 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		metrics: o.Metrics,
 	}
 	p.labels = newLabels(&o)
+	p.kubelet = &kubelet{events: o.Events, observe: o.Metrics.SetExtendedResources, changed: surveyNow}
 	p.neighbours = &neighbourLoop{
 		node: readNode(o.KubeClient, o.NodeName, t.node), otherDriver: p.options.otherDriver(), runtime: o.Runtime, events: o.Events,
 		observe: o.Metrics.SetNeighbour, interval: o.ReconcileInterval, unread: logchange.Problem{Patience: nodeUnread},
+		seen: p.kubelet.look, restarted: loop.NewTrigger(),
 	}
 	p.gpus = &gpuLoop{
 		driverName: o.DriverName, nodeName: o.NodeName, interval: o.PollInterval,
@@ -245,7 +249,7 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		discoveries: make(chan discovery, 1),
 		lastSeen:    lastseen.New(o.DataDir, o.BootID),
 		desired: desired{
-			policies: o.Policy, limited: o.Limited, stored: p.publisher, claims: o.Claims, requested: requested,
+			policies: o.Policy, limited: o.Limited, kubelet: p.kubelet, stored: p.publisher, claims: o.Claims, requested: requested,
 			readiness: p.readiness, events: o.Events, grace: withdrawalGrace, now: time.Now,
 		},
 	}
@@ -305,6 +309,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 			p.stop(err)
 			return
 		}
+		p.kubelet.look(ctx, node)
 		p.neighbours.run(ctx, node)
 	})
 	if monitor := p.newMonitor(); monitor != nil {

@@ -24,6 +24,7 @@ func (p *Plugin) onRegistration(ctx context.Context, req any, _ *grpc.UnaryServe
 			klog.FromContext(ctx).Info("Registered with the kubelet")
 			p.readiness.setRegistration(ctx, "")
 			p.publisher.Registered()
+			p.neighbours.registered()
 		} else {
 			klog.FromContext(ctx).Error(errors.New(outcome.Error), "The kubelet refused the registration")
 			p.readiness.setRegistration(ctx, "the kubelet refused the registration: "+outcome.Error)

@@ -14,8 +14,6 @@ import (
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
-
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // rendered is what helm makes of the chart with its default values.
@@ -53,7 +51,6 @@ func TestNoRightIsIdle(t *testing.T) {
 		"driver":   {"associated-node:update", "resourceclaims/driver"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			knownfailures.Expect(t)
 			for _, rule := range role.Rules {
 				if slices.Contains(rule.Verbs, right.verb) && slices.Contains(rule.Resources, right.resource) {
 					t.Errorf("the plugin may %s %s, and never does", right.verb, right.resource)

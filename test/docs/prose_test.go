@@ -43,8 +43,8 @@ var flagsOfOthers = strings.Fields(`
 	gpu-memory-utilization kv-cache-memory-bytes tensor-parallel-size ignore-dra-requests kubernetes-enable-dra kubernetes-virtual-gpus
 	budget out read-only`)
 
-// partageNames are the chart's classes, and the groups of the objects.
-var partageNames = append([]string{"kubectl.partage.dev", "policy.partage.dev", "status.partage.dev", "demo.partage.dev"}, classes...)
+// partageNames are the chart's classes, what those of extended resources end in, and the groups of the objects.
+var partageNames = append([]string{"kubectl.partage.dev", "policy.partage.dev", "status.partage.dev", "demo.partage.dev", "resource.partage.dev"}, classes...)
 
 // vocabulary is what the reference lists.
 type vocabulary struct{ events, taints, attributes, metrics, alerts, flags map[string]bool }

@@ -81,15 +81,15 @@ func TestQuota(t *testing.T) {
 	apply(t, ns, manifests[0])
 	used(map[string]string{byClass: "0", byResource: "0"})
 
-	// A claim counts for both names.
+	// A claim counts for its class, which is not the one of the resource.
 	refused(claim("three-gpus", request{class: "gpu.nvidia.com", count: 3}, ""))
 	apply(t, ns, claim("one-gpu", request{class: "gpu.nvidia.com"}, ""))
-	used(map[string]string{byClass: "1", byResource: "1"})
+	used(map[string]string{byClass: "1", byResource: "0"})
 	// A pod with a resource is judged before it is scheduled, and counts once when it has its claim.
-	refused(podAsking("two-more", "nvidia.com/gpu", 2, ""))
+	refused(podAsking("three-more", "nvidia.com/gpu", 3, ""))
 	apply(t, ns, podAsking("one-more", "nvidia.com/gpu", 1, ""))
 	waitRunning(t, ns, "one-more")
-	used(map[string]string{byClass: "2", byResource: "2", "count/resourceclaims.resource.k8s.io": "2"})
+	used(map[string]string{byClass: "1", byResource: "1", "count/resourceclaims.resource.k8s.io": "2"})
 
 	// The resource of a profile limits claims of its class, too.
 	refused(podAsking("two-partitions", "nvidia.com/mig-1g.10gb", 2, ""))
@@ -117,7 +117,7 @@ func TestQuota(t *testing.T) {
 	}
 	apply(t, ns, podAsking("two-partitions", "deviceclass.resource.kubernetes.io/mig.nvidia.com", 2, ""))
 	told("two-partitions", "FailedScheduling")
-	apply(t, ns, podAsking("third-gpu", "deviceclass.resource.kubernetes.io/gpu.nvidia.com", 1, ""))
+	apply(t, ns, podAsking("third-gpu", "deviceclass.resource.kubernetes.io/gpu.nvidia.com", 2, ""))
 	told("third-gpu", "FailedScheduling")
 
 	apply(t, ns, manifests[1])

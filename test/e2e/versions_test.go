@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/test/versions"
 )
 
@@ -37,18 +38,23 @@ func TestVersion(t *testing.T) {
 		t.Fatal(err)
 	}
 	report := versions.Report{Kubernetes: server.GitVersion, FeatureGates: os.Getenv("PARTAGE_VERSIONS_GATES")}
+	node := driverPod(t, pluginComponent).Spec.NodeName
+	report.Kubelet = olderKubelet(t, node, report.Kubernetes)
 	want := strings.Fields(os.Getenv("PARTAGE_VERSIONS_KINDS"))
 	report.Devices = publishedKinds(t)
 	if got := slices.Sorted(maps.Keys(report.Devices)); !slices.Equal(got, slices.Sorted(slices.Values(want))) {
 		t.Errorf("the driver offers %v on Kubernetes %s, want the kinds %v", report.Devices, report.Kubernetes, want)
 	}
 	report.Taints = storesTaints(t)
-	report.ExtendedResources = storesResourceNames(t)
+	report.ExtendedResources = storesResourceNames(t) && forResourceNames(t)
 	report.Said = saidAboutOffer(t)
 	for kind, word := range map[string]string{"mig": "partition", "mps": "share"} {
 		if report.Devices[kind] == 0 && !strings.Contains(strings.Join(report.Said, "\n"), word) {
 			t.Errorf("the driver offers no %ss and does not say why; it says:\n%s", word, strings.Join(report.Said, "\n"))
 		}
+	}
+	if report.Kubelet != "" {
+		t.Run("old kubelet", func(t *testing.T) { staysWithoutGPU(t, node) })
 	}
 	t.Run("demos", func(t *testing.T) { runDemos(t, &report) })
 	t.Run("full", func(t *testing.T) { report.Full = fill(t, report.Devices) })
@@ -58,6 +64,40 @@ func TestVersion(t *testing.T) {
 	if err := report.Save(file); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// olderKubelet returns the version of a node's kubelet if it is not that of the API server.
+func olderKubelet(t *testing.T, node, server string) string {
+	t.Helper()
+	n, err := client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n.Status.NodeInfo.KubeletVersion == server {
+		return ""
+	}
+	return n.Status.NodeInfo.KubeletVersion
+}
+
+// staysWithoutGPU checks that a pod which the kubelet would start without its GPU is not scheduled, and that people are told why.
+func staysWithoutGPU(t *testing.T, node string) {
+	ns := reserveNode(t)
+	apply(t, ns, podAsking("by-limits", gpuResource, 1, ""))
+	eventually(t, "the scheduler to find no GPU for the pod", func(ctx context.Context) (bool, string) {
+		seen := strings.Join(events(ctx, ns, "by-limits"), " | ")
+		return strings.Contains(seen, "FailedScheduling"), seen
+	})
+	p, err := client.CoreV1().Pods(ns).Get(t.Context(), "by-limits", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.Spec.NodeName != "" || p.Status.ExtendedResourceClaimStatus != nil {
+		t.Errorf("the pod is on node %q with %v", p.Spec.NodeName, p.Status.ExtendedResourceClaimStatus)
+	}
+	eventually(t, "an event of the node", func(ctx context.Context) (bool, string) {
+		seen := strings.Join(events(ctx, "default", node), " | ")
+		return strings.Contains(seen, "ExtendedResourcesOff"), seen
+	})
 }
 
 // publishedKinds waits until the pool is complete and counts its devices by type.
@@ -103,11 +143,26 @@ func storesTaints(t *testing.T) bool {
 // storesResourceNames says whether the API server kept the resource name that the chart gave a class.
 func storesResourceNames(t *testing.T) bool {
 	t.Helper()
-	class, err := client.ResourceV1().DeviceClasses().Get(t.Context(), wholeGPU.class, metav1.GetOptions{})
+	class, err := client.ResourceV1().DeviceClasses().Get(t.Context(), "gpu.resource.partage.dev", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return class.Spec.ExtendedResourceName != nil
+}
+
+// forResourceNames says whether the driver publishes its devices for resource names, which it does where the kubelet knows them.
+func forResourceNames(t *testing.T) bool {
+	t.Helper()
+	published, err := publishedSlices(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(published, func(s resourceapi.ResourceSlice) bool {
+		return slices.ContainsFunc(s.Spec.Devices, func(d resourceapi.Device) bool {
+			_, has := d.Attributes[device.ExtendedResources]
+			return has
+		})
+	})
 }
 
 // offerMessage matches the plugin's log where it says what the cluster lacks.

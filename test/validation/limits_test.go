@@ -8,8 +8,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strings"
 	"testing"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
@@ -31,8 +34,6 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/ptr"
-
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // denying is what helm makes of the chart with requestPolicy.slow=Deny.
@@ -128,22 +129,49 @@ func claimWith(partitions int64) admission.Attributes {
 	}, kind, "resourceclaims")
 }
 
-// podWith is a pod whose limits ask for so many partitions of any profile.
-func podWith(partitions string) admission.Attributes {
-	kind := corev1.SchemeGroupVersion.WithKind("Pod")
-	return created(&corev1.Pod{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "slow"},
-		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "c", Resources: corev1.ResourceRequirements{
-			Limits: corev1.ResourceList{"deviceclass.resource.kubernetes.io/mig.nvidia.com": resource.MustParse(partitions)},
-		}}}},
-	}, kind, "pods")
+// asking are limits for one resource.
+func asking(resourceName, amount string) corev1.ResourceRequirements {
+	return corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceName(resourceName): resource.MustParse(amount)}}
 }
 
+// times are so many containers.
+func times(n int, of corev1.ResourceRequirements) []corev1.ResourceRequirements {
+	return slices.Repeat([]corev1.ResourceRequirements{of}, n)
+}
+
+// podWith is a pod with containers that ask for resources.
+func podWith(initial, containers []corev1.ResourceRequirements) admission.Attributes {
+	kind := corev1.SchemeGroupVersion.WithKind("Pod")
+	pod := &corev1.Pod{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "slow"},
+		Spec:       corev1.PodSpec{SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: ptr.To(true)}}, // another policy asks
+	}
+	for i, r := range initial {
+		pod.Spec.InitContainers = append(pod.Spec.InitContainers, corev1.Container{Name: fmt.Sprint("i", i), Image: "c", Resources: r})
+	}
+	for i, r := range containers {
+		pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{Name: fmt.Sprint("c", i), Image: "c", Resources: r})
+	}
+	return created(pod, kind, "pods")
+}
+
+// padded are limits with so many more resources, of others, or of this driver but none of it.
+func padded(limits corev1.ResourceRequirements, n int) corev1.ResourceRequirements {
+	for i := range n {
+		limits.Limits[corev1.ResourceName(fmt.Sprintf("example.com/%060d", i))] = resource.MustParse("0")
+	}
+	return limits
+}
+
+const (
+	anyProfile = "deviceclass.resource.kubernetes.io/mig.nvidia.com"
+	oneProfile = "nvidia.com/mig-1g.10gb"
+)
+
 // TestSlowLimitsAreDenied: what requestPolicy.slow=Deny keeps out of claims it keeps out of pods, whose limits may name a
-// class: many partitions of any profile hold up the scheduler.
+// class: many partitions of any profile hold up the scheduler. However large the pod is, the policy gets to its end.
 func TestSlowLimitsAreDenied(t *testing.T) {
-	knownfailures.Expect(t)
 	server, interfaces := admitter(t), &admission.RuntimeObjectInterfaces{
 		ObjectCreater: scheme.Scheme, ObjectTyper: scheme.Scheme, ObjectDefaulter: scheme.Scheme, ObjectConvertor: scheme.Scheme,
 		EquivalentResourceMapper: runtime.NewEquivalentResourceRegistry(),
@@ -151,10 +179,37 @@ func TestSlowLimitsAreDenied(t *testing.T) {
 	if err := server.Validate(t.Context(), claimWith(16), interfaces); err == nil {
 		t.Fatal("a claim for 16 partitions of any profile is taken")
 	}
-	if err := server.Validate(t.Context(), podWith("1"), interfaces); err != nil {
-		t.Fatalf("a pod whose limits ask for one partition: %v", err)
-	}
-	if err := server.Validate(t.Context(), podWith("16"), interfaces); err == nil {
-		t.Error("a pod whose limits ask for 16 partitions of any profile is taken where slow requests are denied")
+	none := corev1.ResourceRequirements{}
+	requests := corev1.ResourceRequirements{Requests: corev1.ResourceList{anyProfile: resource.MustParse("5")}}
+	for name, c := range map[string]struct {
+		initial, containers []corev1.ResourceRequirements
+		want                string
+	}{
+		"none":                        {containers: times(3, none)},
+		"CPU":                         {containers: times(1, asking("cpu", "64"))},
+		"one":                         {containers: times(1, asking(anyProfile, "1"))},
+		"four":                        {containers: times(1, asking(anyProfile, "4"))},
+		"five":                        {containers: times(1, asking(anyProfile, "5")), want: "container c0 asks for more than 4 partitions of any profile"},
+		"sixteen":                     {containers: times(1, asking(anyProfile, "16")), want: "more than 4 partitions of any profile"},
+		"a thousand":                  {containers: times(1, asking(anyProfile, "1k")), want: "more than 4 partitions of any profile"},
+		"five, in requests":           {containers: times(1, requests), want: "more than 4 partitions of any profile"},
+		"five, at first":              {initial: times(1, asking(anyProfile, "5")), containers: times(1, none), want: "container i0 asks for more than 4"},
+		"twelve of a profile":         {containers: times(1, asking(oneProfile, "12"))},
+		"thirteen of a profile":       {containers: times(1, asking(oneProfile, "13")), want: "more than 12 devices"},
+		"thirteen shares":             {containers: times(1, asking("nvidia.com/gpu.mps", "13")), want: "more than 12 devices"},
+		"of an administrator's class": {containers: times(1, asking("deviceclass.resource.kubernetes.io/small-gpus.example.com", "13")), want: "more than 12 devices"},
+		"of another driver":           {containers: times(6, asking("deviceclass.resource.kubernetes.io/nic.example.com", "30"))},
+		"five containers":             {containers: times(5, asking(oneProfile, "1"))},
+		"six containers":              {containers: times(6, asking(oneProfile, "1")), want: "more than 5 containers ask for class mig-1g.10gb.nvidia.com"},
+		"six containers for none":     {containers: times(6, asking(oneProfile, "0"))},
+		"33 containers":               {initial: times(4, asking(anyProfile, "1")), containers: times(29, asking(oneProfile, "1")), want: "more than 32 containers"},
+		"the largest":                 {containers: append(times(2000, none), times(300, padded(asking(oneProfile, "1"), 30))...), want: "more than 32 containers"},
+		"the longest":                 {containers: times(1, padded(asking(anyProfile, "5"), 10000)), want: "more than 4 partitions of any profile"},
+		"the largest without":         {containers: times(3000, none)},
+	} {
+		err := server.Validate(t.Context(), podWith(c.initial, c.containers), interfaces)
+		if (err != nil) != (c.want != "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("a pod whose limits ask for %s: %v, want %q", name, err, c.want)
+		}
 	}
 }

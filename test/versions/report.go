@@ -21,13 +21,15 @@ import (
 type Report struct {
 	// Kubernetes is the version that the API server says it has.
 	Kubernetes string `json:"kubernetes"`
+	// Kubelet is the version of the kubelet, if it is another one.
+	Kubelet string `json:"kubelet,omitempty"`
 	// FeatureGates are those that are not as they are by default.
 	FeatureGates string `json:"featureGates,omitempty"`
 	// Devices counts the published devices by type.
 	Devices map[string]int `json:"devices"`
 	// Taints: the API server stores taints of devices.
 	Taints bool `json:"taints"`
-	// ExtendedResources: the API server stores the resource name of a DeviceClass.
+	// ExtendedResources: the API server stores the resource name of a DeviceClass, and the driver has devices for it.
 	ExtendedResources bool `json:"extendedResources"`
 	// Said is what the driver says about what it leaves out.
 	Said []string `json:"said,omitempty"`
@@ -78,7 +80,7 @@ func Load(folder string) ([]Report, error) {
 		reports = append(reports, r)
 	}
 	slices.SortFunc(reports, func(a, b Report) int {
-		return cmp.Or(semver.Compare(a.Kubernetes, b.Kubernetes), strings.Compare(a.FeatureGates, b.FeatureGates))
+		return cmp.Or(semver.Compare(a.Kubernetes, b.Kubernetes), strings.Compare(a.FeatureGates, b.FeatureGates), strings.Compare(b.Kubelet, a.Kubelet))
 	})
 	return reports, nil
 }
@@ -89,7 +91,7 @@ func Markdown(reports []Report) string {
 	b.WriteString("| Kubernetes | feature gates | GPUs | partitions | MPS shares | time-slice shares | observers | taints | resource names | demos | devices given twice |\n")
 	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|\n")
 	for _, r := range reports {
-		row := []string{strings.TrimPrefix(r.Kubernetes, "v"), cmp.Or(gates(r.FeatureGates), "as by default")}
+		row := []string{r.version(), cmp.Or(gates(r.FeatureGates), "as by default")}
 		for _, kind := range []string{"gpu", "mig", "mps", "timeslice", "observer"} {
 			row = append(row, count(r.Devices[kind]))
 		}
@@ -101,12 +103,20 @@ func Markdown(reports []Report) string {
 		if len(r.Said) == 0 {
 			continue
 		}
-		fmt.Fprintf(&b, "\nOn %s%s the driver says:\n", strings.TrimPrefix(r.Kubernetes, "v"), with(r.FeatureGates))
+		fmt.Fprintf(&b, "\nOn %s%s the driver says:\n", r.version(), with(r.FeatureGates))
 		for _, line := range r.Said {
 			fmt.Fprintf(&b, "\n> %s\n", line)
 		}
 	}
 	return b.String()
+}
+
+// version is that of Kubernetes, and of the kubelet if it is another one.
+func (r Report) version() string {
+	if r.Kubelet == "" {
+		return strings.TrimPrefix(r.Kubernetes, "v")
+	}
+	return strings.TrimPrefix(r.Kubernetes, "v") + ", kubelet " + strings.TrimPrefix(r.Kubelet, "v")
 }
 
 // gates lists feature gates that are not as by default, one a line.

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 	"github.com/partage-dev/partage/test/docs/page"
@@ -42,7 +43,7 @@ type bad struct {
 
 func TestChecks(t *testing.T) {
 	t.Parallel()
-	const wantChecks, wantCases = 32, 74
+	const wantChecks, wantCases = 32, 76
 	checks := Checks()
 	if len(checks) != wantChecks {
 		t.Errorf("%d checks, want %d", len(checks), wantChecks)
@@ -198,7 +199,7 @@ var badClasses = []bad{
 	{"class-selectors", "not CEL", func(w *world) { w.class("gpu.nvidia.com").Spec.Selectors[0].CEL.Expression = "device." }, Error, []string{"deviceclass gpu.nvidia.com"}, "cannot be evaluated", "helm upgrade"},
 	{"extended-resources", "twice", func(w *world) {
 		w.class("mps.partage.dev").Spec.ExtendedResourceName = new("nvidia.com/gpu")
-	}, Error, []string{"deviceclass gpu.nvidia.com", "deviceclass mps.partage.dev"}, "nvidia.com/gpu", "extendedResourceName"},
+	}, Error, []string{"deviceclass gpu.resource.partage.dev", "deviceclass mps.partage.dev"}, "nvidia.com/gpu", "extendedResourceName"},
 	{"claimed-classes", "template", func(w *world) { w.templates[0].Spec.Spec = asks("gpu.nvidia.con") }, Error, []string{"resourceclaimtemplate team/train"}, "gpu.nvidia.con, which does not exist", "Correct"},
 	{"claimed-classes", "claim", func(w *world) {
 		w.claims[0].Status = resourceapi.ResourceClaimStatus{}
@@ -290,6 +291,18 @@ func kubelet(v string) func(*world) {
 	return func(w *world) { w.node("gpu-2").Status.NodeInfo.KubeletVersion = v }
 }
 
+// oldKubelet is one that does not know extended resources, and what the driver publishes there.
+func oldKubelet(w *world) {
+	kubelet("v1.35.2")(w)
+	for _, s := range w.slices {
+		for _, d := range s.Spec.Devices {
+			if s.Spec.Pool.Name == "gpu-2" {
+				delete(d.Attributes, device.ExtendedResources)
+			}
+		}
+	}
+}
+
 var badVersions = []bad{
 	{"apiserver-version", "too old", apiServer("v1.33.1"), Error, nil, "does not serve resource.k8s.io/v1", "1.36.2"},
 	{"apiserver-version", "ignores counters", apiServer("v1.34.4"), Warning, nil, "ignores counters", "1.36.2"},
@@ -299,7 +312,15 @@ var badVersions = []bad{
 	{"apiserver-version", "no version", func(w *world) { w.version = "latest" }, Unknown, nil, "cannot be read", "compatibility"},
 	{"kubelet-versions", "too old", kubelet("v1.33.1"), Error, []string{"node gpu-2"}, "older than 1.34", "Upgrade"},
 	{"kubelet-versions", "newer", kubelet("v1.38.0"), Warning, []string{"node gpu-2"}, "newer than the API server", "control plane"},
-	{"kubelet-versions", "extended resources", kubelet("v1.35.2"), Warning, []string{"node gpu-2"}, "DRAExtendedResource", "1.36"},
+	{"kubelet-versions", "extended resources", oldKubelet, Warning, []string{"node gpu-2"}, "for claims only", "1.36"},
+	{"kubelet-versions", "pods without devices", kubelet("v1.35.2"), Error, []string{"node gpu-2"}, "nvidia.com/gpu (class gpu.resource.partage.dev)", "extendedResources"},
+	{"kubelet-versions", "a pod without devices", func(w *world) {
+		oldKubelet(w)
+		c := w.claims[0].DeepCopy()
+		c.Name, c.Annotations = "train-1-extended-resources-x", map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"}
+		c.Status.Allocation.Devices.Results[0].Pool, c.Status.Allocation.Devices.Results[0].Device = "gpu-2", "gpu-0000-1b-00-0"
+		w.claims = append(w.claims, c)
+	}, Error, []string{"resourceclaim team/train-1-extended-resources-x"}, "runs without its devices", "Delete the pod"},
 	{"feature-gates", "no counters", func(w *world) {
 		for _, s := range w.slices {
 			s.Spec.Devices = slices.DeleteFunc(s.Spec.Devices, func(d resourceapi.Device) bool { return d.Name != "gpu-0000-1b-00-0" })

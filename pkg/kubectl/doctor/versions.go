@@ -6,6 +6,7 @@ package doctor
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -17,7 +18,7 @@ import (
 
 var versionChecks = []Check{
 	{ID: "apiserver-version", Title: "the version of the API server has no known holes", needs: []string{apiVersion}, run: apiServerVersion},
-	{ID: "kubelet-versions", Title: "the versions of the kubelets have no known holes", needs: []string{apiVersion, nodes, slicesOf, classes}, run: kubeletVersions},
+	{ID: "kubelet-versions", Title: "the versions of the kubelets have no known holes", needs: []string{apiVersion, nodes, slicesOf, classes, claims}, parts: []string{claims}, run: kubeletVersions},
 	{ID: "feature-gates", Title: "the API server stores what the driver publishes", needs: []string{slicesOf}, run: featureGates},
 	{ID: "left-out", Title: "the driver leaves out nothing for the cluster's version", needs: []string{events}, parts: []string{events}, run: leftOut},
 }
@@ -73,7 +74,6 @@ func kubeletVersions(f *Facts) (found findings) {
 	if err != nil {
 		return nil // apiserver-version says so
 	}
-	extended := slices.ContainsFunc(f.Classes, func(c *resourceapi.DeviceClass) bool { return c.Spec.ExtendedResourceName != nil })
 	for _, n := range f.Snapshot.Nodes {
 		if !f.publishes(n.Name) && !hasGPULabel(n) {
 			continue
@@ -85,12 +85,55 @@ func kubeletVersions(f *Facts) (found findings) {
 			continue
 		}
 		skew(&found, f.Version, api, v, kubelet, at)
-		if extended && !v.LessThan(firstVersion) && v.LessThan(gatesByDefault) && !api.LessThan(gatesByDefault) {
-			found.add(Warning, fmt.Sprintf("The kubelet %s starts no pods that ask for extended resources of classes, such as nvidia.com/gpu, unless its feature gate DRAExtendedResource is on", kubelet),
-				"Upgrade the kubelet to 1.36 or later, or turn on the feature gate", at)
+		if knows, err := device.KnowsExtendedResources(kubelet); err == nil && !knows && !v.LessThan(firstVersion) && !api.LessThan(gatesByDefault) {
+			f.extendedOn(&found, n.Name, kubelet, at)
 		}
 	}
 	return found
+}
+
+// extendedOn adds what becomes of extended resources of classes on a node whose kubelet does not know them.
+func (f *Facts) extendedOn(found *findings, node, kubelet string, at Ref) {
+	var serving []string
+	extended := false
+	for _, c := range f.Classes {
+		if name := c.Spec.ExtendedResourceName; name != nil {
+			extended = true
+			if f.hasDevicesOn(c, node) {
+				serving = append(serving, fmt.Sprintf("%s (class %s)", *name, c.Name))
+			}
+		}
+	}
+	const gate = ", unless its feature gate DRAExtendedResource is on, which no API tells"
+	switch {
+	case len(serving) > 0:
+		found.add(Error, fmt.Sprintf("The kubelet %s starts pods that ask for %s without the devices of this node that they are allocated%s", kubelet, strings.Join(serving, ", "), gate),
+			fmt.Sprintf("Upgrade the kubelet to 1.36 or later, or add has(device.attributes['%s'].%s) to the selector of the class", f.Driver, device.ExtendedResources), at)
+	case extended:
+		found.add(Warning, fmt.Sprintf("The kubelet %s does not know extended resources of classes, such as nvidia.com/gpu: devices of this node are for claims only, "+
+			"and a pod that asks for deviceclass.resource.kubernetes.io/CLASS runs without them%s", kubelet, gate), "Upgrade the kubelet to 1.36 or later", at)
+	}
+	for _, c := range f.Claims {
+		if c.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true" && c.Status.Allocation != nil &&
+			slices.ContainsFunc(c.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == f.Driver && r.Pool == node }) {
+			found.add(Error, fmt.Sprintf("The pod that it was made for runs without its devices on node %s, whose kubelet %s does not know extended resources of classes%s", node, kubelet, gate),
+				"Delete the pod, and upgrade the kubelet or write a claim", refTo("resourceclaim", c))
+		}
+	}
+}
+
+// hasDevicesOn reports whether a class selects devices of a node. That it cannot be evaluated another check says.
+func (f *Facts) hasDevicesOn(class *resourceapi.DeviceClass, node string) bool {
+	for _, n := range f.Nodes {
+		for _, g := range n.GPUs {
+			for _, d := range g.Devices {
+				if matches, err := selects(class, f.Driver, d.Published); n.Name == node && err == nil && matches {
+					return true
+				}
+			}
+		}
+	}
+	return false
 }
 
 // skew adds what is wrong between the versions of a kubelet and of the API server.

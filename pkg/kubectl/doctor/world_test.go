@@ -93,8 +93,14 @@ func newWorld(t *testing.T) *world {
 		}}}
 		w.classes = append(w.classes, class)
 	}
-	w.class("gpu.nvidia.com").Spec.ExtendedResourceName = new("nvidia.com/gpu")
-	w.class("timeslice.partage.dev").Spec.ExtendedResourceName = new("nvidia.com/gpu.shared")
+	for _, of := range []string{"gpu", "timeslice"} {
+		class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: of + ".resource.partage.dev"}}
+		class.Spec.ExtendedResourceName = new(map[string]string{"gpu": "nvidia.com/gpu", "timeslice": "nvidia.com/gpu.shared"}[of])
+		class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+			Expression: fmt.Sprintf("device.driver == '%[1]s' && device.attributes['%[1]s'].type == '%[2]s' && has(device.attributes['%[1]s'].extendedResources)", driver, of),
+		}}}
+		w.classes = append(w.classes, class)
+	}
 
 	w.pods = append(w.pods, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "train-0", UID: "train-0"}, Spec: corev1.PodSpec{NodeName: "gpu-1"}})
 	w.templates = []*resourceapi.ResourceClaimTemplate{{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "train"}, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: asks("mig.nvidia.com")}}}
@@ -127,7 +133,7 @@ func published(t *testing.T, node string) []*resourceapi.ResourceSlice {
 	second := facts.GPUs[0]
 	second.PCIAddress, second.UUID = "0000:43:00.0", "GPU-5b1a7e00-0000-4000-8000-000000000001"
 	facts.GPUs = append(facts.GPUs, second)
-	inventory, err := device.NewInventory(facts, device.Terms{})
+	inventory, err := device.NewInventory(facts, device.Terms{ExtendedResources: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,7 @@ func (q *inquiry) scheduled(claims []*resourceapi.ResourceClaim) {
 	for _, c := range claims {
 		q.describe(c)
 	}
+	q.kubelets()
 	if !stuck.Waits(q.pod) {
 		return
 	}

@@ -147,6 +147,7 @@ func (x *Explainer) Pod(ctx context.Context, pod *corev1.Pod) *Explanation {
 		}
 	}
 	q.decide(ctx)
+	q.kubelets()
 	q.sayScheduler()
 	q.gated()
 	return q.Explanation

@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -224,4 +225,35 @@ func cpuTime(b *testing.B) time.Duration {
 		b.Fatal(err)
 	}
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+}
+
+// TestOldKubelet: whoever has, or would get, devices that the kubelet does not hand out is told so.
+func TestOldKubelet(t *testing.T) {
+	for _, c := range []struct {
+		kubelet string
+		runs    bool
+		want    string
+	}{
+		{kubelet: "v1.36.0"},
+		{kubelet: "v1.36.0", runs: true},
+		{kubelet: "v1.35.9", want: "Node n1: the pod would run there without its devices, because the kubelet is older than 1.36"},
+		{kubelet: "v1.35.9", runs: true, want: "Node n1: the kubelet is older than 1.36 and starts such a pod without the devices that it is allocated"},
+		{kubelet: "unknown", want: "Node n1: the version of the kubelet cannot be read, and whether such pods get their devices there is unknown"},
+		{kubelet: "unknown", runs: true, want: "Node n1: the version of the kubelet cannot be read. One that is older"},
+	} {
+		f := fleettest.New(t)
+		f.AddNode("n1", "h100-80-sxm", 1)
+		f.Nodes[0].Status.NodeInfo.KubeletVersion = c.kubelet
+		pod := f.Pod("team", "llm")
+		pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"deviceclass.resource.kubernetes.io/gpu.nvidia.com": resource.MustParse("1")}
+		if c.runs {
+			claim := f.Held("team", "llm-extended-resources-x", "n1", fleettest.Request("gpu.nvidia.com"))
+			pod.Spec.NodeName, pod.Status.Phase = "n1", corev1.PodRunning
+			pod.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: claim.Name}
+		}
+		e := New(t.Context(), f.Snapshot, fleettest.Driver, now).Pod(t.Context(), pod)
+		if c.want == "" && len(e.Notes) > 0 || c.want != "" && (len(e.Notes) != 1 || !strings.HasPrefix(e.Notes[0], c.want)) {
+			t.Errorf("kubelet %s, runs %t: %s, notes %q, want %q", c.kubelet, c.runs, e.Verdict, e.Notes, c.want)
+		}
+	}
 }

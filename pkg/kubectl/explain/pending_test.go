@@ -256,6 +256,18 @@ var pendings = []pending{
 		pod.Spec.Containers[0].Resources.Requests = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}
 		return pod
 	}, want: Held, helps: []SuggestionKind{EndClaims}},
+	{name: "extended resource of old nodes", make: func(f *fleettest.Fleet) *corev1.Pod {
+		for _, c := range f.Classes {
+			if c.Name == whole {
+				c.Spec.ExtendedResourceName = new("nvidia.com/gpu")
+				c.Spec.Selectors = append(c.Spec.Selectors, fleettest.Selectors("has(device.attributes['"+fleettest.Driver+"'].extendedResources)")...)
+			}
+		}
+		f.Nodes[0].Status.NodeInfo.KubeletVersion, f.Nodes[1].Status.NodeInfo.KubeletVersion = "v1.35.9", ""
+		pod := f.Pod("team", "llm")
+		pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}
+		return pod
+	}, want: NotOfClass},
 	{name: "all alternatives fail", make: waits(alternatives(fleettest.Request(mig, memory80), fleettest.Count(3, whole))), want: NotSelected, helps: []SuggestionKind{ChangeValue, DropSelector, LowerCount}},
 	{name: "all devices of a node in use", make: func(f *fleettest.Fleet) *corev1.Pod {
 		f.Held("other", "a", "n1", fleettest.Request(whole))

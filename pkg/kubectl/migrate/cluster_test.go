@@ -63,7 +63,7 @@ func newCluster(t testing.TB, policyFile []byte, boards ...string) *cluster {
 		}
 		node.GPUs = append(node.GPUs, g)
 	}
-	inventory, err := device.NewInventory(node, device.Terms{Policy: offered})
+	inventory, err := device.NewInventory(node, device.Terms{Policy: offered, ExtendedResources: true})
 	if err != nil {
 		t.Logf("what cannot be offered: %v", err)
 	}
@@ -108,8 +108,8 @@ func chartClasses(t testing.TB) map[string]*resourceapi.DeviceClass {
 			classes[class.Name] = class
 		}
 	}
-	if len(classes) != 5 {
-		t.Fatalf("the chart makes %d classes, want 5: %v", len(classes), slices.Sorted(maps.Keys(classes)))
+	if len(classes) != 7 {
+		t.Fatalf("the chart makes %d classes, want 7: %v", len(classes), slices.Sorted(maps.Keys(classes)))
 	}
 	chart = classes
 	return maps.Clone(chart)

@@ -8,22 +8,23 @@ import (
 	"errors"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/test/flow/harness"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // renderedChart is what helm makes of the chart with its default values.
 const renderedChart = "../../../deployments/helm/testdata/defaults.golden.yaml"
 
-// classesOf are the chart's DeviceClasses by which pods get devices for an extended resource.
-func classesOf(t *testing.T, extendedResource string) (classes []resourceapi.DeviceClass) {
+// chartClasses are the chart's DeviceClasses.
+func chartClasses(t *testing.T) (classes []resourceapi.DeviceClass) {
 	t.Helper()
 	chart, err := os.ReadFile(renderedChart)
 	if err != nil {
@@ -35,13 +36,18 @@ func classesOf(t *testing.T, extendedResource string) (classes []resourceapi.Dev
 		if errors.Is(err, io.EOF) {
 			return classes
 		}
-		if err != nil {
-			continue // an object of another kind
-		}
-		if name := class.Spec.ExtendedResourceName; class.Kind == "DeviceClass" && name != nil && *name == extendedResource {
+		if err == nil && class.Kind == "DeviceClass" { // otherwise an object of another kind
 			classes = append(classes, class)
 		}
 	}
+}
+
+// classesOf are those by which pods get devices for an extended resource.
+func classesOf(t *testing.T, extendedResource string) []resourceapi.DeviceClass {
+	t.Helper()
+	return slices.DeleteFunc(chartClasses(t), func(c resourceapi.DeviceClass) bool {
+		return ptr.Deref(c.Spec.ExtendedResourceName, "") != extendedResource
+	})
 }
 
 // selected are the published devices that a scheduler may allocate for a request of a class.
@@ -74,9 +80,8 @@ func selected(t *testing.T, n *harness.Node, class *resourceapi.DeviceClass) (na
 // given out for it, whatever the version of the control plane.
 func TestExtendedResourceNeedsKubelet(t *testing.T) {
 	t.Parallel()
-	for kubelet, want := range map[string]int{"v1.35.9": 0, "v1.36.0": 2} {
+	for kubelet, want := range map[string]int{"v1.35.9": 0, "v1.36.0": 2, "vunknown": 0} {
 		t.Run(strings.ReplaceAll(kubelet[1:], ".", "-"), func(t *testing.T) {
-			knownfailures.Expect(t)
 			n := harness.NewNode(t, "h100x2")
 			n.API.SetKubelet(harness.NodeName, kubelet)
 			n.Start(t).Ready(t)
@@ -87,8 +92,13 @@ func TestExtendedResourceNeedsKubelet(t *testing.T) {
 			if got := selected(t, n, &classes[0]); len(got) != want {
 				t.Errorf("for nvidia.com/gpu %d devices of a node with kubelet %s are given out, want %d: %v", len(got), kubelet, want, got)
 			}
-			if len(n.Published()) == 0 {
-				t.Error("nothing is published")
+			if shared := classesOf(t, "nvidia.com/gpu.shared"); len(shared) != 1 || len(selected(t, n, &shared[0])) != want {
+				t.Errorf("for nvidia.com/gpu.shared with kubelet %s: %d classes, want one with %d devices", kubelet, len(shared), want)
+			}
+			for _, class := range chartClasses(t) {
+				if got := selected(t, n, &class); class.Name == "gpu.nvidia.com" && len(got) != 2 {
+					t.Errorf("for claims %v are given out with kubelet %s", got, kubelet)
+				}
 			}
 		})
 	}

@@ -186,6 +186,56 @@ plugin writes a dot for each plus sign.
 {{- end -}}
 {{- toJson $classes -}}
 {{- end -}}
+{{- /*
+The classes that stand for the extended resources of whole GPUs and of their shares, as JSON: the type of
+device and the resource of each class. They are classes of their own because they leave out nodes whose
+kubelet does not know such resources, which the classes for claims do not.
+*/ -}}
+{{- define "partage.resourceClasses" -}}
+{{- $classes := dict -}}
+{{- range $type := list "gpu" "mps" "timeslice" -}}
+{{- with (get $.Values.deviceClasses $type).extendedResourceName -}}
+{{- $_ := set $classes (printf "%s.resource.partage.dev" $type) (dict "type" $type "extendedResourceName" .) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $classes -}}
+{{- end -}}
+{{- /* Classes, as JSON, with those that stand for the extended resources of the same devices. Arguments: all values; the classes. */ -}}
+{{- define "partage.withResources" -}}
+{{- $resources := include "partage.resourceClasses" (index . 0) | fromJson -}}
+{{- $classes := index . 1 -}}
+{{- range $type, $class := dict "gpu" "gpu.nvidia.com" "mps" "mps.partage.dev" "timeslice" "timeslice.partage.dev" -}}
+{{- $name := printf "%s.resource.partage.dev" $type -}}
+{{- if and (has $class $classes) (hasKey $resources $name) -}}
+{{- $classes = append $classes $name -}}
+{{- end -}}
+{{- end -}}
+{{- uniq $classes | toJson -}}
+{{- end -}}
+{{- /* All classes with devices of this driver that are known, as JSON. */ -}}
+{{- define "partage.requestClasses" -}}
+{{- $classes := concat (list "gpu.nvidia.com" "mig.nvidia.com" "mps.partage.dev" "timeslice.partage.dev" "observer.partage.dev") (keys (default dict .Values.deviceClasses.migProfiles) | sortAlpha) (keys (include "partage.extendedMigClasses" . | fromJson) | sortAlpha) .Values.requestPolicy.deviceClasses | uniq -}}
+{{- include "partage.withResources" (list . $classes) -}}
+{{- end -}}
+{{- /*
+The resources by which pods get devices of these classes without a claim, as JSON: the class of each. Kubernetes has one
+for every class, and classes may name another one.
+*/ -}}
+{{- define "partage.classOfResource" -}}
+{{- $all := dict -}}
+{{- range include "partage.requestClasses" . | fromJsonArray -}}
+{{- $_ := set $all (printf "deviceclass.resource.kubernetes.io/%s" .) . -}}
+{{- end -}}
+{{- range $name, $class := merge (include "partage.resourceClasses" . | fromJson) (default dict .Values.deviceClasses.migProfiles) -}}
+{{- with $class.extendedResourceName -}}
+{{- $_ := set $all . $name -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $profile := include "partage.extendedMigClasses" . | fromJson -}}
+{{- $_ := set $all (printf "nvidia.com/%s" (include "partage.migResource" $profile)) $name -}}
+{{- end -}}
+{{- toJson $all -}}
+{{- end -}}
 {{- define "partage.migResource" -}}mig-{{ . | replace "+" "." }}{{- end -}}
 
 {{- /* Where a program answers the probes, in a folder of the pod's own. */ -}}

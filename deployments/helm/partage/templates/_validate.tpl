@@ -67,9 +67,9 @@ SPDX-License-Identifier: Apache-2.0
 {{- fail "serviceAccount.create is false, so serviceAccount.name must say which ServiceAccount to use; the default one would give every pod of the namespace the plugin's rights" -}}
 {{- end -}}
 
-{{- $classes := dict "gpu.nvidia.com" .Values.deviceClasses.gpu "mps.partage.dev" .Values.deviceClasses.mps "timeslice.partage.dev" .Values.deviceClasses.timeslice -}}
+{{- $classes := dict "gpu.resource.partage.dev" .Values.deviceClasses.gpu "mps.resource.partage.dev" .Values.deviceClasses.mps "timeslice.resource.partage.dev" .Values.deviceClasses.timeslice -}}
 {{- range $name, $class := .Values.deviceClasses.migProfiles -}}
-{{- if or (hasKey $classes $name) (has $name (list "mig.nvidia.com" "observer.partage.dev")) -}}
+{{- if or (hasKey $classes $name) (has $name (list "gpu.nvidia.com" "mig.nvidia.com" "mps.partage.dev" "timeslice.partage.dev" "observer.partage.dev")) -}}
 {{- fail (printf "deviceClasses.migProfiles: %s is a class of this chart already, choose another name" $name) -}}
 {{- end -}}
 {{- $_ := set $classes $name $class -}}

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/finding"
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/manifest"
 	"github.com/partage-dev/partage/pkg/policy"
@@ -210,7 +211,9 @@ func (r *Result) Classes() ([]byte, error) {
 		if len(any) > 1 {
 			text = "((" + strings.Join(any, ") || (") + "))"
 		}
-		document, err := manifest.DeviceClass(name, resource, fmt.Sprintf("device.driver == '%s' && %s", r.driver, text))
+		// A kubelet that does not know such resources would start the pod without the device.
+		known := fmt.Sprintf("has(device.attributes['%s'].%s)", r.driver, device.ExtendedResources)
+		document, err := manifest.DeviceClass(name, resource, fmt.Sprintf("device.driver == '%s' && %s && %s", r.driver, text, known))
 		if err != nil {
 			return nil, err
 		}

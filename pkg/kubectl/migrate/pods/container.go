@@ -85,12 +85,12 @@ func (d demand) isShare(o Options) bool {
 // servedBy says which class serves a resource as it is.
 func (d demand) servedBy(o Options) string {
 	kind, profile := d.device(o)
-	const from = " (Kubernetes 1.36 or later)"
+	const from = " (Kubernetes 1.36 or later, of the node's kubelet as well)"
 	switch {
 	case d.resource == resourceGPU && kind == policy.Whole:
-		return "the chart's class gpu.nvidia.com serves it" + from
+		return "the chart's class gpu.resource.partage.dev serves it" + from
 	case d.resource == resourceShared && kind == policy.TimeSlice:
-		return "the chart's class timeslice.partage.dev serves it" + from
+		return "the chart's class timeslice.resource.partage.dev serves it" + from
 	case kind == policy.Partition:
 		return fmt.Sprintf("it needs the chart's value deviceClasses.mig.extendedResources=Auto, or a class for profile %s with this extendedResourceName in deviceClasses.migProfiles%s", profile, from)
 	case profile != "":

@@ -84,14 +84,14 @@ func address(i int) string {
 // placeholder is the UUID of a GPU.
 func placeholder(i int) string { return fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", i) }
 
-// Slices returns what the driver would publish on such a machine, and what it could not do as
-// the policy wants it.
+// Slices returns what the driver would publish on such a machine, with a kubelet that knows
+// extended resources, and what it could not do as the policy wants it.
 func (m Machine) Slices(o Options) (made []resourceapi.ResourceSlice, problems []string, err error) {
 	facts, err := m.Facts()
 	if err != nil {
 		return nil, nil, err
 	}
-	inventory, err := device.NewInventory(facts, device.Terms{Policy: o.Policy, Limited: o.SoftwareLimits})
+	inventory, err := device.NewInventory(facts, device.Terms{Policy: o.Policy, Limited: o.SoftwareLimits, ExtendedResources: true})
 	if err != nil {
 		return nil, nil, fmt.Errorf("determine the devices of %d GPUs %s: %w", m.Count, m.Model, err)
 	}

@@ -36,6 +36,7 @@ const (
 	runtimeFlag = "runtime-config"
 	syncFlag    = "sync-frequency"
 	kubeFlag    = "kubernetes"
+	kubeletFlag = "kubelet"
 )
 
 // New returns the program.
@@ -112,7 +113,7 @@ func buildCommand() *cli.Command {
 				return err
 			}
 			p := progress.New(os.Stdout)
-			b := toolchain.Builder{Repo: r, Progress: p, Parallel: cmd.Int("parallel"), Only: cmd.Args().Slice(), Kubernetes: kubernetes}
+			b := toolchain.Builder{Repo: r, Progress: p, Parallel: cmd.Int("parallel"), Only: cmd.Args().Slice(), Kubernetes: []string{kubernetes}}
 			if err := b.Build(ctx); err != nil {
 				return err
 			}
@@ -184,6 +185,7 @@ func upCommand() *cli.Command {
 			&cli.StringFlag{Name: nameOfNode, Usage: "name of the node", Value: "n1"},
 			&cli.StringFlag{Name: nodesFlag, Usage: "several nodes, as NAME=MACHINE,NAME=MACHINE or without =MACHINE; instead of the two above"},
 			kubernetesFlag(),
+			&cli.StringFlag{Name: kubeletFlag, Usage: "version of the kubelets, as 1.35, if it is to be older than the control plane"},
 			&cli.StringFlag{Name: gatesFlag, Usage: "Kubernetes feature gates for all components, as NAME=true,NAME=false"},
 			&cli.StringFlag{Name: runtimeFlag, Usage: "API versions to turn on or off, as the API server's flag of that name"},
 			&cli.StringFlag{Name: syncFlag, Usage: "how often the kubelet syncs a pod, and so retries a failed Prepare (default: the kubelet's, 1m)"},
@@ -204,8 +206,12 @@ func upCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
+			kubelet, err := toolchain.Kubernetes(c.Repo, cmd.String(kubeletFlag))
+			if err != nil {
+				return err
+			}
 			options := cluster.Options{
-				Nodes: nodes, Kubernetes: kubernetes, FeatureGates: cmd.String(gatesFlag), RuntimeConfig: cmd.String(runtimeFlag),
+				Nodes: nodes, Kubernetes: kubernetes, Kubelet: kubelet, FeatureGates: cmd.String(gatesFlag), RuntimeConfig: cmd.String(runtimeFlag),
 				SyncFrequency: cmd.String(syncFlag), NodeGrace: cmd.String(graceFlag),
 			}
 			return cluster.Upper{Cluster: c, Options: options, Progress: progress.New(os.Stdout)}.Up(ctx)

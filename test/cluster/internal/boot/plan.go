@@ -28,6 +28,7 @@ type Plan struct {
 	Nodes         []Node       `json:"nodes"`   // the control plane runs on the first
 	Images        []string     `json:"images"`
 	Kubernetes    string       `json:"kubernetes,omitempty"` // its version, unless the usual one
+	Kubelet       string       `json:"kubelet,omitempty"`    // version of the kubelets, unless the same
 	FeatureGates  string       `json:"featureGates,omitempty"`
 	RuntimeConfig string       `json:"runtimeConfig,omitempty"`
 	SyncFrequency string       `json:"syncFrequency,omitempty"` // of the kubelets
@@ -121,8 +122,13 @@ func (p Plan) controlPlane(files layout.Cluster) controlplane.ControlPlane {
 
 func (p Plan) kubeNode(files layout.Cluster, n Node) node.Node {
 	own := files.Node(n.Name)
+	program := ""
+	if p.Kubelet != "" {
+		program = files.Kubernetes(p.Kubelet)
+	}
 	return node.Node{
-		Name: n.Name, Address: n.Address, Pods: n.Pods, API: p.Nodes[0].Address, DNS: controlplane.DNSAddress, Machine: n.Machine,
+		KubeletBin: program,
+		Name:       n.Name, Address: n.Address, Pods: n.Pods, API: p.Nodes[0].Address, DNS: controlplane.DNSAddress, Machine: n.Machine,
 		PKI: files.PKI(), Config: own.Run(), Bin: files.Bin(), CNI: files.CNI(), Images: p.Images, Log: own.Log,
 		FeatureGates: p.FeatureGates, SyncFrequency: p.SyncFrequency,
 	}

@@ -17,6 +17,7 @@ import (
 type Options struct {
 	Nodes         []Node `json:"nodes"`
 	Kubernetes    string `json:"kubernetes,omitempty"` // its version, unless the usual one
+	Kubelet       string `json:"kubelet,omitempty"`    // version of the kubelets, unless the same
 	FeatureGates  string `json:"featureGates,omitempty"`
 	RuntimeConfig string `json:"runtimeConfig,omitempty"`
 	SyncFrequency string `json:"syncFrequency,omitempty"`
@@ -93,7 +94,7 @@ func (o Options) String() string {
 		parts = append(parts, n.String())
 	}
 	for _, part := range []struct{ what, value string }{
-		{"Kubernetes", o.Kubernetes}, {"feature gates", o.FeatureGates}, {"runtime config", o.RuntimeConfig},
+		{"Kubernetes", o.Kubernetes}, {"kubelets", o.Kubelet}, {"feature gates", o.FeatureGates}, {"runtime config", o.RuntimeConfig},
 		{"sync frequency", o.SyncFrequency}, {"node grace", o.NodeGrace},
 	} {
 		if part.value != "" {

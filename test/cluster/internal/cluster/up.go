@@ -66,7 +66,7 @@ func (u Upper) Up(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	builder := toolchain.Builder{Repo: u.Cluster.Repo, Progress: u.Progress, Kubernetes: u.Options.Kubernetes}
+	builder := toolchain.Builder{Repo: u.Cluster.Repo, Progress: u.Progress, Kubernetes: []string{u.Options.Kubernetes, u.Options.Kubelet}}
 	if err := builder.Build(ctx); err != nil {
 		return err
 	}
@@ -143,7 +143,7 @@ func (u Upper) start(ctx context.Context, nodes []boot.Node) (err error) {
 	}
 	plan := boot.Plan{
 		Root: u.Cluster.Root, Cluster: u.Cluster.Name, Network: nodeNetwork, Nodes: nodes, Images: archives,
-		Kubernetes: u.Options.Kubernetes, FeatureGates: u.Options.FeatureGates, RuntimeConfig: u.Options.RuntimeConfig,
+		Kubernetes: u.Options.Kubernetes, Kubelet: u.Options.Kubelet, FeatureGates: u.Options.FeatureGates, RuntimeConfig: u.Options.RuntimeConfig,
 		SyncFrequency: u.Options.SyncFrequency, NodeGrace: u.Options.NodeGrace,
 	}
 	if err := plan.Write(); err != nil {

@@ -43,6 +43,7 @@ type Node struct {
 	PKI          string
 	Config       string // folder for its configuration files
 	Bin, CNI     string // programs, network plugins
+	KubeletBin   string // folder of the kubelet, unless it is found by PATH
 	Images       []string
 	Log          func(component string) string
 	FeatureGates string
@@ -124,7 +125,7 @@ func (n Node) startContainerd(ctx context.Context, sup *service.Supervisor, conf
 
 func (n Node) startKubelet(ctx context.Context, sup *service.Supervisor, config configFiles) error {
 	args := []string{
-		kubelet, "--config=" + config.kubelet, "--kubeconfig=" + n.kubeconfig(), "--hostname-override=" + n.Name,
+		filepath.Join(n.KubeletBin, kubelet), "--config=" + config.kubelet, "--kubeconfig=" + n.kubeconfig(), "--hostname-override=" + n.Name,
 		"--node-ip=" + n.Address.String(), "--v=2",
 	}
 	if n.FeatureGates != "" {

@@ -35,8 +35,8 @@ type Builder struct {
 	Progress *progress.Printer
 	Parallel int      // as in go build -p; 0: all processors
 	Only     []string // names of parts; none means all
-	// Kubernetes is another version that is built as well, as Kubernetes returns it; empty: none.
-	Kubernetes string
+	// Kubernetes are other versions that are built as well, as Kubernetes returns them; empty: none.
+	Kubernetes []string
 }
 
 // Build brings all programs up to date, or those of the named parts. A step whose inputs have not changed since it last ran is skipped
@@ -46,7 +46,13 @@ func (b Builder) Build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	all, err := b.selected(append(steps(b.Repo, versions), kubernetesSteps(b.Repo, b.Kubernetes)...))
+	wanted := steps(b.Repo, versions)
+	for i, version := range b.Kubernetes {
+		if !slices.Contains(b.Kubernetes[:i], version) {
+			wanted = append(wanted, kubernetesSteps(b.Repo, version)...)
+		}
+	}
+	all, err := b.selected(wanted)
 	if err != nil {
 		return err
 	}

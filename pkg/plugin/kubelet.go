@@ -1,0 +1,103 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
+)
+
+// Reasons of events: whether pods can have devices of the node by an extended resource, such as nvidia.com/gpu.
+const (
+	reasonExtendedOff = "ExtendedResourcesOff"
+	reasonExtendedOn  = "ExtendedResourcesOn"
+)
+
+// kubelet is what is known of the kubelet of this node. One that is too old starts a pod that asks for an extended
+// resource without the device that the scheduler has allocated for it. So its devices are published for claims only,
+// and so are those of a kubelet whose version is not known.
+type kubelet struct {
+	events  EventWriter
+	observe func(knows *bool)
+	// changed is fired when other devices are to be published.
+	changed loop.Trigger
+
+	mu sync.Mutex
+	// looked says that the node was read, or that this has failed; knows that its kubelet knows extended resources.
+	looked, knows bool
+	// told is what was said last, and repeat when to say it again as long as it lasts.
+	told   string
+	repeat time.Time
+}
+
+// look takes the node, which is nil where it could not be read.
+func (k *kubelet) look(ctx context.Context, node *corev1.Node) {
+	knows, err := false, errors.New("the node could not be read")
+	if node != nil {
+		knows, err = device.KnowsExtendedResources(node.Status.NodeInfo.KubeletVersion)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.looked || k.knows != knows {
+		k.looked, k.knows = true, knows
+		k.changed.Fire()
+	}
+	text := ""
+	switch {
+	case err != nil:
+		text = fmt.Sprintf("It is not known whether the kubelet gives pods devices for extended resources of device classes, such as nvidia.com/gpu, "+
+			"so that devices of this node are for claims only (%v).", err)
+		k.observe(nil)
+	case !knows:
+		text = fmt.Sprintf("The kubelet %s would start pods that ask for extended resources of device classes, such as nvidia.com/gpu, without a device, "+
+			"so that devices of this node are for claims only. Upgrade the kubelet to 1.36 or later.", node.Status.NodeInfo.KubeletVersion)
+		k.observe(&knows)
+	default:
+		k.observe(&knows)
+	}
+	if node == nil {
+		klog.FromContext(ctx).Info(text) // it may be over in a moment
+		return
+	}
+	k.tell(ctx, text)
+}
+
+// tell says what keeps devices from extended resources, when that is over, and again what lasts.
+func (k *kubelet) tell(ctx context.Context, text string) {
+	now, was := time.Now(), k.told
+	if k.told = text; text != was {
+		k.repeat = time.Time{}
+		klog.FromContext(ctx).Info("Whether pods can have devices by extended resources has changed", "can", text == "", "details", text)
+	}
+	switch {
+	case text == "" && was != "":
+		k.events.Node(ctx, corev1.EventTypeNormal, reasonExtendedOn, "The kubelet gives pods devices for extended resources of device classes, such as nvidia.com/gpu.")
+	case text != "" && !now.Before(k.repeat):
+		k.events.Node(ctx, corev1.EventTypeNormal, reasonExtendedOff, text)
+		k.repeat = repeatAt(now).Add(-nodeInterval)
+	}
+}
+
+// known reports whether it was found out, or cannot be, what the kubelet knows. To publish before would take away what
+// an earlier process of the plugin has published.
+func (k *kubelet) known() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.looked
+}
+
+func (k *kubelet) knowsExtendedResources() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.knows
+}
