@@ -169,6 +169,7 @@ type GPU struct {
 	// NoEvents: the GPU reports no events (nvmlDeviceGetSupportedEventTypes).
 	NoEvents bool
 	Health   Health
+	Meters   Meters
 	// Resets counts how often the GPU was reset. Handles from before one are refused.
 	Resets int
 
@@ -223,6 +224,14 @@ type Health struct {
 	ClocksReasons uint64
 	Temperature   int // degrees Celsius
 	Fabric        Fabric
+}
+
+// Meters are what a GPU draws and moves. With its zero value it cannot tell its power, and moves nothing.
+type Meters struct {
+	PowerMilliwatts int
+	// NVLinkTx and NVLinkRx are KiB on all links together since the driver was loaded.
+	NVLinkTx, NVLinkRx uint64
+	PCIeTx, PCIeRx     int // KB/s; -1: not reported, as in a vGPU guest
 }
 
 // ECCErrors are numbers of memory errors.
