@@ -102,7 +102,9 @@ func everything(t testing.TB) *Metrics {
 	twice := share
 	twice.Claim.UID = "another claim of the same name"
 	snapshot.Claims = append(snapshot.Claims, whole, share, twice)
-	snapshot.GPUs["0000:11:00.0"].Usage.Utilization = new(0.5)
+	used := snapshot.GPUs["0000:11:00.0"].Usage
+	used.Utilization, used.PowerWatts = new(0.5), new(412.5)
+	used.NVLink, used.PCIe = &gpu.Traffic{Sent: 1 << 40, Received: 1 << 41}, &gpu.Traffic{Sent: 3_000_000}
 
 	at := gpu.Placement{Start: 4, Size: 4}
 	status := device.Status{Conditions: []device.Condition{
