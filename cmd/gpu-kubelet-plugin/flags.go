@@ -56,6 +56,8 @@ type config struct {
 	claimStatus, deviceMetadata bool
 	nodeLabels                  string
 	metricsAddress              string
+	nvidiaMetricsAddress        string
+	nvidiaMetricsPath           string
 	sampleInterval              time.Duration
 
 	process command.Process
@@ -64,9 +66,11 @@ type config struct {
 }
 
 const (
-	metricsAddressFlag = "metrics-address"
-	sampleIntervalFlag = "sample-interval"
-	nodeLabelsFlag     = "node-labels"
+	metricsAddressFlag       = "metrics-address"
+	nvidiaMetricsAddressFlag = "nvidia-metrics-address"
+	nvidiaMetricsPathFlag    = "nvidia-metrics-path"
+	sampleIntervalFlag       = "sample-interval"
+	nodeLabelsFlag           = "node-labels"
 
 	ignoredNamespacesFlag = "ignored-namespaces"
 	// ignoredNamespaces are those of the GPU operator, on OpenShift too, of monitoring stacks, and of what nodes need.
@@ -155,6 +159,10 @@ func (c *config) flags() []cli.Flag {
 
 		command.String(categoryProcess, metricsAddressFlag, "", &c.metricsAddress,
 			"address, such as :9485, on which Prometheus finds metrics at "+metrics.Path+", without TLS; empty: off"),
+		command.String(categoryProcess, nvidiaMetricsAddressFlag, "", &c.nvidiaMetricsAddress,
+			"address, such as :8080, on which Prometheus finds those of the metrics that have the names of NVIDIA's DRA driver, too; empty, or without --"+metricsAddressFlag+": off"),
+		command.String(categoryProcess, nvidiaMetricsPathFlag, metrics.Path, &c.nvidiaMetricsPath,
+			"path of these metrics at that address"),
 		command.Duration(categoryTimes, sampleIntervalFlag, 15*time.Second, &c.sampleInterval,
 			"time between two looks at what is used of a GPU, for metrics"),
 		command.String(categoryProcess, "pod-name", "", &c.podName,

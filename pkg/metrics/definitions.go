@@ -178,7 +178,8 @@ func Reference() []Group {
 			[]Definition{prepareDuration, unprepareDuration, stepDuration, prepareFailures, unprepareFailures}},
 		{"The driver", "",
 			[]Definition{buildInfo, reconcileErrors, publishErrors, publishedSlices, journalRecords, mpsServers, neighbours}},
-		{"With the names of NVIDIA's driver", "For dashboards and alerts that exist. NVIDIA's driver observes what succeeds only, and counts in progress what waits for nothing any more.",
+		{"With the names of NVIDIA's driver", "For dashboards and alerts that exist; names, labels and buckets are the same. The chart's value `metrics.nvidiaDRA.port: 8080` has these six, " +
+			"and no others, on the port of NVIDIA's driver too, at the path `metrics.nvidiaDRA.path`. NVIDIA's driver observes what succeeds only, and counts in progress what waits for nothing any more.",
 			[]Definition{draRequests, draDuration, draInflight, draPrepared, draPrepareErrors, draUnprepareErrors}},
 	}
 }
