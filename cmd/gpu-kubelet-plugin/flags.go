@@ -4,6 +4,7 @@
 package main
 
 import (
+	"slices"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -157,6 +158,18 @@ func (c *config) flags() []cli.Flag {
 		command.Duration(categoryTimes, "policy-spread", 40*time.Second, &c.policySpread,
 			"over how long the nodes of a cluster spread a change of the policy, for every 1,000 ResourceSlices in the cluster, at most 2h in all; 0s: none of them waits"),
 
+		command.String(categoryProcess, "pod-name", "", &c.podName,
+			"name of the driver's pod; a kubelet that does not list it has not read its pods yet. Empty: any list of pods counts"),
+		command.String(categoryProcess, "pod-namespace", "", &c.podNamespace,
+			"namespace of the driver's pod, whose pods are never taken for users of a GPU; empty: only --"+ignoredNamespacesFlag+" counts"),
+		command.String(categoryProcess, "pod-uid", "", &c.podUID,
+			"UID of the driver's pod; lets an old and a new pod overlap during a rolling update"),
+	}
+	return slices.Concat(flags, c.metricsFlags(), c.process.Flags(categoryProcess))
+}
+
+func (c *config) metricsFlags() []cli.Flag {
+	return []cli.Flag{
 		command.String(categoryProcess, metricsAddressFlag, "", &c.metricsAddress,
 			"address, such as :9485, on which Prometheus finds metrics at "+metrics.Path+", without TLS; empty: off"),
 		command.String(categoryProcess, nvidiaMetricsAddressFlag, "", &c.nvidiaMetricsAddress,
@@ -165,14 +178,7 @@ func (c *config) flags() []cli.Flag {
 			"path of these metrics at that address"),
 		command.Duration(categoryTimes, sampleIntervalFlag, 15*time.Second, &c.sampleInterval,
 			"time between two looks at what is used of a GPU, for metrics"),
-		command.String(categoryProcess, "pod-name", "", &c.podName,
-			"name of the driver's pod; a kubelet that does not list it has not read its pods yet. Empty: any list of pods counts"),
-		command.String(categoryProcess, "pod-namespace", "", &c.podNamespace,
-			"namespace of the driver's pod, whose pods are never taken for users of a GPU; empty: only --"+ignoredNamespacesFlag+" counts"),
-		command.String(categoryProcess, "pod-uid", "", &c.podUID,
-			"UID of the driver's pod; lets an old and a new pod overlap during a rolling update"),
 	}
-	return append(flags, c.process.Flags(categoryProcess)...)
 }
 
 func (c *config) slicesFlags() []cli.Flag {

@@ -226,14 +226,6 @@ type Health struct {
 	Fabric        Fabric
 }
 
-// Meters are what a GPU draws and moves. With its zero value it cannot tell its power, and moves nothing.
-type Meters struct {
-	PowerMilliwatts int
-	// NVLinkTx and NVLinkRx are KiB on all links together since the driver was loaded.
-	NVLinkTx, NVLinkRx uint64
-	PCIeTx, PCIeRx     int // KB/s; -1: not reported, as in a vGPU guest
-}
-
 // ECCErrors are numbers of memory errors.
 type ECCErrors struct{ Corrected, Uncorrected uint64 }
 
