@@ -4,6 +4,7 @@
 package main
 
 import (
+	"slices"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -56,6 +57,8 @@ type config struct {
 	claimStatus, deviceMetadata bool
 	nodeLabels                  string
 	metricsAddress              string
+	nvidiaMetricsAddress        string
+	nvidiaMetricsPath           string
 	sampleInterval              time.Duration
 
 	process command.Process
@@ -64,9 +67,11 @@ type config struct {
 }
 
 const (
-	metricsAddressFlag = "metrics-address"
-	sampleIntervalFlag = "sample-interval"
-	nodeLabelsFlag     = "node-labels"
+	metricsAddressFlag       = "metrics-address"
+	nvidiaMetricsAddressFlag = "nvidia-metrics-address"
+	nvidiaMetricsPathFlag    = "nvidia-metrics-path"
+	sampleIntervalFlag       = "sample-interval"
+	nodeLabelsFlag           = "node-labels"
 
 	ignoredNamespacesFlag = "ignored-namespaces"
 	// ignoredNamespaces are those of the GPU operator, on OpenShift too, of monitoring stacks, and of what nodes need.
@@ -153,10 +158,6 @@ func (c *config) flags() []cli.Flag {
 		command.Duration(categoryTimes, "policy-spread", 40*time.Second, &c.policySpread,
 			"over how long the nodes of a cluster spread a change of the policy, for every 1,000 ResourceSlices in the cluster, at most 2h in all; 0s: none of them waits"),
 
-		command.String(categoryProcess, metricsAddressFlag, "", &c.metricsAddress,
-			"address, such as :9485, on which Prometheus finds metrics at "+metrics.Path+", without TLS; empty: off"),
-		command.Duration(categoryTimes, sampleIntervalFlag, 15*time.Second, &c.sampleInterval,
-			"time between two looks at what is used of a GPU, for metrics"),
 		command.String(categoryProcess, "pod-name", "", &c.podName,
 			"name of the driver's pod; a kubelet that does not list it has not read its pods yet. Empty: any list of pods counts"),
 		command.String(categoryProcess, "pod-namespace", "", &c.podNamespace,
@@ -164,7 +165,20 @@ func (c *config) flags() []cli.Flag {
 		command.String(categoryProcess, "pod-uid", "", &c.podUID,
 			"UID of the driver's pod; lets an old and a new pod overlap during a rolling update"),
 	}
-	return append(flags, c.process.Flags(categoryProcess)...)
+	return slices.Concat(flags, c.metricsFlags(), c.process.Flags(categoryProcess))
+}
+
+func (c *config) metricsFlags() []cli.Flag {
+	return []cli.Flag{
+		command.String(categoryProcess, metricsAddressFlag, "", &c.metricsAddress,
+			"address, such as :9485, on which Prometheus finds metrics at "+metrics.Path+", without TLS; empty: off"),
+		command.String(categoryProcess, nvidiaMetricsAddressFlag, "", &c.nvidiaMetricsAddress,
+			"address, such as :8080, on which Prometheus finds those of the metrics that have the names of NVIDIA's DRA driver, too; empty, or without --"+metricsAddressFlag+": off"),
+		command.String(categoryProcess, nvidiaMetricsPathFlag, metrics.Path, &c.nvidiaMetricsPath,
+			"path of these metrics at that address"),
+		command.Duration(categoryTimes, sampleIntervalFlag, 15*time.Second, &c.sampleInterval,
+			"time between two looks at what is used of a GPU, for metrics"),
+	}
 }
 
 func (c *config) slicesFlags() []cli.Flag {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"net"
 	"os"
+	"regexp"
 	"strconv"
 	"sync"
 
@@ -25,16 +26,25 @@ import (
 	"github.com/partage-dev/partage/pkg/version"
 )
 
+// metricsPaths are those that mean nothing but themselves.
+var metricsPaths = regexp.MustCompile(`^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+$`)
+
 func (c *config) validateMetrics() error {
-	if c.metricsAddress == "" {
-		return nil
+	for _, of := range [][2]string{{metricsAddressFlag, c.metricsAddress}, {nvidiaMetricsAddressFlag, c.nvidiaMetricsAddress}} {
+		flag, address := of[0], of[1]
+		if address == "" {
+			continue
+		}
+		_, port, err := net.SplitHostPort(address)
+		if err == nil {
+			_, err = strconv.ParseUint(port, 10, 16)
+		}
+		if err != nil {
+			return command.Wrong(flag, address, "an address with a port, such as :9485, or nothing")
+		}
 	}
-	_, port, err := net.SplitHostPort(c.metricsAddress)
-	if err == nil {
-		_, err = strconv.ParseUint(port, 10, 16)
-	}
-	if err != nil {
-		return command.Wrong(metricsAddressFlag, c.metricsAddress, "an address with a port, such as :9485, or nothing")
+	if !metricsPaths.MatchString(c.nvidiaMetricsPath) {
+		return command.Wrong(nvidiaMetricsPathFlag, c.nvidiaMetricsPath, "a path such as "+metrics.Path)
 	}
 	return nil
 }
@@ -72,20 +82,35 @@ func (c *config) serveMetrics(ctx context.Context, o usage.Options) (m *metrics.
 		pod, _ := podcgroup.OfProcess(os.DirFS("/proc"), pid)
 		return pod.UID
 	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.metricsAddress)
-	if err != nil {
-		// No pod has to fail for metrics.
-		klog.FromContext(ctx).Error(err, "Metrics are not served", "flag", metricsAddressFlag)
+	listener := listen(ctx, metricsAddressFlag, c.metricsAddress)
+	if listener == nil {
 		return metrics.New(options), func() {}
 	}
 	sampler := usage.New(o)
 	options.Usage = sampler.Snapshot
 	m = metrics.New(options)
-	stop := m.Serve(ctx, listener)
+	stop, stopNVIDIA := m.Serve(ctx, listener), func() {}
+	if second := listen(ctx, nvidiaMetricsAddressFlag, c.nvidiaMetricsAddress); second != nil {
+		stopNVIDIA = m.ServeNVIDIA(ctx, second, c.nvidiaMetricsPath)
+	}
 	var sampling sync.WaitGroup
 	sampling.Go(func() { sampler.Run(ctx) })
 	return m, func() {
 		stop()
+		stopNVIDIA()
 		sampling.Wait()
 	}
+}
+
+// listen returns nil where there is no address, or where it cannot be had: no pod has to fail for metrics.
+func listen(ctx context.Context, flag, address string) net.Listener {
+	if address == "" {
+		return nil
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Metrics are not served", "flag", flag)
+		return nil
+	}
+	return listener
 }

@@ -402,3 +402,26 @@ func TestLook(t *testing.T) {
 		}
 	})
 }
+
+// TestIdle: a queue is idle until a call is made, and again when the last has returned.
+func TestIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		queues := New(0)
+		busy, other := queues.GPU(first), queues.GPU(second)
+		call, release := held()
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_, _ = Do(t.Context(), busy, "one", call)
+		}()
+		synctest.Wait()
+		if busy.Idle() || !other.Idle() {
+			t.Errorf("a call is out: idle %t, and the other queue %t", busy.Idle(), other.Idle())
+		}
+		release()
+		<-ended
+		if !busy.Idle() {
+			t.Error("the call has returned")
+		}
+	})
+}

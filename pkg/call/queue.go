@@ -122,6 +122,13 @@ func (q *Queue) Pending() *gpu.PendingError {
 // Limit returns how long a call may take that is not hung.
 func (q *Queue) Limit() time.Duration { return q.all.limit }
 
+// Idle reports whether no call is out and none waits, so that one that takes its time is in nobody's way just now.
+func (q *Queue) Idle() bool {
+	q.all.mu.Lock()
+	defer q.all.mu.Unlock()
+	return q.current == nil
+}
+
 // PCIAddress is empty for a queue that belongs to no GPU.
 func (q *Queue) PCIAddress() string { return q.pci }
 

@@ -275,25 +275,23 @@ func TestOrderOfSlices(t *testing.T) {
 // in any class.
 var namesOfAll = []resourceapi.QualifiedName{
 	"type", "isolation", "parentUUID", "uuid", "profile",
-	"productName", "architecture", "cudaComputeCapability", "driverVersion", "cudaDriverVersion",
+	"productName", "brand", "architecture", "cudaComputeCapability", "driverVersion", "cudaDriverVersion", "addressingMode",
+	"resource.kubernetes.io/pciBusID", "resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode",
 	"memory", "multiprocessors",
 }
 
 // namesOfKind are what else devices of a kind have, so that a selector can read them in a class of
 // that kind.
 var namesOfKind = map[Kind][]resourceapi.QualifiedName{
-	Whole: {
-		"resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode", "resource.kubernetes.io/pciBusID", "addressingMode",
-		"smPercent", "copyEngines", "decoders", "encoders", "jpegEngines", "ofaEngines",
-	},
-	Partition: {"resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode", "decoders"},
-	MPS:       {"resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode", "smPercent", "shares"},
-	TimeSlice: {"resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode", "smPercent", "shares"},
+	Whole:     {"smPercent", "copyEngines", "decoders", "encoders", "jpegEngines", "ofaEngines"},
+	Partition: {"copyEngines", "decoders", "encoders", "jpegEngines", "ofaEngines"},
+	MPS:       {"smPercent", "shares"},
+	TimeSlice: {"smPercent", "shares"},
 	Observer:  nil,
 }
 
 // TestNames: all devices of a kind have the same attributes and capacities, on every board and
-// under every policy. There are not more of them than a cheap device has.
+// under every policy.
 func TestNames(t *testing.T) {
 	shares := sharing(policy.PartitionShares{Profiles: []string{"1g.5gb", "1g.6gb", "1g.10gb"}, MPS: mpsOf(2), TimeSlice: timeSliceOf(2)})
 	seen := map[Kind]int{}
@@ -308,32 +306,11 @@ func TestNames(t *testing.T) {
 					if got := sets.KeySet(d.Attributes).Union(sets.KeySet(d.Capacity)); !got.Equal(want) {
 						t.Errorf("%s: %s has %v, want %v", b.name, d.Name, sets.List(got), sets.List(want))
 					}
-					if len(d.Attributes) > maxAttributes {
-						t.Errorf("%s: %s has %d attributes", b.name, d.Name, len(d.Attributes))
-					}
 				}
 			}
 		}
 	}
 	if t.Logf("%v", seen); len(seen) != len(namesOfKind) || seen[Partition] < 200 {
 		t.Errorf("only %v", seen)
-	}
-}
-
-// TestDecodersStandForMediaEngines: what partitions do not say they have, those without decoders
-// do not have.
-func TestDecodersStandForMediaEngines(t *testing.T) {
-	seen := 0
-	for _, b := range partitionable(t) {
-		for _, p := range b.gpu().MIG.Profiles {
-			r := p.Resources
-			if r.Decoders == 0 && (r.Encoders > 0 || r.JPEGEngines > 0 || r.OFAEngines > 0) {
-				t.Errorf("%s, %s: %+v", b.name, p.Name, r)
-			}
-			seen++
-		}
-	}
-	if t.Logf("%d cases", seen); seen < 40 {
-		t.Errorf("only %d profiles", seen)
 	}
 }

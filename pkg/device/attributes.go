@@ -13,12 +13,6 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// maxAttributes is how many attributes a device may have so that it is cheap. Go
-// doubles a map of attributes, by 2.3 KB in every process that caches ResourceSlices,
-// with the 15th. See docs/how-to/large-clusters.md. Whole GPUs have more: one for the kubelet
-// (ExtendedResources), and one or two where NVLink or a PCIe switch joins them.
-const maxAttributes = 14
-
 // Values of the attribute "isolation", strongest first: what keeps the claims that
 // have a device apart, and apart from those that have other devices of the same GPU.
 const (
@@ -58,25 +52,22 @@ func isolationOf(d Device) string {
 
 type attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 
-// attributesOf returns the same names for all devices of a kind, so that a selector
-// can read any of them in a class of that kind: a missing one is an error that ends the
-// pod's scheduling attempt. What is common to all kinds can be read in any class. Attributes
-// that do not apply are empty. Names without a domain belong to the driver.
+// attributesOf returns the same names for all devices, so that a selector can read any of them in
+// any class: a missing one is an error that ends the pod's scheduling attempt. Attributes that do
+// not apply are empty. Missing is only what the hardware or the host does not tell, and, on all but
+// whole GPUs, what groups them. Names without a domain belong to the driver.
 func attributesOf(node *gpu.Node, d Device) attributes {
 	a := attributes{}
 	a.identify(d)
 	a.describe(node, d.GPU)
-	if d.Kind != Observer {
-		a.locate(d.GPU)
-	}
+	a.locate(d.GPU)
 	if d.Kind == Whole {
-		a.wholeGPU(d.GPU)
 		a.group(node.Groups()[d.GPU.PCIAddress])
 	}
 	return a
 }
 
-// identify says what the device is. All kinds have these.
+// identify says what the device is.
 func (a attributes) identify(d Device) {
 	a.text("type", string(d.Kind))
 	a.text("isolation", isolationOf(d))
@@ -92,34 +83,28 @@ func (a attributes) identify(d Device) {
 	a.text("uuid", uuid)
 }
 
-// describe says what programs find on the GPU. All kinds have these.
+// describe says what programs find on the GPU.
 func (a attributes) describe(node *gpu.Node, g *gpu.GPU) {
 	a.text("productName", g.ProductName)
+	a.text("brand", g.Brand)
 	a.text("architecture", g.Architecture)
 	a.version("cudaComputeCapability", twoPartVersion(g.ComputeCapability))
 	a.version("driverVersion", semanticVersion(node.DriverVersion))
 	a.version("cudaDriverVersion", twoPartVersion(node.CUDAVersion))
+	if g.AddressingMode != "" {
+		a.text("addressingMode", g.AddressingMode)
+	}
 }
 
-// locate says what is near the GPU, for constraints with devices of other drivers. An
-// observer computes nothing, so it is near nothing.
+// locate says where the GPU is, for selectors, and for constraints with devices of other drivers.
 func (a attributes) locate(g *gpu.GPU) {
+	a.text(deviceattribute.StandardDeviceAttributePCIBusID, g.PCIAddress)
 	if g.PCIeRoot != "" {
 		a.text(deviceattribute.StandardDeviceAttributePCIeRoot, g.PCIeRoot)
 	}
 	if g.NUMANode != nil {
 		numaNode := int64(*g.NUMANode)
 		a[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: &numaNode}
-	}
-}
-
-// wholeGPU is for attributes that nobody asks of a part of a GPU. Each of them costs a part of
-// a percent here, and a few percent on partitions, of which a GPU has many. The GPU of any
-// device is known by its parentUUID.
-func (a attributes) wholeGPU(g *gpu.GPU) {
-	a.text(deviceattribute.StandardDeviceAttributePCIBusID, g.PCIAddress)
-	if g.AddressingMode != "" {
-		a.text("addressingMode", g.AddressingMode)
 	}
 }
 

@@ -12,10 +12,8 @@ import (
 
 type capacities map[resourceapi.QualifiedName]resourceapi.DeviceCapacity
 
-// capacitiesOf returns the same names for all devices of a kind; 0 means not known, or
-// none. All kinds have memory and multiprocessors. Of the engines, partitions have the decoders
-// only, as no profile has other media engines without them: the scheduler copies every capacity
-// of a device whenever it considers the device, and partitions are nearly all devices.
+// capacitiesOf returns the same names for all devices of a kind; 0 means not known, or none. All kinds
+// have memory and multiprocessors.
 func capacitiesOf(d Device) capacities {
 	r := d.GPU.Resources
 	if d.Partition != nil {
@@ -32,19 +30,20 @@ func capacitiesOf(d Device) capacities {
 	}
 	c["multiprocessors"] = resourceapi.DeviceCapacity{Value: count(r.Multiprocessors)}
 	c["memory"] = resourceapi.DeviceCapacity{Value: quantity(int64(r.MemoryBytes), resource.BinarySI)}
-	switch d.Kind {
-	case Whole:
-		c.wholeGPU(r)
-	case Partition:
-		c["decoders"] = resourceapi.DeviceCapacity{Value: count(r.Decoders)}
+	if d.Kind == Whole {
+		// A request for it means a part of a GPU's multiprocessors: a partition must not satisfy it
+		// with 100 of its own.
+		c["smPercent"] = resourceapi.DeviceCapacity{Value: quantity(100, resource.DecimalSI)}
+	}
+	if d.Kind != Observer {
+		c.engines(r)
 	}
 	return c
 }
 
-// wholeGPU adds what exclusive devices have only if they are whole GPUs. A request for smPercent
-// means a part of a GPU's multiprocessors: a partition must not satisfy it with 100 of its own.
-func (c capacities) wholeGPU(r gpu.Resources) {
-	c["smPercent"] = resourceapi.DeviceCapacity{Value: quantity(100, resource.DecimalSI)}
+// engines adds what exclusive devices have. Claims with a share divide no engines among them, and
+// whatever a share has is written into the allocation of each.
+func (c capacities) engines(r gpu.Resources) {
 	for name, engines := range map[resourceapi.QualifiedName]int{
 		"copyEngines": r.CopyEngines,
 		"decoders":    r.Decoders,

@@ -79,6 +79,7 @@ var attributeTexts = map[string]string{
 	"parentUUID":                      "the UUID of the GPU, also for the GPU itself",
 	"profile":                         "the MIG profile of the partition, or of the partition that is shared; empty for a whole GPU and shares of it ([not absent](#selectors-that-look-for-profile))",
 	"productName":                     "the name of the model",
+	"brand":                           "the brand, spelled as NVIDIA's DRA driver does: `Nvidia`, `NvidiaRTX`, `Tesla`, …; `Unknown` where the NVIDIA driver does not tell",
 	"architecture":                    "the generation of the GPU",
 	"cudaComputeCapability":           "the compute capability of CUDA",
 	"driverVersion":                   "the version of the NVIDIA driver; a version has no leading zeros",

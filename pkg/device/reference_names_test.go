@@ -16,7 +16,6 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/kubectl/boards"
 	"github.com/partage-dev/partage/pkg/policy"
-	"github.com/partage-dev/partage/test/knownfailures"
 	"github.com/partage-dev/partage/test/scale/slices/reference"
 )
 
@@ -95,27 +94,12 @@ func missingNames(t *testing.T) (missing map[string]string, compared int) {
 // the pod's scheduling. So whole GPUs and partitions have every attribute and capacity that NVIDIA's driver
 // gives them.
 func TestNamesOfReferenceDriver(t *testing.T) {
-	// Those that are missing on some boards; all others are compared below.
-	lacking := []string{
-		"gpu brand", "mig addressingMode", "mig brand", "mig copyEngines", "mig encoders", "mig jpegEngines", "mig ofaEngines", "mig pciBusID",
-	}
-	for _, name := range lacking {
-		t.Run(name, func(t *testing.T) {
-			knownfailures.Expect(t)
-			missing, _ := missingNames(t)
-			if example := missing[name]; example != "" {
-				t.Errorf("NVIDIA's driver publishes %s, and device %s does not have it", name, example)
-			}
-		})
-	}
 	missing, compared := missingNames(t)
 	if compared < 2000 {
 		t.Errorf("only %d names were compared", compared)
 	}
 	for _, name := range slices.Sorted(maps.Keys(missing)) {
-		if !slices.Contains(lacking, name) {
-			t.Errorf("NVIDIA's driver publishes %s, and device %s does not have it", name, missing[name])
-		}
+		t.Errorf("NVIDIA's driver publishes %s, and device %s does not have it", name, missing[name])
 	}
 	t.Logf("%d names compared", compared)
 }

@@ -61,6 +61,9 @@ type GPU struct {
 	PCIDeviceID string `json:"pciDeviceID,omitempty"`
 
 	ProductName string `json:"productName"`
+	// Brand is "Nvidia", "Tesla", "NvidiaRTX", …, spelled as NVIDIA's DRA driver publishes it;
+	// "Unknown" where the driver does not tell.
+	Brand string `json:"brand"`
 	// Architecture is "Turing", "Ampere", "Ada Lovelace", "Hopper", "Blackwell", …,
 	// spelled as the vendor's driver publishes it.
 	Architecture      string  `json:"architecture"`

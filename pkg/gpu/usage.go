@@ -22,7 +22,17 @@ type Usage struct {
 	// ProcessUtilization says that processes on the undivided GPU have one, which is zero
 	// for those that do nothing.
 	ProcessUtilization bool
+	// PowerWatts is what the board draws.
+	PowerWatts *float64
+	// NVLink are the bytes that went over all of its links since the driver was loaded. There are
+	// none to count while MIG mode is on.
+	NVLink *Traffic
+	// PCIe are bytes a second.
+	PCIe *Traffic
 }
+
+// Traffic is what a GPU sends and receives.
+type Traffic struct{ Sent, Received uint64 }
 
 // MemoryUsage is the memory of a GPU or of a partition.
 type MemoryUsage struct {

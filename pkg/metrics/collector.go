@@ -27,7 +27,8 @@ type collector struct{ *Metrics }
 var collected = []Definition{
 	claimInfo, claimPod, claimMemoryUsed, claimMemoryPeak, claimMemoryLimit, claimMemoryRequested, claimUtilization, claimProcesses,
 	claimThrottled, claimIdle, gpuInfo, gpuHealthy, gpuCondition, gpuXIDs, gpuRole, gpuMemory, gpuMemoryAllocatable, gpuMemoryAllocated,
-	gpuMemoryUsed, gpuMemoryUnattributed, gpuUtilization, gpuThrottled, gpuTemperature, gpuSampled, gpuMemorySlice, devices,
+	gpuMemoryUsed, gpuMemoryUnattributed, gpuUtilization, gpuThrottled, gpuTemperature, gpuPower, gpuNVLinkSent, gpuNVLinkReceived,
+	gpuPCIeSent, gpuPCIeReceived, gpuSampled, gpuMemorySlice, devices,
 	journalRecords, mpsServers, draPrepared,
 }
 
@@ -224,6 +225,18 @@ func (s *scene) gpuUsage(e *emitter, address string) {
 	e.emit(gpuMemoryUnattributed, float64(used.UnattributedBytes), address)
 	if used.Usage.Utilization != nil {
 		e.emit(gpuUtilization, *used.Usage.Utilization, address)
+	}
+	if used.Usage.PowerWatts != nil {
+		e.emit(gpuPower, *used.Usage.PowerWatts, address)
+	}
+	for _, of := range []struct {
+		traffic        *gpu.Traffic
+		sent, received Definition
+	}{{used.Usage.NVLink, gpuNVLinkSent, gpuNVLinkReceived}, {used.Usage.PCIe, gpuPCIeSent, gpuPCIeReceived}} {
+		if of.traffic != nil {
+			e.emit(of.sent, float64(of.traffic.Sent), address)
+			e.emit(of.received, float64(of.traffic.Received), address)
+		}
 	}
 }
 

@@ -103,7 +103,16 @@ var (
 	gpuUtilization = ofGPU("utilization_ratio", "Part of the time in which a kernel ran, 0 to 1. Absent while MIG mode is on.")
 	gpuThrottled   = ofGPU("throttled", "1 while the GPU's clocks are lowered for a reason that means that something is wrong, otherwise 0.", "reason")
 	gpuTemperature = ofGPU("temperature_celsius", "Temperature of the GPU's chip.")
-	gpuSampled     = ofGPU("sample_timestamp_seconds",
+	gpuPower       = ofGPU("power_watts", "Power that the board draws: from Ampere on, except for A100 and A30, the average of a second. Absent where the board does not report it.")
+	gpuNVLinkSent  = Definition{"partage_gpu_nvlink_tx_bytes_total", Counter, []string{"gpu"},
+		"Bytes that the GPU has sent over all of its NVLinks since the driver was loaded. Absent without NVLink, and while MIG mode is on."}
+	gpuNVLinkReceived = Definition{"partage_gpu_nvlink_rx_bytes_total", Counter, []string{"gpu"},
+		"Bytes that the GPU has received over all of its NVLinks since the driver was loaded. Absent without NVLink, and while MIG mode is on."}
+	gpuPCIeSent = ofGPU("pcie_tx_bytes_per_second",
+		"Bytes that the GPU sent over PCIe in 20 ms before the sample, for a second. Absent where the GPU does not report it, and while a claim's work on it goes first.")
+	gpuPCIeReceived = ofGPU("pcie_rx_bytes_per_second",
+		"Bytes that the GPU received over PCIe in 20 ms before the sample, for a second. Absent like what it sent.")
+	gpuSampled = ofGPU("sample_timestamp_seconds",
 		"When it was last read what is used of the GPU. It stands still while the GPU does not answer; what was read is not told any more after a minute or four intervals.")
 	gpuMemorySlice = ofGPU("memory_slice",
 		"1 for a memory slice that a claim or somebody else's partition has, 0 for a free one. A GPU without MIG counts as one slice. A slice of a shared device has the device and no claim.",
@@ -164,13 +173,15 @@ func Reference() []Group {
 		{"GPUs", "`gpu` is the PCI address.",
 			[]Definition{
 				gpuInfo, gpuHealthy, gpuCondition, gpuXIDs, gpuRole, gpuMemory, gpuMemoryAllocatable, gpuMemoryAllocated, gpuMemoryUsed,
-				gpuMemoryUnattributed, gpuUtilization, gpuThrottled, gpuTemperature, gpuSampled, gpuMemorySlice, devices,
+				gpuMemoryUnattributed, gpuUtilization, gpuThrottled, gpuTemperature, gpuPower, gpuNVLinkSent, gpuNVLinkReceived,
+				gpuPCIeSent, gpuPCIeReceived, gpuSampled, gpuMemorySlice, devices,
 			}},
 		{"Preparing and releasing", "Histograms count from a millisecond to a minute.",
 			[]Definition{prepareDuration, unprepareDuration, stepDuration, prepareFailures, unprepareFailures}},
 		{"The driver", "",
 			[]Definition{buildInfo, reconcileErrors, publishErrors, publishedSlices, journalRecords, mpsServers, neighbours, extendedResources}},
-		{"With the names of NVIDIA's driver", "For dashboards and alerts that exist. NVIDIA's driver observes what succeeds only, and counts in progress what waits for nothing any more.",
+		{"With the names of NVIDIA's driver", "For dashboards and alerts that exist; names, labels and buckets are the same. The chart's value `metrics.nvidiaDRA.port: 8080` has these six, " +
+			"and no others, on the port of NVIDIA's driver too, at the path `metrics.nvidiaDRA.path`. NVIDIA's driver observes what succeeds only, and counts in progress what waits for nothing any more.",
 			[]Definition{draRequests, draDuration, draInflight, draPrepared, draPrepareErrors, draUnprepareErrors}},
 	}
 }

@@ -36,9 +36,9 @@ func TestDocs(t *testing.T) {
 // unit follows from the name, by Prometheus's conventions.
 func unit(name string) string {
 	name = strings.TrimSuffix(name, "_total")
-	for _, unit := range []string{"bytes", "seconds", "ratio", "celsius"} {
+	for _, unit := range []string{"bytes_per_second", "bytes", "seconds", "ratio", "celsius", "watts"} {
 		if strings.HasSuffix(name, "_"+unit) {
-			return unit
+			return strings.ReplaceAll(unit, "_", " ")
 		}
 	}
 	return "–"

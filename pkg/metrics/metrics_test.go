@@ -102,7 +102,9 @@ func everything(t testing.TB) *Metrics {
 	twice := share
 	twice.Claim.UID = "another claim of the same name"
 	snapshot.Claims = append(snapshot.Claims, whole, share, twice)
-	snapshot.GPUs["0000:11:00.0"].Usage.Utilization = new(0.5)
+	used := snapshot.GPUs["0000:11:00.0"].Usage
+	used.Utilization, used.PowerWatts = new(0.5), new(412.5)
+	used.NVLink, used.PCIe = &gpu.Traffic{Sent: 1 << 40, Received: 1 << 41}, &gpu.Traffic{Sent: 3_000_000}
 
 	at := gpu.Placement{Start: 4, Size: 4}
 	status := device.Status{Conditions: []device.Condition{
@@ -139,7 +141,12 @@ func scrape(t testing.TB, m *Metrics) string {
 		t.Fatal(err)
 	}
 	defer m.Serve(t.Context(), listener)()
-	answer, err := http.Get("http://" + listener.Addr().String() + Path)
+	return bodyOf(t, "http://"+listener.Addr().String()+Path)
+}
+
+func bodyOf(t testing.TB, url string) string {
+	t.Helper()
+	answer, err := http.Get(url)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -262,6 +269,38 @@ func TestXIDsBeforeTheFirst(t *testing.T) {
 	}
 }
 
+// TestNVIDIAMetrics: the second listener has what NVIDIA's driver tells, by its names, labels and buckets, and nothing else.
+func TestNVIDIAMetrics(t *testing.T) {
+	t.Parallel()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer everything(t).ServeNVIDIA(t.Context(), listener, "/nvidia/metrics")()
+	body := bodyOf(t, "http://"+listener.Addr().String()+"/nvidia/metrics")
+	for _, line := range []string{
+		`nvidia_dra_requests_total{driver="gpu.nvidia.com",operation="prepare"} 2`,
+		`nvidia_dra_request_duration_seconds_bucket{driver="gpu.nvidia.com",operation="unprepare",le="0.05"} 2`,
+		`nvidia_dra_request_duration_seconds_bucket{driver="gpu.nvidia.com",operation="unprepare",le="12.8"} 2`,
+		`nvidia_dra_requests_inflight{driver="gpu.nvidia.com",operation="prepare"} 0`,
+		`nvidia_dra_prepared_devices{device_type="mig",driver="gpu.nvidia.com",node="node-1"} 3`,
+		`nvidia_dra_node_prepare_errors_total{driver="gpu.nvidia.com",error_type="overlap"} 1`,
+		`nvidia_dra_node_unprepare_errors_total{driver="gpu.nvidia.com",error_type="overlap"} 1`,
+	} {
+		if !strings.Contains(body, line+"\n") {
+			t.Errorf("there is no %s", line)
+		}
+	}
+	for line := range strings.Lines(body) {
+		if !strings.HasPrefix(line, "#") && !strings.HasPrefix(line, "nvidia_dra_") {
+			t.Errorf("there is %s", line)
+		}
+	}
+	if n := strings.Count(body, "# TYPE"); n != 6 {
+		t.Errorf("%d metrics", n)
+	}
+}
+
 // TestNothingElseIsServed: anybody in the network may ask the port.
 func TestNothingElseIsServed(t *testing.T) {
 	t.Parallel()
@@ -308,7 +347,7 @@ func BenchmarkScrape(b *testing.B) {
 			series++
 		}
 	}
-	handler, request := m.handler(b.Context()), httptest.NewRequestWithContext(b.Context(), http.MethodGet, Path, http.NoBody)
+	handler, request := handler(b.Context(), Path, m.registry), httptest.NewRequestWithContext(b.Context(), http.MethodGet, Path, http.NoBody)
 	b.ReportAllocs()
 	for b.Loop() {
 		answer := httptest.NewRecorder()

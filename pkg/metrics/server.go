@@ -8,15 +8,21 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
 	"golang.org/x/net/netutil"
 	"k8s.io/klog/v2"
 )
 
 // Path is where the metrics are.
 const Path = "/metrics"
+
+const nvidiaPrefix = "nvidia_dra_"
 
 // Anybody in the network may ask, so connections and scrapes are limited. A scrape takes some
 // milliseconds.
@@ -33,11 +39,24 @@ const (
 // Serve answers on a listener until stop is called, which closes the listener. If it ends
 // before, that is logged: no pod has to fail because nobody can see what the driver does.
 func (m *Metrics) Serve(ctx context.Context, listener net.Listener) (stop func()) {
+	return serve(ctx, listener, Path, m.registry)
+}
+
+// ServeNVIDIA is Serve for the metrics that have the names of NVIDIA's own DRA driver. The others are left
+// out, so that nobody has them twice.
+func (m *Metrics) ServeNVIDIA(ctx context.Context, listener net.Listener, path string) (stop func()) {
+	return serve(ctx, listener, path, prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
+		all, err := m.registry.Gather()
+		return slices.DeleteFunc(all, func(f *dto.MetricFamily) bool { return !strings.HasPrefix(f.GetName(), nvidiaPrefix) }), err
+	}))
+}
+
+func serve(ctx context.Context, listener net.Listener, path string, from prometheus.Gatherer) (stop func()) {
 	server := &http.Server{
-		Handler: m.handler(ctx), ReadHeaderTimeout: headerTime, ReadTimeout: headerTime, WriteTimeout: answerTime, IdleTimeout: idleTime,
+		Handler: handler(ctx, path, from), ReadHeaderTimeout: headerTime, ReadTimeout: headerTime, WriteTimeout: answerTime, IdleTimeout: idleTime,
 		MaxHeaderBytes: maxHeader, DisableGeneralOptionsHandler: true,
 	}
-	klog.FromContext(ctx).Info("Serving metrics", "address", listener.Addr().String(), "path", Path)
+	klog.FromContext(ctx).Info("Serving metrics", "address", listener.Addr().String(), "path", path)
 	go func() {
 		if err := server.Serve(netutil.LimitListener(listener, maxConnections)); err != nil && !errors.Is(err, http.ErrServerClosed) {
 			klog.FromContext(ctx).Error(err, "Metrics are not served any more", "address", listener.Addr())
@@ -52,9 +71,9 @@ func (m *Metrics) Serve(ctx context.Context, listener net.Listener) (stop func()
 	}
 }
 
-func (m *Metrics) handler(ctx context.Context) http.Handler {
+func handler(ctx context.Context, path string, from prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET "+Path, promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
+	mux.Handle("GET "+path, promhttp.HandlerFor(from, promhttp.HandlerOpts{
 		ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: maxScrapes, ErrorLog: errorLog{ctx},
 	}))
 	return mux

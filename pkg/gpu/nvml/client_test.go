@@ -188,8 +188,8 @@ func TestDiscoverGoesOnAfterBrokenGPU(t *testing.T) {
 	want := &gpu.Node{
 		DriverVersion: "580.95.05", CUDAVersion: gpu.Version{Major: 12, Minor: 8},
 		GPUs: []gpu.GPU{
-			{PCIAddress: pci, PCIDeviceID: "10de:2330", UUID: "GPU-" + busID, Architecture: "Unknown"},
-			{PCIAddress: "0000:db:00.0", PCIDeviceID: "10de:2330", UUID: "GPU-00000000:DB:00.0", Architecture: "Unknown"},
+			{PCIAddress: pci, PCIDeviceID: "10de:2330", UUID: "GPU-" + busID, Brand: "Unknown", Architecture: "Unknown"},
+			{PCIAddress: "0000:db:00.0", PCIDeviceID: "10de:2330", UUID: "GPU-00000000:DB:00.0", Brand: "Unknown", Architecture: "Unknown"},
 		},
 	}
 	node.Broken = nil

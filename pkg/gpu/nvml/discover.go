@@ -100,6 +100,8 @@ func (c *Client) discoverGPU(ctx context.Context, lib *library, index int) (gpu.
 // model stays empty.
 func readProduct(r *reading, g *gpu.GPU) {
 	g.ProductName, _ = ask(r, "nvmlDeviceGetName", r.dev.GetName)
+	brand, _ := ask(r, "nvmlDeviceGetBrand", r.dev.GetBrand)
+	g.Brand = cmp.Or(brands[brand], unknown)
 	arch, _ := ask(r, "nvmlDeviceGetArchitecture", r.dev.GetArchitecture)
 	g.Architecture = cmp.Or(architectures[arch], unknown) // one that is newer than this code
 	g.ComputeCapability, _ = ask(r, "nvmlDeviceGetCudaComputeCapability", func() (gpu.Version, nvml.Return) {

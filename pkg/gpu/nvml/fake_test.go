@@ -229,6 +229,10 @@ func (d *fakeDevice) GetMemoryInfo_v2() (nvml.Memory_v2, nvml.Return) {
 	return nvml.Memory_v2{Total: d.memory, Reserved: d.reserved}, nvml.SUCCESS
 }
 
+func (d *fakeDevice) GetBrand() (nvml.BrandType, nvml.Return) {
+	return nvml.BRAND_NVIDIA, nvml.ERROR_NOT_SUPPORTED
+}
+
 func (d *fakeDevice) GetAddressingMode() (nvml.DeviceAddressingMode, nvml.Return) {
 	return nvml.DeviceAddressingMode{Value: 1}, nvml.ERROR_NOT_SUPPORTED
 }

@@ -27,6 +27,26 @@ var architectures = map[nvml.DeviceArchitecture]string{
 	nvml.DEVICE_ARCH_RUBIN:     "Rubin",
 }
 
+// brands are spelled as NVIDIA's DRA driver publishes them.
+var brands = map[nvml.BrandType]string{
+	nvml.BRAND_QUADRO:              "Quadro",
+	nvml.BRAND_TESLA:               "Tesla",
+	nvml.BRAND_NVS:                 "NVS",
+	nvml.BRAND_GRID:                "Grid",
+	nvml.BRAND_GEFORCE:             "GeForce",
+	nvml.BRAND_TITAN:               "Titan",
+	nvml.BRAND_NVIDIA_VAPPS:        "NvidiaVApps",
+	nvml.BRAND_NVIDIA_VPC:          "NvidiaVPC",
+	nvml.BRAND_NVIDIA_VCS:          "NvidiaVCS",
+	nvml.BRAND_NVIDIA_VWS:          "NvidiaVWS",
+	nvml.BRAND_NVIDIA_CLOUD_GAMING: "NvidiaCloudGaming",
+	nvml.BRAND_QUADRO_RTX:          "QuadroRTX",
+	nvml.BRAND_NVIDIA_RTX:          "NvidiaRTX",
+	nvml.BRAND_NVIDIA:              "Nvidia",
+	nvml.BRAND_GEFORCE_RTX:         "GeForceRTX",
+	nvml.BRAND_TITAN_RTX:           "TitanRTX",
+}
+
 // addressingModes has no name for values newer than this code: the attribute is then
 // omitted, and no selector matches it by accident.
 var addressingModes = map[uint32]string{

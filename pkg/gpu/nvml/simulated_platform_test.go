@@ -133,7 +133,7 @@ func TestSimulatedMIGModeOfDriverManagedMemory(t *testing.T) {
 	}
 }
 
-// TestSimulatedUnknownArchitecture: a generation of GPUs that the library or this code has no name for
+// TestSimulatedUnknownArchitecture: a generation or brand of GPUs that the library or this code has no name for
 // is a GPU like others. Where NVML itself does not know it, MIG mode is left to the administrator.
 func TestSimulatedUnknownArchitecture(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -145,13 +145,13 @@ func TestSimulatedUnknownArchitecture(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, "h100-80-sxmx2")
-			m.GPUs[0].Architecture = test.architecture
+			m.GPUs[0].Architecture, m.GPUs[0].Brand = test.architecture, int(nvml.BRAND_COUNT)
 			gpus := discovered(t, m)
 			g, neighbour := gpus[0], gpus[1]
-			if g.Architecture != "Unknown" || g.MIG == nil || g.MIG.Dynamic != test.dynamic || len(g.MIG.Profiles) != len(neighbour.MIG.Profiles) {
+			if g.Architecture != "Unknown" || g.Brand != "Unknown" || g.MIG == nil || g.MIG.Dynamic != test.dynamic || len(g.MIG.Profiles) != len(neighbour.MIG.Profiles) {
 				t.Errorf("%q, %+v", g.Architecture, g.MIG)
 			}
-			if neighbour.Architecture != "Hopper" || !neighbour.MIG.Dynamic {
+			if neighbour.Architecture != "Hopper" || neighbour.Brand != "Nvidia" || !neighbour.MIG.Dynamic {
 				t.Errorf("its neighbour: %q, %+v", neighbour.Architecture, neighbour.MIG)
 			}
 		})

@@ -148,6 +148,7 @@ func TestSimulatedBoards(t *testing.T) {
 // catalogue: an independent way from the same facts.
 func expectedNode(m *machine.Machine) *gpu.Node {
 	archNames := map[int]string{5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada Lovelace", 9: "Hopper", 10: "Blackwell"}
+	brandNames := map[int]string{2: "Tesla", 13: "NvidiaRTX", 14: "Nvidia"}
 	modeNames := map[int]string{0: "None", 1: "HMM", 2: "ATS"}
 	node := &gpu.Node{
 		DriverVersion: m.DriverVersion,
@@ -156,6 +157,7 @@ func expectedNode(m *machine.Machine) *gpu.Node {
 	for _, s := range m.GPUs {
 		g := gpu.GPU{
 			PCIAddress: s.PCIAddress, PCIDeviceID: fmt.Sprintf("10de:%04x", s.PCIDeviceID>>16), UUID: s.UUID, Minor: s.Minor, ProductName: s.ProductName,
+			Brand:             brandNames[s.Brand],
 			Architecture:      archNames[s.Architecture],
 			ComputeCapability: gpu.Version{Major: s.ComputeMajor, Minor: s.ComputeMinor},
 			Resources:         gpu.Resources{MemoryBytes: s.MemoryBytes},

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
@@ -58,6 +60,42 @@ func TestSimulatedUsage(t *testing.T) {
 		p := busy.Processes[i]
 		if p.PID != want.pid || p.MemoryBytes == nil || *p.MemoryBytes != want.memory || p.Utilization == nil || *p.Utilization != want.sm {
 			t.Errorf("process %+v, want %+v", p, want)
+		}
+	}
+}
+
+// TestSimulatedMeters: what the board draws and moves, and nothing where it does not say.
+func TestSimulatedMeters(t *testing.T) {
+	m := newMachine(t, "dgx-h100")
+	m.GPUs = m.GPUs[:4]
+	m.GPUs[0].Meters = machine.Meters{PowerMilliwatts: 412_500, NVLinkTx: 1 << 32, NVLinkRx: 3, PCIeTx: 7}
+	m.GPUs[1].Meters = machine.Meters{PCIeTx: -1, PCIeRx: -1}
+	m.GPUs[1].NVLinks = nil
+	m.GPUs[2].MIG.Current, m.GPUs[2].MIG.Pending = true, true
+	m.GPUs[2].Meters = machine.Meters{PowerMilliwatts: 1}
+	c, file := simulate(t, m)
+	err := file.Update(func(m *machine.Machine) error {
+		for _, f := range []string{"nvmlDeviceGetPowerUsage", "nvmlDeviceGetFieldValues", "nvmlDeviceGetPcieThroughput"} {
+			state.AddFault(m, machine.Fault{Function: f, GPU: 3, Code: 999})
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []gpu.Usage{
+		{PowerWatts: new(412.5), NVLink: &gpu.Traffic{Sent: 1 << 42, Received: 3 << 10}, PCIe: &gpu.Traffic{Sent: 7000}},
+		{},
+		{PowerWatts: new(.001), PCIe: &gpu.Traffic{}},
+		{},
+	} {
+		got, err := c.Usage(t.Context(), m.GPUs[i].PCIAddress, nil, time.Time{})
+		if err != nil || got.Memory.TotalBytes == 0 {
+			t.Errorf("GPU %d: %+v, %v", i, got.Memory, err)
+		}
+		got = gpu.Usage{PowerWatts: got.PowerWatts, NVLink: got.NVLink, PCIe: got.PCIe}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("GPU %d (-want +got):\n%s", i, diff)
 		}
 	}
 }

@@ -17,15 +17,15 @@ var missingName = regexp.MustCompile(`on device ([^/\s]+)/.*no such key: ([A-Za-
 
 // instead says what serves for names that Partage publishes for some types of devices only.
 var instead = map[string]string{
-	"pciBusID":    "parentUUID names the GPU of any device",
 	"smPercent":   "a partition has the multiprocessors of its profile",
-	"copyEngines": enginesByProfile,
-	"encoders":    enginesByProfile,
-	"jpegEngines": enginesByProfile,
-	"ofaEngines":  enginesByProfile,
+	"copyEngines": enginesUndivided,
+	"decoders":    enginesUndivided,
+	"encoders":    enginesUndivided,
+	"jpegEngines": enginesUndivided,
+	"ofaEngines":  enginesUndivided,
 }
 
-const enginesByProfile = "a partition has the engines of its profile"
+const enginesUndivided = "nothing divides engines among claims"
 
 // whoHas says which types of a driver's devices have an attribute or capacity where others do not. It is
 // empty where none has it, or all have.

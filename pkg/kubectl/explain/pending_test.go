@@ -124,7 +124,7 @@ var pendings = []pending{
 		}
 		return waits(fleettest.Share(mps, "30Gi", "20"))(f)
 	}, want: CapacityUsed, helps: []SuggestionKind{LowerCapacity, EndClaims}},
-	{name: "selector for whole GPUs in a class of partitions", make: waits(fleettest.Request(mig, "device.attributes['resource.kubernetes.io'].pciBusID == '0000:1b:00.0'")),
+	{name: "selector for whole GPUs in a class of partitions", make: waits(fleettest.Request(mig, "device.capacity['gpu.nvidia.com'].smPercent == quantity('100')")),
 		want: ExpressionError, helps: []SuggestionKind{DropSelector}},
 	{name: "selector fails", make: waits(fleettest.Request(whole, "device.attributes['gpu.nvidia.com'].nosuch == 'x'")), want: ExpressionError, helps: []SuggestionKind{DropSelector}},
 	{name: "class misspelt", make: waits(fleettest.Request("mig.nvidia.con")), want: ClassMissing, helps: []SuggestionKind{ChangeClass}},

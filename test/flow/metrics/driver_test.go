@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"testing"
 
 	"github.com/partage-dev/partage/test/flow/harness"
@@ -71,6 +73,29 @@ func TestDriver(t *testing.T) {
 	s.until(t, "partage_gpu_condition", labels{"gpu": n.Address(t, 0), "reason": "gpu-lost", "effect": "NoSchedule"}, 1)
 	s.until(t, "partage_gpu_healthy", gpu, 0)
 	s.until(t, "partage_gpu_role", labels{"gpu": n.Address(t, 0), "role": "unavailable"}, 1)
+}
+
+// TestMetricsOfNVIDIA: a second address has what NVIDIA's driver tells, and nothing else, beside the first.
+func TestMetricsOfNVIDIA(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100x1")
+	p := n.Start(t, append([]string{"--nvidia-metrics-address=127.0.0.1:0", "--nvidia-metrics-path=" + nvidiaPath}, flags...)...)
+	p.Ready(t)
+	s := scraperOf(t, p, nvidiaPath)
+	p.MustPrepare(t, n.Allocate(t, []harness.Device{harness.Partition(0, "1g.10gb", 0)}))
+	s.until(t, "nvidia_dra_prepared_devices", labels{"node": harness.NodeName, "driver": harness.DriverName, "device_type": "mig"}, 1)
+	found, err := s.families(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"nvidia_dra_node_prepare_errors_total", "nvidia_dra_node_unprepare_errors_total", "nvidia_dra_prepared_devices",
+		"nvidia_dra_request_duration_seconds", "nvidia_dra_requests_inflight", "nvidia_dra_requests_total",
+	}
+	if names := slices.Sorted(maps.Keys(found)); !slices.Equal(names, want) {
+		t.Errorf("metrics %v", names)
+	}
+	newScraper(t, p).until(t, "partage_gpu_role", labels{"gpu": n.Address(t, 0), "role": "partitioned"}, 1)
 }
 
 // TestHungGPU checks that a GPU that does not answer keeps no scrape waiting, and neither

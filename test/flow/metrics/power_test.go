@@ -4,8 +4,9 @@
 package metrics
 
 import (
+	"cmp"
 	"context"
-	"errors"
+	"fmt"
 	"maps"
 	"regexp"
 	"slices"
@@ -14,7 +15,6 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/partage-dev/partage/test/flow/harness"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // TestMetricsOfConformance: AI Conformance of Kubernetes asks for these metrics of accelerators, by whatever name.
@@ -27,26 +27,20 @@ func TestMetricsOfConformance(t *testing.T) {
 		"temperature":     {"(?i)temperature.*celsius", "h100x1"},
 	} {
 		t.Run(what, func(t *testing.T) {
-			knownfailures.Expect(t)
 			n := harness.NewNode(t, test.machine)
 			p := n.Start(t, flags...)
 			p.Ready(t)
 			s := newScraper(t, p)
-			var found map[string]*dto.MetricFamily
-			p.Until(t, "a sample", func(ctx context.Context) (err error) {
-				if found, err = s.families(ctx); err == nil && found["partage_gpu_temperature_celsius"] == nil {
-					err = errors.New("there is none")
+			wanted, of := regexp.MustCompile(test.name), labels{"gpu": n.Address(t, 0)}
+			p.Until(t, "a sample with the "+what+" of a GPU", func(ctx context.Context) error {
+				found, err := s.families(ctx)
+				for family, metrics := range found {
+					if wanted.MatchString(family) && slices.ContainsFunc(metrics.GetMetric(), func(m *dto.Metric) bool { return matches(m, of) }) {
+						return nil
+					}
 				}
-				return err
+				return cmp.Or(err, fmt.Errorf("no metric tells the %s of a GPU; there are %v", what, slices.Sorted(maps.Keys(found))))
 			})
-			wanted := regexp.MustCompile(test.name)
-			for family, metrics := range found {
-				of := labels{"gpu": n.Address(t, 0)}
-				if wanted.MatchString(family) && slices.ContainsFunc(metrics.GetMetric(), func(m *dto.Metric) bool { return matches(m, of) }) {
-					return
-				}
-			}
-			t.Errorf("no metric tells the %s of a GPU; there are %v", what, slices.Sorted(maps.Keys(found)))
 		})
 	}
 }

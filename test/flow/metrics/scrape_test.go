@@ -24,6 +24,8 @@ var flags = append([]string{"--metrics-address=127.0.0.1:0", "--sample-interval=
 
 var served = regexp.MustCompile(`"Serving metrics" address="([^"]+)" path="([^"]+)"`)
 
+const nvidiaPath = "/nvidia/metrics"
+
 // scraper asks a driver for its metrics.
 type scraper struct {
 	p   *harness.Driver
@@ -32,14 +34,20 @@ type scraper struct {
 
 func newScraper(t testing.TB, p *harness.Driver) *scraper {
 	t.Helper()
+	return scraperOf(t, p, "/metrics")
+}
+
+func scraperOf(t testing.TB, p *harness.Driver, path string) *scraper {
+	t.Helper()
 	s := &scraper{p: p}
 	p.Until(t, "the address of the metrics", func(context.Context) error {
-		found := served.FindStringSubmatch(p.Log.String())
-		if found == nil {
-			return fmt.Errorf("the log does not have it")
+		for _, found := range served.FindAllStringSubmatch(p.Log.String(), -1) {
+			if found[2] == path {
+				s.url = "http://" + found[1] + path
+				return nil
+			}
 		}
-		s.url = "http://" + found[1] + found[2]
-		return nil
+		return fmt.Errorf("the log does not have it")
 	})
 	return s
 }

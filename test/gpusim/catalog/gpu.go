@@ -30,8 +30,11 @@ var (
 
 const miB = 1 << 20
 
-// idleTemperature is about that of a GPU without work.
-const idleTemperature = 34
+// idleTemperature and idlePower are about those of a GPU without work.
+const (
+	idleTemperature = 34
+	idlePower       = 50_000 // mW
+)
 
 // GPU makes a GPU of this board, without identity (UUID, serial, minor, PCI
 // address), with MIG mode off and in the default compute mode.
@@ -54,6 +57,7 @@ func (b *Board) GPU() (*machine.GPU, error) {
 		Cores:          p.SMs * p.CoresPerSM,
 		NUMANode:       -1,
 		Health:         machine.Health{Temperature: idleTemperature},
+		Meters:         machine.Meters{PowerMilliwatts: idlePower},
 	}
 	if _, err := fmt.Sscanf(p.ComputeCapability, "%d.%d", &g.ComputeMajor, &g.ComputeMinor); err != nil {
 		w.fail("computeCapability", p.ComputeCapability)

@@ -195,6 +195,9 @@ static nvmlReturn_t read_field(const struct gs_gpu *gpu, nvmlFieldValue_t *v)
 		v->valueType = NVML_VALUE_TYPE_UNSIGNED_INT;
 		v->value.uiVal = (unsigned int)gpu->health.recovery_action;
 		return NVML_SUCCESS;
+	case NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX:
+	case NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX:
+		return nvlink_field(gpu, v);
 	}
 	return NVML_ERROR_NOT_SUPPORTED;
 }

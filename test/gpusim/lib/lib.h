@@ -114,6 +114,9 @@ void add_holders(void);
 uint64_t memory_in_use(const struct gs_machine *m, int gpu, int instance);
 // on_target reports whether a process is on the GPU, GPU instance or MIG device.
 int on_target(const struct gs_process *p, const struct target *t);
+// nvlink_field is the value of a field about the traffic on a GPU's NVLinks.
+nvmlReturn_t nvlink_field(const struct gs_gpu *gpu, nvmlFieldValue_t *v);
+
 // utilization is how busy all processes keep the multiprocessors of a target, in percent.
 unsigned int utilization(const struct target *t);
 

@@ -240,13 +240,13 @@ func TestUnmodelledCallsAreCounted(t *testing.T) {
 		_, ret := d.GetFanSpeed()
 		wants(t, "GetFanSpeed", ret, nvml.ERROR_NOT_SUPPORTED)
 	}
-	_, ret := d.GetPowerUsage()
-	wants(t, "GetPowerUsage", ret, nvml.ERROR_NOT_SUPPORTED)
+	_, ret := d.GetDisplayMode()
+	wants(t, "GetDisplayMode", ret, nvml.ERROR_NOT_SUPPORTED)
 	got, err := r.file().Unmodelled()
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]uint64{"nvmlDeviceGetFanSpeed": 3, "nvmlDeviceGetPowerUsage": 1}
+	want := map[string]uint64{"nvmlDeviceGetFanSpeed": 3, "nvmlDeviceGetDisplayMode": 1}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("counted calls (-want +got):\n%s", diff)
 	}

@@ -169,6 +169,7 @@ type GPU struct {
 	// NoEvents: the GPU reports no events (nvmlDeviceGetSupportedEventTypes).
 	NoEvents bool
 	Health   Health
+	Meters   Meters
 	// Resets counts how often the GPU was reset. Handles from before one are refused.
 	Resets int
 

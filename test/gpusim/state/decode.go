@@ -76,6 +76,10 @@ func decodeGPU(c *C.struct_gs_gpu) machine.GPU {
 		NoEvents:       c.no_events != 0,
 		Resets:         int(c.resets),
 		Health:         decodeHealth(&c.health),
+		Meters: machine.Meters{
+			PowerMilliwatts: int(c.meters.milliwatts), NVLinkTx: uint64(c.meters.nvlink_tx_kib), NVLinkRx: uint64(c.meters.nvlink_rx_kib),
+			PCIeTx: int(c.meters.pcie_tx_kb), PCIeRx: int(c.meters.pcie_rx_kb),
+		},
 	}
 	if c.mig_capable != 0 {
 		g.MIG = decodeMIG(c)

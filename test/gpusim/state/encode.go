@@ -150,6 +150,10 @@ func (e *encoder) gpu(c *C.struct_gs_gpu, index int, g *machine.GPU) {
 	c.no_events = flag(g.NoEvents)
 	c.resets = e.natural("resets", g.Resets)
 	e.health(&c.health, &g.Health)
+	c.meters = C.struct_gs_meters{
+		milliwatts: e.natural("power", g.Meters.PowerMilliwatts), nvlink_tx_kib: C.uint64_t(g.Meters.NVLinkTx), nvlink_rx_kib: C.uint64_t(g.Meters.NVLinkRx),
+		pcie_tx_kb: e.number("PCIe throughput", g.Meters.PCIeTx), pcie_rx_kb: e.number("PCIe throughput", g.Meters.PCIeRx),
+	}
 	if g.MIG != nil {
 		e.mig(c, index, g.MIG)
 	}

@@ -15,7 +15,7 @@
 
 #define GS_MAGIC "GPUSIM\n"
 // Raise it at every change of the structures below.
-#define GS_LAYOUT_VERSION 12
+#define GS_LAYOUT_VERSION 13
 
 enum {
 	GS_MAX_GPUS = 16,
@@ -125,6 +125,16 @@ struct gs_health {
 	int32_t unused;
 };
 
+// machine.Meters
+struct gs_meters {
+	uint64_t nvlink_tx_kib;
+	uint64_t nvlink_rx_kib;
+	int32_t milliwatts;
+	int32_t pcie_tx_kb;
+	int32_t pcie_rx_kb;
+	int32_t unused;
+};
+
 // machine.NVLink
 struct gs_nvlink {
 	char remote[GS_NAME];
@@ -174,6 +184,7 @@ struct gs_gpu {
 	int32_t no_events;
 	int32_t resets; // so that handles from before one are recognised
 	struct gs_health health;
+	struct gs_meters meters;
 
 	int32_t mig_capable;
 	int32_t mig_current;

@@ -8,7 +8,7 @@ SPDX-License-Identifier: Apache-2.0
 
 {{- /* Helm takes null for "no default", so that a section would be missing. */ -}}
 {{- $values := .Values -}}
-{{- range list "image" "host" "kubeletPlugin" "mpsSupervisor" "softwareLimits" "serviceAccount" "deviceClasses" "deviceClasses.gpu" "deviceClasses.mps" "deviceClasses.timeslice" "deviceClasses.mig" "admissionPolicy" "requestPolicy" "configPolicy" "namespacePolicy" "mpsPodPolicy" "metrics" "metrics.serviceMonitor" "networkPolicy" "mpsNamespacePolicy" "viewRole" "alerts" "dashboards" "uninstallGuard" -}}
+{{- range list "image" "host" "kubeletPlugin" "mpsSupervisor" "softwareLimits" "serviceAccount" "deviceClasses" "deviceClasses.gpu" "deviceClasses.mps" "deviceClasses.timeslice" "deviceClasses.mig" "admissionPolicy" "requestPolicy" "configPolicy" "namespacePolicy" "mpsPodPolicy" "metrics" "metrics.nvidiaDRA" "metrics.serviceMonitor" "networkPolicy" "mpsNamespacePolicy" "viewRole" "alerts" "dashboards" "uninstallGuard" -}}
 {{- $section := $values -}}
 {{- range splitList "." . -}}
 {{- $section = get $section . -}}
@@ -118,6 +118,10 @@ SPDX-License-Identifier: Apache-2.0
 {{- if or (lt $seconds (float64 (index $least 0))) (gt $seconds (float64 (index . 2))) -}}
 {{- fail (printf "%s is %s: want a time from %s to %s" (index . 0) (index . 1) (index $least 1) (index . 3)) -}}
 {{- end -}}
+{{- end -}}
+
+{{- if eq (int .Values.metrics.nvidiaDRA.port) (int .Values.metrics.port) -}}
+{{- fail (printf "metrics.nvidiaDRA.port is %d, as is metrics.port: want another one" (int .Values.metrics.port)) -}}
 {{- end -}}
 
 {{- if gt (include "partage.seconds" .Values.kubeletPlugin.policySpread | float64) 3600.0 -}}
