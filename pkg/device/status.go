@@ -120,6 +120,8 @@ const (
 	// ForeignClaim says that a claim has a device of another driver with this driver's name
 	// that may be the GPU or a part of it. The value names the claim.
 	ForeignClaim Reason = "foreign-claim"
+	// Cordoned says that an administrator keeps pods away from the GPU.
+	Cordoned Reason = "cordoned"
 	// Withdrawn says that the policy does not offer the device any more and that a
 	// claim may still have it.
 	Withdrawn Reason = "withdrawn"

@@ -107,6 +107,10 @@ var conditionTexts = map[device.Reason]conditionText{
 		admin: "Its pods run on, and nothing else is offered of the GPU until they have ended. Delete them, so that they are made again with devices of this driver",
 		over:  "no claim of another driver has it any more",
 	},
+	device.Cordoned: {
+		admin: "Take it out of the annotation to offer it again",
+		over:  "no annotation of the node names it any more",
+	},
 	device.Occupied:       {over: "no instance of others is in the way any more"},
 	device.ReleasePending: {over: "what ended claims had left is released"},
 }

@@ -70,6 +70,7 @@ type gpuLoop struct {
 	metrics              *metrics.Metrics
 	health               healthMonitor
 	foreign              *foreignClaims
+	ownNode              *ownNode
 	troubles             *troubles
 	// tell takes the inventory with what is known now, and when that was last surveyed.
 	tell func(inventory *device.Inventory, surveyedAt time.Time)
@@ -216,7 +217,7 @@ func (l *gpuLoop) handleDiscovery(ctx context.Context, found discovery) {
 	}
 	l.state.applyDiscovery(found.node, inventory)
 	l.reportDiscovery(ctx, found.node)
-	status := l.status()
+	status := l.status(ctx)
 	now := inventory.With(status)
 	l.claims.SetInventory(now)
 	l.metrics.SetGPUs(now, status)
@@ -249,7 +250,7 @@ func (l *gpuLoop) updateDesired(ctx context.Context) {
 	l.desired.readPolicy(ctx)
 	var present *device.Inventory
 	if l.state.inventory != nil {
-		present = l.inventoryWith(l.status())
+		present = l.inventoryWith(l.status(ctx))
 	}
 	l.desired.updateNeeded(ctx, present)
 }
@@ -300,13 +301,13 @@ func (l *gpuLoop) survey(ctx context.Context) {
 }
 
 // status is what is known now.
-func (l *gpuLoop) status() device.Status {
+func (l *gpuLoop) status(ctx context.Context) device.Status {
 	reaction := &noPolicy.Health
 	if l.desired.policy != nil {
 		reaction = &l.desired.policy.Health
 	}
 	l.health.Follow(l.state.uuids(), *reaction)
-	return l.state.status(slices.Concat(l.health.Conditions(), l.foreign.conditions(l.state.known)), reaction)
+	return l.state.status(slices.Concat(l.health.Conditions(), l.foreign.conditions(l.state.known), l.ownNode.conditions(ctx, l.state.known)), reaction)
 }
 
 // inventoryWith is the inventory with a status: at nearly all times the one that was handed on.
@@ -322,7 +323,7 @@ func (l *gpuLoop) handOn(ctx context.Context) {
 	if l.surveyedAt.IsZero() || ctx.Err() != nil {
 		return
 	}
-	status := l.status()
+	status := l.status(ctx)
 	l.conditions.report(ctx, status)
 	l.troubles.set(status.Conditions)
 

@@ -17,6 +17,7 @@
 //	                 claims, which claimstatus/ writes, health_stream.go to the kubelet
 //	metadata.go      what containers can read about their devices, in files that
 //	                 metadatafiles/ looks after
+//	own_node.go      what the API server says of this node: its identity, its labels, and which GPUs are cordoned
 //	labels.go        tells nodelabels/ which GPUs the labels of the node are about
 //	kubelet.go       whether pods can have devices by extended resources
 //	neighbours.go    reports what else on the node gives out GPUs, foreign_claims.go follows
@@ -36,6 +37,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
@@ -167,8 +169,9 @@ type Plugin struct {
 	status   *claimstatus.Writer
 	metadata *deviceMetadata
 	// labels is nil where the labels of the node are left alone.
-	labels *nodelabels.Writer
-	timing timing
+	labels  *nodelabels.Writer
+	ownNode *ownNode
+	timing  timing
 	// socketUID is part of the names of the sockets.
 	socketUID types.UID
 	// stop ends Run with an error.
@@ -234,6 +237,11 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		metrics: o.Metrics,
 	}
 	p.labels = newLabels(&o)
+	relabelled := func() {}
+	if p.labels != nil {
+		relabelled = p.labels.Check
+	}
+	p.ownNode = newOwnNode(o.MetadataClient, o.NodeName, o.Events, p.publisher.Recheck, relabelled, healthChanged)
 	p.kubelet = &kubelet{events: o.Events, observe: o.Metrics.SetExtendedResources, changed: surveyNow}
 	p.neighbours = &neighbourLoop{
 		node: readNode(o.KubeClient, o.NodeName, t.node), otherDriver: p.options.otherDriver(), runtime: o.Runtime, events: o.Events,
@@ -244,7 +252,7 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		driverName: o.DriverName, nodeName: o.NodeName, interval: o.PollInterval,
 		hardware: o.Hardware, claims: o.Claims, publisher: labelling{p.publisher, p.labels}, reconciler: p.reconciler,
 		readiness: p.readiness, startup: p.startup, conditions: &conditionReporter{events: o.Events, claims: o.Claims},
-		health: noHealth{}, foreign: p.foreign, troubles: troubles, tell: p.devices.set,
+		health: noHealth{}, foreign: p.foreign, ownNode: p.ownNode, troubles: troubles, tell: p.devices.set,
 		surveyNow: surveyNow, failed: failed, healthChanged: healthChanged, stop: stop, metrics: o.Metrics,
 		discoveries: make(chan discovery, 1),
 		lastSeen:    lastseen.New(o.DataDir, o.BootID),
@@ -304,6 +312,9 @@ func (p *Plugin) Run(ctx context.Context) error {
 	// The kubelet need not wait for the API server, which may be slow.
 	running.Go(func() {
 		node, err := p.checkNode(ctx)
+		if node != nil {
+			p.ownNode.look(&metav1.PartialObjectMetadata{ObjectMeta: node.ObjectMeta}) // before anything is offered
+		}
 		p.node.set(node)
 		if err != nil {
 			p.stop(err)
@@ -317,6 +328,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 		running.Go(func() { monitor.Run(loops) })
 	}
 	running.Go(func() { p.foreign.run(loops) })
+	running.Go(func() { p.ownNode.watch.Run(loops) })
 	running.Go(func() { p.gpus.run(loops) })
 	running.Go(func() { p.runReconciler(loops) })
 	running.Go(func() { p.publisher.Run(loops) })

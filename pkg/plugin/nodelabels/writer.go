@@ -100,6 +100,9 @@ func (w *Writer) Set(gpus []*gpu.GPU) {
 	w.changed.Fire()
 }
 
+// Check has the labels of the node read: they may be other ones now. It does not block.
+func (w *Writer) Check() { w.changed.Fire() }
+
 // Run works until ctx ends. The labels stay then.
 func (w *Writer) Run(ctx context.Context) {
 	for ctx.Err() == nil {

@@ -95,6 +95,7 @@ type Publisher struct {
 
 	// inventory is what is to be published, nil until there is one.
 	inventory atomic.Pointer[device.Inventory]
+	recheck   atomic.Bool
 	// changed says that there is another inventory, registered that the kubelet has
 	// registered the plugin, and seen that the watch has seen something.
 	changed, registered, seen loop.Trigger
@@ -160,6 +161,12 @@ func (p *Publisher) SetInventory(inventory *device.Inventory) {
 	p.changed.Fire()
 }
 
+// Recheck asks to read what is stored: the node may be another object than before.
+func (p *Publisher) Recheck() {
+	p.recheck.Store(true)
+	p.seen.Fire()
+}
+
 // Registered says that the kubelet has registered the plugin. One that has just started has
 // deleted the slices of its node.
 func (p *Publisher) Registered() { p.registered.Fire() }
@@ -196,7 +203,7 @@ func (p *Publisher) step(ctx context.Context) (next rules.Time, wait bool) {
 		p.stored = rules.Stored{}
 		return p.now() + jitter(precedenceInterval), true
 	}
-	if p.stored.Known && p.versions.differ(p.stored.Slices, p.touched) {
+	if p.recheck.Swap(false) || p.stored.Known && p.versions.differ(p.stored.Slices, p.touched) {
 		p.memory.Doubt()
 	}
 	if p.stored.Known && !p.features.begun {

@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/partage-dev/partage/test/flow/harness"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 // open are the published devices of a GPU that pods may get. That nothing can start MPS on this node does not count.
@@ -35,7 +34,6 @@ func open(t *testing.T, n *harness.Node, gpu int) (names []string) {
 // others.
 func TestCordonOfOneGPU(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n := harness.NewNode(t, "h100x2")
 	n.API.Annotate(harness.NodeName, "partage.dev/cordoned-gpus", n.Address(t, 1))
 	n.Start(t).Ready(t)

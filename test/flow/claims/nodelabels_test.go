@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/partage-dev/partage/test/flow/harness"
-	"github.com/partage-dev/partage/test/knownfailures"
 )
 
 const countLabel = "nvidia.com/gpu.count"
@@ -22,7 +21,6 @@ const countLabel = "nvidia.com/gpu.count"
 // select nodes by them.
 func TestLabelsOfNodeRegisteredAgain(t *testing.T) {
 	t.Parallel()
-	knownfailures.Expect(t)
 	n := harness.NewNode(t, "h100x2")
 	p := n.Start(t, "--node-labels=Write")
 	p.Ready(t)

@@ -7,15 +7,19 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/applyconfigurations"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
@@ -34,7 +38,11 @@ var nodeFields = sync.OnceValues(func() (*managedfields.FieldManager, error) {
 func (s *Server) DeleteNode(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.nodes, name)
+	if node := s.nodes[name]; node != nil {
+		delete(s.nodes, name)
+		s.nextVersion()
+		s.emit(watch.Deleted, node)
+	}
 }
 
 // AddNode makes a node, or another one in its place. Its kubelet is as new as the server.
@@ -50,6 +58,7 @@ func (s *Server) AddNode(name string, handlers ...string) {
 		node.Status.RuntimeHandlers = append(node.Status.RuntimeHandlers, corev1.NodeRuntimeHandler{Name: handler})
 	}
 	s.nodes[name] = node
+	s.emit(watch.Added, node)
 }
 
 // SetAllocatable says how much of a resource a node has.
@@ -79,6 +88,7 @@ func (s *Server) editNode(name string, edit func(*corev1.Node)) {
 	edit(changed)
 	changed.ResourceVersion = s.nextVersion()
 	s.nodes[name] = changed
+	s.emit(watch.Modified, changed)
 }
 
 func (s *Server) getNode(w http.ResponseWriter, r *http.Request) {
@@ -90,6 +100,35 @@ func (s *Server) getNode(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	respond(w, http.StatusOK, asRequested(r, node))
+}
+
+// listOrWatchNodes handles metadata only.
+func (s *Server) listOrWatchNodes(w http.ResponseWriter, r *http.Request) {
+	selector, err := fields.ParseSelector(r.URL.Query().Get("fieldSelector"))
+	if err != nil || !wantsMetadata(r) {
+		respondError(w, apierrors.NewBadRequest(fmt.Sprintf("nodes are listed with a field selector and as metadata: %v", err)))
+		return
+	}
+	matches := func(o object) bool {
+		node, is := o.(*corev1.Node)
+		return is && selector.Matches(fields.Set{metav1.ObjectNameField: node.Name})
+	}
+	if r.URL.Query().Get("watch") == "true" || r.URL.Query().Get("watch") == "1" {
+		s.watch(w, r, matches)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := &metav1.PartialObjectMetadataList{
+		TypeMeta: metav1.TypeMeta{APIVersion: metav1.SchemeGroupVersion.Identifier(), Kind: "PartialObjectMetadataList"},
+		ListMeta: metav1.ListMeta{ResourceVersion: strconv.FormatInt(s.version, 10)},
+	}
+	for _, node := range s.nodes {
+		if matches(node) {
+			list.Items = append(list.Items, *meta.AsPartialObjectMetadata(node))
+		}
+	}
+	respond(w, http.StatusOK, list)
 }
 
 // Node returns a node as it is stored, or nil if there is none.
@@ -142,5 +181,6 @@ func (s *Server) applyNode(name string, patch *unstructured.Unstructured, manage
 	}
 	after.ResourceVersion = s.nextVersion()
 	s.nodes[name] = after
+	s.emit(watch.Modified, after)
 	return after.DeepCopy(), nil
 }

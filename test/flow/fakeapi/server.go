@@ -88,6 +88,7 @@ func newServer() *Server {
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /version", s.getVersion)
+	mux.HandleFunc("GET /api/v1/nodes", s.listOrWatchNodes)
 	mux.HandleFunc("GET /api/v1/nodes/{name}", s.getNode)
 	mux.HandleFunc("PATCH /api/v1/nodes/{name}", s.patchNode)
 	mux.HandleFunc("GET /apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}", s.getClaim)

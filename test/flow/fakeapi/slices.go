@@ -27,11 +27,17 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// event is one change of a slice, as a watch sends it.
+// object is a slice or a node.
+type object interface {
+	metav1.Object
+	runtime.Object
+}
+
+// event is one change of an object, as a watch sends it.
 type event struct {
 	version int64
 	kind    watch.EventType
-	slice   *resourceapi.ResourceSlice
+	object  object
 }
 
 // Slices returns the stored slices in the order of their names, which is the
@@ -110,8 +116,8 @@ func (s *Server) sortedSlices() []resourceapi.ResourceSlice {
 }
 
 // emit needs the lock.
-func (s *Server) emit(kind watch.EventType, slice *resourceapi.ResourceSlice) {
-	s.events = append(s.events, event{version: s.version, kind: kind, slice: slice})
+func (s *Server) emit(kind watch.EventType, changed object) {
+	s.events = append(s.events, event{version: s.version, kind: kind, object: changed})
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
@@ -241,7 +247,10 @@ func (s *Server) listOrWatchSlices(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if query.Get("watch") == "true" || query.Get("watch") == "1" {
-		s.watchSlices(w, r, selector)
+		s.watch(w, r, func(o object) bool {
+			slice, is := o.(*resourceapi.ResourceSlice)
+			return is && matches(selector, slice)
+		})
 		return
 	}
 	s.mu.Lock()
@@ -275,9 +284,9 @@ func matches(selector fields.Selector, slice *resourceapi.ResourceSlice) bool {
 	})
 }
 
-// watchSlices sends changes until the client goes away. A client may ask to be
-// told all that exists first, which ends with a bookmark.
-func (s *Server) watchSlices(w http.ResponseWriter, r *http.Request, selector fields.Selector) {
+// watch sends changes of objects until the client goes away. A client may ask to be
+// told all slices that exist first, which ends with a bookmark.
+func (s *Server) watch(w http.ResponseWriter, r *http.Request, matches func(object) bool) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusOK)
 	flush := http.NewResponseController(w).Flush
@@ -300,7 +309,7 @@ func (s *Server) watchSlices(w http.ResponseWriter, r *http.Request, selector fi
 		since = s.version
 		s.mu.Unlock()
 		for _, slice := range existing {
-			if matches(selector, &slice) && !send(watch.Added, &slice) {
+			if matches(&slice) && !send(watch.Added, &slice) {
 				return
 			}
 		}
@@ -309,11 +318,11 @@ func (s *Server) watchSlices(w http.ResponseWriter, r *http.Request, selector fi
 		}
 	}
 	for {
-		pending, version, changed, restored := s.eventsSince(since, selector)
+		pending, version, changed, restored := s.eventsSince(since, matches)
 		// After a restore this is a version of the future: as from a real server, nothing comes until it is passed.
 		since = max(since, version)
 		for _, e := range pending {
-			if !send(e.kind, e.slice) {
+			if !send(e.kind, e.object) {
 				return
 			}
 		}
@@ -338,11 +347,11 @@ func limited(r *http.Request) (context.Context, context.CancelFunc) {
 
 // eventsSince returns what has happened after a version, the version now, and channels
 // that are closed when there is more and when etcd is restored.
-func (s *Server) eventsSince(since int64, selector fields.Selector) (pending []event, version int64, changed, restored <-chan struct{}) {
+func (s *Server) eventsSince(since int64, matches func(object) bool) (pending []event, version int64, changed, restored <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.events {
-		if e.version > since && matches(selector, e.slice) {
+		if e.version > since && matches(e.object) {
 			pending = append(pending, e)
 		}
 	}
