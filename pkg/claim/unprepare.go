@@ -48,7 +48,7 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 	}
 	// Containers have ended. From now on none can be started with what is going.
 	if err := m.specs.Remove(ctx, uid); err != nil {
-		logger.Error(err, "The CDI spec of a claim that is released stays")
+		logger.Error(err, "What containers get of a claim that is released stays")
 	}
 	err := m.finish(ctx, uid, snapshot)
 	switch {
@@ -83,12 +83,6 @@ func (m *Manager) finish(ctx context.Context, uid types.UID, snapshot *record.Sn
 	}
 	if len(guarded) > 0 && m.store.Snapshot().IsGuarded(uid) {
 		err = errors.Join(err, errors.New("what its record is about, which cannot be read, may be left"))
-	}
-	if len(gpus) == 0 {
-		// Also what a process has left that was killed when the record was gone.
-		if dropErr := m.dropLimits(uid); dropErr != nil {
-			klog.FromContext(ctx).Error(dropErr, "The folder for software limits stays until it can be removed")
-		}
 	}
 	return err
 }

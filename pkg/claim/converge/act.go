@@ -132,7 +132,8 @@ func (w *work) do(ctx context.Context, actions []rules.Action) error {
 		_, err := w.Store.Release(a.Claim, w.Clock())
 		return err
 	case rules.Clear:
-		return w.clear(ctx, a)
+		w.clear(ctx, a)
+		return nil
 	case rules.DropGuard:
 		return w.Store.DropGuard(a.Claim)
 	case rules.WriteSpec:

@@ -201,7 +201,7 @@ func (w *work) removeSpec(ctx context.Context, a rules.Action) error {
 	}
 	err := w.Specs.Remove(ctx, a.Claim)
 	if err != nil && w.task.Aim == rules.Release {
-		klog.FromContext(ctx).Error(err, "The CDI spec of a claim that is released stays", "claimUID", a.Claim)
+		klog.FromContext(ctx).Error(err, "What containers get of a claim that is released stays", "claimUID", a.Claim)
 		return nil
 	}
 	return err
@@ -209,22 +209,15 @@ func (w *work) removeSpec(ctx context.Context, a rules.Action) error {
 
 // clear notes that nothing is left of a claim on a GPU. Where the disk refuses it is done again when that is due, and finds
 // nothing to do.
-func (w *work) clear(ctx context.Context, a rules.Action) error {
+func (w *work) clear(ctx context.Context, a rules.Action) {
 	defer steptime.Of(ctx).Begin(steptime.Journal)()
-	gone, err := w.Store.Clear(a.Claim, a.GPU)
+	err := w.Store.Clear(a.Claim, a.GPU)
 	if err != nil {
-		gone, err = w.Store.Clear(a.Claim, a.GPU) // it may have been for a moment
+		err = w.Store.Clear(a.Claim, a.GPU) // it may have been for a moment
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "What is released is not written down", "claimUID", a.Claim)
 	}
-	if !gone {
-		return nil // its folder goes with the rest of the claim
-	}
-	if err := w.Specs.Limits.Drop(a.Claim); err != nil {
-		klog.FromContext(ctx).Error(err, "The folder for software limits stays until it can be removed", "claimUID", a.Claim)
-	}
-	return nil
 }
 
 // startSession makes a session run as its claims need it. Its devices have their UUIDs by now.

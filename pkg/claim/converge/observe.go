@@ -48,10 +48,7 @@ const (
 // observe reads everything that is known about a GPU. The caller has its lock, unless lockErr says why not.
 func (e *Engine) observe(ctx context.Context, pciAddress string, d depth, lockErr error) *observation {
 	// A spec without a record was left by somebody, or its claim is just being prepared: it is looked again before it goes.
-	specs, err := e.Specs.CDI.List()
-	if err != nil {
-		specs = nil // what cannot be listed is neither stale nor up to date
-	}
+	specs, folders, _ := e.Specs.List() // what cannot be listed is neither stale nor up to date
 	o := &observation{engine: e, snapshot: e.Store.Snapshot()}
 	o.GPU, o.Boot = pciAddress, e.Store.Boot()
 	o.observeRecords()
@@ -65,7 +62,7 @@ func (e *Engine) observe(ctx context.Context, pciAddress string, d depth, lockEr
 	} else {
 		o.observeHardware(ctx, d)
 	}
-	o.observeSpecs(ctx, specs, d)
+	o.observeSpecs(ctx, specs, folders, d)
 	return o
 }
 
@@ -248,13 +245,14 @@ func demandOf(s mps.Spec) rules.Demand {
 // specsTime bounds the question whether CDI specs are up to date.
 const specsTime = 2 * time.Second
 
-// observeSpecs finds the CDI specs of claims on this GPU, and of claims that nothing on this node knows.
-func (o *observation) observeSpecs(ctx context.Context, uids []types.UID, d depth) {
+// observeSpecs finds the CDI specs of claims on this GPU, and of claims that nothing on this node knows. A folder that was left
+// alone is the rest of one.
+func (o *observation) observeSpecs(ctx context.Context, specs, folders []types.UID, d depth) {
 	// Looking through the driver's folder may take long, and must not keep the GPU.
 	ctx, cancel := context.WithTimeout(ctx, specsTime)
 	defer cancel()
 	unreadable := o.snapshot.IsGuarded("")
-	for _, uid := range uids {
+	for _, uid := range slices.Concat(specs, folders) {
 		r := o.snapshot.Of(uid)
 		switch {
 		case r == nil && (unreadable || o.engine.call(uid) != nil || o.snapshot.IsGuarded(uid)):
@@ -262,7 +260,7 @@ func (o *observation) observeSpecs(ctx context.Context, uids []types.UID, d dept
 		case r != nil && !hasGPU(r, o.GPU):
 			continue
 		}
-		s := rules.Spec{Claim: uid}
+		s := rules.Spec{Claim: uid, Outdated: slices.Contains(folders, uid)}
 		if d == everything && r != nil && r.State == record.Prepared && r.BootID == o.Boot {
 			matches, err := o.engine.Specs.Matches(ctx, r)
 			s.Outdated = err == nil && !matches

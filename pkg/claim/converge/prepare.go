@@ -95,7 +95,7 @@ func (c *Call) undo(ctx context.Context, r *record.Record, unread bool) (err err
 		err = c.engine.Finish(ctx, cmp.Or(r, c.Wanted), c.Wanted.GPUs())
 	}
 	if c.specBegun && !unread && (r == nil || r.BootID != c.engine.Store.Boot()) {
-		err = errors.Join(err, c.engine.Specs.Drop(ctx, c.Wanted.Claim.UID))
+		err = errors.Join(err, c.engine.Specs.Remove(ctx, c.Wanted.Claim.UID))
 	}
 	return err
 }

@@ -206,19 +206,18 @@ func (s *Store) Released(uid types.UID, since time.Duration) bool {
 	return s.releases.of(uid).at > since
 }
 
-// Clear notes that nothing is left of the claim on a GPU. With the last mark the record goes, and those of earlier boots; gone
-// says so. Where the disk refuses it nobody takes it for cleared: another process may have counted on what the record says.
-func (s *Store) Clear(uid types.UID, pciAddress string) (gone bool, err error) {
-	err = s.edit(uid, func(e *entry) error {
+// Clear notes that nothing is left of the claim on a GPU. With the last mark the record goes, and those of earlier boots. Where
+// the disk refuses it nobody takes it for cleared: another process may have counted on what the record says.
+func (s *Store) Clear(uid types.UID, pciAddress string) error {
+	return s.edit(uid, func(e *entry) error {
 		if err := e.unreadable(); err != nil {
 			return err
 		}
-		if gone = e.record == nil || e.record.clear(pciAddress); gone {
+		if e.record == nil || e.record.clear(pciAddress) {
 			e.record, e.drop, e.earlier = nil, e.earlier, nil
 		}
 		return nil
 	})
-	return gone && err == nil, err
 }
 
 // DropGuard removes the files of a claim that cannot be read, if it has a record or was released since: all that it has is

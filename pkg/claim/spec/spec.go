@@ -79,15 +79,33 @@ func (k *Specs) Matches(ctx context.Context, r *record.Record) (bool, error) {
 	return k.CDI.Matches(ctx, r.Claim.UID, devices)
 }
 
-// Remove removes the CDI spec of a claim.
+// Remove removes all that containers get of a claim: its CDI spec, and its folder. None is a success.
 func (k *Specs) Remove(ctx context.Context, uid types.UID) error {
 	defer steptime.Of(ctx).Begin(steptime.CDI)()
-	return k.CDI.Remove(uid)
+	err := k.CDI.Remove(uid)
+	if folderErr := k.Limits.Remove(k.Limits.folder(uid)); folderErr != nil {
+		err = errors.Join(err, fmt.Errorf("folder for software limits: %w", folderErr))
+	}
+	return err
 }
 
-// Drop removes all that containers get of a claim: its CDI spec, and its folder. None is a success.
-func (k *Specs) Drop(ctx context.Context, uid types.UID) error {
-	return errors.Join(k.Remove(ctx, uid), k.Limits.Drop(uid))
+// List returns the claims that have a CDI spec, and those that have nothing but a folder: a process was killed, or the folder
+// could not be removed.
+func (k *Specs) List() (specs, folders []types.UID, err error) {
+	if specs, err = k.CDI.List(); err != nil {
+		return nil, nil, err
+	}
+	found, err := os.ReadDir(k.Limits.Dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, fmt.Errorf("folders for software limits: %w", err)
+	}
+	for _, folder := range found {
+		uid := types.UID(folder.Name())
+		if record.CheckUID(uid) == nil && !slices.Contains(specs, uid) {
+			folders = append(folders, uid)
+		}
+	}
+	return specs, folders, nil
 }
 
 // checkRequests refuses a request whose devices no container can have together. A
@@ -235,26 +253,3 @@ func (k *Specs) makeLimits(r *record.Record, first bool) error {
 }
 
 func (l SoftLimits) folder(uid types.UID) string { return filepath.Join(l.Dir, string(uid)) }
-
-// List returns the claims that have a folder.
-func (l SoftLimits) List() ([]types.UID, error) {
-	files, err := os.ReadDir(l.Dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("folders for software limits: %w", err)
-	}
-	var uids []types.UID
-	for _, file := range files {
-		if record.CheckUID(types.UID(file.Name())) == nil {
-			uids = append(uids, types.UID(file.Name()))
-		}
-	}
-	return uids, nil
-}
-
-// Drop removes the folder of a claim. None is a success.
-func (l SoftLimits) Drop(uid types.UID) error {
-	if err := l.Remove(l.folder(uid)); err != nil {
-		return fmt.Errorf("folder for software limits: %w", err)
-	}
-	return nil
-}
