@@ -61,7 +61,7 @@ func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*obse
 		}
 		err = w.wrap(actions[0], err)
 		if task.Aim == rules.Release && actions[0].Key != "" && !gpu.IsPending(err) {
-			// What else the claim has on the GPU need not wait with it.
+			// What else the claim has on the GPU need not wait with it: processes may keep only one partition.
 			left, failed[actions[0].Key] = append(left, err), true
 			continue
 		}

@@ -26,12 +26,10 @@ import (
 func (w *work) note(actions []rules.Action) (err error) {
 	a := actions[0]
 	call := w.call(a.Claim)
-	var prepared *record.Record
 	change := func(r *record.Record) error {
 		for _, a := range actions {
 			if a.Do == rules.MarkPrepared {
 				w.markPrepared(r, call)
-				prepared = r
 				continue
 			}
 			d := r.Device(a.Key)
@@ -53,10 +51,7 @@ func (w *work) note(actions []rules.Action) (err error) {
 	if a.Do == rules.Unstart && errors.Is(err, record.ErrNoRecord) {
 		return nil // nothing of it is there
 	}
-	if w.noted = err == nil && prepared != nil; w.noted {
-		if call != nil {
-			call.prepared = prepared
-		}
+	if w.noted = err == nil && actions[len(actions)-1].Do == rules.MarkPrepared; w.noted {
 		for address := range w.seen {
 			w.Failures.NotInUse(address) // what was refused there before is over: processes on it belong to this claim
 		}
@@ -188,17 +183,6 @@ func (w *work) writeSpec(ctx context.Context, a rules.Action) (err error) {
 // removeSpec: that a spec cannot be removed keeps nothing from being given back. Nobody can use it without the claim, and a
 // spec without record is removed when that is possible.
 func (w *work) removeSpec(ctx context.Context, a rules.Action) error {
-	if w.record(a) == nil {
-		// It was seen without a record, and its claim may have been prepared on another GPU since, or is about to be.
-		unlock, err := w.Locks.TryClaim(a.Claim)
-		if unlock == nil {
-			return err
-		}
-		defer unlock()
-		if r, err := w.Store.Read(a.Claim); err != nil || r != nil {
-			return err
-		}
-	}
 	err := w.Specs.Remove(ctx, a.Claim)
 	if err != nil && w.task.Aim == rules.Release {
 		klog.FromContext(ctx).Error(err, "What containers get of a claim that is released stays", "claimUID", a.Claim)

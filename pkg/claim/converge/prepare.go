@@ -49,8 +49,6 @@ type Call struct {
 	specBegun bool
 	// devices are those that are wanted, and those that the claim had.
 	devices []record.Device
-	// prepared is the record that says that all of the claim is there, as the call has written it.
-	prepared *record.Record
 }
 
 // Prepare brings a claim to what its call wants, completely or not at all: what was made of a claim that was not prepared
@@ -67,15 +65,10 @@ func (e *Engine) Prepare(ctx context.Context, c *Call) (*record.Record, error) {
 	e.calls.Store(claim, c)
 	err := c.prepare(limited)
 	e.calls.CompareAndDelete(claim, c)
-	if err == nil && c.prepared != nil && !c.isOutOfDate() {
-		return c.prepared, nil
-	}
 	r, readErr := e.Store.Read(claim)
 	switch {
-	case readErr == nil && c.hasWritten(r):
+	case readErr == nil && c.isPrepared(r) && (err == nil || r.Arrived == c.Wanted.Arrived):
 		return r, nil // also where the last write says that it has failed, and has not
-	case err == nil && readErr == nil && r != nil && r.State == record.Prepared:
-		return r, nil
 	case err == nil && readErr != nil:
 		return nil, readErr
 	case err == nil, c.isOutOfDate():
@@ -100,9 +93,9 @@ func (c *Call) undo(ctx context.Context, r *record.Record, unread bool) (err err
 	return err
 }
 
-// hasWritten reports whether a record is the one that the call has written when all of the claim was there.
-func (c *Call) hasWritten(r *record.Record) bool {
-	return r != nil && r.BootID == c.engine.Store.Boot() && r.State == record.Prepared && r.Arrived == c.Wanted.Arrived
+// isPrepared reports whether a record says that all of the claim is there.
+func (c *Call) isPrepared(r *record.Record) bool {
+	return r != nil && r.BootID == c.engine.Store.Boot() && r.State == record.Prepared
 }
 
 // isOutOfDate reports whether the claim was released after the call had arrived.

@@ -31,7 +31,8 @@ func decide(o *observation) *Said { return &Said{rules.Decide(o.Observation), o.
 type round struct {
 	// said is by PCI address, before the task was carried out.
 	said map[string]*Said
-	// task is the one that was carried out, or nil, and err why not all of it was.
+	// task is the one that was carried out, or left to a call that is at work with its claim, or nil. err is why not all of it
+	// was carried out.
 	task *rules.Task
 	err  error
 }
@@ -55,11 +56,9 @@ func (e *Engine) once(ctx context.Context, claim types.UID, gpus, observed []str
 	if r.task = choose(r.said); r.task == nil {
 		return r
 	}
-	if r.task.Aim == rules.Release && r.task.Claim != claim {
-		address := r.task.Actions[0].GPU
-		unlock := e.lockObserver(ctx, address, seen[address].snapshot.Of(r.task.Claim))
+	if r.task.Claim != claim {
+		unlock := e.lockOther(r.task, seen[r.task.Actions[0].GPU])
 		if unlock == nil {
-			r.task = nil
 			return r
 		}
 		defer unlock()
@@ -75,19 +74,23 @@ func (e *Engine) once(ctx context.Context, claim types.UID, gpus, observed []str
 	return r
 }
 
-// lockObserver locks a claim, of which a record was seen on a GPU, if the GPU's lock is not enough to release it: a preparation
-// is not held up by that where the claim only observes. It returns nil if one is at work, or was since the record was read.
-func (e *Engine) lockObserver(ctx context.Context, pciAddress string, seen *record.Record) (unlock func()) {
-	if seen == nil || !observe(seen.Devices, pciAddress) {
+// lockOther locks the claim of a task where the GPU's lock is not enough to take something from it: it only observes the GPU, or
+// it was seen to have a CDI spec and no record, and may be prepared on another GPU. It returns nil if a call is at work with the
+// claim, or was since it was seen.
+func (e *Engine) lockOther(t *rules.Task, seen *observation) (unlock func()) {
+	was := seen.snapshot.Of(t.Claim)
+	switch {
+	case was == nil && t.Actions[0].Do == rules.RemoveSpec:
+	case was != nil && t.Aim == rules.Release && observe(was.Devices, seen.GPU):
+	default:
 		return func() {}
 	}
-	limited, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	unlock, err := e.Locks.Claim(limited, seen.Claim.UID)
-	if err != nil {
+	unlock, err := e.Locks.TryClaim(t.Claim)
+	if err != nil || unlock == nil {
 		return nil
 	}
-	if r, err := e.Store.Read(seen.Claim.UID); err != nil || r == nil || r.State != seen.State || r.Arrived != seen.Arrived {
+	r, err := e.Store.Read(t.Claim)
+	if err != nil || (r == nil) != (was == nil) || r != nil && (r.State != was.State || r.Arrived != was.Arrived) {
 		unlock()
 		return nil
 	}

@@ -67,8 +67,7 @@ const (
 	Release
 	Disown // joint
 	Make
-	StartJointly // where a session is on several GPUs; joint
-	Commit       // joint
+	Commit // joint
 )
 
 // Task is what may be done for one claim: all of it in order, until something fails, under the locks of
