@@ -12,6 +12,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/claim/lock"
 	"github.com/partage-dev/partage/pkg/claim/rules"
+	"github.com/partage-dev/partage/pkg/gpu"
 )
 
 const (
@@ -71,7 +72,7 @@ func (e *Engine) isOfCall(t *rules.Task) bool {
 // onceTogether carries out a task that needs several GPUs, if all of them propose it. Where calls are at work on some it is
 // left for later: what is due on one of them must not wait for another.
 func (e *Engine) onceTogether(ctx context.Context, t *rules.Task) error {
-	gpus := e.with(t)
+	gpus := gpu.SortPCIAddresses(slices.Clone(t.With))
 	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	unlock, err := e.Locks.GPUs(limited, gpus)
@@ -82,5 +83,5 @@ func (e *Engine) onceTogether(ctx context.Context, t *rules.Task) error {
 		return err
 	}
 	defer unlock()
-	return e.once(ctx, t.Claim, gpus, nil, everything, jointly(t.Claim, gpus)).err
+	return e.once(ctx, "", gpus, nil, jointly(t.Claim, gpus)).err
 }

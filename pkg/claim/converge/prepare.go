@@ -178,7 +178,7 @@ func (c *Call) prepareTogether(ctx context.Context, gpus []string) (done bool, e
 	case err != nil:
 		return false, err
 	case r.task != nil:
-		return r.err == nil && r.task.Aim == rules.Commit, r.err
+		return r.err == nil, r.err // a call proposes nothing jointly but the commit
 	}
 	return !slices.ContainsFunc(gpus, func(address string) bool { return !r.said[address].isComplete(claim) }), nil
 }

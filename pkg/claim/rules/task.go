@@ -80,9 +80,6 @@ type Task struct {
 	With    []string // the GPUs that have to agree; empty is this one alone
 }
 
-// EveryGPU stands for all GPUs of the node in With.
-const EveryGPU = "*"
-
 // State is what a record has come to on this GPU.
 type State uint8
 
