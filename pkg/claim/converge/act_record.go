@@ -168,26 +168,13 @@ func (w *work) writeSpec(ctx context.Context, a rules.Action) (err error) {
 	if err != nil {
 		return err
 	}
-	if call := w.call(a.Claim); call != nil {
-		call.specBegun = true
-	} else {
+	if w.call(a.Claim) == nil {
 		// Nobody ends this when the claim is released: the driver's folder must not keep the GPU.
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, specsTime)
 		defer cancel()
 	}
 	w.ids, err = w.Specs.Write(ctx, r)
-	return err
-}
-
-// removeSpec: that a spec cannot be removed keeps nothing from being given back. Nobody can use it without the claim, and a
-// spec without record is removed when that is possible.
-func (w *work) removeSpec(ctx context.Context, a rules.Action) error {
-	err := w.Specs.Remove(ctx, a.Claim)
-	if err != nil && w.task.Aim == rules.Release {
-		klog.FromContext(ctx).Error(err, "What containers get of a claim that is released stays", "claimUID", a.Claim)
-		return nil
-	}
 	return err
 }
 

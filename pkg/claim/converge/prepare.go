@@ -27,10 +27,8 @@ const (
 	// undoTime bounds what is undone after a failure. It is granted on top of the caller's deadline, which may be why the
 	// call failed.
 	undoTime = 30 * time.Second
-	// recordPoll is how often it is looked whether a place is free: another process may free it.
-	recordPoll = 200 * time.Millisecond
-	// hardwarePoll is the same where no claim is in the way: looking takes more then.
-	hardwarePoll = time.Second
+	// poll is how often it is looked whether a place is free: another process may free it.
+	poll = time.Second
 )
 
 // Call is a Prepare that is at work.
@@ -45,8 +43,6 @@ type Call struct {
 	// engine is set, and stop ends the call, while it is at work.
 	engine *Engine
 	stop   context.CancelFunc
-	// specBegun means that there may be a CDI spec, also before there is a record.
-	specBegun bool
 	// devices are those that are wanted, and those that the claim had.
 	devices []record.Device
 }
@@ -87,8 +83,8 @@ func (c *Call) undo(ctx context.Context, r *record.Record, unread bool) (err err
 	if r != nil || unread {
 		err = c.engine.Finish(ctx, cmp.Or(r, c.Wanted), c.Wanted.GPUs())
 	}
-	if c.specBegun && !unread && (r == nil || r.BootID != c.engine.Store.Boot()) {
-		err = errors.Join(err, c.engine.Specs.Remove(ctx, c.Wanted.Claim.UID))
+	if !unread && (r == nil || r.BootID != c.engine.Store.Boot()) {
+		err = errors.Join(err, c.engine.Specs.Remove(ctx, c.Wanted.Claim.UID)) // it may be there before there is a record
 	}
 	return err
 }
@@ -251,10 +247,6 @@ func (e *VerdictError) wait(ctx context.Context, changed <-chan struct{}, deadli
 	defer steptime.Of(ctx).Begin(steptime.Wait)()
 	if time.Now().After(deadline) {
 		return e
-	}
-	poll := recordPoll
-	if e.Other == "" {
-		poll = hardwarePoll
 	}
 	select {
 	case <-ctx.Done():

@@ -56,14 +56,13 @@ func (k *Specs) Write(ctx context.Context, r *record.Record) (map[string]string,
 	if err != nil {
 		return nil, err
 	}
-	first := r.State != record.Prepared
-	if first {
+	if r.State != record.Prepared {
 		if err := checkRequests(r, devices); err != nil {
 			return nil, err
 		}
 	}
 	if slices.ContainsFunc(r.Devices, func(d record.Device) bool { return d.Shared().Limited }) {
-		if err := k.makeLimits(r, first); err != nil {
+		if err := k.makeLimits(r); err != nil {
 			return nil, fmt.Errorf("folder for software limits: %w", err)
 		}
 	}
@@ -214,16 +213,9 @@ type SoftLimits struct {
 const limitsBytes = 16 << 20
 
 // makeLimits makes the folder of a claim with devices that an interposer library limits. Containers write to it, so that it
-// is a file system of its own: a tenant must not be able to fill the disk that the records are on. What an earlier boot left
-// is about processes that are gone.
-func (k *Specs) makeLimits(r *record.Record, first bool) error {
-	folder := k.Limits.folder(r.Claim.UID)
-	if first {
-		if err := k.Limits.Remove(folder); err != nil {
-			return err
-		}
-	}
-	if err := k.Limits.Mount(folder, limitsBytes); err != nil {
+// is a file system of its own, in memory: a tenant must not be able to fill the disk that the records are on.
+func (k *Specs) makeLimits(r *record.Record) error {
+	if err := k.Limits.Mount(k.Limits.folder(r.Claim.UID), limitsBytes); err != nil {
 		return err
 	}
 	for i := range r.Devices {
