@@ -10,10 +10,10 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/claim/users"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/holder"
+	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
 )
 
@@ -42,7 +42,7 @@ func (c *config) users(ctx context.Context, holders *holder.Finder, gpus process
 			}
 			return servers, err
 		},
-		Clock: claim.SinceBoot,
+		Clock: host.SinceBoot,
 	}
 }
 

@@ -92,7 +92,7 @@ type Options struct {
 	CheckInterval time.Duration
 
 	// files and limits are those of the operating system, except in tests, and
-	// clock is SinceBoot.
+	// clock is host.SinceBoot.
 	files  record.Files
 	limits spec.SoftLimits
 	clock  func() time.Duration
@@ -137,7 +137,7 @@ func NewManager(o Options) (*Manager, error) {
 		if err != nil {
 			return nil, err
 		}
-		o.files, o.clock, o.limits.Remove = record.OS{}, SinceBoot, host.RemoveTmpfs
+		o.files, o.clock, o.limits.Remove = record.OS{}, host.SinceBoot, host.RemoveTmpfs
 		o.limits.Mount = func(path string, bytes int64) error { return host.MountTmpfs(path, bytes, label) }
 	}
 	roots := o.Roots.Complete()
