@@ -137,7 +137,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		Calls:      calls,
 		Hook:       hooks.limits,
 		Cluster:    facts,
-		Users:      c.users(ctx, holders, gpus, supervisor, cluster),
+		Users:      c.users(ctx, holders, gpus, supervisor),
 		Events:     events,
 	})
 	if err != nil {

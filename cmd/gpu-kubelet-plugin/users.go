@@ -10,12 +10,11 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/claim/users"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/holder"
+	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/plugin"
 )
 
 // processLister is the NVML session.
@@ -29,13 +28,12 @@ type sessionLister interface {
 }
 
 // users finds the processes on GPUs that no claim explains.
-func (c *config) users(ctx context.Context, holders *holder.Finder, gpus processLister, supervisor sessionLister, cluster *plugin.Cluster) *users.Users {
+func (c *config) users(ctx context.Context, holders *holder.Finder, gpus processLister, supervisor sessionLister) *users.Users {
 	if _, err := c.roots().PodNames(); err != nil {
 		klog.FromContext(ctx).Error(err, "Pods without a claim that have a GPU open are taken for users of it, whatever their namespace, while their names are not known")
 	}
 	return &users.Users{
 		Finder: holders, List: gpus.Processes, Ignored: c.isIgnored,
-		PodsOf: cluster.PodsOf,
 		Servers: func(ctx context.Context) ([]int, error) {
 			sessions, err := supervisor.List(ctx)
 			var servers []int
@@ -44,7 +42,7 @@ func (c *config) users(ctx context.Context, holders *holder.Finder, gpus process
 			}
 			return servers, err
 		},
-		Clock: claim.SinceBoot,
+		Clock: host.SinceBoot,
 	}
 }
 

@@ -64,7 +64,7 @@ func TestUsersOfGPUs(t *testing.T) {
 			names := &holder.PodNames{Roots: c.roots()}
 			holders := &holder.Finder{Roots: c.roots(), Proc: filepath.Join(dir, "processes"), PodName: names.Name}
 			m := machine{pid, test.server}
-			var finder converge.Users = c.users(t.Context(), holders, m, m, nil)
+			var finder converge.Users = c.users(t.Context(), holders, m, m)
 			if got, _ := finder.Users(t.Context(), pci, nil, nil); got.Memory != test.want {
 				t.Errorf("got %+v, want %t", got, test.want)
 			}

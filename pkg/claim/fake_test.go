@@ -106,10 +106,17 @@ func (b *box) put(path, content string) {
 	}
 }
 
-// boot starts the machine anew: instances, MIG mode and specs are gone. Somebody
+// boot starts the machine anew: instances, MIG mode, specs and what is in memory are gone. Somebody
 // else makes the foreign partitions again, as a script of the machine would.
 func (b *box) boot(id string) {
 	b.put("proc/sys/kernel/random/boot_id", id+"\n")
+	mounted, err := filepath.Glob(filepath.Join(b.dataDir(), "limits/*/*"))
+	for _, path := range mounted {
+		err = errors.Join(err, os.RemoveAll(path))
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
 	b.mu.Lock()
 	clear(b.specs)
 	b.shares = newShares()

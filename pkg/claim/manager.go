@@ -92,7 +92,7 @@ type Options struct {
 	CheckInterval time.Duration
 
 	// files and limits are those of the operating system, except in tests, and
-	// clock is SinceBoot.
+	// clock is host.SinceBoot.
 	files  record.Files
 	limits spec.SoftLimits
 	clock  func() time.Duration
@@ -137,7 +137,7 @@ func NewManager(o Options) (*Manager, error) {
 		if err != nil {
 			return nil, err
 		}
-		o.files, o.clock, o.limits.Remove = record.OS{}, SinceBoot, host.RemoveTmpfs
+		o.files, o.clock, o.limits.Remove = record.OS{}, host.SinceBoot, host.RemoveTmpfs
 		o.limits.Mount = func(path string, bytes int64) error { return host.MountTmpfs(path, bytes, label) }
 	}
 	roots := o.Roots.Complete()
@@ -226,26 +226,14 @@ func (m *Manager) Claims(pciAddress string) ([]Ref, error) {
 	return append(on, others...), snapshot.Err
 }
 
-// States of records, by which they are counted.
-const (
-	RecordsPreparing = string(record.Preparing)
-	RecordsPrepared  = string(record.Prepared)
-	RecordsReleasing = string(record.Releasing)
-	// RecordsEarlier are of another boot of the machine.
-	RecordsEarlier = "earlier"
-	// RecordsUnreadable are damaged or of another version.
-	RecordsUnreadable = "unreadable"
-)
-
-// RecordStates are all keys of RecordCounts.
-func RecordStates() []string {
-	return []string{RecordsPreparing, RecordsPrepared, RecordsReleasing, RecordsEarlier, RecordsUnreadable}
-}
-
-// RecordCounts counts the records by their state. With an error there may be more.
+// RecordCounts counts the records by their state; those of earlier boots and those that cannot be read have one each. With an
+// error there may be more.
 func (m *Manager) RecordCounts() (map[string]int, error) {
 	snapshot := m.store.Snapshot()
-	counts := map[string]int{RecordsEarlier: len(snapshot.Earlier), RecordsUnreadable: len(snapshot.Guards)}
+	counts := map[string]int{
+		string(record.Preparing): 0, string(record.Prepared): 0, string(record.Releasing): 0,
+		"earlier": len(snapshot.Earlier), "unreadable": len(snapshot.Guards),
+	}
 	for _, r := range snapshot.Records {
 		counts[string(r.State)]++
 	}

@@ -86,15 +86,13 @@ func (m *Manager) ReleaseOrphans(ctx context.Context) {
 	}
 	// The claims that a plugin finds have been there for any time: they are asked about one after the other during the
 	// interval, since on other nodes plugins may be starting too. Others have just been prepared.
-	o.recount(func() time.Duration { return rand.N(o.interval) }) //nolint:gosec // no secret
-	recount := time.NewTicker(o.interval / 10)
-	defer recount.Stop()
+	after := func() time.Duration { return rand.N(o.interval) } //nolint:gosec // no secret
 	for ctx.Err() == nil {
+		o.count(after)
+		after = o.regular
 		uid, due := o.next()
 		select {
 		case <-ctx.Done():
-		case <-recount.C:
-			o.recount(o.regular)
 		case <-o.doubted:
 		case <-time.After(time.Until(due)):
 			o.ask(ctx, uid)
@@ -105,11 +103,11 @@ func (m *Manager) ReleaseOrphans(ctx context.Context) {
 // regular is the time between two questions about a claim that has its devices.
 func (o *orphans) regular() time.Duration { return wait.Jitter(o.interval, inquiryJitter) }
 
-// next returns the claim that is asked about next, and when. Without any there is something to do when they are counted.
+// next returns the claim that is asked about next, and when, or none where claims are to be counted again before.
 func (o *orphans) next() (next types.UID, due time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	due = time.Now().Add(o.interval)
+	due = time.Now().Add(o.interval / 10)
 	for uid, i := range o.claims {
 		if i.due.Before(due) {
 			next, due = uid, i.due
@@ -118,8 +116,8 @@ func (o *orphans) next() (next types.UID, due time.Time) {
 	return next, due
 }
 
-// recount finds out which claims there are, if that can be read. New ones are asked about after a time.
-func (o *orphans) recount(after func() time.Duration) {
+// count finds out which claims there are, if that can be read. New ones are asked about after a time.
+func (o *orphans) count(after func() time.Duration) {
 	uids, err := o.m.store.UIDs()
 	if err != nil {
 		return // what is known of those that are not seen stays; cleaning up says why
@@ -135,9 +133,12 @@ func (o *orphans) recount(after func() time.Duration) {
 	o.budget.SetLimit(rate.Limit(float64(len(uids))/o.interval.Seconds() + 1/doubtPause.Seconds()))
 }
 
-// ask asks about a claim when the budget lets it, and says when its next turn is. One that is not prepared costs no question,
-// and is found again if it is still there when claims are counted.
+// ask asks about a claim, or none, when the budget lets it, and says when its next turn is. One that is not prepared costs no question, and is found
+// again if it is still there when claims are counted.
 func (o *orphans) ask(ctx context.Context, uid types.UID) {
+	if uid == "" {
+		return
+	}
 	r, err := o.m.store.Read(uid)
 	again := doubtPause // what is known of a claim whose record cannot be read stays
 	switch {

@@ -22,9 +22,9 @@ import (
 )
 
 const (
-	// roomTime is how long a claim waits for its place, recordPoll how often it looks.
-	roomTime   = 15 * time.Second
-	recordPoll = 200 * time.Millisecond
+	// roomTime is how long a claim waits for its place, poll how often it looks.
+	roomTime = 15 * time.Second
+	poll     = time.Second
 )
 
 func TestOverlap(t *testing.T) {
@@ -77,7 +77,7 @@ func testOverlap(t *testing.T, first, second string, refused bool) {
 		t.Errorf("got %v", err)
 	}
 	wantError(t, err, second, first, "default/claim-first", "prepared", "not released in time")
-	if waited := time.Since(start); waited < roomTime || waited > roomTime+recordPoll {
+	if waited := time.Since(start); waited < roomTime || waited > roomTime+poll {
 		t.Errorf("waited for %s", waited)
 	}
 	if diff := cmp.Diff(before, b.state()); diff != "" {
@@ -149,7 +149,7 @@ func TestTooManyShares(t *testing.T) {
 					t.Errorf("got %v", err)
 				}
 				wantError(t, err, device, "has 4 shares and all are taken", "default/claim-", "not released in time")
-				if waited := time.Since(start); waited < roomTime || waited > roomTime+recordPoll {
+				if waited := time.Since(start); waited < roomTime || waited > roomTime+poll {
 					t.Errorf("waited for %s", waited)
 				}
 				if diff := cmp.Diff(before, b.state()); diff != "" {
@@ -232,7 +232,7 @@ func TestWaitForPlace(t *testing.T) {
 				if err := <-done; err != nil {
 					t.Errorf("the second claim: %v", err)
 				}
-				if waited := time.Since(start); waited > recordPoll || (!other && waited > 0) {
+				if waited := time.Since(start); waited > poll || (!other && waited > 0) {
 					t.Errorf("waited for another %s", waited)
 				}
 				mustUnprepare(t, m, "second")

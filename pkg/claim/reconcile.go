@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/singleflight"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/claim/converge"
 	"github.com/partage-dev/partage/pkg/claim/record"
@@ -45,7 +44,7 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 		m.events.retain(uids)
 		m.engine.Failures.Retain(uids)
 	}
-	return errors.Join(append(errs, m.store.Sweep(m.clock()), m.sweepLimits())...)
+	return errors.Join(append(errs, m.store.Sweep(m.clock()))...)
 }
 
 // sideBySide works on all GPUs at the same time, unless it is at work on them still, and returns what has come of that. What
@@ -64,29 +63,6 @@ func sideBySide(ctx context.Context, atWork *singleflight.Group, gpus []string, 
 		}
 	}
 	return errs
-}
-
-// sweepLimits removes the folders for software limits of claims that have no record: their process was killed.
-func (m *Manager) sweepLimits() error {
-	uids, err := m.specs.Limits.List()
-	errs := []error{err}
-	for _, uid := range uids {
-		errs = append(errs, m.dropLimits(uid))
-	}
-	return errors.Join(errs...)
-}
-
-// dropLimits removes the folder of a claim that has no record, and with which no call is at work: that may make it.
-func (m *Manager) dropLimits(uid types.UID) error {
-	unlock, err := m.locks.TryClaim(uid)
-	if err != nil || unlock == nil {
-		return nil // it is tried again
-	}
-	defer unlock()
-	if r, err := m.store.Read(uid); err != nil || r != nil {
-		return nil
-	}
-	return m.specs.Limits.Drop(uid)
 }
 
 // knownGPUs are those of the inventory, and those that records are about.

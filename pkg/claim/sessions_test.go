@@ -448,8 +448,8 @@ func testNoSupervisor(t *testing.T) {
 		_, err := m.Prepare(soon, claim)
 		cancel()
 		wantError(t, err, "MPS supervisor", "DaemonSet of the mps-supervisor", "device "+wholeA)
-		if !errors.Is(err, sharing.ErrNoSupervisor) || len(b.seen()) > 0 {
-			t.Errorf("got %v after %v", err, b.seen())
+		if !errors.Is(err, sharing.ErrNoSupervisor) || len(b.onHardware()) > 0 {
+			t.Errorf("got %v after %v", err, b.onHardware())
 		}
 	}
 	b.wantNothing()

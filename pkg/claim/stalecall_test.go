@@ -19,6 +19,7 @@ import (
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/claim/rules"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/host"
 )
 
 func TestStalePrepare(t *testing.T) {
@@ -118,8 +119,8 @@ func TestArrivalWithoutStamp(t *testing.T) {
 	_, err := m.Prepare(t.Context(), newClaim("u1", sliceA0))
 	wantError(t, err, "out of date")
 
-	before := SinceBoot()
-	if at, stamped := Arrived(t.Context()).Value(arrivalKey{}).(time.Duration); !stamped || at < before || at > SinceBoot() || before == 0 {
+	before := host.SinceBoot()
+	if at, stamped := Arrived(t.Context()).Value(arrivalKey{}).(time.Duration); !stamped || at < before || at > host.SinceBoot() || before == 0 {
 		t.Errorf("arrived at %s (%v), now is %s", at, stamped, before)
 	}
 }

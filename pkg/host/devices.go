@@ -13,6 +13,9 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // capabilityDriver is the name under which the kernel module registers the
@@ -147,6 +150,17 @@ func parseMinor(data []byte, field string) (int64, error) {
 		return 0, err
 	}
 	return 0, fmt.Errorf("expected a line %q, found none", field+": <minor number>")
+}
+
+// SinceBoot returns the time since this machine started, suspensions included. It is
+// the same for all processes and never goes back.
+func SinceBoot() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
+		// Linux has had this clock since 2.6.39, so there is nothing to handle.
+		return 0
+	}
+	return time.Duration(t.Nano())
 }
 
 // BootID returns the kernel's random ID of this boot.

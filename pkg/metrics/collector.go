@@ -12,7 +12,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
@@ -114,8 +113,8 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		s.gpu(e, &s.gpus[i])
 	}
 	s.xidErrors(e)
-	for _, state := range claim.RecordStates() {
-		e.emit(journalRecords, float64(s.Records[state]), state)
+	for state, records := range s.Records {
+		e.emit(journalRecords, float64(records), state)
 	}
 	if s.Sessions != nil {
 		for _, phase := range []mps.Phase{mps.Starting, mps.Running, mps.Faulted, mps.Failed} {

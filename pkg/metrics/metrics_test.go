@@ -45,7 +45,7 @@ func busyNode(t testing.TB, gpus int) (*device.Inventory, usage.Snapshot) {
 	}
 	board := node.GPUs[0]
 	node.GPUs = nil
-	snapshot := usage.Snapshot{GPUs: map[string]usage.GPU{}, Records: map[string]int{claim.RecordsPrepared: 7 * gpus}, Sessions: map[mps.Phase]int{mps.Running: 1}}
+	snapshot := usage.Snapshot{GPUs: map[string]usage.GPU{}, Records: map[string]int{"preparing": 0, "prepared": 7 * gpus, "releasing": 0, "earlier": 0, "unreadable": 0}, Sessions: map[mps.Phase]int{mps.Running: 1}}
 	for n := range gpus {
 		g := board
 		g.PCIAddress, g.UUID = fmt.Sprintf("0000:%02x:00.0", 0x10+n), fmt.Sprintf("GPU-%08d-0000-4000-8000-000000000000", n)

@@ -40,22 +40,6 @@ type podName struct {
 	until time.Time
 }
 
-// PodsOf returns the UIDs of the pods that a claim is reserved for. There are none if the claim does not exist; an error
-// means that they are not known.
-func (c *Cluster) PodsOf(ctx context.Context, ref claim.Ref) ([]string, error) {
-	found, err := c.Claim(ctx, ref)
-	if err != nil || found == nil {
-		return nil, err
-	}
-	var pods []string
-	for _, user := range found.Status.ReservedFor {
-		if isPod(&user) {
-			pods = append(pods, string(user.UID))
-		}
-	}
-	return pods, nil
-}
-
 func isPod(user *resourceapi.ResourceClaimConsumerReference) bool {
 	return user.APIGroup == "" && user.Resource == "pods"
 }

@@ -6,11 +6,9 @@ package plugin
 import (
 	"context"
 	"errors"
-	"slices"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/claim"
@@ -59,30 +57,4 @@ func TestPodNames(t *testing.T) {
 	check("uid-3", "", 1)
 	r.err = nil
 	check("uid-3", "", 3)
-}
-
-// TestPodsOf shows which pods a claim is reserved for, and that a claim that is gone has none.
-func TestPodsOf(t *testing.T) {
-	t.Parallel()
-	api := newAPIServer(t)
-	api.SetClaim(&resourceapi.ResourceClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "one", UID: "uid-1"},
-		Status: resourceapi.ResourceClaimStatus{
-			Allocation: &resourceapi.AllocationResult{Devices: allocated},
-			ReservedFor: []resourceapi.ResourceClaimConsumerReference{
-				{Resource: "pods", Name: "a", UID: "pod-a"}, {APIGroup: "example.com", Resource: "pods", UID: "other"}, {Resource: "pods", Name: "b", UID: "pod-b"},
-			},
-		},
-	})
-	cluster := clusterAt(t, api.URL())
-	got, err := cluster.PodsOf(t.Context(), claim.Ref{Namespace: "default", Name: "one", UID: "uid-1"})
-	if err != nil || !slices.Equal(got, []string{"pod-a", "pod-b"}) {
-		t.Errorf("got %v, %v", got, err)
-	}
-	if got, err := cluster.PodsOf(t.Context(), claim.Ref{Namespace: "default", Name: "one", UID: "uid-2"}); err != nil || len(got) > 0 {
-		t.Errorf("a claim that is gone: got %v, %v", got, err)
-	}
-	if _, err := cluster.PodsOf(t.Context(), claim.Ref{UID: "uid-1"}); err == nil {
-		t.Error("a claim without a name: got no error")
-	}
 }

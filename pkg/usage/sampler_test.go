@@ -52,7 +52,7 @@ func (w *world) Live() ([]claim.LiveClaim, error) {
 func (w *world) RecordCounts() (map[string]int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return map[string]int{claim.RecordsPrepared: len(w.live)}, nil
+	return map[string]int{"prepared": len(w.live)}, nil
 }
 
 func (*world) GPUs() []string { return []string{"A", "B"} }

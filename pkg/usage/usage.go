@@ -24,7 +24,7 @@ type Snapshot struct {
 	GPUs map[string]GPU
 	// Claims has an entry for each device of each prepared claim.
 	Claims []Claim
-	// Records counts the records of the journal by claim.RecordStates.
+	// Records counts the records of the journal by their states, each of which it has.
 	Records map[string]int
 	// Sessions counts MPS sessions by their phase. It is nil where no supervisor answers.
 	Sessions map[mps.Phase]int

@@ -52,16 +52,16 @@ func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*obse
 		}
 		err := w.do(ctx, actions)
 		w.Failures.noteUse(actions[0], err)
-		if err != nil && task.Aim == rules.Release && actions[0].Do == rules.StartSession && !errors.Is(err, gpu.ErrHung) {
-			klog.FromContext(ctx).Error(err, "The limits of an MPS session stay above what its claims have", "session", actions[0].Session)
-			err = nil // they are brought to what the claims need later
+		if left := stays[actions[0].Do]; err != nil && task.Aim == rules.Release && left != "" && !errors.Is(err, gpu.ErrHung) {
+			klog.FromContext(ctx).Error(err, "Something stays where a claim is released", "claimUID", task.Claim, "pciAddress", actions[0].GPU, "what", left)
+			err = nil
 		}
 		if err == nil {
 			continue
 		}
 		err = w.wrap(actions[0], err)
 		if task.Aim == rules.Release && actions[0].Key != "" && !gpu.IsPending(err) {
-			// What else the claim has on the GPU need not wait with it.
+			// What else the claim has on the GPU need not wait with it: processes may keep only one partition.
 			left, failed[actions[0].Key] = append(left, err), true
 			continue
 		}
@@ -72,6 +72,12 @@ func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*obse
 		return refusal, errors.Join(append(left, err, w.keepSessions())...)
 	}
 	return nil, errors.Join(append(left, w.keepSessions())...)
+}
+
+// stays says what keeps no claim from being released if it cannot be changed. Others bring it to what it should be: the next claim
+// of the whole GPU turns MIG mode off, and nobody can use a spec without the claim.
+var stays = map[rules.Do]string{
+	rules.StartSession: "the limits of an MPS session", rules.DisableMIG: "MIG mode without an instance", rules.RemoveSpec: "the CDI spec",
 }
 
 // waitsFor reports whether actions of a release have to wait because those for some devices have failed.
@@ -132,13 +138,14 @@ func (w *work) do(ctx context.Context, actions []rules.Action) error {
 		_, err := w.Store.Release(a.Claim, w.Clock())
 		return err
 	case rules.Clear:
-		return w.clear(ctx, a)
+		w.clear(ctx, a)
+		return nil
 	case rules.DropGuard:
 		return w.Store.DropGuard(a.Claim)
 	case rules.WriteSpec:
 		return w.writeSpec(ctx, a)
 	case rules.RemoveSpec:
-		return w.removeSpec(ctx, a)
+		return w.Specs.Remove(ctx, a.Claim)
 	}
 	return w.change(ctx, a)
 }
@@ -147,7 +154,7 @@ func (w *work) do(ctx context.Context, actions []rules.Action) error {
 func (w *work) change(ctx context.Context, a rules.Action) error {
 	switch a.Do {
 	case rules.EnableMIG, rules.DisableMIG:
-		return w.setMode(ctx, a)
+		return w.Partitions.SetMode(ctx, a.GPU, a.Do == rules.EnableMIG)
 	case rules.CreateGI:
 		id, err := w.Partitions.CreateInstance(ctx, addressOf(a))
 		w.instances[addressOf(a)] = partition.Live{InstanceID: id}
@@ -189,17 +196,6 @@ func (w *work) change(ctx context.Context, a rules.Action) error {
 
 func addressOf(a rules.Action) partition.Address {
 	return partition.Address{PCIAddress: a.GPU, ProfileID: a.Place.ProfileID, Placement: a.Place.Placement}
-}
-
-// setMode: that the mode stays on when the last partition is gone is no failure, the next claim of the whole GPU turns it
-// off.
-func (w *work) setMode(ctx context.Context, a rules.Action) error {
-	err := w.Partitions.SetMode(ctx, a.GPU, a.Do == rules.EnableMIG)
-	if err != nil && w.task.Aim == rules.Release && !errors.Is(err, gpu.ErrHung) {
-		klog.FromContext(ctx).Error(err, "MIG mode stays on, although no instance is left", "pciAddress", a.GPU)
-		return nil
-	}
-	return err
 }
 
 // dropNamesakes removes the CDI specs of other claims that may name the ID of a GPU instance, before anything can run in

@@ -26,12 +26,10 @@ import (
 func (w *work) note(actions []rules.Action) (err error) {
 	a := actions[0]
 	call := w.call(a.Claim)
-	var prepared *record.Record
 	change := func(r *record.Record) error {
 		for _, a := range actions {
 			if a.Do == rules.MarkPrepared {
 				w.markPrepared(r, call)
-				prepared = r
 				continue
 			}
 			d := r.Device(a.Key)
@@ -53,10 +51,7 @@ func (w *work) note(actions []rules.Action) (err error) {
 	if a.Do == rules.Unstart && errors.Is(err, record.ErrNoRecord) {
 		return nil // nothing of it is there
 	}
-	if w.noted = err == nil && prepared != nil; w.noted {
-		if call != nil {
-			call.prepared = prepared
-		}
+	if w.noted = err == nil && actions[len(actions)-1].Do == rules.MarkPrepared; w.noted {
 		for address := range w.seen {
 			w.Failures.NotInUse(address) // what was refused there before is over: processes on it belong to this claim
 		}
@@ -173,9 +168,7 @@ func (w *work) writeSpec(ctx context.Context, a rules.Action) (err error) {
 	if err != nil {
 		return err
 	}
-	if call := w.call(a.Claim); call != nil {
-		call.specBegun = true
-	} else {
+	if w.call(a.Claim) == nil {
 		// Nobody ends this when the claim is released: the driver's folder must not keep the GPU.
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, specsTime)
@@ -185,46 +178,17 @@ func (w *work) writeSpec(ctx context.Context, a rules.Action) (err error) {
 	return err
 }
 
-// removeSpec: that a spec cannot be removed keeps nothing from being given back. Nobody can use it without the claim, and a
-// spec without record is removed when that is possible.
-func (w *work) removeSpec(ctx context.Context, a rules.Action) error {
-	if w.record(a) == nil {
-		// It was seen without a record, and its claim may have been prepared on another GPU since, or is about to be.
-		unlock, err := w.Locks.TryClaim(a.Claim)
-		if unlock == nil {
-			return err
-		}
-		defer unlock()
-		if r, err := w.Store.Read(a.Claim); err != nil || r != nil {
-			return err
-		}
-	}
-	err := w.Specs.Remove(ctx, a.Claim)
-	if err != nil && w.task.Aim == rules.Release {
-		klog.FromContext(ctx).Error(err, "The CDI spec of a claim that is released stays", "claimUID", a.Claim)
-		return nil
-	}
-	return err
-}
-
 // clear notes that nothing is left of a claim on a GPU. Where the disk refuses it is done again when that is due, and finds
 // nothing to do.
-func (w *work) clear(ctx context.Context, a rules.Action) error {
+func (w *work) clear(ctx context.Context, a rules.Action) {
 	defer steptime.Of(ctx).Begin(steptime.Journal)()
-	gone, err := w.Store.Clear(a.Claim, a.GPU)
+	err := w.Store.Clear(a.Claim, a.GPU)
 	if err != nil {
-		gone, err = w.Store.Clear(a.Claim, a.GPU) // it may have been for a moment
+		err = w.Store.Clear(a.Claim, a.GPU) // it may have been for a moment
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "What is released is not written down", "claimUID", a.Claim)
 	}
-	if !gone {
-		return nil // its folder goes with the rest of the claim
-	}
-	if err := w.Specs.Limits.Drop(a.Claim); err != nil {
-		klog.FromContext(ctx).Error(err, "The folder for software limits stays until it can be removed", "claimUID", a.Claim)
-	}
-	return nil
 }
 
 // startSession makes a session run as its claims need it. Its devices have their UUIDs by now.

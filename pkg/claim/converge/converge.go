@@ -12,13 +12,12 @@ import (
 
 	"github.com/partage-dev/partage/pkg/claim/lock"
 	"github.com/partage-dev/partage/pkg/claim/rules"
+	"github.com/partage-dev/partage/pkg/gpu"
 )
 
 const (
 	// maxRounds is how many tasks are more than any GPU needs that does not change under its claims all the time.
 	maxRounds = 1000
-	// maxRepeats is how often the same task is carried out: what it was about may stay.
-	maxRepeats = 3
 	// surveyPatience is longer than any call keeps a GPU, undoing included.
 	surveyPatience = 2 * time.Minute
 	// patience is how long it is waited for a GPU of which a call takes care that is at work on it.
@@ -39,8 +38,8 @@ func (e *Engine) Survey(ctx context.Context, address string) (*Said, error) {
 // call is at work on is left to that call: nothing is returned then. An error says what has failed.
 func (e *Engine) Converge(ctx context.Context, address string) (*Said, error) {
 	var errs []error
-	done := map[string]int{}
-	due := func(t *rules.Task) bool { return !e.isOfCall(t) && done[taskName(t)] < maxRepeats }
+	done := map[string]bool{} // what they were about may stay
+	due := func(t *rules.Task) bool { return !e.isOfCall(t) && !done[taskName(t)] }
 	for range maxRounds {
 		r, err := e.onceOn(ctx, address, patience, func(said map[string]*Said) *rules.Task { return first(said[address], address, due) })
 		if err != nil {
@@ -49,34 +48,31 @@ func (e *Engine) Converge(ctx context.Context, address string) (*Said, error) {
 			}
 			return nil, errors.Join(errs...)
 		}
-		switch {
-		case r.err != nil:
+		if r.task != nil {
+			done[taskName(r.task)] = true
 			errs = append(errs, r.err)
-			done[taskName(r.task)] = maxRepeats
-		case r.task != nil:
-			done[taskName(r.task)]++
-		default:
-			i := slices.IndexFunc(r.said[address].Tasks, func(t rules.Task) bool { return !isAlone(&t, address) && due(&t) })
-			if i < 0 {
-				return r.said[address], errors.Join(errs...)
-			}
-			t := &r.said[address].Tasks[i]
-			done[taskName(t)] = maxRepeats
-			errs = append(errs, e.onceTogether(ctx, t))
+			continue
 		}
+		i := slices.IndexFunc(r.said[address].Tasks, func(t rules.Task) bool { return !isAlone(&t, address) && due(&t) })
+		if i < 0 {
+			return r.said[address], errors.Join(errs...)
+		}
+		t := &r.said[address].Tasks[i]
+		done[taskName(t)] = true
+		errs = append(errs, e.onceTogether(ctx, t))
 	}
 	return nil, errors.Join(append(errs, fmt.Errorf("GPU %s: the rules do not come to rest", address))...)
 }
 
 // isOfCall reports whether a call is there to make what its claim wants.
 func (e *Engine) isOfCall(t *rules.Task) bool {
-	return t.Claim != "" && (t.Aim == rules.Make || t.Aim == rules.StartJointly || t.Aim == rules.Commit) && e.call(t.Claim) != nil
+	return t.Claim != "" && (t.Aim == rules.Make || t.Aim == rules.Commit) && e.call(t.Claim) != nil
 }
 
 // onceTogether carries out a task that needs several GPUs, if all of them propose it. Where calls are at work on some it is
 // left for later: what is due on one of them must not wait for another.
 func (e *Engine) onceTogether(ctx context.Context, t *rules.Task) error {
-	gpus := e.with(t)
+	gpus := gpu.SortPCIAddresses(slices.Clone(t.With))
 	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	unlock, err := e.Locks.GPUs(limited, gpus)
@@ -87,5 +83,5 @@ func (e *Engine) onceTogether(ctx context.Context, t *rules.Task) error {
 		return err
 	}
 	defer unlock()
-	return e.once(ctx, t.Claim, gpus, nil, everything, jointly(t.Claim, gpus)).err
+	return e.once(ctx, "", gpus, nil, jointly(t.Claim, gpus)).err
 }

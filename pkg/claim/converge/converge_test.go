@@ -102,7 +102,7 @@ func settle(t *testing.T, e *Engine) {
 	for _, address := range []string{pciA, pciB} {
 		said, err := e.Converge(t.Context(), address)
 		if err != nil || said == nil {
-			o := e.observe(t.Context(), address, everything, nil)
+			o := e.observe(t.Context(), address, true, nil)
 			t.Fatalf("GPU %s: busy %t, %v; %+v -> %+v", address, said == nil, err, o.Observation, rules.Decide(o.Observation))
 		}
 		if len(said.Tasks) > 0 {

@@ -35,37 +35,30 @@ type observation struct {
 	sessions map[string]mps.Status
 }
 
-// depth says how much is observed.
-type depth int
-
-const (
-	// needed is what the records call for.
-	needed depth = iota
-	// everything is also what no record calls for, and whether CDI specs are up to date.
-	everything
-)
-
-// observe reads everything that is known about a GPU. The caller has its lock, unless lockErr says why not.
-func (e *Engine) observe(ctx context.Context, pciAddress string, d depth, lockErr error) *observation {
+// observe reads everything that is known about a GPU and that records call for. everything is also what no record calls for, and
+// whether CDI specs are up to date. The caller has the GPU's lock, unless lockErr says why not.
+func (e *Engine) observe(ctx context.Context, pciAddress string, everything bool, lockErr error) *observation {
 	// A spec without a record was left by somebody, or its claim is just being prepared: it is looked again before it goes.
-	specs, err := e.Specs.CDI.List()
-	if err != nil {
-		specs = nil // what cannot be listed is neither stale nor up to date
-	}
+	specs, folders, _ := e.Specs.List() // what cannot be listed is neither stale nor up to date
 	o := &observation{engine: e, snapshot: e.Store.Snapshot()}
 	o.GPU, o.Boot = pciAddress, e.Store.Boot()
 	o.observeRecords()
 	for i := range o.snapshot.Guards {
-		if g := &o.snapshot.Guards[i]; g.GPUs == nil || slices.Contains(g.GPUs, pciAddress) {
-			o.Guards = append(o.Guards, rules.Guard{Claim: g.Claim, GPUs: g.GPUs, Released: g.Released, Path: g.Path, Remedy: g.Remedy})
+		g := o.snapshot.Guards[i]
+		if g.GPUs != nil && !slices.Contains(g.GPUs, pciAddress) {
+			continue
 		}
+		if g.GPUs == nil {
+			g.GPUs = e.GPUs()
+		}
+		o.Guards = append(o.Guards, rules.Guard{Claim: g.Claim, GPUs: g.GPUs, Released: g.Released, Path: g.Path, Remedy: g.Remedy})
 	}
 	if lockErr != nil {
 		o.unanswered(lockErr)
 	} else {
-		o.observeHardware(ctx, d)
+		o.observeHardware(ctx, everything)
 	}
-	o.observeSpecs(ctx, specs, d)
+	o.observeSpecs(ctx, specs, folders, everything)
 	return o
 }
 
@@ -87,10 +80,10 @@ func answer(err error) rules.Answer {
 	return rules.Failed
 }
 
-func (o *observation) observeHardware(ctx context.Context, d depth) {
+func (o *observation) observeHardware(ctx context.Context, everything bool) {
 	e := o.engine
 	needs := o.Needs()
-	if d == everything {
+	if everything {
 		needs = rules.Needs{Mode: true, Fabric: needs.Fabric, Users: needs.Users || !o.isPrepared(), Sessions: true}
 	}
 	h := &o.Hardware
@@ -248,13 +241,14 @@ func demandOf(s mps.Spec) rules.Demand {
 // specsTime bounds the question whether CDI specs are up to date.
 const specsTime = 2 * time.Second
 
-// observeSpecs finds the CDI specs of claims on this GPU, and of claims that nothing on this node knows.
-func (o *observation) observeSpecs(ctx context.Context, uids []types.UID, d depth) {
+// observeSpecs finds the CDI specs of claims on this GPU, and of claims that nothing on this node knows. A folder that was left
+// alone is the rest of one.
+func (o *observation) observeSpecs(ctx context.Context, specs, folders []types.UID, everything bool) {
 	// Looking through the driver's folder may take long, and must not keep the GPU.
 	ctx, cancel := context.WithTimeout(ctx, specsTime)
 	defer cancel()
 	unreadable := o.snapshot.IsGuarded("")
-	for _, uid := range uids {
+	for _, uid := range slices.Concat(specs, folders) {
 		r := o.snapshot.Of(uid)
 		switch {
 		case r == nil && (unreadable || o.engine.call(uid) != nil || o.snapshot.IsGuarded(uid)):
@@ -262,8 +256,8 @@ func (o *observation) observeSpecs(ctx context.Context, uids []types.UID, d dept
 		case r != nil && !hasGPU(r, o.GPU):
 			continue
 		}
-		s := rules.Spec{Claim: uid}
-		if d == everything && r != nil && r.State == record.Prepared && r.BootID == o.Boot {
+		s := rules.Spec{Claim: uid, Outdated: slices.Contains(folders, uid)}
+		if everything && r != nil && r.State == record.Prepared && r.BootID == o.Boot {
 			matches, err := o.engine.Specs.Matches(ctx, r)
 			s.Outdated = err == nil && !matches
 		}

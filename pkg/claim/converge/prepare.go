@@ -27,10 +27,8 @@ const (
 	// undoTime bounds what is undone after a failure. It is granted on top of the caller's deadline, which may be why the
 	// call failed.
 	undoTime = 30 * time.Second
-	// recordPoll is how often it is looked whether a place is free: another process may free it.
-	recordPoll = 200 * time.Millisecond
-	// hardwarePoll is the same where no claim is in the way: looking takes more then.
-	hardwarePoll = time.Second
+	// poll is how often it is looked whether a place is free: another process may free it.
+	poll = time.Second
 )
 
 // Call is a Prepare that is at work.
@@ -45,12 +43,8 @@ type Call struct {
 	// engine is set, and stop ends the call, while it is at work.
 	engine *Engine
 	stop   context.CancelFunc
-	// specBegun means that there may be a CDI spec, also before there is a record.
-	specBegun bool
 	// devices are those that are wanted, and those that the claim had.
 	devices []record.Device
-	// prepared is the record that says that all of the claim is there, as the call has written it.
-	prepared *record.Record
 }
 
 // Prepare brings a claim to what its call wants, completely or not at all: what was made of a claim that was not prepared
@@ -67,15 +61,10 @@ func (e *Engine) Prepare(ctx context.Context, c *Call) (*record.Record, error) {
 	e.calls.Store(claim, c)
 	err := c.prepare(limited)
 	e.calls.CompareAndDelete(claim, c)
-	if err == nil && c.prepared != nil && !c.isOutOfDate() {
-		return c.prepared, nil
-	}
 	r, readErr := e.Store.Read(claim)
 	switch {
-	case readErr == nil && c.hasWritten(r):
+	case readErr == nil && c.isPrepared(r) && (err == nil || r.Arrived == c.Wanted.Arrived):
 		return r, nil // also where the last write says that it has failed, and has not
-	case err == nil && readErr == nil && r != nil && r.State == record.Prepared:
-		return r, nil
 	case err == nil && readErr != nil:
 		return nil, readErr
 	case err == nil, c.isOutOfDate():
@@ -94,15 +83,15 @@ func (c *Call) undo(ctx context.Context, r *record.Record, unread bool) (err err
 	if r != nil || unread {
 		err = c.engine.Finish(ctx, cmp.Or(r, c.Wanted), c.Wanted.GPUs())
 	}
-	if c.specBegun && !unread && (r == nil || r.BootID != c.engine.Store.Boot()) {
-		err = errors.Join(err, c.engine.Specs.Drop(ctx, c.Wanted.Claim.UID))
+	if !unread && (r == nil || r.BootID != c.engine.Store.Boot()) {
+		err = errors.Join(err, c.engine.Specs.Remove(ctx, c.Wanted.Claim.UID)) // it may be there before there is a record
 	}
 	return err
 }
 
-// hasWritten reports whether a record is the one that the call has written when all of the claim was there.
-func (c *Call) hasWritten(r *record.Record) bool {
-	return r != nil && r.BootID == c.engine.Store.Boot() && r.State == record.Prepared && r.Arrived == c.Wanted.Arrived
+// isPrepared reports whether a record says that all of the claim is there.
+func (c *Call) isPrepared(r *record.Record) bool {
+	return r != nil && r.BootID == c.engine.Store.Boot() && r.State == record.Prepared
 }
 
 // isOutOfDate reports whether the claim was released after the call had arrived.
@@ -185,7 +174,7 @@ func (c *Call) prepareTogether(ctx context.Context, gpus []string) (done bool, e
 	case err != nil:
 		return false, err
 	case r.task != nil:
-		return r.err == nil && r.task.Aim == rules.Commit, r.err
+		return r.err == nil, r.err // a call proposes nothing jointly but the commit
 	}
 	return !slices.ContainsFunc(gpus, func(address string) bool { return !r.said[address].isComplete(claim) }), nil
 }
@@ -258,10 +247,6 @@ func (e *VerdictError) wait(ctx context.Context, changed <-chan struct{}, deadli
 	defer steptime.Of(ctx).Begin(steptime.Wait)()
 	if time.Now().After(deadline) {
 		return e
-	}
-	poll := recordPoll
-	if e.Other == "" {
-		poll = hardwarePoll
 	}
 	select {
 	case <-ctx.Done():

@@ -15,7 +15,6 @@ import (
 	"github.com/partage-dev/partage/pkg/claim/lock"
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/claim/rules"
-	"github.com/partage-dev/partage/pkg/gpu"
 )
 
 // Said is what the rules say of a GPU.
@@ -31,7 +30,8 @@ func decide(o *observation) *Said { return &Said{rules.Decide(o.Observation), o.
 type round struct {
 	// said is by PCI address, before the task was carried out.
 	said map[string]*Said
-	// task is the one that was carried out, or nil, and err why not all of it was.
+	// task is the one that was carried out, or left to a call that is at work with its claim, or nil. err is why not all of it
+	// was carried out.
 	task *rules.Task
 	err  error
 }
@@ -39,27 +39,25 @@ type round struct {
 // choose picks the task that is carried out; nil is none.
 type choose func(said map[string]*Said) *rules.Task
 
-// once observes GPUs, whose locks the caller has, decides, and carries out one task, for a claim or for none. What the
-// hardware refuses is observed again under the same locks, and the record is put right before anybody else can come to a wrong conclusion. Nothing but
-// decide is done about the GPUs that are only observed.
-func (e *Engine) once(ctx context.Context, claim types.UID, gpus, observed []string, d depth, choose choose) *round {
+// once observes GPUs, whose locks the caller has, decides, and carries out one task: for a claim, or for everybody, for which
+// more is observed. What the hardware refuses is observed again under the same locks, and the record is put right before anybody
+// else can come to a wrong conclusion. Nothing but decide is done about the GPUs that are not asked.
+func (e *Engine) once(ctx context.Context, claim types.UID, gpus, unasked []string, choose choose) *round {
 	r, seen := &round{said: map[string]*Said{}}, map[string]*observation{}
 	for _, address := range gpus {
-		var unasked error
-		if slices.Contains(observed, address) {
-			unasked = errObserved
+		var why error
+		if slices.Contains(unasked, address) {
+			why = errUnasked
 		}
-		seen[address] = e.observe(ctx, address, d, unasked)
+		seen[address] = e.observe(ctx, address, claim == "", why)
 		r.said[address] = decide(seen[address])
 	}
 	if r.task = choose(r.said); r.task == nil {
 		return r
 	}
-	if r.task.Aim == rules.Release && r.task.Claim != claim {
-		address := r.task.Actions[0].GPU
-		unlock := e.lockObserver(ctx, address, seen[address].snapshot.Of(r.task.Claim))
+	if r.task.Claim != claim {
+		unlock := e.lockOther(r.task, seen[r.task.Actions[0].GPU])
 		if unlock == nil {
-			r.task = nil
 			return r
 		}
 		defer unlock()
@@ -75,19 +73,23 @@ func (e *Engine) once(ctx context.Context, claim types.UID, gpus, observed []str
 	return r
 }
 
-// lockObserver locks a claim, of which a record was seen on a GPU, if the GPU's lock is not enough to release it: a preparation
-// is not held up by that where the claim only observes. It returns nil if one is at work, or was since the record was read.
-func (e *Engine) lockObserver(ctx context.Context, pciAddress string, seen *record.Record) (unlock func()) {
-	if seen == nil || !observe(seen.Devices, pciAddress) {
+// lockOther locks the claim of a task where the GPU's lock is not enough to take something from it: it only observes the GPU, or
+// it was seen to have a CDI spec and no record, and may be prepared on another GPU. It returns nil if a call is at work with the
+// claim, or was since it was seen.
+func (e *Engine) lockOther(t *rules.Task, seen *observation) (unlock func()) {
+	was := seen.snapshot.Of(t.Claim)
+	switch {
+	case was == nil && t.Actions[0].Do == rules.RemoveSpec:
+	case was != nil && t.Aim == rules.Release && onlyLooks(was.Devices, seen.GPU):
+	default:
 		return func() {}
 	}
-	limited, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	unlock, err := e.Locks.Claim(limited, seen.Claim.UID)
-	if err != nil {
+	unlock, err := e.Locks.TryClaim(t.Claim)
+	if err != nil || unlock == nil {
 		return nil
 	}
-	if r, err := e.Store.Read(seen.Claim.UID); err != nil || r == nil || r.State != seen.State || r.Arrived != seen.Arrived {
+	r, err := e.Store.Read(t.Claim)
+	if err != nil || (r == nil) != (was == nil) || r != nil && (r.State != was.State || r.Arrived != was.Arrived) {
 		unlock()
 		return nil
 	}
@@ -97,7 +99,7 @@ func (e *Engine) lockObserver(ctx context.Context, pciAddress string, seen *reco
 // afterRefusal decides again with what was refused.
 func (e *Engine) afterRefusal(ctx context.Context, refusal *rules.Refusal, r *round) {
 	address := refusal.Action.GPU
-	o := e.observe(ctx, address, needed, nil)
+	o := e.observe(ctx, address, false, nil)
 	o.Refused = refusal
 	r.said[address] = decide(o)
 	for _, task := range r.said[address].Tasks {
@@ -113,21 +115,21 @@ func (e *Engine) afterRefusal(ctx context.Context, refusal *rules.Refusal, r *ro
 // onceFor is once for a claim with these devices, with the locks of its GPUs, all or none. On a GPU on which a call has not
 // returned nothing is done: its lock cannot be had. GPUs that the claim only observes are neither locked nor asked.
 func (e *Engine) onceFor(ctx context.Context, claim types.UID, has []record.Device, gpus []string, choose choose) (*round, error) {
-	observed := slices.DeleteFunc(slices.Clone(gpus), func(address string) bool { return !observe(has, address) })
-	locked := slices.DeleteFunc(slices.Clone(gpus), func(address string) bool { return slices.Contains(observed, address) })
+	unasked := slices.DeleteFunc(slices.Clone(gpus), func(address string) bool { return !onlyLooks(has, address) })
+	locked := slices.DeleteFunc(slices.Clone(gpus), func(address string) bool { return slices.Contains(unasked, address) })
 	unlock, err := e.Locks.GPUs(ctx, locked)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	return e.once(ctx, claim, gpus, observed, needed, choose), nil
+	return e.once(ctx, claim, gpus, unasked, choose), nil
 }
 
-// errObserved is why nothing is known of a GPU.
-var errObserved = errors.New("it is only observed")
+// errUnasked is why nothing is known of a GPU.
+var errUnasked = errors.New("the claim only looks at it")
 
-// observe reports whether devices have nothing of a GPU, but may look at all of it.
-func observe(devices []record.Device, pciAddress string) bool {
+// onlyLooks reports whether devices have nothing of a GPU, but may look at all of it.
+func onlyLooks(devices []record.Device, pciAddress string) bool {
 	return !slices.ContainsFunc(devices, func(d record.Device) bool {
 		return d.PCIAddress == pciAddress && (!d.Admin || d.Partition != nil)
 	})
@@ -143,10 +145,10 @@ func (e *Engine) onceOn(ctx context.Context, address string, patience time.Durat
 	case errors.Is(err, lock.ErrBusy), err != nil && ctx.Err() != nil:
 		return nil, err
 	case err != nil:
-		return &round{said: map[string]*Said{address: decide(e.observe(ctx, address, needed, err))}}, nil
+		return &round{said: map[string]*Said{address: decide(e.observe(ctx, address, false, err))}}, nil
 	}
 	defer unlock()
-	return e.once(ctx, "", []string{address}, nil, everything, choose), nil
+	return e.once(ctx, "", []string{address}, nil, choose), nil
 }
 
 // first returns the first task of a GPU alone for which this holds, or nil.
@@ -170,16 +172,10 @@ func isAlone(t *rules.Task, address string) bool {
 func jointly(claim types.UID, gpus []string) choose {
 	return func(said map[string]*Said) *rules.Task {
 		for _, address := range gpus {
-			t := proposal(said[address], claim, address)
-			if t == nil {
-				continue
-			}
-			with := t.With
-			if slices.Contains(with, rules.EveryGPU) {
-				with = gpus
-			}
-			if joined := join(said, claim, with); joined != nil {
-				return joined
+			if t := proposal(said[address], claim, address); t != nil {
+				if joined := join(said, claim, t.With); joined != nil {
+					return joined
+				}
 			}
 		}
 		return nil
@@ -230,14 +226,6 @@ func (s *Said) isComplete(claim types.UID) bool {
 	}
 	v, _ := s.Verdict(claim)
 	return v.State == rules.Complete
-}
-
-// with returns the GPUs that a task needs, in the order in which they are locked.
-func (e *Engine) with(t *rules.Task) []string {
-	if slices.Contains(t.With, rules.EveryGPU) {
-		return gpu.SortPCIAddresses(e.GPUs())
-	}
-	return gpu.SortPCIAddresses(slices.Clone(t.With))
 }
 
 // taskName tells the tasks of a plan apart, whether or not their last actions are joined to the others.

@@ -30,11 +30,9 @@ import (
 const (
 	// poll is how often a lock is tried again. In one process those who wait are woken besides.
 	poll = 10 * time.Millisecond
-	// patience is how long somebody waits who does not come before others: for several locks, which are hardly ever free at
-	// the same time, or for one that another process lets go and takes.
-	patience = 2 * time.Second
-	// turn is longer than nearly all that is done under a lock. One of those who have waited for longer than their patience
-	// comes first for a turn. In the next turn nobody does, since it may wait for a GPU that is slow.
+	// turn is longer than nearly all that is done under a lock. Who has waited for a turn, for several locks that are hardly ever
+	// free at the same time, comes before younger ones for the next turn. In the one after that it does not, and so on: it may
+	// wait for a GPU that is slow.
 	turn = 5 * time.Second
 )
 
@@ -60,9 +58,8 @@ type Locks struct {
 	taken map[name]bool
 	// freed is closed, and made anew, when locks are let go.
 	freed chan struct{}
-	// first comes before others until then, also before those of other processes: bytes say so.
-	first *waiter
-	until time.Time
+	// waiting are those who wait, the oldest first.
+	waiting []*waiter
 }
 
 type waiter struct {
@@ -82,9 +79,6 @@ const (
 func claimLock(uid types.UID) name { return name("claim " + string(uid)) }
 
 func gpuLock(pciAddress string) name { return name(gpuPrefix + pciAddress) }
-
-// first is the byte that says that somebody comes first.
-func (n name) first() name { return "first for " + n }
 
 // offset is the byte of a lock. Two names have the same one as rarely as two UIDs are the same.
 func (n name) offset() int64 {
@@ -139,6 +133,9 @@ func (l *Locks) wait(ctx context.Context, names ...name) (release func(), err er
 		return nil, err
 	}
 	w := &waiter{names: names, since: time.Now()}
+	l.mu.Lock()
+	l.waiting = append(l.waiting, w)
+	l.mu.Unlock()
 	defer l.leave(w)
 	for {
 		freed, err := l.take(w)
@@ -160,47 +157,22 @@ func (l *Locks) wait(ctx context.Context, names ...name) (release func(), err er
 func (l *Locks) leave(w *waiter) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.first == w {
-		l.endTurn()
-		l.until = time.Time{}
-	}
+	l.waiting = slices.DeleteFunc(l.waiting, func(other *waiter) bool { return other == w })
 }
 
-// letFirst gives the waiter a turn, if it has waited for long and nobody has had one just now. It needs mu.
-func (l *Locks) letFirst(w *waiter) {
-	now := time.Now()
-	if l.first != nil && now.After(l.until) {
-		l.endTurn()
+// isBehind reports whether somebody who has waited for longer comes first.
+func (l *Locks) isBehind(w *waiter, n name) bool {
+	older := l.waiting
+	if i := slices.Index(older, w); i >= 0 {
+		older = older[:i]
 	}
-	if l.first == nil && now.Sub(w.since) > patience && now.Sub(l.until) > turn {
-		l.first, l.until = w, now.Add(turn)
-		l.markFirst(w.names, unix.F_RDLCK)
-	}
-}
-
-func (l *Locks) endTurn() {
-	l.markFirst(l.first.names, unix.F_UNLCK)
-	l.first = nil
-}
-
-// isFirst reports whether somebody else comes first. A waiter whose patience is over ignores other processes: one may have
-// been stopped during its turn.
-func (l *Locks) isFirst(w *waiter, n name) bool {
-	if l.first != nil {
-		return l.first != w && slices.Contains(l.first.names, n)
-	}
-	return time.Since(w.since) <= patience && l.elsewhere(n.first()) != nil
-}
-
-// markFirst is for other processes. Where it fails, everybody gets a lock in the end.
-func (l *Locks) markFirst(names []name, kind int16) {
-	for _, n := range names {
-		_ = l.setByte(n.first(), kind)
-	}
+	return slices.ContainsFunc(older, func(other *waiter) bool {
+		return time.Since(other.since)/turn%2 == 1 && slices.Contains(other.names, n)
+	})
 }
 
 func (l *Locks) try(n name) (release func(), err error) {
-	w := &waiter{names: []name{n}, since: time.Now()}
+	w := &waiter{names: []name{n}}
 	if _, err = l.take(w); err == nil {
 		return func() { l.release(w.names) }, nil
 	}
@@ -214,12 +186,11 @@ func (l *Locks) try(n name) (release func(), err error) {
 func (l *Locks) take(w *waiter) (freed <-chan struct{}, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.letFirst(w)
 	if err := l.checkSlow(w.names); err != nil {
 		return nil, err
 	}
 	for _, n := range w.names {
-		if l.taken[n] || l.pending(n) != nil || l.isFirst(w, n) {
+		if l.taken[n] || l.pending(n) != nil || l.isBehind(w, n) {
 			return l.freed, fmt.Errorf("%s %w with another call", n, ErrBusy)
 		}
 	}

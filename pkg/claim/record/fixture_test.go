@@ -81,8 +81,7 @@ func put(s *Store, r *Record) error {
 
 // cleared notes that nothing is left on a GPU, or on any.
 func cleared(s *Store, pciAddress string) error {
-	_, err := s.Clear(uid, pciAddress)
-	return err
+	return s.Clear(uid, pciAddress)
 }
 
 // started marks all devices.

@@ -41,11 +41,6 @@ type Store struct {
 	files        Files
 	// disk is for goroutines, in their order, what the folder's lock is for processes. No call into a driver waits for it.
 	disk *call.Queue
-	// stuck means that another process has kept the folder's lock when it was last waited for. It belongs to who has the turn.
-	stuck bool
-	// parsed are files as they were last read or written, by path: to parse one takes longer than to read it. It belongs to who
-	// has the turn, too.
-	parsed parsed
 
 	releases *releases
 	// Alone reports whether no other process may have calls at work. Optional: only then the files of claims that have nothing any
@@ -59,7 +54,7 @@ func Open(dataDir, boot string, files Files) (*Store, error) {
 		return nil, fmt.Errorf("records: boot ID %q: want letters, digits and dashes", boot)
 	}
 	return &Store{
-		folder: filepath.Join(dataDir, "records"), boot: boot, files: files, disk: call.New(0).Of("", "records"), parsed: parsed{},
+		folder: filepath.Join(dataDir, "records"), boot: boot, files: files, disk: call.New(0).Of("", "records"),
 		releases: &releases{changed: make(chan struct{}), last: map[types.UID]lastRelease{}},
 	}, nil
 }
@@ -206,19 +201,18 @@ func (s *Store) Released(uid types.UID, since time.Duration) bool {
 	return s.releases.of(uid).at > since
 }
 
-// Clear notes that nothing is left of the claim on a GPU. With the last mark the record goes, and those of earlier boots; gone
-// says so. Where the disk refuses it nobody takes it for cleared: another process may have counted on what the record says.
-func (s *Store) Clear(uid types.UID, pciAddress string) (gone bool, err error) {
-	err = s.edit(uid, func(e *entry) error {
+// Clear notes that nothing is left of the claim on a GPU. With the last mark the record goes, and those of earlier boots. Where
+// the disk refuses it nobody takes it for cleared: another process may have counted on what the record says.
+func (s *Store) Clear(uid types.UID, pciAddress string) error {
+	return s.edit(uid, func(e *entry) error {
 		if err := e.unreadable(); err != nil {
 			return err
 		}
-		if gone = e.record == nil || e.record.clear(pciAddress); gone {
+		if e.record == nil || e.record.clear(pciAddress) {
 			e.record, e.drop, e.earlier = nil, e.earlier, nil
 		}
 		return nil
 	})
-	return gone && err == nil, err
 }
 
 // DropGuard removes the files of a claim that cannot be read, if it has a record or was released since: all that it has is

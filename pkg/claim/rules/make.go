@@ -177,15 +177,12 @@ func (m *making) wrongMode(p part) *Verdict {
 // propose adds the sessions and what a claim on several GPUs does on all of them at once.
 func (m *making) propose() {
 	here, jointly := m.sessions()
-	if len(jointly) > 0 && len(m.actions)+len(here) == 0 {
-		m.task(Task{Aim: StartJointly, With: m.gpus(jointly[0].Session), Final: jointly})
-		return
-	}
 	gpus, actions := m.gpus(""), append(m.actions, here...)
 	if len(gpus) > 1 && len(actions) > 0 {
 		m.task(Task{Aim: Make, Actions: actions})
 		return
 	}
+	actions = append(actions, jointly...)
 	for _, p := range m.parts {
 		if !p.Admin && !p.intervalStands() {
 			actions = append(actions, p.action(SetInterval))
@@ -215,7 +212,7 @@ func (m *making) commit(gpus []string, actions []Action) {
 	m.task(Task{Aim: Commit, Actions: actions, Final: final, With: gpus})
 }
 
-// gpus are those of the claim, or of one of its sessions: others need not be ready when that is started.
+// gpus are those of the claim, or of one of its sessions.
 func (r *Record) gpus(session string) (gpus []string) {
 	for i := range r.Parts {
 		if p := &r.Parts[i]; (session == "" || p.Session == session) && !slices.Contains(gpus, p.GPU) {
@@ -226,7 +223,7 @@ func (r *Record) gpus(session string) (gpus []string) {
 }
 
 // sessions brings those of the claim's parts to what their holders need. What is on several GPUs is started when all of
-// them are ready for it.
+// the claim's are ready, for the first of them.
 func (m *making) sessions() (here, jointly []Action) {
 	for i, p := range m.parts {
 		if p.Session == "" || p.Admin || slices.ContainsFunc(m.parts[:i], func(q part) bool { return q.Session == p.Session }) {
@@ -234,14 +231,14 @@ func (m *making) sessions() (here, jointly []Action) {
 		}
 		a := p.action(StartSession)
 		a.Demand = demandOf(append(p.holders(), p.among(m.parts)...))
-		s := m.session(p.Session)
+		s, gpus := m.session(p.Session), m.gpus(p.Session)
 		stands := s != nil && (p.Own || s.Demand == a.Demand) && (s.Running || m.Phase == Prepared)
 		switch {
 		case stands && (p.Place == Undivided || m.at(p.Place) != nil): // that of a partition which is made again does not
-		case len(m.gpus(p.Session)) > 1:
-			jointly = append(jointly, a)
-		default:
+		case len(gpus) == 1:
 			here = append(here, a)
+		case gpus[0] == m.GPU:
+			jointly = append(jointly, a)
 		}
 	}
 	return here, jointly

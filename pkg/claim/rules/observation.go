@@ -116,7 +116,7 @@ type Record struct {
 // Guard is a record that cannot be read. Everything that it may be about stays as it is.
 type Guard struct {
 	Claim        types.UID
-	GPUs         []string // that it may be about; empty means all
+	GPUs         []string // that it may be about; empty while they are not known
 	Released     bool     // a release of the claim arrived after the file was last written
 	Path, Remedy string   // the file, and what helps, for people
 }

@@ -17,13 +17,10 @@ func (d *decision) survey() {
 	for i := range d.Guards {
 		g := &d.Guards[i]
 		d.say(Statement{Claim: g.Claim, Reason: RecordUnreadable, Text: "this GPU may be used by " + g.owner()})
-		if !g.Released || !clear || d.record(g.Claim) != nil {
+		if !g.Released || !clear || len(g.GPUs) == 0 || d.record(g.Claim) != nil {
 			continue
 		}
 		t := Task{Claim: g.Claim, Aim: Unguard, With: g.GPUs, Final: []Action{d.action(DropGuard, g.Claim)}}
-		if len(g.GPUs) == 0 {
-			t.With = []string{EveryGPU}
-		}
 		// What cannot be seen is taken back before: a time slice. MIG mode leaves a GPU none.
 		if !d.Hardware.MIG && len(d.started(func(p part) bool { return p.Interval != "" })) == 0 {
 			t.Actions = []Action{d.action(ResetInterval, g.Claim)}

@@ -67,8 +67,7 @@ const (
 	Release
 	Disown // joint
 	Make
-	StartJointly // where a session is on several GPUs; joint
-	Commit       // joint
+	Commit // joint
 )
 
 // Task is what may be done for one claim: all of it in order, until something fails, under the locks of
@@ -80,9 +79,6 @@ type Task struct {
 	Final   []Action // they come after the Actions of all GPUs; what is joint has some
 	With    []string // the GPUs that have to agree; empty is this one alone
 }
-
-// EveryGPU stands for all GPUs of the node in With.
-const EveryGPU = "*"
 
 // State is what a record has come to on this GPU.
 type State uint8

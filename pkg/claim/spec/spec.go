@@ -56,14 +56,13 @@ func (k *Specs) Write(ctx context.Context, r *record.Record) (map[string]string,
 	if err != nil {
 		return nil, err
 	}
-	first := r.State != record.Prepared
-	if first {
+	if r.State != record.Prepared {
 		if err := checkRequests(r, devices); err != nil {
 			return nil, err
 		}
 	}
 	if slices.ContainsFunc(r.Devices, func(d record.Device) bool { return d.Shared().Limited }) {
-		if err := k.makeLimits(r, first); err != nil {
+		if err := k.makeLimits(r); err != nil {
 			return nil, fmt.Errorf("folder for software limits: %w", err)
 		}
 	}
@@ -79,15 +78,33 @@ func (k *Specs) Matches(ctx context.Context, r *record.Record) (bool, error) {
 	return k.CDI.Matches(ctx, r.Claim.UID, devices)
 }
 
-// Remove removes the CDI spec of a claim.
+// Remove removes all that containers get of a claim: its CDI spec, and its folder. None is a success.
 func (k *Specs) Remove(ctx context.Context, uid types.UID) error {
 	defer steptime.Of(ctx).Begin(steptime.CDI)()
-	return k.CDI.Remove(uid)
+	err := k.CDI.Remove(uid)
+	if folderErr := k.Limits.Remove(k.Limits.folder(uid)); folderErr != nil {
+		err = errors.Join(err, fmt.Errorf("folder for software limits: %w", folderErr))
+	}
+	return err
 }
 
-// Drop removes all that containers get of a claim: its CDI spec, and its folder. None is a success.
-func (k *Specs) Drop(ctx context.Context, uid types.UID) error {
-	return errors.Join(k.Remove(ctx, uid), k.Limits.Drop(uid))
+// List returns the claims that have a CDI spec, and those that have nothing but a folder: a process was killed, or the folder
+// could not be removed.
+func (k *Specs) List() (specs, folders []types.UID, err error) {
+	if specs, err = k.CDI.List(); err != nil {
+		return nil, nil, err
+	}
+	found, err := os.ReadDir(k.Limits.Dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, fmt.Errorf("folders for software limits: %w", err)
+	}
+	for _, folder := range found {
+		uid := types.UID(folder.Name())
+		if record.CheckUID(uid) == nil && !slices.Contains(specs, uid) {
+			folders = append(folders, uid)
+		}
+	}
+	return specs, folders, nil
 }
 
 // checkRequests refuses a request whose devices no container can have together. A
@@ -196,16 +213,9 @@ type SoftLimits struct {
 const limitsBytes = 16 << 20
 
 // makeLimits makes the folder of a claim with devices that an interposer library limits. Containers write to it, so that it
-// is a file system of its own: a tenant must not be able to fill the disk that the records are on. What an earlier boot left
-// is about processes that are gone.
-func (k *Specs) makeLimits(r *record.Record, first bool) error {
-	folder := k.Limits.folder(r.Claim.UID)
-	if first {
-		if err := k.Limits.Remove(folder); err != nil {
-			return err
-		}
-	}
-	if err := k.Limits.Mount(folder, limitsBytes); err != nil {
+// is a file system of its own, in memory: a tenant must not be able to fill the disk that the records are on.
+func (k *Specs) makeLimits(r *record.Record) error {
+	if err := k.Limits.Mount(k.Limits.folder(r.Claim.UID), limitsBytes); err != nil {
 		return err
 	}
 	for i := range r.Devices {
@@ -235,26 +245,3 @@ func (k *Specs) makeLimits(r *record.Record, first bool) error {
 }
 
 func (l SoftLimits) folder(uid types.UID) string { return filepath.Join(l.Dir, string(uid)) }
-
-// List returns the claims that have a folder.
-func (l SoftLimits) List() ([]types.UID, error) {
-	files, err := os.ReadDir(l.Dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("folders for software limits: %w", err)
-	}
-	var uids []types.UID
-	for _, file := range files {
-		if record.CheckUID(types.UID(file.Name())) == nil {
-			uids = append(uids, types.UID(file.Name()))
-		}
-	}
-	return uids, nil
-}
-
-// Drop removes the folder of a claim. None is a success.
-func (l SoftLimits) Drop(uid types.UID) error {
-	if err := l.Remove(l.folder(uid)); err != nil {
-		return fmt.Errorf("folder for software limits: %w", err)
-	}
-	return nil
-}

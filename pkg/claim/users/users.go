@@ -1,14 +1,12 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package users finds the processes on a GPU that no prepared claim explains, by the pods that claims are reserved for.
+// Package users finds the processes on a GPU that no prepared claim explains.
 //
-// Most of it is known on the node: a process is on a GPU or a GPU instance, its pod has a namespace, and a pod can only have
-// claims of its own namespace. Only where a claim of that namespace is in that place, the API server is asked for its pods.
-// While it does not answer, the pod is taken for one of them: it must not keep the GPU back for as long as the API server is
-// away. Little is given out on that: a GPU that a claim has is not free, and where claims only observe it, they are of a
-// namespace that may open every GPU. Where the place has no claim of the pod's namespace the pod counts, whatever the API
-// server does.
+// All of it is known on the node: a process is on a GPU or a GPU instance, its pod has a namespace, and a pod can only have
+// claims of its own namespace. So a claim in that place explains all pods of its namespace there. Whether it is reserved for
+// them does not matter: a GPU that a claim has is not free, and where claims only observe it, they are of a namespace that may
+// open every GPU.
 //
 // Processes outside of pods do not count, nor those of pods in namespaces that are ignored: they belong to the node. One that
 // has ended and is still listed may have been anybody's, and counts. On a GPU with an orphan, a claim that does not exist any
@@ -25,7 +23,6 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/claim/converge"
@@ -42,8 +39,6 @@ type Users struct {
 	List func(ctx context.Context, pciAddress string) ([]gpu.Process, error)
 	// Ignored reports whether pods of a namespace do not count.
 	Ignored func(namespace string) bool
-	// PodsOf returns the UIDs of the pods that a claim is reserved for.
-	PodsOf func(ctx context.Context, claim record.Ref) ([]string, error)
 	// Servers returns the processes that hold GPUs on behalf of MPS clients. They are no users: their sessions end with the
 	// claims.
 	Servers func(ctx context.Context) ([]int, error)
@@ -51,23 +46,12 @@ type Users struct {
 	Clock func() time.Duration
 
 	mu sync.Mutex
-	// pods are the answers of PodsOf.
-	pods map[types.UID]answer
-	// failure is why PodsOf failed last, at a time, or nil.
-	failure  error
-	failedAt time.Duration
 	// openers are those that were seen to have the node of a GPU open, for as long as they have. There is an entry for each
 	// GPU that was looked at.
 	openers map[string]map[opener]sighting
 }
 
 var _ converge.Users = (*Users)(nil)
-
-// answer are the pods of a claim, as of a time.
-type answer struct {
-	pods []string
-	at   time.Duration
-}
 
 // opener is a process that has the node of a GPU open. Its start tells it from a later one with the same ID.
 type opener struct {
@@ -88,13 +72,8 @@ const (
 	limit = time.Second
 	// openLimit is how long an open node keeps a GPU back.
 	openLimit = 10 * time.Minute
-	// askLimit bounds one question to the API server, of the second that an observation has.
+	// askLimit bounds the question to the MPS supervisor, of the second that an observation has.
 	askLimit = 300 * time.Millisecond
-	// askAgain is for how long the API server is not asked after a question that failed, and not asked again about a claim
-	// that does not have the pod.
-	askAgain = 10 * time.Second
-	// keepFor is how long a pod counts as one of a claim after the API server said so.
-	keepFor = time.Minute
 	// shown is how many users are described.
 	shown = 5
 )
@@ -118,7 +97,6 @@ type look struct {
 // Users implements converge.Users. Where the driver does not say who uses the GPU, that counts as use: nobody knows that it
 // is free.
 func (u *Users) Users(ctx context.Context, pciAddress string, claims, orphans []*record.Record) (rules.Users, map[int]rules.Users) {
-	u.retain(claims)
 	until := time.Now().Add(limit)
 	ctx, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
@@ -262,7 +240,7 @@ func (l *look) counts(ctx context.Context, p holder.Process, memory bool, instan
 		return "", false
 	}
 	explains := func(c *record.Record) bool {
-		return p.Pod != "" && (namespace == "" || namespace == c.Claim.Namespace) && l.allows(c, memory, instanceID) && l.mayHave(ctx, c.Claim, p.Pod)
+		return namespace != "" && namespace == c.Claim.Namespace && l.allows(c, memory, instanceID)
 	}
 	return p.Text(name), !slices.ContainsFunc(l.claims, explains)
 }
@@ -309,45 +287,4 @@ func (u *Users) serversNow(ctx context.Context) []int {
 		klog.FromContext(ctx).V(2).Info("Which processes are MPS servers is not known", "reason", err)
 	}
 	return servers
-}
-
-// mayHave reports whether a pod is one of a claim, or that is not known.
-func (u *Users) mayHave(ctx context.Context, claim record.Ref, podUID string) bool {
-	now := u.Clock()
-	u.mu.Lock()
-	known, asked := u.pods[claim.UID]
-	failure, failedAt := u.failure, u.failedAt
-	u.mu.Unlock()
-	has, age := slices.Contains(known.pods, podUID), now-known.at
-	if asked && (has && age < keepFor || !has && age < askAgain) {
-		return has
-	}
-	if failure == nil || now-failedAt >= askAgain {
-		limited, cancel := context.WithTimeout(ctx, askLimit)
-		defer cancel()
-		pods, err := u.PodsOf(limited, claim)
-		u.mu.Lock()
-		defer u.mu.Unlock()
-		if u.failure, u.failedAt = err, now; err == nil {
-			if u.pods == nil {
-				u.pods = map[types.UID]answer{}
-			}
-			u.pods[claim.UID] = answer{pods: pods, at: now}
-			return slices.Contains(pods, podUID)
-		}
-		failure = err
-	}
-	klog.FromContext(ctx).V(2).Info("A pod on a GPU is taken for one of a claim, whose pods are not known", "claim", claim, "podUID", podUID, "reason", failure)
-	return true
-}
-
-// retain forgets the pods of claims that are not prepared any more.
-func (u *Users) retain(claims []*record.Record) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	for uid := range u.pods {
-		if !slices.ContainsFunc(claims, func(c *record.Record) bool { return c.Claim.UID == uid }) {
-			delete(u.pods, uid)
-		}
-	}
 }

@@ -37,24 +37,19 @@ const (
 	gone  = "3f2a1b4c-0000-4000-8000-000000000006" // whose name nobody knows
 )
 
-// node is one with a GPU of minor 2, and with an API server.
+// node is one with a GPU of minor 2.
 type node struct {
 	t         *testing.T
 	dir       string
 	listed    []gpu.Process
 	now       time.Duration
 	listError error
-	// pods are those of claims, by the claim's name.
-	pods map[string][]string
-	away error
-	// asked are the claims that the API server was asked about.
-	asked   []string
-	servers []int
-	users   *Users
+	servers   []int
+	users     *Users
 }
 
 func newNode(t *testing.T) *node {
-	n := &node{t: t, dir: t.TempDir(), now: time.Hour, pods: map[string][]string{"a": {train}}}
+	n := &node{t: t, dir: t.TempDir(), now: time.Hour}
 	n.write("driver/nvidia/gpus/"+pci+"/information", "Device Minor: \t 2\n")
 	for uid, name := range map[string]string{train: "team_train", stray: "team_stray", third: "third_x", dcgm: "monitoring_dcgm", own: "partage_mps"} {
 		n.write(filepath.Join("logs", name+"_"+uid, "container", "0.log"), "")
@@ -65,10 +60,6 @@ func newNode(t *testing.T) *node {
 		Finder:  &holder.Finder{Roots: roots, Proc: filepath.Join(n.dir, "processes"), PodName: names.Name},
 		List:    func(context.Context, string) ([]gpu.Process, error) { return n.listed, n.listError },
 		Ignored: func(namespace string) bool { return namespace == "monitoring" || namespace == "partage" },
-		PodsOf: func(_ context.Context, claim record.Ref) ([]string, error) {
-			n.asked = append(n.asked, claim.Name)
-			return n.pods[claim.Name], n.away
-		},
 		Servers: func(context.Context) ([]int, error) { return n.servers, nil },
 		Clock:   func() time.Duration { return n.now },
 	}
@@ -142,7 +133,6 @@ func TestUsers(t *testing.T) {
 		at   []int
 		open bool
 	}
-	away := func(n *node) { n.away = errors.New("the API server is away") }
 	memory, open := rules.Users{Memory: true}, rules.Users{Open: true}
 	for name, test := range map[string]struct {
 		processes []process
@@ -150,18 +140,17 @@ func TestUsers(t *testing.T) {
 		change    func(*node)
 		want      rules.Users
 		instances map[int]rules.Users
-		asked     string
 	}{
 		"nobody":                             {},
 		"a context without a claim":          {processes: []process{{train, []int{-1}, true}}, want: memory},
 		"a node without a claim":             {processes: []process{{train, nil, true}}, want: open},
 		"another GPU's node":                 {processes: []process{{train, nil, false}}},
-		"of the claim":                       {processes: []process{{train, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, asked: "a"},
-		"of the claim, node only":            {processes: []process{{train, nil, true}}, claims: []*record.Record{claim("a", nil, pci)}, asked: "a"},
-		"of a claim of both GPUs":            {processes: []process{{train, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, other, pci)}, asked: "a"},
+		"of the claim":                       {processes: []process{{train, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}},
+		"of the claim, node only":            {processes: []process{{train, nil, true}}, claims: []*record.Record{claim("a", nil, pci)}},
+		"of a claim of both GPUs":            {processes: []process{{train, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, other, pci)}},
 		"of a claim of another GPU":          {processes: []process{{train, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, other)}, want: memory},
-		"a stray pod beside the claim's":     {processes: []process{{stray, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, want: memory, asked: "a"},
-		"of the second claim":                {processes: []process{{train, []int{-1}, true}}, claims: []*record.Record{claim("b", nil, pci), claim("a", nil, pci)}, asked: "b a"},
+		"another pod of its namespace":       {processes: []process{{stray, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}},
+		"of the second claim":                {processes: []process{{train, []int{-1}, true}}, claims: []*record.Record{claim("b", nil, pci), claim("a", nil, pci)}},
 		"of a namespace that nobody listed":  {processes: []process{{third, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, want: memory},
 		"of a namespace nobody listed, node": {processes: []process{{third, nil, true}}, want: open},
 		"of a namespace that is ignored":     {processes: []process{{dcgm, []int{-1}, true}, {dcgm, nil, true}}},
@@ -177,27 +166,21 @@ func TestUsers(t *testing.T) {
 		"ended, nobody has waited for it": {processes: []process{{"", []int{-1}, true}}, change: func(n *node) {
 			n.write("processes/5000001/stat", "5000001 (program) Z "+strings.Repeat("0 ", 18)+"0 0\n")
 		}},
-		"ended, on an instance of a claim":     {claims: []*record.Record{claim("a", onInstance(7), pci)}, change: func(n *node) { n.listed = []gpu.Process{{PID: 5000001, InstanceID: 7}} }, instances: map[int]rules.Users{7: memory}},
-		"of a pod that nobody knows":           {processes: []process{{gone, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, want: memory, asked: "a"},
-		"of a pod that the API server knows":   {processes: []process{{gone, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, change: func(n *node) { n.pods["a"] = []string{gone} }, asked: "a"},
-		"on the claim's instance":              {processes: []process{{train, []int{7}, true}}, claims: []*record.Record{claim("a", onInstance(7), pci)}, asked: "a"},
-		"on another instance":                  {processes: []process{{train, []int{7}, true}}, claims: []*record.Record{claim("a", onInstance(8), pci)}, instances: map[int]rules.Users{7: memory}},
-		"on an instance, claim of the GPU":     {processes: []process{{train, []int{7}, true}}, claims: []*record.Record{claim("a", nil, pci)}, instances: map[int]rules.Users{7: memory}},
-		"on the GPU, claim of an instance":     {processes: []process{{train, []int{-1}, true}}, claims: []*record.Record{claim("a", onInstance(7), pci)}, want: memory},
-		"on both, with both":                   {processes: []process{{train, []int{-1, 7}, true}}, claims: []*record.Record{claim("a", onInstance(7), pci), claim("b", nil, pci)}, change: func(n *node) { n.pods["b"] = []string{train} }, asked: "b a"},
-		"a node, claim of an instance":         {processes: []process{{train, nil, true}}, claims: []*record.Record{claim("a", onInstance(7), pci)}, asked: "a"},
-		"the observer":                         {processes: []process{{train, []int{-1, 7}, true}}, claims: []*record.Record{claim("a", observing, pci)}, asked: "a"},
-		"a node beside an observer":            {processes: []process{{third, nil, true}}, claims: []*record.Record{claim("a", observing, pci)}},
-		"a context beside an observer":         {processes: []process{{third, []int{-1}, true}}, claims: []*record.Record{claim("a", observing, pci)}, want: memory},
-		"an observer of another GPU":           {processes: []process{{third, nil, true}}, claims: []*record.Record{claim("a", observing, other)}, want: open},
-		"an MPS server of a pod nobody knows":  {processes: []process{{gone, []int{-1}, true}}, change: func(n *node) { n.servers = []int{5000001} }},
-		"no API server, the claim's":           {processes: []process{{train, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, change: away, asked: "a"},
-		"no API server, of the same namespace": {processes: []process{{stray, []int{-1}, true}, {stray, nil, true}}, claims: []*record.Record{claim("a", nil, pci), claim("b", nil, pci)}, change: away, asked: "a"},
-		"no API server, of another namespace":  {processes: []process{{third, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, change: away, want: memory},
-		"no API server, elsewhere":             {processes: []process{{train, []int{7}, true}}, claims: []*record.Record{claim("a", onInstance(8), pci)}, change: away, instances: map[int]rules.Users{7: memory}},
-		"no API server, no claim":              {processes: []process{{gone, []int{-1}, true}}, change: away, want: memory},
-		"the driver does not say":              {change: func(n *node) { n.listError = gpu.ErrHung }, want: memory},
-		"the driver cannot say":                {processes: []process{{third, nil, true}}, change: func(n *node) { n.listError = gpu.ErrNotSupported }, want: open},
+		"ended, on an instance of a claim":    {claims: []*record.Record{claim("a", onInstance(7), pci)}, change: func(n *node) { n.listed = []gpu.Process{{PID: 5000001, InstanceID: 7}} }, instances: map[int]rules.Users{7: memory}},
+		"of a pod that nobody knows":          {processes: []process{{gone, []int{-1}, true}}, claims: []*record.Record{claim("a", nil, pci)}, want: memory},
+		"on the claim's instance":             {processes: []process{{train, []int{7}, true}}, claims: []*record.Record{claim("a", onInstance(7), pci)}},
+		"on another instance":                 {processes: []process{{train, []int{7}, true}}, claims: []*record.Record{claim("a", onInstance(8), pci)}, instances: map[int]rules.Users{7: memory}},
+		"on an instance, claim of the GPU":    {processes: []process{{train, []int{7}, true}}, claims: []*record.Record{claim("a", nil, pci)}, instances: map[int]rules.Users{7: memory}},
+		"on the GPU, claim of an instance":    {processes: []process{{train, []int{-1}, true}}, claims: []*record.Record{claim("a", onInstance(7), pci)}, want: memory},
+		"on both, with both":                  {processes: []process{{train, []int{-1, 7}, true}}, claims: []*record.Record{claim("a", onInstance(7), pci), claim("b", nil, pci)}},
+		"a node, claim of an instance":        {processes: []process{{train, nil, true}}, claims: []*record.Record{claim("a", onInstance(7), pci)}},
+		"the observer":                        {processes: []process{{train, []int{-1, 7}, true}}, claims: []*record.Record{claim("a", observing, pci)}},
+		"a node beside an observer":           {processes: []process{{third, nil, true}}, claims: []*record.Record{claim("a", observing, pci)}},
+		"a context beside an observer":        {processes: []process{{third, []int{-1}, true}}, claims: []*record.Record{claim("a", observing, pci)}, want: memory},
+		"an observer of another GPU":          {processes: []process{{third, nil, true}}, claims: []*record.Record{claim("a", observing, other)}, want: open},
+		"an MPS server of a pod nobody knows": {processes: []process{{gone, []int{-1}, true}}, change: func(n *node) { n.servers = []int{5000001} }},
+		"the driver does not say":             {change: func(n *node) { n.listError = gpu.ErrHung }, want: memory},
+		"the driver cannot say":               {processes: []process{{third, nil, true}}, change: func(n *node) { n.listError = gpu.ErrNotSupported }, want: open},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -223,47 +206,8 @@ func TestUsers(t *testing.T) {
 			if got != test.want || !maps.Equal(instances, test.instances) {
 				t.Errorf("got %+v and %+v, want %+v and %+v", got, instances, test.want, test.instances)
 			}
-			if asked := strings.Join(n.asked, " "); asked != test.asked {
-				t.Errorf("asked about %q, want %q", asked, test.asked)
-			}
 		})
 	}
-}
-
-// TestAsking shows when the API server is asked again.
-func TestAsking(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.run(5000001, train, 0, false)
-	n.listed = []gpu.Process{{PID: 5000001, InstanceID: -1}}
-	claims := []*record.Record{claim("a", nil, pci)}
-	step := func(when string, after time.Duration, used bool, asked int) {
-		t.Helper()
-		n.now += after
-		n.asked = nil
-		got, _ := n.users.Users(t.Context(), pci, claims, nil)
-		if got.Memory != used || len(n.asked) != asked {
-			t.Errorf("%s: got %+v after %d questions, want %t after %d", when, got, len(n.asked), used, asked)
-		}
-	}
-	n.pods["a"] = nil
-	step("the pod is not among the claim's", 0, true, 1)
-	n.pods["a"] = []string{train}
-	step("at once", 0, true, 0)
-	step("a little later", askAgain, false, 1)
-	n.pods["a"] = nil
-	step("what was so", keepFor-1, false, 0)
-	step("is not believed for ever", 1, true, 1)
-	n.away = errors.New("the API server is away")
-	step("not known", askAgain, false, 1)
-	step("not known, and not asked again at once", askAgain-1, false, 0)
-	n.away = nil
-	step("known again", 1, true, 1)
-	claims = nil
-	step("the claim has gone", 0, true, 0)
-	claims = []*record.Record{claim("a", nil, pci)}
-	n.pods["a"] = []string{train}
-	step("it is prepared again", 0, false, 1)
 }
 
 // TestMonitorRestarted shows a monitor without a claim, in a namespace that nobody listed: it does not keep the GPU back
@@ -294,14 +238,10 @@ func TestMonitorRestarted(t *testing.T) {
 	step("and is given back", 4*time.Hour+12*time.Minute, false)
 }
 
-// TestSlowAPIServer shows that an observation does not take longer because of the API server.
-func TestSlowAPIServer(t *testing.T) {
+// TestSlowSupervisor shows that an observation does not take longer because of the MPS supervisor.
+func TestSlowSupervisor(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	n.users.PodsOf = func(ctx context.Context, _ record.Ref) ([]string, error) {
-		<-ctx.Done()
-		return nil, ctx.Err()
-	}
 	n.users.Servers = func(ctx context.Context) ([]int, error) {
 		<-ctx.Done()
 		return nil, ctx.Err()
