@@ -33,7 +33,7 @@ func TestWatchesOwnNode(t *testing.T) {
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		if strings.Contains(query.Get("fieldSelector"), "spec.nodeName="+testNode) {
+		if selector := query.Get("fieldSelector"); strings.Contains(selector, "spec.nodeName="+testNode) || selector == "metadata.name="+testNode {
 			watched++
 		} else {
 			other[request.URL.String()] = true
@@ -75,7 +75,7 @@ func TestRequestsOfAStart(t *testing.T) {
 			what = "watch"
 		case query.Has("dryRun"):
 			what = "dry run"
-		case strings.Contains(request.Header.Get("Accept"), "as=PartialObjectMetadata") && strings.HasSuffix(what, "s") && !strings.HasSuffix(what, "/nodes"):
+		case strings.Contains(request.Header.Get("Accept"), "as=PartialObjectMetadata") && query.Has("fieldSelector"):
 			what = "list of metadata"
 		}
 		mu.Lock()
@@ -99,14 +99,14 @@ func TestRequestsOfAStart(t *testing.T) {
 	}
 	first := start()
 	wantRequests(first, "the first start", map[string]int{
-		"GET /nodes": 1, "GET /resourceslices": 1, "list of metadata": 1, "watch": 1, "GET /version": 1, "dry run": 1, "POST /resourceslices": 2,
+		"GET /nodes": 1, "GET /resourceslices": 1, "list of metadata": 2, "watch": 2, "GET /version": 1, "dry run": 1, "POST /resourceslices": 2,
 	})
 	first.stop()
 	if err := first.wait(t); err != nil {
 		t.Fatal(err)
 	}
 	wantRequests(start(), "a restart", map[string]int{
-		"GET /nodes": 1, "GET /resourceslices": 1, "list of metadata": 1, "watch": 1, "GET /version": 1, "dry run": 1,
+		"GET /nodes": 1, "GET /resourceslices": 1, "list of metadata": 2, "watch": 2, "GET /version": 1, "dry run": 1,
 	})
 }
 

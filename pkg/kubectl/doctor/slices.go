@@ -128,6 +128,7 @@ var taintRemedy = map[string]struct {
 	"unmonitored":         {Warning, "The event GPUUnmonitored of the node says why errors of the GPU are not seen, such as a driver that is too old"},
 	"mps-unhealthy":       {Error, "If it lasts, delete the pods that have the device (docs/how-to/troubleshoot.md#mps-server-died)"},
 	"mps-unavailable":     {Error, "Look at the pod of the MPS supervisor on the node"},
+	"cordoned":            {Warning, "An administrator keeps pods away from the GPU: kubectl annotate node NODE partage.dev/cordoned-gpus- ends it (docs/how-to/troubleshoot.md#cordon-one-gpu)"},
 	"gone":                {Warning, "Somebody removed the partition that a claim has: delete the claim's pods"},
 }
 
