@@ -86,7 +86,6 @@ func TestUndoOfWhatWasNeverBegun(t *testing.T) {
 		write(t, m.store.Path("u1"), "")
 		_ = m.Unprepare(t.Context(), "u1")
 		b.pass(time.Second)
-		mustReconcile(t, m)
 		mustPrepare(t, m, newClaim("u2", sliceB0))
 		write(t, m.store.Path("u1"), "")
 		_, err := m.Prepare(t.Context(), newClaim("u1", sliceA0, sliceB0))

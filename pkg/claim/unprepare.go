@@ -43,18 +43,14 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 		logger.Error(writeErr, "Releasing a claim without writing it down")
 		snapshot = m.store.Snapshot()
 	}
-	r := cmp.Or(snapshot.Of(uid), &record.Record{Claim: record.Ref{UID: uid}})
-	if r.BootID == m.store.Boot() && r.State != record.Releasing {
+	if r := snapshot.Of(uid); r != nil && r.BootID == m.store.Boot() && r.State != record.Releasing {
 		return nil // a younger call has prepared it, or is about to: this one is of an earlier pod
 	}
 	// Containers have ended. From now on none can be started with what is going.
 	if err := m.specs.Remove(ctx, uid); err != nil {
 		logger.Error(err, "What containers get of a claim that is released stays")
 	}
-	err := errors.Join(m.engine.Finish(ctx, r, r.GPUs()), snapshot.Err)
-	if snapshot.IsGuarded(uid) {
-		err = errors.Join(err, errors.New("what its record is about, which cannot be read, may be left"))
-	}
+	err := m.finish(ctx, uid, snapshot)
 	switch {
 	case err != nil && writeErr != nil:
 		return errors.Join(err, fmt.Errorf("it cannot be written down that the claim is released: %w", writeErr))
@@ -62,4 +58,31 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 		logger.Info("The rest of the claim is released later", "reason", err)
 	}
 	return nil
+}
+
+// finish releases what a claim has, and returns what is left, or why that is not known.
+func (m *Manager) finish(ctx context.Context, uid types.UID, snapshot *record.Snapshot) error {
+	var guarded []string
+	r := cmp.Or(snapshot.Of(uid), &record.Record{Claim: record.Ref{UID: uid}})
+	gpus := r.GPUs()
+	for i := range snapshot.Guards {
+		switch g := &snapshot.Guards[i]; {
+		case g.Claim != uid:
+		case g.GPUs == nil: // it may be about any
+			guarded = m.GPUs()
+		default:
+			guarded = append(guarded, g.GPUs...)
+		}
+	}
+	err := errors.Join(m.engine.Finish(ctx, r, gpus), snapshot.Err)
+	for _, address := range guarded {
+		// Nothing may be left of what the claim's unreadable record is about.
+		if _, guardErr := m.engine.Converge(ctx, address); guardErr != nil {
+			klog.FromContext(ctx).Error(guardErr, "What a record that cannot be read is about is not known to be released")
+		}
+	}
+	if len(guarded) > 0 && m.store.Snapshot().IsGuarded(uid) {
+		err = errors.Join(err, errors.New("what its record is about, which cannot be read, may be left"))
+	}
+	return err
 }

@@ -108,7 +108,7 @@ func (s *Store) open(write bool, only ...types.UID) (known map[types.UID]*entry,
 	}
 	lock := flock.New(s.folder, flock.SetFlag(os.O_RDONLY))
 	if err == nil {
-		err = take(lock)
+		err = take(lock, &s.stuck)
 	}
 	var files []os.DirEntry
 	if err == nil {
@@ -129,6 +129,9 @@ func (s *Store) open(write bool, only ...types.UID) (known map[types.UID]*entry,
 			paths[uid] = append(paths[uid], filepath.Join(s.folder, file.Name()))
 		}
 	}
+	if len(s.parsed) > len(files) {
+		clear(s.parsed) // others have removed some
+	}
 	known = map[types.UID]*entry{}
 	for uid, paths := range paths {
 		if len(only) == 0 || uid == only[0] {
@@ -138,26 +141,42 @@ func (s *Store) open(write bool, only ...types.UID) (known map[types.UID]*entry,
 	return known, func() { _ = lock.Unlock() }, err // it fails for a bad descriptor only
 }
 
-// lockTime is how long the lock is waited for. A process that is not stopped has it for a thousandth of that at most.
-const lockTime = time.Second
+// lockTime is how long the lock is waited for. A process that is not stopped has it for a thousandth of that. Where one has
+// kept it for so long, others wait for stuckTime until it was free again.
+const (
+	lockTime  = 5 * time.Second
+	stuckTime = 100 * time.Millisecond
+)
 
-// take waits for the lock of the records.
-func take(lock *flock.Flock) error {
-	ctx, cancel := context.WithTimeout(context.Background(), lockTime)
+// take waits for the lock of the records. stuck is whether another process has kept it when it was last waited for.
+func take(lock *flock.Flock, stuck *bool) error {
+	limit := lockTime
+	if *stuck {
+		limit = stuckTime
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	locked, err := lock.TryLockContext(ctx, time.Millisecond)
-	if !locked && errors.Is(err, context.DeadlineExceeded) {
+	if *stuck = !locked && errors.Is(err, context.DeadlineExceeded); *stuck {
 		return errors.New("another process keeps them locked")
 	}
 	return err
 }
 
-// read reads a file of a claim.
-func read(path string, uid types.UID, boot string) file {
+// parsed are files as they were parsed last, by path. The store's lock guards it.
+type parsed map[string]file
+
+// read reads a file, and parses it unless it says what it said before.
+func (p parsed) read(path string, uid types.UID, boot string) file {
 	f := file{path: path}
-	if f.data, f.err = os.ReadFile(path); f.err == nil {
-		f.head, f.record, f.err = parse(f.data, uid, boot)
+	if f.data, f.err = os.ReadFile(path); f.err != nil {
+		return f
 	}
+	if last, known := p[path]; known && bytes.Equal(last.data, f.data) {
+		return last
+	}
+	f.head, f.record, f.err = parse(f.data, uid, boot)
+	p[path] = f
 	return f
 }
 
@@ -169,9 +188,9 @@ func (s *Store) load(uid types.UID, paths []string) *entry {
 	}
 	for _, path := range paths {
 		boot := strings.Split(filepath.Base(path), ".")[1]
-		f := read(path, uid, boot)
+		f := s.parsed.read(path, uid, boot)
 		if boot != s.boot {
-			e.before = cmp.Or(e.before, f.record)
+			e.before = cmp.Or(e.before, f.record.Clone())
 			e.earlier = append(e.earlier, f)
 			continue
 		}
@@ -212,6 +231,7 @@ func (s *Store) write(e *entry) (err error) {
 	switch {
 	case !s.keeps(e):
 		err = s.files.Remove(f.path)
+		delete(s.parsed, f.path)
 	case e.record == nil && f.data != nil:
 		err = s.files.WriteHead(f.path, h.line())
 	case e.record != nil && f.record != nil && bytes.Equal(encodeBody(f.record), body):
@@ -220,8 +240,12 @@ func (s *Store) write(e *entry) (err error) {
 	default:
 		err = s.files.Replace(f.path, append(h.line(), body...))
 	}
-	if err == nil {
-		s.releases.note(e.uid, e.released, true)
+	if err != nil {
+		return err
 	}
-	return err
+	if e.record != nil {
+		s.parsed[f.path] = file{path: f.path, data: append(h.line(), body...), head: h, record: e.record.Clone()}
+	}
+	s.releases.note(e.uid, e.released, true)
+	return nil
 }

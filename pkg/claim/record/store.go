@@ -41,6 +41,11 @@ type Store struct {
 	files        Files
 	// disk is for goroutines, in their order, what the folder's lock is for processes. No call into a driver waits for it.
 	disk *call.Queue
+	// stuck means that another process has kept the folder's lock when it was last waited for. It belongs to who has the turn.
+	stuck bool
+	// parsed are files as they were last read or written, by path: to parse one takes longer than to read it. It belongs to who
+	// has the turn, too.
+	parsed parsed
 
 	releases *releases
 	// Alone reports whether no other process may have calls at work. Optional: only then the files of claims that have nothing any
@@ -54,7 +59,7 @@ func Open(dataDir, boot string, files Files) (*Store, error) {
 		return nil, fmt.Errorf("records: boot ID %q: want letters, digits and dashes", boot)
 	}
 	return &Store{
-		folder: filepath.Join(dataDir, "records"), boot: boot, files: files, disk: call.New(0).Of("", "records"),
+		folder: filepath.Join(dataDir, "records"), boot: boot, files: files, disk: call.New(0).Of("", "records"), parsed: parsed{},
 		releases: &releases{changed: make(chan struct{}), last: map[types.UID]lastRelease{}},
 	}, nil
 }
