@@ -122,7 +122,7 @@ func (p *Publisher) dropped(ctx context.Context, sent, got *resourceapi.Resource
 	answer.ConsumableCapacity = answer.ConsumableCapacity && answer.PartitionableDevices && !slices.Contains(gates, gateConsumable)
 	answer.Taints = answer.Taints && !slices.Contains(gates, gateTaints)
 	if answer == p.features.now {
-		return fmt.Errorf("the API server stored ResourceSlice %s with other content than was sent; %w", got.Name, errOtherContent)
+		return fmt.Errorf("the API server stored ResourceSlice %s with other content than was sent; is it changed by an admission webhook or policy?", got.Name)
 	}
 	if p.features.settle(ctx, answer) {
 		klog.FromContext(ctx).Info("Publishing without the fields that the API server drops", "featureGates", gates)

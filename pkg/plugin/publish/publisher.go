@@ -7,9 +7,10 @@
 //	rules/         what is requested first. Pure
 //	want.go        the slices that there should be
 //	act.go         one request, and what its answer means
+//	says.go        what is said of what is stored
 //	stored.go      reads what the API server has; watch.go says whether somebody else has changed it
 //	features.go    what the cluster can do with devices; probe.go asks for it
-//	leftout.go     what people are told of that, and crashes.go
+//	warnings.go    what people are told of that
 //
 // It does not use the slice controller of k8s.io/dynamic-resource-allocation, see
 // docs/design/publishing.md.
@@ -17,7 +18,6 @@ package publish
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -88,8 +88,6 @@ type Publisher struct {
 	pool     pool
 	slices   typedresource.ResourceSliceInterface
 	metadata metadata.Interface
-	report   func(ctx context.Context, reason string)
-	warn     func(ctx context.Context, reason, message string)
 	observe  func(slices int, err error)
 	pace     *rules.Pace
 
@@ -119,8 +117,7 @@ type Publisher struct {
 	// firstOwner is nil once it was called.
 	firstOwner func(ctx context.Context) types.UID
 	says       says
-	// leftOut and crashes were logged last.
-	leftOut, crashes logchange.Value[string]
+	warnings   warnings
 }
 
 // New makes a Publisher that does nothing before Run.
@@ -137,8 +134,8 @@ func New(o Options) *Publisher {
 		slices:     o.KubeClient.ResourceV1().ResourceSlices(),
 		metadata:   o.MetadataClient,
 		firstOwner: o.FirstOwner,
-		report:     o.Report,
-		warn:       o.Warn,
+		says:       says{report: o.Report},
+		warnings:   warnings{warn: o.Warn},
 		observe:    o.Observe,
 		pace:       o.Pace,
 		changed:    loop.NewTrigger(),
@@ -216,7 +213,7 @@ func (p *Publisher) step(ctx context.Context) (next rules.Time, wait bool) {
 	plan := rules.Decide(p.want(ctx), &p.stored, p.memory, p.pace, p.now())
 	if plan.Write != nil {
 		if !plan.Published {
-			p.isWrong()
+			p.says.wrongFor()
 		}
 		if plan.Write.What != rules.List && !plan.Published && p.says.right {
 			klog.FromContext(ctx).Info("Publishing the ResourceSlices again: somebody else has changed them", "missing", plan.Missing, "changed", plan.Wrong)
@@ -226,7 +223,7 @@ func (p *Publisher) step(ctx context.Context) (next rules.Time, wait bool) {
 		p.act(ctx, plan.Write)
 		return 0, false
 	}
-	return p.say(ctx, &plan), true
+	return p.says.say(ctx, &plan, p.stored.Slices, len(p.wanted.Slices), p.now()), true
 }
 
 // await waits until something may be due.
@@ -281,63 +278,12 @@ func (p *Publisher) isMine(ctx context.Context) bool {
 		}
 		klog.FromContext(ctx).Info("A newer instance of the plugin publishes the ResourceSlices of this node")
 		if !p.says.confirmed {
-			p.report(ctx, "a newer instance of the plugin on this node publishes")
+			p.says.report(ctx, "a newer instance of the plugin on this node publishes")
 		}
 		p.says.wrongSince = time.Time{}
 	}
 	p.says.notMine = !mine
 	return mine
-}
-
-// says is what was said last about what is stored.
-type says struct {
-	// confirmed means that everything was stored at some time, and wrongSince is when it was not any more.
-	confirmed  bool
-	wrongSince time.Time
-	// right means that what is wanted now was stored, and failure is why the last request has failed, or nil.
-	right     bool
-	failure   error
-	notMine   bool
-	published logchange.Value[string]
-}
-
-// say reports what is stored, and returns when there is more to say or to do. What is not as it should be is said at once only
-// until everything was stored once: usually the next request succeeds.
-func (p *Publisher) say(ctx context.Context, plan *rules.Plan) (next rules.Time) {
-	if plan.Published {
-		devices := 0
-		for _, slice := range p.stored.Slices {
-			devices += len(slice.Spec.Devices)
-		}
-		if p.says.published.Set(fmt.Sprint(len(p.stored.Slices), devices)) {
-			klog.FromContext(ctx).Info("Published", "resourceSlices", len(p.stored.Slices), "devices", devices)
-		}
-		p.says.confirmed, p.says.wrongSince, p.says.right = true, time.Time{}, true
-		p.report(ctx, "")
-		return plan.Next
-	}
-	if since := p.isWrong(); p.says.confirmed && since < usualTime {
-		if at := p.now() + usualTime - since; plan.Next == rules.Never || at < plan.Next {
-			return at
-		}
-		return plan.Next
-	}
-	p.says.published.Set("")
-	reason := p.says.failure
-	if reason == nil {
-		reason = fmt.Errorf("of %d, %d are missing and %d have other content; somebody else changes them again and again",
-			len(p.wanted.Slices), plan.Missing, plan.Wrong)
-	}
-	p.report(ctx, fmt.Sprintf("the ResourceSlices are not in the API server as they should be: %v", reason))
-	return plan.Next
-}
-
-// isWrong returns since when what is stored is not as it should be.
-func (p *Publisher) isWrong() (since time.Duration) {
-	if p.says.wrongSince.IsZero() {
-		p.says.wrongSince = time.Now()
-	}
-	return time.Since(p.says.wrongSince)
 }
 
 // refused takes note of a request that has failed. Where this instance is refused for long, because it lacks rights, for
@@ -349,11 +295,11 @@ func (p *Publisher) refused(ctx context.Context, err error) {
 	p.observe(0, err)
 	p.says.failure = err
 	p.memory.Refused(p.pace, p.now(), rand.Float64()) //nolint:gosec // no secret
-	since := p.isWrong()
+	since := p.says.wrongFor()
 	if p.says.confirmed && since < usualTime {
 		return
 	}
-	p.report(ctx, fmt.Sprintf("the ResourceSlices are not in the API server as they should be: %v", err))
+	p.says.report(ctx, fmt.Sprintf("the ResourceSlices are not in the API server as they should be: %v", err))
 	isRefused := apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsInvalid(err)
 	if isRefused && since >= usualTime && p.precedence.GiveWay() {
 		klog.FromContext(ctx).Info("Letting an older instance of the plugin publish the ResourceSlices of this node", "for", giveWayTime)
@@ -363,6 +309,3 @@ func (p *Publisher) refused(ctx context.Context, err error) {
 
 // jitter is up to one and a half times as long, so that the plugins of many nodes do not ask together.
 func jitter(d time.Duration) time.Duration { return wait.Jitter(d, 0.5) }
-
-// errOtherContent means that something changes what is written.
-var errOtherContent = errors.New("is it changed by an admission webhook or policy?")
