@@ -124,21 +124,23 @@ func runningPartition(t *testing.T, ns, name string) string {
 }
 
 // TestNodeKubeletRestart checks that the slices, which the kubelet deletes when it starts, come back as soon as the driver sees that,
-// and that pods are not affected.
+// however often it restarts, and that pods are not affected.
 func TestNodeKubeletRestart(t *testing.T) {
 	ns := reserveNode(t)
 	uuid := runningPartition(t, ns, "before")
 	want := countSlices(t)
-	w := watchSlices(t)
-	if out, err := exec.Command("sh", "-c", "kill -KILL $(pidof kubelet)").CombinedOutput(); err != nil {
-		t.Fatalf("killing the kubelet: %v\n%s", err, out)
+	const restarts = 10
+	for n := range restarts {
+		w := watchSlices(t)
+		if out, err := exec.Command("sh", "-c", "kill -KILL $(pidof kubelet)").CombinedOutput(); err != nil {
+			t.Fatalf("killing the kubelet: %v\n%s", err, out)
+		}
+		// The first may be back before the kubelet has deleted the last.
+		w.until(t, "all ResourceSlices are deleted", func(n sliceCount) bool { return n.old == 0 })
+		gone := time.Now()
+		w.until(t, fmt.Sprintf("%d ResourceSlices are there", want), func(n sliceCount) bool { return n.present == want })
+		t.Logf("restart %d: the ResourceSlices were gone for %.1f s", n+1, time.Since(gone).Seconds())
 	}
-	// The first may be back before the kubelet has deleted the last.
-	w.until(t, "all ResourceSlices are deleted", func(n sliceCount) bool { return n.old == 0 })
-	gone := time.Now()
-	w.until(t, fmt.Sprintf("%d ResourceSlices are there", want), func(n sliceCount) bool { return n.present == want })
-	t.Logf("the ResourceSlices were gone for %.1f s", time.Since(gone).Seconds())
-
 	runningPartition(t, ns, "after")
 	wantDevice(t, ns, "before", uuid)
 }

@@ -27,7 +27,7 @@ func (p *Publisher) act(ctx context.Context, w *rules.Write) {
 	var err error
 	switch w.What {
 	case rules.List:
-		err = p.read(limited)
+		err = p.read(ctx)
 	case rules.Put:
 		err = p.put(limited, w)
 	case rules.Delete:
@@ -47,6 +47,7 @@ func (p *Publisher) act(ctx context.Context, w *rules.Write) {
 		p.refused(ctx, err)
 		if refusesFields(err) {
 			// They may be some that the cluster cannot store any more.
+			p.features.odd = true
 			p.features.hurry()
 		}
 	}
@@ -86,13 +87,14 @@ func (p *Publisher) put(ctx context.Context, w *rules.Write) error {
 	}
 	klog.FromContext(ctx).V(2).Info("Wrote a ResourceSlice", "verb", verb, "name", stored.Name, "generation", stored.Spec.Pool.Generation)
 	p.take(w.Slice, stored)
-	p.memory.Wrote(w, stored.ResourceVersion, p.now())
 	if sameSpec(&stored.Spec, &w.Slice.Spec) {
+		p.memory.Wrote(w, stored.ResourceVersion, p.now())
 		if verb == "create" {
 			p.features.stores(w.Slice)
 		}
 		return nil
 	}
+	p.memory.Changed(p.pace, w, p.now())
 	return p.dropped(ctx, w.Slice, stored)
 }
 

@@ -115,6 +115,8 @@ type features struct {
 	other   Features
 	answers int
 	since   time.Time
+	// odd means that fields were refused since an answer was as before.
+	odd bool
 
 	// version is that of the server that was asked last, probed when one was asked
 	// by trying.
@@ -189,7 +191,7 @@ func (f *features) check(ctx context.Context) {
 func (f *features) settle(ctx context.Context, answer Features) (changed bool) {
 	switch {
 	case answer == f.now:
-		f.answers = 0
+		f.answers, f.odd = 0, false
 		return false
 	case f.answers == 0, answer != f.other:
 		f.other, f.answers, f.since = answer, 1, time.Now()
@@ -207,7 +209,7 @@ func (f *features) settle(ctx context.Context, answer Features) (changed bool) {
 }
 
 // inDoubt reports whether the last answers contradict what is published.
-func (f *features) inDoubt() bool { return f.answers > 0 }
+func (f *features) inDoubt() bool { return f.answers > 0 || f.odd }
 
 // stores notes that the API server has stored a slice as it was sent.
 func (f *features) stores(slice *resourceapi.ResourceSlice) {

@@ -83,6 +83,8 @@ func (p *Publisher) readOwner(ctx context.Context) (types.UID, error) {
 			return owner, nil
 		}
 	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
 	node, err := p.metadata.Resource(nodeResource).Get(ctx, p.pool.nodeName, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):

@@ -60,6 +60,8 @@ type Write struct {
 	News Time
 	// tells means that it has, or takes away, taints without effect.
 	tells bool
+	// spends means that it is of taints, and draws on the budget.
+	spends bool
 }
 
 // Plan is the first request that is due, and what can be said of what is stored.
@@ -93,6 +95,8 @@ type slot struct {
 	news   Time
 	// tells means that taints without effect differ.
 	tells bool
+	// since is when the first difference that can wait began.
+	since Time
 }
 
 type decision struct {
@@ -135,6 +139,12 @@ func (d *decision) plan() Plan {
 	d.match()
 	d.m.say(d.slots, d.p, d.now)
 	if d.m.doubt || !d.Known {
+		for i := range d.slots { // the version that a write names keeps it from doing harm
+			s := &d.slots[i]
+			if d.settle(s); d.Known && s.grade == urgent && s.news > d.m.triedAt && s.news > d.m.knew(s.want.Name) {
+				return Plan{Write: d.taint(s)}
+			}
+		}
 		if d.isNews(same) || d.due(d.m.retryAt) && d.due(d.m.listAt) {
 			return Plan{Write: &Write{What: List}}
 		}
@@ -170,7 +180,7 @@ func (d *decision) plan() Plan {
 func (d *decision) match() {
 	d.slots = make([]slot, len(d.Want.Slices))
 	for i, want := range d.Want.Slices {
-		d.slots[i] = slot{want: want, target: want.Spec.Devices, news: Never}
+		d.slots[i] = slot{want: want, target: want.Spec.Devices, news: Never, since: d.now}
 	}
 	for _, have := range d.Stored.Slices {
 		i := slices.IndexFunc(d.slots, func(s slot) bool { return s.want.Name == have.Name })
@@ -243,6 +253,11 @@ func (d *decision) paceRepairs(published bool) (may bool) {
 // first is the write that comes before all others, or nil. Slices of the generation are put right before another one joins
 // it: the pool is used as soon as all are there.
 func (d *decision) first(mayRepair bool) *Write {
+	for i := range d.slots {
+		if s := &d.slots[i]; s.grade == urgent && (mayRepair || s.news > d.m.knew(s.want.Name)) {
+			return d.taint(s)
+		}
+	}
 	stray := slices.IndexFunc(d.strays, func(s *resourceapi.ResourceSlice) bool {
 		return s.Spec.Pool.Generation >= d.generation || !d.holds(s)
 	})
@@ -251,7 +266,6 @@ func (d *decision) first(mayRepair bool) *Write {
 	}
 	inGeneration := func(s *slot) bool { return s.have != nil && s.have.Spec.Pool.Generation == d.generation }
 	for _, is := range []func(*slot) bool{
-		func(s *slot) bool { return s.grade == urgent && inGeneration(s) },
 		func(s *slot) bool { return s.grade == structure && inGeneration(s) },
 		func(s *slot) bool { return s.have == nil && len(s.want.Spec.SharedCounters) == 0 },
 		func(s *slot) bool { return s.have == nil && !d.anyOlder() },
@@ -259,7 +273,7 @@ func (d *decision) first(mayRepair bool) *Write {
 	} {
 		for i := range d.slots {
 			s := &d.slots[i]
-			if is(s) && (mayRepair || s.grade == urgent && s.news > d.m.knew(s.want.Name)) {
+			if is(s) && mayRepair {
 				return d.put(s)
 			}
 		}
@@ -267,10 +281,14 @@ func (d *decision) first(mayRepair bool) *Write {
 	if len(d.strays) > 0 && mayRepair {
 		return &Write{What: Delete, Slice: d.strays[0]}
 	}
+	var oldest *slot
 	for i := range d.slots {
-		if s := &d.slots[i]; s.grade == soft && (d.m.tokens > 0 || d.due(d.m.tokenAt+d.p.Every)) {
-			return d.put(s)
+		if s := &d.slots[i]; s.grade == soft && (oldest == nil || s.since < oldest.since) {
+			oldest = s
 		}
+	}
+	if oldest != nil && (d.m.tokens > 0 || d.due(d.m.tokenAt+d.p.Every)) {
+		return d.put(oldest)
 	}
 	return nil
 }
@@ -280,5 +298,18 @@ func (d *decision) put(s *slot) *Write {
 	if s.have != nil {
 		keepTaintTimes(object, s.have)
 	}
-	return &Write{What: Put, Slice: object, News: s.news, tells: s.tells}
+	return &Write{What: Put, Slice: object, News: s.news, tells: s.tells, spends: s.grade == soft}
+}
+
+// taint is the slice as it is stored, with the taints that it should have.
+func (d *decision) taint(s *slot) *Write {
+	object := s.have.DeepCopy()
+	for i := range object.Spec.Devices {
+		device := &object.Spec.Devices[i]
+		if at := slices.IndexFunc(s.target, func(t resourceapi.Device) bool { return t.Name == device.Name }); at >= 0 {
+			device.Taints = s.target[at].Taints
+		}
+	}
+	keepTaintTimes(object, s.have)
+	return &Write{What: Put, Slice: object, News: s.news, tells: s.tells, spends: true}
 }

@@ -199,8 +199,20 @@ func (m *Memory) Wrote(w *Write, version string, now Time) {
 		m.toldAt[w.Slice.Name] = now
 	}
 	// What cannot wait may be in debt, for which the rest waits.
-	m.tokens, m.outdated = max(m.tokens-1, -debt), 0
+	if w.spends {
+		m.tokens = max(m.tokens-1, -debt)
+	}
+	m.outdated = 0
 	m.answered(now)
+}
+
+// Changed takes note that something else was stored than was sent: that is a change by others.
+func (m *Memory) Changed(p *Pace, w *Write, now Time) {
+	m.wrote[w.Slice.Name] = written{"", m.knew(w.Slice.Name)}
+	if m.repairing {
+		m.endRepairs(p, now)
+	}
+	m.outdated = 0
 }
 
 // debt is how many writes the budget can be short of.

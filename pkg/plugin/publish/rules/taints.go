@@ -84,7 +84,7 @@ func (d *decision) settleDevice(s *slot, device, have *resourceapi.Device) {
 		case !d.due(begin(d.m.unwanted, d.unwanted, k, d.now) + d.m.flaps[k].hold):
 			kept = append(kept, was)
 		case keepsAway(was.Effect):
-			s.grade = max(s.grade, soft)
+			s.grade, s.since = max(s.grade, soft), min(s.since, d.unwanted[k])
 		default:
 			s.tells = true
 			if d.due(d.m.told(s.want.Name) + d.p.TellOnce) {
