@@ -5,7 +5,6 @@ package plugin
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -33,19 +32,16 @@ type kubelet struct {
 	changed loop.Trigger
 
 	mu sync.Mutex
-	// looked says that the node was read, or that this has failed; knows that its kubelet knows extended resources.
+	// looked says that the node was read, knows that its kubelet knows extended resources.
 	looked, knows bool
 	// told is what was said last, and repeat when to say it again as long as it lasts.
 	told   string
 	repeat time.Time
 }
 
-// look takes the node, which is nil where it could not be read.
+// look takes the node.
 func (k *kubelet) look(ctx context.Context, node *corev1.Node) {
-	knows, err := false, errors.New("the node could not be read")
-	if node != nil {
-		knows, err = device.KnowsExtendedResources(node.Status.NodeInfo.KubeletVersion)
-	}
+	knows, err := device.KnowsExtendedResources(node.Status.NodeInfo.KubeletVersion)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if !k.looked || k.knows != knows {
@@ -64,10 +60,6 @@ func (k *kubelet) look(ctx context.Context, node *corev1.Node) {
 		k.observe(&knows)
 	default:
 		k.observe(&knows)
-	}
-	if node == nil {
-		klog.FromContext(ctx).Info(text) // it may be over in a moment
-		return
 	}
 	k.tell(ctx, text)
 }
@@ -88,8 +80,8 @@ func (k *kubelet) tell(ctx context.Context, text string) {
 	}
 }
 
-// known reports whether it was found out, or cannot be, what the kubelet knows. To publish before would take away what
-// an earlier process of the plugin has published.
+// known reports whether the node was read. To publish before would take away what an earlier process of the plugin has
+// published.
 func (k *kubelet) known() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -46,8 +46,7 @@ func TestKubelet(t *testing.T) {
 			changed  bool
 			told     []string
 		}{
-			{node: nil, observed: "unknown", changed: true},
-			{node: nodeOf("v1.35.9"), observed: "false", told: []string{reasonExtendedOff + ": The kubelet v1.35.9 would start"}},
+			{node: nodeOf("v1.35.9"), observed: "false", changed: true, told: []string{reasonExtendedOff + ": The kubelet v1.35.9 would start"}},
 			{node: nodeOf("v1.35.9"), after: nodeInterval, observed: "false"},
 			{node: nodeOf("v1.35.9"), after: repeatAfter, observed: "false", told: []string{reasonExtendedOff + ": The kubelet v1.35.9 would start"}},
 			{node: nodeOf("v1.36.0"), knows: true, observed: "true", changed: true, told: []string{reasonExtendedOn + ": The kubelet gives"}},
@@ -145,28 +144,22 @@ func TestOldKubelet(t *testing.T) {
 	r.until(t, "slices with the attribute", published(true))
 }
 
-// TestUnreadNode: what an earlier process has published stays until it is known what the kubelet knows, or that this cannot
-// be found out.
+// TestUnreadNode: what an earlier process has published stays until it is known what the kubelet knows.
 func TestUnreadNode(t *testing.T) {
 	t.Parallel()
-	for name, node := range map[string]*corev1.Node{"read": nodeOf("v1.36.0"), "unread": nil} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newIdleStepper(t)
-			s.plugin.kubelet.looked = false
-			s.discover()
-			s.poll(time.Minute)
-			if s.handedOn() {
-				t.Error("published before the node was read")
-			}
-			s.plugin.kubelet.look(s.ctx, node)
-			s.poll(time.Minute)
-			if !s.handedOn() {
-				t.Fatal("nothing is published")
-			}
-			if has := s.claims.inventory.AttributesOf(firstName)[device.ExtendedResources].BoolValue != nil; has != (node != nil) {
-				t.Errorf("published with the attribute: %t", has)
-			}
-		})
+	s := newIdleStepper(t)
+	s.plugin.kubelet.looked = false
+	s.discover()
+	s.poll(time.Minute)
+	if s.handedOn() {
+		t.Error("published before the node was read")
+	}
+	s.plugin.kubelet.look(s.ctx, nodeOf("v1.36.0"))
+	s.poll(time.Minute)
+	if !s.handedOn() {
+		t.Fatal("nothing is published")
+	}
+	if s.claims.inventory.AttributesOf(firstName)[device.ExtendedResources].BoolValue == nil {
+		t.Error("published without the attribute")
 	}
 }

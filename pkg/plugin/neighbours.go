@@ -122,6 +122,7 @@ func (l *neighbourLoop) look(ctx context.Context, node *corev1.Node) {
 	}
 	l.unread.Log(ctx, err, "What the node says of device plugins, MIG managers and handlers of its container runtime is not known, or as it was", "")
 	if err != nil {
+		l.readNode = now // again the next time
 		return
 	}
 	if l.seen != nil {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -92,7 +93,7 @@ func (n *ownNode) conditions(ctx context.Context, known *gpu.Node) []device.Cond
 	n.mu.Lock()
 	var named []string
 	if n.node != nil {
-		named = strings.FieldsFunc(n.node.Annotations[CordonAnnotation], func(r rune) bool { return r == ',' || r == ' ' })
+		named = strings.FieldsFunc(n.node.Annotations[CordonAnnotation], func(r rune) bool { return r == ',' || r == ';' || unicode.IsSpace(r) })
 	}
 	n.mu.Unlock()
 	if known == nil {
@@ -102,6 +103,9 @@ func (n *ownNode) conditions(ctx context.Context, known *gpu.Node) []device.Cond
 	var unknown []string
 	for _, name := range named {
 		address := strings.ToLower(name)
+		if domain, rest, _ := strings.Cut(address, ":"); len(domain) == len("00000000") {
+			address = strings.TrimPrefix(domain, "0000") + ":" + rest // as nvidia-smi prints it
+		}
 		if !known.Has(address) {
 			unknown = append(unknown, name)
 			continue

@@ -44,7 +44,7 @@ func TestOwnNode(t *testing.T) {
 		{object("a", "y", ""), 0, 1, false, nil, 0},
 		{object("a", "y", secondGPU), 0, 1, true, []string{secondGPU}, 0},
 		{object("a", "y", secondGPU), 0, 1, false, []string{secondGPU}, 0},
-		{object("a", "y", strings.ToUpper(firstGPU)+", "+secondGPU), 0, 1, true, []string{firstGPU, secondGPU}, 0},
+		{object("a", "y", "0000"+strings.ToUpper(firstGPU)+",\n"+secondGPU+"\n"), 0, 1, true, []string{firstGPU, secondGPU}, 0},
 		{object("a", "y", "gpu-1,"+secondGPU), 0, 1, true, []string{secondGPU}, 1},
 		{object("b", "y", ""), 1, 2, true, nil, 1},
 	} {

@@ -39,6 +39,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	utilwait "k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -312,14 +313,19 @@ func (p *Plugin) Run(ctx context.Context) error {
 	// The kubelet need not wait for the API server, which may be slow.
 	running.Go(func() {
 		node, err := p.checkNode(ctx)
-		if node != nil {
-			p.ownNode.look(&metav1.PartialObjectMetadata{ObjectMeta: node.ObjectMeta}) // before anything is offered
-		}
 		p.node.set(node)
+		// Nothing is offered before the node was read: what it says of its kubelet and of cordoned GPUs is not known.
+		for pause := time.Second; node == nil && err == nil && loop.Pause(ctx, utilwait.Jitter(pause, 0.5)); pause = min(pause*3/2, 20*time.Second) {
+			node, err = p.checkNode(ctx)
+		}
 		if err != nil {
 			p.stop(err)
 			return
 		}
+		if node == nil {
+			return
+		}
+		p.ownNode.look(&metav1.PartialObjectMetadata{ObjectMeta: node.ObjectMeta})
 		p.kubelet.look(ctx, node)
 		p.neighbours.run(ctx, node)
 	})

@@ -135,7 +135,7 @@ func New(o Options) *Publisher {
 		metadata:   o.MetadataClient,
 		firstOwner: o.FirstOwner,
 		says:       says{report: o.Report},
-		warnings:   warnings{warn: o.Warn},
+		warnings:   warnings{send: o.Warn},
 		observe:    o.Observe,
 		pace:       o.Pace,
 		changed:    loop.NewTrigger(),

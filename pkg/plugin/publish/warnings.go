@@ -23,12 +23,12 @@ const (
 
 // warnings tell people once what is wrong with the cluster.
 type warnings struct {
-	warn func(ctx context.Context, reason, message string)
+	send func(ctx context.Context, reason, message string)
 	told map[string]string
 }
 
-// tell takes what there is to be told for a reason, or nothing.
-func (w *warnings) tell(ctx context.Context, reason, message string) {
+// warn takes what there is to be told for a reason, or nothing.
+func (w *warnings) warn(ctx context.Context, reason, message string) {
 	if w.told[reason] == message {
 		return
 	}
@@ -38,7 +38,7 @@ func (w *warnings) tell(ctx context.Context, reason, message string) {
 	w.told[reason] = message
 	if message != "" {
 		klog.FromContext(ctx).Info(message)
-		w.warn(ctx, reason, message)
+		w.send(ctx, reason, message)
 	}
 }
 

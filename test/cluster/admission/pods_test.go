@@ -55,14 +55,17 @@ func pods(t *testing.T, golden string) map[string]*core.Pod {
 	return all
 }
 
-// metricsPort is the only one that a pod of the chart has, or 0.
-func metricsPort(all map[string]*core.Pod) int32 {
+// isForMetrics reports whether a port of the plugin has metrics, by its own names or by those of NVIDIA's driver.
+func isForMetrics(port core.ContainerPort) bool { return port.Name == "metrics" || port.Name == "nvidia-dra" }
+
+// metricsPorts are those of the plugin.
+func metricsPorts(all map[string]*core.Pod) (ports []int32) {
 	for _, port := range all["gpu-kubelet-plugin"].Spec.Containers[0].Ports {
-		if port.Name == "metrics" {
-			return port.ContainerPort
+		if isForMetrics(port) {
+			ports = append(ports, port.ContainerPort)
 		}
 	}
-	return 0
+	return ports
 }
 
 // TestNetworkPolicies: nobody can connect to a pod of the chart, except to ask for metrics,
@@ -71,7 +74,9 @@ func TestNetworkPolicies(t *testing.T) {
 	for golden, components := range goldenPods {
 		all := pods(t, golden)
 		other := func(rule networking.NetworkPolicyIngressRule) bool {
-			return len(rule.Ports) != 1 || rule.Ports[0].Port.IntVal != metricsPort(all)
+			return len(rule.Ports) == 0 || slices.ContainsFunc(rule.Ports, func(p networking.NetworkPolicyPort) bool {
+				return !slices.Contains(metricsPorts(all), p.Port.IntVal)
+			})
 		}
 		// The directions in which a pod has no connections other than for metrics.
 		closed := map[string][]networking.PolicyType{}
@@ -148,7 +153,7 @@ func TestProbes(t *testing.T) {
 	for golden := range goldenPods {
 		for component, pod := range pods(t, golden) {
 			container := pod.Spec.Containers[0]
-			allowed := func(port core.ContainerPort) bool { return component == "gpu-kubelet-plugin" && port.Name == "metrics" }
+			allowed := func(port core.ContainerPort) bool { return component == "gpu-kubelet-plugin" && isForMetrics(port) }
 			if pod.Spec.HostNetwork || slices.ContainsFunc(container.Ports, func(port core.ContainerPort) bool { return !allowed(port) }) {
 				t.Errorf("%s: %s has ports: %v", golden, component, container.Ports)
 			}

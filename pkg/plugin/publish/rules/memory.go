@@ -32,7 +32,7 @@ type Pace struct {
 // Usual is the pace of the driver.
 var Usual = Pace{
 	TellLatest: 5 * time.Minute, TellOnce: 10 * time.Minute,
-	Hold: 5 * time.Second, HoldMost: time.Minute, HoldForgotten: 10 * time.Minute,
+	Hold: 5 * time.Second, HoldMost: 20 * time.Second, HoldForgotten: 10 * time.Minute,
 	Repair: time.Second, RepairMost: 5 * time.Minute, RepairForgotten: 10 * time.Minute,
 	Retry: time.Second, RetryMost: 20 * time.Second,
 	Relist: time.Second,
