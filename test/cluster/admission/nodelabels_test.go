@@ -110,6 +110,6 @@ func TestRightToWriteNodes(t *testing.T) {
 
 func mayWriteNodes(role *rbacv1.ClusterRole) bool {
 	return slices.ContainsFunc(role.Rules, func(rule rbacv1.PolicyRule) bool {
-		return slices.Contains(rule.Resources, "nodes") && !slices.Equal(rule.Verbs, []string{"get"})
+		return slices.Contains(rule.Resources, "nodes") && !slices.Equal(rule.Verbs, []string{"get", "list", "watch"})
 	})
 }

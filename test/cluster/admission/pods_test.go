@@ -56,7 +56,9 @@ func pods(t *testing.T, golden string) map[string]*core.Pod {
 }
 
 // isForMetrics reports whether a port of the plugin has metrics, by its own names or by those of NVIDIA's driver.
-func isForMetrics(port core.ContainerPort) bool { return port.Name == "metrics" || port.Name == "nvidia-dra" }
+func isForMetrics(port core.ContainerPort) bool {
+	return port.Name == "metrics" || port.Name == "nvidia-dra"
+}
 
 // metricsPorts are those of the plugin.
 func metricsPorts(all map[string]*core.Pod) (ports []int32) {
