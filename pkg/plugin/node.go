@@ -12,8 +12,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 )
 
 // checkNode fails when there is no node with the configured name: nothing that is
@@ -33,6 +36,26 @@ func (p *Plugin) checkNode(ctx context.Context) (*corev1.Node, error) {
 		klog.FromContext(ctx).Info("Could not check that the node exists, going on", "node", p.options.NodeName, "err", err)
 		return nil, nil //nolint:nilnil // not known
 	}
+}
+
+// followNode reads the node, and then looks at it again and again. Nothing is offered before it was read: what it says of its
+// kubelet and of cordoned GPUs is not known.
+func (p *Plugin) followNode(ctx context.Context) {
+	node, err := p.checkNode(ctx)
+	p.node.set(node)
+	for pause := time.Second; node == nil && err == nil && loop.Pause(ctx, wait.Jitter(pause, 0.5)); pause = min(pause*3/2, 20*time.Second) {
+		node, err = p.checkNode(ctx)
+	}
+	switch {
+	case err != nil:
+		p.stop(err)
+		return
+	case node == nil:
+		return
+	}
+	p.ownNode.look(&metav1.PartialObjectMetadata{ObjectMeta: node.ObjectMeta})
+	p.kubelet.look(ctx, node)
+	p.neighbours.run(ctx, node)
 }
 
 // goodFor is for how long the node that was read when the plugin started need not be read again.

@@ -37,9 +37,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	utilwait "k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -311,24 +309,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	defer endLoops()
 	var running sync.WaitGroup
 	// The kubelet need not wait for the API server, which may be slow.
-	running.Go(func() {
-		node, err := p.checkNode(ctx)
-		p.node.set(node)
-		// Nothing is offered before the node was read: what it says of its kubelet and of cordoned GPUs is not known.
-		for pause := time.Second; node == nil && err == nil && loop.Pause(ctx, utilwait.Jitter(pause, 0.5)); pause = min(pause*3/2, 20*time.Second) {
-			node, err = p.checkNode(ctx)
-		}
-		if err != nil {
-			p.stop(err)
-			return
-		}
-		if node == nil {
-			return
-		}
-		p.ownNode.look(&metav1.PartialObjectMetadata{ObjectMeta: node.ObjectMeta})
-		p.kubelet.look(ctx, node)
-		p.neighbours.run(ctx, node)
-	})
+	running.Go(func() { p.followNode(ctx) })
 	if monitor := p.newMonitor(); monitor != nil {
 		p.gpus.health = monitor
 		running.Go(func() { monitor.Run(loops) })

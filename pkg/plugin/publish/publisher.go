@@ -250,22 +250,27 @@ func (p *Publisher) await(ctx context.Context, next rules.Time) {
 	case <-p.registered:
 		p.memory.Registered(p.now())
 	case <-p.seen:
-		select {
-		case <-ctx.Done():
-		case <-p.changed:
-		case <-time.After(jitter(changesTogether)):
-		}
+		p.gather(ctx)
+	}
+}
+
+// gather waits for what others change together.
+func (p *Publisher) gather(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-p.changed:
+	case <-time.After(jitter(changesTogether)):
 	}
 }
 
 // isMine reports whether no newer instance publishes.
 func (p *Publisher) isMine(ctx context.Context) bool {
-	mine, err := !time.Now().Before(p.givenWay), error(nil)
-	if mine {
-		mine, err = p.precedence.Mine()
+	mine := false
+	if !time.Now().Before(p.givenWay) {
+		newest, err := p.precedence.Mine()
 		// Without locks there is nothing better than to publish.
 		p.precedenceProblem.Log(ctx, err, "It is not known whether a newer instance of the plugin runs, publishing as if there were none", "")
-		mine = mine || err != nil
+		mine = newest || err != nil
 	}
 	switch was := !p.says.notMine; {
 	case mine && !was:

@@ -139,16 +139,7 @@ func (d *decision) plan() Plan {
 	d.match()
 	d.m.say(d.slots, d.p, d.now)
 	if d.m.doubt || !d.Known {
-		for i := range d.slots { // the version that a write names keeps it from doing harm
-			s := &d.slots[i]
-			if d.settle(s); d.Known && s.grade == urgent && s.news > d.m.triedAt && s.news > d.m.knew(s.want.Name) {
-				return Plan{Write: d.taint(s)}
-			}
-		}
-		if d.isNews(same) || d.due(d.m.retryAt) && d.due(d.m.listAt) {
-			return Plan{Write: &Write{What: List}}
-		}
-		return Plan{}
+		return Plan{Write: d.list()}
 	}
 	for i := range d.slots {
 		d.settle(&d.slots[i])
@@ -174,6 +165,21 @@ func (d *decision) plan() Plan {
 		plan.Write = d.first(mayRepair)
 	}
 	return plan
+}
+
+// list is what is requested while it is not known what is stored: a list, or before it a taint that keeps pods away. The version
+// that a write names keeps it from doing harm.
+func (d *decision) list() *Write {
+	for i := range d.slots {
+		s := &d.slots[i]
+		if d.settle(s); d.Known && s.grade == urgent && s.news > d.m.triedAt && s.news > d.m.knew(s.want.Name) {
+			return d.taint(s)
+		}
+	}
+	if d.isNews(same) || d.due(d.m.retryAt) && d.due(d.m.listAt) {
+		return &Write{What: List}
+	}
+	return nil
 }
 
 // match finds what is stored of each slice.
@@ -264,6 +270,20 @@ func (d *decision) first(mayRepair bool) *Write {
 	if stray >= 0 && mayRepair {
 		return &Write{What: Delete, Slice: d.strays[stray]}
 	}
+	if s := d.nextOfPool(); s != nil && mayRepair {
+		return d.put(s)
+	}
+	if len(d.strays) > 0 && mayRepair {
+		return &Write{What: Delete, Slice: d.strays[0]}
+	}
+	if s := d.oldest(); s != nil && (d.m.tokens > 0 || d.due(d.m.tokenAt+d.p.Every)) {
+		return d.put(s)
+	}
+	return nil
+}
+
+// nextOfPool is the first slice that is not there, or not as it should be in what is no taint.
+func (d *decision) nextOfPool() *slot {
 	inGeneration := func(s *slot) bool { return s.have != nil && s.have.Spec.Pool.Generation == d.generation }
 	for _, is := range []func(*slot) bool{
 		func(s *slot) bool { return s.grade == structure && inGeneration(s) },
@@ -272,25 +292,22 @@ func (d *decision) first(mayRepair bool) *Write {
 		func(s *slot) bool { return s.have != nil && s.grade >= structure },
 	} {
 		for i := range d.slots {
-			s := &d.slots[i]
-			if is(s) && mayRepair {
-				return d.put(s)
+			if s := &d.slots[i]; is(s) {
+				return s
 			}
 		}
 	}
-	if len(d.strays) > 0 && mayRepair {
-		return &Write{What: Delete, Slice: d.strays[0]}
-	}
-	var oldest *slot
+	return nil
+}
+
+// oldest is the slice whose taints have waited longest among those that can wait.
+func (d *decision) oldest() (oldest *slot) {
 	for i := range d.slots {
 		if s := &d.slots[i]; s.grade == soft && (oldest == nil || s.since < oldest.since) {
 			oldest = s
 		}
 	}
-	if oldest != nil && (d.m.tokens > 0 || d.due(d.m.tokenAt+d.p.Every)) {
-		return d.put(oldest)
-	}
-	return nil
+	return oldest
 }
 
 func (d *decision) put(s *slot) *Write {

@@ -30,34 +30,46 @@ func (d *decision) chooseGeneration() {
 	otherCount := slices.ContainsFunc(d.Stored.Slices, func(s *resourceapi.ResourceSlice) bool {
 		return s.Spec.Pool.Name == d.Node && s.Spec.Pool.Generation == newest && s.Spec.Pool.ResourceSliceCount != int64(len(d.slots))
 	})
-	present, missing, changed := 0, 0, 0
-	var hasCounters, counters, lacksCounters, lacksDevices bool
-	for i := range d.slots {
-		s := &d.slots[i]
-		isCounters := len(s.want.Spec.SharedCounters) > 0
-		hasCounters = hasCounters || isCounters
-		switch {
-		case s.have == nil:
-			lacksCounters, lacksDevices = lacksCounters || isCounters, lacksDevices || !isCounters
-			missing++
-			changed++
-			continue
-		case s.have.Spec.Pool.Generation == newest:
-			present++
-		}
-		sameCounters := apiequality.Semantic.DeepEqual(s.have.Spec.SharedCounters, s.want.Spec.SharedCounters)
-		counters = counters || !sameCounters
-		if !sameCounters || !sameDevices(s.have.Spec.Devices, s.target) {
-			changed++
-		}
-	}
+	p := d.compare(newest)
 	d.generation = max(newest, 1)
 	switch {
 	case newest == 0:
 	// Slices of other names stay until the first one takes their place.
-	case otherCount, missing == len(d.slots), present == len(d.slots) && counters && changed > 1, hasCounters && lacksDevices && !lacksCounters && !d.anyOlderThan(newest):
+	case otherCount, p.missing == len(d.slots), p.present == len(d.slots) && p.counters && p.changed > 1, p.hasCounters && p.lacksDevices && !p.lacksCounters && !d.anyOlderThan(newest):
 		d.generation = newest + 1
 	}
+}
+
+// comparison is how the slices of a pool differ.
+type comparison struct {
+	// present are of the newest generation, missing are not there, and changed have other content or are not there.
+	present, missing, changed int
+	// counters differ.
+	counters                                 bool
+	hasCounters, lacksCounters, lacksDevices bool
+}
+
+func (d *decision) compare(newest int64) (p comparison) {
+	for i := range d.slots {
+		s := &d.slots[i]
+		isCounters := len(s.want.Spec.SharedCounters) > 0
+		p.hasCounters = p.hasCounters || isCounters
+		switch {
+		case s.have == nil:
+			p.lacksCounters, p.lacksDevices = p.lacksCounters || isCounters, p.lacksDevices || !isCounters
+			p.missing++
+			p.changed++
+			continue
+		case s.have.Spec.Pool.Generation == newest:
+			p.present++
+		}
+		sameCounters := apiequality.Semantic.DeepEqual(s.have.Spec.SharedCounters, s.want.Spec.SharedCounters)
+		p.counters = p.counters || !sameCounters
+		if !sameCounters || !sameDevices(s.have.Spec.Devices, s.target) {
+			p.changed++
+		}
+	}
+	return p
 }
 
 func (d *decision) anyOlder() bool { return d.anyOlderThan(d.generation) }

@@ -58,38 +58,13 @@ func (d *decision) settle(s *slot) {
 func (d *decision) settleDevice(s *slot, device, have *resourceapi.Device) {
 	wanted := device.Taints
 	for _, t := range wanted {
-		was := find(have, t.Key)
-		switch more, other := rank(t.Effect) > rank(was.Effect), t.Effect == was.Effect && t.Value != was.Value; {
-		case more && keepsAway(t.Effect):
-			s.grade = urgent
-		case other && keepsAway(t.Effect):
-			s.grade = max(s.grade, soft) // somebody may tolerate this value only
-		case more, other:
-			s.tells = true
-			since := begin(d.m.untold, d.untold, taintKey{device.Name, t.Key}, d.now)
-			if d.due(since+d.p.TellLatest) && d.due(d.m.told(s.want.Name)+d.p.TellOnce) {
-				s.grade = max(s.grade, soft)
-			}
-		}
+		d.settleWanted(s, device, t, find(have, t.Key))
 	}
 	device.Taints = nil
 	var kept []resourceapi.DeviceTaint
 	for _, was := range have.Taints {
-		t := find(&resourceapi.Device{Taints: wanted}, was.Key)
-		if rank(t.Effect) >= rank(was.Effect) {
-			continue
-		}
-		k := taintKey{device.Name, was.Key}
-		switch {
-		case !d.due(begin(d.m.unwanted, d.unwanted, k, d.now) + d.m.flaps[k].hold):
+		if t := find(&resourceapi.Device{Taints: wanted}, was.Key); rank(t.Effect) < rank(was.Effect) && d.stays(s, device, was) {
 			kept = append(kept, was)
-		case keepsAway(was.Effect):
-			s.grade, s.since = max(s.grade, soft), min(s.since, d.unwanted[k])
-		default:
-			s.tells = true
-			if d.due(d.m.told(s.want.Name) + d.p.TellOnce) {
-				s.grade = max(s.grade, soft)
-			}
 		}
 	}
 	for _, t := range wanted {
@@ -102,6 +77,39 @@ func (d *decision) settleDevice(s *slot, device, have *resourceapi.Device) {
 	slices.SortStableFunc(kept, func(a, b resourceapi.DeviceTaint) int { return cmp.Compare(rank(b.Effect), rank(a.Effect)) })
 	device.Taints = append(device.Taints, kept[:min(len(kept), room)]...)
 	slices.SortFunc(device.Taints, func(a, b resourceapi.DeviceTaint) int { return cmp.Compare(a.Key, b.Key) })
+}
+
+// settleWanted says how urgent a taint is that is wanted, where was is stored.
+func (d *decision) settleWanted(s *slot, device *resourceapi.Device, t, was resourceapi.DeviceTaint) {
+	switch more, other := rank(t.Effect) > rank(was.Effect), t.Effect == was.Effect && t.Value != was.Value; {
+	case more && keepsAway(t.Effect):
+		s.grade = urgent
+	case other && keepsAway(t.Effect):
+		s.grade = max(s.grade, soft) // somebody may tolerate this value only
+	case more, other:
+		s.tells = true
+		since := begin(d.m.untold, d.untold, taintKey{device.Name, t.Key}, d.now)
+		if d.due(since+d.p.TellLatest) && d.due(d.m.told(s.want.Name)+d.p.TellOnce) {
+			s.grade = max(s.grade, soft)
+		}
+	}
+}
+
+// stays reports whether a taint that is stored, and not wanted any more or not with this effect, stays for its time.
+func (d *decision) stays(s *slot, device *resourceapi.Device, was resourceapi.DeviceTaint) bool {
+	k := taintKey{device.Name, was.Key}
+	switch {
+	case !d.due(begin(d.m.unwanted, d.unwanted, k, d.now) + d.m.flaps[k].hold):
+		return true
+	case keepsAway(was.Effect):
+		s.grade, s.since = max(s.grade, soft), min(s.since, d.unwanted[k])
+	default:
+		s.tells = true
+		if d.due(d.m.told(s.want.Name) + d.p.TellOnce) {
+			s.grade = max(s.grade, soft)
+		}
+	}
+	return false
 }
 
 // begin returns since when something holds: from now on if it did not.
