@@ -6,6 +6,8 @@
 package e2e
 
 import (
+	"context"
+	"fmt"
 	"os/exec"
 	"strings"
 	"testing"
@@ -23,6 +25,20 @@ func TestAdvice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Shares that come while the supervisor has just started go to whichever GPU is not tainted any more.
+	eventually(t, "MPS on all GPUs", func(ctx context.Context) (bool, string) {
+		published, err := publishedSlices(ctx)
+		for _, slice := range published {
+			for _, d := range slice.Spec.Devices {
+				for _, taint := range d.Taints {
+					if taint.Key == driverName+"/mps-unavailable" || taint.Key == driverName+"/release-pending" {
+						return false, d.Name + " is tainted " + taint.Key
+					}
+				}
+			}
+		}
+		return err == nil, fmt.Sprint(err)
+	})
 	supply := advise.SupplyOf(kubectlfleet.New(before, driverName))
 	pods := 0
 	for _, q := range []struct {
