@@ -227,7 +227,7 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-// TestOldKubelet: whoever has, or would get, devices that the kubelet does not hand out is told so.
+// TestOldKubelet: a user who has, or would get, devices that the kubelet does not hand out is told so.
 func TestOldKubelet(t *testing.T) {
 	for _, c := range []struct {
 		kubelet string

@@ -199,8 +199,8 @@ func (d *decision) match() {
 }
 
 // holds reports whether a slice is in the pool, which no update can change.
-func (d *decision) holds(s *resourceapi.ResourceSlice) bool {
-	return s.Spec.Pool.Name == d.Node && s.Spec.NodeName != nil && *s.Spec.NodeName == d.Node
+func (w *Want) holds(s *resourceapi.ResourceSlice) bool {
+	return s.Spec.Pool.Name == w.Node && s.Spec.NodeName != nil && *s.Spec.NodeName == w.Node
 }
 
 // object is a slice as it is written.
@@ -288,7 +288,7 @@ func (d *decision) nextOfPool() *slot {
 	for _, is := range []func(*slot) bool{
 		func(s *slot) bool { return s.grade == structure && inGeneration(s) },
 		func(s *slot) bool { return s.have == nil && len(s.want.Spec.SharedCounters) == 0 },
-		func(s *slot) bool { return s.have == nil && !d.anyOlder() },
+		func(s *slot) bool { return s.have == nil && !d.anyOlderThan(d.generation) },
 		func(s *slot) bool { return s.have != nil && s.grade >= structure },
 	} {
 		for i := range d.slots {

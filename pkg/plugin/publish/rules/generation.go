@@ -72,8 +72,6 @@ func (d *decision) compare(newest int64) (p comparison) {
 	return p
 }
 
-func (d *decision) anyOlder() bool { return d.anyOlderThan(d.generation) }
-
 // anyOlderThan reports whether a slice has to join a generation.
 func (d *decision) anyOlderThan(generation int64) bool {
 	return slices.ContainsFunc(d.slots, func(s slot) bool { return s.have != nil && s.have.Spec.Pool.Generation < generation })

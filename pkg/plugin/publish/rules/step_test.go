@@ -64,7 +64,7 @@ func (s *scenario) processSteps(w *world, i int, decide decider, visit visit) (b
 		n := w.clone()
 		n.p[i].heard = true
 		n.p[i].m.Doubt()
-		visit(name+"the watch tells of a change", n, "")
+		visit(name+"the watch brings a change", n, "")
 		busy = true
 	}
 	if p.wiped {
