@@ -35,7 +35,10 @@ type network struct {
 	requests, writes atomic.Int64
 }
 
-func newNetwork() *network { return &network{Server: fakeapi.NewWithoutNetwork()} }
+func newNetwork(t *testing.T) *network {
+	t.Helper()
+	return &network{Server: fakeapi.NewWithoutNetwork(t)}
+}
 
 func (n *network) RoundTrip(r *http.Request) (*http.Response, error) {
 	n.requests.Add(1)
@@ -111,7 +114,7 @@ func TestTenantsDoNotSilenceAlarms(t *testing.T) {
 			t.Parallel()
 			inBubble(t, func(ctx context.Context, t *testing.T) {
 				const flaps = 1000
-				n := newNetwork()
+				n := newNetwork(t)
 				user := setUsed(n.Server, "one", "p")
 				r := conditionReporter{events: n.events(ctx, t), claims: &fakeClaims{live: []claim.LiveClaim{
 					uses(user, "gpu-0", firstGPU, nil),
@@ -152,7 +155,7 @@ func TestTenantsDoNotSilenceAlarms(t *testing.T) {
 func TestAlarmsOfGPUsAreIndependent(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(ctx context.Context, t *testing.T) {
-		n := newNetwork()
+		n := newNetwork(t)
 		r := conditionReporter{events: n.events(ctx, t), claims: &fakeClaims{}}
 		flapping := device.Condition{PCIAddress: firstGPU, Reason: device.Lost, Message: "it fell off the bus"}
 		for i := range 1000 {
@@ -184,7 +187,7 @@ func TestEventsDoNotWaitForTenants(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			inBubble(t, func(ctx context.Context, t *testing.T) {
-				n := newNetwork()
+				n := newNetwork(t)
 				n.fault = func(r *http.Request) error {
 					if strings.Contains(r.URL.Path, "/namespaces/hostile/") {
 						return fault(r)
@@ -223,7 +226,7 @@ func TestEventsDoNotWaitForTenants(t *testing.T) {
 func TestOneEventThatFails(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(ctx context.Context, t *testing.T) {
-		n := newNetwork()
+		n := newNetwork(t)
 		var tries atomic.Int64
 		n.fault = func(r *http.Request) error {
 			body, err := r.GetBody()
@@ -272,7 +275,7 @@ func TestEventsOutliveAnOutage(t *testing.T) {
 			t.Parallel()
 			inBubble(t, func(ctx context.Context, t *testing.T) {
 				const outage, claims = 5 * time.Minute, 20
-				n := newNetwork()
+				n := newNetwork(t)
 				var away atomic.Bool
 				away.Store(true)
 				n.fault = func(r *http.Request) error {
@@ -328,7 +331,7 @@ func TestEventsOutliveAnOutage(t *testing.T) {
 func TestEventsAreBounded(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(ctx context.Context, t *testing.T) {
-		n := newNetwork()
+		n := newNetwork(t)
 		answers := make(chan struct{})
 		n.fault = func(r *http.Request) error {
 			if strings.Contains(r.URL.Path, "/namespaces/hostile/") {
@@ -383,7 +386,7 @@ func TestEventsAreBounded(t *testing.T) {
 func TestLinesEnd(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(ctx context.Context, t *testing.T) {
-		n := newNetwork()
+		n := newNetwork(t)
 		events := n.events(ctx, t)
 		const namespaces = 50
 		for i := range namespaces {

@@ -100,7 +100,7 @@ func inCluster(t *testing.T, test func(t *testing.T, c *cluster)) {
 	t.Helper()
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		c := &cluster{Server: fakeapi.NewWithoutNetwork(), lockFile: filepath.Join(t.TempDir(), "publish.lock"), requests: map[string]int{}}
+		c := &cluster{Server: fakeapi.NewWithoutNetwork(t), lockFile: filepath.Join(t.TempDir(), "publish.lock"), requests: map[string]int{}}
 		c.AddNode(testNode)
 		c.Refuse(c.handle)
 		test(t, c)

@@ -52,7 +52,7 @@ type cluster struct {
 func inCluster(t *testing.T, test func(t *testing.T, c *cluster)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		c := &cluster{Server: fakeapi.NewWithoutNetwork(), lockFile: filepath.Join(t.TempDir(), "publish.lock")}
+		c := &cluster{Server: fakeapi.NewWithoutNetwork(t), lockFile: filepath.Join(t.TempDir(), "publish.lock")}
 		c.AddNode(nodeName)
 		test(t, c)
 	})

@@ -32,6 +32,8 @@ import (
 type Server struct {
 	http    *httptest.Server
 	handler http.Handler
+	// requests are those that Transport brought and that have not ended.
+	requests sync.WaitGroup
 
 	mu      sync.Mutex
 	version int64
@@ -71,8 +73,15 @@ func New(t testing.TB) *Server {
 	return s
 }
 
-// NewWithoutNetwork makes a server that only Transport reaches.
-func NewWithoutNetwork() *Server { return newServer() }
+// NewWithoutNetwork makes a server that only Transport reaches. The test ends when
+// every request has: also those whose client no longer waits, which a server goes on
+// with.
+func NewWithoutNetwork(t testing.TB) *Server {
+	t.Helper()
+	s := newServer()
+	t.Cleanup(s.requests.Wait)
+	return s
+}
 
 func newServer() *Server {
 	s := &Server{

@@ -12,9 +12,9 @@ import (
 
 // Transport carries requests to the server without a network, for tests with fake
 // time: a goroutine that waits for the network counts as running there.
-func (s *Server) Transport() http.RoundTripper { return transport{s.handler} }
+func (s *Server) Transport() http.RoundTripper { return transport{s} }
 
-type transport struct{ handler http.Handler }
+type transport struct{ server *Server }
 
 // RoundTrip returns as soon as the answer begins, as a watch needs it.
 func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -24,11 +24,11 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	body, answer := io.Pipe()
 	w := &pipeWriter{header: http.Header{}, begun: make(chan struct{}), body: answer}
-	go func() {
-		t.handler.ServeHTTP(w, r)
+	t.server.requests.Go(func() {
+		t.server.handler.ServeHTTP(w, r)
 		w.WriteHeader(http.StatusOK)
 		_ = answer.Close()
-	}()
+	})
 	select {
 	case <-w.begun:
 	case <-r.Context().Done():
