@@ -345,8 +345,16 @@ func (b *box) Warn(_ context.Context, claim Ref, reason, message string) {
 	b.warnings = append(b.warnings, string(claim.UID)+" "+reason+": "+message)
 }
 
-func (b *box) WarnUsers(ctx context.Context, claim Ref, reason, message string) {
-	b.Warn(ctx, claim, reason, "[also of pods] "+message)
+// wantStatements fails unless a survey says exactly these of claims, each given by the parts that it contains.
+func (b *box) wantStatements(m *Manager, want ...[]string) {
+	b.t.Helper()
+	m.Survey(b.t.Context())
+	var said []string
+	for _, s := range m.Statements() {
+		said = append(said, string(s.Claim.UID)+" "+s.Reason+": "+s.Device+": "+s.Text)
+	}
+	slices.Sort(said)
+	wantParts(b.t, slices.Compact(said), want)
 }
 
 // wantWarnings fails unless there were exactly these events, each given by the
@@ -356,17 +364,22 @@ func (b *box) wantWarnings(want ...[]string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	slices.Sort(b.warnings) // claims are independent
-	if len(b.warnings) != len(want) {
-		b.t.Errorf("events: got %q, want %q", b.warnings, want)
+	wantParts(b.t, b.warnings, want)
+	b.warnings = nil
+}
+
+func wantParts(t testing.TB, got []string, want [][]string) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Errorf("got %q, want %q", got, want)
 	}
-	for i := range min(len(want), len(b.warnings)) {
+	for i := range min(len(want), len(got)) {
 		for _, part := range want[i] {
-			if !strings.Contains(b.warnings[i], part) {
-				b.t.Errorf("event %q does not contain %q", b.warnings[i], part)
+			if !strings.Contains(got[i], part) {
+				t.Errorf("%q does not contain %q", got[i], part)
 			}
 		}
 	}
-	b.warnings = nil
 }
 
 func (b *box) Write(_ context.Context, uid types.UID, devices []cdi.Device) (map[string]string, error) {

@@ -81,8 +81,7 @@ type Options struct {
 	// taken for released.
 	Cluster Cluster
 	// Users finds the processes on GPUs that no claim explains.
-	Users converge.Users
-	// Events is optional.
+	Users  converge.Users
 	Events Events
 	// OrphanGrace is how long a prepared claim that does not have its devices any more
 	// is left to the kubelet. Default DefaultOrphanGrace.
@@ -110,7 +109,7 @@ type Manager struct {
 	specs        *spec.Specs
 	engine       *converge.Engine
 	inventory    inventory
-	events       *eventLog
+	events       Events
 	sessions     *sessions
 	surveyor     *surveyor
 	// reconciling is by PCI address.
@@ -129,8 +128,8 @@ func NewManager(o Options) (*Manager, error) {
 		return nil, errors.New("no pool name")
 	case !filepath.IsAbs(o.DataDir):
 		return nil, fmt.Errorf("data folder %q must be an absolute path", o.DataDir)
-	case o.Partitions == nil || o.Sharing == nil || o.CDI == nil || o.Users == nil || o.Calls == nil:
-		return nil, errors.New("no hardware or no CDI")
+	case o.Partitions == nil || o.Sharing == nil || o.CDI == nil || o.Users == nil || o.Calls == nil || o.Events == nil:
+		return nil, errors.New("no hardware, no CDI or no events")
 	}
 	if o.files == nil {
 		label, err := o.Roots.FileContext(o.SELinuxContext)
@@ -145,11 +144,10 @@ func NewManager(o Options) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{driver: o.DriverName, pool: o.PoolName, events: &eventLog{events: o.Events}, clock: o.clock}
+	m := &Manager{driver: o.DriverName, pool: o.PoolName, events: o.Events, clock: o.clock}
 	if m.store, err = record.Open(o.DataDir, boot, o.files); err != nil {
 		return nil, err
 	}
-	m.events.store = m.store
 	if m.locks, err = lock.New(o.DataDir, o.Calls); err != nil {
 		return nil, err
 	}
@@ -160,7 +158,7 @@ func NewManager(o Options) (*Manager, error) {
 		Store: m.store, Locks: m.locks, Partitions: o.Partitions, Sharing: o.Sharing, Specs: m.specs, Clock: o.clock,
 		Users: o.Users, UUID: m.inventory.uuid, Slices: m.inventory.slices, GPUs: m.GPUs,
 	}
-	m.sessions = &sessions{store: m.store, list: o.Sharing.Sessions, events: m.events}
+	m.sessions = &sessions{store: m.store, list: o.Sharing.Sessions, events: o.Events}
 	m.surveyor = &surveyor{
 		engine: m.engine, processes: o.Partitions.Processes, latest: map[string]surveyed{},
 	}

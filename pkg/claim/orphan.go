@@ -22,6 +22,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/claim/record"
+	"github.com/partage-dev/partage/pkg/claim/rules"
 	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/panics"
 )
@@ -66,6 +67,8 @@ type inquiry struct {
 	// anew. confirmed means that this is so for long enough, and is being acted on.
 	prepared, since time.Duration
 	confirmed       bool
+	// kept says why it could not be released.
+	kept *Statement
 }
 
 func newOrphans(m *Manager, o Options) *orphans {
@@ -244,9 +247,9 @@ func (o *orphans) check(ctx context.Context, r *record.Record) (again time.Durat
 func (i *inquiry) answered(r *record.Record, isOrphan bool, now time.Duration) {
 	switch {
 	case !isOrphan:
-		i.prepared, i.since, i.confirmed = 0, 0, false
+		i.prepared, i.since, i.confirmed, i.kept = 0, 0, false, nil
 	case i.since == 0 || i.prepared != r.Arrived:
-		i.prepared, i.since, i.confirmed = r.Arrived, now, false
+		i.prepared, i.since, i.confirmed, i.kept = r.Arrived, now, false, nil
 	}
 }
 
@@ -274,15 +277,33 @@ func (o *orphans) release(ctx context.Context, r *record.Record) error {
 	ctx, cancel := context.WithTimeout(ctx, orphanTime)
 	defer cancel()
 	var errs []error
+	var kept *Statement
 	for _, address := range r.GPUs() {
-		errs = append(errs, o.m.reconcile(ctx, address))
+		said, err := o.m.converge(ctx, address)
+		errs = append(errs, err)
+		if at := slices.IndexFunc(said.Statements, func(s rules.Statement) bool { return s.Reason == rules.OrphanInUse && s.Claim == r.Claim.UID }); at >= 0 {
+			kept = &Statement{Claim: r.Claim, Reason: ReasonOrphanInUse, Text: said.Statements[at].Text}
+		}
 	}
+	o.note(r.Claim.UID, func(i *inquiry) { i.kept = kept })
 	now, err := o.m.store.Read(r.Claim.UID)
 	if err != nil || now != nil && now.State != record.Releasing {
 		return cmp.Or(errors.Join(errs...), err, errors.New("a call is at work on its GPUs"))
 	}
 	klog.FromContext(ctx).Info("A claim that does not have its devices any more is released", "claim", r.Claim)
-	o.m.events.once(ctx, r.Claim, ReasonOrphanReleased, "", "The claim "+r.Claim.String()+
+	o.m.events.Warn(ctx, r.Claim, ReasonOrphanReleased, "The claim "+r.Claim.String()+
 		" does not exist any more, or is not allocated here, so its devices were released without the kubelet.")
 	return nil
+}
+
+// statements say which claims are kept.
+func (o *orphans) statements() (all []Statement) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, i := range o.claims {
+		if i.kept != nil {
+			all = append(all, *i.kept)
+		}
+	}
+	return all
 }

@@ -122,7 +122,7 @@ func TestOrphanInUse(t *testing.T) {
 				wantError(t, reconcile(t, m), "claim u1", "process 4711 (", "process 4712 (")
 			}
 			b.wantState(t, "in use", before)
-			b.wantWarnings([]string{"u1 OrphanedClaimInUse", "default/claim-u1", "process 4711 (", "process 4712 ("})
+			b.wantStatements(m, []string{"u1 OrphanedClaimInUse", "default/claim-u1", "process 4711 (", "process 4712 ("})
 
 			b.breakDown(pciA, gpu.ErrUnknown)
 			wantError(t, reconcile(t, m), "claim u1", "no", pciA)
@@ -135,6 +135,7 @@ func TestOrphanInUse(t *testing.T) {
 			}
 			mustReconcile(t, m)
 			b.wantState(t, "released", want)
+			b.wantStatements(m)
 			b.wantWarnings([]string{"u1 OrphanedClaimReleased"})
 		})
 	}

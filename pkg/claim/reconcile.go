@@ -41,7 +41,6 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	errs := []error{m.sessions.tellLosses(limited, snapshot.Records...)}
 	errs = append(errs, sideBySide(limited, &m.reconciling, knownGPUs(m.GPUs(), snapshot), func(address string) error { return m.reconcile(ctx, address) })...)
 	if uids, err := m.store.UIDs(); err == nil {
-		m.events.retain(uids)
 		m.engine.Failures.Retain(uids)
 	}
 	return errors.Join(append(errs, m.store.Sweep(m.clock()))...)
@@ -80,12 +79,17 @@ func (m *Manager) reconcile(ctx context.Context, address string) (err error) {
 	defer panics.Recover(ctx, &err)
 	ctx, cancel := context.WithTimeout(ctx, roundTime)
 	defer cancel()
+	_, err = m.converge(ctx, address)
+	return err
+}
+
+// converge does what is due on a GPU. The error says what is left.
+func (m *Manager) converge(ctx context.Context, address string) (converge.Said, error) {
 	said, err := m.engine.Converge(ctx, address)
 	if said == nil {
-		return err
+		return converge.Said{}, err
 	}
-	m.events.tell(ctx, said)
-	return errors.Join(err, left(said))
+	return *said, errors.Join(err, left(said))
 }
 
 // left is what of the claims on a GPU is not as it should be.

@@ -7,8 +7,6 @@ import (
 	"errors"
 	"slices"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -71,25 +69,21 @@ func TestPreparedAgainAfterReset(t *testing.T) {
 	}
 }
 
-// TestPartitionGoneIsRepeated: as long as the pods are there, and before the event is
-// forgotten.
-func TestPartitionGoneIsRepeated(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBox(t)
-		m := b.manager()
-		mustPrepare(t, m, newClaim("u1", sliceA0))
-		b.removeForeign(addressA0)
-		m.Survey(t.Context())
-		told := []string{"u1 PartitionGone", "also of pods", "Device " + sliceA0, "delete the pods"}
-		for range 3 {
-			wantError(t, m.Reconcile(t.Context()), "was removed by somebody else")
-			b.wantWarnings(told)
-			time.Sleep(repeatAfter - 1)
-			wantError(t, m.Reconcile(t.Context()), "was removed by somebody else")
-			b.wantWarnings()
-			time.Sleep(time.Nanosecond)
-		}
-	})
+// TestPartitionGoneIsSaid as long as the claim is there.
+func TestPartitionGoneIsSaid(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	b.wantStatements(m)
+	b.removeForeign(addressA0)
+	said := []string{"u1 PartitionGone", sliceA0, "delete the pods"}
+	b.wantStatements(m, said)
+	for range 2 {
+		wantError(t, m.Reconcile(t.Context()), "was removed by somebody else")
+		b.wantStatements(m, said)
+	}
+	mustUnprepare(t, m, "u1")
+	b.wantStatements(m)
 }
 
 // A claim that cannot be prepared as it is leaves nothing to clean up.

@@ -18,7 +18,7 @@ import (
 type sessions struct {
 	store  *record.Store
 	list   func(ctx context.Context) (map[string]mps.Status, error)
-	events *eventLog
+	events Events
 }
 
 // listTime bounds the question which sessions there are. It goes to a process on this machine.
@@ -64,11 +64,7 @@ func (s *sessions) compare(ctx context.Context, r *record.Record, found map[stri
 		return nil
 	})
 	for _, n := range news {
-		if err != nil {
-			s.events.once(ctx, r.Claim, n.reason, n.about, n.message) // nothing says that people know
-		} else {
-			s.events.always(ctx, r.Claim, n.reason, n.message)
-		}
+		s.events.Warn(ctx, r.Claim, n.reason, n.message) // again if it could not be noted that people know
 	}
 	if errors.Is(err, record.ErrNoRecord) {
 		return nil
@@ -77,7 +73,7 @@ func (s *sessions) compare(ctx context.Context, r *record.Record, found map[stri
 }
 
 // news is an event about a session.
-type news struct{ reason, about, message string }
+type news struct{ reason, message string }
 
 // isSame reports whether nobody has noted anything since.
 func isSame(a, b *record.Session) bool {
@@ -96,9 +92,8 @@ func note(one *record.Session, found map[string]mps.Status) (all []news) {
 	}
 	status, runs := found[one.ID]
 	device := one.Devices[0].Device
-	about := fmt.Sprintf("%s %d %d %t", one.ID, status.Losses, status.Kills, runs)
 	if runs && status.Kills > one.Kills {
-		all = append(all, news{ReasonMPSClientKilled, about, fmt.Sprintf(
+		all = append(all, news{ReasonMPSClientKilled, fmt.Sprintf(
 			"Device %s: %s. NVIDIA calls the state of an MPS server undefined after that: the processes that share it may hang, fail "+
 				"or get wrong results. It is replaced when all of them have ended. To be safe, restart them.", device, status.LastKill)})
 	}
@@ -117,7 +112,7 @@ func note(one *record.Session, found map[string]mps.Status) (all []news) {
 	if !runs {
 		one.PipeDir, one.ShmDir, one.Losses, one.Kills = "", "", 0, 0
 	}
-	return append(all, news{ReasonMPSLost, about, fmt.Sprintf(
+	return append(all, news{ReasonMPSLost, fmt.Sprintf(
 		"Device %s: processes have lost their MPS server: %s. Those that used it have failed. "+
 			"Containers that have not ended because of that must be restarted: delete their pods.", device, why)})
 }

@@ -235,7 +235,7 @@ func TestLosses(t *testing.T) {
 	mustPrepare(t, m, newClaim("u1", mpsA))
 	mustPrepare(t, m, newClaim("u2", mpsA))
 	mustPrepare(t, m, newClaim("beside", mpsB))
-	told := [][]string{{"u1 MPSServerLost", "also of pods", mpsA, "the daemon ended", "must be restarted"}, {"u2 MPSServerLost", mpsA}}
+	told := [][]string{{"u1 MPSServerLost", mpsA, "the daemon ended", "must be restarted"}, {"u2 MPSServerLost", mpsA}}
 	for range 2 {
 		b.lose(wholeA, mps.Running)
 		mustReconcile(t, m)
@@ -279,7 +279,7 @@ func TestKills(t *testing.T) {
 		defer b.mu.Unlock()
 		b.sessions[wholeA].kills = kills
 	}
-	told := [][]string{{"u1 MPSClientKilled", "also of pods", mpsA, "one was killed", "undefined"}, {"u2 MPSClientKilled", mpsA}}
+	told := [][]string{{"u1 MPSClientKilled", mpsA, "one was killed", "undefined"}, {"u2 MPSClientKilled", mpsA}}
 	for kills := range 2 {
 		killed(kills + 1)
 		mustReconcile(t, m)

@@ -6,7 +6,6 @@ package claim
 import (
 	"errors"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 
@@ -67,8 +66,8 @@ func TestSharedPartitionGone(t *testing.T) {
 			m.Survey(t.Context())
 			wantError(t, m.Reconcile(t.Context()), "device "+device, "was removed by somebody else")
 			for _, uid := range []string{"u1", "u2"} {
-				if !slices.ContainsFunc(b.warnings, func(w string) bool { return strings.HasPrefix(w, uid+" PartitionGone") }) {
-					t.Errorf("claim %s is not told: %q", uid, b.warnings)
+				if !slices.ContainsFunc(m.Statements(), func(s Statement) bool { return string(s.Claim.UID) == uid && s.Reason == ReasonPartitionGone }) {
+					t.Errorf("nothing is said of claim %s: %+v", uid, m.Statements())
 				}
 			}
 			if b.spec("u1") != nil || b.spec("u2") != nil {

@@ -50,6 +50,8 @@ type surveyor struct {
 type surveyed struct {
 	statics    []device.Static
 	conditions []device.Condition
+	// claims are about those that have something of it.
+	claims []Statement
 	// silentSince is when the MPS supervisor did not answer first, or zero while it answers.
 	silentSince time.Duration
 }
@@ -85,14 +87,15 @@ func (s *surveyor) surveyGPU(ctx context.Context, inventory *device.Inventory, a
 		return latest // it was not the GPU that gave up
 	case errors.Is(err, lock.ErrElsewhere):
 		// A process that hangs in the kernel does not die and keeps its locks.
-		return surveyed{statics: latest.statics, conditions: unanswered(address, fmt.Errorf("%w; an earlier instance of the driver may hang in it: %w", err, gpu.ErrHung))}
+		return surveyed{statics: latest.statics, claims: latest.claims, conditions: unanswered(address, fmt.Errorf("%w; an earlier instance of the driver may hang in it: %w", err, gpu.ErrHung))}
 	case err != nil, gpu.IsPending(said.Unanswered) && !errors.Is(said.Unanswered, gpu.ErrHung):
 		return latest // it is busy or slow, or waits behind another GPU
 	}
 	f = s.translate(inventory, address, said, latest)
+	f.claims = s.ofClaims(said)
 	f.conditions = append(f.conditions, s.refusal(ctx, address)...)
 	if said.Unanswered != nil {
-		f.statics = latest.statics
+		f.statics, f.claims = latest.statics, latest.claims
 	}
 	return f
 }

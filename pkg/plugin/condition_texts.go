@@ -5,7 +5,6 @@ package plugin
 
 import (
 	"cmp"
-	"slices"
 	"strings"
 
 	"github.com/partage-dev/partage/pkg/device"
@@ -115,22 +114,13 @@ var conditionTexts = map[device.Reason]conditionText{
 	device.ReleasePending: {over: "what ended claims had left is released"},
 }
 
-// text is the message of an event about the node.
-func (e *conditionEvent) text() string {
+// adminText is the text of an event about the node.
+func adminText(c device.Condition) string {
 	evicted := ""
-	if slices.ContainsFunc(e.conditions, func(c device.Condition) bool { return c.EffectInForce() == policy.EffectNoExecute }) {
+	if c.EffectInForce() == policy.EffectNoExecute {
 		evicted = "Pods that use it are evicted"
 	}
-	return sentences(e.gpus()+": "+e.message, evicted, conditionTexts[e.reason].admin)
-}
-
-// recoveryText is the message of an event about the node when the condition is over.
-func (e *conditionEvent) recoveryText() string {
-	offered := "Devices are offered again"
-	if !slices.ContainsFunc(e.conditions, keepsAway) {
-		offered = ""
-	}
-	return sentences(e.gpus()+": "+overText(e.reason), offered)
+	return sentences(withoutAddress(c.Message, c.PCIAddress), evicted, conditionTexts[c.Reason].admin)
 }
 
 // keepsAway reports whether a condition keeps devices from being offered.

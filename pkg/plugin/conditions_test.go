@@ -4,6 +4,7 @@
 package plugin
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -16,7 +17,13 @@ import (
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/plugin/events"
 )
+
+// newSpeaker makes a speaker of the conditions of GPUs that are there.
+func newSpeaker(teller events.Teller, claims ClaimViewer) *conditionSpeaker {
+	return &conditionSpeaker{board: events.NewBoard(teller), claims: claims, isThere: func(string) bool { return true }}
+}
 
 func TestConditionsAreReportedOnce(t *testing.T) {
 	t.Parallel()
@@ -28,8 +35,8 @@ func TestConditionsAreReportedOnce(t *testing.T) {
 	everywhere := device.Condition{PCIAddress: firstGPU, Reason: device.Occupied, Message: "all of it"}
 	const over = "GPURecovered: no instance of others is in the way any more. Devices are offered again."
 
-	events := &fakeEvents{}
-	r := conditionReporter{events: events, claims: &fakeClaims{}}
+	told := &fakeEvents{}
+	r := newSpeaker(told, &fakeClaims{})
 	for i, step := range []struct {
 		now  []device.Condition
 		want []string
@@ -43,13 +50,13 @@ func TestConditionsAreReportedOnce(t *testing.T) {
 		{want: []string{over}},
 		{now: []device.Condition{reworded}, want: []string{"GPUOccupied: one, in other words."}},
 	} {
-		before := len(events.list())
-		r.report(t.Context(), device.Status{Conditions: step.now})
+		before := len(told.list())
+		r.say(t.Context(), device.Status{Conditions: step.now})
 		var want []string
 		for _, event := range step.want {
 			want = append(want, strings.Replace(event, ": ", ": GPU "+firstGPU+": ", 1))
 		}
-		if diff := cmp.Diff(want, events.list()[before:], cmpopts.EquateEmpty()); diff != "" {
+		if diff := cmp.Diff(want, told.list()[before:], cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("step %d: events (-want +got):\n%s", i, diff)
 		}
 	}
@@ -69,7 +76,7 @@ func TestEventReason(t *testing.T) {
 	}
 }
 
-// TestConditionEvents: each GPU is named once, and a condition of the node is one event.
+// TestConditionEvents: each GPU is named once, and what is the same of several is one event.
 func TestConditionEvents(t *testing.T) {
 	t.Parallel()
 	place := func(start int) *gpu.Placement { return &gpu.Placement{Start: start, Size: 1} }
@@ -78,8 +85,8 @@ func TestConditionEvents(t *testing.T) {
 		none    = "the MPS supervisor does not answer"
 		unknown = "NVIDIA driver is not loaded"
 	)
-	var got []string
-	for _, e := range eventsOf([]device.Condition{
+	told := &fakeEvents{}
+	newSpeaker(told, &fakeClaims{}).say(t.Context(), device.Status{Conditions: []device.Condition{
 		{PCIAddress: firstGPU, Reason: device.Lost, Message: lost},
 		{PCIAddress: firstGPU, Reason: device.MPSUnavailable, Kind: device.MPS, Message: none},
 		{PCIAddress: secondGPU, Reason: device.ResetRequired, Message: "GPU " + secondGPU + " does not work"},
@@ -89,25 +96,18 @@ func TestConditionEvents(t *testing.T) {
 		{PCIAddress: secondGPU, Reason: device.Lost, Message: strings.ReplaceAll(lost, firstGPU, secondGPU)},
 		{PCIAddress: firstGPU, Reason: device.Unresponsive, Message: unknown},
 		{PCIAddress: secondGPU, Reason: device.Unresponsive, Message: unknown},
-	}) {
-		text := eventReason(e.reason) + ": " + e.text()
-		if len(e.pciAddresses) == 1 && strings.Count(text, e.pciAddresses[0]) != 1 {
-			t.Errorf("the GPU is not named once: %s", text)
-		}
-		got = append(got, text)
-	}
+	}})
 	const restart = "Pods that use it do not work any more. Restart the node; if it is lost again, the GPU or its slot may be broken."
 	want := []string{
-		"GPULost: GPU 0000:1b:00.0: read the partitions: nvmlDeviceGetMigMode: GPU is lost (NVML code 15). " + restart,
+		"GPULost: GPUs 0000:1b:00.0, 0000:2c:00.0: read the partitions: nvmlDeviceGetMigMode: GPU is lost (NVML code 15). " + restart,
 		"MPSUnavailable: GPUs 0000:1b:00.0, 0000:2c:00.0: " + none + ". No MPS shares are allocated until the MPS supervisor of this node runs: look at its pod.",
 		"GPUResetRequired: GPU 0000:2c:00.0: does not work. Delete the pods that use it, then reset it (nvidia-smi --gpu-reset) or restart the node.",
 		"GPUOccupied: GPU 0000:2c:00.0: GPU instance 1 has no record.",
 		"GPUOccupied: GPU 0000:2c:00.0: GPU instance 2 has no record.",
-		"GPULost: GPU 0000:2c:00.0: read the partitions: nvmlDeviceGetMigMode: GPU is lost (NVML code 15). " + restart,
 		"GPUUnresponsive: GPUs 0000:1b:00.0, 0000:2c:00.0: " + unknown + ". If this lasts, see whether the NVIDIA driver is loaded and " +
 			"whether the kernel log has XID errors, then reset the GPU or restart the node.",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
+	if diff := cmp.Diff(want, told.list()); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
 }
@@ -123,9 +123,9 @@ func TestRecoveryIsTold(t *testing.T) {
 		}
 		return all
 	}
-	events, claims := &fakeEvents{}, &fakeClaims{}
+	told, claims := &fakeEvents{}, &fakeClaims{}
 	claims.live = []claim.LiveClaim{uses(claim.Ref{Namespace: "team", Name: "one", UID: "uid-1"}, "A", firstGPU, nil)}
-	r := conditionReporter{events: events, claims: claims}
+	r := newSpeaker(told, claims)
 	var got []string
 	for _, now := range [][]device.Condition{
 		on(device.Lost, firstGPU, secondGPU),
@@ -137,13 +137,13 @@ func TestRecoveryIsTold(t *testing.T) {
 		on(device.Withdrawn, firstGPU),
 		nil,
 	} {
-		r.report(t.Context(), device.Status{Conditions: now})
-		for _, event := range events.list() {
+		r.say(t.Context(), device.Status{Conditions: now})
+		for _, event := range told.list() {
 			if strings.Contains(event, "Recovered") {
 				got = append(got, event)
 			}
 		}
-		events.all = nil
+		told.all = nil
 		got = append(got, "--")
 	}
 	want := []string{
@@ -169,29 +169,34 @@ func TestRecoveryIsTold(t *testing.T) {
 func TestLastingConditionsAreRepeated(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		events, claims := &fakeEvents{}, &fakeClaims{}
+		told, claims := &fakeEvents{}, &fakeClaims{}
 		claims.live = []claim.LiveClaim{uses(claim.Ref{Namespace: "team", Name: "one", UID: "uid-1"}, "gpu-0000-1b-00-0", firstGPU, nil)}
-		r := conditionReporter{events: events, claims: claims}
+		r := newSpeaker(told, claims)
 		status := device.Status{
 			Conditions: []device.Condition{{PCIAddress: firstGPU, Reason: device.Lost, Message: "it fell off"}},
 			Static:     []device.Static{{PCIAddress: secondGPU, UUID: "MIG-1"}},
 		}
-		told := map[string][]time.Duration{}
-		start := time.Now()
+		times := map[string][]time.Duration{}
+		start, seen := time.Now(), 0
 		poll := func(d time.Duration) {
 			for end := time.Since(start) + d; time.Since(start) < end; time.Sleep(10 * time.Second) {
-				before := len(events.list())
-				r.report(t.Context(), status)
-				for _, e := range events.list()[before:] {
-					told[e] = append(told[e], time.Since(start))
+				r.say(t.Context(), status)
+				synctest.Wait()
+				all := told.list()
+				for _, e := range all[seen:] {
+					times[e] = append(times[e], time.Since(start))
 				}
+				seen = len(all)
 			}
 		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go r.board.Run(ctx)
 		poll(5 * time.Hour)
 		status = device.Status{Static: status.Static}
 		poll(5 * time.Hour)
 		lost, repeated := 0, 5
-		for event, times := range told {
+		for event, times := range times {
 			switch {
 			case !strings.Contains(event, "GPULost"):
 				if len(times) != 1 {
@@ -203,13 +208,13 @@ func TestLastingConditionsAreRepeated(t *testing.T) {
 			}
 			lost++
 			for i, at := range append(times[1:], 5*time.Hour) {
-				if since := at - times[i]; since >= eventTTL-time.Minute {
+				if since := at - times[i]; since >= time.Hour-time.Minute {
 					t.Errorf("%s: %v after the last time", event, since)
 				}
 			}
 		}
-		if lost != 2 || len(told) != 5 {
-			t.Errorf("want the loss and the recovery for the node and for the claim, and the partition: %v", told)
+		if lost != 2 || len(times) != 5 {
+			t.Errorf("want the loss and the recovery for the node and for the claim, and the partition: %v", times)
 		}
 	})
 }
@@ -222,8 +227,8 @@ func TestUsersOfDevices(t *testing.T) {
 	held := func(name, device, address string, where *gpu.Placement) claim.LiveClaim {
 		return uses(claim.Ref{Namespace: "team", Name: name, UID: types.UID(name)}, device, address, where)
 	}
-	events, claims := &fakeEvents{}, &fakeClaims{}
-	r := conditionReporter{events: events, claims: claims}
+	told, claims := &fakeEvents{}, &fakeClaims{}
+	r := newSpeaker(told, claims)
 	lost := func(address string) device.Condition {
 		return device.Condition{PCIAddress: address, Reason: device.Lost, Message: "GPU " + address + ": it fell off"}
 	}
@@ -250,7 +255,7 @@ func TestUsersOfDevices(t *testing.T) {
 		{now: []device.Condition{lost(firstGPU)}, want: []string{"whole: GPULost: Device A: " + lostText}},
 		{now: []device.Condition{lost(firstGPU), mps}, want: []string{"two: MPSUnhealthy: Device B-1: " + mpsText}},
 		{now: []device.Condition{lost(firstGPU), lost(secondGPU)}, held: []claim.LiveClaim{whole, first, both}, want: []string{
-			"whole: GPULost: Devices A, B-1: " + lostText, "one: GPULost: Device B-0: " + lostText,
+			"one: GPULost: Device B-0: " + lostText, "whole: GPULost: Device B-1: " + lostText,
 		}},
 		// Not of those whose claims have been released.
 		{now: []device.Condition{lost(secondGPU)}, held: []claim.LiveClaim{whole, both}, want: []string{"whole: GPURecovered: Device A: " + wellText}},
@@ -261,10 +266,10 @@ func TestUsersOfDevices(t *testing.T) {
 		if step.held != nil {
 			claims.live = step.held
 		}
-		before := len(events.list())
-		r.report(t.Context(), device.Status{Conditions: step.now})
+		before := len(told.list())
+		r.say(t.Context(), device.Status{Conditions: step.now})
 		var got []string
-		for _, event := range events.list()[before:] {
+		for _, event := range told.list()[before:] {
 			if !strings.Contains(event, ": GPU 0000:") {
 				got = append(got, event)
 			}

@@ -19,6 +19,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/panics"
+	"github.com/partage-dev/partage/pkg/plugin/events"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
@@ -49,7 +50,7 @@ type desired struct {
 	claims    ClaimSurveyor
 	requested *requestedDevices
 	readiness *readiness
-	events    EventWriter
+	board     *events.Board
 	grace     time.Duration
 	now       func() time.Time
 
@@ -67,9 +68,6 @@ type desired struct {
 	inUseErr error
 	// built are the terms of the last inventory.
 	built device.Terms
-
-	// repeatProblem is when to repeat the event that the policy cannot be used.
-	repeatProblem time.Time
 
 	policyProblem, inUseProblem logchange.Problem
 	panics                      panics.Repeated
@@ -122,14 +120,14 @@ func (d *desired) readPolicy(ctx context.Context) {
 	if d.policy == nil && err != nil {
 		failed, notReady = "The sharing policy cannot be used, the published devices stay as they are", err.Error()
 	}
-	changed := d.policyProblem.Log(ctx, err, failed, "The sharing policy can be used again")
-	switch {
-	case err != nil && (changed || !d.now().Before(d.repeatProblem)):
-		d.events.Node(ctx, corev1.EventTypeWarning, reasonPolicyInvalid, err.Error())
-		d.repeatProblem = repeatAt(d.now())
-	case err == nil && changed:
-		d.events.Node(ctx, corev1.EventTypeNormal, reasonPolicyValid, "The sharing policy can be used again")
+	d.policyProblem.Log(ctx, err, failed, "The sharing policy can be used again")
+	var invalid []events.Statement
+	if err != nil {
+		invalid = []events.Statement{{Event: events.Event{Reason: reasonPolicyInvalid, Text: err.Error()}}}
 	}
+	d.board.Say(ctx, "policy", invalid, func(events.Statement) (events.Event, bool) {
+		return events.Event{Type: corev1.EventTypeNormal, Reason: reasonPolicyValid, Text: "The sharing policy can be used again"}, err == nil
+	})
 	d.readiness.setPolicy(ctx, notReady)
 }
 

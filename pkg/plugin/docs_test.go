@@ -103,10 +103,6 @@ func eventsInCode(t *testing.T) map[string]*eventFacts {
 	for _, file := range files {
 		ast.Inspect(file, found.look)
 	}
-	// Which of the claims' events pods get, too.
-	for _, name := range source.Names(files, "forUsers") {
-		found.event(found.constants[name]).ofPods = true
-	}
 	for name, value := range found.constants {
 		inStatusOnly := value == reasonReady || value == reasonMPSStopped
 		if strings.HasPrefix(strings.ToLower(name), "reason") && found.events[value] == nil && !inStatusOnly {
@@ -131,17 +127,14 @@ func (f *eventFinder) event(reason string) *eventFacts {
 	return f.events[reason]
 }
 
-// look looks at an expression that may write an event.
+// look looks at an expression that may make an event.
 func (f *eventFinder) look(n ast.Node) bool {
 	switch n := n.(type) {
 	case *ast.CallExpr:
 		f.call(n)
 	case *ast.CompositeLit:
 		if nameOf(n.Type) == "news" { // of a session, the reason comes first
-			f.add(n.Elts[0], nil, eventFacts{ofClaim: true})
-		}
-		if nameOf(n.Type) != "ClaimEvent" {
-			return true
+			f.add(n.Elts[0], nil, ofUsers)
 		}
 		fields := map[string]ast.Expr{}
 		for _, e := range n.Elts {
@@ -149,32 +142,29 @@ func (f *eventFinder) look(n ast.Node) bool {
 				fields[nameOf(pair.Key)] = pair.Value
 			}
 		}
-		f.add(fields["Reason"], fields["Type"], eventFacts{ofClaim: true, ofPods: true})
+		if name := nameOf(n.Type); fields["Reason"] == nil || name != "Event" && name != "Statement" {
+			return true
+		}
+		facts := ofUsers
+		// A claim of which only the UID is known is no object for an event.
+		if _, noName := fields["Claim"].(*ast.CompositeLit); noName || fields["Claim"] == nil {
+			facts = eventFacts{ofNode: true}
+		}
+		f.add(fields["Reason"], fields["Type"], facts)
 	}
 	return true
 }
 
-// call looks at a call of one of the functions that write events, by their names and the
+var ofUsers = eventFacts{ofClaim: true, ofPods: true}
+
+// call looks at a call of one of the functions that make events, by their names and the
 // numbers of their arguments.
 func (f *eventFinder) call(c *ast.CallExpr) {
-	called, is := c.Fun.(*ast.SelectorExpr)
-	if !is {
-		return
-	}
-	args := c.Args
-	switch name := called.Sel.Name; {
-	case name == "Node" && len(args) == 4:
-		f.add(args[2], args[1], eventFacts{ofNode: true})
-	case name == "GPU" && len(args) == 5:
-		f.add(args[3], args[2], eventFacts{ofNode: true})
-	case name == "warn" && len(args) == 3:
-		f.add(args[1], nil, eventFacts{ofNode: true})
-	case name == "Warn" && len(args) == 4, name == "always" && len(args) == 4, name == "once" && len(args) == 5:
-		// A claim of which only the UID is known is no object for an event.
-		_, noName := args[1].(*ast.CompositeLit)
-		f.add(args[2], nil, eventFacts{ofNode: noName, ofClaim: !noName})
-	case name == "WarnUsers" && len(args) == 4:
-		f.add(args[2], nil, eventFacts{ofClaim: true, ofPods: true})
+	switch name := nameOf(c.Fun); {
+	case name == "sayLacks" && len(c.Args) == 3:
+		f.add(c.Args[1], nil, eventFacts{ofNode: true})
+	case name == "Warn" && len(c.Args) == 4:
+		f.add(c.Args[2], nil, ofUsers)
 	}
 }
 

@@ -6,7 +6,6 @@ package plugin
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -33,6 +32,7 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/healthsocket"
+	"github.com/partage-dev/partage/pkg/plugin/events"
 	"github.com/partage-dev/partage/pkg/plugin/publish/rules"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/test/flow/fakeapi"
@@ -79,6 +79,8 @@ type fakeClaims struct {
 	// onUnprepare runs in Unprepare without the lock.
 	onUnprepare func()
 }
+
+func (f *fakeClaims) Statements() []claim.Statement { return nil }
 
 func (f *fakeClaims) SetInventory(i *device.Inventory) {
 	f.mu.Lock()
@@ -327,27 +329,11 @@ type fakeEvents struct {
 	all []string
 }
 
-func (f *fakeEvents) Warn(_ context.Context, ref claim.Ref, reason, message string) {
+func (f *fakeEvents) Tell(_ context.Context, all ...events.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.all = append(f.all, fmt.Sprintf("%s%s: %s", ref.Name, reason, message))
-}
-
-func (f *fakeEvents) WarnUsers(ctx context.Context, ref claim.Ref, reason, message string) {
-	f.Warn(ctx, ref, reason, message)
-}
-
-func (f *fakeEvents) Node(ctx context.Context, _, reason, message string) {
-	f.Warn(ctx, claim.Ref{}, reason, message)
-}
-
-func (f *fakeEvents) GPU(ctx context.Context, _ []string, _, reason, message string) {
-	f.Warn(ctx, claim.Ref{}, reason, message)
-}
-
-func (f *fakeEvents) ClaimEvents(ctx context.Context, events []ClaimEvent) {
-	for _, n := range events {
-		f.Warn(ctx, n.Claim, ": "+n.Reason, n.message(nil))
+	for _, e := range all {
+		f.all = append(f.all, e.String())
 	}
 }
 

@@ -24,6 +24,7 @@ import (
 	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/panics"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
+	"github.com/partage-dev/partage/pkg/quote"
 	"github.com/partage-dev/partage/pkg/unclaimed"
 )
 
@@ -164,7 +165,7 @@ const otherDriver = "another driver with this driver's name, such as NVIDIA's DR
 func describeForeign(c unclaimed.Claim) string { return hasForeign(c) + ", and may be using this GPU" }
 
 func hasForeign(c unclaimed.Claim) string {
-	return fmt.Sprintf("claim %s (%s) has %s of %s", c, plural("pod", c.Pods), plural("device", c.Devices), otherDriver)
+	return fmt.Sprintf("claim %s (%s) has %s of %s", c, quote.Plural("pod", c.Pods), quote.Plural("device", c.Devices), otherDriver)
 }
 
 // taintValue names a claim: "namespace.name", cut where that is too long.
@@ -185,7 +186,7 @@ func (f *foreignClaims) refuse(ctx context.Context, uid types.UID, own []resourc
 	}
 	if len(foreign) > 0 {
 		return refuseForeign("the claim has %s of %s, which this driver does not publish; "+
-			"the scheduler does not change a claim that has a device, so %s", plural("device", foreign), otherDriver, anotherDevice)
+			"the scheduler does not change a claim that has a device, so %s", quote.Plural("device", foreign), otherDriver, anotherDevice)
 	}
 	if len(uses) == 0 || f.hasNone() || prepared(uid) {
 		return nil

@@ -10,13 +10,13 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/health"
+	"github.com/partage-dev/partage/pkg/plugin/events"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
@@ -66,17 +66,17 @@ func (p *Plugin) reportProgramError(ctx context.Context, e health.ProgramError) 
 		return
 	}
 	on := device.Condition{PCIAddress: e.PCIAddress, Where: e.Place, Exact: e.Place != nil}
-	var claimEvents []ClaimEvent
+	var told []events.Event
 	for _, l := range live {
 		at := slices.IndexFunc(l.Devices, func(d claim.LiveDevice) bool { return concerns(on, &d) })
 		if at >= 0 {
-			claimEvents = append(claimEvents, ClaimEvent{
-				Claim: l.Claim, Type: corev1.EventTypeWarning, Reason: reasonProgramError, Devices: []string{l.Devices[at].Device},
+			told = append(told, events.Event{
+				Claim: l.Claim, Reason: reasonProgramError, Subjects: []string{l.Devices[at].Device},
 				Text: sentences("a program on it, of this pod or of one that shares the device, had an error: "+e.Text, "The device is in order"),
 			})
 		}
 	}
-	p.options.Events.ClaimEvents(ctx, claimEvents)
+	p.options.Events.Tell(ctx, told...)
 }
 
 // reasonHeldBack is the reason of an event of the node.
@@ -84,10 +84,10 @@ const reasonHeldBack = "GPUHeldBack"
 
 // reportHeldBack says why a GPU that works again is still tainted.
 func (p *Plugin) reportHeldBack(ctx context.Context, h health.Hold) {
-	text := fmt.Sprintf("GPU %s: %s, but not for the first time (%d before, at most a week ago). It is offered again at %s if nothing happens until then",
-		h.PCIAddress, overText(h.Reason), h.Earlier, h.Until.UTC().Format(time.RFC3339))
-	klog.FromContext(ctx).Info(text)
-	p.options.Events.GPU(ctx, []string{h.PCIAddress}, corev1.EventTypeWarning, reasonHeldBack, text)
+	text := fmt.Sprintf("%s, but not for the first time (%d before, at most a week ago). It is offered again at %s if nothing happens until then.",
+		overText(h.Reason), h.Earlier, h.Until.UTC().Format(time.RFC3339))
+	klog.FromContext(ctx).Info("A GPU is held back", "pciAddress", h.PCIAddress, "details", text)
+	p.options.Events.Tell(ctx, events.Event{Reason: reasonHeldBack, Subjects: []string{h.PCIAddress}, Text: text})
 }
 
 // troubles are the conditions for which claims that are allocated cannot be prepared.

@@ -122,19 +122,19 @@ func TestPolicyNamesConditions(t *testing.T) {
 // who are evicted are told.
 func TestTextsByEffect(t *testing.T) {
 	t.Parallel()
-	events, claims := &fakeEvents{}, &fakeClaims{}
+	told, claims := &fakeEvents{}, &fakeClaims{}
 	claims.live = []claim.LiveClaim{
 		uses(claim.Ref{Namespace: "team", Name: "hit", UID: "1"}, "A", firstGPU, &gpu.Placement{Start: 0, Size: 1}),
 		uses(claim.Ref{Namespace: "team", Name: "spared", UID: "2"}, "B", firstGPU, &gpu.Placement{Start: 0, Size: 2}),
 	}
-	r := conditionReporter{events: events, claims: claims}
+	r := newSpeaker(told, claims)
 	for _, now := range [][]device.Condition{
 		{{PCIAddress: firstGPU, Reason: device.Throttled, Effect: policy.EffectNone, Message: "its clocks are lowered: HardwareThermalSlowdown"}},
 		nil,
 		{{PCIAddress: firstGPU, Reason: device.XID, Value: "95", Effect: policy.EffectNoExecute, Message: "XID 95 (a name). Reset it", Where: &gpu.Placement{Start: 0, Size: 1}, Exact: true}},
 		nil,
 	} {
-		r.report(t.Context(), device.Status{Conditions: now})
+		r.say(t.Context(), device.Status{Conditions: now})
 	}
 	const at = ": GPU 0000:1b:00.0: "
 	want := []string{
@@ -149,30 +149,30 @@ func TestTextsByEffect(t *testing.T) {
 		"GPURecovered" + at + "the error is over. Devices are offered again.",
 		"hit: GPURecovered: Device A: the error is over. Processes that have failed must be restarted.",
 	}
-	if diff := cmp.Diff(want, events.list()); diff != "" {
+	if diff := cmp.Diff(want, told.list()); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
 }
 
 func TestReportProgramError(t *testing.T) {
 	t.Parallel()
-	events, claims := &fakeEvents{}, &fakeClaims{}
+	told, claims := &fakeEvents{}, &fakeClaims{}
 	at := func(start int) *gpu.Placement { return &gpu.Placement{Start: start, Size: 1} }
 	claims.live = []claim.LiveClaim{
 		uses(claim.Ref{Name: "one", UID: "1"}, "A", firstGPU, at(0)),
 		uses(claim.Ref{Name: "two", UID: "2"}, "B", firstGPU, at(1)),
 		uses(claim.Ref{Name: "other", UID: "3"}, "C", secondGPU, nil),
 	}
-	p := &Plugin{options: Options{Claims: claims, Events: events}}
+	p := &Plugin{options: Options{Claims: claims, Events: told}}
 	p.reportProgramError(t.Context(), health.ProgramError{PCIAddress: firstGPU, Place: at(1), Text: "XID 31 (a name). Look for it"})
 	p.reportProgramError(t.Context(), health.ProgramError{PCIAddress: secondGPU, Text: "XID 13 (a name)"})
 	p.reportHeldBack(t.Context(), health.Hold{PCIAddress: firstGPU, Reason: device.Lost, Earlier: 2, Until: time.Unix(0, 0)})
 	want := []string{
 		"two: GPUProgramError: Device B: a program on it, of this pod or of one that shares the device, had an error: XID 31 (a name). Look for it. The device is in order.",
 		"other: GPUProgramError: Device C: a program on it, of this pod or of one that shares the device, had an error: XID 13 (a name). The device is in order.",
-		"GPUHeldBack: GPU 0000:1b:00.0: the GPU is back, but not for the first time (2 before, at most a week ago). It is offered again at 1970-01-01T00:00:00Z if nothing happens until then",
+		"GPUHeldBack: GPU 0000:1b:00.0: the GPU is back, but not for the first time (2 before, at most a week ago). It is offered again at 1970-01-01T00:00:00Z if nothing happens until then.",
 	}
-	if diff := cmp.Diff(want, events.list()); diff != "" {
+	if diff := cmp.Diff(want, told.list()); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
 }

@@ -15,11 +15,13 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/klog/v2"
 
+	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/metrics"
 	"github.com/partage-dev/partage/pkg/panics"
+	"github.com/partage-dev/partage/pkg/plugin/events"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/plugin/lastseen"
 	"github.com/partage-dev/partage/pkg/plugin/publish"
@@ -52,6 +54,8 @@ type ClaimSurveyor interface {
 	// InUse lists the devices that claims are known to have, by name. An error says
 	// that there may be more.
 	InUse() ([]string, error)
+	// Statements are what the last survey says of claims.
+	Statements() []claim.Statement
 }
 
 // gpuLoop follows the GPUs of this node. Discovering them takes long, and its
@@ -66,7 +70,8 @@ type gpuLoop struct {
 	reconciler           *reconciler
 	readiness            *readiness
 	startup              *startup
-	conditions           *conditionReporter
+	conditions           *conditionSpeaker
+	board                *events.Board
 	metrics              *metrics.Metrics
 	health               healthMonitor
 	foreign              *foreignClaims
@@ -102,9 +107,6 @@ type gpuLoop struct {
 	lastSeenProblem               logchange.Problem
 	discoveryPanics, surveyPanics panics.Repeated
 	policies                      logchange.Set[gpuPolicy, *gpu.GPU]
-
-	// unknownProfiles are profiles that match nothing, unlisted GPUs that the driver does not list.
-	unknownProfiles, unlisted lasting
 }
 
 // handedOn is what others know.
@@ -290,6 +292,7 @@ func (l *gpuLoop) survey(ctx context.Context) {
 	l.surveyProblem.Log(ctx, err, "The GPUs could not be surveyed, their conditions stay as they were", "The GPUs can be surveyed again")
 	switch {
 	case err == nil:
+		l.sayOfClaims(ctx)
 		l.state.applySurvey(found)
 		l.surveyedAt = time.Now()
 	case l.surveyedAt.IsZero():
@@ -298,6 +301,19 @@ func (l *gpuLoop) survey(ctx context.Context) {
 		return
 	}
 	l.handOn(ctx)
+}
+
+// sayOfClaims says what the survey has found of claims.
+func (l *gpuLoop) sayOfClaims(ctx context.Context) {
+	var statements []events.Statement
+	for _, s := range l.claims.Statements() {
+		one := events.Statement{Key: s, Event: events.Event{Claim: s.Claim, Reason: s.Reason, Text: s.Text}}
+		if s.Device != "" {
+			one.Subjects = []string{s.Device}
+		}
+		statements = append(statements, one)
+	}
+	l.board.Say(ctx, "claims", statements, nil)
 }
 
 // status is what is known now.
@@ -324,7 +340,7 @@ func (l *gpuLoop) handOn(ctx context.Context) {
 		return
 	}
 	status := l.status(ctx)
-	l.conditions.report(ctx, status)
+	l.conditions.say(ctx, status)
 	l.troubles.set(status.Conditions)
 
 	now := l.inventoryWith(status)
@@ -360,7 +376,7 @@ func (l *gpuLoop) surveyClaims(ctx context.Context) (status device.Status, err e
 // reportDiscovery logs what a discovery found where that has changed.
 func (l *gpuLoop) reportDiscovery(ctx context.Context, found *gpu.Node) {
 	l.reportInventory(ctx, l.state.inventory)
-	l.reportUnlisted(ctx, found.Unlisted)
+	l.sayUnlisted(ctx, found.Unlisted)
 	l.discoveryProblem.Log(ctx, nil, "", "")
 	gpus, devices := len(found.GPUs), len(l.state.inventory.Devices())
 	if l.summary.Set(fmt.Sprint(gpus, devices, found.DriverVersion)) {
@@ -380,7 +396,7 @@ func (l *gpuLoop) reportInventory(ctx context.Context, inventory *device.Invento
 	if current == nil {
 		return
 	}
-	l.reportUnknownProfiles(ctx)
+	l.sayUnknownProfiles(ctx)
 	gpus := make([]*gpu.GPU, len(l.state.known.GPUs))
 	for i := range l.state.known.GPUs {
 		gpus[i] = &l.state.known.GPUs[i]

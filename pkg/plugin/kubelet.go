@@ -7,12 +7,11 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/plugin/events"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 )
 
@@ -26,7 +25,7 @@ const (
 // resource without the device that the scheduler has allocated for it. So its devices are published for claims only,
 // and so are those of a kubelet whose version is not known.
 type kubelet struct {
-	events  EventWriter
+	board   *events.Board
 	observe func(knows *bool)
 	// changed is fired when other devices are to be published.
 	changed loop.Trigger
@@ -34,9 +33,6 @@ type kubelet struct {
 	mu sync.Mutex
 	// looked says that the node was read, knows that its kubelet knows extended resources.
 	looked, knows bool
-	// told is what was said last, and repeat when to say it again as long as it lasts.
-	told   string
-	repeat time.Time
 }
 
 // look takes the node.
@@ -61,23 +57,16 @@ func (k *kubelet) look(ctx context.Context, node *corev1.Node) {
 	default:
 		k.observe(&knows)
 	}
-	k.tell(ctx, text)
-}
-
-// tell says what keeps devices from extended resources, when that is over, and again what lasts.
-func (k *kubelet) tell(ctx context.Context, text string) {
-	now, was := time.Now(), k.told
-	if k.told = text; text != was {
-		k.repeat = time.Time{}
-		klog.FromContext(ctx).Info("Whether pods can have devices by extended resources has changed", "can", text == "", "details", text)
+	var off []events.Statement
+	if text != "" {
+		off = []events.Statement{{Event: events.Event{Type: corev1.EventTypeNormal, Reason: reasonExtendedOff, Text: text}}}
 	}
-	switch {
-	case text == "" && was != "":
-		k.events.Node(ctx, corev1.EventTypeNormal, reasonExtendedOn, "The kubelet gives pods devices for extended resources of device classes, such as nvidia.com/gpu.")
-	case text != "" && !now.Before(k.repeat):
-		k.events.Node(ctx, corev1.EventTypeNormal, reasonExtendedOff, text)
-		k.repeat = repeatAt(now).Add(-nodeInterval)
-	}
+	k.board.Say(ctx, "extended resources", off, func(events.Statement) (events.Event, bool) {
+		return events.Event{
+			Type: corev1.EventTypeNormal, Reason: reasonExtendedOn,
+			Text: "The kubelet gives pods devices for extended resources of device classes, such as nvidia.com/gpu.",
+		}, text == ""
+	})
 }
 
 // known reports whether the node was read. To publish before would take away what an earlier process of the plugin has

@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/plugin/events"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 )
 
@@ -24,13 +25,12 @@ func nodeOf(kubelet string) *corev1.Node {
 	return &corev1.Node{Status: corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{KubeletVersion: kubelet}}}
 }
 
-// TestKubelet: only a version that is known to be new enough counts. What is not said again and again is said again before
-// the API server forgets it.
+// TestKubelet: only a version that is known to be new enough counts.
 func TestKubelet(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		events, observed := &fakeEvents{}, "nothing"
-		k := &kubelet{events: events, changed: loop.NewTrigger(), observe: func(knows *bool) {
+		told, observed := &fakeEvents{}, "nothing"
+		k := &kubelet{board: events.NewBoard(told), changed: loop.NewTrigger(), observe: func(knows *bool) {
 			if observed = "unknown"; knows != nil {
 				observed = fmt.Sprint(*knows)
 			}
@@ -48,9 +48,8 @@ func TestKubelet(t *testing.T) {
 		}{
 			{node: nodeOf("v1.35.9"), observed: "false", changed: true, told: []string{reasonExtendedOff + ": The kubelet v1.35.9 would start"}},
 			{node: nodeOf("v1.35.9"), after: nodeInterval, observed: "false"},
-			{node: nodeOf("v1.35.9"), after: repeatAfter, observed: "false", told: []string{reasonExtendedOff + ": The kubelet v1.35.9 would start"}},
 			{node: nodeOf("v1.36.0"), knows: true, observed: "true", changed: true, told: []string{reasonExtendedOn + ": The kubelet gives"}},
-			{node: nodeOf("v1.36.0"), after: repeatAfter, knows: true, observed: "true"},
+			{node: nodeOf("v1.36.0"), after: nodeInterval, knows: true, observed: "true"},
 			{node: nodeOf(""), observed: "unknown", changed: true, told: []string{reasonExtendedOff + ": It is not known"}},
 		} {
 			time.Sleep(step.after)
@@ -64,10 +63,10 @@ func TestKubelet(t *testing.T) {
 			if !k.known() || k.knowsExtendedResources() != step.knows || observed != step.observed || changed != step.changed {
 				t.Errorf("%v: knows %t, observed %s, changed %t, want %+v", step.node, k.knowsExtendedResources(), observed, changed, step)
 			}
-			told := events.list()
-			events.all = nil
-			if len(told) != len(step.told) || len(told) > 0 && !strings.HasPrefix(told[0], step.told[0]) {
-				t.Errorf("%v: told (-want +got):\n%s", step.node, cmp.Diff(step.told, told))
+			got := told.list()
+			told.all = nil
+			if len(got) != len(step.told) || len(got) > 0 && !strings.HasPrefix(got[0], step.told[0]) {
+				t.Errorf("%v: told (-want +got):\n%s", step.node, cmp.Diff(step.told, got))
 			}
 		}
 	})
@@ -80,7 +79,7 @@ func TestKubeletIsUpgraded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &neighbourhood{node: nodeOf("v1.35.9"), events: &fakeEvents{}, observed: map[string]bool{}}
 		l := n.loop()
-		k := &kubelet{events: n.events, changed: loop.NewTrigger(), observe: func(*bool) {}}
+		k := &kubelet{board: events.NewBoard(n.events), changed: loop.NewTrigger(), observe: func(*bool) {}}
 		l.runtime, l.seen, l.restarted = nil, k.look, loop.NewTrigger()
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})

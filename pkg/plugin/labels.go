@@ -6,11 +6,11 @@ package plugin
 import (
 	"context"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/plugin/events"
 	"github.com/partage-dev/partage/pkg/plugin/nodelabels"
 )
 
@@ -25,7 +25,7 @@ func newLabels(o *Options) *nodelabels.Writer {
 	return nodelabels.New(nodelabels.Options{
 		NodeName: o.NodeName, Client: o.LabelClient, Mode: o.NodeLabels,
 		Warn: func(ctx context.Context, message string) {
-			o.Events.Node(ctx, corev1.EventTypeWarning, reasonForeignLabels, message)
+			o.Events.Tell(ctx, events.Event{Reason: reasonForeignLabels, Text: message})
 		},
 	})
 }

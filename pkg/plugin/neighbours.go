@@ -10,9 +10,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/logchange"
+	"github.com/partage-dev/partage/pkg/plugin/events"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/unclaimed"
 )
@@ -65,7 +65,7 @@ type neighbourLoop struct {
 	// otherDriver looks for a DRA driver of the same name, and runtime at NVIDIA's container runtime. They are optional.
 	otherDriver func(ctx context.Context) unclaimed.Finding
 	runtime     RuntimeCheck
-	events      EventWriter
+	board       *events.Board
 	observe     func(kind string, there *bool)
 	interval    time.Duration
 	// seen takes the node whenever it is read again. Optional.
@@ -78,8 +78,6 @@ type neighbourLoop struct {
 	readNode        time.Time
 	soon            bool
 	unread, unknown logchange.Problem
-	// repeat has those that are there, with the time when to repeat their events.
-	repeat map[unclaimed.Kind]time.Time
 }
 
 // run looks now, with a node that may have been read already, and again until ctx ends.
@@ -141,27 +139,17 @@ func (l *neighbourLoop) look(ctx context.Context, node *corev1.Node) {
 	}
 }
 
-// report tells what begins, what ends, and again what lasts: so early that events of what is looked at with the node do not
-// expire before the next look.
+// report says what is there.
 func (l *neighbourLoop) report(ctx context.Context, found ...unclaimed.Finding) {
-	if l.repeat == nil {
-		l.repeat = map[unclaimed.Kind]time.Time{}
-	}
 	for _, f := range found {
 		l.observe(string(f.Kind), &f.There)
-		now := time.Now()
-		at, was := l.repeat[f.Kind]
-		if f.There != was {
-			klog.FromContext(ctx).Info("What gives out or partitions the GPUs of this node besides this driver has changed", "kind", f.Kind, "there", f.There, "details", f.Text)
+		var there []events.Statement
+		if f.There {
+			there = []events.Statement{{Key: f.Kind, Event: events.Event{Reason: neighbourReasons[f.Kind], Text: sentences(f.Text)}}}
 		}
-		switch {
-		case f.There && !now.Before(at):
-			l.events.Node(ctx, corev1.EventTypeWarning, neighbourReasons[f.Kind], sentences(f.Text))
-			l.repeat[f.Kind] = repeatAt(now).Add(-nodeInterval)
-		case !f.There && was:
-			l.events.Node(ctx, corev1.EventTypeNormal, goneReasons[f.Kind], sentences(f.Text))
-			delete(l.repeat, f.Kind)
-		}
+		l.board.Say(ctx, "neighbour "+string(f.Kind), there, func(events.Statement) (events.Event, bool) {
+			return events.Event{Type: corev1.EventTypeNormal, Reason: goneReasons[f.Kind], Text: sentences(f.Text)}, true
+		})
 	}
 }
 

@@ -24,6 +24,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
+	"github.com/partage-dev/partage/pkg/plugin/events"
 	"github.com/partage-dev/partage/pkg/unclaimed"
 )
 
@@ -66,7 +67,7 @@ func (n *neighbourhood) loop() *neighbourLoop {
 			n.handlers = handlers
 			return n.access, n.unknown
 		},
-		events: n.events, interval: 30 * time.Second,
+		board: events.NewBoard(n.events), interval: 30 * time.Second,
 		observe: func(kind string, there *bool) {
 			n.change(func() {
 				if delete(n.observed, kind); there != nil {
@@ -106,8 +107,7 @@ func nodeWith(handlers ...string) *corev1.Node {
 	return node
 }
 
-// TestNeighbours: what appears and what goes is an event, and what lasts is one again before the API server forgets it. What
-// cannot be looked at stays as it was.
+// TestNeighbours: what appears and what goes is an event. What cannot be looked at stays as it was.
 func TestNeighbours(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -165,15 +165,7 @@ func TestNeighbours(t *testing.T) {
 		})
 		pass(10 * time.Minute)
 		n.want(t, "GPUsWithoutClaims")
-		for range 3 {
-			pass(55 * time.Minute) // events are kept for an hour
-			told := n.told()
-			for _, reason := range []string{"MIGManagerOnNode", "GPUsWithoutClaims"} {
-				if !slices.Contains(told, reason) || len(told) > 4 {
-					t.Errorf("told %v, want %s in it", told, reason)
-				}
-			}
-		}
+		pass(165 * time.Minute)
 		n.change(func() {
 			if n.reads < 16 || n.reads > 23 {
 				t.Errorf("the node was read %d times", n.reads)

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -17,10 +16,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/metadata"
-	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/plugin/events"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/plugin/internal/metawatch"
 )
@@ -34,8 +33,8 @@ const reasonCordonUnknown = "CordonedGPUUnknown"
 // ownNode follows the metadata of this node: it is registered again, others change its labels, and an administrator names
 // GPUs to keep pods away from.
 type ownNode struct {
-	watch  metawatch.Watch
-	events EventWriter
+	watch metawatch.Watch
+	board *events.Board
 	// registered is called when the node is another object than before, relabelled when its labels may be other ones, too.
 	registered, relabelled func()
 	// cordoned is fired when other GPUs are.
@@ -44,13 +43,10 @@ type ownNode struct {
 	mu sync.Mutex
 	// node is nil as long as it is not known. What was known stays while the API server does not answer.
 	node *metav1.PartialObjectMetadata
-
-	// unknown are names in the annotation that are no GPUs of this node. It is for the goroutine that asks for conditions.
-	unknown lasting
 }
 
-func newOwnNode(client metadata.Interface, name string, events EventWriter, registered, relabelled func(), cordoned loop.Trigger) *ownNode {
-	n := &ownNode{events: events, registered: registered, relabelled: relabelled, cordoned: cordoned}
+func newOwnNode(client metadata.Interface, name string, board *events.Board, registered, relabelled func(), cordoned loop.Trigger) *ownNode {
+	n := &ownNode{board: board, registered: registered, relabelled: relabelled, cordoned: cordoned}
 	n.watch = metawatch.Watch{
 		Client: client, Resource: corev1.SchemeGroupVersion.WithResource("nodes"),
 		Selector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(),
@@ -100,14 +96,15 @@ func (n *ownNode) conditions(ctx context.Context, known *gpu.Node) []device.Cond
 		return nil
 	}
 	var all []device.Condition
-	var unknown []string
+	var unknown []events.Statement
 	for _, name := range named {
 		address := strings.ToLower(name)
 		if domain, rest, _ := strings.Cut(address, ":"); len(domain) == len("00000000") {
 			address = strings.TrimPrefix(domain, "0000") + ":" + rest // as nvidia-smi prints it
 		}
 		if !known.Has(address) {
-			unknown = append(unknown, name)
+			unknown = append(unknown, events.Statement{Event: events.Event{Reason: reasonCordonUnknown, Text: fmt.Sprintf(
+				"The annotation %s of the node has %q, which is no GPU of it: want PCI addresses, such as 0000:1b:00.0, separated by commas.", CordonAnnotation, name)}})
 			continue
 		}
 		all = append(all, device.Condition{
@@ -115,11 +112,6 @@ func (n *ownNode) conditions(ctx context.Context, known *gpu.Node) []device.Cond
 			Message: "an administrator keeps pods away from it with the annotation " + CordonAnnotation + " of the node; pods that run stay",
 		})
 	}
-	slices.Sort(unknown)
-	n.unknown.report(time.Now(), slices.Compact(unknown), func(name string) {
-		message := fmt.Sprintf("The annotation %s of the node has %q, which is no GPU of it: want PCI addresses, such as 0000:1b:00.0, separated by commas.", CordonAnnotation, name)
-		klog.FromContext(ctx).Info(message)
-		n.events.Node(ctx, corev1.EventTypeWarning, reasonCordonUnknown, message)
-	})
+	n.board.Say(ctx, "cordon", unknown, nil)
 	return all
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/plugin/events"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 )
 
@@ -20,10 +21,10 @@ import (
 // no GPU.
 func TestOwnNode(t *testing.T) {
 	t.Parallel()
-	events := &fakeEvents{}
+	told := &fakeEvents{}
 	registered, relabelled := 0, 0
 	cordoned := loop.NewTrigger()
-	n := newOwnNode(nil, testNode, events, func() { registered++ }, func() { relabelled++ }, cordoned)
+	n := newOwnNode(nil, testNode, events.NewBoard(told), func() { registered++ }, func() { relabelled++ }, cordoned)
 	known := &gpu.Node{GPUs: []gpu.GPU{{PCIAddress: firstGPU}, {PCIAddress: secondGPU}}}
 	object := func(uid types.UID, label, annotation string) *metav1.PartialObjectMetadata {
 		return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
@@ -60,11 +61,11 @@ func TestOwnNode(t *testing.T) {
 			}
 			got = append(got, c.PCIAddress)
 		}
-		if registered != step.registered || relabelled != step.relabelled || fired != step.fired || !slices.Equal(got, step.cordoned) || len(events.list()) != step.told {
-			t.Errorf("%+v: registered %d times, relabelled %d, fired %v, cordoned %v, told %q", step, registered, relabelled, fired, got, events.list())
+		if registered != step.registered || relabelled != step.relabelled || fired != step.fired || !slices.Equal(got, step.cordoned) || len(told.list()) != step.told {
+			t.Errorf("%+v: registered %d times, relabelled %d, fired %v, cordoned %v, told %q", step, registered, relabelled, fired, got, told.list())
 		}
 	}
-	if told := events.list(); len(told) != 1 || !strings.Contains(told[0], `"gpu-1"`) {
+	if told := told.list(); len(told) != 1 || !strings.Contains(told[0], `"gpu-1"`) {
 		t.Errorf("told %q", told)
 	}
 }

@@ -22,7 +22,7 @@
 //	kubelet.go       whether pods can have devices by extended resources
 //	neighbours.go    reports what else on the node gives out GPUs, foreign_claims.go follows
 //	                 the claims of another driver with the same name
-//	events.go        writes events to the API server; event_lane.go decides when
+//	events/          tells people what holds, and what happens
 //	readiness.go     why the plugin is not ready; health.go answers for it
 package plugin
 
@@ -36,7 +36,6 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
@@ -47,6 +46,7 @@ import (
 	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/metrics"
 	"github.com/partage-dev/partage/pkg/plugin/claimstatus"
+	"github.com/partage-dev/partage/pkg/plugin/events"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/plugin/lastseen"
 	"github.com/partage-dev/partage/pkg/plugin/metadatafiles"
@@ -106,7 +106,7 @@ type Options struct {
 	// containers read, empty for none.
 	CDIDir, FileContext string
 	// Events reports conditions of the GPUs. Optional.
-	Events EventWriter
+	Events events.Teller
 	// Health tells what is wrong with GPUs. Optional: what makes them fail to answer is
 	// noticed without it.
 	Health health.Hardware
@@ -153,6 +153,7 @@ type timing struct {
 type Plugin struct {
 	options   Options
 	publisher *publish.Publisher
+	board     *events.Board
 	service   *draService
 	gpus      *gpuLoop
 	// reconciler and gpus share triggers with service.
@@ -187,12 +188,13 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		return nil, err
 	}
 	if o.Events == nil {
-		o.Events = noEvents{}
+		o.Events = events.None{}
 	}
 	if o.Metrics == nil {
 		o.Metrics = metrics.New(metrics.Options{}) // nobody asks for them
 	}
 	p := &Plugin{options: o, timing: t, readiness: newReadiness(), startup: newStartup(), node: newFirstNode()}
+	p.board = events.NewBoard(o.Events)
 	stop := func(err error) { p.stop(err) }
 	failed, surveyNow, healthChanged := loop.NewTrigger(), loop.NewTrigger(), loop.NewTrigger()
 	troubles := &troubles{}
@@ -201,8 +203,12 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		DriverName: o.DriverName, NodeName: o.NodeName, KubeClient: o.KubeClient, MetadataClient: o.MetadataClient,
 		LockFile: filepath.Join(o.DataDir, "publish.lock"), FirstOwner: p.node.owner,
 		Report: p.readiness.setSlices,
-		Warn: func(ctx context.Context, reason, message string) {
-			o.Events.Node(ctx, corev1.EventTypeWarning, reason, message)
+		Say: func(ctx context.Context, reason, message string) {
+			var statements []events.Statement
+			if message != "" {
+				statements = []events.Statement{{Event: events.Event{Reason: reason, Text: message}}}
+			}
+			p.board.Say(ctx, reason, statements, nil)
 		},
 		Observe: func(slices int, err error) {
 			if err != nil {
@@ -240,24 +246,24 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 	if p.labels != nil {
 		relabelled = p.labels.Check
 	}
-	p.ownNode = newOwnNode(o.MetadataClient, o.NodeName, o.Events, p.publisher.Recheck, relabelled, healthChanged)
-	p.kubelet = &kubelet{events: o.Events, observe: o.Metrics.SetExtendedResources, changed: surveyNow}
+	p.ownNode = newOwnNode(o.MetadataClient, o.NodeName, p.board, p.publisher.Recheck, relabelled, healthChanged)
+	p.kubelet = &kubelet{board: p.board, observe: o.Metrics.SetExtendedResources, changed: surveyNow}
 	p.neighbours = &neighbourLoop{
-		node: readNode(o.KubeClient, o.NodeName, t.node), otherDriver: p.options.otherDriver(), runtime: o.Runtime, events: o.Events,
+		node: readNode(o.KubeClient, o.NodeName, t.node), otherDriver: p.options.otherDriver(), runtime: o.Runtime, board: p.board,
 		observe: o.Metrics.SetNeighbour, interval: o.ReconcileInterval, unread: logchange.Problem{Patience: nodeUnread},
 		seen: p.kubelet.look, restarted: loop.NewTrigger(),
 	}
 	p.gpus = &gpuLoop{
 		driverName: o.DriverName, nodeName: o.NodeName, interval: o.PollInterval,
 		hardware: o.Hardware, claims: o.Claims, publisher: labelling{p.publisher, p.labels}, reconciler: p.reconciler,
-		readiness: p.readiness, startup: p.startup, conditions: &conditionReporter{events: o.Events, claims: o.Claims},
+		readiness: p.readiness, startup: p.startup, board: p.board, conditions: &conditionSpeaker{board: p.board, claims: o.Claims, isThere: func(address string) bool { return p.gpus.state.known.Has(address) }},
 		health: noHealth{}, foreign: p.foreign, ownNode: p.ownNode, troubles: troubles, tell: p.devices.set,
 		surveyNow: surveyNow, failed: failed, healthChanged: healthChanged, stop: stop, metrics: o.Metrics,
 		discoveries: make(chan discovery, 1),
 		lastSeen:    lastseen.New(o.DataDir, o.BootID),
 		desired: desired{
 			policies: o.Policy, limited: o.Limited, kubelet: p.kubelet, stored: p.publisher, claims: o.Claims, requested: requested,
-			readiness: p.readiness, events: o.Events, grace: withdrawalGrace, now: time.Now,
+			readiness: p.readiness, board: p.board, grace: withdrawalGrace, now: time.Now,
 		},
 	}
 	return p, nil
@@ -314,6 +320,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 		p.gpus.health = monitor
 		running.Go(func() { monitor.Run(loops) })
 	}
+	running.Go(func() { p.board.Run(loops) })
 	running.Go(func() { p.foreign.run(loops) })
 	running.Go(func() { p.ownNode.watch.Run(loops) })
 	running.Go(func() { p.gpus.run(loops) })

@@ -10,7 +10,7 @@ import (
 	"os"
 	"sync"
 
-	"github.com/partage-dev/partage/pkg/claim"
+	"github.com/partage-dev/partage/pkg/plugin/events"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
@@ -65,14 +65,11 @@ func (f *PolicyFile) Read(context.Context) (*policy.Policy, error) {
 	return f.current, f.err
 }
 
-// reportUnknownProfiles makes events of profiles that match nothing on this node, as long
-// as that is so: a typing error shows nowhere else but in the log.
-func (l *gpuLoop) reportUnknownProfiles(ctx context.Context) {
-	var texts []string
+// sayUnknownProfiles says which profiles match nothing on this node: a typing error shows nowhere else but in the log.
+func (l *gpuLoop) sayUnknownProfiles(ctx context.Context) {
+	var statements []events.Statement
 	for _, unknown := range l.desired.policy.UnknownProfiles(l.state.known.GPUs) {
-		texts = append(texts, unknown.String())
+		statements = append(statements, events.Statement{Event: events.Event{Reason: reasonUnknownProfiles, Text: unknown.String()}})
 	}
-	l.unknownProfiles.report(l.desired.now(), texts, func(text string) {
-		l.desired.events.Warn(ctx, claim.Ref{}, reasonUnknownProfiles, text)
-	})
+	l.board.Say(ctx, "unknown profiles", statements, nil)
 }

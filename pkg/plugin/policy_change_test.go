@@ -8,7 +8,6 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -85,9 +84,8 @@ func TestPolicyWithUnknownProfiles(t *testing.T) {
 	}
 }
 
-// TestUnknownProfilesLast: the event is written again before the API server forgets it, as
-// long as the policy is not corrected, and at once when it says something else.
-func TestUnknownProfilesLast(t *testing.T) {
+// TestUnknownProfiles are told once, and at once when the policy says something else.
+func TestUnknownProfiles(t *testing.T) {
 	t.Parallel()
 	s := newIdleStepper(t)
 	naming := func(profile string) *policy.Policy {
@@ -104,17 +102,10 @@ func TestUnknownProfilesLast(t *testing.T) {
 	s.policy.set(naming("1g.5gb"), nil)
 	told("at first", 1)
 	told("again", 1)
-	s.now = s.now.Add(repeatAfter - repeatJitter - time.Second)
-	told("while the API server has it", 1)
-	s.now = s.now.Add(repeatJitter + time.Second)
-	told("before the API server forgets it", 2)
-	told("after that", 2)
 	s.policy.set(naming("1g.6gb"), nil)
-	told("with another mistake", 3)
+	told("with another mistake", 2)
 	s.policy.set(onlyWhole(), nil)
-	told("without it", 3)
-	s.now = s.now.Add(repeatAfter)
-	told("long after that", 3)
+	told("without it", 2)
 }
 
 // TestPolicyInvalidAtStart: the published devices stay as they are, claims can have

@@ -13,10 +13,8 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/util/wait"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
@@ -118,24 +116,5 @@ func TestRegistrationDoesNotWait(t *testing.T) {
 	result, err := kubelet.NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{claim}})
 	if err != nil || result.Claims[claim.Uid].GetError() != "" {
 		t.Errorf("prepare: %v, %v", result, err)
-	}
-}
-
-// TestEventsOfAllPartitions: a node on which somebody else made all partitions has
-// many events at once, and none of them may be lost.
-func TestEventsOfAllPartitions(t *testing.T) {
-	t.Parallel()
-	api := newAPIServer(t)
-	events := newEvents(t, api)
-	const partitions = 16 * 7
-	for n := range partitions {
-		events.GPU(t.Context(), []string{fmt.Sprintf("0000:%02x:00.0", n/7)}, corev1.EventTypeWarning, "GPUOccupied", fmt.Sprintf("partition %d", n))
-	}
-	events.GPU(t.Context(), []string{firstGPU}, corev1.EventTypeWarning, "GPULost", "GPU 0000:1b:00.0 fell off the bus")
-	err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, eventually, true, func(context.Context) (bool, error) {
-		return len(api.Events()) == partitions+1, nil
-	})
-	if err != nil {
-		t.Errorf("%d events of %d: %v", len(api.Events()), partitions+1, err)
 	}
 }

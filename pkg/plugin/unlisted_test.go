@@ -36,10 +36,8 @@ func TestUnlisted(t *testing.T) {
 	unlisted(secondGPU)
 	told("when one is there", 1, "GPUNotListed: GPU "+secondGPU+": it is on the PCI bus")
 	told("again", 1, "GPUNotListed")
-	s.now = s.now.Add(repeatAfter)
-	told("before the API server forgets it", 2, "GPUNotListed")
 	unlisted()
-	told("when it is over", 3, "GPURecovered: GPU "+secondGPU)
+	told("when it is over", 2, "GPURecovered: GPU "+secondGPU)
 	unlisted(firstGPU)
-	told("one that is known", 3, "GPURecovered")
+	told("one that is known", 2, "GPURecovered")
 }

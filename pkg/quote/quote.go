@@ -48,6 +48,14 @@ func Names(names []string) string {
 	return list.String()
 }
 
+// Plural is a noun with names: "device A", or "devices A, B".
+func Plural(noun string, names []string) string {
+	if len(names) > 1 {
+		noun += "s"
+	}
+	return noun + " " + Names(names)
+}
+
 // Text quotes a text.
 func Text[T ~string](text T) string {
 	start, cut := fitting(string(text))

@@ -178,6 +178,7 @@ type rig struct {
 	mu       sync.Mutex
 	reports  []string
 	warnings []string
+	said     map[string]string
 }
 
 // start runs a publisher whose requests have the name as user agent.
@@ -198,10 +199,10 @@ func (c *cluster) startOver(t *testing.T, network http.RoundTripper, name string
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{cluster: c}
+	r := &rig{cluster: c, said: map[string]string{}}
 	r.publisher = New(Options{
 		DriverName: testDriver, NodeName: testNode, KubeClient: client, MetadataClient: metadataClient, LockFile: c.lockFile,
-		Report: r.report, Warn: r.warn,
+		Report: r.report, Say: r.say,
 	})
 	// A logger of the test would be used by goroutines that client-go leaves behind.
 	logger := ktesting.NewLogger(nopTL{}, ktesting.NewConfig(ktesting.BufferLogs(true)))
@@ -236,10 +237,13 @@ func (r *rig) report(_ context.Context, reason string) {
 	r.reports = append(r.reports, reason)
 }
 
-func (r *rig) warn(_ context.Context, reason, message string) {
+func (r *rig) say(_ context.Context, reason, message string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.warnings = append(r.warnings, reason+": "+message)
+	if r.said[reason] != message && message != "" {
+		r.warnings = append(r.warnings, reason+": "+message)
+	}
+	r.said[reason] = message
 }
 
 // logged counts lines of the log with this message.

@@ -83,7 +83,7 @@ func (c *cluster) start(t *testing.T, inventory *device.Inventory) *writer {
 	w.publisher = publish.New(publish.Options{
 		DriverName: driverName, NodeName: nodeName, KubeClient: client, MetadataClient: metadataClient, LockFile: c.lockFile,
 		Report:  func(_ context.Context, reason string) { w.note(func() { w.notReady = reason }) },
-		Warn:    func(context.Context, string, string) {},
+		Say:     func(context.Context, string, string) {},
 		Observe: func(slices int, _ error) { w.note(func() { w.slices = slices }) },
 	})
 	// A logger of the test would be used by goroutines that client-go leaves behind.

@@ -73,8 +73,8 @@ type Options struct {
 	// Report is called with the reason why the API server does not hold what it
 	// should, and with "" when it does.
 	Report func(ctx context.Context, reason string)
-	// Warn tells people what is not offered, or dangerous, because of the cluster.
-	Warn func(ctx context.Context, reason, message string)
+	// Say takes what is not offered, or dangerous, because of the cluster, by the reason of its event: nothing if it is over.
+	Say func(ctx context.Context, reason, message string)
 	// Observe is told after each request how many slices are stored, 0 if another
 	// instance sees to that, or why it failed. Optional.
 	Observe func(slices int, err error)
@@ -117,7 +117,8 @@ type Publisher struct {
 	// firstOwner is nil once it was called.
 	firstOwner func(ctx context.Context) types.UID
 	says       says
-	warnings   warnings
+	// sayLacks takes what the cluster lacks, by reason.
+	sayLacks func(ctx context.Context, reason, message string)
 }
 
 // New makes a Publisher that does nothing before Run.
@@ -135,7 +136,7 @@ func New(o Options) *Publisher {
 		metadata:   o.MetadataClient,
 		firstOwner: o.FirstOwner,
 		says:       says{report: o.Report},
-		warnings:   warnings{send: o.Warn},
+		sayLacks:   o.Say,
 		observe:    o.Observe,
 		pace:       o.Pace,
 		changed:    loop.NewTrigger(),

@@ -34,8 +34,8 @@ func (p *Publisher) want(ctx context.Context) *rules.Want {
 		return &p.wanted.Want
 	}
 	slices := Resources(p.pool.driverName, p.pool.nodeName, inventory, p.features.now).Pools[p.pool.nodeName].Slices
-	p.warnings.warn(ctx, reasonLeftOut, p.features.leftOut(p.pool, inventory, slices))
-	p.warnings.warn(ctx, reasonSchedulerCrashes, p.features.crashes(slices))
+	p.sayLacks(ctx, reasonLeftOut, p.features.leftOut(p.pool, inventory, slices))
+	p.sayLacks(ctx, reasonSchedulerCrashes, p.features.crashes(slices))
 	p.says.right = false
 	p.wanted = wanted{
 		Want: rules.Want{

@@ -4,13 +4,11 @@
 package publish
 
 import (
-	"context"
 	"fmt"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
-	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/device"
 )
@@ -20,27 +18,6 @@ const (
 	reasonLeftOut          = "ClusterLacksFeature"
 	reasonSchedulerCrashes = "SchedulerCrashes"
 )
-
-// warnings tell people once what is wrong with the cluster.
-type warnings struct {
-	send func(ctx context.Context, reason, message string)
-	told map[string]string
-}
-
-// warn takes what there is to be told for a reason, or nothing.
-func (w *warnings) warn(ctx context.Context, reason, message string) {
-	if w.told[reason] == message {
-		return
-	}
-	if w.told == nil {
-		w.told = map[string]string{}
-	}
-	w.told[reason] = message
-	if message != "" {
-		klog.FromContext(ctx).Info(message)
-		w.send(ctx, reason, message)
-	}
-}
 
 // leftOut says why devices of this inventory are not among those that are wanted, or nothing if all are.
 func (f *features) leftOut(p pool, inventory *device.Inventory, wanted []resourceslice.Slice) string {

@@ -1,0 +1,162 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package events
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+)
+
+const (
+	// burst is how many events of a series are written at once, and perSecond how many in the long run.
+	burst, perSecond = 10, 1. / 300
+	// maxWaiting is how much may wait to be done, and how much to be done again.
+	maxWaiting = 1000
+	// maxSeries is how many are known.
+	maxSeries = 4096
+	// requestTime bounds one request.
+	requestTime = 10 * time.Second
+	// eventTTL is for how long an API server keeps an event by default: what could not be written for as long is given up.
+	eventTTL = time.Hour
+)
+
+// pauses are those between attempts to write an event.
+var pauses = wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Steps: 60, Cap: time.Minute}
+
+// lane does one thing after the other, which is to write an event most of the time. client-go's correlator counts what is the same, and limits it: of the same reason,
+// object and GPU ten, and then one in five minutes. Its broadcaster is not used: it drops what comes in bursts, gives up what
+// is refused, lets everything wait for what cannot be written, and forgets who reports what it has combined.
+type lane struct {
+	client     kubernetes.Interface
+	correlator *record.EventCorrelator
+	queue      chan func()
+	// again counts what waits to be done again.
+	again atomic.Int32
+}
+
+// startLane makes a lane that works until ctx ends.
+func startLane(ctx context.Context, client kubernetes.Interface) *lane {
+	l := &lane{
+		client: client, queue: make(chan func(), maxWaiting),
+		correlator: record.NewEventCorrelatorWithOptions(record.CorrelatorOptions{
+			BurstSize: burst, QPS: perSecond, SpamKeyFunc: series, KeyFunc: func(e *corev1.Event) (aggregate, local string) { return series(e), e.Message },
+		}),
+	}
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case do := <-l.queue:
+				do()
+			}
+		}
+	}()
+	return l
+}
+
+// newFilter limits series of events as a lane does.
+func newFilter() *record.EventSourceObjectSpamFilter {
+	return record.NewEventSourceObjectSpamFilter(maxSeries, burst, perSecond, clock.RealClock{}, series)
+}
+
+// series tells apart what has limits of its own.
+func series(e *corev1.Event) string {
+	about, subject := e.InvolvedObject, ""
+	if strings.HasPrefix(e.Message, "GPU") {
+		subject, _, _ = strings.Cut(e.Message, ": ")
+	}
+	return strings.Join([]string{about.Kind, about.Namespace, about.Name, string(about.UID), e.Type, e.Reason, subject}, "\x00")
+}
+
+// add does not block.
+func (l *lane) add(ctx context.Context, do func()) {
+	select {
+	case l.queue <- do:
+	default:
+		klog.FromContext(ctx).Error(nil, "Too many events wait, so that one is not written")
+	}
+}
+
+// later does something again, after a pause. The more waits, the longer that is: at most one a second is done again.
+func (l *lane) later(ctx context.Context, pauses *wait.Backoff, do func()) (ok bool) {
+	waiting := l.again.Add(1)
+	if waiting > maxWaiting {
+		l.again.Add(-1)
+		return false
+	}
+	time.AfterFunc(max(pauses.Step(), time.Duration(waiting)*time.Second), func() {
+		l.again.Add(-1)
+		l.add(ctx, do)
+	})
+	return true
+}
+
+// tell writes an event, unless the limits are against it. It is called by what was added.
+func (l *lane) tell(ctx context.Context, e *corev1.Event) {
+	found, err := l.correlator.EventCorrelate(e)
+	if err != nil || found.Skip {
+		return
+	}
+	found.Event.ReportingController, found.Event.ReportingInstance = e.ReportingController, e.ReportingInstance
+	l.write(ctx, found, pauses)
+}
+
+// write writes an event, again and again if it has to.
+func (l *lane) write(ctx context.Context, e *record.EventCorrelateResult, pauses wait.Backoff) {
+	stored, err := l.request(ctx, e)
+	switch {
+	case ctx.Err() != nil:
+		return
+	case err == nil:
+		l.correlator.UpdateState(stored)
+		return
+	case !isFinal(err) && time.Since(e.Event.LastTimestamp.Time) < eventTTL && l.later(ctx, &pauses, func() { l.write(ctx, e, pauses) }):
+		return
+	}
+	klog.FromContext(ctx).Error(err, "Could not write an event", "about", e.Event.InvolvedObject, "reason", e.Event.Reason, "message", e.Event.Message)
+}
+
+// request makes the event, or counts one that is there.
+func (l *lane) request(ctx context.Context, e *record.EventCorrelateResult) (stored *corev1.Event, err error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTime)
+	defer cancel()
+	events := l.client.CoreV1().Events(e.Event.Namespace)
+	if e.Event.Count > 1 {
+		stored, err = events.Patch(ctx, e.Event.Name, types.StrategicMergePatchType, e.Patch, metav1.PatchOptions{})
+		if !apierrors.IsNotFound(err) {
+			return stored, err
+		}
+	}
+	return events.Create(ctx, e.Event, metav1.CreateOptions{})
+}
+
+// isFinal reports whether the API server will answer the same again. Permissions may come back, as during an upgrade.
+func isFinal(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return false
+	}
+	switch code := status.Status().Code; {
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause), strings.Contains(err.Error(), "exceeded quota"):
+		return true
+	case apierrors.IsUnauthorized(err), apierrors.IsForbidden(err), apierrors.IsTooManyRequests(err):
+		return false
+	default:
+		return code >= 400 && code < 500
+	}
+}
