@@ -77,6 +77,7 @@ var reportContinuations = []struct {
 		}
 		p := s.start(t, harness.Eager)
 		defer p.Kill()
+		p.MustUnprepare(t, s.claims...) // the files stay until then
 		s.untilNothing(t, p)
 	}},
 }
@@ -232,7 +233,7 @@ func (s *reportScene) forgotten(t *testing.T) error {
 func (s *reportScene) untilNothing(t *testing.T, p *harness.Driver) {
 	t.Helper()
 	p.Until(t, "the end of the claims", func(context.Context) error {
-		return errors.Join(s.n.AgeMetadata(), harness.AsError(s.without.Diff(s.n.Snapshot(t))))
+		return harness.AsError(s.without.Diff(s.n.Snapshot(t)))
 	})
 }
 

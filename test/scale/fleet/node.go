@@ -201,7 +201,6 @@ func (noClaims) InUse() ([]string, error)                   { return nil, nil }
 func (noClaims) Reconcile(context.Context) error            { return nil }
 func (noClaims) ReleaseOrphans(ctx context.Context)         { <-ctx.Done() }
 func (noClaims) Live() ([]claim.LiveClaim, error)           { return nil, nil }
-func (noClaims) Recorded() ([]types.UID, error)             { return nil, nil }
 func (noClaims) Changed() <-chan struct{}                   { return nil }
 func (noClaims) Unprepare(context.Context, types.UID) error { return nil }
 func (noClaims) Prepare(context.Context, *resourceapi.ResourceClaim) ([]claim.LiveDevice, error) {
