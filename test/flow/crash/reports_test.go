@@ -33,7 +33,7 @@ type reportScene struct {
 // and goes on with another process. All other effects are those of TestCrash.
 func TestCrashReports(t *testing.T) {
 	t.Parallel()
-	count := harness.Enumerate(t, "crashes", 50)
+	count := harness.Enumerate(t, "crashes", 40)
 	s := &reportScene{released: map[*drapb.Claim]string{}, crashScene: newCrashScene(t, crashLayout{
 		machine: "h100x2", supervised: true, reported: true, beside: [][]harness.Device{{harness.Partition(0, "3g.40gb", 4)}},
 		claims: [][]harness.Device{{harness.Partition(0, "1g.10gb", 0)}, {{GPU: 1, Kind: harness.MPS, Memory: 10 << 30, Percent: 25}}},
