@@ -155,8 +155,8 @@ func (c *config) flags() []cli.Flag {
 			"time in which the API server is asked once about each prepared claim, in case that it no longer exists; sooner about one that is in the way of another"),
 		command.Duration(categoryTimes, "orphan-grace", 2*time.Minute, &c.orphanGrace,
 			"how long a claim must be gone from the cluster before its devices are released without a request of the kubelet"),
-		command.Duration(categoryTimes, "policy-spread", 40*time.Second, &c.policySpread,
-			"over how long the nodes of a cluster spread a change of the policy, for every 1,000 ResourceSlices in the cluster, at most 2h in all; 0s: none of them waits"),
+		command.Duration(categoryTimes, "policy-spread", 2*time.Minute, &c.policySpread,
+			"over how long the nodes of a cluster spread a change of the policy: each follows it after a random time up to this; 0s: none of them waits"),
 
 		command.String(categoryProcess, "pod-name", "", &c.podName,
 			"name of the driver's pod; a kubelet that does not list it has not read its pods yet. Empty: any list of pods counts"),

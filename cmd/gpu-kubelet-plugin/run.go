@@ -164,7 +164,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		MetadataClient:    clients.metadata,
 		Claims:            rememberingClaims{claims, facts},
 		Hardware:          &hardware{Client: gpus, specs: specs, roots: roots},
-		Policy:            c.policy(ctx, clients.metadata),
+		Policy:            plugin.NewPolicySpread(plugin.NewPolicyFile(c.policyFile), c.policySpread),
 		Limited:           c.interposer != "",
 		DataDir:           dataDir,
 		RegistrarDir:      c.registrarDir,
@@ -219,14 +219,3 @@ func (c *config) statusClient(clients *kubeClients) kubernetes.Interface {
 
 // dataDir is the plugin's folder among those of the kubelet's plugins.
 func (c *config) dataDir() string { return filepath.Join(c.pluginsDir, driverName) }
-
-// policy returns the sharing policy in the file. Nodes follow its changes one after the
-// other.
-func (c *config) policy(ctx context.Context, client metadata.Interface) plugin.PolicySource {
-	policies := plugin.NewPolicySpread(plugin.NewPolicyFile(c.policyFile), plugin.PolicySpreadOptions{
-		NodeName: c.nodeName, PerThousand: c.policySpread, Negligible: c.pollInterval,
-		CountSlices: func(ctx context.Context) (int, error) { return plugin.CountSlices(ctx, client) },
-	})
-	go policies.Run(ctx)
-	return policies
-}

@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sync/singleflight"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/cdi"
@@ -237,9 +236,6 @@ func (m *Manager) RecordCounts() (map[string]int, error) {
 	}
 	return counts, snapshot.Err
 }
-
-// Recorded lists the claims that have a record, whatever its state, also of an earlier boot. With an error there may be more.
-func (m *Manager) Recorded() ([]types.UID, error) { return m.store.UIDs() }
 
 // Changed returns a channel that is closed when this process next changes a record.
 func (m *Manager) Changed() <-chan struct{} { return m.store.Changed() }

@@ -25,8 +25,6 @@ import (
 // all others, and wait for no GPU.
 type ClaimViewer interface {
 	Live() ([]claim.LiveClaim, error)
-	// Recorded lists the claims of which anything is known, in whatever state.
-	Recorded() ([]types.UID, error)
 	// Changed returns a channel that is closed when this process next changes anything.
 	Changed() <-chan struct{}
 }

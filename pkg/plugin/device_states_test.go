@@ -6,11 +6,7 @@ package plugin
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -20,7 +16,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
-	utilwait "k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	drahealthalpha "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
@@ -179,32 +174,6 @@ func TestStatusData(t *testing.T) {
 		if len(data) > resourceapi.AllocatedDeviceStatusDataMaxLength/4 {
 			t.Errorf("%s: %d bytes", name, len(data))
 		}
-	}
-}
-
-// TestMetadataAttributes: what containers can read about a share.
-func TestMetadataAttributes(t *testing.T) {
-	t.Parallel()
-	text := func(s string) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{StringValue: &s} }
-	number := func(n int64) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{IntValue: &n} }
-	want := map[string]resourceapi.DeviceAttribute{
-		"driverVersion": {VersionValue: ptr.To("580.95.5")}, "uuid": text("GPU-" + firstGPU),
-		"memoryBytes": number(2 << 30), "multiprocessors": number(4), "smPercent": number(30), "mpsSession": text("gpu-0000-1b-00-0"),
-		"resource.kubernetes.io/pciBusID": text(firstGPU),
-	}
-	if diff := cmp.Diff(want, metadataAttributes(&liveShare)); diff != "" {
-		t.Errorf("share (-want +got):\n%s", diff)
-	}
-	want = map[string]resourceapi.DeviceAttribute{
-		"uuid": text("MIG-7"), "memoryBytes": number(4 << 30), "multiprocessors": number(8),
-		"gpuInstanceID": number(3), "computeInstanceID": number(0), "placementStart": number(1), "placementSize": number(1),
-		"resource.kubernetes.io/pciBusID": text(firstGPU),
-	}
-	if diff := cmp.Diff(want, metadataAttributes(&liveSlice)); diff != "" {
-		t.Errorf("partition (-want +got):\n%s", diff)
-	}
-	if *liveShare.Attributes["uuid"].StringValue != "GPU-x" {
-		t.Error("the published attributes have changed")
 	}
 }
 
@@ -379,58 +348,6 @@ func TestWorstShareCounts(t *testing.T) {
 	report, _ := s.health(now)
 	if len(report.Devices) != 1 || report.Devices[0].Health != kubeletplugin.HealthStatusUnhealthy || len(report.Devices[0].Message) > maxHealthMessage {
 		t.Errorf("%+v", report)
-	}
-}
-
-// TestMetadataFiles: a prepared claim has a file with its devices, which goes with the claim;
-// without the option there is none.
-func TestMetadataFiles(t *testing.T) {
-	t.Parallel()
-	for _, enabled := range []bool{true, false} {
-		r := newRig(t)
-		r.options.DeviceMetadata = enabled
-		r.start(t)
-		client := r.register(t)
-		asked := r.claim("c")
-		shared := liveShare
-		shared.Device, shared.ShareID = "gpu-0000-1b-00-0", ptr.To(types.UID("share")) // as the fake prepares it
-		r.claims.setLive(claim.LiveClaim{Claim: claim.Ref{Namespace: "default", Name: "c", UID: types.UID(asked.GetUid())}, Devices: []claim.LiveDevice{shared}})
-		ids := r.prepared(t, client, asked)
-		file := filepath.Join(r.options.DataDir, "dra-device-metadata", "default_c", "r", "metadata.json")
-		if !enabled {
-			if _, err := os.Stat(file); !errors.Is(err, os.ErrNotExist) || len(ids) != 1 {
-				t.Errorf("without the option: %v, CDI ids %v", err, ids)
-			}
-			continue
-		}
-		content, err := os.Open(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, _ := io.ReadAll(content)
-		_ = content.Close()
-		for _, part := range []string{`"metadata.resource.k8s.io/v1beta1"`, `"uuid"`, "GPU-" + firstGPU, `"multiprocessors"`} {
-			if !strings.Contains(string(text), part) {
-				t.Errorf("the file lacks %s: %s", part, text)
-			}
-		}
-		if len(ids) != 2 || ids[1] != "gpu.nvidia.com/metadata="+asked.GetUid()+"_r" {
-			t.Errorf("CDI ids %v", ids)
-		}
-		gone := func(context.Context) (bool, error) {
-			left, err := filepath.Glob(filepath.Join(r.options.DataDir, "dra-device-metadata*", "*"))
-			return len(left) == 0, err
-		}
-		// They do not wait for the hardware.
-		r.claims.onUnprepare = func() {
-			if err := utilwait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, eventually, true, gone); err != nil {
-				t.Errorf("the files are still there: %v", err)
-			}
-		}
-		r.unprepared(t, client, asked)
-		if left, _ := filepath.Glob(filepath.Join(r.options.CDIDir, "*")); len(left) > 0 {
-			t.Errorf("left: %v", left)
-		}
 	}
 }
 

@@ -76,8 +76,6 @@ type fakeClaims struct {
 	onPrepare func(ctx context.Context, claim *resourceapi.ResourceClaim) error
 	// onSurvey runs in Survey without the lock, onReconcile in Reconcile.
 	onSurvey, onReconcile func()
-	// onUnprepare runs in Unprepare without the lock.
-	onUnprepare func()
 }
 
 func (f *fakeClaims) Statements() []claim.Statement { return nil }
@@ -111,9 +109,6 @@ func (f *fakeClaims) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) 
 }
 
 func (f *fakeClaims) Unprepare(_ context.Context, uid types.UID) error {
-	if f.onUnprepare != nil {
-		f.onUnprepare()
-	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if uid == "stuck" {
@@ -155,15 +150,6 @@ func (f *fakeClaims) Live() ([]claim.LiveClaim, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.live), nil
-}
-
-func (f *fakeClaims) Recorded() ([]types.UID, error) {
-	live, err := f.Live()
-	var uids []types.UID
-	for _, c := range live {
-		uids = append(uids, c.Claim.UID)
-	}
-	return uids, err
 }
 
 func (f *fakeClaims) Changed() <-chan struct{} {

@@ -4,46 +4,45 @@
 package plugin
 
 import (
-	"context"
-	"time"
+	"io/fs"
+	"path/filepath"
+	"sync"
 
+	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/partage-dev/partage/pkg/claim"
-	"github.com/partage-dev/partage/pkg/logchange"
-	"github.com/partage-dev/partage/pkg/panics"
-	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
-	"github.com/partage-dev/partage/pkg/plugin/metadatafiles"
+	"github.com/partage-dev/partage/pkg/host"
 )
 
-// deviceMetadata is what containers can read about their devices in files.
-type deviceMetadata struct {
-	enabled bool
-	claims  ClaimViewer
-	files   *metadatafiles.Files
-	problem logchange.Problem
+// metadataOptions are those for the files by which containers read about their devices (KEP-5304).
+// The helper writes and removes them.
+func (o *Options) metadataOptions() []kubeletplugin.Option {
+	return []kubeletplugin.Option{
+		kubeletplugin.EnableDeviceMetadata(o.DeviceMetadata, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion}),
+		kubeletplugin.CDIDirectory(o.CDIDir),
+		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{WriteFile: o.metadataWriter()}),
+	}
 }
 
-// of returns the metadata of a device of a claim that was just prepared.
-func (m *deviceMetadata) of(d *claim.LiveDevice) *kubeletplugin.DeviceMetadata {
-	if !m.enabled {
-		return nil
+// metadataWriter returns what replaces a file. Unlike the helper's own, it does not wait for the disk,
+// which would double the time of a claim: after a power loss the kubelet has each claim prepared again.
+// And it makes what containers read readable for them on a node with SELinux.
+func (o *Options) metadataWriter() func(path string, data []byte, mode fs.FileMode) error {
+	var writing sync.Mutex // of a claim that two pods share
+	return func(path string, data []byte, mode fs.FileMode) error {
+		writing.Lock()
+		defer writing.Unlock()
+		err := host.ReplaceUnsynced(path, data, mode)
+		if err != nil || o.FileContext == "" || filepath.Dir(path) == filepath.Clean(o.CDIDir) {
+			return err
+		}
+		return unix.Setxattr(path, "security.selinux", append([]byte(o.FileContext), 0), 0)
 	}
-	return &kubeletplugin.DeviceMetadata{Attributes: metadataAttributes(d)}
-}
-
-// remove removes the files of a claim that is being released. The helper removes what this leaves.
-func (m *deviceMetadata) remove(ctx context.Context, uid types.UID) (err error) {
-	defer panics.Recover(ctx, &err)
-	if !m.enabled {
-		return nil
-	}
-	return m.files.Remove(uid)
 }
 
 // metadataAttributes are those with which the device is published, and what is only known while
@@ -81,43 +80,4 @@ func metadataAttributes(d *claim.LiveDevice) map[string]resourceapi.DeviceAttrib
 		text("mpsSession", d.Session.ID)
 	}
 	return all
-}
-
-// options are those of the kubelet plugin helper.
-func (m *deviceMetadata) options() []kubeletplugin.Option {
-	if !m.enabled {
-		return nil
-	}
-	return []kubeletplugin.Option{
-		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion}),
-		kubeletplugin.CDIDirectory(m.files.CDIDir),
-		kubeletplugin.MetadataFileOps(m.files.Operations()),
-	}
-}
-
-// run looks after the files until ctx ends, also where no more are written.
-func (m *deviceMetadata) run(ctx context.Context, interval time.Duration) {
-	for {
-		err := m.files.Sweep(time.Now(), m.known)
-		m.problem.Log(ctx, err, "The files with the metadata of devices are not as they should be, will try again", "The files with the metadata of devices are as they should be")
-		if !loop.Pause(ctx, interval) {
-			return
-		}
-	}
-}
-
-func (m *deviceMetadata) known() (metadatafiles.Claims, error) {
-	known := metadatafiles.Claims{Recorded: map[types.UID]bool{}, Prepared: map[types.UID]bool{}}
-	recorded, err := m.claims.Recorded()
-	if err != nil {
-		return known, err
-	}
-	for _, uid := range recorded {
-		known.Recorded[uid] = true
-	}
-	live, err := m.claims.Live()
-	for _, c := range live {
-		known.Prepared[c.Claim.UID] = true
-	}
-	return known, err
 }

@@ -15,8 +15,7 @@
 //	affected_users.go the events of claims on such a GPU
 //	device_states.go how the devices of claims are; claim_status.go says it in the status of
 //	                 claims, which claimstatus/ writes, health_stream.go to the kubelet
-//	metadata.go      what containers can read about their devices, in files that
-//	                 metadatafiles/ looks after
+//	metadata.go      what containers can read about their devices, in files
 //	own_node.go      what the API server says of this node: its identity, its labels, and which GPUs are cordoned
 //	labels.go        tells nodelabels/ which GPUs the labels of the node are about
 //	kubelet.go       whether pods can have devices by extended resources
@@ -49,7 +48,6 @@ import (
 	"github.com/partage-dev/partage/pkg/plugin/events"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/plugin/lastseen"
-	"github.com/partage-dev/partage/pkg/plugin/metadatafiles"
 	"github.com/partage-dev/partage/pkg/plugin/nodelabels"
 	"github.com/partage-dev/partage/pkg/plugin/publish"
 	"github.com/partage-dev/partage/pkg/plugin/publish/rules"
@@ -166,8 +164,7 @@ type Plugin struct {
 	foreign    *foreignClaims
 	devices    *deviceStates
 	// status is nil where the status of claims is not written.
-	status   *claimstatus.Writer
-	metadata *deviceMetadata
+	status *claimstatus.Writer
 	// labels is nil where the labels of the node are left alone.
 	labels  *nodelabels.Writer
 	ownNode *ownNode
@@ -226,15 +223,10 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 			Dir: filepath.Join(o.DataDir, "claim-status"), LockFile: filepath.Join(o.DataDir, "claim-status.lock"),
 		})
 	}
-	p.metadata = &deviceMetadata{
-		enabled: o.DeviceMetadata, claims: o.Claims,
-		files: &metadatafiles.Files{DriverName: o.DriverName, DataDir: o.DataDir, CDIDir: o.CDIDir, Context: o.FileContext},
-	}
 	p.foreign = newForeignClaims(o.ForeignClaims, o.ReconcileInterval, healthChanged)
 	p.service = &draService{
 		foreign: p.foreign, viewer: o.Claims,
-		devices: p.devices, metadata: p.metadata,
-		claims: o.Claims, startup: p.startup, readiness: p.readiness, requested: requested,
+		devices: p.devices, claims: o.Claims, startup: p.startup, readiness: p.readiness, requested: requested,
 		troubles: troubles, failed: failed, stop: stop, metrics: o.Metrics,
 	}
 	p.reconciler = &reconciler{
@@ -333,7 +325,6 @@ func (p *Plugin) Run(ctx context.Context) error {
 	if p.labels != nil {
 		running.Go(func() { p.labels.Run(loops) })
 	}
-	running.Go(func() { p.runMetadata(loops) })
 
 	<-ctx.Done()
 	p.shutDown(ctx, helper)
@@ -351,15 +342,9 @@ func (p *Plugin) runReconciler(ctx context.Context) {
 	p.reconciler.run(ctx)
 }
 
-// runMetadata looks after the files with metadata once it is known what claims have.
-func (p *Plugin) runMetadata(ctx context.Context) {
-	<-p.startup.done
-	p.metadata.run(ctx, p.options.ReconcileInterval)
-}
-
 func (p *Plugin) helperOptions() []kubeletplugin.Option {
 	o := &p.options
-	return append(p.metadata.options(),
+	return append(o.metadataOptions(),
 		kubeletplugin.DriverName(o.DriverName),
 		kubeletplugin.NodeName(o.NodeName),
 		kubeletplugin.KubeClient(o.KubeClient),

@@ -37,7 +37,6 @@ type ClaimPreparer interface {
 type draService struct {
 	claims    ClaimPreparer
 	devices   *deviceStates
-	metadata  *deviceMetadata
 	startup   *startup
 	readiness *readiness
 	requested *requestedDevices
@@ -108,7 +107,7 @@ func (s *draService) prepare(ctx context.Context, c *resourceapi.ResourceClaim) 
 			DeviceName:   d.Device,
 			CDIDeviceIDs: []string{d.CDIDevice},
 			ShareID:      d.ShareID,
-			Metadata:     s.metadata.of(d),
+			Metadata:     &kubeletplugin.DeviceMetadata{Attributes: metadataAttributes(d)},
 		})
 	}
 	logger.Info("Prepared", "devices", names, "duration", time.Since(start))
@@ -181,12 +180,6 @@ func (s *draService) unprepare(ctx context.Context, claim kubeletplugin.Namespac
 		// discovery may be over before this call is.
 		defer s.failed.Fire()
 	}
-
-	// Containers have ended, so that their files can go while the hardware is waited for. The
-	// helper would remove them after the claim.
-	var files sync.WaitGroup
-	files.Go(func() { _ = s.metadata.remove(ctx, claim.UID) })
-	defer files.Wait()
 
 	if err := s.claims.Unprepare(ctx, claim.UID); err != nil {
 		err = fmt.Errorf("claim %s/%s: %w", claim.Namespace, claim.Name, err)

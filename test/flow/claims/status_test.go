@@ -5,7 +5,6 @@ package claims
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -113,12 +112,12 @@ func readMetadata(t *testing.T, n *harness.Node, claim *drapb.Claim, ids []strin
 	return read
 }
 
-// TestDeviceMetadata: containers have a file about their devices; it survives what happens to
-// the driver and to the folder of CDI specs, and goes with the claim.
+// TestDeviceMetadata: containers have a file about their devices; it survives the driver, and goes
+// with the claim.
 func TestDeviceMetadata(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x3")
-	p := n.Start(t, harness.DeviceMetadataOn, "--reconcile-interval=100ms")
+	p := n.Start(t, harness.DeviceMetadataOn)
 	p.Ready(t)
 	name := harness.DeviceName(n.Address(t, 0), harness.Place{Profile: "1g.10gb", Start: 4})
 	claim := n.AllocateNamed([]string{name})
@@ -148,48 +147,30 @@ func TestDeviceMetadata(t *testing.T) {
 	}
 	check("prepared")
 
-	// Somebody empties the folder of CDI specs: a container can start again.
-	for _, spec := range n.CDISpecs(t) {
-		if err := os.Remove(filepath.Join(n.CDIDir, spec)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	p.Until(t, "the CDI specs", func(context.Context) error {
-		specs, err := filepath.Glob(filepath.Join(n.CDIDir, "[^.]*.json"))
-		if len(specs) != 2 {
-			return errors.Join(fmt.Errorf("got %v", specs), err)
-		}
-		return nil
-	})
-	check("specs made again")
-
 	// After a reboot the kubelet has the claim prepared again, with another partition.
 	p.Kill()
 	n.Reboot(t)
-	p = n.Start(t, harness.DeviceMetadataOn, "--reconcile-interval=100ms")
+	p = n.Start(t, harness.DeviceMetadataOn)
 	p.Ready(t)
 	if again := p.MustPrepare(t, claim); !slices.Equal(again, ids) {
 		t.Errorf("CDI ids %v, before the reboot %v", again, ids)
 	}
 	check("after a reboot")
 
-	// A driver that does not write such files any more removes those that are left.
+	// A driver that does not write such files leaves those of containers that have them.
 	p.Kill()
-	p = n.Start(t, "--reconcile-interval=100ms")
+	p = n.Start(t)
 	p.Ready(t)
 	check("switched off")
+
+	p.Kill()
+	p = n.Start(t, harness.DeviceMetadataOn)
+	p.Ready(t)
 	p.MustUnprepare(t, claim)
-	data := filepath.Join(n.PluginsDir, harness.DriverName)
-	if err := n.AgeMetadata(); err != nil {
-		t.Fatal(err)
+	left, err := os.ReadDir(filepath.Join(n.PluginsDir, harness.DriverName, "dra-device-metadata"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
 	}
-	p.Until(t, "an empty folder of CDI specs", func(context.Context) error {
-		left, _ := filepath.Glob(filepath.Join(data, "dra-device-metadata*", "*"))
-		if left = append(left, n.CDISpecs(t)...); len(left) > 0 {
-			return fmt.Errorf("%v", left)
-		}
-		return nil
-	})
 	n.WantClean(t)
 }
 

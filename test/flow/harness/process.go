@@ -134,7 +134,7 @@ func (n *Node) command(uid string, flags ...string) *exec.Cmd {
 		"--kubelet-plugins-dir=" + n.PluginsDir,
 		"--kubelet-registrar-dir=" + n.RegistrarDir,
 		"--pod-resources-socket=" + n.PodResources,
-		"--pod-uid=" + uid,
+		"--pod-uid=" + uid, "--policy-spread=0s",
 		// What they write at times of their own would make the effects of a call differ from
 		// one time to the next. Tests about them switch them on.
 		"--claim-status=false", "--device-metadata=false",

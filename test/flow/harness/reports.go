@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	"k8s.io/dynamic-resource-allocation/api/metadata"
@@ -71,27 +70,6 @@ func ReadMetadata(spec *oci.Spec, claim, request string) (*metadata.DeviceMetada
 // WithoutMetadata are the CDI ids of devices, without those of the files about them.
 func WithoutMetadata(ids []string) []string {
 	return slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return strings.HasPrefix(id, DriverName+"/metadata=") })
-}
-
-// AgeMetadata makes all files about devices, and their folders, old enough for a leftover.
-func (n *Node) AgeMetadata() error {
-	data := filepath.Join(n.PluginsDir, DriverName)
-	var errs []error
-	for _, pattern := range []string{
-		filepath.Join(data, "dra-device-metadata-cdi", "*"), filepath.Join(n.CDIDir, "*_metadata_*"),
-		filepath.Join(data, "dra-device-metadata", "*", "*", "*"), filepath.Join(data, "dra-device-metadata", "*", "*"),
-		filepath.Join(data, "dra-device-metadata", "*"),
-	} {
-		paths, err := filepath.Glob(pattern)
-		errs = append(errs, err)
-		for _, path := range paths {
-			old := time.Now().Add(-time.Hour)
-			if err := os.Chtimes(path, old, old); !errors.Is(err, fs.ErrNotExist) {
-				errs = append(errs, err)
-			}
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // StatusNotes are the UIDs of claims of which the driver has noted that their status may have

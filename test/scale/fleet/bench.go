@@ -27,7 +27,7 @@ type Options struct {
 	// Nodes is how many there are, each with so many GPUs of a model.
 	Nodes, GPUs int
 	Model       string
-	// Spread is how long 1,000 slices take to follow a policy.
+	// Spread is over how long nodes spread a change of the policy.
 	Spread time.Duration
 	// Dir is for files of the plugins. Its path must be short.
 	Dir string

@@ -54,7 +54,7 @@ type Node struct {
 	Dir string
 	// Config is for the API server. The node gets a connection of its own.
 	Config *rest.Config
-	// PolicyFile has the sharing policy, and Spread is how long 1,000 slices take to follow it.
+	// PolicyFile has the sharing policy, and Spread is over how long nodes spread its changes.
 	PolicyFile string
 	Spread     time.Duration
 
@@ -111,11 +111,6 @@ func (n *Node) plugin(ctx context.Context) (*plugin.Plugin, error) {
 		return nil, err
 	}
 	hardware := &machine{facts: n.Facts, driver: n.Driver}
-	policies := plugin.NewPolicySpread(plugin.NewPolicyFile(n.PolicyFile), plugin.PolicySpreadOptions{
-		NodeName: n.Name, PerThousand: n.Spread, Negligible: pollInterval,
-		CountSlices: func(ctx context.Context) (int, error) { return plugin.CountSlices(ctx, c.metadata) },
-	})
-	go policies.Run(ctx)
 	return plugin.New(plugin.Options{
 		DriverName: driverName, NodeName: n.Name,
 		KubeClient: c.main, MetadataClient: c.metadata, StatusClient: c.status,
@@ -123,7 +118,7 @@ func (n *Node) plugin(ctx context.Context) (*plugin.Plugin, error) {
 		Claims: noClaims{hardware}, Hardware: hardware,
 		DataDir: n.Dir, RegistrarDir: registrar, CDIDir: filepath.Join(n.Dir, "cdi"), BootID: "boot",
 		PollInterval: pollInterval, ReconcileInterval: reconcileInterval,
-		Policy: policies,
+		Policy: plugin.NewPolicySpread(plugin.NewPolicyFile(n.PolicyFile), n.Spread),
 	})
 }
 
@@ -202,7 +197,6 @@ func (noClaims) InUse() ([]string, error)                   { return nil, nil }
 func (noClaims) Reconcile(context.Context) error            { return nil }
 func (noClaims) ReleaseOrphans(ctx context.Context)         { <-ctx.Done() }
 func (noClaims) Live() ([]claim.LiveClaim, error)           { return nil, nil }
-func (noClaims) Recorded() ([]types.UID, error)             { return nil, nil }
 func (noClaims) Changed() <-chan struct{}                   { return nil }
 func (noClaims) Unprepare(context.Context, types.UID) error { return nil }
 func (noClaims) Prepare(context.Context, *resourceapi.ResourceClaim) ([]claim.LiveDevice, error) {
