@@ -66,9 +66,6 @@ type desired struct {
 	// there may be more.
 	inUse    []string
 	inUseErr error
-	// built are the terms of the last inventory.
-	built device.Terms
-
 	policyProblem, inUseProblem logchange.Problem
 	panics                      panics.Repeated
 }
@@ -91,22 +88,13 @@ func (d *desired) terms() device.Terms {
 	return terms
 }
 
-// outdated reports whether an inventory that is built now may differ. It does not
-// compare inventories: a needed device that the hardware does not have is in none.
-func (d *desired) outdated() bool {
-	terms := d.terms()
-	return terms.Policy != d.built.Policy || terms.ExtendedResources != d.built.ExtendedResources || !maps.Equal(terms.Keep, d.built.Keep)
-}
-
 // build makes the inventory of these GPUs.
 func (d *desired) build(ctx context.Context, node *gpu.Node) (inventory *device.Inventory, err error) {
 	defer d.panics.Recover(ctx, &err)
-	terms := d.terms()
-	inventory, err = device.NewInventory(node, terms)
+	inventory, err = device.NewInventory(node, d.terms())
 	if err != nil {
 		return nil, fmt.Errorf("build the inventory: %w", err)
 	}
-	d.built = terms
 	return inventory, nil
 }
 

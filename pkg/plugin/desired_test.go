@@ -34,7 +34,9 @@ type stepper struct {
 	*rig
 	loop *gpuLoop
 	now  time.Time
-	ctx  context.Context //nolint:containedctx // of a test, with its logger
+	// published is what the loop has handed on.
+	published publishedInventory
+	ctx       context.Context //nolint:containedctx // of a test, with its logger
 }
 
 // newStepper has discovered one GPU under a policy that offers everything but shares.
@@ -51,6 +53,7 @@ func newIdleStepper(t *testing.T) *stepper {
 	s := &stepper{rig: newRig(t), now: time.Unix(0, 0), ctx: quiet}
 	s.build(t)
 	s.loop = s.plugin.gpus
+	s.loop.publisher = &s.published
 	s.loop.desired.now = func() time.Time { return s.now }
 	s.plugin.startup.finish()
 	s.plugin.foreign.firstLook(quiet)
@@ -90,7 +93,12 @@ func (s *stepper) want(t *testing.T, withdrawn, when string) {
 }
 
 // handedOn reports whether the publisher was given anything.
-func (s *stepper) handedOn() bool { return s.loop.told.published != nil }
+func (s *stepper) handedOn() bool { return s.published.inventory != nil }
+
+// publishedInventory is what a publisher has.
+type publishedInventory struct{ inventory *device.Inventory }
+
+func (p *publishedInventory) SetInventory(inventory *device.Inventory) { p.inventory = inventory }
 
 const allParts = "mig-1g4gb-0 mig-1g4gb-1 mig-2g8gb-0"
 
@@ -212,42 +220,6 @@ func TestPolicyAtFailedDiscovery(t *testing.T) {
 	s.discover()
 	s.poll(time.Second)
 	s.want(t, allParts, "under the new policy")
-}
-
-// TestNothingIsBuiltTwice: a needed device that the hardware does not have is no
-// reason to build the inventory at every poll.
-func TestNothingIsBuiltTwice(t *testing.T) {
-	t.Parallel()
-	for name, prepare := range map[string]func(s *stepper){
-		"all is well": func(*stepper) {},
-		"claims have what the hardware cannot be": func(s *stepper) {
-			s.claims.setInUse(firstName+"-mig-7g80gb-0", firstName+"-mig-1g4gb-0-static", device.GPUName(secondGPU))
-		},
-		"a GPU is away": func(s *stepper) {
-			s.hardware.setNode(testNodeWith(secondGPU))
-			s.discover()
-		},
-		"the policy is gone": func(s *stepper) { s.policy.set(nil, errors.New("no such file")) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newStepper(t)
-			s.poll(0)
-			s.policy.set(onlyWhole(), nil)
-			s.poll(time.Second)
-			prepare(s)
-			s.poll(time.Second)
-			for _, later := range []time.Duration{time.Second, time.Hour} {
-				s.poll(later)
-				made := s.loop.state.inventory
-				for range 3 {
-					if s.poll(time.Second); s.loop.state.inventory != made {
-						t.Fatal("the inventory is built at every poll")
-					}
-				}
-			}
-		})
-	}
 }
 
 // TestNeededIsBounded: devices that claims had long ago are forgotten.

@@ -7,12 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"sync"
 	"time"
 
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/claim"
@@ -24,7 +22,6 @@ import (
 	"github.com/partage-dev/partage/pkg/plugin/events"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/plugin/lastseen"
-	"github.com/partage-dev/partage/pkg/plugin/publish"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
@@ -96,8 +93,6 @@ type gpuLoop struct {
 
 	// surveyedAt is when the last survey has succeeded, if one has.
 	surveyedAt time.Time
-	// told is what was last handed on.
-	told handedOn
 
 	problems                      logchange.Set[string, error]
 	summary                       logchange.Value[string]
@@ -107,15 +102,6 @@ type gpuLoop struct {
 	lastSeenProblem               logchange.Problem
 	discoveryPanics, surveyPanics panics.Repeated
 	policies                      logchange.Set[gpuPolicy, *gpu.GPU]
-}
-
-// handedOn is what others know.
-type handedOn struct {
-	// base is the inventory without its status, now with it.
-	base, now *device.Inventory
-	status    device.Status
-	// published is what the publisher was last given.
-	published *device.Inventory
 }
 
 // gpuPolicy is a GPU under a policy.
@@ -211,7 +197,8 @@ func (l *gpuLoop) handleDiscovery(ctx context.Context, found discovery) {
 	l.updateDesired(ctx)
 	var inventory *device.Inventory
 	if found.err == nil {
-		inventory, found.err = l.inventoryOf(ctx, found.node)
+		known, _ := l.state.merge(found.node)
+		inventory, found.err = l.desired.build(ctx, known)
 	}
 	if found.err != nil {
 		l.handleFailedDiscovery(ctx, found.err)
@@ -225,17 +212,6 @@ func (l *gpuLoop) handleDiscovery(ctx context.Context, found discovery) {
 	l.metrics.SetGPUs(now, status)
 	l.readiness.setHardware(ctx, "")
 	l.remember(ctx)
-}
-
-// inventoryOf returns the inventory that there is, if a discovery has found nothing new.
-func (l *gpuLoop) inventoryOf(ctx context.Context, found *gpu.Node) (*device.Inventory, error) {
-	known, _ := l.state.merge(found)
-	//nolint:govet // deepequalerrors: errors that seem to differ cost a new inventory, no more
-	same := reflect.DeepEqual(known, l.state.known)
-	if l.state.inventory != nil && !l.desired.outdated() && same {
-		return l.state.inventory, nil
-	}
-	return l.desired.build(ctx, known)
 }
 
 func (l *gpuLoop) handleFailedDiscovery(ctx context.Context, err error) {
@@ -252,19 +228,19 @@ func (l *gpuLoop) updateDesired(ctx context.Context) {
 	l.desired.readPolicy(ctx)
 	var present *device.Inventory
 	if l.state.inventory != nil {
-		present = l.inventoryWith(l.status(ctx))
+		present = l.state.inventory.With(l.status(ctx))
 	}
 	l.desired.updateNeeded(ctx, present)
 }
 
-// updateInventory builds the inventory again when the policy, or what claims have,
-// may make a difference.
+// updateInventory builds the inventory again: the policy may be another one, or claims
+// may have other devices.
 func (l *gpuLoop) updateInventory(ctx context.Context) {
 	l.updateDesired(ctx)
-	unneeded := l.state.unneeded(l.desired.mayBeInUse)
-	if l.state.inventory == nil || len(unneeded) == 0 && !l.desired.outdated() {
+	if l.state.inventory == nil {
 		return
 	}
+	unneeded := l.state.unneeded(l.desired.mayBeInUse)
 	rest := l.state.known.Without(unneeded...)
 	inventory, err := l.desired.build(ctx, rest)
 	l.buildProblem.Log(ctx, err, "The published devices stay as they are", "The published devices are up to date again")
@@ -326,15 +302,7 @@ func (l *gpuLoop) status(ctx context.Context) device.Status {
 	return l.state.status(slices.Concat(l.health.Conditions(), l.foreign.conditions(l.state.known), l.ownNode.conditions(ctx, l.state.known)), reaction)
 }
 
-// inventoryWith is the inventory with a status: at nearly all times the one that was handed on.
-func (l *gpuLoop) inventoryWith(status device.Status) *device.Inventory {
-	if told := &l.told; told.now != nil && told.base == l.state.inventory && reflect.DeepEqual(told.status, status) {
-		return told.now
-	}
-	return l.state.inventory.With(status)
-}
-
-// handOn tells claims, the publisher and people what is known now, if they do not know it.
+// handOn tells claims, the publisher and people what is known now.
 func (l *gpuLoop) handOn(ctx context.Context) {
 	if l.surveyedAt.IsZero() || ctx.Err() != nil {
 		return
@@ -342,30 +310,13 @@ func (l *gpuLoop) handOn(ctx context.Context) {
 	status := l.status(ctx)
 	l.conditions.say(ctx, status)
 	l.troubles.set(status.Conditions)
-
-	now := l.inventoryWith(status)
+	now := l.state.inventory.With(status)
 	l.tell(now, l.surveyedAt)
-	if now == l.told.now && (l.told.published != nil || !l.desired.known()) {
-		return // as at nearly all times
-	}
 	l.metrics.SetGPUs(now, status)
-	changed := l.told.published == nil || !l.samePublished(l.told.published, now)
-	if changed || l.told.base != l.state.inventory {
-		l.claims.SetInventory(now)
-	}
-	l.told.base, l.told.now, l.told.status = l.state.inventory, now, status
-	if changed && l.desired.known() {
-		l.told.published = now
+	l.claims.SetInventory(now)
+	if l.desired.known() {
 		l.publisher.SetInventory(now)
 	}
-}
-
-// samePublished makes the slices of both anew: they are large, and seldom needed.
-func (l *gpuLoop) samePublished(a, b *device.Inventory) bool {
-	resources := func(i *device.Inventory) any {
-		return publish.Resources(l.driverName, l.nodeName, i, publish.AllFeatures)
-	}
-	return apiequality.Semantic.DeepEqual(resources(a), resources(b))
 }
 
 func (l *gpuLoop) surveyClaims(ctx context.Context) (status device.Status, err error) {

