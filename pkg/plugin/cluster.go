@@ -5,9 +5,7 @@ package plugin
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -15,8 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	drav1beta1 "k8s.io/dynamic-resource-allocation/api/v1beta1"
-	drav1beta2 "k8s.io/dynamic-resource-allocation/api/v1beta2"
 
 	"github.com/partage-dev/partage/pkg/claim"
 )
@@ -48,49 +44,12 @@ func reducedConfig(config *rest.Config, qpsPart float32, burstPart int, name str
 }
 
 // Cluster reads claims from the API server. It may be used concurrently.
-//
-// The DRA client of Kubernetes falls back to older versions of the API on any
-// "not found", so that its answer for a claim that is gone is that of a version
-// which is not served. Here the two must not be confused: the first means that
-// devices are taken away, the second that nothing is known.
-type Cluster struct {
-	client kubernetes.Interface
-	// served is the version that answered last, an index of versions.
-	served atomic.Int32
-}
+type Cluster struct{ client kubernetes.Interface }
 
 var _ claim.Cluster = (*Cluster)(nil)
 
 // NewCluster makes a Cluster.
-func NewCluster(client kubernetes.Interface) *Cluster {
-	return &Cluster{client: client}
-}
-
-// getClaim reads a claim in one version of the API and converts it to v1.
-type getClaim func(ctx context.Context, client kubernetes.Interface, c claim.Ref, o metav1.GetOptions) (*resourceapi.ResourceClaim, error)
-
-// versions of the API that claims are served in, the preferred first.
-var versions = []getClaim{
-	func(ctx context.Context, client kubernetes.Interface, c claim.Ref, o metav1.GetOptions) (*resourceapi.ResourceClaim, error) {
-		return client.ResourceV1().ResourceClaims(c.Namespace).Get(ctx, c.Name, o)
-	},
-	func(ctx context.Context, client kubernetes.Interface, c claim.Ref, o metav1.GetOptions) (*resourceapi.ResourceClaim, error) {
-		found, err := client.ResourceV1beta2().ResourceClaims(c.Namespace).Get(ctx, c.Name, o)
-		if err != nil {
-			return nil, err
-		}
-		converted := &resourceapi.ResourceClaim{}
-		return converted, drav1beta2.Convert_v1beta2_ResourceClaim_To_v1_ResourceClaim(found, converted, nil)
-	},
-	func(ctx context.Context, client kubernetes.Interface, c claim.Ref, o metav1.GetOptions) (*resourceapi.ResourceClaim, error) {
-		found, err := client.ResourceV1beta1().ResourceClaims(c.Namespace).Get(ctx, c.Name, o)
-		if err != nil {
-			return nil, err
-		}
-		converted := &resourceapi.ResourceClaim{}
-		return converted, drav1beta1.Convert_v1beta1_ResourceClaim_To_v1_ResourceClaim(found, converted, nil)
-	},
-}
+func NewCluster(client kubernetes.Interface) *Cluster { return &Cluster{client: client} }
 
 // Named returns the claim with a name, or nil. The API server's cache may be behind with the answer.
 func (c *Cluster) Named(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
@@ -127,28 +86,15 @@ func (c *Cluster) Claim(ctx context.Context, ref claim.Ref) (*resourceapi.Resour
 // get returns nil when the API server has no claim with this UID, or with this name where there is
 // no UID.
 func (c *Cluster) get(ctx context.Context, ref claim.Ref, o metav1.GetOptions) (*resourceapi.ResourceClaim, error) {
-	first := int(c.served.Load())
-	for i := range versions {
-		version := (first + i) % len(versions)
-		found, err := versions[version](ctx, c.client, ref, o)
-		if notServed(err) {
-			continue
-		}
-		c.served.Store(int32(version)) // #nosec G115 -- one of three
-		switch {
-		case apierrors.IsNotFound(err):
-			return nil, nil //nolint:nilnil // not finding it is an answer
-		case err != nil:
-			return nil, fmt.Errorf("ask the API server for claim %s: %w", ref, err)
-		case ref.UID != "" && found.UID != ref.UID:
-			return nil, nil //nolint:nilnil // another claim
-		}
-		return found, nil
+	found, err := c.client.ResourceV1().ResourceClaims(ref.Namespace).Get(ctx, ref.Name, o)
+	switch {
+	case apierrors.IsNotFound(err) && !notServed(err), err == nil && ref.UID != "" && found.UID != ref.UID:
+		return nil, nil //nolint:nilnil // not finding it is an answer, and a claim with another UID is another claim
+	case err != nil:
+		return nil, fmt.Errorf("ask the API server for claim %s: %w", ref, err)
 	}
-	return nil, fmt.Errorf("ask the API server for claim %s: %w", ref, errNotServed)
+	return found, nil
 }
-
-var errNotServed = errors.New("no version of the API that has claims is served there")
 
 // notServed reports whether an error stands for a path that is not served, or for
 // a proxy's "404 page not found", and not for an object that does not exist.

@@ -17,8 +17,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	resourceapi "k8s.io/api/resource/v1"
-	resourcev1beta1 "k8s.io/api/resource/v1beta1"
-	resourcev1beta2 "k8s.io/api/resource/v1beta2"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -79,7 +77,6 @@ func TestClaim(t *testing.T) {
 	}
 }
 
-// allocated is the same in all versions of the API.
 var allocated = resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{
 	{Request: "r", Driver: testDriver, Pool: testNode, Device: "gpu-0000-1b-00-0", ShareID: ptr.To(types.UID("share-1"))},
 }}
@@ -160,70 +157,6 @@ func TestClaimIsNotKnown(t *testing.T) {
 			}
 			if _, err := clusterAt(t, url).Claim(t.Context(), ref); err == nil || !strings.Contains(err.Error(), "default/one") {
 				t.Errorf("got error %v", err)
-			}
-		})
-	}
-}
-
-// TestOlderCluster: one that serves an older version of the API only.
-func TestOlderCluster(t *testing.T) {
-	t.Parallel()
-	meta := metav1.ObjectMeta{Namespace: "default", Name: "one", UID: "uid-1"}
-	result := resourcev1beta2.DeviceRequestAllocationResult{
-		Request: "r", Driver: testDriver, Pool: testNode, Device: "gpu-0000-1b-00-0", ShareID: ptr.To(types.UID("share-1")),
-	}
-	for version, object := range map[string]any{
-		"v1beta1": &resourcev1beta1.ResourceClaim{
-			TypeMeta: metav1.TypeMeta{APIVersion: "resource.k8s.io/v1beta1", Kind: "ResourceClaim"}, ObjectMeta: meta,
-			Status: resourcev1beta1.ResourceClaimStatus{Allocation: &resourcev1beta1.AllocationResult{
-				Devices: resourcev1beta1.DeviceAllocationResult{Results: []resourcev1beta1.DeviceRequestAllocationResult{{
-					Request: result.Request, Driver: result.Driver, Pool: result.Pool, Device: result.Device, ShareID: result.ShareID,
-				}}},
-			}},
-		},
-		"v1beta2": &resourcev1beta2.ResourceClaim{
-			TypeMeta: metav1.TypeMeta{APIVersion: "resource.k8s.io/v1beta2", Kind: "ResourceClaim"}, ObjectMeta: meta,
-			Status: resourcev1beta2.ResourceClaimStatus{Allocation: &resourcev1beta2.AllocationResult{
-				Devices: resourcev1beta2.DeviceAllocationResult{Results: []resourcev1beta2.DeviceRequestAllocationResult{result}},
-			}},
-		},
-	} {
-		t.Run(version, func(t *testing.T) {
-			t.Parallel()
-			path := "/apis/resource.k8s.io/" + version + "/namespaces/default/resourceclaims/"
-			other := map[string]int{}
-			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				switch {
-				case r.URL.Path == path+"one":
-					w.Header().Set("Content-Type", "application/json")
-					_ = json.NewEncoder(w).Encode(object)
-				case strings.HasPrefix(r.URL.Path, path):
-					refuse(w, apierrors.NewNotFound(resourceapi.Resource("resourceclaims"), "two"))
-				default:
-					other[r.URL.Path]++
-					http.NotFound(w, r)
-				}
-			}))
-			defer server.Close()
-			cluster := clusterAt(t, server.URL)
-			for ref, want := range map[claim.Ref]*resourceapi.DeviceAllocationResult{
-				{Namespace: "default", Name: "one", UID: "uid-1"}: &allocated,
-				{Namespace: "default", Name: "one", UID: "uid-0"}: nil,
-				{Namespace: "default", Name: "two", UID: "uid-2"}: nil,
-			} {
-				found, err := cluster.Claim(t.Context(), ref)
-				var got *resourceapi.DeviceAllocationResult
-				if found != nil {
-					got = &found.Status.Allocation.Devices
-				}
-				if diff := cmp.Diff(want, got); err != nil || diff != "" {
-					t.Errorf("%s: %v, devices (-want +got):\n%s", ref, err, diff)
-				}
-			}
-			for path, requests := range other {
-				if requests != 1 {
-					t.Errorf("%d requests for %s, which is not served, want one", requests, path)
-				}
 			}
 		})
 	}
