@@ -116,7 +116,7 @@ func (d *desired) readPolicy(ctx context.Context) {
 	d.board.Say(ctx, "policy", invalid, func(events.Statement) (events.Event, bool) {
 		return events.Event{Type: corev1.EventTypeNormal, Reason: reasonPolicyValid, Text: "The sharing policy can be used again"}, err == nil
 	})
-	d.readiness.setPolicy(ctx, notReady)
+	d.readiness.set(ctx, needPolicy, notReady)
 }
 
 // readStored asks the API server, until it answers, what the plugin that ran here
@@ -132,7 +132,7 @@ func (d *desired) readStored(ctx context.Context) {
 	stored, err := d.stored.Stored(limited)
 	if err != nil {
 		if ctx.Err() == nil {
-			d.readiness.setSlices(ctx, fmt.Sprintf("it is not known what was published before: %v", err))
+			d.readiness.set(ctx, needSlices, fmt.Sprintf("it is not known what was published before: %v", err))
 		}
 		return
 	}

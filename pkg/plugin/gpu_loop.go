@@ -210,14 +210,14 @@ func (l *gpuLoop) handleDiscovery(ctx context.Context, found discovery) {
 	now := inventory.With(status)
 	l.claims.SetInventory(now)
 	l.metrics.SetGPUs(now, status)
-	l.readiness.setHardware(ctx, "")
+	l.readiness.set(ctx, needHardware, "")
 	l.remember(ctx)
 }
 
 func (l *gpuLoop) handleFailedDiscovery(ctx context.Context, err error) {
 	l.state.discoveryFailed(err)
 	if l.state.driverGone != nil {
-		l.readiness.setHardware(ctx, err.Error())
+		l.readiness.set(ctx, needHardware, err.Error())
 		return
 	}
 	l.discoveryProblem.Log(ctx, err, "The GPUs could not be discovered again, will retry", "")
@@ -273,7 +273,7 @@ func (l *gpuLoop) survey(ctx context.Context) {
 		l.surveyedAt = time.Now()
 	case l.surveyedAt.IsZero():
 		// Nothing is known of what must not be allocated.
-		l.readiness.setSlices(ctx, fmt.Sprintf("the GPUs could not be surveyed: %v", err))
+		l.readiness.set(ctx, needSlices, fmt.Sprintf("the GPUs could not be surveyed: %v", err))
 		return
 	}
 	l.handOn(ctx)

@@ -199,7 +199,7 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 	p.publisher = publish.New(publish.Options{
 		DriverName: o.DriverName, NodeName: o.NodeName, KubeClient: o.KubeClient, MetadataClient: o.MetadataClient,
 		LockFile: filepath.Join(o.DataDir, "publish.lock"), FirstOwner: p.node.owner,
-		Report: p.readiness.setSlices,
+		Report: func(ctx context.Context, reason string) { p.readiness.set(ctx, needSlices, reason) },
 		Say: func(ctx context.Context, reason, message string) {
 			var statements []events.Statement
 			if message != "" {

@@ -11,65 +11,49 @@ import (
 	"k8s.io/klog/v2"
 )
 
+// need is what the plugin needs to be ready. Of several that are missing the first is told.
+type need int
+
+const (
+	// needHardware: the GPUs can be used.
+	needHardware need = iota
+	// needPolicy: it is known what is to be published.
+	needPolicy
+	// needSlices: the API server holds the slices as they should be.
+	needSlices
+	// needRegistration: the kubelet calls this instance. During an upgrade the old instance
+	// ends when this one is ready.
+	needRegistration
+	needs
+)
+
 // readiness is why the plugin is not ready, or that it is. It logs every change.
 type readiness struct {
-	mu           sync.Mutex
-	registration string
-	hardware     string
-	slices       string
-	policy       string
+	mu      sync.Mutex
+	missing [needs]string
 }
 
 func newReadiness() *readiness {
-	return &readiness{
-		registration: "the kubelet has not registered the plugin yet",
-		hardware:     "the GPUs of this node have not been discovered yet",
-		slices:       "no ResourceSlice has been published yet",
-	}
+	return &readiness{missing: [needs]string{
+		needRegistration: "the kubelet has not registered the plugin yet",
+		needHardware:     "the GPUs of this node have not been discovered yet",
+		needSlices:       "no ResourceSlice has been published yet",
+	}}
 }
 
-// setRegistration records why the kubelet does not call this instance; "" says
-// that it does. During an upgrade the old instance ends when this one is ready.
-func (r *readiness) setRegistration(ctx context.Context, reason string) {
+// set records why something is missing; "" says that it is there. It may change any number of times.
+func (r *readiness) set(ctx context.Context, n need, reason string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.setLocked(ctx, &r.registration, reason)
-}
-
-// setHardware records why the GPUs cannot be used; "" says that they can. It may
-// change any number of times.
-func (r *readiness) setHardware(ctx context.Context, reason string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.setLocked(ctx, &r.hardware, reason)
-}
-
-// setSlices records why the API server does not hold the slices as they should be; ""
-// says that it does.
-func (r *readiness) setSlices(ctx context.Context, reason string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.setLocked(ctx, &r.slices, reason)
-}
-
-// setPolicy records why it is not known what is to be published; "" says that it
-// is.
-func (r *readiness) setPolicy(ctx context.Context, reason string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.setLocked(ctx, &r.policy, reason)
-}
-
-func (r *readiness) setLocked(ctx context.Context, field *string, reason string) {
-	if *field == reason {
+	if r.missing[n] == reason {
 		return
 	}
-	*field = reason
+	r.missing[n] = reason
 	logger := klog.FromContext(ctx)
 	switch {
 	case reason != "":
 		logger.Info("Not ready", "reason", reason)
-	case r.notReadyLocked() == "":
+	case cmp.Or(r.missing[:]...) == "":
 		logger.Info("Ready")
 	}
 }
@@ -78,16 +62,12 @@ func (r *readiness) setLocked(ctx context.Context, field *string, reason string)
 func (r *readiness) hardwareReason() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.hardware
+	return r.missing[needHardware]
 }
 
 // notReady returns "" when the plugin is ready.
 func (r *readiness) notReady() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.notReadyLocked()
-}
-
-func (r *readiness) notReadyLocked() string {
-	return cmp.Or(r.hardware, r.policy, r.slices, r.registration)
+	return cmp.Or(r.missing[:]...)
 }

@@ -22,12 +22,12 @@ func (p *Plugin) onRegistration(ctx context.Context, req any, _ *grpc.UnaryServe
 	if outcome, ok := req.(*registerapi.RegistrationStatus); ok {
 		if outcome.PluginRegistered {
 			klog.FromContext(ctx).Info("Registered with the kubelet")
-			p.readiness.setRegistration(ctx, "")
+			p.readiness.set(ctx, needRegistration, "")
 			p.publisher.Registered()
 			p.neighbours.registered()
 		} else {
 			klog.FromContext(ctx).Error(errors.New(outcome.Error), "The kubelet refused the registration")
-			p.readiness.setRegistration(ctx, "the kubelet refused the registration: "+outcome.Error)
+			p.readiness.set(ctx, needRegistration, "the kubelet refused the registration: "+outcome.Error)
 		}
 	}
 	return handler(ctx, req)
