@@ -220,7 +220,8 @@ func TestJudge(t *testing.T) {
 			pending, after(30 * time.Second), fabricNotAsked(), after(30 * time.Second), pending, shows("fabric-unhealthy NoSchedule")},
 		"fabric after a reset": {pending, reset, after(time.Minute), pending, shows("")},
 		"hot for a moment":     {reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingHardwareThermal}}, nil), shows(""), after(time.Hour), well(), reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingPowerBrake}}, nil), shows("")},
-		"hot":                  {reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingHardwareThermal}}, nil), after(time.Minute), reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingSoftwareThermal}}, nil), shows("throttled None"), well(), shows("")},
+		"hot":                  {reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingHardwareThermal}}, nil), after(time.Minute), reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingSoftwareThermal}}, nil), shows("throttled None"), well(), shows("throttled None"), after(time.Minute), well(), shows("")},
+		"hot now and then":     {reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingHardwareThermal}}, nil), after(time.Minute), reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingHardwareThermal}}, nil), after(40 * time.Second), well(), reads(gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingHardwareThermal}}, nil), after(40 * time.Second), well(), shows("throttled None")},
 
 		"flapping: held back from the second time": {
 			lost, well(), shows(""),

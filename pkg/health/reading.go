@@ -96,7 +96,11 @@ func (j *judge) weigh(r *record) {
 func (j *judge) clear(r *record, found []*fault, now reading) {
 	for _, f := range r.Faults {
 		still := slices.ContainsFunc(found, func(is *fault) bool { return is.identity() == f.identity() })
-		if f.Ending == whenRead && !still && f.Last.Before(now.Began) && f.Gone.IsZero() && now.asked(f.Reason) {
+		calm := time.Nanosecond
+		if f.Reason == device.Throttled {
+			calm = patience // a GPU at its limit is hot every other moment
+		}
+		if f.Ending == whenRead && !still && now.Began.Sub(f.Last) >= calm && f.Gone.IsZero() && now.asked(f.Reason) {
 			f.Gone, j.touched = now.Began, true
 		}
 	}

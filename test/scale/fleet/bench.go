@@ -29,6 +29,8 @@ type Options struct {
 	Model       string
 	// Spread is over how long nodes spread a change of the policy.
 	Spread time.Duration
+	// Storm is how long all GPUs are at their thermal limit.
+	Storm time.Duration
 	// Dir is for files of the plugins. Its path must be short.
 	Dir string
 	// Progress is told how far it is.
@@ -248,10 +250,23 @@ func (b *bench) phases(whole context.Context) []Phase {
 			update, gpus, checked(tainted)},
 		{"another NVIDIA driver is loaded", func(context.Context) error { b.driver.Load(driverAfter); return nil },
 			update, gpus, checked(upgraded)},
+		{fmt.Sprintf("a thermal storm: for %s all GPUs throttle, 40 s in a minute", b.Storm), b.storm, update, 0, checked(upgraded)},
 		{"all plugins restart", func(context.Context) error { return b.roll(whole, 0, try, questions) },
 			try, questions * b.Nodes, checked(upgraded)},
 		{"the policy changes, policySpread: 0s", func(context.Context) error { return b.setPolicy(12) },
 			update, gpus, checked(upgraded)},
+	}
+}
+
+// storm keeps all GPUs at their thermal limit for some time.
+func (b *bench) storm(ctx context.Context) error {
+	b.driver.SetStorm(true)
+	defer b.driver.SetStorm(false)
+	select {
+	case <-time.After(b.Storm):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 

@@ -36,7 +36,13 @@ const (
 )
 
 // NVIDIADriver is the one of all nodes, which somebody may be upgrading. It is nil at such a time.
-type NVIDIADriver struct{ version atomic.Pointer[string] }
+type NVIDIADriver struct {
+	version atomic.Pointer[string]
+	storm   atomic.Bool
+}
+
+// SetStorm lets all GPUs reach their thermal limit, or cool down.
+func (d *NVIDIADriver) SetStorm(on bool) { d.storm.Store(on) }
 
 // Load loads a version.
 func (d *NVIDIADriver) Load(version string) { d.version.Store(&version) }
@@ -115,7 +121,7 @@ func (n *Node) plugin(ctx context.Context) (*plugin.Plugin, error) {
 		DriverName: driverName, NodeName: n.Name,
 		KubeClient: c.main, MetadataClient: c.metadata, StatusClient: c.status,
 		Events: plugin.NewEvents(ctx, c.events, c.background, driverName, n.Name),
-		Claims: noClaims{hardware}, Hardware: hardware,
+		Claims: noClaims{hardware}, Hardware: hardware, Health: hardware,
 		DataDir: n.Dir, RegistrarDir: registrar, CDIDir: filepath.Join(n.Dir, "cdi"), BootID: "boot",
 		PollInterval: pollInterval, ReconcileInterval: reconcileInterval,
 		Policy: plugin.NewPolicySpread(plugin.NewPolicyFile(n.PolicyFile), n.Spread),
@@ -174,6 +180,30 @@ func (m *machine) Discover(ctx context.Context) (*gpu.Node, error) {
 }
 
 func (m *machine) Removed(string) bool { return false }
+
+func (m *machine) Events(ctx context.Context) <-chan gpu.Event {
+	none := make(chan gpu.Event)
+	context.AfterFunc(ctx, func() { close(none) })
+	return none
+}
+
+func (m *machine) Unmonitored(string) error { return nil }
+
+// hotFor and coolFor are how long a GPU at its thermal limit lowers its clocks and does not, in turns.
+const hotFor, coolFor = 40 * time.Second, 20 * time.Second
+
+func (m *machine) Health(ctx context.Context, _ string) (h gpu.Health, err error) {
+	if m.driver.storm.Load() && time.Now().UnixNano()%int64(hotFor+coolFor) < int64(hotFor) {
+		h.Throttling = []gpu.Throttling{gpu.ThrottlingHardwareThermal}
+	}
+	return h, m.Open(ctx)
+}
+
+func (m *machine) MIGState(ctx context.Context, _ string) (gpu.MIGState, error) {
+	return gpu.MIGState{}, m.Open(ctx)
+}
+
+func (m *machine) FabricPending(ctx context.Context, _ string) (string, error) { return "", m.Open(ctx) }
 
 // noClaims says that there are none. While there is no driver, a survey finds that no GPU answers.
 type noClaims struct{ machine *machine }

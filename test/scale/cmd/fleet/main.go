@@ -44,6 +44,7 @@ func run() (err error) {
 	flag.IntVar(&o.GPUs, "gpus", 8, "how many GPUs a node has")
 	flag.StringVar(&o.Model, "model", "h100-80-sxm", "the model of the GPUs")
 	flag.DurationVar(&o.Spread, "spread", 2*time.Minute, "as kubeletPlugin.policySpread of the chart")
+	flag.DurationVar(&o.Storm, "storm", 15*time.Minute, "how long all GPUs are at their thermal limit")
 	log := flag.String("log", os.DevNull, "file for what the plugins log")
 	flag.Parse()
 
