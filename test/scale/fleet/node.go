@@ -203,7 +203,9 @@ func (m *machine) MIGState(ctx context.Context, _ string) (gpu.MIGState, error) 
 	return gpu.MIGState{}, m.Open(ctx)
 }
 
-func (m *machine) FabricPending(ctx context.Context, _ string) (string, error) { return "", m.Open(ctx) }
+func (m *machine) FabricPending(ctx context.Context, _ string) (string, error) {
+	return "", m.Open(ctx)
+}
 
 // noClaims says that there are none. While there is no driver, a survey finds that no GPU answers.
 type noClaims struct{ machine *machine }
