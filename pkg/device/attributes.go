@@ -62,7 +62,7 @@ func attributesOf(node *gpu.Node, d Device) attributes {
 	a.describe(node, d.GPU)
 	a.locate(d.GPU)
 	if d.Kind == Whole {
-		a.group(node.Groups()[d.GPU.PCIAddress])
+		a.group(GroupsOf(node)[d.GPU.PCIAddress])
 	}
 	return a
 }
@@ -111,7 +111,7 @@ func (a attributes) locate(g *gpu.GPU) {
 // group says which GPUs of the node the GPU is close to, for constraints between whole GPUs: a
 // partition has no peers. What would be true of no other GPU is left out, as is what the host does
 // not tell of a GPU's place: matchAttribute takes no device without the attribute.
-func (a attributes) group(g gpu.Groups) {
+func (a attributes) group(g Groups) {
 	if g.NVLinkDomain != "" {
 		a.text("nvlinkDomain", g.NVLinkDomain)
 	}

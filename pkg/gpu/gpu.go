@@ -217,3 +217,19 @@ const (
 	// ComputeProhibited allows none.
 	ComputeProhibited ComputeMode = "PROHIBITED"
 )
+
+// NVLink is what a GPU's active NVLinks lead to. Links say nothing while MIG is on.
+type NVLink struct {
+	// Clique is "<cluster UUID>.<clique ID>" of a fabric that spans nodes, as in the label
+	// nvidia.com/gpu.clique of nodes. Then GPUs and Switches are empty. It is empty where
+	// the fabric ends with the node.
+	Clique string `json:"clique,omitempty"`
+	// GPUs are the PCI addresses of the GPUs to which links lead without a switch, sorted.
+	GPUs []string `json:"gpus,omitempty"`
+	// Switches are the PCI addresses of NVSwitches, sorted, with UnknownSwitch for those
+	// of which the driver does not tell it.
+	Switches []string `json:"switches,omitempty"`
+}
+
+// UnknownSwitch stands for all NVSwitches of a node whose addresses are not known.
+const UnknownSwitch = "unknown"

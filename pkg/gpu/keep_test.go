@@ -90,18 +90,19 @@ func TestKeepingReservedMemory(t *testing.T) {
 // TestKeepingNVLink: what the links lead to is not forgotten because MIG mode hides it.
 func TestKeepingNVLink(t *testing.T) {
 	on, off := &MIG{Enabled: true}, &MIG{}
+	to := func(gpu string) *NVLink { return &NVLink{GPUs: []string{gpu}} }
 	for name, test := range map[string]struct {
 		earlier, now GPU
 		want         *NVLink
 	}{
-		"MIG is on":      {GPU{UUID: "GPU-x", NVLink: to(2)}, GPU{UUID: "GPU-x", MIG: on}, to(2)},
-		"MIG is off":     {GPU{UUID: "GPU-x", NVLink: to(2)}, GPU{UUID: "GPU-x", MIG: off}, nil},
-		"no MIG":         {GPU{UUID: "GPU-x", NVLink: to(2)}, GPU{UUID: "GPU-x"}, nil},
-		"read again":     {GPU{UUID: "GPU-x", NVLink: to(2)}, GPU{UUID: "GPU-x", MIG: off, NVLink: to(3)}, to(3)},
-		"read though on": {GPU{UUID: "GPU-x", NVLink: to(2)}, GPU{UUID: "GPU-x", MIG: on, NVLink: to(3)}, to(3)},
-		"another GPU":    {GPU{UUID: "GPU-x", NVLink: to(2)}, GPU{UUID: "GPU-y", MIG: on}, nil},
+		"MIG is on":      {GPU{UUID: "GPU-x", NVLink: to("a")}, GPU{UUID: "GPU-x", MIG: on}, to("a")},
+		"MIG is off":     {GPU{UUID: "GPU-x", NVLink: to("a")}, GPU{UUID: "GPU-x", MIG: off}, nil},
+		"no MIG":         {GPU{UUID: "GPU-x", NVLink: to("a")}, GPU{UUID: "GPU-x"}, nil},
+		"read again":     {GPU{UUID: "GPU-x", NVLink: to("a")}, GPU{UUID: "GPU-x", MIG: off, NVLink: to("b")}, to("b")},
+		"read though on": {GPU{UUID: "GPU-x", NVLink: to("a")}, GPU{UUID: "GPU-x", MIG: on, NVLink: to("b")}, to("b")},
+		"another GPU":    {GPU{UUID: "GPU-x", NVLink: to("a")}, GPU{UUID: "GPU-y", MIG: on}, nil},
 	} {
-		test.earlier.PCIAddress, test.now.PCIAddress = at(1), at(1)
+		test.earlier.PCIAddress, test.now.PCIAddress = "0000:01:00.0", "0000:01:00.0"
 		all, _ := (&Node{GPUs: []GPU{test.now}}).Keeping(&Node{GPUs: []GPU{test.earlier}})
 		if diff := cmp.Diff(test.want, all.GPUs[0].NVLink); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)

@@ -28,8 +28,6 @@ type handle struct {
 	// nvlink is what the links lead to, and linksOut a call about them that nobody waited for any more.
 	nvlink   atomic.Pointer[*gpu.NVLink]
 	linksOut atomic.Pointer[gpu.PendingError]
-	// gpm says whether partitions tell how busy they are.
-	gpm atomic.Pointer[bool]
 
 	mu      sync.Mutex // not held during calls, which may hang
 	samples map[gpu.PartitionID]nvml.GpmSample

@@ -13,9 +13,8 @@ import (
 )
 
 const (
-	milli = 1000
-	kilo  = 1000
-	kibi  = 1024
+	thousand = 1000
+	kibi     = 1024
 	// allLinks is the scope of a field that adds up the links.
 	allLinks = math.MaxUint32
 )
@@ -24,7 +23,7 @@ const (
 func readMeters(r *reading, usage *gpu.Usage) {
 	usage.PowerWatts = known(r, "nvmlDeviceGetPowerUsage", func() (float64, nvml.Return) {
 		milliwatts, ret := r.dev.GetPowerUsage()
-		return float64(milliwatts) / milli, ret
+		return float64(milliwatts) / thousand, ret
 	})
 	r.pardon()
 	usage.NVLink = known(r, "nvmlDeviceGetFieldValues", func() (gpu.Traffic, nvml.Return) {
@@ -49,20 +48,14 @@ func readMeters(r *reading, usage *gpu.Usage) {
 	}
 }
 
+// readPCIe returns both directions or nothing.
 func readPCIe(r *reading) *gpu.Traffic {
-	read := func(counter nvml.PcieUtilCounter) *uint64 {
-		return known(r, "nvmlDeviceGetPcieThroughput", func() (uint64, nvml.Return) {
-			rate, ret := r.dev.GetPcieThroughput(counter)
-			return kilo * uint64(rate), ret
-		})
+	read := func(counter nvml.PcieUtilCounter) uint64 {
+		return thousand * uint64(must(r, "nvmlDeviceGetPcieThroughput", func() (uint32, nvml.Return) { return r.dev.GetPcieThroughput(counter) }))
 	}
-	sent := read(nvml.PCIE_UTIL_TX_BYTES)
-	if sent == nil {
-		return nil // nor does it tell the other
-	}
-	received := read(nvml.PCIE_UTIL_RX_BYTES)
-	if received == nil {
+	traffic := gpu.Traffic{Sent: read(nvml.PCIE_UTIL_TX_BYTES), Received: read(nvml.PCIE_UTIL_RX_BYTES)}
+	if r.err != nil {
 		return nil
 	}
-	return &gpu.Traffic{Sent: *sent, Received: *received}
+	return &traffic
 }

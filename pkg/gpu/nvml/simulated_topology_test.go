@@ -10,54 +10,54 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	gocmp "github.com/google/go-cmp/cmp"
 
-	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
 )
 
 // groupsOf discovers a machine and returns the groups of its GPUs, in their order.
-func groupsOf(t *testing.T, c *Client) []gpu.Groups {
+func groupsOf(t *testing.T, c *Client) []device.Groups {
 	t.Helper()
 	node, err := c.Discover(t.Context())
 	if err != nil || len(node.Broken) > 0 {
 		t.Fatalf("%+v, %v", node, err)
 	}
-	groups := node.Groups()
-	var all []gpu.Groups
+	groups := device.GroupsOf(node)
+	var all []device.Groups
 	for i := range node.GPUs {
 		all = append(all, groups[node.GPUs[i].PCIAddress])
 	}
 	return all
 }
 
-func same(n int, g gpu.Groups) []gpu.Groups { return slices.Repeat([]gpu.Groups{g}, n) }
+func same(n int, g device.Groups) []device.Groups { return slices.Repeat([]device.Groups{g}, n) }
 
 // TestSimulatedGroups: which GPUs of the catalogue's machines are close together.
 func TestSimulatedGroups(t *testing.T) {
-	for name, want := range map[string]func(uuids []string) []gpu.Groups{
-		"dgx-h100": func(uuids []string) []gpu.Groups { return same(8, gpu.Groups{NVLinkDomain: uuids[0]}) },
-		"dgx-b200": func(uuids []string) []gpu.Groups { return same(8, gpu.Groups{NVLinkDomain: uuids[0]}) },
-		"dgx-a100": func(uuids []string) []gpu.Groups {
-			all := same(8, gpu.Groups{NVLinkDomain: uuids[0]})
+	for name, want := range map[string]func(uuids []string) []device.Groups{
+		"dgx-h100": func(uuids []string) []device.Groups { return same(8, device.Groups{NVLinkDomain: uuids[0]}) },
+		"dgx-b200": func(uuids []string) []device.Groups { return same(8, device.Groups{NVLinkDomain: uuids[0]}) },
+		"dgx-a100": func(uuids []string) []device.Groups {
+			all := same(8, device.Groups{NVLinkDomain: uuids[0]})
 			for i, upstream := range []string{"0000:01:00.0", "0000:41:00.0", "0000:81:00.0", "0000:b1:00.0"} {
 				all[2*i].PCIeSwitch, all[2*i+1].PCIeSwitch = upstream, upstream
 			}
 			return all
 		},
-		"gb200-node": func([]string) []gpu.Groups {
-			return same(4, gpu.Groups{NVLinkDomain: "2b6ed3a4-9f5c-4f7e-8c13-6a0b7d21e958.32766"})
+		"gb200-node": func([]string) []device.Groups {
+			return same(4, device.Groups{NVLinkDomain: "2b6ed3a4-9f5c-4f7e-8c13-6a0b7d21e958.32766"})
 		},
-		"h100-nvl-pairs": func(uuids []string) []gpu.Groups {
-			var all []gpu.Groups
+		"h100-nvl-pairs": func(uuids []string) []device.Groups {
+			var all []device.Groups
 			for i := range 8 {
-				all = append(all, gpu.Groups{
+				all = append(all, device.Groups{
 					NVLinkDomain: uuids[i/2*2], PCIeSwitch: map[bool]string{false: "0000:17:00.0", true: "0000:98:00.0"}[i >= 4],
 				})
 			}
 			return all
 		},
-		"l4x4":  func([]string) []gpu.Groups { return same(4, gpu.Groups{}) },
-		"mixed": func([]string) []gpu.Groups { return same(6, gpu.Groups{}) },
+		"l4x4":  func([]string) []device.Groups { return same(4, device.Groups{}) },
+		"mixed": func([]string) []device.Groups { return same(6, device.Groups{}) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, name)
@@ -155,15 +155,15 @@ func TestSimulatedNVLinkOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	expect := func(when string, want gpu.Groups) {
+	expect := func(when string, want device.Groups) {
 		t.Helper()
 		if diff := gocmp.Diff(same(8, want), groupsOf(t, c)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", when, diff)
 		}
 	}
-	expect("before the registration", gpu.Groups{})
+	expect("before the registration", device.Groups{})
 	update(func(g *machine.GPU) { g.Health.Fabric.State = nvml.GPU_FABRIC_STATE_COMPLETED })
-	domain := gpu.Groups{NVLinkDomain: m.GPUs[0].UUID}
+	domain := device.Groups{NVLinkDomain: m.GPUs[0].UUID}
 	expect("registered", domain)
 	before, err := file.Calls()
 	if err != nil {

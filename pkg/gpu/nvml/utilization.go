@@ -53,7 +53,7 @@ func ratio(percentage float64) float64 { return max(0, min(1, percentage/percent
 // part of NVML that can, from Hopper on. The library makes metrics from two samples, between which nvml.h wants
 // 100 ms. It is assumed that others may sample beside.
 func readPartitionUtilization(r *reading, id gpu.PartitionID) *float64 {
-	if !hasGPM(r) {
+	if answer, _ := ask(r, "nvmlGpmQueryDeviceSupport", r.dev.GpmQueryDeviceSupport); answer.IsSupportedDevice == 0 {
 		return nil
 	}
 	last := swapSample(r, id, nil) // nobody else may free it now
@@ -101,14 +101,6 @@ func freeSample(r *reading, s nvml.GpmSample) {
 	if err := do(r.ctx, r.queue, "nvmlGpmSampleFree", s.Free); r.err == nil {
 		r.err = err
 	}
-}
-
-// hasGPM asks once.
-func hasGPM(r *reading) bool {
-	return lasting(&r.gpm, func() (supported, known bool) {
-		answer, _ := ask(r, "nvmlGpmQueryDeviceSupport", r.dev.GpmQueryDeviceSupport)
-		return answer.IsSupportedDevice != 0, r.err == nil
-	})
 }
 
 // dropSamples frees the samples of other partitions than these.

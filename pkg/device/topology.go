@@ -1,31 +1,17 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package gpu
+package device
 
 import (
 	"slices"
 	"strings"
+
+	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// NVLink is what a GPU's active NVLinks lead to. Links say nothing while MIG is on.
-type NVLink struct {
-	// Clique is "<cluster UUID>.<clique ID>" of a fabric that spans nodes, as in the label
-	// nvidia.com/gpu.clique of nodes. Then GPUs and Switches are empty. It is empty where
-	// the fabric ends with the node.
-	Clique string `json:"clique,omitempty"`
-	// GPUs are the PCI addresses of the GPUs to which links lead without a switch, sorted.
-	GPUs []string `json:"gpus,omitempty"`
-	// Switches are the PCI addresses of NVSwitches, sorted, with UnknownSwitch for those
-	// of which the driver does not tell it.
-	Switches []string `json:"switches,omitempty"`
-}
-
-// UnknownSwitch stands for all NVSwitches of a node whose addresses are not known.
-const UnknownSwitch = "unknown"
-
 // linked reports whether two GPUs of a node reach each other over NVLink.
-func linked(a, b *GPU) bool {
+func linked(a, b *gpu.GPU) bool {
 	switch {
 	case a.NVLink == nil || b.NVLink == nil:
 		return false
@@ -45,22 +31,22 @@ type Groups struct {
 	PCIeSwitch string
 }
 
-// Groups returns the groups of the node's GPUs by PCI address. GPUs that are in none are missing.
+// GroupsOf returns the groups of the node's GPUs by PCI address. GPUs that are in none are missing.
 //
 // In an NVLink domain every GPU reaches every other. Links that do not divide the GPUs into such
 // domains, as the cube of a DGX-1, make none: two GPUs of it may or may not be neighbours.
-func (n *Node) Groups() map[string]Groups {
+func GroupsOf(n *gpu.Node) map[string]Groups {
 	reached := map[string]string{} // their addresses, by address
 	behind := map[string]int{}
 	for i := range n.GPUs {
 		g := &n.GPUs[i]
 		behind[g.PCIeSwitch]++
-		reached[g.PCIAddress] = strings.Join(n.reachedFrom(g), " ")
+		reached[g.PCIAddress] = strings.Join(reachedFrom(n, g), " ")
 	}
 	groups := map[string]Groups{}
 	for i := range n.GPUs {
 		g := &n.GPUs[i]
-		group := Groups{NVLinkDomain: n.nvlinkDomain(g, reached)}
+		group := Groups{NVLinkDomain: nvlinkDomain(n, g, reached)}
 		if behind[g.PCIeSwitch] > 1 {
 			group.PCIeSwitch = g.PCIeSwitch
 		}
@@ -72,7 +58,7 @@ func (n *Node) Groups() map[string]Groups {
 }
 
 // nvlinkDomain returns the domain that a GPU is in, or "": one whose GPUs all reach the same ones.
-func (n *Node) nvlinkDomain(g *GPU, reached map[string]string) string {
+func nvlinkDomain(n *gpu.Node, g *gpu.GPU, reached map[string]string) string {
 	members := strings.Fields(reached[g.PCIAddress])
 	for _, member := range members {
 		if reached[member] != reached[g.PCIAddress] {
@@ -85,12 +71,12 @@ func (n *Node) nvlinkDomain(g *GPU, reached map[string]string) string {
 	case g.NVLink.Clique != "":
 		return g.NVLink.Clique
 	}
-	return n.GPUs[n.index(members[0])].UUID
+	return n.GPUs[slices.IndexFunc(n.GPUs, func(other gpu.GPU) bool { return other.PCIAddress == members[0] })].UUID
 }
 
 // reachedFrom returns the addresses of the GPUs that a GPU reaches over NVLink, in order, with its own. One without
 // a UUID is no longer where it was.
-func (n *Node) reachedFrom(g *GPU) (reached []string) {
+func reachedFrom(n *gpu.Node, g *gpu.GPU) (reached []string) {
 	if g.NVLink == nil || g.UUID == "" {
 		return nil
 	}
@@ -99,5 +85,5 @@ func (n *Node) reachedFrom(g *GPU) (reached []string) {
 			reached = append(reached, other.PCIAddress)
 		}
 	}
-	return SortPCIAddresses(reached)
+	return gpu.SortPCIAddresses(reached)
 }
