@@ -120,8 +120,6 @@ func (l *lane) tell(ctx context.Context, e *corev1.Event) {
 func (l *lane) write(ctx context.Context, e *record.EventCorrelateResult, pauses wait.Backoff) {
 	stored, err := l.request(ctx, e)
 	switch {
-	case ctx.Err() != nil:
-		return
 	case err == nil:
 		l.correlator.UpdateState(stored)
 		return
@@ -142,7 +140,11 @@ func (l *lane) request(ctx context.Context, e *record.EventCorrelateResult) (sto
 			return stored, err
 		}
 	}
-	return events.Create(ctx, e.Event, metav1.CreateOptions{})
+	stored, err = events.Create(ctx, e.Event, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return e.Event, nil // a request before had no answer
+	}
+	return stored, err
 }
 
 // isFinal reports whether the API server will answer the same again. Permissions may come back, as during an upgrade.

@@ -54,6 +54,7 @@ func New(ctx context.Context, o Options) *Recorder {
 // Tell writes events. Those about claims of a namespace are told together: a pod hears once what is the same for several of
 // its claims.
 func (r *Recorder) Tell(ctx context.Context, all ...Event) {
+	ctx = context.WithoutCancel(ctx) // who tells does not wait
 	ofClaims := map[string][]Event{}
 	for _, e := range all {
 		switch {

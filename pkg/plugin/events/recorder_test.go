@@ -150,7 +150,9 @@ func TestRecorder(t *testing.T) {
 			Event{Claim: two, Reason: "Hit", Subjects: []string{"B", "C"}, Text: "it is lost."},
 			Event{Claim: deleted, Reason: "Hit", Subjects: []string{"D"}, Text: "it is lost."},
 		)
-		r.Warn(ctx, two, "Gone", "its partition is gone.")
+		call, end := context.WithCancel(ctx)
+		r.Warn(call, two, "Gone", "its partition is gone.")
+		end() // the event is written nevertheless
 		after(10 * time.Second)
 		n.want(t,
 			"Node node-1 in default: 1 Warning GPULost: GPU "+oneGPU+": gone", "Node node-1 in default: 1 Warning GPULost: GPU "+otherGPU+": gone",

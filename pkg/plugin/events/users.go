@@ -30,8 +30,6 @@ func (r *Recorder) tellUsers(ctx context.Context, all []Event) {
 	try = func() {
 		found, err := r.find(ctx, all)
 		switch {
-		case ctx.Err() != nil:
-			return
 		case err != nil && !isFinal(err) && time.Since(began) < eventTTL && r.users.later(ctx, &pauses, try):
 			return
 		case err != nil:
