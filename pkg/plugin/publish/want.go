@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -36,10 +37,11 @@ func (p *Publisher) want(ctx context.Context) *rules.Want {
 	slices := Resources(p.pool.driverName, p.pool.nodeName, inventory, p.features.now).Pools[p.pool.nodeName].Slices
 	p.sayLacks(ctx, reasonLeftOut, p.features.leftOut(p.pool, inventory, slices))
 	p.sayLacks(ctx, reasonSchedulerCrashes, p.features.crashes(slices))
-	p.says.right = false
+	objects := p.pool.objects(slices)
+	p.says.right = p.says.right && apiequality.Semantic.DeepEqual(objects, p.wanted.Slices)
 	p.wanted = wanted{
 		Want: rules.Want{
-			Node: p.pool.nodeName, Slices: p.pool.objects(slices), NoTaints: !p.features.now.Taints, MaxTaints: p.features.now.maxTaints(),
+			Node: p.pool.nodeName, Slices: objects, NoTaints: !p.features.now.Taints, MaxTaints: p.features.now.maxTaints(),
 		},
 		inventory: inventory, features: p.features.now,
 	}
