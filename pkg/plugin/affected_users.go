@@ -51,7 +51,7 @@ func (s *conditionSpeaker) sayToUsers(ctx context.Context, conditions []device.C
 		}
 	}
 	s.board.Say(ctx, "conditions for users", statements, func(was events.Statement) (events.Event, bool) {
-		key := was.Key.(userKey) //nolint:forcetypeassert // it is ours
+		key, _ := was.Key.(userKey)
 		of := used{key.claim, key.device}
 		return events.Event{
 			Claim: was.Claim, Type: corev1.EventTypeNormal, Reason: recoveryReason(key.reason), Subjects: was.Subjects,

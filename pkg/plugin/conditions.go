@@ -73,7 +73,8 @@ func (s *conditionSpeaker) say(ctx context.Context, status device.Status) {
 		}})
 	}
 	s.board.Say(ctx, "conditions", statements, func(was events.Statement) (events.Event, bool) {
-		c := s.before[was.Key.(conditionKey)] //nolint:forcetypeassert // it is ours
+		key, _ := was.Key.(conditionKey)
+		c := s.before[key]
 		return recovery(c), s.isThere(c.PCIAddress) && !isInTrouble(c, status.Conditions)
 	})
 	s.before = now

@@ -66,6 +66,7 @@ type desired struct {
 	// there may be more.
 	inUse    []string
 	inUseErr error
+
 	policyProblem, inUseProblem logchange.Problem
 	panics                      panics.Repeated
 }
