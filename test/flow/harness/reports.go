@@ -93,17 +93,3 @@ func (n *Node) AgeMetadata() error {
 	}
 	return errors.Join(errs...)
 }
-
-// StatusNotes are the UIDs of claims of which the driver has noted that their status may have
-// entries.
-func (n *Node) StatusNotes() ([]string, error) {
-	entries, err := os.ReadDir(filepath.Join(n.PluginsDir, DriverName, "claim-status"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	var names []string
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	return names, err
-}
