@@ -18,6 +18,7 @@ import (
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/logchange"
+	"github.com/partage-dev/partage/pkg/plugin/claimstatus"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 )
 
@@ -153,14 +154,12 @@ type verdict struct {
 	said     time.Time
 }
 
-// messageInterval is how long a message stays while nothing but its words changes. Some say
-// how long something has lasted, and each change of a claim's status is a request.
-const messageInterval = 10 * time.Minute
-
+// keepMessage keeps the message while nothing but its words changes. Some say how long something has
+// lasted, and each change of a pod's status is a request.
 func (v *verdict) keepMessage(before verdict, now time.Time) {
 	v.said = now
 	same := before.health == v.health && before.findings == v.findings
-	if same && (before.message == v.message || now.Sub(before.said) < messageInterval) {
+	if same && (before.message == v.message || now.Sub(before.said) < claimstatus.MessageInterval) {
 		v.message, v.said = before.message, before.said
 	}
 }

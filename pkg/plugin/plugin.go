@@ -219,8 +219,7 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 	p.devices = newDeviceStates(o.Claims, p.tellStates, o.PollInterval)
 	if o.StatusClient != nil {
 		p.status = claimstatus.New(claimstatus.Options{
-			DriverName: o.DriverName, Client: o.StatusClient,
-			Dir: filepath.Join(o.DataDir, "claim-status"), LockFile: filepath.Join(o.DataDir, "claim-status.lock"),
+			DriverName: o.DriverName, Client: o.StatusClient, Newest: p.publisher.Newest,
 		})
 	}
 	p.foreign = newForeignClaims(o.ForeignClaims, o.ReconcileInterval, healthChanged)

@@ -4,19 +4,19 @@
 package claimstatus
 
 import (
-	"bytes"
-	"cmp"
 	"encoding/json"
+	"math/rand/v2"
 	"reflect"
 	"slices"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
+	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/claim"
@@ -26,6 +26,20 @@ import (
 // device has been configured according to the class and claim config references, the Ready
 // condition should be True."
 const ConditionReady = "Ready"
+
+const (
+	// MessageInterval is how long a claim's status stays at least while nothing but words change.
+	MessageInterval = 10 * time.Minute
+	// A claim is written burst times at once, and then once in writeInterval: a device may be ready
+	// and not ready every few seconds.
+	burst, writeInterval = 5, 5 * time.Minute
+)
+
+// Claim is what there is to say about a prepared claim.
+type Claim struct {
+	Ref     claim.Ref
+	Devices []Device
+}
 
 // Device is what there is to say about a device.
 type Device struct {
@@ -38,120 +52,114 @@ type Device struct {
 	Data []byte
 }
 
-// entry is what is wanted for a claim and what is known of it.
+// entry is a claim.
 type entry struct {
-	ref claim.Ref
-	// wanted is nil for a claim that is not prepared.
-	wanted *Claim
-	// removing says that it is known to be removed.
-	removing bool
-	// recorded says that the ledger has the claim: entries may have been written.
-	recorded bool
-	// known says that stored are the entries that the API server has.
-	known  bool
-	stored []resourceapi.AllocatedDeviceStatus
-	// recheck is when stored is not believed any more.
+	wanted Claim
+	// stored is what the API server has, which is believed until recheck. gone says that it has no such claim.
+	stored  []resourceapi.AllocatedDeviceStatus
 	recheck time.Time
-	// gone says that there is no such claim any more.
-	gone bool
+	gone    bool
+	// writtenAt is when it was written last, and paid until when what was written uses up the budget.
+	writtenAt, paid time.Time
+	// failures are those in a row, and retry is when the next request may be made.
+	failures int
+	retry    time.Time
+	// due is when there is something to do.
+	due time.Time
 }
 
-// want takes what there is to say, and reports whether it is something else.
-func (e *entry) want(c Claim) (changed bool) {
-	e.removing = false
-	if e.wanted != nil && reflect.DeepEqual(*e.wanted, c) {
-		return false
+// believe takes what the API server has.
+func (e *entry) believe(stored []resourceapi.AllocatedDeviceStatus) {
+	e.stored, e.recheck = stored, time.Now().Add(recheckInterval-rand.N(recheckJitter)) //nolint:gosec // no secret
+}
+
+// doubt takes note of a request that has failed.
+func (e *entry) doubt() {
+	e.recheck, e.retry = time.Time{}, time.Now().Add(min(firstRetry<<min(e.failures, 10), lastRetry))
+	e.failures++
+}
+
+// wrote takes note of a write.
+func (e *entry) wrote() {
+	e.writtenAt, e.failures = time.Now(), 0
+	e.paid = latest(e.paid, e.writtenAt).Add(writeInterval)
+}
+
+// schedule says when there is something to do.
+func (e *entry) schedule() {
+	e.due = e.recheck
+	allowed := e.paid.Add(-(burst - 1) * writeInterval)
+	switch _, differs := e.next("", time.Time{}); {
+	case e.gone || differs == nothing:
+		allowed = e.due
+	case differs == words:
+		allowed = latest(allowed, e.writtenAt.Add(MessageInterval))
 	}
-	e.ref, e.wanted = c.Ref, &c
-	return true
-}
-
-// release notes that the claim is not prepared, and reports whether that is new.
-func (e *entry) release() bool {
-	if e.removing {
-		return false
+	if allowed.Before(e.due) {
+		e.due = allowed
 	}
-	e.wanted, e.removing = nil, true
-	return true
+	e.due = latest(e.due, e.retry)
 }
 
-// next returns the entries as they have to be. A condition that stays keeps its time.
-func (e *entry) next(driver string, now time.Time) []resourceapi.AllocatedDeviceStatus {
-	var entries []resourceapi.AllocatedDeviceStatus
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// difference says how what there is to say differs from what is stored.
+type difference int
+
+const (
+	nothing difference = iota
+	// words are a reason and a message.
+	words
+	facts
+)
+
+// next returns the entries as they have to be, and how they differ from those that are stored. Somebody else
+// may have added to one. A condition that stays keeps its time.
+func (e *entry) next(driver string, now time.Time) (entries []*resourceapply.AllocatedDeviceStatusApplyConfiguration, differs difference) {
+	if len(e.stored) != len(e.wanted.Devices) {
+		differs = facts
+	}
 	for _, d := range e.wanted.Devices {
-		one := resourceapi.AllocatedDeviceStatus{
-			Driver: driver, Pool: d.Pool, Device: d.Device, ShareID: (*string)(d.ShareID),
-			Data: &runtime.RawExtension{Raw: d.Data},
-		}
-		if at := slices.IndexFunc(e.stored, func(s resourceapi.AllocatedDeviceStatus) bool { return keyOf(&s) == keyOf(&one) }); at >= 0 {
-			if before := meta.FindStatusCondition(e.stored[at].Conditions, ConditionReady); before != nil {
-				one.Conditions = []metav1.Condition{*before}
-			}
-		}
-		status := metav1.ConditionFalse
+		status, since := metav1.ConditionFalse, metav1.NewTime(now.Truncate(time.Second)) // the API has seconds
 		if d.Ready {
 			status = metav1.ConditionTrue
 		}
-		meta.SetStatusCondition(&one.Conditions, metav1.Condition{
-			Type: ConditionReady, Status: status, Reason: d.Reason, Message: d.Message,
-			// The API has seconds.
-			LastTransitionTime: metav1.NewTime(now.Truncate(time.Second)),
-		})
-		entries = append(entries, one)
+		var stored resourceapi.AllocatedDeviceStatus
+		if at := slices.IndexFunc(e.stored, func(s resourceapi.AllocatedDeviceStatus) bool {
+			return s.Pool == d.Pool && s.Device == d.Device && ptr.Equal(s.ShareID, (*string)(d.ShareID))
+		}); at >= 0 {
+			stored = e.stored[at]
+		}
+		before := ptr.Deref(meta.FindStatusCondition(stored.Conditions, ConditionReady), metav1.Condition{})
+		if before.Status == status {
+			since = before.LastTransitionTime
+		}
+		switch {
+		case before.Status != status, !sameJSON(d.Data, stored.Data):
+			differs = facts
+		case before.Reason != d.Reason, before.Message != d.Message:
+			differs = max(differs, words)
+		}
+		entry := resourceapply.AllocatedDeviceStatus().WithDriver(driver).WithPool(d.Pool).WithDevice(d.Device).WithData(runtime.RawExtension{Raw: d.Data}).
+			WithConditions(metaapply.Condition().WithType(ConditionReady).WithStatus(status).WithReason(d.Reason).WithMessage(d.Message).WithLastTransitionTime(since))
+		entry.ShareID = (*string)(d.ShareID)
+		entries = append(entries, entry)
 	}
-	return entries
+	return entries, differs
 }
 
-// key identifies an entry among those of one driver.
-type key struct{ pool, device, share string }
-
-func keyOf(s *resourceapi.AllocatedDeviceStatus) key {
-	return key{s.Pool, s.Device, ptr.Deref(s.ShareID, "")}
-}
-
-// own returns copies of the entries of a driver.
+// own returns the entries of a driver.
 func own(driver string, all []resourceapi.AllocatedDeviceStatus) []resourceapi.AllocatedDeviceStatus {
-	var entries []resourceapi.AllocatedDeviceStatus
-	for i := range all {
-		if all[i].Driver == driver {
-			entries = append(entries, *all[i].DeepCopy())
-		}
-	}
-	return entries
-}
-
-// same reports whether two lists say the same, in whatever order. Somebody else may have added
-// to an entry.
-func same(next, stored []resourceapi.AllocatedDeviceStatus) bool {
-	if len(next) != len(stored) {
-		return false
-	}
-	byKey := func(a, b resourceapi.AllocatedDeviceStatus) int {
-		x, y := keyOf(&a), keyOf(&b)
-		return cmp.Or(cmp.Compare(x.pool, y.pool), cmp.Compare(x.device, y.device), cmp.Compare(x.share, y.share))
-	}
-	next, stored = slices.SortedFunc(slices.Values(next), byKey), slices.SortedFunc(slices.Values(stored), byKey)
-	for i := range next {
-		is, was := &next[i], &stored[i]
-		ready, before := meta.FindStatusCondition(is.Conditions, ConditionReady), meta.FindStatusCondition(was.Conditions, ConditionReady)
-		if keyOf(is) != keyOf(was) || before == nil || was.Data == nil || !sameJSON(is.Data.Raw, was.Data.Raw) {
-			return false
-		}
-		if ready.Status != before.Status || ready.Reason != before.Reason || ready.Message != before.Message {
-			return false
-		}
-	}
-	return true
+	return slices.DeleteFunc(slices.Clone(all), func(s resourceapi.AllocatedDeviceStatus) bool { return s.Driver != driver })
 }
 
 // sameJSON compares what texts mean: the API server may write them anew.
-func sameJSON(a, b []byte) bool {
-	if bytes.Equal(a, b) {
-		return true
-	}
+func sameJSON(data []byte, stored *runtime.RawExtension) bool {
 	var x, y any
-	if json.Unmarshal(a, &x) != nil || json.Unmarshal(b, &y) != nil {
-		return false
-	}
-	return apiequality.Semantic.DeepEqual(x, y)
+	return stored != nil && json.Unmarshal(data, &x) == nil && json.Unmarshal(stored.Raw, &y) == nil && reflect.DeepEqual(x, y)
 }

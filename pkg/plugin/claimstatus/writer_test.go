@@ -8,16 +8,15 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
-	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,51 +34,36 @@ import (
 const (
 	driver = "gpu.nvidia.com"
 	pool   = "node-1"
-	// patience bounds waits that a passing test never comes near.
-	patience = time.Minute
 )
 
 // rig is a node whose plugin writes the status of claims.
 type rig struct {
 	t   *testing.T
 	api *fakeapi.Server
-	dir string
-	// requests counts those that read or write a claim.
-	requests atomic.Int64
-	// recheck is the writer's recheckInterval.
-	recheck time.Duration
-	mu      sync.Mutex
-	refuse  func(*http.Request) *apierrors.StatusError
-	// answered, if set, is called with each request whose answer is about to reach the writer.
-	answered func(*http.Request)
+
+	mu sync.Mutex
+	// requests are those that read or write a claim, since take was called.
+	requests []string
+	refuse   func(*http.Request) *apierrors.StatusError
 }
 
-type transport struct {
-	http.RoundTripper
-	answered func(*http.Request)
-}
-
-func (t transport) RoundTrip(request *http.Request) (*http.Response, error) {
-	response, err := t.RoundTripper.RoundTrip(request)
-	t.answered(request)
-	return response, err
-}
-
-func newRig(t *testing.T) *rig {
+// inRig runs a test in fake time.
+func inRig(t *testing.T, test func(t *testing.T, r *rig)) {
 	t.Helper()
-	r := &rig{t: t, api: fakeapi.New(t), dir: t.TempDir()}
-	r.api.Refuse(func(request *http.Request) *apierrors.StatusError {
-		if strings.Contains(request.URL.Path, "/resourceclaims/") {
-			r.requests.Add(1)
-		}
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if r.refuse != nil {
-			return r.refuse(request)
-		}
-		return nil
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := &rig{t: t, api: fakeapi.NewWithoutNetwork(t)}
+		r.api.Refuse(func(request *http.Request) *apierrors.StatusError {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.requests = append(r.requests, request.Method)
+			if r.refuse != nil {
+				return r.refuse(request)
+			}
+			return nil
+		})
+		test(t, r)
 	})
-	return r
 }
 
 func (r *rig) setRefuse(refuse func(*http.Request) *apierrors.StatusError) {
@@ -88,27 +72,59 @@ func (r *rig) setRefuse(refuse func(*http.Request) *apierrors.StatusError) {
 	r.refuse = refuse
 }
 
-// start runs a writer until the test or stop ends it.
-func (r *rig) start() (w *Writer, stop func()) {
+// forbid refuses writes of a claim, or of all.
+func (r *rig) forbid(name string, refusal *apierrors.StatusError) {
+	r.setRefuse(func(request *http.Request) *apierrors.StatusError {
+		if request.Method == http.MethodPatch && strings.Contains(request.URL.Path, name) {
+			return refusal
+		}
+		return nil
+	})
+}
+
+// take returns the methods of the requests since the last call, sorted: claims are in no order.
+func (r *rig) take() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	requests := slices.Sorted(slices.Values(r.requests))
+	r.requests = nil
+	return strings.Join(requests, " ")
+}
+
+// writer runs until the test or stop ends it.
+type writer struct {
+	*Writer
+	newest atomic.Bool
+	stop   func()
+}
+
+func (r *rig) start() *writer {
 	r.t.Helper()
-	config := &rest.Config{Host: r.api.URL(), QPS: -1}
-	if r.answered != nil {
-		config.Wrap(func(next http.RoundTripper) http.RoundTripper { return transport{next, r.answered} })
-	}
-	client, err := kubernetes.NewForConfig(config)
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: "http://cluster", Transport: r.api.Transport(), QPS: -1})
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	w = New(Options{
-		DriverName: driver, Client: client, Dir: filepath.Join(r.dir, "status"), LockFile: filepath.Join(r.dir, "status.lock"),
-		removalDelay: time.Millisecond, recheckInterval: r.recheck,
-	})
-	ctx, cancel := context.WithCancel(r.t.Context())
+	w := &writer{}
+	w.newest.Store(true)
+	w.Writer = New(Options{DriverName: driver, Client: client, Newest: w.newest.Load})
+	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { w.Run(ctx) })
-	stop = func() { cancel(); running.Wait() }
-	r.t.Cleanup(stop)
-	return w, stop
+	w.stop = func() { cancel(); running.Wait() }
+	r.t.Cleanup(w.stop)
+	return w
+}
+
+// say says what there is to say, and lets a second pass.
+func (w *writer) say(claims ...Claim) {
+	w.Set(claims)
+	after(time.Second)
+}
+
+// after lets time pass.
+func after(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
 }
 
 // claim stores a claim that has devices of this driver and one of another.
@@ -153,6 +169,12 @@ func (c Claim) lost() Claim {
 	return c
 }
 
+func (c Claim) saying(message string) Claim {
+	c.Devices = append([]Device(nil), c.Devices...)
+	c.Devices[0].Message = message
+	return c
+}
+
 // entriesOf are the entries of a claim as text, without times.
 func (r *rig) entriesOf(name string) string {
 	stored := r.api.Claim("team", name)
@@ -176,40 +198,21 @@ func (r *rig) entriesOf(name string) string {
 	return strings.Join(lines, "\n")
 }
 
-func (r *rig) until(what string, check func() error) {
+// want fails unless a claim has these entries, and these requests were made since the last call.
+func (r *rig) want(name, entries, requests string) {
 	r.t.Helper()
-	end := time.Now().Add(patience)
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(end) {
-			r.t.Fatalf("%s: %v", what, err)
-		}
-		time.Sleep(time.Millisecond)
+	synctest.Wait()
+	if diff := cmp.Diff(entries, r.entriesOf(name)); diff != "" {
+		r.t.Errorf("status of claim %s (-want +got):\n%s", name, diff)
+	}
+	if got := r.take(); got != requests {
+		r.t.Errorf("requests %q, want %q", got, requests)
 	}
 }
 
-func (r *rig) untilEntries(name, want string) {
-	r.t.Helper()
-	r.until("status of claim "+name, func() error {
-		if diff := cmp.Diff(want, r.entriesOf(name)); diff != "" {
-			return errors.New("-want +got:\n" + diff)
-		}
-		return nil
-	})
-}
-
-func (r *rig) untilRecorded(want int) {
-	r.t.Helper()
-	r.until("ledger", func() error {
-		files, err := os.ReadDir(filepath.Join(r.dir, "status"))
-		if len(files) != want {
-			return errors.Join(fmt.Errorf("%d claims, want %d", len(files), want), err)
-		}
-		return nil
-	})
+// condition is that of the first entry of this driver.
+func (r *rig) condition(name string) metav1.Condition {
+	return own(driver, r.api.Claim("team", name).Status.Devices)[0].Conditions[0]
 }
 
 const (
@@ -218,234 +221,214 @@ const (
 	entryNIC  = `nic.example.com nic {"ip":"10.0.0.1"}`
 )
 
-// applyNIC is what another driver does.
-func (r *rig) applyNIC(name string) {
+// apply is what another manager does.
+func (r *rig) apply(name, manager string, entries ...resourceapi.AllocatedDeviceStatus) {
 	r.t.Helper()
 	_, err := r.api.ApplyStatus(&resourceapi.ResourceClaim{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaim"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name},
-		Status: resourceapi.ResourceClaimStatus{Devices: []resourceapi.AllocatedDeviceStatus{{
-			Driver: "nic.example.com", Pool: pool, Device: "nic", Data: &runtime.RawExtension{Raw: []byte(`{"ip":"10.0.0.1"}`)},
-		}}},
-	}, "nic-driver")
+		Status:     resourceapi.ResourceClaimStatus{Devices: entries},
+	}, manager)
 	if err != nil {
 		r.t.Fatal(err)
 	}
 }
 
-// TestLifeOfAClaim: entries come, follow what happens, and go; those of another driver stay.
+// TestLifeOfAClaim: entries come and follow what happens; those of another driver stay. Those of a claim that is
+// released are left to the API server.
 func TestLifeOfAClaim(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	w, _ := r.start()
-	ref := r.claim("c", "a", "b-mps")
-	r.applyNIC("c")
-	w.Set([]Claim{ready(ref, "a", "b-mps")})
-	share := `gpu.nvidia.com b-mps share-of-c Ready=True/Ready {"uuid":"UUID-of-b-mps"}`
-	r.untilEntries("c", entryNIC+"\n"+entryA+"\n"+share)
-	if n := r.requests.Load(); n != 1 {
-		t.Errorf("it took %d requests", n)
-	}
-	transition := r.api.Claim("team", "c").Status.Devices[1].Conditions[0].LastTransitionTime
+	inRig(t, func(t *testing.T, r *rig) {
+		w := r.start()
+		ref := r.claim("c", "a", "b-mps")
+		r.apply("c", "nic-driver", resourceapi.AllocatedDeviceStatus{
+			Driver: "nic.example.com", Pool: pool, Device: "nic", Data: &runtime.RawExtension{Raw: []byte(`{"ip":"10.0.0.1"}`)},
+		})
+		w.say()
+		w.say(ready(ref, "a", "b-mps"))
+		share := `gpu.nvidia.com b-mps share-of-c Ready=True/Ready {"uuid":"UUID-of-b-mps"}`
+		r.want("c", entryNIC+"\n"+entryA+"\n"+share, "PATCH")
+		before := r.condition("c")
 
-	// The same again is no request; another message does not change the time.
-	w.Set([]Claim{ready(ref, "a", "b-mps")})
-	other := ready(ref, "a", "b-mps")
-	other.Devices[0].Message = "all is very well"
-	w.Set([]Claim{other})
-	r.until("message", func() error {
-		if got := r.api.Claim("team", "c").Status.Devices[1].Conditions[0]; got.Message != other.Devices[0].Message || got.LastTransitionTime != transition {
-			return fmt.Errorf("%+v", got)
+		// The same again is no request. Other words are one when they have changed for long enough, and do not change the time.
+		w.say(ready(ref, "a", "b-mps"))
+		w.say(ready(ref, "a", "b-mps").saying("all is very well"))
+		r.want("c", entryNIC+"\n"+entryA+"\n"+share, "")
+		after(MessageInterval)
+		r.want("c", entryNIC+"\n"+entryA+"\n"+share, "PATCH")
+		if got := r.condition("c"); got.Message != "all is very well" || got.LastTransitionTime != before.LastTransitionTime {
+			t.Errorf("%+v", got)
 		}
-		return nil
+		w.say(ready(ref, "a").lost())
+		r.want("c", entryNIC+"\n"+entryLost, "PATCH")
+		if got := r.condition("c"); !got.LastTransitionTime.After(before.LastTransitionTime.Time) {
+			t.Errorf("%+v", got)
+		}
+		w.say()
+		after(2 * time.Hour)
+		r.want("c", entryNIC+"\n"+entryLost, "")
 	})
-	w.Set([]Claim{ready(ref, "a").lost()})
-	r.untilEntries("c", entryNIC+"\n"+entryLost)
-	if n := r.requests.Load(); n != 3 {
-		t.Errorf("three changes took %d requests", n)
-	}
+}
 
-	w.Set(nil)
-	r.untilEntries("c", entryNIC)
-	r.untilRecorded(0)
-	if got, want := w.Counts(), (Counts{Written: 4}); got != want || r.requests.Load() != 4 {
-		t.Errorf("%+v and %d requests", got, r.requests.Load())
+// TestFlapping: a device that is ready and not ready every few seconds, and words that change, cost a bounded number
+// of writes; what is stored in the end is how it is then.
+func TestFlapping(t *testing.T) {
+	for name, test := range map[string]struct {
+		change      func(Claim) Claim
+		most        int
+		late        time.Duration
+		entry, says string
+	}{
+		"readiness": {Claim.lost, burst + int(time.Hour/writeInterval), writeInterval, entryLost, "it fell off"},
+		"words":     {func(c Claim) Claim { return c.saying("so so") }, 1 + int(time.Hour/MessageInterval), MessageInterval, entryA, "so so"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inRig(t, func(t *testing.T, r *rig) {
+				w := r.start()
+				c := ready(r.claim("c", "a"), "a")
+				w.say()
+				began := time.Now()
+				for time.Since(began) < time.Hour {
+					w.say(c)
+					after(4 * time.Second)
+					w.say(test.change(c))
+					after(4 * time.Second)
+				}
+				if n := r.api.StatusWrites(FieldManager); n > test.most {
+					t.Errorf("%d writes, want %d at most", n, test.most)
+				}
+				after(test.late)
+				if got := r.condition("c").Message; got != test.says || r.entriesOf("c") != test.entry {
+					t.Errorf("in the end %q, %s", got, r.entriesOf("c"))
+				}
+				writes := r.api.StatusWrites(FieldManager)
+				after(2 * time.Hour)
+				if n := r.api.StatusWrites(FieldManager); n != writes {
+					t.Errorf("%d more writes", n-writes)
+				}
+				w.say(c)
+				w.say(test.change(ready(r.claim("d", "a"), "a")))
+				r.take()
+				if name == "readiness" {
+					w.say(c.lost())
+					r.want("c", entryLost, "PATCH") // at once
+				}
+			})
+		})
 	}
 }
 
 // TestClaimGone: a claim that was deleted, or has another one in its place, is left alone.
 func TestClaimGone(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	w, _ := r.start()
-	deleted, replaced := r.claim("deleted", "a"), r.claim("replaced", "a")
-	w.Set([]Claim{ready(deleted, "a"), ready(replaced, "a")})
-	r.untilEntries("deleted", entryA)
-	r.untilEntries("replaced", entryA)
-	r.api.DeleteClaim("team", "deleted")
-	r.api.DeleteClaim("team", "replaced")
-	r.claim("replaced", "a")
-	w.Set([]Claim{ready(deleted, "a").lost(), ready(replaced, "a").lost()})
-	r.until("attempts", func() error {
-		if n := r.requests.Load(); n < 5 {
-			return fmt.Errorf("%d requests", n)
-		}
-		return nil
+	inRig(t, func(_ *testing.T, r *rig) {
+		w := r.start()
+		deleted, replaced := r.claim("deleted", "a"), r.claim("replaced", "a")
+		w.say()
+		w.say(ready(deleted, "a"), ready(replaced, "a"))
+		r.want("deleted", entryA, "PATCH PATCH")
+		r.want("replaced", entryA, "")
+		r.api.DeleteClaim("team", "deleted")
+		r.api.DeleteClaim("team", "replaced")
+		r.claim("replaced", "a")
+		w.say(ready(deleted, "a").lost(), ready(replaced, "a").lost())
+		after(30 * time.Minute)
+		r.want("replaced", "", "GET GET PATCH PATCH")
+		w.say(ready(deleted, "a"), ready(replaced, "a"))
+		after(time.Minute)
+		r.want("replaced", "", "")
 	})
-	w.Set(nil)
-	r.untilRecorded(0)
-	if got := r.entriesOf("replaced"); got != "" {
-		t.Errorf("the other claim has %s", got)
-	}
-	if got := w.Counts(); got.Failed > 0 {
-		t.Errorf("%+v", got)
-	}
 }
 
-// TestRestart: a process that begins brings all claims up to date, writes only what differs,
-// and removes what belongs to claims that were unprepared meanwhile.
+// TestRestart: a process that begins reads all claims, and writes only what differs.
 func TestRestart(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	w, stop := r.start()
-	refs := map[string]claim.Ref{}
-	var claims []Claim
-	for _, name := range []string{"same", "other", "unprepared"} {
-		refs[name] = r.claim(name, "a")
-		claims = append(claims, ready(refs[name], "a"))
-	}
-	w.Set(claims)
-	for name := range refs {
-		r.untilEntries(name, entryA)
-	}
-	stop()
-	before := r.api.Claim("team", "same")
-	writes := r.api.StatusWrites(FieldManager)
+	inRig(t, func(t *testing.T, r *rig) {
+		w := r.start()
+		same, other := r.claim("same", "a"), r.claim("other", "a")
+		w.say()
+		w.say(ready(same, "a"), ready(other, "a"))
+		r.want("other", entryA, "PATCH PATCH")
+		w.stop()
+		before := r.api.Claim("team", "same")
 
-	next, _ := r.start()
-	next.Set([]Claim{ready(refs["same"], "a"), ready(refs["other"], "a").lost()})
-	r.untilEntries("other", entryLost)
-	r.untilEntries("unprepared", "")
-	r.untilRecorded(2)
-	if diff := cmp.Diff(before, r.api.Claim("team", "same")); diff != "" {
-		t.Errorf("-before +after:\n%s", diff)
-	}
-	if got := r.api.StatusWrites(FieldManager) - writes; got != 2 {
-		t.Errorf("%d writes, want 2", got)
-	}
-}
-
-// TestDamagedLedger: a file that makes no sense is removed, and what is no file is left alone.
-func TestDamagedLedger(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	dir := filepath.Join(r.dir, "status")
-	if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(filepath.Join(dir, "uid-1"), []byte(`{"uid": "uid-`), 0o600),
-		os.WriteFile(filepath.Join(dir, "uid-2"), []byte(`{"uid": "../uid-3"}`), 0o600), os.Mkdir(filepath.Join(dir, "lost+found"), 0o700),
-		os.Symlink("/dev/zero", filepath.Join(dir, "endless")), unix.Mkfifo(filepath.Join(dir, "silent"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	w, _ := r.start()
-	ref := r.claim("c", "a")
-	w.Set([]Claim{ready(ref, "a")})
-	r.untilEntries("c", entryA)
-	w.Set(nil)
-	r.until("files that make no sense", func() error {
-		if files, err := filepath.Glob(filepath.Join(dir, "uid-*")); err != nil || len(files) > 0 {
-			return errors.Join(fmt.Errorf("got %v", files), err)
+		r.start().say(ready(same, "a"), ready(other, "a").lost())
+		synctest.Wait()
+		if got := r.entriesOf("other"); got != entryLost || strings.Count(r.take(), "PATCH") != 1 {
+			t.Error(got)
 		}
-		return nil
+		if diff := cmp.Diff(before, r.api.Claim("team", "same")); diff != "" {
+			t.Errorf("-before +after:\n%s", diff)
+		}
 	})
 }
 
-// TestTwoInstances: while two run, the newer one writes, and when it ends the older one again.
+// TestTwoInstances: while two run, the older one writes nothing, not even once; when the newer one has ended it brings
+// everything to what it has to say.
 func TestTwoInstances(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	older, _ := r.start()
-	ref := r.claim("c", "a")
-	older.Set([]Claim{ready(ref, "a")})
-	r.untilEntries("c", entryA)
-	newer, stopNewer := r.start()
-	newer.Set([]Claim{ready(ref, "a").lost()})
-	r.untilEntries("c", entryLost)
-	older.Set([]Claim{ready(ref, "a")})
-	r.until("older instance", func() error {
-		older.mu.Lock()
-		defer older.mu.Unlock()
-		if older.mine {
-			return errors.New("it writes")
-		}
-		return nil
+	inRig(t, func(_ *testing.T, r *rig) {
+		older := r.start()
+		c, d := ready(r.claim("c", "a"), "a"), ready(r.claim("d", "a"), "a")
+		older.say()
+		older.say(c)
+		r.want("c", entryA, "PATCH")
+		older.newest.Store(false)
+		newer := r.start()
+		newer.say(c.lost())
+		r.want("c", entryLost, "GET PATCH")
+		older.say(c.lost(), d)
+		older.say(c, d)
+		after(2 * time.Hour)
+		r.want("c", entryLost, "GET GET") // of the newer one
+		r.want("d", "", "")
+		newer.stop()
+		older.newest.Store(true)
+		older.say(c, d)
+		r.want("c", entryA, "GET GET PATCH PATCH")
+		r.want("d", entryA, "")
 	})
-	// It has another opinion, and no say.
-	again := ready(ref, "a")
-	again.Devices[0].Message = "still well"
-	older.Set([]Claim{again})
-	second := r.claim("d", "a")
-	newer.Set([]Claim{ready(ref, "a").lost(), ready(second, "a")})
-	r.untilEntries("d", entryA)
-	r.untilEntries("c", entryLost)
-	older.Set([]Claim{again, ready(second, "a").lost()})
-	stopNewer()
-	r.untilEntries("c", entryA)
-	r.untilEntries("d", entryLost)
 }
 
 // TestChangedByOthers: what somebody, or a late request of an earlier instance, has changed does
 // not stay.
 func TestChangedByOthers(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.recheck = 20 * time.Millisecond
-	w, _ := r.start()
-	ref := r.claim("c", "a")
-	w.Set([]Claim{ready(ref, "a")})
-	r.untilEntries("c", entryA)
-	none := &resourceapi.ResourceClaim{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaim"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "c"},
-	}
-	if _, err := r.api.ApplyStatus(none, FieldManager); err != nil {
-		t.Fatal(err)
-	}
-	r.untilEntries("c", entryA)
-	r.until("second write", func() error {
-		if n := w.Counts().Written; n < 2 {
-			return fmt.Errorf("%d writes", n)
-		}
-		return nil
+	inRig(t, func(_ *testing.T, r *rig) {
+		w := r.start()
+		w.say()
+		w.say(ready(r.claim("c", "a"), "a"))
+		r.want("c", entryA, "PATCH")
+		r.apply("c", FieldManager)
+		r.want("c", "", "")
+		after(recheckInterval)
+		r.want("c", entryA, "GET PATCH")
+		after(recheckInterval)
+		r.want("c", entryA, "GET")
 	})
 }
 
-// TestRetry: what fails is tried again, and does not hold up others.
+// TestRetry: what fails is tried again, ever more slowly, and does not hold up others.
 func TestRetry(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	w, _ := r.start()
-	bad, good := r.claim("bad", "a"), r.claim("good", "a")
-	r.setRefuse(func(request *http.Request) *apierrors.StatusError {
-		if strings.Contains(request.URL.Path, "/bad/") {
-			return apierrors.NewInternalError(errors.New("no disk"))
+	inRig(t, func(t *testing.T, r *rig) {
+		w := r.start()
+		bad, good := r.claim("bad", "a"), r.claim("good", "a")
+		r.forbid("/bad/", apierrors.NewInternalError(errors.New("no disk")))
+		w.say()
+		w.say(ready(bad, "a"), ready(good, "a"))
+		if got := r.entriesOf("good"); got != entryA {
+			t.Error(got)
 		}
-		return nil
-	})
-	w.Set([]Claim{ready(bad, "a"), ready(good, "a")})
-	r.untilEntries("good", entryA)
-	r.until("failure", func() error {
-		if w.Counts().Failed == 0 {
-			return errors.New("there is none")
+		after(time.Hour)
+		if n := strings.Count(r.take(), "PATCH"); n < 10 || n > 20 {
+			t.Errorf("%d attempts in an hour", n)
 		}
-		return nil
+		r.setRefuse(nil)
+		after(lastRetry)
+		if got := r.entriesOf("bad"); got != entryA {
+			t.Error(got)
+		}
 	})
-	r.setRefuse(nil)
-	r.untilEntries("bad", entryA)
 }
 
 // TestCannotWrite: without the permission, or without the feature gate, one request is made
 // about all claims, and no more for a while.
 func TestCannotWrite(t *testing.T) {
-	t.Parallel()
 	forbidden := apierrors.NewForbidden(resourceapi.Resource("resourceclaims"), "c", errors.New("RBAC: no"))
 	granular := apierrors.NewInvalid(resourceapi.SchemeGroupVersion.WithKind("ResourceClaim").GroupKind(), "c", field.ErrorList{
 		field.Forbidden(field.NewPath("status", "devices"), `changing status.devices requires resource="resourceclaims/driver"`),
@@ -453,156 +436,90 @@ func TestCannotWrite(t *testing.T) {
 	for name, test := range map[string]struct {
 		refusal *apierrors.StatusError
 		drop    bool
-		want    Counts
+		pause   time.Duration
 	}{
-		"no permission":                {refusal: forbidden, want: Counts{Failed: 1, Forbidden: 1}},
-		"no permission for the driver": {refusal: granular, want: Counts{Failed: 1, Forbidden: 1}},
-		"no feature gate":              {drop: true, want: Counts{Failed: 1, Dropped: 1}},
+		"no permission":                {refusal: forbidden, pause: forbiddenPause},
+		"no permission for the driver": {refusal: granular, pause: forbiddenPause},
+		"no feature gate":              {drop: true, pause: droppedPause},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t)
-			r.api.DropDeviceStatus(test.drop)
-			r.setRefuse(func(request *http.Request) *apierrors.StatusError {
-				if request.Method == http.MethodPatch {
-					return test.refusal
+			inRig(t, func(t *testing.T, r *rig) {
+				r.api.DropDeviceStatus(test.drop)
+				r.forbid("", test.refusal)
+				w := r.start()
+				w.say()
+				var claims []Claim
+				for i := range 50 {
+					claims = append(claims, ready(r.claim(fmt.Sprintf("c%d", i), "a"), "a"))
 				}
-				return nil
-			})
-			w, _ := r.start()
-			first := r.claim("first", "a")
-			w.Set([]Claim{ready(first, "a")})
-			r.until("attempt", func() error {
-				if got := w.Counts(); got != test.want {
-					return fmt.Errorf("%+v", got)
+				w.say(claims...)
+				r.want("c0", "", "PATCH")
+				after(test.pause - 2*time.Second)
+				r.want("c0", "", "")
+				after(time.Minute)
+				if n := strings.Count(r.take(), "PATCH"); n != 1 {
+					t.Errorf("%d writes after the pause", n)
 				}
-				return nil
-			})
-			made := r.requests.Load()
-			claims := []Claim{ready(first, "a")}
-			for i := range 50 {
-				claims = append(claims, ready(r.claim(fmt.Sprintf("c%d", i), "a"), "a"))
-			}
-			w.Set(claims)
-			r.until("queue", func() error {
-				if n := w.queue.Len(); n > 0 {
-					return fmt.Errorf("%d claims wait", n)
-				}
-				return nil
-			})
-			if now := r.requests.Load(); now != made {
-				t.Errorf("%d requests after the cluster had refused", now-made)
-			}
 
-			// Once the cluster lets it, all is written.
-			r.setRefuse(nil)
-			r.api.DropDeviceStatus(false)
-			w.mu.Lock()
-			w.paused = time.Now()
-			w.mu.Unlock()
-			w.queue.Add(first.UID)
-			for _, c := range claims {
-				r.untilEntries(c.Ref.Name, entryA)
-			}
+				// Once the cluster lets it, all is written.
+				r.setRefuse(nil)
+				r.api.DropDeviceStatus(false)
+				after(test.pause)
+				for _, c := range claims {
+					if got := r.entriesOf(c.Ref.Name); got != entryA {
+						t.Fatalf("claim %s has %q", c.Ref.Name, got)
+					}
+				}
+			})
 		})
 	}
 }
 
 // TestOneClaimForbidden: a cluster that has stored entries may refuse those of one claim.
 func TestOneClaimForbidden(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	w, _ := r.start()
-	good, bad := r.claim("good", "a"), r.claim("bad", "a")
-	w.Set([]Claim{ready(good, "a")})
-	r.untilEntries("good", entryA)
-	r.setRefuse(func(request *http.Request) *apierrors.StatusError {
-		if strings.Contains(request.URL.Path, "/bad/") {
-			return apierrors.NewForbidden(resourceapi.Resource("resourceclaims"), "bad", errors.New("a policy of the namespace"))
+	inRig(t, func(t *testing.T, r *rig) {
+		w := r.start()
+		good, bad := r.claim("good", "a"), r.claim("bad", "a")
+		w.say()
+		w.say(ready(good, "a"))
+		r.forbid("/bad/", apierrors.NewForbidden(resourceapi.Resource("resourceclaims"), "bad", errors.New("a policy of the namespace")))
+		w.say(ready(good, "a"), ready(bad, "a"))
+		w.say(ready(good, "a").lost(), ready(bad, "a"))
+		if got := r.entriesOf("good"); got != entryLost {
+			t.Error(got)
 		}
-		return nil
 	})
-	w.Set([]Claim{ready(good, "a"), ready(bad, "a")})
-	r.until("refusal", func() error {
-		if w.Counts().Forbidden == 0 {
-			return errors.New("there is none")
-		}
-		return nil
-	})
-	w.Set([]Claim{ready(good, "a").lost(), ready(bad, "a")})
-	r.untilEntries("good", entryLost)
-}
-
-// TestRefusedBeforeTheFirstAnswer: a refusal that comes while the first entries are being stored
-// holds up nobody for longer than that takes.
-func TestRefusedBeforeTheFirstAnswer(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	refused := make(chan struct{})
-	r.answered = func(request *http.Request) {
-		if strings.Contains(request.URL.Path, "/good/") {
-			<-refused
-		}
-	}
-	r.setRefuse(func(request *http.Request) *apierrors.StatusError {
-		if strings.Contains(request.URL.Path, "/bad/") {
-			return apierrors.NewForbidden(resourceapi.Resource("resourceclaims"), "bad", errors.New("a policy of the namespace"))
-		}
-		return nil
-	})
-	w, _ := r.start()
-	good, bad, later := r.claim("good", "a"), r.claim("bad", "a"), r.claim("later", "a")
-	w.Set([]Claim{ready(good, "a")})
-	r.untilEntries("good", entryA)
-	w.Set([]Claim{ready(good, "a"), ready(bad, "a")})
-	r.until("refusal", func() error {
-		if w.Counts().Forbidden == 0 {
-			return errors.New("there is none")
-		}
-		return nil
-	})
-	w.Set([]Claim{ready(good, "a").lost(), ready(bad, "a"), ready(later, "a")})
-	close(refused)
-	r.untilEntries("good", entryLost)
-	r.untilEntries("later", entryA)
 }
 
 // TestManyClaims: one request for each claim when it is prepared, none while nothing changes,
-// one when all change, and one when they end.
+// one when all change, and none when they end.
 func TestManyClaims(t *testing.T) {
-	t.Parallel()
-	const number = 200
-	r := newRig(t)
-	w, _ := r.start()
-	var claims, lost []Claim
-	for i := range number {
-		ref := r.claim(fmt.Sprintf("c%d", i), "a")
-		claims, lost = append(claims, ready(ref, "a")), append(lost, ready(ref, "a").lost())
-	}
-	requests := func(what string, claims []Claim, want string, most int64) {
-		t.Helper()
-		before, start := r.requests.Load(), time.Now()
-		for range 10 {
-			w.Set(claims)
-		}
+	inRig(t, func(t *testing.T, r *rig) {
+		const number = 200
+		w := r.start()
+		w.say()
+		var claims, lost []Claim
 		for i := range number {
-			r.untilEntries(fmt.Sprintf("c%d", i), want)
+			ref := r.claim(fmt.Sprintf("c%d", i), "a")
+			claims, lost = append(claims, ready(ref, "a")), append(lost, ready(ref, "a").lost())
 		}
-		r.until("queue", func() error {
-			if n := w.queue.Len(); n > 0 {
-				return fmt.Errorf("%d claims wait", n)
+		requests := func(what string, claims []Claim, want string, most int) {
+			t.Helper()
+			for range 10 {
+				w.say(claims...)
 			}
-			return nil
-		})
-		made := r.requests.Load() - before
-		t.Logf("%s: %d requests for %d claims in %v", what, made, number, time.Since(start).Round(time.Millisecond))
-		if made != most {
-			t.Errorf("%s: %d requests, want %d", what, made, most)
+			for i := range number {
+				if got := r.entriesOf(fmt.Sprintf("c%d", i)); got != want {
+					t.Fatalf("%s: %s", what, got)
+				}
+			}
+			if made := len(strings.Fields(r.take())); made != most {
+				t.Errorf("%s: %d requests, want %d", what, made, most)
+			}
 		}
-	}
-	requests("prepared", claims, entryA, number)
-	requests("nothing new", claims, entryA, 0)
-	requests("all lost", lost, entryLost, number)
-	requests("unprepared", nil, "", number)
-	r.untilRecorded(0)
+		requests("prepared", claims, entryA, number)
+		requests("nothing new", claims, entryA, 0)
+		requests("all lost", lost, entryLost, number)
+		requests("unprepared", nil, entryLost, 0)
+	})
 }

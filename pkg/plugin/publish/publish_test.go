@@ -87,6 +87,10 @@ func TestOverlap(t *testing.T) {
 				c.take("")
 
 				newer := c.start(t, "new", one)
+				after(time.Millisecond)
+				if older.publisher.Newest() || !newer.publisher.Newest() {
+					t.Error("the new instance is not the newest")
+				}
 				after(time.Minute)
 				c.holds(t, one, AllFeatures)
 				if got := newer.reported(); got != "" {
@@ -105,6 +109,9 @@ func TestOverlap(t *testing.T) {
 
 				newer.stop()
 				after(time.Minute)
+				if !older.publisher.Newest() {
+					t.Error("the old instance is not the newest again")
+				}
 				c.holds(t, lost(both, secondGPU), AllFeatures)
 			})
 		})

@@ -100,7 +100,10 @@ type Publisher struct {
 	watch                     metawatch.Watch
 	versions                  *versions
 	// listed is what Stored has found.
-	listed atomic.Pointer[listed]
+	listed     atomic.Pointer[listed]
+	precedence *precedence.Precedence
+	// notMine means that another instance publishes.
+	notMine atomic.Bool
 
 	// What follows is for the goroutine of Run.
 
@@ -109,7 +112,6 @@ type Publisher struct {
 	stored            rules.Stored
 	wanted            wanted
 	touched           map[types.UID]time.Time
-	precedence        *precedence.Precedence
 	precedenceProblem logchange.Problem
 	// givenWay is until when an older instance publishes.
 	givenWay time.Time
@@ -168,6 +170,10 @@ func (p *Publisher) Recheck() {
 // Registered says that the kubelet has registered the plugin. One that has just started has
 // deleted the slices of its node.
 func (p *Publisher) Registered() { p.registered.Fire() }
+
+// Newest reports whether this instance is the one that writes what all of this node would write. It asks the kernel:
+// the publisher itself may have had no reason to look for long.
+func (p *Publisher) Newest() bool { return !p.notMine.Load() && !p.precedence.Superseded() }
 
 // Run keeps the slices in the API server until ctx ends, once there is an inventory.
 func (p *Publisher) Run(ctx context.Context) {
@@ -229,7 +235,7 @@ func (p *Publisher) step(ctx context.Context) (next rules.Time, wait bool) {
 
 // await waits until something may be due.
 func (p *Publisher) await(ctx context.Context, next rules.Time) {
-	if p.features.begun && !p.says.notMine {
+	if p.features.begun && !p.notMine.Load() {
 		if p.features.wait() <= 0 {
 			p.features.check(ctx)
 			return
@@ -273,7 +279,7 @@ func (p *Publisher) isMine(ctx context.Context) bool {
 		p.precedenceProblem.Log(ctx, err, "It is not known whether a newer instance of the plugin runs, publishing as if there were none", "")
 		mine = newest || err != nil
 	}
-	switch was := !p.says.notMine; {
+	switch was := !p.notMine.Load(); {
 	case mine && !was:
 		p.memory.Doubt()
 		klog.FromContext(ctx).Info("The newer instance of the plugin has ended, publishing again")
@@ -288,7 +294,7 @@ func (p *Publisher) isMine(ctx context.Context) bool {
 		}
 		p.says.wrongSince = time.Time{}
 	}
-	p.says.notMine = !mine
+	p.notMine.Store(!mine)
 	return mine
 }
 

@@ -22,10 +22,8 @@ type says struct {
 	confirmed  bool
 	wrongSince time.Time
 	// right means that what is wanted now was stored, and failure is why the last request has failed, or nil.
-	right   bool
-	failure error
-	// notMine means that another instance publishes.
-	notMine   bool
+	right     bool
+	failure   error
 	published logchange.Value[string]
 }
 

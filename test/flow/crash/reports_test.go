@@ -5,7 +5,6 @@ package crash
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -20,21 +19,15 @@ import (
 
 // reportScene is a scene with a driver that tells of claims in their status and in files for
 // containers.
-type reportScene struct {
-	*crashScene
+type reportScene struct{ *crashScene }
 
-	// released are the cases by claims that the API server still has. The driver leaves their
-	// status alone for a while, so that it is checked once, in the end.
-	released map[*drapb.Claim]string
-}
-
-// TestCrashReports kills the driver before every effect that the status of claims and the files
-// about devices have while a partition and a share are prepared or unprepared, and after the last,
-// and goes on with another process. All other effects are those of TestCrash.
+// TestCrashReports kills the driver before every effect that the files about devices have while a partition
+// and a share are prepared or unprepared, and after the last, and goes on with another process, which brings
+// files and status up to date. All other effects are those of TestCrash.
 func TestCrashReports(t *testing.T) {
 	t.Parallel()
 	count := harness.Enumerate(t, "crashes", 40)
-	s := &reportScene{released: map[*drapb.Claim]string{}, crashScene: newCrashScene(t, crashLayout{
+	s := &reportScene{newCrashScene(t, crashLayout{
 		machine: "h100x2", supervised: true, reported: true, beside: [][]harness.Device{{harness.Partition(0, "3g.40gb", 4)}},
 		claims: [][]harness.Device{{harness.Partition(0, "1g.10gb", 0)}, {{GPU: 1, Kind: harness.MPS, Memory: 10 << 30, Percent: 25}}},
 	})}
@@ -47,7 +40,7 @@ func TestCrashReports(t *testing.T) {
 			return // what is left disturbs the other operation
 		}
 	}
-	s.untilForgotten(t)
+	s.checkBeside(t)
 }
 
 // reportContinuations are what happens after a crash. Their drivers end with them: the status is
@@ -73,7 +66,6 @@ var reportContinuations = []struct {
 	{"deleted", func(t *testing.T, s *reportScene) {
 		for _, c := range s.claims {
 			s.n.API.DeleteClaim(c.GetNamespace(), c.GetName())
-			delete(s.released, c)
 		}
 		p := s.start(t, harness.Eager)
 		defer p.Kill()
@@ -111,15 +103,11 @@ func (s *reportScene) killEverywhere(t *testing.T, count *harness.Enumeration) {
 	}
 }
 
-// crash is that of the scene for the effects of reports about these claims. Those of the status
-// come when the call is over.
+// crash is that of the scene for the effects of reports about these claims.
 func (s *reportScene) crash(t *testing.T, n int) (effects []killpoint.Effect, killed bool) {
 	t.Helper()
 	p := s.n.StartKillable(t, s.flags(harness.Quiet)...)
 	s.allocate(t)
-	for _, c := range s.claims {
-		s.released[c] = t.Name()
-	}
 	s.settle(t, p.Driver)
 	done := s.reported
 	if s.operation.prepared {
@@ -127,7 +115,7 @@ func (s *reportScene) crash(t *testing.T, n int) (effects []killpoint.Effect, ki
 			p.MustPrepare(t, c)
 		}
 		s.untilReported(t, p.Driver)
-		done = s.forgotten
+		done = func(*testing.T) error { return nil }
 	}
 	p.ArmFor(n, s.isReport)
 	err := s.operation.call(t.Context(), p.Driver, s.claims)
@@ -149,11 +137,10 @@ func (s *reportScene) crash(t *testing.T, n int) (effects []killpoint.Effect, ki
 	return effects, killed
 }
 
-// isReport reports whether an effect belongs to the status of the claims or to the files about
-// their devices.
+// isReport reports whether an effect belongs to the files about the devices of the claims.
 func (s *reportScene) isReport(e killpoint.Effect) bool {
 	return slices.ContainsFunc(e.Targets, func(path string) bool {
-		report := strings.Contains(path, "/claim-status/") || strings.Contains(path, "/dra-device-metadata") || strings.Contains(path, "_metadata_")
+		report := strings.Contains(path, "/dra-device-metadata") || strings.Contains(path, "_metadata_")
 		return report && slices.ContainsFunc(s.claims, func(c *drapb.Claim) bool {
 			return strings.Contains(path, c.GetUid()) || strings.Contains(path, c.GetName())
 		})
@@ -210,26 +197,7 @@ func (s *reportScene) reported(t *testing.T) error {
 	return nil
 }
 
-// forgotten fails while a status has something of the claims, or the driver has a note of them.
-func (s *reportScene) forgotten(t *testing.T) error {
-	t.Helper()
-	notes, err := s.n.StatusNotes()
-	if err != nil {
-		return err
-	}
-	for i, c := range s.claims {
-		entries, err := s.n.Status(c.GetNamespace(), c.GetName())
-		if err != nil {
-			return err
-		}
-		if len(entries) > 0 || slices.Contains(notes, c.GetUid()) {
-			return fmt.Errorf("claim %d has the status %+v, and there are notes about %v", i, entries, notes)
-		}
-	}
-	return nil
-}
-
-// untilNothing waits until nothing of the claims is left on the node but notes about their status.
+// untilNothing waits until nothing of the claims is left on the node.
 func (s *reportScene) untilNothing(t *testing.T, p *harness.Driver) {
 	t.Helper()
 	p.Until(t, "the end of the claims", func(context.Context) error {
@@ -237,24 +205,10 @@ func (s *reportScene) untilNothing(t *testing.T, p *harness.Driver) {
 	})
 }
 
-// untilForgotten waits until no claim that was released in any case has a status, and checks that
-// the claims beside have theirs.
-func (s *reportScene) untilForgotten(t *testing.T) {
+// checkBeside checks that the claim beside has its status after all that.
+func (s *reportScene) checkBeside(t *testing.T) {
 	t.Helper()
 	p := s.start(t, harness.Frequent)
-	p.Until(t, "an empty status of all claims that were released", func(context.Context) error {
-		for c, name := range s.released {
-			entries, err := s.n.Status(c.GetNamespace(), c.GetName())
-			if err != nil || len(entries) > 0 {
-				return errors.Join(fmt.Errorf("claim %s of %s has the status %+v", c.GetName(), name, entries), err)
-			}
-		}
-		notes, err := s.n.StatusNotes()
-		if err != nil || len(notes) != 1 || notes[0] != s.beside[0].GetUid() {
-			return errors.Join(fmt.Errorf("there are notes about %v", notes), err)
-		}
-		return nil
-	})
 	entries, err := s.n.Status(s.beside[0].GetNamespace(), s.beside[0].GetName())
 	if err != nil || len(entries) != 1 || entries[0].Ready != "True/Ready" {
 		t.Errorf("the claim beside has the status %+v, %v", entries, err)

@@ -5,11 +5,8 @@ package harness
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -70,18 +67,4 @@ func ReadMetadata(spec *oci.Spec, claim, request string) (*metadata.DeviceMetada
 // WithoutMetadata are the CDI ids of devices, without those of the files about them.
 func WithoutMetadata(ids []string) []string {
 	return slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return strings.HasPrefix(id, DriverName+"/metadata=") })
-}
-
-// StatusNotes are the UIDs of claims of which the driver has noted that their status may have
-// entries.
-func (n *Node) StatusNotes() ([]string, error) {
-	entries, err := os.ReadDir(filepath.Join(n.PluginsDir, DriverName, "claim-status"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	var names []string
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	return names, err
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,13 +18,15 @@ import (
 // Precedence decides which of several instances of the plugin on this node has its way:
 // during an upgrade two of them run, each with its own idea of the GPUs and of the policy.
 // It is the one that began last. When that one ends, however it does, the one before it
-// takes over again. It is for one goroutine.
+// takes over again. Its methods may be called concurrently.
 //
 // Each instance locks a byte of a file beyond those that others have locked. The
 // kernel releases the byte with the process, so that nothing is left to clean up.
 type Precedence struct {
 	// path of the file.
-	path   string
+	path string
+
+	mu     sync.Mutex
 	file   *os.File
 	number int64
 }
@@ -38,6 +41,8 @@ func (p *Precedence) Mine() (bool, error) {
 	if p.path == "" {
 		return true, nil
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.file == nil {
 		if err := p.begin(); err != nil {
 			return false, fmt.Errorf("take precedence over older instances with %s: %w", p.path, err)
@@ -48,6 +53,17 @@ func (p *Precedence) Mine() (bool, error) {
 		return false, fmt.Errorf("look for newer instances in %s: %w", p.path, err)
 	}
 	return newer == nil, nil
+}
+
+// Superseded reports whether it is known that there is a newer instance than this one, if it has begun.
+func (p *Precedence) Superseded() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.file == nil {
+		return false
+	}
+	newer, err := locked(p.file, byteRange(p.number+1, 0))
+	return err == nil && newer != nil
 }
 
 func (p *Precedence) begin() error {
@@ -77,6 +93,8 @@ func (p *Precedence) begin() error {
 // GiveWay lets an older instance have its way, and reports whether there is one. The next
 // call of Mine makes this instance the newest again.
 func (p *Precedence) GiveWay() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.file == nil || p.number == 1 {
 		return false
 	}
@@ -84,12 +102,18 @@ func (p *Precedence) GiveWay() bool {
 	if err != nil || older == nil {
 		return false
 	}
-	p.End()
+	p.end()
 	return true
 }
 
 // End gives up the place.
 func (p *Precedence) End() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.end()
+}
+
+func (p *Precedence) end() {
 	if p.file != nil {
 		_ = p.file.Close()
 		p.file = nil

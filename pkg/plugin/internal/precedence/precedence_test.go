@@ -30,6 +30,9 @@ func TestPrecedence(t *testing.T) {
 			if newest(t, p) != (p == want) {
 				t.Errorf("%s: instance %d of those that run: newest is %v", step, i, p != want)
 			}
+			if p.Superseded() != (p != want) {
+				t.Errorf("%s: instance %d of those that run is superseded: %v", step, i, p == want)
+			}
 		}
 	}
 	check("one runs", first, first)
@@ -42,6 +45,9 @@ func TestPrecedence(t *testing.T) {
 	second.End()
 	check("only the first is left", first, first)
 	first.End()
+	if first.Superseded() {
+		t.Error("one that has ended is superseded")
+	}
 	check("a new one", third, third)
 	third.End()
 
