@@ -44,7 +44,7 @@ func (s *conditionSpeaker) sayToUsers(ctx context.Context, conditions []device.C
 					continue
 				}
 				troubled[used{l.Claim.UID, d.Device}] = true
-				statements = append(statements, events.Statement{Key: userKey{l.Claim.UID, d.Device, c.Reason}, Event: events.Event{
+				statements = append(statements, events.Statement{Key: userKey{l.Claim.UID, d.Device, c.Reason}, Calm: calmOf(c), Event: events.Event{
 					Claim: l.Claim, Reason: eventReason(c.Reason), Subjects: []string{d.Device}, Text: usersText(c),
 				}})
 			}

@@ -8,6 +8,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
@@ -68,7 +69,7 @@ func (s *conditionSpeaker) say(ctx context.Context, status device.Status) {
 	now := map[conditionKey]device.Condition{}
 	for _, c := range status.Conditions {
 		now[keyOf(c)] = c
-		statements = append(statements, events.Statement{Key: keyOf(c), Event: events.Event{
+		statements = append(statements, events.Statement{Key: keyOf(c), Calm: calmOf(c), Event: events.Event{
 			Reason: eventReason(c.Reason), Subjects: []string{c.PCIAddress}, Text: adminText(c),
 		}})
 	}
@@ -80,6 +81,14 @@ func (s *conditionSpeaker) say(ctx context.Context, status device.Status) {
 	s.before = now
 	s.sayStatics(ctx, status.Static)
 	s.sayToUsers(ctx, status.Conditions)
+}
+
+// calmOf is how long a condition must be away to be over for people: one without effect comes and goes on a GPU at its limit.
+func calmOf(c device.Condition) time.Duration {
+	if keepsAway(c) {
+		return 0
+	}
+	return 10 * time.Minute
 }
 
 // isInTrouble reports whether a GPU has a condition like one that is over, or does not work for another reason.

@@ -135,9 +135,6 @@ func TestTextsByEffect(t *testing.T) {
 		"GPUThrottled" + at + "its clocks are lowered: HardwareThermalSlowdown. Check the cooling and the power supply of the machine.",
 		"hit: GPUThrottled: Device A: the GPU is slower than it could be (its clocks are lowered: HardwareThermalSlowdown).",
 		"spared: GPUThrottled: Device B: the GPU is slower than it could be (its clocks are lowered: HardwareThermalSlowdown).",
-		"GPURecovered" + at + "the GPU runs at full speed again.",
-		"hit: GPURecovered: Device A: the GPU runs at full speed again. Processes that have failed must be restarted.",
-		"spared: GPURecovered: Device B: the GPU runs at full speed again. Processes that have failed must be restarted.",
 		"GPUXID" + at + "XID 95 (a name). Reset it. Pods that use it are evicted.",
 		"hit: GPUXID: Device A: the driver has reported an error of the GPU (XID 95 (a name). Reset it). Pods that use it are evicted.",
 		"GPURecovered" + at + "the error is over. Devices are offered again.",
@@ -145,6 +142,15 @@ func TestTextsByEffect(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, told.list()); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
+	}
+}
+
+// TestCalmOfConditions: what keeps nothing away is over for people after a while.
+func TestCalmOfConditions(t *testing.T) {
+	t.Parallel()
+	hot, lost := device.Condition{Reason: device.Throttled, Effect: policy.EffectNone}, device.Condition{Reason: device.Lost}
+	if calmOf(hot) == 0 || calmOf(lost) != 0 || recovery(hot).Text != "the GPU runs at full speed again." {
+		t.Errorf("throttled %s, lost %s, %q", calmOf(hot), calmOf(lost), recovery(hot).Text)
 	}
 }
 

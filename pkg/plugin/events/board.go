@@ -42,6 +42,8 @@ type Statement struct {
 	// Key tells it apart from others of its source: the text may change without being news. It is comparable; by default the
 	// text is the key.
 	Key any
+	// Calm is how long it must not have held to be over: what comes and goes is told once.
+	Calm time.Duration
 }
 
 // Board has what holds now, as its sources say it, and tells what begins, what lasts and what is over. What was told is known
@@ -53,10 +55,13 @@ type Board struct {
 	sources map[string][]told
 }
 
-// told is a statement that was told.
+// told is a statement that was told, and when to repeat it. Of one that does not hold any more, but is not over yet, it is
+// when it will be, and what is told then, if anything.
 type told struct {
 	Statement
 	repeat time.Time
+	over   time.Time
+	end    []Event
 }
 
 // NewBoard makes a Board.
@@ -65,6 +70,9 @@ func NewBoard(teller Teller) *Board { return &Board{teller: teller, sources: map
 // Say takes all that a source knows to hold now. Of what does not hold any more, over returns the event that tells it, if there
 // is to be one; it is optional.
 func (b *Board) Say(ctx context.Context, source string, now []Statement, over func(was Statement) (Event, bool)) {
+	if over == nil {
+		over = func(Statement) (Event, bool) { return Event{}, false }
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	before, next := b.sources[source], make([]told, 0, len(now))
@@ -76,20 +84,28 @@ func (b *Board) Say(ctx context.Context, source string, now []Statement, over fu
 		if indexOf(next, s.Key) >= 0 {
 			continue
 		}
-		repeat := repeatAt(time.Now())
+		one := told{Statement: s, repeat: repeatAt(time.Now())}
 		if at := indexOf(before, s.Key); at >= 0 {
-			repeat = before[at].repeat
+			one.repeat = before[at].repeat
 		} else {
 			begun = append(begun, s.Event)
 		}
-		next = append(next, told{s, repeat})
+		next = append(next, one)
 	}
 	for _, was := range before {
-		if over == nil || indexOf(next, was.Key) >= 0 {
+		if indexOf(next, was.Key) >= 0 {
 			continue
 		}
-		if e, is := over(was.Statement); is {
-			ended = append(ended, e)
+		if was.over.IsZero() {
+			was.over = time.Now().Add(was.Calm)
+			if e, is := over(was.Statement); is {
+				was.end = []Event{e}
+			}
+		}
+		if time.Now().Before(was.over) {
+			next = append(next, was)
+		} else {
+			ended = append(ended, was.end...)
 		}
 	}
 	b.sources[source] = next
@@ -114,7 +130,7 @@ func (b *Board) tell(ctx context.Context, all []Event) {
 	b.teller.Tell(ctx, all...)
 }
 
-// Run repeats what lasts until ctx ends.
+// Run repeats what lasts, and tells what is over after a time of calm, until ctx ends.
 func (b *Board) Run(ctx context.Context) {
 	ticker := time.NewTicker(lookInterval)
 	defer ticker.Stop()
@@ -131,14 +147,23 @@ func (b *Board) Run(ctx context.Context) {
 func (b *Board) repeat(ctx context.Context, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, source := range b.sources {
-		var due []Event
-		for i := range source {
-			if one := &source[i]; one.eventType() == corev1.EventTypeWarning && !now.Before(one.repeat) {
+	for name, source := range b.sources {
+		var due, ended []Event
+		b.sources[name] = slices.DeleteFunc(source, func(t told) bool {
+			over := !t.over.IsZero() && !now.Before(t.over)
+			if over {
+				ended = append(ended, t.end...)
+			}
+			return over
+		})
+		for i := range b.sources[name] {
+			one := &b.sources[name][i]
+			if one.over.IsZero() && one.eventType() == corev1.EventTypeWarning && !now.Before(one.repeat) {
 				due = append(due, one.Event)
 				one.repeat = repeatAt(now)
 			}
 		}
+		b.tell(ctx, ended)
 		b.tell(ctx, due)
 	}
 }

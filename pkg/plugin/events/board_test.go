@@ -121,6 +121,49 @@ func TestBoardRepeats(t *testing.T) {
 	})
 }
 
+// TestCalm: what comes and goes is told once, and its end when it has been away for long enough.
+func TestCalm(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := &listener{}
+		b := NewBoard(l)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go b.Run(ctx)
+		hot := on("hot", "Hot", "it is hot", "a")
+		hot.Calm = 10 * time.Minute
+		over := func(was Statement) (Event, bool) {
+			return Event{Type: corev1.EventTypeNormal, Reason: "Over", Subjects: was.Subjects, Text: "it is over"}, true
+		}
+		want := func(when string, want ...string) {
+			t.Helper()
+			synctest.Wait()
+			if diff := cmp.Diff(want, l.news(), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("%s: events (-want +got):\n%s", when, diff)
+			}
+		}
+		b.Say(ctx, "source", []Statement{hot}, over)
+		want("at first", "Hot: GPU a: it is hot")
+		for range 8 {
+			time.Sleep(time.Minute)
+			b.Say(ctx, "source", nil, over)
+			b.Say(ctx, "source", nil, over)
+			time.Sleep(time.Minute)
+			b.Say(ctx, "source", []Statement{hot}, over)
+		}
+		want("while it comes and goes")
+		b.Say(ctx, "source", nil, over)
+		time.Sleep(9 * time.Minute)
+		want("for nine minutes")
+		time.Sleep(2 * time.Minute)
+		want("for eleven", "Over: GPU a: it is over")
+		b.Say(ctx, "source", nil, over)
+		want("afterwards")
+		b.Say(ctx, "source", []Statement{hot}, over)
+		want("again", "Hot: GPU a: it is hot")
+	})
+}
+
 func TestMessage(t *testing.T) {
 	t.Parallel()
 	of := func(claims ...string) string {

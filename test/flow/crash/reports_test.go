@@ -26,7 +26,7 @@ type reportScene struct{ *crashScene }
 // files and status up to date. All other effects are those of TestCrash.
 func TestCrashReports(t *testing.T) {
 	t.Parallel()
-	count := harness.Enumerate(t, "crashes", 40)
+	count := harness.Enumerate(t, "crashes", 25)
 	s := &reportScene{newCrashScene(t, crashLayout{
 		machine: "h100x2", supervised: true, reported: true, beside: [][]harness.Device{{harness.Partition(0, "3g.40gb", 4)}},
 		claims: [][]harness.Device{{harness.Partition(0, "1g.10gb", 0)}, {{GPU: 1, Kind: harness.MPS, Memory: 10 << 30, Percent: 25}}},

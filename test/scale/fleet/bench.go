@@ -250,7 +250,7 @@ func (b *bench) phases(whole context.Context) []Phase {
 			update, gpus, checked(tainted)},
 		{"another NVIDIA driver is loaded", func(context.Context) error { b.driver.Load(driverAfter); return nil },
 			update, gpus, checked(upgraded)},
-		{fmt.Sprintf("a thermal storm: for %s all GPUs throttle, 40 s in a minute", b.Storm), b.storm, update, 0, checked(upgraded)},
+		{fmt.Sprintf("a thermal storm: for %s all GPUs throttle, 70 s and 70 s not", b.Storm), b.storm, update, 0, checked(upgraded)},
 		{"all plugins restart", func(context.Context) error { return b.roll(whole, 0, try, questions) },
 			try, questions * b.Nodes, checked(upgraded)},
 		{"the policy changes, policySpread: 0s", func(context.Context) error { return b.setPolicy(12) },

@@ -33,7 +33,7 @@ func pluginConfig(ctx context.Context, admin *rest.Config, client kubernetes.Int
 	meta := metav1.ObjectMeta{Name: account}
 	rules := []rbacv1.PolicyRule{
 		{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"}, Verbs: []string{"get", "list", "watch", "create", "update", "delete"}},
-		{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get"}},
+		{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "watch"}},
 		{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
 		{NonResourceURLs: []string{"/version"}, Verbs: []string{"get"}},
 	}

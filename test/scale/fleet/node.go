@@ -190,7 +190,7 @@ func (m *machine) Events(ctx context.Context) <-chan gpu.Event {
 func (m *machine) Unmonitored(string) error { return nil }
 
 // hotFor and coolFor are how long a GPU at its thermal limit lowers its clocks and does not, in turns.
-const hotFor, coolFor = 40 * time.Second, 20 * time.Second
+const hotFor, coolFor = 70 * time.Second, 70 * time.Second
 
 func (m *machine) Health(ctx context.Context, _ string) (h gpu.Health, err error) {
 	if m.driver.storm.Load() && time.Now().UnixNano()%int64(hotFor+coolFor) < int64(hotFor) {
