@@ -5,6 +5,7 @@ package plugin
 
 import (
 	"context"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -33,7 +34,7 @@ func (s *conditionSpeaker) sayToUsers(ctx context.Context, conditions []device.C
 		claim  types.UID
 		device string
 	}
-	inUse, troubled := map[used]bool{}, map[used]bool{}
+	inUse, now := map[used]bool{}, map[used][]device.Reason{}
 	var statements []events.Statement
 	for _, l := range live {
 		for i := range l.Devices {
@@ -43,7 +44,8 @@ func (s *conditionSpeaker) sayToUsers(ctx context.Context, conditions []device.C
 				if conditionTexts[c.Reason].users == "" || !concerns(c, d) {
 					continue
 				}
-				troubled[used{l.Claim.UID, d.Device}] = true
+				of := used{l.Claim.UID, d.Device}
+				now[of] = append(now[of], c.Reason)
 				statements = append(statements, events.Statement{Key: userKey{l.Claim.UID, d.Device, c.Reason}, Calm: calmOf(c), Event: events.Event{
 					Claim: l.Claim, Reason: eventReason(c.Reason), Subjects: []string{d.Device}, Text: usersText(c),
 				}})
@@ -56,7 +58,7 @@ func (s *conditionSpeaker) sayToUsers(ctx context.Context, conditions []device.C
 		return events.Event{
 			Claim: was.Claim, Type: corev1.EventTypeNormal, Reason: recoveryReason(key.reason), Subjects: was.Subjects,
 			Text: sentences(overText(key.reason), "Processes that have failed must be restarted"),
-		}, inUse[of] && !troubled[of]
+		}, inUse[of] && !slices.ContainsFunc(now[of], func(is device.Reason) bool { return is == key.reason || slices.Contains(failures, is) })
 	})
 }
 

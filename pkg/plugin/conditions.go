@@ -17,6 +17,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/plugin/events"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // conditionKey identifies a condition, whatever its message.
@@ -61,20 +62,27 @@ type conditionSpeaker struct {
 	isThere func(pciAddress string) bool
 	problem logchange.Problem
 	// before are the conditions that were said last.
-	before map[conditionKey]device.Condition
+	before map[speakerKey]device.Condition
+}
+
+// speakerKey tells conditions apart that are told apart: people read whether pods are evicted.
+type speakerKey struct {
+	conditionKey
+	effect policy.Effect
 }
 
 func (s *conditionSpeaker) say(ctx context.Context, status device.Status) {
 	var statements []events.Statement
-	now := map[conditionKey]device.Condition{}
+	now := map[speakerKey]device.Condition{}
 	for _, c := range status.Conditions {
-		now[keyOf(c)] = c
-		statements = append(statements, events.Statement{Key: keyOf(c), Calm: calmOf(c), Event: events.Event{
+		key := speakerKey{keyOf(c), c.EffectInForce()}
+		now[key] = c
+		statements = append(statements, events.Statement{Key: key, Calm: calmOf(c), Event: events.Event{
 			Reason: eventReason(c.Reason), Subjects: []string{c.PCIAddress}, Text: adminText(c),
 		}})
 	}
 	s.board.Say(ctx, "conditions", statements, func(was events.Statement) (events.Event, bool) {
-		key, _ := was.Key.(conditionKey)
+		key, _ := was.Key.(speakerKey)
 		c := s.before[key]
 		return recovery(c), s.isThere(c.PCIAddress) && !isInTrouble(c, status.Conditions)
 	})

@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"time"
 
@@ -66,6 +67,10 @@ type desired struct {
 	// there may be more.
 	inUse    []string
 	inUseErr error
+	// built is the last inventory, and of what it was made.
+	built    *device.Inventory
+	builtOf  *gpu.Node
+	builtFor device.Terms
 
 	policyProblem, inUseProblem logchange.Problem
 	panics                      panics.Repeated
@@ -92,10 +97,16 @@ func (d *desired) terms() device.Terms {
 // build makes the inventory of these GPUs.
 func (d *desired) build(ctx context.Context, node *gpu.Node) (inventory *device.Inventory, err error) {
 	defer d.panics.Recover(ctx, &err)
-	inventory, err = device.NewInventory(node, d.terms())
+	terms := d.terms()
+	//nolint:govet // deepequalerrors: errors that seem to differ cost a new inventory, no more
+	if d.built != nil && reflect.DeepEqual(node, d.builtOf) && reflect.DeepEqual(terms, d.builtFor) {
+		return d.built, nil
+	}
+	inventory, err = device.NewInventory(node, terms)
 	if err != nil {
 		return nil, fmt.Errorf("build the inventory: %w", err)
 	}
+	d.built, d.builtOf, d.builtFor = inventory, node, terms
 	return inventory, nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -93,6 +94,9 @@ type gpuLoop struct {
 
 	// surveyedAt is when the last survey has succeeded, if one has.
 	surveyedAt time.Time
+	// now is base with a status.
+	base, now *device.Inventory
+	with      device.Status
 
 	problems                      logchange.Set[string, error]
 	summary                       logchange.Value[string]
@@ -228,7 +232,7 @@ func (l *gpuLoop) updateDesired(ctx context.Context) {
 	l.desired.readPolicy(ctx)
 	var present *device.Inventory
 	if l.state.inventory != nil {
-		present = l.state.inventory.With(l.status(ctx))
+		present = l.inventoryWith(l.status(ctx))
 	}
 	l.desired.updateNeeded(ctx, present)
 }
@@ -283,7 +287,9 @@ func (l *gpuLoop) survey(ctx context.Context) {
 func (l *gpuLoop) sayOfClaims(ctx context.Context) {
 	var statements []events.Statement
 	for _, s := range l.claims.Statements() {
-		one := events.Statement{Key: s, Event: events.Event{Claim: s.Claim, Reason: s.Reason, Text: s.Text}}
+		key := s
+		key.Text = "" // names processes, which come and go
+		one := events.Statement{Key: key, Event: events.Event{Claim: s.Claim, Reason: s.Reason, Text: s.Text}}
 		if s.Device != "" {
 			one.Subjects = []string{s.Device}
 		}
@@ -302,6 +308,14 @@ func (l *gpuLoop) status(ctx context.Context) device.Status {
 	return l.state.status(slices.Concat(l.health.Conditions(), l.foreign.conditions(l.state.known), l.ownNode.conditions(ctx, l.state.known)), reaction)
 }
 
+// inventoryWith is the inventory with a status: at nearly all times the one before, of which the slices need not be made anew.
+func (l *gpuLoop) inventoryWith(status device.Status) *device.Inventory {
+	if l.base != l.state.inventory || !reflect.DeepEqual(l.with, status) {
+		l.base, l.with, l.now = l.state.inventory, status, l.state.inventory.With(status)
+	}
+	return l.now
+}
+
 // handOn tells claims, the publisher and people what is known now.
 func (l *gpuLoop) handOn(ctx context.Context) {
 	if l.surveyedAt.IsZero() || ctx.Err() != nil {
@@ -310,7 +324,7 @@ func (l *gpuLoop) handOn(ctx context.Context) {
 	status := l.status(ctx)
 	l.conditions.say(ctx, status)
 	l.troubles.set(status.Conditions)
-	now := l.state.inventory.With(status)
+	now := l.inventoryWith(status)
 	l.tell(now, l.surveyedAt)
 	l.metrics.SetGPUs(now, status)
 	l.claims.SetInventory(now)

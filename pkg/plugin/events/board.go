@@ -5,6 +5,7 @@ package events
 
 import (
 	"context"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -21,6 +22,8 @@ import (
 const (
 	repeatAfter  = 50 * time.Minute
 	repeatJitter = 10 * time.Minute
+	// repeatSoon is that of what has begun again within that time: by then the limits let it through.
+	repeatSoon = 6 * time.Minute
 	// lookInterval is the time between two looks for what has to be repeated.
 	lookInterval = time.Minute
 )
@@ -52,69 +55,105 @@ type Board struct {
 	teller Teller
 
 	mu      sync.Mutex
-	sources map[string][]told
+	sources map[string]*source
+}
+
+// source is what one has said: what holds, and when what does not was over.
+type source struct {
+	all  []told
+	past map[any]time.Time
 }
 
 // told is a statement that was told, and when to repeat it. Of one that does not hold any more, but is not over yet, it is
 // when it will be, and what is told then, if anything.
 type told struct {
 	Statement
-	repeat time.Time
-	over   time.Time
-	end    []Event
+	repeat  time.Time
+	missing bool
+	over    time.Time
+	end     []Event
 }
 
 // NewBoard makes a Board.
-func NewBoard(teller Teller) *Board { return &Board{teller: teller, sources: map[string][]told{}} }
+func NewBoard(teller Teller) *Board { return &Board{teller: teller, sources: map[string]*source{}} }
 
 // Say takes all that a source knows to hold now. Of what does not hold any more, over returns the event that tells it, if there
 // is to be one; it is optional.
-func (b *Board) Say(ctx context.Context, source string, now []Statement, over func(was Statement) (Event, bool)) {
+func (b *Board) Say(ctx context.Context, name string, now []Statement, over func(was Statement) (Event, bool)) {
 	if over == nil {
 		over = func(Statement) (Event, bool) { return Event{}, false }
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	before, next := b.sources[source], make([]told, 0, len(now))
-	var begun, ended []Event
-	for _, s := range now {
-		if s.Key == nil {
-			s.Key = s.Text
-		}
-		if indexOf(next, s.Key) >= 0 {
-			continue
-		}
-		one := told{Statement: s, repeat: repeatAt(time.Now())}
-		if at := indexOf(before, s.Key); at >= 0 {
-			one.repeat = before[at].repeat
-		} else {
-			begun = append(begun, s.Event)
-		}
-		next = append(next, one)
+	from := b.sources[name]
+	if from == nil {
+		from = &source{past: map[any]time.Time{}}
+		b.sources[name] = from
 	}
-	for _, was := range before {
-		if indexOf(next, was.Key) >= 0 {
-			continue
-		}
-		if was.over.IsZero() {
-			was.over = time.Now().Add(was.Calm)
-			if e, is := over(was.Statement); is {
-				was.end = []Event{e}
+	begun := from.begin(now)
+	for i := range from.all {
+		if one := &from.all[i]; one.missing && one.over.IsZero() {
+			one.over = time.Now().Add(one.Calm)
+			if e, is := over(one.Statement); is {
+				one.end = []Event{e}
 			}
 		}
-		if time.Now().Before(was.over) {
-			next = append(next, was)
-		} else {
-			ended = append(ended, was.end...)
-		}
 	}
-	b.sources[source] = next
-	b.tell(ctx, ended)
+	b.tell(ctx, from.end(time.Now()))
 	b.tell(ctx, begun)
 }
 
-func indexOf(all []told, key any) int {
-	return slices.IndexFunc(all, func(t told) bool { return t.Key == key })
+// begin takes what holds now, and returns the events of what is new.
+func (s *source) begin(now []Statement) (begun []Event) {
+	at := make(map[any]int, len(s.all))
+	for i := range s.all {
+		at[s.all[i].Key] = i
+		s.all[i].missing = true
+	}
+	usual := repeatAt(time.Now()) // what begins together is repeated together
+	for _, one := range now {
+		if one.Key == nil {
+			one.Key = one.Text
+		}
+		if i, known := at[one.Key]; known {
+			s.all[i] = told{Statement: one, repeat: s.all[i].repeat}
+			continue
+		}
+		repeat := usual
+		if over, again := s.past[one.Key]; again && time.Since(over) < repeatAfter {
+			repeat = time.Now().Add(repeatSoon)
+		}
+		at[one.Key] = len(s.all)
+		s.all = append(s.all, told{Statement: one, repeat: repeat})
+		begun = append(begun, one.Event)
+	}
+	return begun
+}
+
+// end removes what is over, and returns its events.
+func (s *source) end(now time.Time) (ended []Event) {
+	maps.DeleteFunc(s.past, func(_ any, over time.Time) bool { return now.Sub(over) >= repeatAfter })
+	s.all = slices.DeleteFunc(s.all, func(t told) bool {
+		if t.over.IsZero() || now.Before(t.over) {
+			return false
+		}
+		s.past[t.Key] = now
+		ended = append(ended, t.end...)
+		return true
+	})
+	return ended
+}
+
+// due are the events of what lasts and has to be told again.
+func (s *source) due(now time.Time) (due []Event) {
+	again := repeatAt(now)
+	for i := range s.all {
+		if one := &s.all[i]; one.over.IsZero() && one.eventType() == corev1.EventTypeWarning && !now.Before(one.repeat) {
+			due = append(due, one.Event)
+			one.repeat = again
+		}
+	}
+	return due
 }
 
 func (b *Board) tell(ctx context.Context, all []Event) {
@@ -147,24 +186,9 @@ func (b *Board) Run(ctx context.Context) {
 func (b *Board) repeat(ctx context.Context, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for name, source := range b.sources {
-		var due, ended []Event
-		b.sources[name] = slices.DeleteFunc(source, func(t told) bool {
-			over := !t.over.IsZero() && !now.Before(t.over)
-			if over {
-				ended = append(ended, t.end...)
-			}
-			return over
-		})
-		for i := range b.sources[name] {
-			one := &b.sources[name][i]
-			if one.over.IsZero() && one.eventType() == corev1.EventTypeWarning && !now.Before(one.repeat) {
-				due = append(due, one.Event)
-				one.repeat = repeatAt(now)
-			}
-		}
-		b.tell(ctx, ended)
-		b.tell(ctx, due)
+	for _, source := range b.sources {
+		b.tell(ctx, source.end(now))
+		b.tell(ctx, source.due(now))
 	}
 }
 

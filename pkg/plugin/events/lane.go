@@ -7,7 +7,7 @@ import (
 	"context"
 	"errors"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -43,26 +43,36 @@ var pauses = wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Steps: 
 type lane struct {
 	client     kubernetes.Interface
 	correlator *record.EventCorrelator
-	queue      chan func()
-	// again counts what waits to be done again.
-	again atomic.Int32
+	// ready says that there is something to do.
+	ready chan struct{}
+
+	mu sync.Mutex
+	// queues are by namespace, which take turns: one that has much to tell does not silence others. again counts what waits to
+	// be done again.
+	queues map[string][]func()
+	turns  []string
+	again  map[string]int
 }
 
 // startLane makes a lane that works until ctx ends.
 func startLane(ctx context.Context, client kubernetes.Interface) *lane {
 	l := &lane{
-		client: client, queue: make(chan func(), maxWaiting),
+		client: client, ready: make(chan struct{}, 1), queues: map[string][]func(){}, again: map[string]int{},
 		correlator: record.NewEventCorrelatorWithOptions(record.CorrelatorOptions{
-			BurstSize: burst, QPS: perSecond, SpamKeyFunc: series, KeyFunc: func(e *corev1.Event) (aggregate, local string) { return series(e), e.Message },
+			BurstSize: burst, QPS: perSecond, SpamKeyFunc: series,
+			// Nothing is combined: the limits do, and what is combined has a longer message and name, and no reporter.
+			KeyFunc: func(e *corev1.Event) (aggregate, local string) { return series(e) + "\x00" + e.Message, "" },
 		}),
 	}
 	go func() {
-		for {
+		for ctx.Err() == nil {
+			if do := l.next(); do != nil {
+				do()
+				continue
+			}
 			select {
 			case <-ctx.Done():
-				return
-			case do := <-l.queue:
-				do()
+			case <-l.ready:
 			}
 		}
 	}()
@@ -83,25 +93,58 @@ func series(e *corev1.Event) string {
 	return strings.Join([]string{about.Kind, about.Namespace, about.Name, string(about.UID), e.Type, e.Reason, subject}, "\x00")
 }
 
+// next takes what is to be done next, or nil.
+func (l *lane) next() (do func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.turns) == 0 {
+		return nil
+	}
+	namespace := l.turns[0]
+	queue := l.queues[namespace]
+	do, l.queues[namespace], l.turns = queue[0], queue[1:], l.turns[1:]
+	if len(queue) > 1 {
+		l.turns = append(l.turns, namespace)
+	} else {
+		delete(l.queues, namespace)
+	}
+	return do
+}
+
 // add does not block.
-func (l *lane) add(ctx context.Context, do func()) {
+func (l *lane) add(ctx context.Context, namespace string, do func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch waiting := len(l.queues[namespace]); {
+	case waiting >= maxWaiting:
+		klog.FromContext(ctx).Error(nil, "Too many events wait, so that one is not written", "namespace", namespace)
+		return
+	case waiting == 0:
+		l.turns = append(l.turns, namespace)
+	}
+	l.queues[namespace] = append(l.queues[namespace], do)
 	select {
-	case l.queue <- do:
+	case l.ready <- struct{}{}:
 	default:
-		klog.FromContext(ctx).Error(nil, "Too many events wait, so that one is not written")
 	}
 }
 
-// later does something again, after a pause. The more waits, the longer that is: at most one a second is done again.
-func (l *lane) later(ctx context.Context, pauses *wait.Backoff, do func()) (ok bool) {
-	waiting := l.again.Add(1)
-	if waiting > maxWaiting {
-		l.again.Add(-1)
+// later does something again, after a pause. The more of the namespace waits, the longer that is: at most one a second is done
+// again.
+func (l *lane) later(ctx context.Context, namespace string, pauses *wait.Backoff, do func()) (ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.again[namespace] >= maxWaiting {
 		return false
 	}
-	time.AfterFunc(max(pauses.Step(), time.Duration(waiting)*time.Second), func() {
-		l.again.Add(-1)
-		l.add(ctx, do)
+	l.again[namespace]++
+	time.AfterFunc(max(pauses.Step(), time.Duration(l.again[namespace])*time.Second), func() {
+		l.mu.Lock()
+		if l.again[namespace]--; l.again[namespace] == 0 {
+			delete(l.again, namespace)
+		}
+		l.mu.Unlock()
+		l.add(ctx, namespace, do)
 	})
 	return true
 }
@@ -112,7 +155,6 @@ func (l *lane) tell(ctx context.Context, e *corev1.Event) {
 	if err != nil || found.Skip {
 		return
 	}
-	found.Event.ReportingController, found.Event.ReportingInstance = e.ReportingController, e.ReportingInstance
 	l.write(ctx, found, pauses)
 }
 
@@ -123,7 +165,7 @@ func (l *lane) write(ctx context.Context, e *record.EventCorrelateResult, pauses
 	case err == nil:
 		l.correlator.UpdateState(stored)
 		return
-	case !isFinal(err) && time.Since(e.Event.LastTimestamp.Time) < eventTTL && l.later(ctx, &pauses, func() { l.write(ctx, e, pauses) }):
+	case !isFinal(err) && time.Since(e.Event.LastTimestamp.Time) < eventTTL && l.later(ctx, e.Event.Namespace, &pauses, func() { l.write(ctx, e, pauses) }):
 		return
 	}
 	klog.FromContext(ctx).Error(err, "Could not write an event", "about", e.Event.InvolvedObject, "reason", e.Event.Reason, "message", e.Event.Message)
@@ -140,6 +182,7 @@ func (l *lane) request(ctx context.Context, e *record.EventCorrelateResult) (sto
 			return stored, err
 		}
 	}
+	e.Event.ResourceVersion = "" // of one that was there
 	stored, err = events.Create(ctx, e.Event, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		return e.Event, nil // a request before had no answer
@@ -156,6 +199,8 @@ func isFinal(err error) bool {
 	switch code := status.Status().Code; {
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause), strings.Contains(err.Error(), "exceeded quota"):
 		return true
+	case apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse):
+		return false // something else answers for the API server
 	case apierrors.IsUnauthorized(err), apierrors.IsForbidden(err), apierrors.IsTooManyRequests(err):
 		return false
 	default:

@@ -23,6 +23,9 @@ import (
 // maxMessage is how long a message may be, in bytes.
 const maxMessage = 1024
 
+// together is how many events about claims are told together.
+const together = 32
+
 // Options are all mandatory.
 type Options struct {
 	// Component is the reporter, NodeName the instance of it.
@@ -64,8 +67,10 @@ func (r *Recorder) Tell(ctx context.Context, all ...Event) {
 			ofClaims[e.Claim.Namespace] = append(ofClaims[e.Claim.Namespace], e)
 		}
 	}
-	for _, ofNamespace := range ofClaims {
-		r.tellUsers(ctx, ofNamespace)
+	for namespace, ofNamespace := range ofClaims {
+		for some := range slices.Chunk(ofNamespace, together) {
+			r.tellUsers(ctx, namespace, some)
+		}
 	}
 }
 
@@ -79,7 +84,7 @@ func (r *Recorder) tellNode(ctx context.Context, e *Event) {
 		lane = r.alarms
 	}
 	event := r.event(r.aboutNode(), e, message)
-	lane.add(ctx, func() { lane.tell(ctx, event) })
+	lane.add(ctx, event.Namespace, func() { lane.tell(ctx, event) })
 }
 
 // Warn tells that something has happened to a claim.

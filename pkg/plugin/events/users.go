@@ -24,13 +24,14 @@ type podEvent struct {
 }
 
 // tellUsers tells claims and their pods.
-func (r *Recorder) tellUsers(ctx context.Context, all []Event) {
+func (r *Recorder) tellUsers(ctx context.Context, namespace string, all []Event) {
 	pauses, began := pauses, time.Now()
+	found := map[claim.Ref]*resourceapi.ResourceClaim{}
 	var try func()
 	try = func() {
-		found, err := r.find(ctx, all)
+		err := r.find(ctx, all, found)
 		switch {
-		case err != nil && !isFinal(err) && time.Since(began) < eventTTL && r.users.later(ctx, &pauses, try):
+		case err != nil && !isFinal(err) && time.Since(began) < eventTTL && r.users.later(ctx, namespace, &pauses, try):
 			return
 		case err != nil:
 			klog.FromContext(ctx).Error(err, "The pods of claims are not known, so that only the claims get events")
@@ -46,23 +47,22 @@ func (r *Recorder) tellUsers(ctx context.Context, all []Event) {
 			r.users.tell(ctx, r.event(e.pod, &e.Event, e.Message(e.claims...)))
 		}
 	}
-	r.users.add(ctx, try)
+	r.users.add(ctx, namespace, try)
 }
 
-// find reads the claims of events. One that does not exist is nil.
-func (r *Recorder) find(ctx context.Context, all []Event) (map[claim.Ref]*resourceapi.ResourceClaim, error) {
-	found := map[claim.Ref]*resourceapi.ResourceClaim{}
+// find reads the claims of events that were not found before. One that does not exist is nil.
+func (r *Recorder) find(ctx context.Context, all []Event, found map[claim.Ref]*resourceapi.ResourceClaim) error {
 	for _, e := range all {
 		if _, known := found[e.Claim]; known {
 			continue
 		}
 		c, err := r.options.Claim(ctx, e.Claim)
 		if err != nil {
-			return found, err
+			return err
 		}
 		found[e.Claim] = c
 	}
-	return found, nil
+	return nil
 }
 
 // podsOf lists the pods for which a claim is reserved.

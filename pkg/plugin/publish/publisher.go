@@ -157,8 +157,9 @@ func New(o Options) *Publisher {
 
 // SetInventory replaces what is to be published.
 func (p *Publisher) SetInventory(inventory *device.Inventory) {
-	p.inventory.Store(inventory)
-	p.changed.Fire()
+	if p.inventory.Swap(inventory) != inventory {
+		p.changed.Fire()
+	}
 }
 
 // Recheck asks to read what is stored: the node may be another object than before.

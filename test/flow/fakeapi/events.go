@@ -5,6 +5,7 @@ package fakeapi
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -14,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
@@ -50,6 +52,15 @@ func (s *Server) createEvent(w http.ResponseWriter, r *http.Request) {
 		return
 	case reported.Namespace != r.PathValue("namespace"):
 		respondError(w, apierrors.NewBadRequest("the namespace of the object is not that of the request"))
+		return
+	case reported.ResourceVersion != "": // as etcd3/store.go of k8s.io/apiserver
+		respondError(w, apierrors.NewInternalError(errors.New("resourceVersion should not be set on objects to be created")))
+		return
+	case len(reported.Name) > validation.DNS1123SubdomainMaxLength:
+		respondError(w, apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Event").GroupKind(), reported.Name, nil))
+		return
+	case len(reported.Message) > 1024: // the chart's admission policy
+		respondError(w, apierrors.NewForbidden(corev1.Resource("events"), reported.Name, errors.New("its message is longer than 1024 bytes")))
 		return
 	}
 	s.mu.Lock()
