@@ -99,7 +99,7 @@ type Options struct {
 	// DeviceMetadata gives containers a file about their devices.
 	DeviceMetadata bool
 	// NodeLabels says what becomes of the node's labels about its GPUs, which LabelClient
-	// writes. Optional: without it they are left alone.
+	// writes. Optional: without a mode they are left alone.
 	NodeLabels  nodelabels.Mode
 	LabelClient kubernetes.Interface
 	// CDIDir is the folder of CDI specs, and FileContext the SELinux context of files that
@@ -159,7 +159,6 @@ type Plugin struct {
 	reconciler *reconciler
 	readiness  *readiness
 	startup    *startup
-	node       *firstNode
 	neighbours *neighbourLoop
 	kubelet    *kubelet
 	foreign    *foreignClaims
@@ -167,10 +166,9 @@ type Plugin struct {
 	// status is nil where the status of claims is not written.
 	status   *claimstatus.Writer
 	metadata *deviceMetadata
-	// labels is nil where the labels of the node are left alone.
-	labels  *nodelabels.Writer
-	ownNode *ownNode
-	timing  timing
+	labels   *nodelabels.Writer
+	ownNode  *ownNode
+	timing   timing
 	// socketUID is part of the names of the sockets.
 	socketUID types.UID
 	// stop ends Run with an error.
@@ -192,15 +190,15 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 	if o.Metrics == nil {
 		o.Metrics = metrics.New(metrics.Options{}) // nobody asks for them
 	}
-	p := &Plugin{options: o, timing: t, readiness: newReadiness(), startup: newStartup(), node: newFirstNode()}
+	p := &Plugin{options: o, timing: t, readiness: newReadiness(), startup: newStartup()}
 	stop := func(err error) { p.stop(err) }
 	failed, surveyNow, healthChanged := loop.NewTrigger(), loop.NewTrigger(), loop.NewTrigger()
 	troubles := &troubles{}
 	requested := &requestedDevices{driverName: o.DriverName, poolName: o.NodeName}
 	p.publisher = publish.New(publish.Options{
 		DriverName: o.DriverName, NodeName: o.NodeName, KubeClient: o.KubeClient, MetadataClient: o.MetadataClient,
-		LockFile: filepath.Join(o.DataDir, "publish.lock"), FirstOwner: p.node.owner,
-		Report: p.readiness.setSlices,
+		LockFile: filepath.Join(o.DataDir, "publish.lock"),
+		Report:   p.readiness.setSlices,
 		Warn: func(ctx context.Context, reason, message string) {
 			o.Events.Node(ctx, corev1.EventTypeWarning, reason, message)
 		},
@@ -235,11 +233,7 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		metrics: o.Metrics,
 	}
 	p.labels = newLabels(&o)
-	relabelled := func() {}
-	if p.labels != nil {
-		relabelled = p.labels.Check
-	}
-	p.ownNode = newOwnNode(o.MetadataClient, o.NodeName, o.Events, p.publisher.Recheck, relabelled, healthChanged)
+	p.ownNode = newOwnNode(o.MetadataClient, o.NodeName, o.Events, p.seeNode, healthChanged)
 	p.kubelet = &kubelet{events: o.Events, observe: o.Metrics.SetExtendedResources, changed: surveyNow}
 	p.neighbours = &neighbourLoop{
 		node: readNode(o.KubeClient, o.NodeName, t.node), otherDriver: p.options.otherDriver(), runtime: o.Runtime, events: o.Events,
@@ -248,7 +242,7 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 	}
 	p.gpus = &gpuLoop{
 		driverName: o.DriverName, nodeName: o.NodeName, interval: o.PollInterval,
-		hardware: o.Hardware, claims: o.Claims, publisher: labelling{p.publisher, p.labels}, reconciler: p.reconciler,
+		hardware: o.Hardware, claims: o.Claims, publisher: p, reconciler: p.reconciler,
 		readiness: p.readiness, startup: p.startup, conditions: &conditionReporter{events: o.Events, claims: o.Claims},
 		health: noHealth{}, foreign: p.foreign, ownNode: p.ownNode, troubles: troubles, tell: p.devices.set,
 		surveyNow: surveyNow, failed: failed, healthChanged: healthChanged, stop: stop, metrics: o.Metrics,
@@ -322,9 +316,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	if p.status != nil {
 		running.Go(func() { p.status.Run(loops) })
 	}
-	if p.labels != nil {
-		running.Go(func() { p.labels.Run(loops) })
-	}
+	running.Go(func() { p.labels.Run(loops) })
 	running.Go(func() { p.runMetadata(loops) })
 
 	<-ctx.Done()
