@@ -6,6 +6,7 @@ package plugin
 import (
 	"context"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/partage-dev/partage/pkg/device"
@@ -17,11 +18,7 @@ import (
 // reasonForeignLabels is the reason of an event.
 const reasonForeignLabels = "NodeLabelsOfOthers"
 
-// newLabels returns nil where the labels of the node are to be left alone.
 func newLabels(o *Options) *nodelabels.Writer {
-	if o.NodeLabels == "" || o.NodeLabels == nodelabels.Never {
-		return nil
-	}
 	return nodelabels.New(nodelabels.Options{
 		NodeName: o.NodeName, Client: o.LabelClient, Mode: o.NodeLabels,
 		Warn: func(ctx context.Context, message string) {
@@ -30,23 +27,15 @@ func newLabels(o *Options) *nodelabels.Writer {
 	})
 }
 
-// labelling hands on what is published, and which GPUs it is of.
-type labelling struct {
-	publisher interface{ SetInventory(*device.Inventory) }
-	labels    *nodelabels.Writer
+// seeNode hands on what the API server says of this node.
+func (p *Plugin) seeNode(node *metav1.PartialObjectMetadata) {
+	p.publisher.SetOwner(node.UID)
+	p.labels.SetNode(node.UID, node.Labels)
 }
 
-// SetInventory replaces what is published.
-func (l labelling) SetInventory(inventory *device.Inventory) {
-	if l.labels != nil {
-		l.labels.Set(offeredGPUs(inventory))
-	}
-	l.publisher.SetInventory(inventory)
-}
-
-// offeredGPUs are those that have devices which are not withdrawn, in the order of their
-// addresses. A GPU that is broken at the moment is among them: its devices are tainted.
-func offeredGPUs(inventory *device.Inventory) []*gpu.GPU {
+// SetInventory replaces what is published, and which GPUs the labels of the node are about: those that have devices which
+// are not withdrawn. A GPU that is broken at the moment is among them: its devices are tainted.
+func (p *Plugin) SetInventory(inventory *device.Inventory) {
 	withdrawn := sets.New(inventory.Withdrawn()...)
 	var gpus []*gpu.GPU
 	for _, d := range inventory.Devices() {
@@ -54,5 +43,6 @@ func offeredGPUs(inventory *device.Inventory) []*gpu.GPU {
 			gpus = append(gpus, d.GPU)
 		}
 	}
-	return gpus
+	p.labels.SetGPUs(gpus)
+	p.publisher.SetInventory(inventory)
 }

@@ -9,9 +9,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/plugin/nodelabels"
@@ -22,10 +19,7 @@ import (
 // and are left alone where they are not to be written.
 func TestNodeLabels(t *testing.T) {
 	t.Parallel()
-	client := fake.NewClientset()
-	if _, err := client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: testNode, UID: "uid"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	api := newAPIServer(t)
 	both := map[string]string{
 		"nvidia.com/gpu.product": "Test-GPU", "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "8192",
 		"nvidia.com/gpu.family": "hopper", "nvidia.com/gpu.compute.major": "9", "nvidia.com/gpu.compute.minor": "0",
@@ -45,19 +39,16 @@ func TestNodeLabels(t *testing.T) {
 		{"two GPUs once more", testNodeWith(firstGPU, secondGPU), nodelabels.Write, withoutShares(), both},
 		{"removal", testNodeWith(firstGPU, secondGPU), nodelabels.Remove, withoutShares(), nil},
 	} {
-		r := newRig(t)
+		r := newRigOn(t, api)
 		r.hardware.setNode(step.node)
 		r.policy.current = step.policy
-		r.options.NodeLabels, r.options.LabelClient = step.mode, client
+		r.options.NodeLabels, r.options.LabelClient = step.mode, r.options.KubeClient
 		r.start(t)
 		r.register(t)
 		r.until(t, "readiness", func(ctx context.Context) error { return r.check(ctx, "readiness") })
-		r.until(t, "labels with "+step.name, func(ctx context.Context) error {
-			node, err := client.CoreV1().Nodes().Get(ctx, testNode, metav1.GetOptions{})
-			if err != nil {
-				return err
-			}
-			if diff := cmp.Diff(step.want, node.Labels); diff != "" && len(step.want)+len(node.Labels) > 0 {
+		r.until(t, "labels with "+step.name, func(context.Context) error {
+			labels := api.Node(testNode).Labels
+			if diff := cmp.Diff(step.want, labels); diff != "" && len(step.want)+len(labels) > 0 {
 				return fmt.Errorf("-want +got:\n%s", diff)
 			}
 			return nil

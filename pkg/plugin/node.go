@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
@@ -42,7 +41,6 @@ func (p *Plugin) checkNode(ctx context.Context) (*corev1.Node, error) {
 // kubelet and of cordoned GPUs is not known.
 func (p *Plugin) followNode(ctx context.Context) {
 	node, err := p.checkNode(ctx)
-	p.node.set(node)
 	for pause := time.Second; node == nil && err == nil && loop.Pause(ctx, wait.Jitter(pause, 0.5)); pause = min(pause*3/2, 20*time.Second) {
 		node, err = p.checkNode(ctx)
 	}
@@ -56,40 +54,6 @@ func (p *Plugin) followNode(ctx context.Context) {
 	p.ownNode.look(&metav1.PartialObjectMetadata{ObjectMeta: node.ObjectMeta})
 	p.kubelet.look(ctx, node)
 	p.neighbours.run(ctx, node)
-}
-
-// goodFor is for how long the node that was read when the plugin started need not be read again.
-const goodFor = time.Minute
-
-// firstNode hands the node that was read when the plugin started to others who would read it then.
-type firstNode struct {
-	done chan struct{}
-	uid  types.UID
-	at   time.Time
-}
-
-func newFirstNode() *firstNode { return &firstNode{done: make(chan struct{})} }
-
-// set takes the node, which is nil where it could not be read. It is called once.
-func (f *firstNode) set(node *corev1.Node) {
-	if node != nil {
-		f.uid, f.at = node.UID, time.Now()
-	}
-	close(f.done)
-}
-
-// owner waits for the node and returns its UID, which is empty where it could not be read or was
-// read long ago.
-func (f *firstNode) owner(ctx context.Context) types.UID {
-	select {
-	case <-f.done:
-	case <-ctx.Done():
-		return ""
-	}
-	if time.Since(f.at) >= goodFor {
-		return ""
-	}
-	return f.uid
 }
 
 // nodeUnread is how long the API server may fail to answer before that is an error.

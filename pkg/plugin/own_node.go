@@ -6,7 +6,6 @@ package plugin
 import (
 	"context"
 	"fmt"
-	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -35,51 +34,42 @@ const reasonCordonUnknown = "CordonedGPUUnknown"
 type ownNode struct {
 	watch metawatch.Watch
 	board *events.Board
-	// registered is called when the node is another object than before, relabelled when its labels may be other ones, too.
-	registered, relabelled func()
+	// seen takes the node, which has no UID while it is not in the cluster. Kubelets write to it every few minutes.
+	seen func(*metav1.PartialObjectMetadata)
 	// cordoned is fired when other GPUs are.
 	cordoned loop.Trigger
 
 	mu sync.Mutex
-	// node is nil as long as it is not known. What was known stays while the API server does not answer.
-	node *metav1.PartialObjectMetadata
+	// annotation is that of the node. What was known stays while the API server does not answer.
+	annotation string
 }
 
-func newOwnNode(client metadata.Interface, name string, board *events.Board, registered, relabelled func(), cordoned loop.Trigger) *ownNode {
-	n := &ownNode{board: board, registered: registered, relabelled: relabelled, cordoned: cordoned}
+func newOwnNode(client metadata.Interface, name string, board *events.Board, seen func(*metav1.PartialObjectMetadata), cordoned loop.Trigger) *ownNode {
+	n := &ownNode{board: board, seen: seen, cordoned: cordoned}
 	n.watch = metawatch.Watch{
 		Client: client, Resource: corev1.SchemeGroupVersion.WithResource("nodes"),
 		Selector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(),
 		Listed: func(nodes []metav1.PartialObjectMetadata, _ time.Time) {
-			if len(nodes) > 0 {
-				n.look(&nodes[0])
-			}
+			n.look(&append(nodes, metav1.PartialObjectMetadata{})[0])
 		},
 		Changed: func(node *metav1.PartialObjectMetadata, deleted bool) {
-			if !deleted {
-				n.look(node)
+			if deleted {
+				node = &metav1.PartialObjectMetadata{}
 			}
+			n.look(node)
 		},
 	}
 	return n
 }
 
-// look takes the node as it is now. Kubelets write to it every few minutes.
+// look takes the node as it is now.
 func (n *ownNode) look(node *metav1.PartialObjectMetadata) {
 	n.mu.Lock()
-	was := n.node
-	if was == nil {
-		was = &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{UID: node.UID, Labels: node.Labels}}
-	}
-	n.node = node
+	before := n.annotation
+	n.annotation = node.Annotations[CordonAnnotation]
 	n.mu.Unlock()
-	if was.UID != node.UID {
-		n.registered()
-	}
-	if was.UID != node.UID || !maps.Equal(was.Labels, node.Labels) {
-		n.relabelled()
-	}
-	if was.Annotations[CordonAnnotation] != node.Annotations[CordonAnnotation] {
+	n.seen(node)
+	if before != node.Annotations[CordonAnnotation] {
 		n.cordoned.Fire()
 	}
 }
@@ -87,10 +77,7 @@ func (n *ownNode) look(node *metav1.PartialObjectMetadata) {
 // conditions keep pods away from the GPUs that an administrator has named.
 func (n *ownNode) conditions(ctx context.Context, known *gpu.Node) []device.Condition {
 	n.mu.Lock()
-	var named []string
-	if n.node != nil {
-		named = strings.FieldsFunc(n.node.Annotations[CordonAnnotation], func(r rune) bool { return r == ',' || r == ';' || unicode.IsSpace(r) })
-	}
+	named := strings.FieldsFunc(n.annotation, func(r rune) bool { return r == ',' || r == ';' || unicode.IsSpace(r) })
 	n.mu.Unlock()
 	if known == nil {
 		return nil

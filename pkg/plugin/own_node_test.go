@@ -4,9 +4,12 @@
 package plugin
 
 import (
+	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -17,14 +20,14 @@ import (
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 )
 
-// TestOwnNode: what a change of the node means for slices, labels and conditions, and what is told of an annotation that names
+// TestOwnNode: what a change of the node means for others and for conditions, and what is told of an annotation that names
 // no GPU.
 func TestOwnNode(t *testing.T) {
 	t.Parallel()
 	told := &fakeEvents{}
-	registered, relabelled := 0, 0
+	var seen *metav1.PartialObjectMetadata
 	cordoned := loop.NewTrigger()
-	n := newOwnNode(nil, testNode, events.NewBoard(told), func() { registered++ }, func() { relabelled++ }, cordoned)
+	n := newOwnNode(nil, testNode, events.NewBoard(told), func(node *metav1.PartialObjectMetadata) { seen = node }, cordoned)
 	known := &gpu.Node{GPUs: []gpu.GPU{{PCIAddress: firstGPU}, {PCIAddress: secondGPU}}}
 	object := func(uid types.UID, label, annotation string) *metav1.PartialObjectMetadata {
 		return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
@@ -35,21 +38,20 @@ func TestOwnNode(t *testing.T) {
 		t.Errorf("before the node is known: %+v", all)
 	}
 	for _, step := range []struct {
-		node                   *metav1.PartialObjectMetadata
-		registered, relabelled int
-		fired                  bool
-		cordoned               []string
-		told                   int
+		node     *metav1.PartialObjectMetadata
+		fired    bool
+		cordoned []string
+		told     int
 	}{
-		{object("a", "x", ""), 0, 0, false, nil, 0},
-		{object("a", "y", ""), 0, 1, false, nil, 0},
-		{object("a", "y", secondGPU), 0, 1, true, []string{secondGPU}, 0},
-		{object("a", "y", secondGPU), 0, 1, false, []string{secondGPU}, 0},
-		{object("a", "y", "0000"+strings.ToUpper(firstGPU)+",\n"+secondGPU+"\n"), 0, 1, true, []string{firstGPU, secondGPU}, 0},
-		{object("a", "y", "gpu-1,"+secondGPU), 0, 1, true, []string{secondGPU}, 1},
-		{object("b", "y", ""), 1, 2, true, nil, 1},
+		{object("a", "x", ""), false, nil, 0},
+		{object("a", "y", ""), false, nil, 0},
+		{object("a", "y", secondGPU), true, []string{secondGPU}, 0},
+		{object("a", "y", secondGPU), false, []string{secondGPU}, 0},
+		{object("a", "y", "0000"+strings.ToUpper(firstGPU)+",\n"+secondGPU+"\n"), true, []string{firstGPU, secondGPU}, 0},
+		{object("a", "y", "gpu-1,"+secondGPU), true, []string{secondGPU}, 1},
+		{object("b", "y", ""), true, nil, 1},
 	} {
-		n.look(step.node)
+		n.watch.Changed(step.node, false)
 		fired := len(cordoned) > 0
 		if fired {
 			<-cordoned
@@ -61,11 +63,41 @@ func TestOwnNode(t *testing.T) {
 			}
 			got = append(got, c.PCIAddress)
 		}
-		if registered != step.registered || relabelled != step.relabelled || fired != step.fired || !slices.Equal(got, step.cordoned) || len(told.list()) != step.told {
-			t.Errorf("%+v: registered %d times, relabelled %d, fired %v, cordoned %v, told %q", step, registered, relabelled, fired, got, told.list())
+		if seen != step.node || fired != step.fired || !slices.Equal(got, step.cordoned) || len(told.list()) != step.told {
+			t.Errorf("%+v: seen %+v, fired %v, cordoned %v, told %q", step, seen, fired, got, told.list())
+		}
+	}
+	for what, change := range map[string]func(){
+		"deleted": func() { n.watch.Changed(object("b", "y", ""), true) },
+		"absent":  func() { n.watch.Listed(nil, time.Now()) },
+	} {
+		n.watch.Listed([]metav1.PartialObjectMetadata{*object("b", "y", "")}, time.Now())
+		if change(); seen.UID != "" {
+			t.Errorf("%s: seen %+v", what, seen)
 		}
 	}
 	if told := told.list(); len(told) != 1 || !strings.Contains(told[0], `"gpu-1"`) {
 		t.Errorf("told %q", told)
 	}
+}
+
+// TestNodeMadeAgain: slices are the new node's, after the garbage collector has deleted those of the old one.
+func TestNodeMadeAgain(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.start(t)
+	r.untilPublished(t, 4, 1)
+	r.api.DeleteNode(testNode)
+	r.api.DeleteSlices()
+	r.api.AddNode(testNode)
+	r.untilPublished(t, 4, 1)
+	r.until(t, "slices of the new node", func(context.Context) error {
+		want := r.api.Node(testNode).UID
+		for _, slice := range r.api.Slices() {
+			if slice.OwnerReferences[0].UID != want {
+				return fmt.Errorf("slice %s belongs to %s, want %s", slice.Name, slice.OwnerReferences[0].UID, want)
+			}
+		}
+		return nil
+	})
 }

@@ -97,7 +97,7 @@ type Options struct {
 	// DeviceMetadata gives containers a file about their devices.
 	DeviceMetadata bool
 	// NodeLabels says what becomes of the node's labels about its GPUs, which LabelClient
-	// writes. Optional: without it they are left alone.
+	// writes. Optional: without a mode they are left alone.
 	NodeLabels  nodelabels.Mode
 	LabelClient kubernetes.Interface
 	// CDIDir is the folder of CDI specs, and FileContext the SELinux context of files that
@@ -158,14 +158,12 @@ type Plugin struct {
 	reconciler *reconciler
 	readiness  *readiness
 	startup    *startup
-	node       *firstNode
 	neighbours *neighbourLoop
 	kubelet    *kubelet
 	foreign    *foreignClaims
 	devices    *deviceStates
 	// status is nil where the status of claims is not written.
-	status *claimstatus.Writer
-	// labels is nil where the labels of the node are left alone.
+	status  *claimstatus.Writer
 	labels  *nodelabels.Writer
 	ownNode *ownNode
 	timing  timing
@@ -190,7 +188,7 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 	if o.Metrics == nil {
 		o.Metrics = metrics.New(metrics.Options{}) // nobody asks for them
 	}
-	p := &Plugin{options: o, timing: t, readiness: newReadiness(), startup: newStartup(), node: newFirstNode()}
+	p := &Plugin{options: o, timing: t, readiness: newReadiness(), startup: newStartup()}
 	p.board = events.NewBoard(o.Events)
 	stop := func(err error) { p.stop(err) }
 	failed, surveyNow, healthChanged := loop.NewTrigger(), loop.NewTrigger(), loop.NewTrigger()
@@ -198,8 +196,8 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 	requested := &requestedDevices{driverName: o.DriverName, poolName: o.NodeName}
 	p.publisher = publish.New(publish.Options{
 		DriverName: o.DriverName, NodeName: o.NodeName, KubeClient: o.KubeClient, MetadataClient: o.MetadataClient,
-		LockFile: filepath.Join(o.DataDir, "publish.lock"), FirstOwner: p.node.owner,
-		Report: func(ctx context.Context, reason string) { p.readiness.set(ctx, needSlices, reason) },
+		LockFile: filepath.Join(o.DataDir, "publish.lock"),
+		Report:   func(ctx context.Context, reason string) { p.readiness.set(ctx, needSlices, reason) },
 		Say: func(ctx context.Context, reason, message string) {
 			var statements []events.Statement
 			if message != "" {
@@ -233,11 +231,7 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		metrics: o.Metrics,
 	}
 	p.labels = newLabels(&o)
-	relabelled := func() {}
-	if p.labels != nil {
-		relabelled = p.labels.Check
-	}
-	p.ownNode = newOwnNode(o.MetadataClient, o.NodeName, p.board, p.publisher.Recheck, relabelled, healthChanged)
+	p.ownNode = newOwnNode(o.MetadataClient, o.NodeName, p.board, p.seeNode, healthChanged)
 	p.kubelet = &kubelet{board: p.board, observe: o.Metrics.SetExtendedResources, changed: surveyNow}
 	p.neighbours = &neighbourLoop{
 		node: readNode(o.KubeClient, o.NodeName, t.node), otherDriver: p.options.otherDriver(), runtime: o.Runtime, board: p.board,
@@ -246,9 +240,10 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 	}
 	p.gpus = &gpuLoop{
 		driverName: o.DriverName, nodeName: o.NodeName, interval: o.PollInterval,
-		hardware: o.Hardware, claims: o.Claims, publisher: labelling{p.publisher, p.labels}, reconciler: p.reconciler,
-		readiness: p.readiness, startup: p.startup, board: p.board, conditions: &conditionSpeaker{board: p.board, claims: o.Claims, isThere: func(address string) bool { return p.gpus.state.known.Has(address) }},
-		health: noHealth{}, foreign: p.foreign, ownNode: p.ownNode, troubles: troubles, tell: p.devices.set,
+		hardware: o.Hardware, claims: o.Claims, publisher: p, reconciler: p.reconciler,
+		readiness: p.readiness, startup: p.startup, board: p.board,
+		conditions: &conditionSpeaker{board: p.board, claims: o.Claims, isThere: func(address string) bool { return p.gpus.state.known.Has(address) }},
+		health:     noHealth{}, foreign: p.foreign, ownNode: p.ownNode, troubles: troubles, tell: p.devices.set,
 		surveyNow: surveyNow, failed: failed, healthChanged: healthChanged, stop: stop, metrics: o.Metrics,
 		discoveries: make(chan discovery, 1),
 		lastSeen:    lastseen.New(o.DataDir, o.BootID),
@@ -321,9 +316,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	if p.status != nil {
 		running.Go(func() { p.status.Run(loops) })
 	}
-	if p.labels != nil {
-		running.Go(func() { p.labels.Run(loops) })
-	}
+	running.Go(func() { p.labels.Run(loops) })
 
 	<-ctx.Done()
 	p.shutDown(ctx, helper)

@@ -110,7 +110,7 @@ func TestRequestsOfAStart(t *testing.T) {
 	})
 }
 
-// TestNodeIsReadAgain: the publisher reads the node itself where that failed when the plugin started.
+// TestNodeIsReadAgain: slices wait until the node was read, also where that failed when the plugin started.
 func TestNodeIsReadAgain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -6,7 +6,6 @@
 //
 //	labels.go  which labels describe GPUs
 //	writer.go  keeps them on the node
-//	fields.go  who wrote which label
 package nodelabels
 
 import (

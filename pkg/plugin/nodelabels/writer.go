@@ -5,16 +5,19 @@ package nodelabels
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
@@ -25,25 +28,20 @@ import (
 )
 
 const (
-	// checkInterval is how long the node is believed to have its labels, less up to
-	// checkJitter: somebody may have changed them.
-	checkInterval, checkJitter = 10 * time.Minute, 2 * time.Minute
-	// retryInterval is the pause after a failure.
-	retryInterval = time.Minute
-	// requestTime bounds one request.
-	requestTime = 10 * time.Second
+	// manager is this driver's name among those who write fields of objects.
+	manager = "partage-node-labels"
+	// retryInterval is the pause after a failure, and requestTime bounds one request.
+	retryInterval, requestTime = time.Minute, 10 * time.Second
 )
 
-// Mode says what becomes of the labels.
+// Mode says what becomes of the labels: Never leaves the node alone, Write keeps them on the node, and Remove removes
+// those that were written.
 type Mode string
 
 // Values of Mode.
 const (
-	// Never leaves the node alone.
-	Never Mode = "Never"
-	// Write keeps the labels on the node.
-	Write Mode = "Write"
-	// Remove removes those that were written.
+	Never  Mode = "Never"
+	Write  Mode = "Write"
 	Remove Mode = "Remove"
 )
 
@@ -55,124 +53,130 @@ type Options struct {
 	NodeName string
 	// Client has a budget of its own: nothing that pods wait for is to wait for this.
 	Client kubernetes.Interface
-	// Mode is Write or Remove.
-	Mode Mode
+	Mode   Mode
 	// Warn tells that others have written labels with other values.
 	Warn func(ctx context.Context, message string)
 }
 
-// Writer brings the labels of the node to what Set was told last. It writes by server-side
+// Writer brings the labels of the node to what it was told last. It writes by server-side
 // apply: the API server knows which labels are this driver's, also those of earlier plugins,
 // and refuses to overwrite those of others.
 type Writer struct {
-	options Options
+	Options
 	changed loop.Trigger
+	mu      sync.Mutex
+	// now is how things are, and done how they were after the last write.
+	now, done state
+	problem   logchange.Problem
+	foreign   logchange.Value[string]
+}
 
-	mu sync.Mutex
-	// wanted is nil as long as it is not known which GPUs there are.
-	wanted map[string]string
-
-	problem logchange.Problem
-	foreign logchange.Value[string]
+// state decides whether something is to be written: wanted is nil as long as nothing is, and the UID empty while there is no node.
+type state struct {
+	uid            types.UID
+	labels, wanted map[string]string
 }
 
 // New makes a Writer, which does nothing before Run.
 func New(o Options) *Writer {
-	w := &Writer{options: o, changed: loop.NewTrigger()}
+	w := &Writer{Options: o, changed: loop.NewTrigger()}
 	if o.Mode == Remove {
-		w.wanted = map[string]string{}
+		w.now.wanted = map[string]string{}
 	}
 	return w
 }
 
-// Set takes the GPUs that the node offers. It does not block.
-func (w *Writer) Set(gpus []*gpu.GPU) {
-	if w.options.Mode != Write {
-		return
+// SetGPUs takes the GPUs that the node offers. It does not block.
+func (w *Writer) SetGPUs(gpus []*gpu.GPU) {
+	if w.Mode == Write {
+		w.set(func() { w.now.wanted = Of(gpus) })
 	}
-	labels := Of(gpus)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.wanted != nil && maps.Equal(w.wanted, labels) {
-		return
-	}
-	w.wanted = labels
-	w.changed.Fire()
 }
 
-// Check has the labels of the node read: they may be other ones now. It does not block.
-func (w *Writer) Check() { w.changed.Fire() }
+// SetNode takes the node as it is now. It does not block.
+func (w *Writer) SetNode(uid types.UID, labels map[string]string) {
+	w.set(func() { w.now.uid, w.now.labels = uid, labels })
+}
+
+func (w *Writer) set(change func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	change()
+	w.changed.Fire()
+}
 
 // Run works until ctx ends. The labels stay then.
 func (w *Writer) Run(ctx context.Context) {
 	for ctx.Err() == nil {
-		pause := checkInterval - rand.N(checkJitter) //nolint:gosec // no secret
+		var again <-chan time.Time
 		err := w.update(ctx)
-		if ctx.Err() != nil {
-			return
-		}
-		w.problem.Log(ctx, err, "The labels of the node are not up to date, will retry", "The labels of the node are up to date again")
 		if err != nil {
-			pause = retryInterval
+			again = time.After(retryInterval)
 		}
-		timer := time.NewTimer(pause)
+		if ctx.Err() == nil {
+			w.problem.Log(ctx, err, "The labels of the node are not up to date, will retry", "The labels of the node are up to date again")
+		}
 		select {
 		case <-ctx.Done():
 		case <-w.changed:
-		case <-timer.C:
+		case <-again:
 		}
-		timer.Stop()
 	}
 }
 
-// update writes if the node has not what it is to have.
+// update writes if something has changed since the last time. What others have written with other values stays and is told.
 func (w *Writer) update(ctx context.Context) error {
 	w.mu.Lock()
-	wanted := maps.Clone(w.wanted)
+	now := w.now
 	w.mu.Unlock()
-	if wanted == nil {
+	if now.wanted == nil || now.uid == "" || reflect.DeepEqual(now, w.done) {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, requestTime)
-	defer cancel()
-	nodes := w.options.Client.CoreV1().Nodes()
-	// The API server's cache is good enough: to write what is there changes nothing.
-	node, err := nodes.Get(ctx, w.options.NodeName, metav1.GetOptions{ResourceVersion: "0"})
+	node, err := w.apply(ctx, now.uid, now.wanted)
+	by := conflicts(err)
+	if len(by) > 0 {
+		own := maps.Clone(now.wanted)
+		maps.DeleteFunc(own, func(key, _ string) bool { _, others := by[key]; return others })
+		node, err = w.apply(ctx, now.uid, own)
+	}
 	if err != nil {
-		return fmt.Errorf("read the node: %w", err)
-	}
-	by, err := writers(node)
-	if err != nil {
-		return err
-	}
-	own := maps.Clone(node.Labels)
-	maps.DeleteFunc(own, func(key, _ string) bool { return by[key] != manager })
-	w.reportForeign(ctx, node, by, wanted)
-	maps.DeleteFunc(wanted, func(key, _ string) bool {
-		_, there := node.Labels[key]
-		return there && by[key] != manager
-	})
-	if maps.Equal(own, wanted) {
-		return nil
-	}
-	// The UID keeps a node of the same name from getting labels of this one.
-	apply := applycorev1.Node(node.Name).WithUID(node.UID).WithLabels(wanted)
-	if _, err := nodes.Apply(ctx, apply, metav1.ApplyOptions{FieldManager: manager}); err != nil {
 		return fmt.Errorf("write labels of the node: %w", err)
 	}
-	klog.FromContext(ctx).Info("Wrote labels of the node", "labels", wanted, "before", own)
+	if !maps.Equal(node.Labels, now.labels) {
+		klog.FromContext(ctx).Info("Wrote labels of the node", "labels", node.Labels, "before", now.labels)
+	}
+	now.labels = node.Labels
+	w.done = now
+	w.warn(ctx, now, by)
 	return nil
 }
 
-// reportForeign tells which labels of others have other values. They stay as they are.
-func (w *Writer) reportForeign(ctx context.Context, node *corev1.Node, by, wanted map[string]string) {
-	var differ []string
-	for _, key := range slices.Sorted(maps.Keys(wanted)) {
-		value, there := node.Labels[key]
-		if !there || by[key] == manager || value == wanted[key] {
-			continue
+func (w *Writer) apply(ctx context.Context, uid types.UID, labels map[string]string) (*corev1.Node, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTime)
+	defer cancel()
+	// The UID keeps a node of the same name from getting labels of this one.
+	return w.Client.CoreV1().Nodes().Apply(ctx, applycorev1.Node(w.NodeName).WithUID(uid).WithLabels(labels), metav1.ApplyOptions{FieldManager: manager})
+}
+
+// conflicts are the labels that others have written with other values, and who has.
+func conflicts(err error) map[string]string {
+	by := map[string]string{}
+	var status apierrors.APIStatus
+	if apierrors.IsConflict(err) && errors.As(err, &status) && status.Status().Details != nil {
+		for _, cause := range status.Status().Details.Causes {
+			if key, is := strings.CutPrefix(cause.Field, ".metadata.labels."); is {
+				_, after, _ := strings.Cut(cause.Message, `"`) // conflict with "manager" using v1 at 2026-11-22T18:20:55Z
+				by[key], _, _ = strings.Cut(after, `"`)
+			}
 		}
-		differ = append(differ, fmt.Sprintf("%s=%s of %s instead of %s", key, value, by[key], wanted[key]))
+	}
+	return by
+}
+
+func (w *Writer) warn(ctx context.Context, now state, by map[string]string) {
+	var differ []string
+	for _, key := range slices.Sorted(maps.Keys(by)) {
+		differ = append(differ, fmt.Sprintf("%s=%s of %s instead of %s", key, now.labels[key], by[key], now.wanted[key]))
 	}
 	text := strings.Join(differ, ", ")
 	if !w.foreign.Set(text) || text == "" {
@@ -181,5 +185,5 @@ func (w *Writer) reportForeign(ctx context.Context, node *corev1.Node, by, wante
 	message := "The node has labels that others wrote, which stay as they are: " + text +
 		". Set kubeletPlugin.nodeLabels to Never where GPU feature discovery runs, or remove the labels if it runs no more."
 	klog.FromContext(ctx).Info(message)
-	w.options.Warn(ctx, message)
+	w.Warn(ctx, message)
 }

@@ -96,8 +96,19 @@ func (w *world) writes() (n int) {
 	return n
 }
 
+// tellNode is what a watch of the node does.
+func (w *world) tellNode(t *testing.T) {
+	t.Helper()
+	node, err := w.client.CoreV1().Nodes().Get(t.Context(), nodeName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.SetNode(node.UID, node.Labels)
+}
+
 func (w *world) mustUpdate(t *testing.T) {
 	t.Helper()
+	w.tellNode(t)
 	if err := w.update(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +129,7 @@ func TestWriter(t *testing.T) {
 	w.want(t, map[string]string{})
 	four := board(t, "h100", 4)
 	for range 3 {
-		w.Set(four)
+		w.SetGPUs(four)
 		w.mustUpdate(t)
 		w.want(t, Of(four))
 	}
@@ -131,7 +142,7 @@ func TestWriter(t *testing.T) {
 	w.use(Write) // another process, which knows nothing of the one before
 	w.mustUpdate(t)
 	w.want(t, Of(four))
-	w.Set(nil)
+	w.SetGPUs(nil)
 	w.mustUpdate(t)
 	w.want(t, map[string]string{})
 	if len(w.warnings) > 0 {
@@ -144,10 +155,10 @@ func TestRemove(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, Write)
 	w.patch(t, `{"`+Family+`": "hopper", "example.com/pool": "a"}`)
-	w.Set(board(t, "h100", 4))
+	w.SetGPUs(board(t, "h100", 4))
 	w.mustUpdate(t)
 	w.use(Remove)
-	w.Set(board(t, "h100", 4))
+	w.SetGPUs(board(t, "h100", 4))
 	w.mustUpdate(t)
 	w.want(t, map[string]string{Family: "hopper", "example.com/pool": "a"})
 	w.mustUpdate(t)
@@ -163,7 +174,7 @@ func TestLabelsOfOthers(t *testing.T) {
 	w := newWorld(t, Write)
 	w.patch(t, `{"`+Product+`": "NVIDIA-H100-80GB-HBM3-SHARED", "`+Family+`": "hopper"}`)
 	four := board(t, "h100", 4)
-	w.Set(four)
+	w.SetGPUs(four)
 	want := Of(four)
 	want[Product] = "NVIDIA-H100-80GB-HBM3-SHARED"
 	for range 3 {
@@ -190,7 +201,7 @@ func TestLabelsOfOthers(t *testing.T) {
 	}
 }
 
-// TestRun: a failure is repeated, and the labels are looked at again and again.
+// TestRun: a failure is repeated, and labels that somebody has removed come back.
 func TestRun(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -211,13 +222,19 @@ func TestRun(t *testing.T) {
 			t.Fatalf("never: %s", what)
 		}
 		gpus := board(t, "h100", 4)
-		w.Set(gpus)
+		w.SetGPUs(gpus)
+		synctest.Wait()
+		if n := w.writes(); n > 0 {
+			t.Errorf("%d writes before the node is known", n)
+		}
+		w.tellNode(t)
 		until("a second try", func() bool { return w.writes() > 1 })
 		w.mu.Lock()
 		w.fail = nil
 		w.mu.Unlock()
 		until("labels", func() bool { return maps.Equal(w.labels(t), Of(gpus)) })
 		w.patch(t, `{"`+Count+`": null}`)
+		w.tellNode(t)
 		until("labels that were removed", func() bool { return maps.Equal(w.labels(t), Of(gpus)) })
 		cancel()
 		<-ended

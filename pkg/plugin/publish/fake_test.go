@@ -19,6 +19,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
@@ -87,6 +88,9 @@ type cluster struct {
 	beforeRun func(*Publisher)
 
 	mu sync.Mutex
+	// publishers are told what becomes of the node, unless it cannot be read.
+	publishers []*Publisher
+	unread     bool
 	// latency is how long a request takes.
 	latency time.Duration
 	// fail makes requests fail for which it returns an error.
@@ -101,10 +105,38 @@ func inCluster(t *testing.T, test func(t *testing.T, c *cluster)) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := &cluster{Server: fakeapi.NewWithoutNetwork(t), lockFile: filepath.Join(t.TempDir(), "publish.lock"), requests: map[string]int{}}
-		c.AddNode(testNode)
+		c.AddNode()
 		c.Refuse(c.handle)
 		test(t, c)
 	})
+}
+
+// AddNode makes the node, or another one in its place.
+func (c *cluster) AddNode() {
+	c.Server.AddNode(testNode)
+	c.tellOwner()
+}
+
+// DeleteNode removes the node.
+func (c *cluster) DeleteNode() {
+	c.Server.DeleteNode(testNode)
+	c.tellOwner()
+}
+
+// tellOwner does what a watch of the node does.
+func (c *cluster) tellOwner(more ...*Publisher) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.publishers = append(c.publishers, more...)
+	var owner types.UID
+	if node := c.Node(testNode); node != nil {
+		owner = node.UID
+	}
+	for _, p := range c.publishers {
+		if !c.unread {
+			p.SetOwner(owner)
+		}
+	}
 }
 
 func (c *cluster) handle(r *http.Request) *apierrors.StatusError {
@@ -139,8 +171,6 @@ func kindOf(r *http.Request) string {
 	switch {
 	case r.URL.Path == "/version":
 		return "version"
-	case strings.HasPrefix(r.URL.Path, "/api/v1/nodes"):
-		return "node"
 	case query.Has("watch"):
 		return "watch"
 	case query.Has("dryRun"):
@@ -215,6 +245,7 @@ func (c *cluster) startOver(t *testing.T, network http.RoundTripper, name string
 	if c.beforeRun != nil {
 		c.beforeRun(r.publisher)
 	}
+	c.tellOwner(r.publisher)
 	var running sync.WaitGroup
 	running.Go(func() { r.publisher.Run(ctx) })
 	r.stop = func() {

@@ -199,9 +199,9 @@ func TestChaos(t *testing.T) {
 						newer.stop()
 						newer = nil
 					case action == 9:
-						c.DeleteNode(testNode)
+						c.DeleteNode()
 						c.DeleteSlices()
-						c.AddNode(testNode)
+						c.AddNode()
 						older.publisher.Registered()
 					}
 				}

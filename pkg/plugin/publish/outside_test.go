@@ -88,6 +88,7 @@ func (c *cluster) start(t *testing.T, inventory *device.Inventory) *writer {
 	})
 	// A logger of the test would be used by goroutines that client-go leaves behind.
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), ktesting.NewLogger(nopTL{}, ktesting.NewConfig())))
+	w.publisher.SetOwner(c.Node(nodeName).UID)
 	var running sync.WaitGroup
 	running.Go(func() { w.publisher.Run(ctx) })
 	t.Cleanup(func() {

@@ -54,7 +54,7 @@ func TestRequests(t *testing.T) {
 			t.Errorf("reported %q", got)
 		}
 		// One slice of counters, and one for each GPU.
-		for kind, want := range map[string]int{"write": 3, "list": 1, "dry run": 1, "node": 1, "version": 2, "watch": 1} {
+		for kind, want := range map[string]int{"write": 3, "list": 1, "dry run": 1, "version": 2, "watch": 1} {
 			if got := c.take(kind); got > want {
 				t.Errorf("%d requests of kind %q, want %d at most", got, kind, want)
 			}
@@ -330,6 +330,22 @@ func TestUnimportantEdit(t *testing.T) {
 	})
 }
 
+// TestNodeUnread: nothing is published before it is known which object the node is.
+func TestNodeUnread(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		c.unread = true
+		inventory := inventoryOf(t, withoutShares(), firstGPU)
+		r := c.start(t, "one", inventory)
+		after(10 * time.Minute)
+		if got := r.reported(); len(c.Slices()) > 0 || !strings.Contains(got, "node node-1 has not been read yet") {
+			t.Errorf("%d slices; reported %q", len(c.Slices()), got)
+		}
+		c.unread = false
+		c.tellOwner()
+		c.converges(t, inventory, AllFeatures, time.Minute)
+	})
+}
+
 // TestNodeMadeAgain: the node has another UID afterwards, and the garbage collector
 // deletes what the old one owns.
 func TestNodeMadeAgain(t *testing.T) {
@@ -339,13 +355,13 @@ func TestNodeMadeAgain(t *testing.T) {
 		after(time.Minute)
 		before := c.Slices()[0].OwnerReferences[0].UID
 		c.take("")
-		c.DeleteNode(testNode)
+		c.DeleteNode()
 		c.DeleteSlices()
 		after(10 * time.Minute)
 		if got := r.reported(); len(c.Slices()) > 0 || !strings.Contains(got, "node node-1 is not in the cluster") {
 			t.Errorf("%d slices without a node; reported %q", len(c.Slices()), got)
 		}
-		c.AddNode(testNode)
+		c.AddNode()
 		c.converges(t, inventory, AllFeatures, time.Minute)
 		for _, slice := range c.Slices() {
 			if slice.OwnerReferences[0].UID == before {
@@ -368,7 +384,7 @@ func TestNodeMadeAgainWhileDown(t *testing.T) {
 		after(time.Minute)
 		r.stop()
 		before := c.Slices()
-		c.AddNode(testNode)
+		c.AddNode()
 		c.start(t, "two", inventory)
 		after(time.Minute)
 		for i, slice := range c.Slices() {

@@ -67,9 +67,6 @@ type Options struct {
 	// LockFile makes one of several instances on this node publish. Optional: without
 	// it there is a single one.
 	LockFile string
-	// FirstOwner returns the UID of the node if it was read a moment ago, for the first time that
-	// it is needed. Optional.
-	FirstOwner func(ctx context.Context) types.UID
 	// Report is called with the reason why the API server does not hold what it
 	// should, and with "" when it does.
 	Report func(ctx context.Context, reason string)
@@ -85,15 +82,18 @@ type Options struct {
 // Publisher publishes the ResourceSlices of one node. Its methods may be called
 // concurrently, except Run.
 type Publisher struct {
-	pool     pool
-	slices   typedresource.ResourceSliceInterface
-	metadata metadata.Interface
-	observe  func(slices int, err error)
-	pace     *rules.Pace
+	pool    pool
+	slices  typedresource.ResourceSliceInterface
+	observe func(slices int, err error)
+	pace    *rules.Pace
 
 	// inventory is what is to be published, nil until there is one.
 	inventory atomic.Pointer[device.Inventory]
-	recheck   atomic.Bool
+	// owner is the UID of the node, empty while it is not in the cluster. It is known when nodeRead is closed.
+	owner    atomic.Pointer[types.UID]
+	nodeRead chan struct{}
+	// recheck says that the owner has changed.
+	recheck atomic.Bool
 	// changed says that there is another inventory, registered that the kubelet has
 	// registered the plugin, and seen that the watch has seen something.
 	changed, registered, seen loop.Trigger
@@ -116,9 +116,7 @@ type Publisher struct {
 	// givenWay is until when an older instance publishes.
 	givenWay time.Time
 	features features
-	// firstOwner is nil once it was called.
-	firstOwner func(ctx context.Context) types.UID
-	says       says
+	says     says
 	// sayLacks takes what the cluster lacks, by reason.
 	sayLacks func(ctx context.Context, reason, message string)
 }
@@ -135,8 +133,7 @@ func New(o Options) *Publisher {
 	p := &Publisher{
 		pool:       pool,
 		slices:     o.KubeClient.ResourceV1().ResourceSlices(),
-		metadata:   o.MetadataClient,
-		firstOwner: o.FirstOwner,
+		nodeRead:   make(chan struct{}),
 		says:       says{report: o.Report},
 		sayLacks:   o.Say,
 		observe:    o.Observe,
@@ -162,10 +159,16 @@ func (p *Publisher) SetInventory(inventory *device.Inventory) {
 	}
 }
 
-// Recheck asks to read what is stored: the node may be another object than before.
-func (p *Publisher) Recheck() {
-	p.recheck.Store(true)
-	p.seen.Fire()
+// SetOwner says which object the node is, by its UID, or that it is not in the cluster. Nothing is published before. The
+// garbage collector deletes what a node owned that was deleted.
+func (p *Publisher) SetOwner(uid types.UID) {
+	switch before := p.owner.Swap(&uid); {
+	case before == nil:
+		close(p.nodeRead)
+	case *before != uid:
+		p.recheck.Store(true)
+		p.seen.Fire()
+	}
 }
 
 // Registered says that the kubelet has registered the plugin. One that has just started has

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -74,23 +73,18 @@ func (p *Publisher) read(ctx context.Context) error {
 	return nil
 }
 
-// readOwner returns the UID of the node. A node that is deleted and made again has
-// another one, and the garbage collector deletes what the old one owned.
+// readOwner returns the UID of the node, for which it waits.
 func (p *Publisher) readOwner(ctx context.Context) (types.UID, error) {
-	if first := p.firstOwner; first != nil {
-		p.firstOwner = nil
-		if owner := first(ctx); owner != "" {
-			return owner, nil
-		}
-	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	node, err := p.metadata.Resource(nodeResource).Get(ctx, p.pool.nodeName, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-		return "", fmt.Errorf("node %s is not in the cluster any more: %w", p.pool.nodeName, err)
-	case err != nil:
-		return "", fmt.Errorf("read node %s: %w", p.pool.nodeName, err)
+	select {
+	case <-p.nodeRead:
+	case <-ctx.Done():
+		return "", fmt.Errorf("node %s has not been read yet: %w", p.pool.nodeName, ctx.Err())
 	}
-	return node.UID, nil
+	owner := *p.owner.Load()
+	if owner == "" {
+		return "", fmt.Errorf("node %s is not in the cluster", p.pool.nodeName)
+	}
+	return owner, nil
 }

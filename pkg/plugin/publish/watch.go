@@ -7,17 +7,13 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
 
-var (
-	sliceResource = resourceapi.SchemeGroupVersion.WithResource("resourceslices")
-	nodeResource  = corev1.SchemeGroupVersion.WithResource("nodes")
-)
+var sliceResource = resourceapi.SchemeGroupVersion.WithResource("resourceslices")
 
 // versions are which slices of this node exist in which version. Their content is
 // read only when somebody else has changed them: when an API server restarts, all

@@ -4,6 +4,7 @@
 package fakeapi
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -172,6 +173,10 @@ func (s *Server) applyNode(name string, patch *unstructured.Unstructured, manage
 		return nil, apierrors.NewConflict(corev1.Resource("nodes"), name, fmt.Errorf("UID %s is not %s", patch.GetUID(), before.UID))
 	}
 	merged, err := fields.Apply(before.DeepCopy(), patch, manager, force)
+	var conflict *apierrors.StatusError
+	if errors.As(err, &conflict) {
+		return nil, conflict
+	}
 	if err != nil {
 		return nil, apierrors.NewBadRequest(err.Error())
 	}
