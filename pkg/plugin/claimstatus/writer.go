@@ -42,9 +42,8 @@ const FieldManager = "partage-gpu-kubelet-plugin"
 const (
 	// firstRetry and lastRetry are the pauses after failures about one claim.
 	firstRetry, lastRetry = time.Second, 10 * time.Minute
-	// forbiddenPause and droppedPause are for how long nothing is written in a cluster that
-	// has never let the driver write.
-	forbiddenPause, droppedPause = 10 * time.Minute, time.Hour
+	// refusedPause is for how long nothing is written in a cluster that has never let the driver write.
+	refusedPause = 30 * time.Minute
 	// recheckInterval is how long what the API server has is believed, less up to
 	// recheckJitter: somebody may have changed it.
 	recheckInterval, recheckJitter = time.Hour, 10 * time.Minute
@@ -52,10 +51,9 @@ const (
 	requestTime = 10 * time.Second
 )
 
-// Why no status can be written. They are without the claim, so that each is logged once.
 var (
-	errDropped   = errors.New("the API server does not store status.devices: its feature gate DRAResourceClaimDeviceStatus is off")
-	errForbidden = errors.New("the driver lacks a permission")
+	errRefused = errors.New("the driver lacks a permission, or the cluster a feature gate")
+	errDropped = errors.New("the API server does not store status.devices: its feature gate DRAResourceClaimDeviceStatus is off")
 )
 
 // Options are all mandatory.
@@ -167,17 +165,14 @@ func (w *Writer) bring(ctx context.Context, e *entry) {
 
 // read finds out which entries the API server has.
 func (w *Writer) read(ctx context.Context, e *entry) error {
-	found, err := w.Client.ResourceV1().ResourceClaims(e.wanted.Ref.Namespace).Get(ctx, e.wanted.Ref.Name, metav1.GetOptions{})
+	ref := e.wanted.Ref
+	found, err := w.Client.ResourceV1().ResourceClaims(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 	isMissing := apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
-	switch {
-	case isMissing, err == nil && found.UID != e.wanted.Ref.UID:
-		e.gone = true
-		e.believe(nil)
-	case err != nil:
-		return fmt.Errorf("read claim %s: %w", e.wanted.Ref, err)
-	default:
-		e.believe(own(w.DriverName, found.Status.Devices))
+	if err != nil && !isMissing {
+		return fmt.Errorf("read claim %s: %w", ref, err)
 	}
+	e.gone = isMissing || found.UID != ref.UID
+	e.believe(own(w.DriverName, found.Status.Devices))
 	return nil
 }
 
@@ -206,20 +201,13 @@ func (w *Writer) apply(ctx context.Context, e *entry) error {
 // failed says when to try again. A cluster that has stored an entry before has trouble with this claim only.
 func (w *Writer) failed(ctx context.Context, e *entry, err error) {
 	e.doubt()
-	var why error
-	var pause time.Duration
-	switch {
-	case w.works:
-	case errors.Is(err, errDropped):
-		why, pause = errDropped, droppedPause
 	// What Kubernetes checks about the drivers of entries (DRAResourceClaimGranularStatusAuthorization) makes an invalid object.
-	case apierrors.IsForbidden(err), apierrors.HasStatusCause(err, metav1.CauseTypeForbidden):
-		why, pause = errForbidden, forbiddenPause
-	}
-	if why == nil {
+	refused := errors.Is(err, errDropped) || apierrors.IsForbidden(err) || apierrors.HasStatusCause(err, metav1.CauseTypeForbidden)
+	if w.works || !refused {
 		klog.FromContext(ctx).V(1).Info("Could not bring the status of a claim up to date, will try again", "claim", e.wanted.Ref, "reason", err)
 		return
 	}
-	w.paused = time.Now().Add(pause)
-	w.problem.Log(ctx, why, "The status of claims is not written: everything else works. It is tried again later", "", "pause", pause, "answer", err)
+	w.paused = time.Now().Add(refusedPause)
+	// The error that decides whether it is logged again is the same for all claims.
+	w.problem.Log(ctx, errRefused, "The status of claims is not written: everything else works. It is tried again later", "", "pause", refusedPause, "answer", err)
 }

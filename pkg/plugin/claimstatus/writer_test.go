@@ -436,11 +436,10 @@ func TestCannotWrite(t *testing.T) {
 	for name, test := range map[string]struct {
 		refusal *apierrors.StatusError
 		drop    bool
-		pause   time.Duration
 	}{
-		"no permission":                {refusal: forbidden, pause: forbiddenPause},
-		"no permission for the driver": {refusal: granular, pause: forbiddenPause},
-		"no feature gate":              {drop: true, pause: droppedPause},
+		"no permission":                {refusal: forbidden},
+		"no permission for the driver": {refusal: granular},
+		"no feature gate":              {drop: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inRig(t, func(t *testing.T, r *rig) {
@@ -454,7 +453,7 @@ func TestCannotWrite(t *testing.T) {
 				}
 				w.say(claims...)
 				r.want("c0", "", "PATCH")
-				after(test.pause - 2*time.Second)
+				after(refusedPause - 2*time.Second)
 				r.want("c0", "", "")
 				after(time.Minute)
 				if n := strings.Count(r.take(), "PATCH"); n != 1 {
@@ -464,7 +463,7 @@ func TestCannotWrite(t *testing.T) {
 				// Once the cluster lets it, all is written.
 				r.setRefuse(nil)
 				r.api.DropDeviceStatus(false)
-				after(test.pause)
+				after(refusedPause)
 				for _, c := range claims {
 					if got := r.entriesOf(c.Ref.Name); got != entryA {
 						t.Fatalf("claim %s has %q", c.Ref.Name, got)
