@@ -25,11 +25,11 @@ import (
 // gpu when the hardware refuses.
 func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]LiveDevice, error) {
 	arrived := arrival(ctx, m.clock)
-	planned, err := m.plan(claim)
-	if err != nil || len(planned.Record.Devices) == 0 {
+	wanted, err := m.plan(claim)
+	if err != nil || len(wanted.Devices) == 0 {
 		return nil, err
 	}
-	planned.Record.Arrived = arrived
+	wanted.Arrived = arrived
 	unlock, err := m.locks.Claim(ctx, claim.UID)
 	if err != nil {
 		return nil, err
@@ -43,26 +43,23 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 		if err := m.sessions.tellLosses(ctx, was); err != nil {
 			return nil, err
 		}
+	} else if was != nil && was.State == record.Prepared {
+		keepShares(wanted, was)
 	}
-	r, err := m.engine.Prepare(ctx, &converge.Call{Wanted: planned.Record, Was: was, Clients: m.clients(planned, was)})
+	r, err := m.engine.Prepare(ctx, &converge.Call{Wanted: wanted, Was: was})
 	if err != nil {
 		return nil, err
 	}
 	return m.live(r), nil
 }
 
-// clients is how many claims can have a share of each device. A claim that had its shares before the machine was started
-// anew gets them again, whatever the policy says by now.
-func (m *Manager) clients(planned *plan.Plan, was *record.Record) map[string]int {
-	if was == nil || was.BootID == m.store.Boot() || was.State != record.Prepared {
-		return planned.MaxShares
-	}
-	for i := range planned.Record.Devices {
-		if was.Device(planned.Record.Devices[i].Key()) == nil {
-			return planned.MaxShares
+// keepShares: a claim that had its shares before the machine was started anew gets them again, whatever the policy says by now.
+func keepShares(wanted, was *record.Record) {
+	for i := range wanted.Devices {
+		if d := &wanted.Devices[i]; was.Device(d.Key()) != nil {
+			d.Clients = 0
 		}
 	}
-	return nil
 }
 
 // RefusedError is why a claim cannot be prepared as it is, for example because of an invalid configuration. Nothing was
@@ -73,7 +70,7 @@ func (e *RefusedError) Error() string { return e.Err.Error() }
 
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-func (m *Manager) plan(claim *resourceapi.ResourceClaim) (*plan.Plan, error) {
+func (m *Manager) plan(claim *resourceapi.ResourceClaim) (*record.Record, error) {
 	if err := record.CheckUID(claim.UID); err != nil {
 		return nil, err
 	}
@@ -81,9 +78,9 @@ func (m *Manager) plan(claim *resourceapi.ResourceClaim) (*plan.Plan, error) {
 	if inventory == nil {
 		return nil, errNoInventory
 	}
-	planned, err := plan.New(claim, plan.Node{Driver: m.driver, Pool: m.pool, BootID: m.store.Boot(), Inventory: inventory})
+	wanted, err := plan.New(claim, plan.Node{Driver: m.driver, Pool: m.pool, BootID: m.store.Boot(), Inventory: inventory})
 	if err != nil {
 		return nil, &RefusedError{err}
 	}
-	return planned, nil
+	return wanted, nil
 }

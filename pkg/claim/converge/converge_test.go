@@ -327,7 +327,7 @@ func TestAllocatedAnew(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !sameWish(r, call.Wanted) || r.Arrived != call.Wanted.Arrived {
+			if !maps.Equal(wishOf(r), wishOf(call.Wanted)) || r.Arrived != call.Wanted.Arrived {
 				t.Errorf("got %+v, want %+v", r, call.Wanted)
 			}
 			if effects := m.effects[started:]; name == "the same" && slices.ContainsFunc(effects, func(e string) bool { return strings.Contains(e, "instance") || strings.Contains(e, "session") }) {

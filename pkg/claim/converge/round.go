@@ -85,7 +85,7 @@ func (e *Engine) lockOther(t *rules.Task, seen *observation) (unlock func()) {
 		return func() {}
 	}
 	unlock, err := e.Locks.TryClaim(t.Claim)
-	if err != nil || unlock == nil {
+	if err != nil {
 		return nil
 	}
 	r, err := e.Store.Read(t.Claim)
