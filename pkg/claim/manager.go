@@ -4,11 +4,13 @@
 package claim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/singleflight"
@@ -107,10 +109,11 @@ type Manager struct {
 	locks        *lock.Locks
 	specs        *spec.Specs
 	engine       *converge.Engine
-	inventory    inventory
 	events       Events
 	sessions     *sessions
 	surveyor     *surveyor
+	// inventory is nil until the GPUs of this node are known.
+	inventory atomic.Pointer[device.Inventory]
 	// reconciling is by PCI address.
 	reconciling singleflight.Group
 	// orphans are claims that do not have their devices any more. It is nil where there is no cluster to ask.
@@ -155,7 +158,7 @@ func NewManager(o Options) (*Manager, error) {
 	m.specs = &spec.Specs{CDI: o.CDI, Roots: roots, Hook: o.Hook, Limits: o.limits}
 	m.engine = &converge.Engine{
 		Store: m.store, Locks: m.locks, Partitions: o.Partitions, Sharing: o.Sharing, Specs: m.specs, Clock: o.clock,
-		Users: o.Users, UUID: m.inventory.uuid, Slices: m.inventory.slices, GPUs: m.GPUs,
+		Users: o.Users, GPU: func(pciAddress string) *gpu.GPU { return m.devices().GPU(pciAddress) }, GPUs: m.GPUs,
 	}
 	m.sessions = &sessions{store: m.store, list: o.Sharing.Sessions, events: o.Events}
 	m.surveyor = &surveyor{
@@ -173,7 +176,10 @@ func NewManager(o Options) (*Manager, error) {
 func (m *Manager) SetInventory(inventory *device.Inventory) { m.inventory.Store(inventory) }
 
 // GPUs lists the PCI addresses of all GPUs, with claims and without.
-func (m *Manager) GPUs() []string { return m.inventory.addresses() }
+func (m *Manager) GPUs() []string { return m.devices().PCIAddresses() }
+
+// devices are those of this node, or none while they are not known.
+func (m *Manager) devices() *device.Inventory { return cmp.Or(m.inventory.Load(), &device.Inventory{}) }
 
 var errNoInventory = fmt.Errorf("the GPUs of this node are not known yet: %w", gpu.ErrDriverNotLoaded)
 
@@ -183,11 +189,7 @@ var errNoInventory = fmt.Errorf("the GPUs of this node are not known yet: %w", g
 //
 // A GPU whose driver is not loaded has nothing to say, which readiness does.
 func (m *Manager) Survey(ctx context.Context) device.Status {
-	inventory := m.inventory.Load()
-	if inventory == nil {
-		return device.Status{}
-	}
-	return m.surveyor.survey(ctx, inventory)
+	return m.surveyor.survey(ctx, m.devices())
 }
 
 // InUse lists the devices that claims have, by name, whatever becomes of them; also those that they had before the machine

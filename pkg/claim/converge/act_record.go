@@ -38,7 +38,7 @@ func (w *work) note(actions []rules.Action) (err error) {
 			}
 			d.Mark = marksOf[a.Do]
 			if a.Do == rules.Start {
-				noteInterval(d, a.Interval, w.UUID(d.PCIAddress))
+				noteInterval(d, a.Interval, w.device(a).UUID)
 			}
 		}
 		return nil

@@ -467,7 +467,9 @@ func TestSmallerComputeInstance(t *testing.T) {
 	for slices, want := range map[int]bool{0: true, 1: true, 2: false} {
 		m := newMachine(t)
 		e := m.engine()
-		e.Slices = func(string, uint32) int { return slices }
+		e.GPU = func(pciAddress string) *gpu.GPU {
+			return &gpu.GPU{UUID: "GPU-" + pciAddress, MIG: &gpu.MIG{Profiles: []gpu.Profile{{ID: 15, Slices: slices}}}}
+		}
 		m.modes[pciA] = true
 		m.instances[pciA] = []gpu.Instance{{
 			ID: 7, ProfileID: 15, Placement: gpu.Placement{Start: 0, Size: 2}, Compute: []gpu.ComputeInstance{{UUID: "MIG-1", Slices: 1}},

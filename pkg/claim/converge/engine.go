@@ -67,10 +67,8 @@ type Engine struct {
 	Users      Users
 	// Clock is the time since the machine started.
 	Clock func() time.Duration
-	// UUID returns that of a GPU, or nothing while it is not known.
-	UUID func(pciAddress string) string
-	// Slices is how many compute slices a profile of a GPU has, or 0 while that is not known.
-	Slices func(pciAddress string, profileID uint32) int
+	// GPU returns nil while a GPU is not known.
+	GPU func(pciAddress string) *gpu.GPU
 	// GPUs lists the PCI addresses of all GPUs of the node.
 	GPUs func() []string
 	// Orphan reports whether the API server has not known a claim for long enough that was prepared at this time. Optional.

@@ -175,8 +175,8 @@ func (o *observation) mayHaveMode() bool {
 
 // uuid is that of the GPU, where it is not known yet that of a record.
 func (o *observation) uuid() string {
-	if uuid := o.engine.UUID(o.GPU); uuid != "" {
-		return uuid
+	if g := o.engine.GPU(o.GPU); g != nil {
+		return g.UUID
 	}
 	for _, d := range o.snapshot.On(o.GPU) {
 		if d.Sharing != nil && d.Sharing.UUID != "" {
@@ -191,9 +191,21 @@ func (o *observation) instance(i *gpu.Instance) rules.Instance {
 	if len(i.Compute) == 1 {
 		one.UUID = i.Compute[0].UUID
 		// Where the hardware does not say how many slices it has, or its profile has, it is taken to span the instance.
-		one.Whole = i.Compute[0].Slices == 0 || i.Compute[0].Slices >= o.engine.Slices(o.GPU, i.ProfileID)
+		one.Whole = i.Compute[0].Slices == 0 || i.Compute[0].Slices >= o.slicesOf(i.ProfileID)
 	}
 	return one
+}
+
+// slicesOf is how many compute slices a profile has, or 0 while that is not known.
+func (o *observation) slicesOf(profileID uint32) int {
+	if g := o.engine.GPU(o.GPU); g != nil && g.MIG != nil {
+		for _, p := range g.MIG.Profiles {
+			if p.ID == profileID {
+				return p.Slices
+			}
+		}
+	}
+	return 0
 }
 
 // sessionsTime bounds the question which MPS sessions there are. It goes to a process on this machine.
@@ -226,7 +238,10 @@ func (o *observation) observeSessions(ctx context.Context) {
 
 // gpusWith are the GPUs that are known by these UUIDs.
 func (o *observation) gpusWith(uuids []string) []string {
-	return slices.DeleteFunc(slices.Clone(o.engine.GPUs()), func(address string) bool { return !slices.Contains(uuids, o.engine.UUID(address)) })
+	return slices.DeleteFunc(slices.Clone(o.engine.GPUs()), func(address string) bool {
+		g := o.engine.GPU(address)
+		return g == nil || !slices.Contains(uuids, g.UUID)
+	})
 }
 
 func demandOf(s mps.Spec) rules.Demand {
