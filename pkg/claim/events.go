@@ -37,10 +37,10 @@ const (
 	// processes use its devices.
 	ReasonOrphanInUse = "OrphanedClaimInUse"
 	// ReasonMPSLost: the processes of a claim have lost their MPS server.
-	ReasonMPSLost = "MPSServerLost"
+	ReasonMPSLost = converge.ReasonMPSLost
 	// ReasonMPSClientKilled: a client of a claim's MPS server was killed, and the others go
 	// on with a server whose state is undefined.
-	ReasonMPSClientKilled = "MPSClientKilled"
+	ReasonMPSClientKilled = converge.ReasonMPSClientKilled
 	// ReasonPartitionGone: a partition of a claim does not exist any more.
 	ReasonPartitionGone = "PartitionGone"
 )

@@ -110,7 +110,6 @@ type Manager struct {
 	specs        *spec.Specs
 	engine       *converge.Engine
 	events       Events
-	sessions     *sessions
 	surveyor     *surveyor
 	// inventory is nil until the GPUs of this node are known.
 	inventory atomic.Pointer[device.Inventory]
@@ -158,9 +157,8 @@ func NewManager(o Options) (*Manager, error) {
 	m.specs = &spec.Specs{CDI: o.CDI, Roots: roots, Hook: o.Hook, Limits: o.limits}
 	m.engine = &converge.Engine{
 		Store: m.store, Locks: m.locks, Partitions: o.Partitions, Sharing: o.Sharing, Specs: m.specs, Clock: o.clock,
-		Users: o.Users, GPU: func(pciAddress string) *gpu.GPU { return m.devices().GPU(pciAddress) }, GPUs: m.GPUs,
+		Users: o.Users, Warn: o.Events.Warn, GPU: func(pciAddress string) *gpu.GPU { return m.devices().GPU(pciAddress) }, GPUs: m.GPUs,
 	}
-	m.sessions = &sessions{store: m.store, list: o.Sharing.Sessions, events: o.Events}
 	m.surveyor = &surveyor{
 		engine: m.engine, processes: o.Partitions.Processes, latest: map[string]surveyed{},
 	}

@@ -39,11 +39,7 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 	if m.store.Released(claim.UID, arrived) || m.clock()-arrived > record.CallLife {
 		return nil, record.ErrOutOfDate
 	}
-	if was != nil && was.BootID == m.store.Boot() {
-		if err := m.sessions.tellLosses(ctx, was); err != nil {
-			return nil, err
-		}
-	} else if was != nil && was.State == record.Prepared {
+	if was != nil && was.BootID != m.store.Boot() && was.State == record.Prepared {
 		keepShares(wanted, was)
 	}
 	r, err := m.engine.Prepare(ctx, &converge.Call{Wanted: wanted, Was: was})

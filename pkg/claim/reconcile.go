@@ -38,8 +38,7 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	snapshot := m.store.Snapshot()
-	errs := []error{m.sessions.tellLosses(limited, snapshot.Records...)}
-	errs = append(errs, sideBySide(limited, &m.reconciling, knownGPUs(m.GPUs(), snapshot), func(address string) error { return m.reconcile(ctx, address) })...)
+	errs := sideBySide(limited, &m.reconciling, knownGPUs(m.GPUs(), snapshot), func(address string) error { return m.reconcile(ctx, address) })
 	if uids, err := m.store.UIDs(); err == nil {
 		m.engine.Failures.Retain(uids)
 	}
@@ -100,6 +99,9 @@ func left(said *converge.Said) error {
 		case rules.ReleasePending, rules.PartitionGone, rules.OrphanInUse:
 			errs = append(errs, errors.New(s.Text))
 		}
+	}
+	if at := slices.IndexFunc(said.Verdicts, func(v rules.Verdict) bool { return v.Code == rules.NoSupervisor }); at >= 0 {
+		errs = append(errs, errors.New(said.Verdicts[at].Why))
 	}
 	if said.Unanswered != nil && len(said.Verdicts) > 0 {
 		errs = append(errs, fmt.Errorf("its claims are not checked: %w", said.Unanswered))

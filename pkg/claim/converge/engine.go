@@ -65,6 +65,8 @@ type Engine struct {
 	Sharing    Sharing
 	Specs      *spec.Specs
 	Users      Users
+	// Warn tells people about a claim. It must not block.
+	Warn func(ctx context.Context, claim record.Ref, reason, message string)
 	// Clock is the time since the machine started.
 	Clock func() time.Duration
 	// GPU returns nil while a GPU is not known.

@@ -115,6 +115,7 @@ func (m *machine) engine() *Engine {
 	return &Engine{
 		Store: store, Locks: locks, Partitions: hardware{m}, Sharing: hardware{m}, Users: hardware{m},
 		Specs: &spec.Specs{CDI: hardware{m}, Roots: roots, Hook: "/hook", Limits: spec.SoftLimits{Dir: filepath.Join(m.root, "limits"), Remove: os.RemoveAll}},
+		Warn:  func(context.Context, record.Ref, string, string) {},
 		Clock: m.clock, GPU: func(pciAddress string) *gpu.GPU { return &gpu.GPU{UUID: "GPU-" + pciAddress} }, GPUs: func() []string { return []string{pciA, pciB} },
 	}
 }

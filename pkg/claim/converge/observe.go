@@ -220,6 +220,11 @@ func (o *observation) observeSessions(ctx context.Context) {
 		return
 	}
 	o.sessions = found
+	for i := range o.Records {
+		if r := o.snapshot.Of(o.Records[i].Claim); o.Records[i].Phase == rules.Prepared {
+			o.Records[i].News = slices.ContainsFunc(r.Sessions, func(s record.Session) bool { return hasNews(&s, found) })
+		}
+	}
 	name := device.GPUName(o.GPU)
 	for _, id := range slices.Sorted(maps.Keys(found)) {
 		status := found[id]

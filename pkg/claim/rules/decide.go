@@ -195,7 +195,7 @@ func (c *claim) unknown() {
 }
 
 // repair removes a spec that names what is not there. That a partition was seen absent is written down at the same time:
-// whatever is made there later is not the claim's.
+// whatever is made there later is not the claim's. People are told of an MPS session that is gone before it is started again.
 func (c *claim) repair() {
 	actions := []Action{c.action(RemoveSpec, c.Claim)}
 	stale := slices.ContainsFunc(c.parts, func(p part) bool { return p.InstanceID != NoInstance && !p.isNamed() })
@@ -206,6 +206,9 @@ func (c *claim) repair() {
 	}
 	if len(actions) > 1 || stale && c.spec(c.Claim) != nil {
 		c.task(Task{Aim: Repair, Actions: actions})
+	}
+	if c.News {
+		c.task(Task{Aim: Repair, Actions: []Action{c.action(NoteSessions, c.Claim)}})
 	}
 }
 

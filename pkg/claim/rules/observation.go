@@ -110,6 +110,7 @@ type Record struct {
 	// that wrote the record.
 	Calling, Outdated bool
 	Orphan            bool // the API server has not known the claim, or its devices here, for long enough
+	News              bool // people do not know yet what has become of its MPS sessions
 	Parts             []Part
 }
 
