@@ -52,10 +52,7 @@ func (m *Manager) Statements() []Statement {
 	for _, address := range m.GPUs() {
 		all = append(all, m.surveyor.last(address).claims...)
 	}
-	if m.orphans != nil {
-		all = append(all, m.orphans.statements()...)
-	}
-	return all
+	return append(all, m.orphans.statements()...)
 }
 
 // ofClaims translates what the rules say of claims.

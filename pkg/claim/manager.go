@@ -78,8 +78,7 @@ type Options struct {
 	Interposer string
 	// SELinuxContext is a setting for host.Roots.FileContext. Default host.SELinuxAuto.
 	SELinuxContext string
-	// Cluster tells which claims still have their devices. Optional: without it none is
-	// taken for released.
+	// Cluster tells which claims still have their devices.
 	Cluster Cluster
 	// Users finds the processes on GPUs that no claim explains.
 	Users  converge.Users
@@ -115,9 +114,8 @@ type Manager struct {
 	inventory atomic.Pointer[device.Inventory]
 	// reconciling is by PCI address.
 	reconciling singleflight.Group
-	// orphans are claims that do not have their devices any more. It is nil where there is no cluster to ask.
-	orphans *orphans
-	clock   func() time.Duration
+	orphans     *orphans
+	clock       func() time.Duration
 }
 
 // NewManager makes the folders that are missing. What an earlier process left is for Reconcile.
@@ -129,8 +127,8 @@ func NewManager(o Options) (*Manager, error) {
 		return nil, errors.New("no pool name")
 	case !filepath.IsAbs(o.DataDir):
 		return nil, fmt.Errorf("data folder %q must be an absolute path", o.DataDir)
-	case o.Partitions == nil || o.Sharing == nil || o.CDI == nil || o.Users == nil || o.Calls == nil || o.Events == nil:
-		return nil, errors.New("no hardware, no CDI or no events")
+	case o.Partitions == nil || o.Sharing == nil || o.CDI == nil || o.Users == nil || o.Calls == nil || o.Events == nil || o.Cluster == nil:
+		return nil, errors.New("no hardware, no CDI, no cluster or no events")
 	}
 	if o.files == nil {
 		label, err := o.Roots.FileContext(o.SELinuxContext)
@@ -162,10 +160,8 @@ func NewManager(o Options) (*Manager, error) {
 	m.surveyor = &surveyor{
 		engine: m.engine, processes: o.Partitions.Processes, latest: map[string]surveyed{},
 	}
-	if o.Cluster != nil {
-		m.orphans = newOrphans(m, o)
-		m.engine.Orphan, m.engine.Doubt = m.orphans.is, m.orphans.doubt
-	}
+	m.orphans = newOrphans(m, o)
+	m.engine.Orphan, m.engine.Doubt = m.orphans.is, m.orphans.doubt
 	return m, nil
 }
 

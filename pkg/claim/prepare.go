@@ -5,12 +5,14 @@ package claim
 
 import (
 	"context"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/claim/converge"
 	"github.com/partage-dev/partage/pkg/claim/plan"
 	"github.com/partage-dev/partage/pkg/claim/record"
+	"github.com/partage-dev/partage/pkg/host"
 )
 
 // Prepare makes all devices of a claim ready for containers, or none: when a step fails, what was done is undone before the
@@ -79,4 +81,22 @@ func (m *Manager) plan(claim *resourceapi.ResourceClaim) (*record.Record, error)
 		return nil, &RefusedError{err}
 	}
 	return wanted, nil
+}
+
+type arrivalKey struct{}
+
+// Arrived stamps the time at which a call arrived. A Prepare that arrived before the claim was released is refused, however
+// long it waited since. Without a stamp, Prepare and Unprepare take the time at which they are called.
+func Arrived(ctx context.Context) context.Context { return arrivedAt(ctx, host.SinceBoot()) }
+
+func arrivedAt(ctx context.Context, at time.Duration) context.Context {
+	return context.WithValue(ctx, arrivalKey{}, at)
+}
+
+// arrival returns when the call arrived, on the clock of host.SinceBoot.
+func arrival(ctx context.Context, now func() time.Duration) time.Duration {
+	if at, stamped := ctx.Value(arrivalKey{}).(time.Duration); stamped {
+		return at
+	}
+	return now()
 }

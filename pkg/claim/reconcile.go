@@ -39,8 +39,8 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	defer cancel()
 	snapshot := m.store.Snapshot()
 	errs := sideBySide(limited, &m.reconciling, knownGPUs(m.GPUs(), snapshot), func(address string) error { return m.reconcile(ctx, address) })
-	if uids, err := m.store.UIDs(); err == nil {
-		m.engine.Failures.Retain(uids)
+	if snapshot.Err == nil {
+		m.engine.Failures.Retain(snapshot)
 	}
 	return errors.Join(append(errs, m.store.Sweep(m.clock()))...)
 }

@@ -633,7 +633,7 @@ func TestOrphanWithShares(t *testing.T) {
 	b.pass(DefaultOrphanGrace)
 	err := reconcile(t, m)
 	wantError(t, err, "process 77")
-	if left, _ := m.store.UIDs(); len(left) != 1 {
+	if left := m.claims(); len(left) != 1 {
 		t.Errorf("left are %v: one of the two has to go, whichever is first", left)
 	}
 	b.run(pciA, server)

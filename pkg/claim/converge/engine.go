@@ -73,9 +73,9 @@ type Engine struct {
 	GPU func(pciAddress string) *gpu.GPU
 	// GPUs lists the PCI addresses of all GPUs of the node.
 	GPUs func() []string
-	// Orphan reports whether the API server has not known a claim for long enough that was prepared at this time. Optional.
+	// Orphan reports whether the API server has not known a claim for long enough that was prepared at this time.
 	Orphan func(claim types.UID, arrived time.Duration) bool
-	// Doubt is told which claim another one waits for: the API server may not know it any more. Optional.
+	// Doubt is told which claim another one waits for: the API server may not know it any more.
 	Doubt func(other types.UID)
 
 	// calls are the preparations that are at work in this process, *Call by the claim's UID.

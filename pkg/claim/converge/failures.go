@@ -5,11 +5,11 @@ package converge
 
 import (
 	"errors"
-	"slices"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/claim/rules"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
@@ -41,10 +41,10 @@ func (f *Failures) Of(claim types.UID, pciAddress string) error {
 	return err
 }
 
-// Retain forgets all other claims.
-func (f *Failures) Retain(claims []types.UID) {
+// Retain forgets all claims without a record.
+func (f *Failures) Retain(known *record.Snapshot) {
 	f.tasks.Range(func(key, _ any) bool {
-		if t, _ := key.(task); !slices.Contains(claims, t.claim) {
+		if t, _ := key.(task); known.Of(t.claim) == nil {
 			f.tasks.Delete(key)
 		}
 		return true

@@ -114,8 +114,9 @@ func (m *machine) engine() *Engine {
 	roots := host.Roots{Driver: m.root, Dev: m.root, Proc: filepath.Join(m.root, "proc"), HostDriver: "/", HostDev: "/host"}
 	return &Engine{
 		Store: store, Locks: locks, Partitions: hardware{m}, Sharing: hardware{m}, Users: hardware{m},
-		Specs: &spec.Specs{CDI: hardware{m}, Roots: roots, Hook: "/hook", Limits: spec.SoftLimits{Dir: filepath.Join(m.root, "limits"), Remove: os.RemoveAll}},
-		Warn:  func(context.Context, record.Ref, string, string) {},
+		Specs:  &spec.Specs{CDI: hardware{m}, Roots: roots, Hook: "/hook", Limits: spec.SoftLimits{Dir: filepath.Join(m.root, "limits"), Remove: os.RemoveAll}},
+		Warn:   func(context.Context, record.Ref, string, string) {},
+		Orphan: func(types.UID, time.Duration) bool { return false }, Doubt: func(types.UID) {},
 		Clock: m.clock, GPU: func(pciAddress string) *gpu.GPU { return &gpu.GPU{UUID: "GPU-" + pciAddress} }, GPUs: func() []string { return []string{pciA, pciB} },
 	}
 }

@@ -122,7 +122,7 @@ func (o *observation) observeHardware(ctx context.Context, everything bool) {
 // not know, have no business there any more: the latter on this GPU are the orphans.
 func (o *observation) owners() (owners, orphans []*record.Record) {
 	for _, r := range o.snapshot.Records {
-		switch isOrphan := o.isOrphan(r); {
+		switch isOrphan := o.engine.Orphan(r.Claim.UID, r.Arrived); {
 		case isOrphan && hasGPU(r, o.GPU):
 			orphans = append(orphans, r)
 		case !isOrphan && r.State == record.Prepared:

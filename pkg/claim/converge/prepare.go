@@ -232,7 +232,7 @@ func (c *Call) ownTask(address string) choose {
 func (c *Call) waitsFor(ctx context.Context, v rules.Verdict, was *VerdictError) *VerdictError {
 	if was == nil || was.Why != v.Why {
 		klog.FromContext(ctx).Info("Waiting", "reason", v.Why)
-		if v.Other != "" && c.engine.Doubt != nil {
+		if v.Other != "" {
 			c.engine.Doubt(v.Other)
 		}
 	}

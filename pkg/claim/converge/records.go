@@ -49,16 +49,12 @@ func (o *observation) recorded(r *record.Record, call *Call) rules.Record {
 		// Another process's Prepare may be at work.
 		one.Phase, one.Calling = rules.Preparing, call != nil || o.engine.Locks.ClaimElsewhere(r.Claim.UID)
 	case record.Prepared:
-		one.Phase, one.Calling, one.Orphan = rules.Prepared, call != nil, o.isOrphan(r)
+		one.Phase, one.Calling, one.Orphan = rules.Prepared, call != nil, o.engine.Orphan(r.Claim.UID, r.Arrived)
 		one.Outdated = call != nil && call.Wanted.Arrived > r.Arrived
 	default:
 		one.Phase = rules.Releasing
 	}
 	return one
-}
-
-func (o *observation) isOrphan(r *record.Record) bool {
-	return o.engine.Orphan != nil && o.engine.Orphan(r.Claim.UID, r.Arrived)
 }
 
 func convert(r *record.Record, call *Call) rules.Record {
