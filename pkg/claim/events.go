@@ -5,7 +5,6 @@ package claim
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/partage-dev/partage/pkg/claim/converge"
 	"github.com/partage-dev/partage/pkg/claim/rules"
@@ -45,6 +44,9 @@ const (
 	ReasonPartitionGone = "PartitionGone"
 )
 
+// eventReasons are what statements about claims are as events.
+var eventReasons = map[rules.Reason]string{rules.PartitionGone: ReasonPartitionGone, rules.RecordUnreadable: ReasonDamagedRecord}
+
 // Statements are what the last survey of each GPU says of claims, and which claims are kept although they do not exist any
 // more.
 func (m *Manager) Statements() []Statement {
@@ -53,22 +55,4 @@ func (m *Manager) Statements() []Statement {
 		all = append(all, m.surveyor.last(address).claims...)
 	}
 	return append(all, m.orphans.statements()...)
-}
-
-// ofClaims translates what the rules say of claims.
-func (s *surveyor) ofClaims(said *converge.Said) (all []Statement) {
-	for _, one := range said.Statements {
-		switch one.Reason {
-		case rules.PartitionGone:
-			r, err := s.engine.Store.Read(one.Claim)
-			if err != nil || r == nil {
-				continue // it was released
-			}
-			all = append(all, Statement{Claim: r.Claim, Reason: ReasonPartitionGone, Device: one.Device,
-				Text: fmt.Sprintf("%s. Containers cannot use it any more: delete the pods of the claim.", one.Text)})
-		case rules.RecordUnreadable:
-			all = append(all, Statement{Claim: Ref{UID: one.Claim}, Reason: ReasonDamagedRecord, Text: "The record of the claim cannot be read. " + one.Text})
-		}
-	}
-	return all
 }

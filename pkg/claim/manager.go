@@ -127,7 +127,7 @@ func NewManager(o Options) (*Manager, error) {
 		return nil, errors.New("no pool name")
 	case !filepath.IsAbs(o.DataDir):
 		return nil, fmt.Errorf("data folder %q must be an absolute path", o.DataDir)
-	case o.Partitions == nil || o.Sharing == nil || o.CDI == nil || o.Users == nil || o.Calls == nil || o.Events == nil || o.Cluster == nil:
+	case o.Calls == nil, slices.Contains([]any{o.Partitions, o.Sharing, o.CDI, o.Users, o.Events, o.Cluster}, nil):
 		return nil, errors.New("no hardware, no CDI, no cluster or no events")
 	}
 	if o.files == nil {

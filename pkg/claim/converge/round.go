@@ -22,9 +22,18 @@ type Said struct {
 	rules.Plan
 	// Unanswered is why the GPU has not answered, or nil.
 	Unanswered error
+	records    *record.Snapshot
 }
 
-func decide(o *observation) *Said { return &Said{rules.Decide(o.Observation), o.err} }
+// Ref names a claim, if its record can be read.
+func (s *Said) Ref(claim types.UID) record.Ref {
+	if r := s.records.Of(claim); r != nil {
+		return r.Claim
+	}
+	return record.Ref{UID: claim}
+}
+
+func decide(o *observation) *Said { return &Said{rules.Decide(o.Observation), o.err, o.snapshot} }
 
 // round is what came of observing GPUs once, and of the task that was chosen.
 type round struct {

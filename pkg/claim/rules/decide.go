@@ -218,7 +218,7 @@ func (c *claim) gone() {
 		if p.isGone() {
 			text := fmt.Sprintf("the partition of device %s was removed by somebody else, or by a reset of the GPU", p.Device)
 			texts = append(texts, text)
-			c.sayOf(p, PartitionGone, text)
+			c.sayOf(p, PartitionGone, text+". Containers cannot use it any more: delete the pods of the claim.")
 		}
 	}
 	c.verdict(Verdict{State: Missing, Why: strings.Join(texts, ", ")})
