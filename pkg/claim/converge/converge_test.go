@@ -221,7 +221,7 @@ func TestFirstInstanceInUse(t *testing.T) { synctest.Test(t, testFirstInstanceIn
 func testFirstInstanceInUse(t *testing.T) {
 	m := newMachine(t)
 	e := m.engine()
-	m.users[pciA] = rules.Users{Memory: true, Text: "process 4711 (python)"}
+	m.users[pciA] = "process 4711 (python)"
 	_, err := e.Prepare(t.Context(), wanted(e, "u", "A slice0"))
 	if !errors.Is(err, gpu.ErrInUse) {
 		t.Errorf("got %v, want the driver's refusal", err)
@@ -351,7 +351,7 @@ func testAllocatedAnewInUse(t *testing.T) {
 	if _, err := e.Prepare(t.Context(), wanted(e, "u", "A own", "B own")); err != nil {
 		t.Fatal(err)
 	}
-	m.users[pciA] = rules.Users{Memory: true, Text: "process 4711 (python)"}
+	m.users[pciA] = "process 4711 (python)"
 	if _, err := e.Prepare(t.Context(), wanted(e, "u", "A whole")); err == nil || !strings.Contains(err.Error(), "process 4711") && !strings.Contains(err.Error(), "released first") {
 		t.Errorf("got %v", err)
 	}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/partage-dev/partage/pkg/claim/lock"
 	"github.com/partage-dev/partage/pkg/claim/record"
-	"github.com/partage-dev/partage/pkg/claim/rules"
 	"github.com/partage-dev/partage/pkg/claim/spec"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
@@ -54,7 +53,7 @@ type Sharing interface {
 type Users interface {
 	// Users is bounded. The second result is by the ID of GPU instances. Processes of claims may be on GPUs. Where orphans
 	// are, also processes count that use GPUs without a claim as a rule.
-	Users(ctx context.Context, pciAddress string, claims, orphans []*record.Record) (rules.Users, map[int]rules.Users)
+	Users(ctx context.Context, pciAddress string, claims, orphans []*record.Record) (string, map[int]string)
 }
 
 // Engine observes GPUs, decides and acts. All methods may be called concurrently, in several processes at once.

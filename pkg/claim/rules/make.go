@@ -290,8 +290,8 @@ func (c *claim) inTheWay(p part, before []part) *Verdict {
 func (c *claim) notIdle(p part) *Verdict {
 	users, fabric := p.users(), c.Hardware.Fabric
 	switch {
-	case users.Any() && len(p.holders()) == 0 && c.guardOf(c.Claim) == nil:
-		return p.says(Verdict{State: Waiting, Code: InUse}, ": GPU %s is in use by processes that no claim explains: %s", c.GPU, users.Text)
+	case users != "" && len(p.holders()) == 0 && c.guardOf(c.Claim) == nil:
+		return p.says(Verdict{State: Waiting, Code: InUse}, ": GPU %s is in use by processes that no claim explains: %s", c.GPU, users)
 	case p.Place == Undivided && fabric != "":
 		return p.says(Verdict{State: Waiting, Code: NotRegistered}, ": CUDA programs would not start: GPU %s is not registered with the NVLink fabric yet (%s)", c.GPU, fabric)
 	}
@@ -309,8 +309,8 @@ func (c *claim) overlap(p part) *Verdict {
 		case p.Conflicts(q.Part):
 			state := map[Phase]string{Preparing: "being prepared", Prepared: "prepared", Releasing: "being released"}[phase]
 			why := fmt.Sprintf(" overlaps with %s, which is %s for claim %s", q.Device, state, q.of.Name)
-			if users := q.users(); phase == Releasing && users.Any() {
-				why += " and is in use: " + users.Text
+			if users := q.users(); phase == Releasing && users != "" {
+				why += " and is in use: " + users
 			}
 			return p.says(v, "%s", why)
 		case p.SameDevice(q.Part) && phase != Releasing && (q.Mark == Lost || q.isLost()):

@@ -156,15 +156,6 @@ type Session struct {
 	Unwell  string   // why it does not work, for people, or empty
 }
 
-// Users are processes that no record explains.
-type Users struct {
-	Memory, Open bool   // one of them has a context or memory on the GPU, or its device node open
-	Text         string // names them: "process 4711 (python), pod team-a/train, container main"
-}
-
-// Any reports whether there are any.
-func (u Users) Any() bool { return u.Memory || u.Open }
-
 // Hardware is one bounded look at a GPU.
 type Hardware struct {
 	Answer               Answer
@@ -175,9 +166,10 @@ type Hardware struct {
 	NoMode               bool       // it has no compute mode that can be changed
 	IntervalLost         bool       // the driver may have been loaded after a time slice was set, and have forgotten it
 	Fabric               string     // why the undivided GPU is not registered with its NVLink fabric yet, or empty
-	// Users are those of the undivided GPU, InstanceUsers those of GPU instances by ID, where Needs asks for them.
-	Users         Users
-	InstanceUsers map[int]Users
+	// Users are the processes on the undivided GPU that no record explains, InstanceUsers those on GPU instances by ID, where
+	// Needs asks for them, or nothing: "process 4711 (python), pod team-a/train, container main".
+	Users         string
+	InstanceUsers map[int]string
 }
 
 // Observation is everything that is known about one GPU at one moment.
