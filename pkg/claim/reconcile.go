@@ -38,7 +38,10 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	snapshot := m.store.Snapshot()
-	errs := sideBySide(limited, &m.reconciling, knownGPUs(m.GPUs(), snapshot), func(address string) error { return m.reconcile(ctx, address) })
+	errs := sideBySide(limited, &m.reconciling, knownGPUs(m.GPUs(), snapshot), func(address string) error {
+		_, err := m.converge(ctx, address)
+		return err
+	})
 	if snapshot.Err == nil {
 		m.engine.Failures.Retain(snapshot)
 	}
@@ -74,16 +77,11 @@ func knownGPUs(gpus []string, snapshot *record.Snapshot) []string {
 	return slices.Compact(gpu.SortPCIAddresses(gpus))
 }
 
-func (m *Manager) reconcile(ctx context.Context, address string) (err error) {
+// converge does what is due on a GPU. The error says what is left.
+func (m *Manager) converge(ctx context.Context, address string) (_ converge.Said, err error) {
 	defer panics.Recover(ctx, &err)
 	ctx, cancel := context.WithTimeout(ctx, roundTime)
 	defer cancel()
-	_, err = m.converge(ctx, address)
-	return err
-}
-
-// converge does what is due on a GPU. The error says what is left.
-func (m *Manager) converge(ctx context.Context, address string) (converge.Said, error) {
 	said, err := m.engine.Converge(ctx, address)
 	if said == nil {
 		return converge.Said{}, err

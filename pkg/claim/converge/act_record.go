@@ -270,10 +270,7 @@ func (w *work) startSession(ctx context.Context, a rules.Action) error {
 		want.Limits.MemoryBytes = memory
 	}
 	if s.Shared {
-		want.Limits.ThreadPercentage, want.ClientPriority = a.Demand.Percent, priorityOf(a.Demand)
-		if a.Demand.Restart {
-			want.OnClientKilled = policy.KilledRestart
-		}
+		want.Limits.ThreadPercentage, want.ClientPriority, want.OnClientKilled = a.Demand.Percent, a.Demand.Priority, a.Demand.OnClientKilled
 	}
 	live, err := w.Sharing.Ensure(ctx, want)
 	switch {
@@ -284,18 +281,6 @@ func (w *work) startSession(ctx context.Context, a rules.Action) error {
 		err = fmt.Errorf("GPU %s is held by %s: %w", a.GPU, w.Partitions.Holders(ctx, a.GPU), err)
 	}
 	return err
-}
-
-// priorityOf is the highest among the shares of a session, or nothing if all are normal, which needs no MPS that has
-// priorities. Those with a lower one have it in their environment as well.
-func priorityOf(d rules.Demand) policy.ClientPriority {
-	switch {
-	case d.BelowNormal:
-		return policy.PriorityBelowNormal
-	case d.Priorities:
-		return policy.PriorityNormal
-	}
-	return ""
 }
 
 // uuidIn is that of a device of a session: a partition has none before it is made.

@@ -20,6 +20,7 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/sharing"
 )
 
@@ -250,8 +251,9 @@ func (o *observation) gpusWith(uuids []string) []string {
 }
 
 func demandOf(s mps.Spec) rules.Demand {
-	d := rules.Demand{BelowNormal: s.ClientPriority == mps.PriorityBelowNormal, Priorities: s.ClientPriority != "", Restart: s.OnClientKilled == mps.RestartServer}
-	d.Percent = s.ThreadPercentage
+	d := rules.Demand{
+		Percent: s.ThreadPercentage, Priority: policy.ClientPriority(s.ClientPriority), OnClientKilled: policy.OnClientKilled(s.OnClientKilled),
+	}
 	for _, memory := range s.Memory {
 		d.MemoryBytes = memory
 	}

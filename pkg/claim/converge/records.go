@@ -8,7 +8,6 @@ import (
 	"github.com/partage-dev/partage/pkg/claim/rules"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/partition"
-	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // observeRecords reads what the disk says of claims on the GPU, and what calls of this process want there. A call takes the
@@ -92,8 +91,7 @@ func partOf(r *record.Record, d *record.Device, call *Call) rules.Part {
 	p.Session, p.Own = d.Sharing.Session, s != nil && !s.Shared
 	p.Demand = rules.Demand{
 		Percent: d.Sharing.Limits.Percent, MemoryBytes: d.Sharing.Limits.MemoryBytes,
-		BelowNormal: d.Sharing.ClientPriority == policy.PriorityBelowNormal, Priorities: d.Sharing.ClientPriority != "",
-		Restart: d.Sharing.OnClientKilled == policy.KilledRestart,
+		Priority: d.Sharing.ClientPriority, OnClientKilled: d.Sharing.OnClientKilled,
 	}
 	return p
 }

@@ -4,8 +4,11 @@
 package rules
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // make brings a claim to what it wants on this GPU, or says why not. A claim that is prepared is made again in the same
@@ -250,9 +253,10 @@ func demandOf(shares []part) Demand {
 	for _, p := range shares[1:] {
 		all.Percent = larger(all.Percent, p.Demand.Percent)
 		all.MemoryBytes = larger(all.MemoryBytes, p.Demand.MemoryBytes)
-		all.BelowNormal = all.BelowNormal && p.Demand.BelowNormal
-		all.Priorities = all.Priorities || p.Demand.Priorities
-		all.Restart = all.Restart || p.Demand.Restart
+		if all.Priority != p.Demand.Priority {
+			all.Priority = policy.PriorityNormal // those with a lower one have it in their environment as well
+		}
+		all.OnClientKilled = cmp.Or(all.OnClientKilled, p.Demand.OnClientKilled)
 	}
 	return all
 }

@@ -48,10 +48,10 @@ const (
 // Demand is what a claim needs of an MPS session, and what a session gives.
 type Demand struct {
 	// Percent and MemoryBytes are what the clients of one claim may have of a session that claims share. Zero is no limit.
-	Percent                 int
-	MemoryBytes             int64
-	BelowNormal, Priorities bool // the client priority of all; some have one that is not normal
-	Restart                 bool // the server is replaced after a client was killed
+	Percent        int
+	MemoryBytes    int64
+	Priority       policy.ClientPriority // the highest among the clients, or empty where nobody asks for any
+	OnClientKilled policy.OnClientKilled
 }
 
 // Part is one device of a claim, or one share of a device.
