@@ -41,8 +41,7 @@ type Partitions interface {
 
 // Cluster is what the API server knows of claims.
 type Cluster interface {
-	// Claim returns the claim with this UID, or nil if there is none. An error means
-	// that this is not known now.
+	// Claim returns the claim with this UID, or nil if there is none. An error means that this is not known now.
 	Claim(ctx context.Context, claim Ref) (*resourceapi.ResourceClaim, error)
 }
 
@@ -58,8 +57,8 @@ type Options struct {
 	DriverName string
 	// PoolName is this node's pool.
 	PoolName string
-	// DataDir holds the records, the locks and what else is kept of claims.
-	// Two instances of the plugin that run at the same time share it.
+	// DataDir holds the records, the locks and what else is kept of claims. Two instances of the plugin that run at the same
+	// time share it.
 	DataDir string
 	// Roots may be the zero value, which reads the running system.
 	Roots      host.Roots
@@ -70,11 +69,10 @@ type Options struct {
 	// returned.
 	Calls *call.Queues
 
-	// Hook is a program on the host that checks before a container starts whether its
-	// limits hold (cmd/partage-hook).
+	// Hook is a program on the host that checks before a container starts whether its limits hold (cmd/partage-hook).
 	Hook string
-	// Interposer is a library on the host that limits processes from inside of
-	// containers. Optional: without it no time-slice share may be Limited.
+	// Interposer is a library on the host that limits processes from inside of containers. Optional: without it no time-slice
+	// share may be Limited.
 	Interposer string
 	// SELinuxContext is a setting for host.Roots.FileContext. Default host.SELinuxAuto.
 	SELinuxContext string
@@ -83,22 +81,19 @@ type Options struct {
 	// Users finds the processes on GPUs that no claim explains.
 	Users  converge.Users
 	Events Events
-	// OrphanGrace is how long a prepared claim that does not have its devices any more
-	// is left to the kubelet. Default DefaultOrphanGrace.
+	// OrphanGrace is how long a prepared claim that does not have its devices any more is left to the kubelet. Default
+	// DefaultOrphanGrace.
 	OrphanGrace time.Duration
-	// CheckInterval is in what time the cluster is asked about each prepared claim once.
-	// Default DefaultCheckInterval.
+	// CheckInterval is in what time the cluster is asked about each prepared claim once. Default DefaultCheckInterval.
 	CheckInterval time.Duration
 
-	// files and limits are those of the operating system, except in tests, and
-	// clock is host.SinceBoot.
+	// files and limits are those of the operating system, except in tests, and clock is host.SinceBoot.
 	files  record.Files
 	limits spec.SoftLimits
 	clock  func() time.Duration
 }
 
-// DefaultOrphanGrace is twice the time in which the kubelet looks for pods that
-// are gone.
+// DefaultOrphanGrace is twice the time in which the kubelet looks for pods that are gone.
 const DefaultOrphanGrace = 2 * time.Minute
 
 // Manager is the only writer of claim state. All methods may be called concurrently, in several processes at once.

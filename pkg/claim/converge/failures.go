@@ -105,12 +105,4 @@ func (e *VerdictError) Error() string {
 	return e.Why
 }
 
-func (e *VerdictError) Unwrap() []error {
-	var all []error
-	for _, err := range []error{causes[e.Code], e.cause} {
-		if err != nil {
-			all = append(all, err)
-		}
-	}
-	return all
-}
+func (e *VerdictError) Unwrap() error { return errors.Join(causes[e.Code], e.cause) }

@@ -85,12 +85,16 @@ func (o *observation) observeHardware(ctx context.Context, everything bool) {
 	e := o.engine
 	needs := o.Needs()
 	if everything {
-		needs = rules.Needs{Mode: true, Fabric: needs.Fabric, Users: needs.Users || !o.isPrepared(), Sessions: true}
+		// Nobody is sent to all of a GPU of which a claim that is prepared has something.
+		isPrepared := o.has(func(r *rules.Record, p *rules.Part) bool { return r.Phase == rules.Prepared && !p.Admin })
+		needs = rules.Needs{Mode: true, Fabric: needs.Fabric, Users: needs.Users || !isPrepared, Sessions: true}
 	}
 	h := &o.Hardware
 	var err error
 	o.state, err = e.Partitions.State(ctx, o.GPU)
-	if errors.Is(err, gpu.ErrNotSupported) && !o.mayBeDivided() {
+	// Drivers in trouble say "not supported". A GPU on which a claim has a partition, or which can have any, has MIG.
+	isDivisible := func(_ *rules.Record, p *rules.Part) bool { return p.Divisible || p.Place != rules.Undivided }
+	if errors.Is(err, gpu.ErrNotSupported) && !o.has(isDivisible) {
 		err = nil
 	}
 	if needs.Mode && err == nil {
@@ -133,22 +137,11 @@ func (o *observation) owners() (owners, orphans []*record.Record) {
 	return owners, orphans
 }
 
-// isPrepared reports whether a claim that is prepared has something of the GPU: nobody is sent to all of it then.
-func (o *observation) isPrepared() bool {
-	return o.has(func(r *rules.Record, p *rules.Part) bool { return r.Phase == rules.Prepared && !p.Admin })
-}
-
 // has reports whether this holds for something that a claim has on the GPU, or wants.
 func (o *observation) has(is func(*rules.Record, *rules.Part) bool) bool {
 	return slices.ContainsFunc(o.Records, func(r rules.Record) bool {
 		return slices.ContainsFunc(r.Parts, func(p rules.Part) bool { return p.GPU == o.GPU && is(&r, &p) })
 	})
-}
-
-// mayBeDivided: drivers in trouble say "not supported". A GPU on which a claim has a partition, or which can have any,
-// has MIG.
-func (o *observation) mayBeDivided() bool {
-	return o.has(func(_ *rules.Record, p *rules.Part) bool { return p.Divisible || p.Place != rules.Undivided })
 }
 
 // observeMode asks for the compute mode where MIG mode leaves the GPU one.
@@ -160,18 +153,15 @@ func (o *observation) observeMode(ctx context.Context) error {
 	mode, err := o.engine.Sharing.Mode(ctx, sharing.Device{PCIAddress: o.GPU, UUID: uuid})
 	o.Hardware.Exclusive = mode == gpu.ComputeExclusiveProcess
 	o.Hardware.OtherMode = err == nil && mode != gpu.ComputeExclusiveProcess && mode != gpu.ComputeDefault
-	o.Hardware.NoMode = errors.Is(err, gpu.ErrNotSupported) && !o.mayHaveMode()
+	// It has a mode if that was set for a session that has started.
+	isSet := func(_ *rules.Record, p *rules.Part) bool {
+		return p.Place == rules.Undivided && p.Session != "" && p.Mark == rules.Started
+	}
+	o.Hardware.NoMode = errors.Is(err, gpu.ErrNotSupported) && !o.has(isSet)
 	if o.Hardware.NoMode {
 		return nil
 	}
 	return err
-}
-
-// mayHaveMode is mayBeDivided for the compute mode: it was set for a session that has started.
-func (o *observation) mayHaveMode() bool {
-	return o.has(func(_ *rules.Record, p *rules.Part) bool {
-		return p.Place == rules.Undivided && p.Session != "" && p.Mark == rules.Started
-	})
 }
 
 // uuid is that of the GPU, where it is not known yet that of a record.
