@@ -176,6 +176,7 @@ func TestDamagedRecordOfWholeGPU(t *testing.T) {
 		t.Errorf("got %+v", s)
 	}
 	mustUnprepare(t, m, "u1")
+	mustReconcile(t, m)
 	if files := b.guards(); len(files) > 0 {
 		t.Errorf("the claim is released, and there are %v", files)
 	}

@@ -120,9 +120,7 @@ func (m *Manager) live(r *record.Record) []LiveDevice {
 		if d.Sharing != nil {
 			one.GPU = d.Sharing.UUID
 		}
-		if inventory := m.inventory.Load(); inventory != nil {
-			one.describe(inventory)
-		}
+		one.describe(m.devices())
 		if p := d.Partition; p != nil {
 			one.Partition = &LivePartition{Profile: p.Profile, Placement: p.Placement, Gone: p.Made == nil || d.Mark == record.Lost}
 			if p.Made != nil {
@@ -130,7 +128,7 @@ func (m *Manager) live(r *record.Record) []LiveDevice {
 			}
 		}
 		if d.Sharing != nil {
-			one.share(m.inventory.gpu(d.PCIAddress), d.Sharing, r.Session(d.Sharing.Session))
+			one.share(m.devices().GPU(d.PCIAddress), d.Sharing, r.Session(d.Sharing.Session))
 		}
 	}
 	return devices

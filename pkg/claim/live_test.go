@@ -119,7 +119,7 @@ func TestLive(t *testing.T) {
 		},
 		"share": {
 			Device: mpsB, Kind: device.MPS, PCIAddress: pciB, GPU: uuidOf(mpsB), Resources: gpuB,
-			Limits:  &LiveLimits{MemoryBytes: 1 << 30, Percent: 10, Multiprocessors: m.inventory.gpu(pciB).MPSMultiprocessors(gpuB.Multiprocessors, 10)},
+			Limits:  &LiveLimits{MemoryBytes: 1 << 30, Percent: 10, Multiprocessors: m.devices().GPU(pciB).MPSMultiprocessors(gpuB.Multiprocessors, 10)},
 			Session: &LiveSession{ID: wholeB, Running: true, Priority: policy.PriorityNormal},
 		},
 		"look": {Device: wholeC + "-observer", Kind: device.Observer, Admin: true, PCIAddress: pciC, GPU: uuidOf(wholeC), Resources: gpuC},
@@ -159,7 +159,7 @@ func TestLiveOwnSession(t *testing.T) {
 	}
 	s := r.Sessions[0]
 	want := &LiveLimits{
-		MemoryBytes: s.Devices[0].MemoryBytes, Percent: s.Percent, Multiprocessors: m.inventory.gpu(got.PCIAddress).MPSMultiprocessors(got.Resources.Multiprocessors, s.Percent),
+		MemoryBytes: s.Devices[0].MemoryBytes, Percent: s.Percent, Multiprocessors: m.devices().GPU(got.PCIAddress).MPSMultiprocessors(got.Resources.Multiprocessors, s.Percent),
 	}
 	if diff := cmp.Diff(want, got.Limits); diff != "" || want.MemoryBytes == 0 || want.Percent == 0 {
 		t.Errorf("-want +got:\n%s", diff)

@@ -4,11 +4,13 @@
 package claim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/singleflight"
@@ -39,8 +41,7 @@ type Partitions interface {
 
 // Cluster is what the API server knows of claims.
 type Cluster interface {
-	// Claim returns the claim with this UID, or nil if there is none. An error means
-	// that this is not known now.
+	// Claim returns the claim with this UID, or nil if there is none. An error means that this is not known now.
 	Claim(ctx context.Context, claim Ref) (*resourceapi.ResourceClaim, error)
 }
 
@@ -56,8 +57,8 @@ type Options struct {
 	DriverName string
 	// PoolName is this node's pool.
 	PoolName string
-	// DataDir holds the records, the locks and what else is kept of claims.
-	// Two instances of the plugin that run at the same time share it.
+	// DataDir holds the records, the locks and what else is kept of claims. Two instances of the plugin that run at the same
+	// time share it.
 	DataDir string
 	// Roots may be the zero value, which reads the running system.
 	Roots      host.Roots
@@ -68,36 +69,31 @@ type Options struct {
 	// returned.
 	Calls *call.Queues
 
-	// Hook is a program on the host that checks before a container starts whether its
-	// limits hold (cmd/partage-hook).
+	// Hook is a program on the host that checks before a container starts whether its limits hold (cmd/partage-hook).
 	Hook string
-	// Interposer is a library on the host that limits processes from inside of
-	// containers. Optional: without it no time-slice share may be Limited.
+	// Interposer is a library on the host that limits processes from inside of containers. Optional: without it no time-slice
+	// share may be Limited.
 	Interposer string
 	// SELinuxContext is a setting for host.Roots.FileContext. Default host.SELinuxAuto.
 	SELinuxContext string
-	// Cluster tells which claims still have their devices. Optional: without it none is
-	// taken for released.
+	// Cluster tells which claims still have their devices.
 	Cluster Cluster
 	// Users finds the processes on GPUs that no claim explains.
 	Users  converge.Users
 	Events Events
-	// OrphanGrace is how long a prepared claim that does not have its devices any more
-	// is left to the kubelet. Default DefaultOrphanGrace.
+	// OrphanGrace is how long a prepared claim that does not have its devices any more is left to the kubelet. Default
+	// DefaultOrphanGrace.
 	OrphanGrace time.Duration
-	// CheckInterval is in what time the cluster is asked about each prepared claim once.
-	// Default DefaultCheckInterval.
+	// CheckInterval is in what time the cluster is asked about each prepared claim once. Default DefaultCheckInterval.
 	CheckInterval time.Duration
 
-	// files and limits are those of the operating system, except in tests, and
-	// clock is host.SinceBoot.
+	// files and limits are those of the operating system, except in tests, and clock is host.SinceBoot.
 	files  record.Files
 	limits spec.SoftLimits
 	clock  func() time.Duration
 }
 
-// DefaultOrphanGrace is twice the time in which the kubelet looks for pods that
-// are gone.
+// DefaultOrphanGrace is twice the time in which the kubelet looks for pods that are gone.
 const DefaultOrphanGrace = 2 * time.Minute
 
 // Manager is the only writer of claim state. All methods may be called concurrently, in several processes at once.
@@ -107,15 +103,14 @@ type Manager struct {
 	locks        *lock.Locks
 	specs        *spec.Specs
 	engine       *converge.Engine
-	inventory    inventory
 	events       Events
-	sessions     *sessions
 	surveyor     *surveyor
+	// inventory is nil until the GPUs of this node are known.
+	inventory atomic.Pointer[device.Inventory]
 	// reconciling is by PCI address.
 	reconciling singleflight.Group
-	// orphans are claims that do not have their devices any more. It is nil where there is no cluster to ask.
-	orphans *orphans
-	clock   func() time.Duration
+	orphans     *orphans
+	clock       func() time.Duration
 }
 
 // NewManager makes the folders that are missing. What an earlier process left is for Reconcile.
@@ -127,8 +122,8 @@ func NewManager(o Options) (*Manager, error) {
 		return nil, errors.New("no pool name")
 	case !filepath.IsAbs(o.DataDir):
 		return nil, fmt.Errorf("data folder %q must be an absolute path", o.DataDir)
-	case o.Partitions == nil || o.Sharing == nil || o.CDI == nil || o.Users == nil || o.Calls == nil || o.Events == nil:
-		return nil, errors.New("no hardware, no CDI or no events")
+	case o.Calls == nil, slices.Contains([]any{o.Partitions, o.Sharing, o.CDI, o.Users, o.Events, o.Cluster}, nil):
+		return nil, errors.New("no hardware, no CDI, no cluster or no events")
 	}
 	if o.files == nil {
 		label, err := o.Roots.FileContext(o.SELinuxContext)
@@ -155,16 +150,13 @@ func NewManager(o Options) (*Manager, error) {
 	m.specs = &spec.Specs{CDI: o.CDI, Roots: roots, Hook: o.Hook, Limits: o.limits}
 	m.engine = &converge.Engine{
 		Store: m.store, Locks: m.locks, Partitions: o.Partitions, Sharing: o.Sharing, Specs: m.specs, Clock: o.clock,
-		Users: o.Users, UUID: m.inventory.uuid, Slices: m.inventory.slices, GPUs: m.GPUs,
+		Users: o.Users, Warn: o.Events.Warn, GPU: func(pciAddress string) *gpu.GPU { return m.devices().GPU(pciAddress) }, GPUs: m.GPUs,
 	}
-	m.sessions = &sessions{store: m.store, list: o.Sharing.Sessions, events: o.Events}
 	m.surveyor = &surveyor{
 		engine: m.engine, processes: o.Partitions.Processes, latest: map[string]surveyed{},
 	}
-	if o.Cluster != nil {
-		m.orphans = newOrphans(m, o)
-		m.engine.Orphan, m.engine.Doubt = m.orphans.is, m.orphans.doubt
-	}
+	m.orphans = newOrphans(m, o)
+	m.engine.Orphan, m.engine.Doubt = m.orphans.is, m.orphans.doubt
 	return m, nil
 }
 
@@ -173,7 +165,10 @@ func NewManager(o Options) (*Manager, error) {
 func (m *Manager) SetInventory(inventory *device.Inventory) { m.inventory.Store(inventory) }
 
 // GPUs lists the PCI addresses of all GPUs, with claims and without.
-func (m *Manager) GPUs() []string { return m.inventory.addresses() }
+func (m *Manager) GPUs() []string { return m.devices().PCIAddresses() }
+
+// devices are those of this node, or none while they are not known.
+func (m *Manager) devices() *device.Inventory { return cmp.Or(m.inventory.Load(), &device.Inventory{}) }
 
 var errNoInventory = fmt.Errorf("the GPUs of this node are not known yet: %w", gpu.ErrDriverNotLoaded)
 
@@ -183,11 +178,7 @@ var errNoInventory = fmt.Errorf("the GPUs of this node are not known yet: %w", g
 //
 // A GPU whose driver is not loaded has nothing to say, which readiness does.
 func (m *Manager) Survey(ctx context.Context) device.Status {
-	inventory := m.inventory.Load()
-	if inventory == nil {
-		return device.Status{}
-	}
-	return m.surveyor.survey(ctx, inventory)
+	return m.surveyor.survey(ctx, m.devices())
 }
 
 // InUse lists the devices that claims have, by name, whatever becomes of them; also those that they had before the machine

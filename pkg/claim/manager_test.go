@@ -64,16 +64,21 @@ func mustReconcile(t *testing.T, m *Manager) {
 func reconcile(t *testing.T, m *Manager) error {
 	t.Helper()
 	var errs []error
-	if m.orphans != nil {
-		all := m.store.Snapshot()
-		for _, r := range slices.Concat(all.Records, all.Earlier) {
-			if r.State == record.Prepared {
-				_, err := m.orphans.check(t.Context(), r)
-				errs = append(errs, err)
-			}
+	for _, r := range m.store.Snapshot().All() {
+		if r.State == record.Prepared {
+			_, err := m.orphans.check(t.Context(), r)
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(append(errs, m.Reconcile(t.Context()))...)
+}
+
+// claims are those that have a record.
+func (m *Manager) claims() (uids []types.UID) {
+	for _, r := range m.store.Snapshot().All() {
+		uids = append(uids, r.Claim.UID)
+	}
+	return uids
 }
 
 // recordPath is the file of a claim's record, whose name is another where a file cannot be read.

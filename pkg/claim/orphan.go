@@ -84,9 +84,6 @@ func newOrphans(m *Manager, o Options) *orphans {
 // meanwhile. It is called once.
 func (m *Manager) ReleaseOrphans(ctx context.Context) {
 	o := m.orphans
-	if o == nil {
-		return
-	}
 	// The claims that a plugin finds have been there for any time: they are asked about one after the other during the
 	// interval, since on other nodes plugins may be starting too. Others have just been prepared.
 	after := func() time.Duration { return rand.N(o.interval) } //nolint:gosec // no secret
@@ -98,7 +95,9 @@ func (m *Manager) ReleaseOrphans(ctx context.Context) {
 		case <-ctx.Done():
 		case <-o.doubted:
 		case <-time.After(time.Until(due)):
-			o.ask(ctx, uid)
+			if uid != "" {
+				o.ask(ctx, uid)
+			}
 		}
 	}
 }
@@ -119,52 +118,44 @@ func (o *orphans) next() (next types.UID, due time.Time) {
 	return next, due
 }
 
-// count finds out which claims there are, if that can be read. New ones are asked about after a time.
+// count finds out which claims are prepared, if that can be read. New ones are asked about after a time.
 func (o *orphans) count(after func() time.Duration) {
-	uids, err := o.m.store.UIDs()
-	if err != nil {
+	known := o.m.store.Snapshot()
+	if known.Err != nil {
 		return // what is known of those that are not seen stays; cleaning up says why
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for _, uid := range uids {
-		if _, known := o.claims[uid]; !known {
-			o.claims[uid] = inquiry{due: time.Now().Add(after())}
+	prepared := map[types.UID]bool{}
+	for _, r := range known.All() {
+		if r.State != record.Prepared {
+			continue
+		}
+		prepared[r.Claim.UID] = true
+		if _, known := o.claims[r.Claim.UID]; !known {
+			o.claims[r.Claim.UID] = inquiry{due: time.Now().Add(after())}
 		}
 	}
-	maps.DeleteFunc(o.claims, func(uid types.UID, _ inquiry) bool { return !slices.Contains(uids, uid) })
-	o.budget.SetLimit(rate.Limit(float64(len(uids))/o.interval.Seconds() + 1/doubtPause.Seconds()))
+	maps.DeleteFunc(o.claims, func(uid types.UID, _ inquiry) bool { return !prepared[uid] })
+	o.budget.SetLimit(rate.Limit(float64(len(prepared))/o.interval.Seconds() + 1/doubtPause.Seconds()))
 }
 
-// ask asks about a claim, or none, when the budget lets it, and says when its next turn is. One that is not prepared costs no question, and is found
-// again if it is still there when claims are counted.
+// ask asks about a claim when the budget lets it, and says when its next turn is.
 func (o *orphans) ask(ctx context.Context, uid types.UID) {
-	if uid == "" {
-		return
-	}
 	r, err := o.m.store.Read(uid)
-	again := doubtPause // what is known of a claim whose record cannot be read stays
+	if err != nil || r == nil || o.budget.Wait(ctx) != nil {
+		return // its record has just gone, or cannot be read
+	}
+	o.note(uid, func(i *inquiry) { i.asked = time.Now() })
+	again, err := o.check(ctx, r)
 	switch {
-	case err != nil:
-	case r == nil || r.State != record.Prepared:
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		delete(o.claims, uid)
+	case ctx.Err() != nil:
 		return
-	case o.budget.Wait(ctx) != nil:
-		return
+	case again > 0:
+		o.problem.Log(ctx, err, "Claims are left alone, will ask again", "It is known again which claims still exist")
 	default:
-		o.note(uid, func(i *inquiry) { i.asked = time.Now() })
-		again, err = o.check(ctx, r)
-		switch {
-		case ctx.Err() != nil:
-			return
-		case again > 0:
-			o.problem.Log(ctx, err, "Claims are left alone, will ask again", "It is known again which claims still exist")
-		default:
-			klog.FromContext(ctx).Info("A claim could not be released that does not have its devices any more, will try again", "claim", r.Claim, "reason", err)
-			again = min(o.interval, doubtPause)
-		}
+		klog.FromContext(ctx).Info("A claim could not be released that does not have its devices any more, will try again", "claim", r.Claim, "reason", err)
+		again = min(o.interval, doubtPause)
 	}
 	o.note(uid, func(i *inquiry) { i.due = time.Now().Add(again) })
 }

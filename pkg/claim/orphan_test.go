@@ -171,26 +171,6 @@ func TestOrphanOfEarlierBoot(t *testing.T) {
 	}
 }
 
-// Without a cluster no claim is taken for deleted.
-func TestNoCluster(t *testing.T) {
-	b := newBox(t)
-	o := b.options()
-	o.Cluster = nil
-	m, err := NewManager(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m.SetInventory(testInventory(t))
-	mustPrepare(t, m, newClaim("u1", sliceA0))
-	before := b.state()
-	b.deleteClaim("u1")
-	for range 2 {
-		mustReconcile(t, m)
-		b.pass(time.Hour)
-	}
-	b.wantState(t, "at the end", before)
-}
-
 // TestOrphanOfOldAnswer: a claim that the API server knows again is not released on what it said before.
 func TestOrphanOfOldAnswer(t *testing.T) {
 	b := newBox(t)

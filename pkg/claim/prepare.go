@@ -5,12 +5,14 @@ package claim
 
 import (
 	"context"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/claim/converge"
 	"github.com/partage-dev/partage/pkg/claim/plan"
 	"github.com/partage-dev/partage/pkg/claim/record"
+	"github.com/partage-dev/partage/pkg/host"
 )
 
 // Prepare makes all devices of a claim ready for containers, or none: when a step fails, what was done is undone before the
@@ -25,11 +27,11 @@ import (
 // gpu when the hardware refuses.
 func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]LiveDevice, error) {
 	arrived := arrival(ctx, m.clock)
-	planned, err := m.plan(claim)
-	if err != nil || len(planned.Record.Devices) == 0 {
+	wanted, err := m.plan(claim)
+	if err != nil || len(wanted.Devices) == 0 {
 		return nil, err
 	}
-	planned.Record.Arrived = arrived
+	wanted.Arrived = arrived
 	unlock, err := m.locks.Claim(ctx, claim.UID)
 	if err != nil {
 		return nil, err
@@ -39,30 +41,23 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 	if m.store.Released(claim.UID, arrived) || m.clock()-arrived > record.CallLife {
 		return nil, record.ErrOutOfDate
 	}
-	if was != nil && was.BootID == m.store.Boot() {
-		if err := m.sessions.tellLosses(ctx, was); err != nil {
-			return nil, err
-		}
+	if was != nil && was.BootID != m.store.Boot() && was.State == record.Prepared {
+		keepShares(wanted, was)
 	}
-	r, err := m.engine.Prepare(ctx, &converge.Call{Wanted: planned.Record, Was: was, Clients: m.clients(planned, was)})
+	r, err := m.engine.Prepare(ctx, &converge.Call{Wanted: wanted, Was: was})
 	if err != nil {
 		return nil, err
 	}
 	return m.live(r), nil
 }
 
-// clients is how many claims can have a share of each device. A claim that had its shares before the machine was started
-// anew gets them again, whatever the policy says by now.
-func (m *Manager) clients(planned *plan.Plan, was *record.Record) map[string]int {
-	if was == nil || was.BootID == m.store.Boot() || was.State != record.Prepared {
-		return planned.MaxShares
-	}
-	for i := range planned.Record.Devices {
-		if was.Device(planned.Record.Devices[i].Key()) == nil {
-			return planned.MaxShares
+// keepShares: a claim that had its shares before the machine was started anew gets them again, whatever the policy says by now.
+func keepShares(wanted, was *record.Record) {
+	for i := range wanted.Devices {
+		if d := &wanted.Devices[i]; was.Device(d.Key()) != nil {
+			d.Clients = 0
 		}
 	}
-	return nil
 }
 
 // RefusedError is why a claim cannot be prepared as it is, for example because of an invalid configuration. Nothing was
@@ -73,7 +68,7 @@ func (e *RefusedError) Error() string { return e.Err.Error() }
 
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-func (m *Manager) plan(claim *resourceapi.ResourceClaim) (*plan.Plan, error) {
+func (m *Manager) plan(claim *resourceapi.ResourceClaim) (*record.Record, error) {
 	if err := record.CheckUID(claim.UID); err != nil {
 		return nil, err
 	}
@@ -81,9 +76,27 @@ func (m *Manager) plan(claim *resourceapi.ResourceClaim) (*plan.Plan, error) {
 	if inventory == nil {
 		return nil, errNoInventory
 	}
-	planned, err := plan.New(claim, plan.Node{Driver: m.driver, Pool: m.pool, BootID: m.store.Boot(), Inventory: inventory})
+	wanted, err := plan.New(claim, plan.Node{Driver: m.driver, Pool: m.pool, BootID: m.store.Boot(), Inventory: inventory})
 	if err != nil {
 		return nil, &RefusedError{err}
 	}
-	return planned, nil
+	return wanted, nil
+}
+
+type arrivalKey struct{}
+
+// Arrived stamps the time at which a call arrived. A Prepare that arrived before the claim was released is refused, however
+// long it waited since. Without a stamp, Prepare and Unprepare take the time at which they are called.
+func Arrived(ctx context.Context) context.Context { return arrivedAt(ctx, host.SinceBoot()) }
+
+func arrivedAt(ctx context.Context, at time.Duration) context.Context {
+	return context.WithValue(ctx, arrivalKey{}, at)
+}
+
+// arrival returns when the call arrived, on the clock of host.SinceBoot.
+func arrival(ctx context.Context, now func() time.Duration) time.Duration {
+	if at, stamped := ctx.Value(arrivalKey{}).(time.Duration); stamped {
+		return at
+	}
+	return now()
 }

@@ -38,10 +38,12 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	snapshot := m.store.Snapshot()
-	errs := []error{m.sessions.tellLosses(limited, snapshot.Records...)}
-	errs = append(errs, sideBySide(limited, &m.reconciling, knownGPUs(m.GPUs(), snapshot), func(address string) error { return m.reconcile(ctx, address) })...)
-	if uids, err := m.store.UIDs(); err == nil {
-		m.engine.Failures.Retain(uids)
+	errs := sideBySide(limited, &m.reconciling, knownGPUs(m.GPUs(), snapshot), func(address string) error {
+		_, err := m.converge(ctx, address)
+		return err
+	})
+	if snapshot.Err == nil {
+		m.engine.Failures.Retain(snapshot)
 	}
 	return errors.Join(append(errs, m.store.Sweep(m.clock()))...)
 }
@@ -75,16 +77,11 @@ func knownGPUs(gpus []string, snapshot *record.Snapshot) []string {
 	return slices.Compact(gpu.SortPCIAddresses(gpus))
 }
 
-func (m *Manager) reconcile(ctx context.Context, address string) (err error) {
+// converge does what is due on a GPU. The error says what is left.
+func (m *Manager) converge(ctx context.Context, address string) (_ converge.Said, err error) {
 	defer panics.Recover(ctx, &err)
 	ctx, cancel := context.WithTimeout(ctx, roundTime)
 	defer cancel()
-	_, err = m.converge(ctx, address)
-	return err
-}
-
-// converge does what is due on a GPU. The error says what is left.
-func (m *Manager) converge(ctx context.Context, address string) (converge.Said, error) {
 	said, err := m.engine.Converge(ctx, address)
 	if said == nil {
 		return converge.Said{}, err
@@ -100,6 +97,9 @@ func left(said *converge.Said) error {
 		case rules.ReleasePending, rules.PartitionGone, rules.OrphanInUse:
 			errs = append(errs, errors.New(s.Text))
 		}
+	}
+	if at := slices.IndexFunc(said.Verdicts, func(v rules.Verdict) bool { return v.Code == rules.NoSupervisor }); at >= 0 {
+		errs = append(errs, errors.New(said.Verdicts[at].Why))
 	}
 	if said.Unanswered != nil && len(said.Verdicts) > 0 {
 		errs = append(errs, fmt.Errorf("its claims are not checked: %w", said.Unanswered))

@@ -85,6 +85,7 @@ func TestUndoOfWhatWasNeverBegun(t *testing.T) {
 		m := b.manager()
 		write(t, m.store.Path("u1"), "")
 		_ = m.Unprepare(t.Context(), "u1")
+		mustReconcile(t, m)
 		b.pass(time.Second)
 		mustPrepare(t, m, newClaim("u2", sliceB0))
 		write(t, m.store.Path("u1"), "")

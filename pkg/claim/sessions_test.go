@@ -395,25 +395,6 @@ func TestSessionGone(t *testing.T) {
 	b.wantNothing()
 }
 
-// A claim that is prepared after the sessions were listed has lost nothing.
-func TestListIsOld(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	mustPrepare(t, m, newClaim("u1", mpsA))
-	for _, old := range []map[string]mps.Status{nil, {wholeA: {Losses: 7}}} {
-		m.sessions.list = func(context.Context) (map[string]mps.Status, error) {
-			m.sessions.list = b.Sessions
-			mustUnprepare(t, m, "u1")
-			mustPrepare(t, m, newClaim("u1", mpsA))
-			return old, nil
-		}
-		if err := m.sessions.tellLosses(t.Context(), m.store.Snapshot().Records...); err != nil {
-			t.Error(err)
-		}
-	}
-	b.wantWarnings()
-}
-
 // A supervisor that starts at the same moment is waited for.
 func TestSupervisorComes(t *testing.T) {
 	b := newBox(t)
@@ -462,9 +443,9 @@ func testNoSupervisor(t *testing.T) {
 	mustPrepare(t, m, newClaim("u3", sliceB0+"-mps"))
 	b.away(true)
 	first := m.Reconcile(t.Context())
-	wantError(t, first, "sessions of claims are not checked", "MPS supervisor")
-	if strings.Count(first.Error(), "does not answer") != 1 {
-		t.Errorf("it is said for each claim: %v", first)
+	wantError(t, first, "MPS supervisor", wholeA, wholeB)
+	if strings.Count(first.Error(), "is the DaemonSet") != 2 {
+		t.Errorf("it is said for each claim, and not for each GPU: %v", first)
 	}
 	for _, uid := range []types.UID{"u2", "u1", "u3"} {
 		mustUnprepare(t, m, uid)
@@ -652,7 +633,7 @@ func TestOrphanWithShares(t *testing.T) {
 	b.pass(DefaultOrphanGrace)
 	err := reconcile(t, m)
 	wantError(t, err, "process 77")
-	if left, _ := m.store.UIDs(); len(left) != 1 {
+	if left := m.claims(); len(left) != 1 {
 		t.Errorf("left are %v: one of the two has to go, whichever is first", left)
 	}
 	b.run(pciA, server)

@@ -17,7 +17,6 @@ import (
 
 	"github.com/partage-dev/partage/pkg/claim/converge"
 	"github.com/partage-dev/partage/pkg/claim/record"
-	"github.com/partage-dev/partage/pkg/claim/rules"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/host"
 )
@@ -205,7 +204,7 @@ type observing struct {
 	then  func()
 }
 
-func (o observing) Users(ctx context.Context, pciAddress string, claims, orphans []*record.Record) (rules.Users, map[int]rules.Users) {
+func (o observing) Users(ctx context.Context, pciAddress string, claims, orphans []*record.Record) (string, map[int]string) {
 	o.then()
 	return o.users.Users(ctx, pciAddress, claims, orphans)
 }

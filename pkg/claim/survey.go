@@ -92,7 +92,6 @@ func (s *surveyor) surveyGPU(ctx context.Context, inventory *device.Inventory, a
 		return latest // it is busy or slow, or waits behind another GPU
 	}
 	f = s.translate(inventory, address, said, latest)
-	f.claims = s.ofClaims(said)
 	f.conditions = append(f.conditions, s.refusal(ctx, address)...)
 	if said.Unanswered != nil {
 		f.statics, f.claims = latest.statics, latest.claims
@@ -118,6 +117,16 @@ func (s *surveyor) last(address string) surveyed {
 	return f
 }
 
+// conditions are what statements are for devices, besides their place. The others are about claims.
+var conditions = map[rules.Reason]device.Condition{
+	rules.Occupied:         {Reason: device.Occupied},
+	rules.ReleasePending:   {Reason: device.ReleasePending},
+	rules.UsedByOthers:     {Reason: device.ReleasePending, Undivided: true},
+	rules.RecordUnreadable: {Reason: device.ReleasePending, Undivided: true}, // partitions are seen on the hardware
+	rules.SessionUnwell:    {Reason: device.MPSUnhealthy},
+	rules.Unsupervised:     {Reason: device.MPSUnavailable, Kind: device.MPS},
+}
+
 // translate translates what the rules say.
 func (s *surveyor) translate(inventory *device.Inventory, address string, said *converge.Said, latest surveyed) (f surveyed) {
 	for _, p := range said.Static {
@@ -125,53 +134,45 @@ func (s *surveyor) translate(inventory *device.Inventory, address string, said *
 			PCIAddress: address, ProfileID: p.Place.ProfileID, Placement: p.Place.Placement, UUID: p.UUID, Gone: p.Gone,
 		})
 	}
-	for i := range said.Statements {
-		switch one := &said.Statements[i]; {
-		case one.Reason == rules.Unresponsive:
-			f.conditions = append(f.conditions, unanswered(address, said.Unanswered)...)
-			continue
-		case reasons[one.Reason] == "", one.Due && s.isAtWork(address, one.Claim):
-			continue
-		case one.Reason == rules.Unsupervised:
-			f.silentSince = cmp.Or(latest.silentSince, s.engine.Clock())
-			if s.engine.Clock()-f.silentSince < silenceLimit || !hasMPS(inventory, address) {
-				continue
-			}
+	for _, one := range said.Statements {
+		if reason := eventReasons[one.Reason]; reason != "" {
+			f.claims = append(f.claims, Statement{Claim: said.Ref(one.Claim), Reason: reason, Device: one.Device, Text: one.Text})
 		}
-		f.conditions = append(f.conditions, s.condition(inventory, address, said.Statements[i]))
+		switch one.Reason {
+		case rules.Unresponsive:
+			f.conditions = append(f.conditions, unanswered(address, said.Unanswered)...)
+		case rules.Unsupervised:
+			f.silentSince = cmp.Or(latest.silentSince, s.engine.Clock())
+		}
+		if c, holds := s.condition(inventory, address, one, f.silentSince); holds {
+			f.conditions = append(f.conditions, c)
+		}
 	}
 	return f
 }
 
-// reasons are what statements are as conditions. The others are about claims.
-var reasons = map[rules.Reason]device.Reason{
-	rules.Occupied: device.Occupied, rules.ReleasePending: device.ReleasePending, rules.UsedByOthers: device.ReleasePending,
-	rules.RecordUnreadable: device.ReleasePending, rules.SessionUnwell: device.MPSUnhealthy, rules.Unsupervised: device.MPSUnavailable,
-}
-
-func (s *surveyor) condition(inventory *device.Inventory, address string, one rules.Statement) device.Condition {
-	c := device.Condition{PCIAddress: address, Reason: reasons[one.Reason], Message: one.Text}
+// condition reports also whether a statement is to be one now.
+func (s *surveyor) condition(inventory *device.Inventory, address string, one rules.Statement, silentSince time.Duration) (c device.Condition, holds bool) {
+	c, holds = conditions[one.Reason]
+	c.PCIAddress, c.Message = address, one.Text
 	if one.Place != rules.Undivided {
-		c.Where, c.ProfileID = &one.Place.Placement, &one.Place.ProfileID
+		c.Where, c.ProfileID, c.Undivided = &one.Place.Placement, &one.Place.ProfileID, false
 	}
 	switch one.Reason {
-	case rules.Occupied:
-		c.Message = "GPU " + address + ": " + one.Text
-	case rules.UsedByOthers:
-		c.Undivided, c.Message = c.Where == nil, "GPU "+address+": "+one.Text
-	case rules.RecordUnreadable:
-		c.Undivided = true // partitions are seen on the hardware
-	case rules.ReleasePending:
-		c.Message += s.because(address, one)
-		if shape := shapeOf(inventory, one.Device); c.Where == nil && shape != nil {
-			c.Where = &shape.Placement
-		}
+	case rules.Unsupervised:
+		holds = s.engine.Clock()-silentSince >= silenceLimit && hasMPS(inventory, address)
 	case rules.SessionUnwell:
 		c.ProfileID = nil // a claim has the engines of the place
-	case rules.Unsupervised:
-		c.Kind = device.MPS
+	case rules.ReleasePending:
+		holds = !one.Due || !s.isAtWork(address, one.Claim)
+		if err := s.engine.Failures.Of(one.Claim, address); err != nil {
+			c.Message += ": " + strings.ReplaceAll(err.Error(), "\n", "; ")
+		}
+		if d, found := inventory.Lookup(one.Device); c.Where == nil && found && d.Partition != nil {
+			c.Where = &d.Partition.Placement // that of a session which is named after a partition
+		}
 	}
-	return c
+	return c, holds
 }
 
 // refusal says that nothing of a kind can be made on a GPU because somebody uses it, for as long as processes are seen there.
@@ -196,29 +197,11 @@ func (s *surveyor) isAtWork(address string, claim types.UID) bool {
 	return s.engine.Store.Released(claim, s.engine.Clock()-releaseTime) && s.engine.Failures.Of(claim, address) == nil
 }
 
-// because is why a release has failed last, for people.
-func (s *surveyor) because(address string, one rules.Statement) string {
-	err := s.engine.Failures.Of(one.Claim, address)
-	if err == nil {
-		return ""
-	}
-	return ": " + strings.ReplaceAll(err.Error(), "\n", "; ")
-}
-
 // hasMPS reports whether a GPU is published in shares by MPS.
 func hasMPS(inventory *device.Inventory, address string) bool {
 	return slices.ContainsFunc(inventory.Devices(), func(d device.Device) bool {
 		return d.Kind == device.MPS && d.GPU.PCIAddress == address
 	})
-}
-
-// shapeOf is the place of a session that is named after a partition.
-func shapeOf(inventory *device.Inventory, name string) *device.PartitionShape {
-	d, found := inventory.Lookup(name)
-	if !found {
-		return nil
-	}
-	return d.Partition
 }
 
 // unanswered says what is known of a GPU that does not answer as it should.
@@ -234,4 +217,51 @@ func unanswered(address string, err error) []device.Condition {
 		c.Reason = device.ResetRequired
 	}
 	return []device.Condition{c}
+}
+
+// Events take what has happened to claims.
+type Events interface {
+	// Warn tells people about a claim, and the pods that use it. It must not block.
+	Warn(ctx context.Context, claim Ref, reason, message string)
+}
+
+// Statement is something about a claim that holds now, and that people should know.
+type Statement struct {
+	// Claim may have nothing but a UID.
+	Claim Ref
+	// Reason is one of events.
+	Reason string
+	// Device is what it is about, or empty.
+	Device, Text string
+}
+
+// Reasons of events.
+const (
+	// ReasonDamagedRecord: the record of a claim cannot be read.
+	ReasonDamagedRecord = "DamagedClaimRecord"
+	// ReasonOrphanReleased: a claim that does not exist any more was released.
+	ReasonOrphanReleased = "OrphanedClaimReleased"
+	// ReasonOrphanInUse: a claim that does not exist any more is kept, because
+	// processes use its devices.
+	ReasonOrphanInUse = "OrphanedClaimInUse"
+	// ReasonMPSLost: the processes of a claim have lost their MPS server.
+	ReasonMPSLost = converge.ReasonMPSLost
+	// ReasonMPSClientKilled: a client of a claim's MPS server was killed, and the others go
+	// on with a server whose state is undefined.
+	ReasonMPSClientKilled = converge.ReasonMPSClientKilled
+	// ReasonPartitionGone: a partition of a claim does not exist any more.
+	ReasonPartitionGone = "PartitionGone"
+)
+
+// eventReasons are what statements about claims are as events.
+var eventReasons = map[rules.Reason]string{rules.PartitionGone: ReasonPartitionGone, rules.RecordUnreadable: ReasonDamagedRecord}
+
+// Statements are what the last survey of each GPU says of claims, and which claims are kept although they do not exist any
+// more.
+func (m *Manager) Statements() []Statement {
+	var all []Statement
+	for _, address := range m.GPUs() {
+		all = append(all, m.surveyor.last(address).claims...)
+	}
+	return append(all, m.orphans.statements()...)
 }

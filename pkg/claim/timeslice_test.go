@@ -151,7 +151,7 @@ func TestIntervalNotSet(t *testing.T) {
 		wantError(t, err, "device "+turnsC)
 		b.hooks(nil, nil)
 		b.wantInterval("of another GPU", "GPU-a", policy.IntervalMedium)
-		if left, _ := m.store.UIDs(); len(left) > 0 {
+		if left := m.claims(); len(left) > 0 {
 			t.Errorf("left: %v", left)
 		}
 	}

@@ -62,26 +62,10 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 
 // finish releases what a claim has, and returns what is left, or why that is not known.
 func (m *Manager) finish(ctx context.Context, uid types.UID, snapshot *record.Snapshot) error {
-	var guarded []string
 	r := cmp.Or(snapshot.Of(uid), &record.Record{Claim: record.Ref{UID: uid}})
-	gpus := r.GPUs()
-	for i := range snapshot.Guards {
-		switch g := &snapshot.Guards[i]; {
-		case g.Claim != uid:
-		case g.GPUs == nil: // it may be about any
-			guarded = m.GPUs()
-		default:
-			guarded = append(guarded, g.GPUs...)
-		}
-	}
-	err := errors.Join(m.engine.Finish(ctx, r, gpus), snapshot.Err)
-	for _, address := range guarded {
-		// Nothing may be left of what the claim's unreadable record is about.
-		if _, guardErr := m.engine.Converge(ctx, address); guardErr != nil {
-			klog.FromContext(ctx).Error(guardErr, "What a record that cannot be read is about is not known to be released")
-		}
-	}
-	if len(guarded) > 0 && m.store.Snapshot().IsGuarded(uid) {
+	err := errors.Join(m.engine.Finish(ctx, r, r.GPUs()), snapshot.Err)
+	if snapshot.IsGuarded(uid) {
+		// The record goes when nothing is there that it could be about.
 		err = errors.Join(err, errors.New("what its record is about, which cannot be read, may be left"))
 	}
 	return err

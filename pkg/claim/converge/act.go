@@ -31,8 +31,6 @@ type work struct {
 	instances map[partition.Address]partition.Live
 	// sessions are those that this task has started, by ID.
 	sessions map[string]sharing.Live
-	// noted means that the record of the task's claim says so.
-	noted bool
 	// ids are the qualified names of devices in the CDI spec that was written.
 	ids map[string]string
 }
@@ -69,9 +67,9 @@ func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*obse
 		if refused := (*partition.RefusedError)(nil); errors.As(err, &refused) {
 			refusal = &rules.Refusal{Action: actions[0], InUse: errors.Is(err, gpu.ErrInUse), Text: err.Error()}
 		}
-		return refusal, errors.Join(append(left, err, w.keepSessions())...)
+		return refusal, errors.Join(append(left, err)...)
 	}
-	return nil, errors.Join(append(left, w.keepSessions())...)
+	return nil, errors.Join(left...)
 }
 
 // stays says what keeps no claim from being released if it cannot be changed. Others bring it to what it should be: the next claim
@@ -134,6 +132,8 @@ func (w *work) do(ctx context.Context, actions []rules.Action) error {
 	case rules.Start, rules.Announce, rules.Unstart, rules.MarkLost, rules.MarkPrepared:
 		defer steptime.Of(ctx).Begin(steptime.Journal)()
 		return w.note(actions)
+	case rules.NoteSessions:
+		return w.tellOfSessions(ctx, a)
 	case rules.MarkReleasing:
 		_, err := w.Store.Release(a.Claim, w.Clock())
 		return err

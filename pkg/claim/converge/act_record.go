@@ -7,14 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/claim/rules"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/partition"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/sharing"
@@ -38,7 +37,7 @@ func (w *work) note(actions []rules.Action) (err error) {
 			}
 			d.Mark = marksOf[a.Do]
 			if a.Do == rules.Start {
-				noteInterval(d, a.Interval, w.UUID(d.PCIAddress))
+				noteInterval(d, a.Interval, w.device(a).UUID)
 			}
 		}
 		return nil
@@ -51,7 +50,7 @@ func (w *work) note(actions []rules.Action) (err error) {
 	if a.Do == rules.Unstart && errors.Is(err, record.ErrNoRecord) {
 		return nil // nothing of it is there
 	}
-	if w.noted = err == nil && actions[len(actions)-1].Do == rules.MarkPrepared; w.noted {
+	if err == nil && actions[len(actions)-1].Do == rules.MarkPrepared {
 		for address := range w.seen {
 			w.Failures.NotInUse(address) // what was refused there before is over: processes on it belong to this claim
 		}
@@ -94,44 +93,96 @@ func (w *work) noteSessions(r *record.Record) {
 				live, runs = sharing.Live{PipeDir: status.PipeDir, ShmDir: status.ShmDir, Losses: status.Losses, Kills: status.Kills}, true
 			}
 		}
-		if !runs {
-			continue
+		if runs {
+			noteRunning(s, live)
 		}
-		if !s.Running() {
-			// Otherwise people have to be told of losses first.
-			s.Losses, s.Kills = live.Losses, live.Kills
-		}
-		s.PipeDir, s.ShmDir = live.PipeDir, live.ShmDir
 	}
 }
 
-// keepSessions writes down the sessions that a task has started: for its claim, unless that is done, and for those that
-// share them and were told that they were gone.
-func (w *work) keepSessions() error {
-	if len(w.sessions) == 0 {
+func noteRunning(s *record.Session, live sharing.Live) {
+	if !s.Running() {
+		// Otherwise people have to be told of losses first.
+		s.Losses, s.Kills = live.Losses, live.Kills
+	}
+	s.PipeDir, s.ShmDir = live.PipeDir, live.ShmDir
+}
+
+// tellOfSessions tells people what has become of the MPS sessions of a prepared claim, once, and notes that it has.
+func (w *work) tellOfSessions(ctx context.Context, a rules.Action) error {
+	o := w.seen[a.GPU]
+	was, told := o.snapshot.Of(a.Claim), []news{}
+	err := w.Store.Update(a.Claim, func(r *record.Record) error {
+		for i := range r.Sessions {
+			// Who works on another GPU of the claim may have noted what is younger than this observation.
+			if s := &r.Sessions[i]; r.State == record.Prepared && isSame(s, was.Session(s.ID)) {
+				told = append(told, noteNews(s, o.sessions)...)
+			}
+		}
+		return nil
+	})
+	for _, n := range told {
+		w.Warn(ctx, was.Claim, n.reason, n.message) // again if it could not be noted that people know
+	}
+	if errors.Is(err, record.ErrNoRecord) {
 		return nil
 	}
-	hasAgain := func(s record.Session) bool {
-		_, started := w.sessions[s.ID]
-		return started && !s.Running()
+	return err
+}
+
+// isSame reports whether nobody has noted anything about a session since.
+func isSame(a, b *record.Session) bool {
+	return b != nil && a.PipeDir == b.PipeDir && a.Losses == b.Losses && a.Kills == b.Kills
+}
+
+// Reasons of events.
+const (
+	// ReasonMPSLost: the processes of a claim have lost their MPS server.
+	ReasonMPSLost = "MPSServerLost"
+	// ReasonMPSClientKilled: a client of a claim's MPS server was killed, and the others go
+	// on with a server whose state is undefined.
+	ReasonMPSClientKilled = "MPSClientKilled"
+)
+
+// news is an event about a session.
+type news struct{ reason, message string }
+
+// hasNews reports whether a record does not say what has become of a session: it may also run again.
+func hasNews(s *record.Session, found map[string]mps.Status) bool {
+	status, runs := found[s.ID]
+	return s.Running() != runs || runs && (status.Losses != s.Losses || status.Kills != s.Kills)
+}
+
+// noteNews says what has become of a session, and writes it into its record.
+func noteNews(s *record.Session, found map[string]mps.Status) (all []news) {
+	if !hasNews(s, found) {
+		return nil
 	}
-	claims := map[types.UID]bool{w.task.Claim: w.task.Claim != "" && !w.noted}
-	for _, o := range w.seen {
-		for _, r := range o.snapshot.Records {
-			claims[r.Claim.UID] = claims[r.Claim.UID] || r.Claim.UID != w.task.Claim && r.State == record.Prepared && slices.ContainsFunc(r.Sessions, hasAgain)
-		}
+	status, runs := found[s.ID]
+	if !s.Running() {
+		noteRunning(s, sharing.Live{PipeDir: status.PipeDir, ShmDir: status.ShmDir, Losses: status.Losses, Kills: status.Kills})
+		return nil
 	}
-	var errs []error
-	for uid, is := range claims {
-		if !is {
-			continue
-		}
-		err := w.Store.Update(uid, func(r *record.Record) error { w.noteSessions(r); return nil })
-		if !errors.Is(err, record.ErrNoRecord) {
-			errs = append(errs, err)
-		}
+	device := s.Devices[0].Device
+	if runs && status.Kills > s.Kills {
+		all = append(all, news{ReasonMPSClientKilled, fmt.Sprintf(
+			"Device %s: %s. NVIDIA calls the state of an MPS server undefined after that: the processes that share it may hang, fail "+
+				"or get wrong results. It is replaced when all of them have ended. To be safe, restart them.", device, status.LastKill)})
 	}
-	return errors.Join(errs...)
+	s.Kills = status.Kills
+	if runs && status.Losses == s.Losses {
+		return all
+	}
+	why := status.LastLoss
+	switch {
+	case !runs:
+		why, s.PipeDir, s.ShmDir = "it was gone", "", ""
+	case status.Losses < s.Losses:
+		why = "it was gone and was started again"
+	}
+	s.Losses = status.Losses
+	return append(all, news{ReasonMPSLost, fmt.Sprintf(
+		"Device %s: processes have lost their MPS server: %s. Those that used it have failed. "+
+			"Containers that have not ended because of that must be restarted: delete their pods.", device, why)})
 }
 
 // resolved returns the claim's record with its partitions as they are now, and its sessions.
@@ -219,10 +270,7 @@ func (w *work) startSession(ctx context.Context, a rules.Action) error {
 		want.Limits.MemoryBytes = memory
 	}
 	if s.Shared {
-		want.Limits.ThreadPercentage, want.ClientPriority = a.Demand.Percent, priorityOf(a.Demand)
-		if a.Demand.Restart {
-			want.OnClientKilled = policy.KilledRestart
-		}
+		want.Limits.ThreadPercentage, want.ClientPriority, want.OnClientKilled = a.Demand.Percent, a.Demand.Priority, a.Demand.OnClientKilled
 	}
 	live, err := w.Sharing.Ensure(ctx, want)
 	switch {
@@ -233,18 +281,6 @@ func (w *work) startSession(ctx context.Context, a rules.Action) error {
 		err = fmt.Errorf("GPU %s is held by %s: %w", a.GPU, w.Partitions.Holders(ctx, a.GPU), err)
 	}
 	return err
-}
-
-// priorityOf is the highest among the shares of a session, or nothing if all are normal, which needs no MPS that has
-// priorities. Those with a lower one have it in their environment as well.
-func priorityOf(d rules.Demand) policy.ClientPriority {
-	switch {
-	case d.BelowNormal:
-		return policy.PriorityBelowNormal
-	case d.Priorities:
-		return policy.PriorityNormal
-	}
-	return ""
 }
 
 // uuidIn is that of a device of a session: a partition has none before it is made.

@@ -19,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/claim/record"
-	"github.com/partage-dev/partage/pkg/claim/rules"
 )
 
 // TestTwoProcesses prepares and releases claims at the same time in two processes, as during an upgrade, where effects fail
@@ -157,7 +156,7 @@ type hooked struct {
 	hook func()
 }
 
-func (h hooked) Users(ctx context.Context, pciAddress string, claims, orphans []*record.Record) (rules.Users, map[int]rules.Users) {
+func (h hooked) Users(ctx context.Context, pciAddress string, claims, orphans []*record.Record) (string, map[int]string) {
 	h.hook()
 	return h.hardware.Users(ctx, pciAddress, claims, orphans)
 }
@@ -173,7 +172,7 @@ func TestOrphan(t *testing.T) {
 		before := m.left()
 		e.Orphan = func(types.UID, time.Duration) bool { return true }
 		for _, address := range []string{pciA, pciB} {
-			m.users[address] = rules.Users{Memory: true, Text: "process 4711"}
+			m.users[address] = "process 4711"
 		}
 		if devices[0] != "A slice0" { // the users of partitions are found by instance
 			settle(t, e)
@@ -191,7 +190,7 @@ type locked struct {
 	lock func()
 }
 
-func (l locked) Users(ctx context.Context, pciAddress string, claims, orphans []*record.Record) (rules.Users, map[int]rules.Users) {
+func (l locked) Users(ctx context.Context, pciAddress string, claims, orphans []*record.Record) (string, map[int]string) {
 	l.lock()
 	return l.hardware.Users(ctx, pciAddress, claims, orphans)
 }
@@ -204,7 +203,7 @@ func TestFinishUnreadable(t *testing.T) {
 		if _, err := e.Prepare(t.Context(), wanted(e, "u", "A")); err != nil {
 			t.Fatal(err)
 		}
-		m.users[pciA] = rules.Users{Memory: true, Text: "process 4711"}
+		m.users[pciA] = "process 4711"
 		known, err := e.Store.Release("u", m.clock())
 		if err != nil {
 			t.Fatal(err)

@@ -8,11 +8,20 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
 	"github.com/partage-dev/partage/pkg/claim/lock"
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/claim/rules"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/panics"
+	"github.com/partage-dev/partage/pkg/sharing"
+	"github.com/partage-dev/partage/pkg/steptime"
+	"github.com/partage-dev/partage/pkg/wait"
 )
 
 const (
@@ -83,5 +92,93 @@ func (e *Engine) onceTogether(ctx context.Context, t *rules.Task) error {
 		return err
 	}
 	defer unlock()
-	return e.once(ctx, "", gpus, nil, jointly(t.Claim, gpus)).err
+	return e.once(ctx, "", nil, gpus, jointly(t.Claim, gpus)).err
+}
+
+// Finish brings the release of a claim, or the undoing of a preparation, to its end on these GPUs, and returns what is
+// left. GPUs do not wait for each other, nor does this for a preparation that is older than the release.
+func (e *Engine) Finish(ctx context.Context, r *record.Record, gpus []string) error {
+	if c := e.call(r.Claim.UID); c != nil && c.isOutOfDate() {
+		c.stop()
+	}
+	errs := make([]error, len(gpus))
+	var wg sync.WaitGroup
+	for i, address := range gpus {
+		wg.Go(func() { errs[i] = e.finishOn(ctx, r, address) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func (e *Engine) finishOn(ctx context.Context, has *record.Record, address string) (err error) {
+	defer panics.Recover(ctx, &err)
+	claim := has.Claim.UID
+	var failed attempts
+	last := ""
+	for {
+		r, err := e.onceFor(ctx, claim, has.Devices, []string{address}, func(said map[string]*Said) *rules.Task {
+			return first(said[address], address, func(t *rules.Task) bool { return t.Claim == claim && t.Aim == rules.Release })
+		})
+		if err != nil {
+			return err
+		}
+		switch {
+		case r.err != nil:
+			if err := failed.retry(ctx, r.err); err != nil {
+				return err
+			}
+		case r.task == nil || taskName(r.task) == last: // what it was about stays: a CDI spec that cannot be removed
+			return e.left(claim, r.said[address])
+		case r.task.Actions[len(r.task.Actions)-1].Do == rules.Clear:
+			return nil // nothing is left
+		default:
+			last = taskName(r.task)
+		}
+	}
+}
+
+// left says what a claim has on a GPU that has to go, or why that is not known.
+func (e *Engine) left(claim types.UID, said *Said) error {
+	r, err := e.Store.Read(claim)
+	if err != nil || r == nil || r.State == record.Prepared {
+		return err
+	}
+	if v, found := said.Verdict(claim); found && (v.State == rules.Pending || v.State == rules.Unknown) {
+		return &VerdictError{Verdict: v, cause: said.Unanswered}
+	}
+	return nil
+}
+
+// attempts counts those that have failed.
+type attempts int
+
+// pauses are the waits between attempts that fail for a reason that may pass. The kubelet gives a call 45 seconds and
+// comes back only after a minute.
+var pauses = []time.Duration{200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 4 * time.Second}
+
+// retry waits before another attempt, or returns an error if there is to be none.
+func (n *attempts) retry(ctx context.Context, err error) error {
+	failed := int(*n) + 1
+	*n++
+	if transient(err) && failed <= len(pauses) && pause(ctx, pauses[failed-1]) == nil {
+		klog.FromContext(ctx).Info("Trying again", "tried", failed, "reason", err)
+		return nil
+	}
+	if failed == 1 {
+		return err
+	}
+	return fmt.Errorf("tried %d times: %w", failed, err)
+}
+
+// transient reports whether another attempt may succeed.
+func transient(err error) bool {
+	if verdict := (*VerdictError)(nil); errors.As(err, &verdict) && verdict.Code != rules.Unanswered {
+		return false
+	}
+	return !errors.Is(err, gpu.ErrHung) && (gpu.Transient(err) || errors.Is(err, sharing.ErrNoSupervisor))
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	defer steptime.Of(ctx).Begin(steptime.Wait)()
+	return wait.For(ctx, d)
 }

@@ -221,7 +221,7 @@ func TestFirstInstanceInUse(t *testing.T) { synctest.Test(t, testFirstInstanceIn
 func testFirstInstanceInUse(t *testing.T) {
 	m := newMachine(t)
 	e := m.engine()
-	m.users[pciA] = rules.Users{Memory: true, Text: "process 4711 (python)"}
+	m.users[pciA] = "process 4711 (python)"
 	_, err := e.Prepare(t.Context(), wanted(e, "u", "A slice0"))
 	if !errors.Is(err, gpu.ErrInUse) {
 		t.Errorf("got %v, want the driver's refusal", err)
@@ -327,7 +327,7 @@ func TestAllocatedAnew(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !sameWish(r, call.Wanted) || r.Arrived != call.Wanted.Arrived {
+			if !maps.Equal(wishOf(r), wishOf(call.Wanted)) || r.Arrived != call.Wanted.Arrived {
 				t.Errorf("got %+v, want %+v", r, call.Wanted)
 			}
 			if effects := m.effects[started:]; name == "the same" && slices.ContainsFunc(effects, func(e string) bool { return strings.Contains(e, "instance") || strings.Contains(e, "session") }) {
@@ -351,7 +351,7 @@ func testAllocatedAnewInUse(t *testing.T) {
 	if _, err := e.Prepare(t.Context(), wanted(e, "u", "A own", "B own")); err != nil {
 		t.Fatal(err)
 	}
-	m.users[pciA] = rules.Users{Memory: true, Text: "process 4711 (python)"}
+	m.users[pciA] = "process 4711 (python)"
 	if _, err := e.Prepare(t.Context(), wanted(e, "u", "A whole")); err == nil || !strings.Contains(err.Error(), "process 4711") && !strings.Contains(err.Error(), "released first") {
 		t.Errorf("got %v", err)
 	}
@@ -467,7 +467,9 @@ func TestSmallerComputeInstance(t *testing.T) {
 	for slices, want := range map[int]bool{0: true, 1: true, 2: false} {
 		m := newMachine(t)
 		e := m.engine()
-		e.Slices = func(string, uint32) int { return slices }
+		e.GPU = func(pciAddress string) *gpu.GPU {
+			return &gpu.GPU{UUID: "GPU-" + pciAddress, MIG: &gpu.MIG{Profiles: []gpu.Profile{{ID: 15, Slices: slices}}}}
+		}
 		m.modes[pciA] = true
 		m.instances[pciA] = []gpu.Instance{{
 			ID: 7, ProfileID: 15, Placement: gpu.Placement{Start: 0, Size: 2}, Compute: []gpu.ComputeInstance{{UUID: "MIG-1", Slices: 1}},

@@ -1,6 +1,16 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
+// Package converge brings GPUs to what the records of claims say, by the rules of package rules.
+//
+//	observe.go    one bounded reading of everything that is known about a GPU; records.go is its part about claims
+//	act.go        carries out one task under the locks of its GPUs; act_record.go is its part about records, specs and sessions
+//	round.go      locks, observes, decides and acts once
+//	prepare.go    repeats that for a call until its claim is ready,
+//	converge.go   until it is released, and for a GPU until nothing is left to do
+//
+// It has no rules of its own. What it remembers is for pace and for people: why something failed last, and what could
+// not be made because somebody uses the GPU.
 package converge
 
 import (
@@ -12,7 +22,6 @@ import (
 
 	"github.com/partage-dev/partage/pkg/claim/lock"
 	"github.com/partage-dev/partage/pkg/claim/record"
-	"github.com/partage-dev/partage/pkg/claim/rules"
 	"github.com/partage-dev/partage/pkg/claim/spec"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
@@ -54,7 +63,7 @@ type Sharing interface {
 type Users interface {
 	// Users is bounded. The second result is by the ID of GPU instances. Processes of claims may be on GPUs. Where orphans
 	// are, also processes count that use GPUs without a claim as a rule.
-	Users(ctx context.Context, pciAddress string, claims, orphans []*record.Record) (rules.Users, map[int]rules.Users)
+	Users(ctx context.Context, pciAddress string, claims, orphans []*record.Record) (string, map[int]string)
 }
 
 // Engine observes GPUs, decides and acts. All methods may be called concurrently, in several processes at once.
@@ -65,17 +74,17 @@ type Engine struct {
 	Sharing    Sharing
 	Specs      *spec.Specs
 	Users      Users
+	// Warn tells people about a claim. It must not block.
+	Warn func(ctx context.Context, claim record.Ref, reason, message string)
 	// Clock is the time since the machine started.
 	Clock func() time.Duration
-	// UUID returns that of a GPU, or nothing while it is not known.
-	UUID func(pciAddress string) string
-	// Slices is how many compute slices a profile of a GPU has, or 0 while that is not known.
-	Slices func(pciAddress string, profileID uint32) int
+	// GPU returns nil while a GPU is not known.
+	GPU func(pciAddress string) *gpu.GPU
 	// GPUs lists the PCI addresses of all GPUs of the node.
 	GPUs func() []string
-	// Orphan reports whether the API server has not known a claim for long enough that was prepared at this time. Optional.
+	// Orphan reports whether the API server has not known a claim for long enough that was prepared at this time.
 	Orphan func(claim types.UID, arrived time.Duration) bool
-	// Doubt is told which claim another one waits for: the API server may not know it any more. Optional.
+	// Doubt is told which claim another one waits for: the API server may not know it any more.
 	Doubt func(other types.UID)
 
 	// calls are the preparations that are at work in this process, *Call by the claim's UID.

@@ -5,13 +5,15 @@ package converge
 
 import (
 	"errors"
-	"slices"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/claim/rules"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/partition"
+	"github.com/partage-dev/partage/pkg/sharing"
 )
 
 // Failures are what has failed last. They are for messages, events and taints only, and lost with the process.
@@ -41,10 +43,10 @@ func (f *Failures) Of(claim types.UID, pciAddress string) error {
 	return err
 }
 
-// Retain forgets all other claims.
-func (f *Failures) Retain(claims []types.UID) {
+// Retain forgets all claims without a record.
+func (f *Failures) Retain(known *record.Snapshot) {
 	f.tasks.Range(func(key, _ any) bool {
-		if t, _ := key.(task); !slices.Contains(claims, t.claim) {
+		if t, _ := key.(task); known.Of(t.claim) == nil {
 			f.tasks.Delete(key)
 		}
 		return true
@@ -71,3 +73,36 @@ func (f *Failures) InUse(pciAddress string) (s rules.Statement, found bool) {
 
 // NotInUse lets it be tried again.
 func (f *Failures) NotInUse(pciAddress string) { f.inUse.Delete(pciAddress) }
+
+var (
+	// ErrTaken means that other claims have the place, or all shares.
+	ErrTaken = errors.New("other claims have it")
+	// ErrGuarded means that a claim whose record cannot be read may have the place.
+	ErrGuarded = errors.New("a record cannot be read")
+)
+
+// causes are what verdicts mean for errors.Is.
+var causes = map[rules.Code]error{
+	rules.Overlap: ErrTaken, rules.SharesTaken: ErrTaken, rules.Divided: partition.ErrDivided, rules.Foreign: partition.ErrForeign,
+	rules.InUse: gpu.ErrInUse, rules.NoSupervisor: sharing.ErrNoSupervisor, rules.Guarded: ErrGuarded,
+	rules.NotRegistered: gpu.ErrFabricPending,
+}
+
+// VerdictError is why a claim cannot be prepared or released now. It wraps what the verdict is about: ErrTaken, ErrGuarded,
+// partition.ErrDivided, partition.ErrForeign, gpu.ErrInUse, sharing.ErrNoSupervisor, gpu.ErrFabricPending, or why the GPU has not answered.
+type VerdictError struct {
+	rules.Verdict
+	// cause is why the GPU has not answered, or nil.
+	cause error
+	// waited means that the place was waited for.
+	waited bool
+}
+
+func (e *VerdictError) Error() string {
+	if e.waited && (e.Code == rules.Overlap || e.Code == rules.SharesTaken) {
+		return e.Why + ", and was not released in time"
+	}
+	return e.Why
+}
+
+func (e *VerdictError) Unwrap() error { return errors.Join(causes[e.Code], e.cause) }

@@ -22,7 +22,6 @@ import (
 	"github.com/partage-dev/partage/pkg/cdi"
 	"github.com/partage-dev/partage/pkg/claim/lock"
 	"github.com/partage-dev/partage/pkg/claim/record"
-	"github.com/partage-dev/partage/pkg/claim/rules"
 	"github.com/partage-dev/partage/pkg/claim/spec"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/host"
@@ -56,7 +55,7 @@ type machine struct {
 	// noMode is what the driver says of compute modes.
 	noMode bool
 	specs  map[types.UID][]cdi.Device
-	users  map[string]rules.Users
+	users  map[string]string
 	// listed is called once, when the CDI specs were listed.
 	listed func()
 	// fail is asked before each effect.
@@ -75,7 +74,7 @@ func newMachine(t *testing.T) *machine {
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	m := &machine{
 		t: t, root: root, nextID: 7, modes: map[string]bool{}, instances: map[string][]gpu.Instance{}, exclusive: map[string]bool{},
-		sessions: map[string]mps.Spec{}, intervals: map[string]sharing.Interval{}, specs: map[types.UID][]cdi.Device{}, users: map[string]rules.Users{},
+		sessions: map[string]mps.Spec{}, intervals: map[string]sharing.Interval{}, specs: map[types.UID][]cdi.Device{}, users: map[string]string{},
 	}
 	m.put("proc/devices", "Character devices:\n195 nvidia\n508 nvidia-caps\n")
 	for minor, address := range []string{pciA, pciB} {
@@ -114,8 +113,10 @@ func (m *machine) engine() *Engine {
 	roots := host.Roots{Driver: m.root, Dev: m.root, Proc: filepath.Join(m.root, "proc"), HostDriver: "/", HostDev: "/host"}
 	return &Engine{
 		Store: store, Locks: locks, Partitions: hardware{m}, Sharing: hardware{m}, Users: hardware{m},
-		Specs: &spec.Specs{CDI: hardware{m}, Roots: roots, Hook: "/hook", Limits: spec.SoftLimits{Dir: filepath.Join(m.root, "limits"), Remove: os.RemoveAll}},
-		Clock: m.clock, UUID: func(pciAddress string) string { return "GPU-" + pciAddress }, Slices: func(string, uint32) int { return 1 }, GPUs: func() []string { return []string{pciA, pciB} },
+		Specs:  &spec.Specs{CDI: hardware{m}, Roots: roots, Hook: "/hook", Limits: spec.SoftLimits{Dir: filepath.Join(m.root, "limits"), Remove: os.RemoveAll}},
+		Warn:   func(context.Context, record.Ref, string, string) {},
+		Orphan: func(types.UID, time.Duration) bool { return false }, Doubt: func(types.UID) {},
+		Clock: m.clock, GPU: func(pciAddress string) *gpu.GPU { return &gpu.GPU{UUID: "GPU-" + pciAddress} }, GPUs: func() []string { return []string{pciA, pciB} },
 	}
 }
 
@@ -257,7 +258,7 @@ func (h hardware) CreateInstance(_ context.Context, at partition.Address) (id in
 		switch {
 		case !h.modes[at.PCIAddress]:
 			return &partition.RefusedError{Err: gpu.ErrNotSupported}
-		case h.users[at.PCIAddress].Memory && len(h.instances[at.PCIAddress]) == 0:
+		case h.users[at.PCIAddress] != "" && len(h.instances[at.PCIAddress]) == 0:
 			return &partition.RefusedError{Err: fmt.Errorf("held by somebody: %w", gpu.ErrInUse)}
 		case partition.Instance(gpu.MIGState{Instances: h.instances[at.PCIAddress]}, at) != nil:
 			return &partition.RefusedError{Err: gpu.ErrNoRoom}
@@ -369,7 +370,7 @@ func (h hardware) SetInterval(_ context.Context, d sharing.Device, interval shar
 	})
 }
 
-func (h hardware) Users(_ context.Context, pciAddress string, _, _ []*record.Record) (rules.Users, map[int]rules.Users) {
+func (h hardware) Users(_ context.Context, pciAddress string, _, _ []*record.Record) (string, map[int]string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.users[pciAddress], nil

@@ -20,6 +20,7 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/sharing"
 )
 
@@ -84,12 +85,16 @@ func (o *observation) observeHardware(ctx context.Context, everything bool) {
 	e := o.engine
 	needs := o.Needs()
 	if everything {
-		needs = rules.Needs{Mode: true, Fabric: needs.Fabric, Users: needs.Users || !o.isPrepared(), Sessions: true}
+		// Nobody is sent to all of a GPU of which a claim that is prepared has something.
+		isPrepared := o.has(func(r *rules.Record, p *rules.Part) bool { return r.Phase == rules.Prepared && !p.Admin })
+		needs = rules.Needs{Mode: true, Fabric: needs.Fabric, Users: needs.Users || !isPrepared, Sessions: true}
 	}
 	h := &o.Hardware
 	var err error
 	o.state, err = e.Partitions.State(ctx, o.GPU)
-	if errors.Is(err, gpu.ErrNotSupported) && !o.mayBeDivided() {
+	// Drivers in trouble say "not supported". A GPU on which a claim has a partition, or which can have any, has MIG.
+	isDivisible := func(_ *rules.Record, p *rules.Part) bool { return p.Divisible || p.Place != rules.Undivided }
+	if errors.Is(err, gpu.ErrNotSupported) && !o.has(isDivisible) {
 		err = nil
 	}
 	if needs.Mode && err == nil {
@@ -122,7 +127,7 @@ func (o *observation) observeHardware(ctx context.Context, everything bool) {
 // not know, have no business there any more: the latter on this GPU are the orphans.
 func (o *observation) owners() (owners, orphans []*record.Record) {
 	for _, r := range o.snapshot.Records {
-		switch isOrphan := o.isOrphan(r); {
+		switch isOrphan := o.engine.Orphan(r.Claim.UID, r.Arrived); {
 		case isOrphan && hasGPU(r, o.GPU):
 			orphans = append(orphans, r)
 		case !isOrphan && r.State == record.Prepared:
@@ -132,22 +137,11 @@ func (o *observation) owners() (owners, orphans []*record.Record) {
 	return owners, orphans
 }
 
-// isPrepared reports whether a claim that is prepared has something of the GPU: nobody is sent to all of it then.
-func (o *observation) isPrepared() bool {
-	return o.has(func(r *rules.Record, p *rules.Part) bool { return r.Phase == rules.Prepared && !p.Admin })
-}
-
 // has reports whether this holds for something that a claim has on the GPU, or wants.
 func (o *observation) has(is func(*rules.Record, *rules.Part) bool) bool {
 	return slices.ContainsFunc(o.Records, func(r rules.Record) bool {
 		return slices.ContainsFunc(r.Parts, func(p rules.Part) bool { return p.GPU == o.GPU && is(&r, &p) })
 	})
-}
-
-// mayBeDivided: drivers in trouble say "not supported". A GPU on which a claim has a partition, or which can have any,
-// has MIG.
-func (o *observation) mayBeDivided() bool {
-	return o.has(func(_ *rules.Record, p *rules.Part) bool { return p.Divisible || p.Place != rules.Undivided })
 }
 
 // observeMode asks for the compute mode where MIG mode leaves the GPU one.
@@ -159,24 +153,21 @@ func (o *observation) observeMode(ctx context.Context) error {
 	mode, err := o.engine.Sharing.Mode(ctx, sharing.Device{PCIAddress: o.GPU, UUID: uuid})
 	o.Hardware.Exclusive = mode == gpu.ComputeExclusiveProcess
 	o.Hardware.OtherMode = err == nil && mode != gpu.ComputeExclusiveProcess && mode != gpu.ComputeDefault
-	o.Hardware.NoMode = errors.Is(err, gpu.ErrNotSupported) && !o.mayHaveMode()
+	// It has a mode if that was set for a session that has started.
+	isSet := func(_ *rules.Record, p *rules.Part) bool {
+		return p.Place == rules.Undivided && p.Session != "" && p.Mark == rules.Started
+	}
+	o.Hardware.NoMode = errors.Is(err, gpu.ErrNotSupported) && !o.has(isSet)
 	if o.Hardware.NoMode {
 		return nil
 	}
 	return err
 }
 
-// mayHaveMode is mayBeDivided for the compute mode: it was set for a session that has started.
-func (o *observation) mayHaveMode() bool {
-	return o.has(func(_ *rules.Record, p *rules.Part) bool {
-		return p.Place == rules.Undivided && p.Session != "" && p.Mark == rules.Started
-	})
-}
-
 // uuid is that of the GPU, where it is not known yet that of a record.
 func (o *observation) uuid() string {
-	if uuid := o.engine.UUID(o.GPU); uuid != "" {
-		return uuid
+	if g := o.engine.GPU(o.GPU); g != nil {
+		return g.UUID
 	}
 	for _, d := range o.snapshot.On(o.GPU) {
 		if d.Sharing != nil && d.Sharing.UUID != "" {
@@ -191,9 +182,21 @@ func (o *observation) instance(i *gpu.Instance) rules.Instance {
 	if len(i.Compute) == 1 {
 		one.UUID = i.Compute[0].UUID
 		// Where the hardware does not say how many slices it has, or its profile has, it is taken to span the instance.
-		one.Whole = i.Compute[0].Slices == 0 || i.Compute[0].Slices >= o.engine.Slices(o.GPU, i.ProfileID)
+		one.Whole = i.Compute[0].Slices == 0 || i.Compute[0].Slices >= o.slicesOf(i.ProfileID)
 	}
 	return one
+}
+
+// slicesOf is how many compute slices a profile has, or 0 while that is not known.
+func (o *observation) slicesOf(profileID uint32) int {
+	if g := o.engine.GPU(o.GPU); g != nil && g.MIG != nil {
+		for _, p := range g.MIG.Profiles {
+			if p.ID == profileID {
+				return p.Slices
+			}
+		}
+	}
+	return 0
 }
 
 // sessionsTime bounds the question which MPS sessions there are. It goes to a process on this machine.
@@ -208,6 +211,11 @@ func (o *observation) observeSessions(ctx context.Context) {
 		return
 	}
 	o.sessions = found
+	for i := range o.Records {
+		if r := o.snapshot.Of(o.Records[i].Claim); o.Records[i].Phase == rules.Prepared {
+			o.Records[i].News = slices.ContainsFunc(r.Sessions, func(s record.Session) bool { return hasNews(&s, found) })
+		}
+	}
 	name := device.GPUName(o.GPU)
 	for _, id := range slices.Sorted(maps.Keys(found)) {
 		status := found[id]
@@ -226,12 +234,16 @@ func (o *observation) observeSessions(ctx context.Context) {
 
 // gpusWith are the GPUs that are known by these UUIDs.
 func (o *observation) gpusWith(uuids []string) []string {
-	return slices.DeleteFunc(slices.Clone(o.engine.GPUs()), func(address string) bool { return !slices.Contains(uuids, o.engine.UUID(address)) })
+	return slices.DeleteFunc(slices.Clone(o.engine.GPUs()), func(address string) bool {
+		g := o.engine.GPU(address)
+		return g == nil || !slices.Contains(uuids, g.UUID)
+	})
 }
 
 func demandOf(s mps.Spec) rules.Demand {
-	d := rules.Demand{BelowNormal: s.ClientPriority == mps.PriorityBelowNormal, Priorities: s.ClientPriority != "", Restart: s.OnClientKilled == mps.RestartServer}
-	d.Percent = s.ThreadPercentage
+	d := rules.Demand{
+		Percent: s.ThreadPercentage, Priority: policy.ClientPriority(s.ClientPriority), OnClientKilled: policy.OnClientKilled(s.OnClientKilled),
+	}
 	for _, memory := range s.Memory {
 		d.MemoryBytes = memory
 	}

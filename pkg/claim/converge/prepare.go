@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -37,9 +38,6 @@ type Call struct {
 	Wanted *record.Record
 	// Was is the claim's record, as it was read under the claim's lock, or nil where there is none that can be read.
 	Was *record.Record
-	// Clients is how many claims can have a share of a device, by its name. A device that is not in it has as many as
-	// claims got.
-	Clients map[string]int
 	// engine is set, and stop ends the call, while it is at work.
 	engine *Engine
 	stop   context.CancelFunc
@@ -109,7 +107,7 @@ func (c *Call) releaseOther(ctx context.Context) error {
 		return nil // one that cannot be read is guarded
 	}
 	c.devices = slices.Concat(c.devices, r.Devices)
-	if r.BootID != store.Boot() || r.State != record.Releasing && sameWish(r, c.Wanted) {
+	if r.BootID != store.Boot() || r.State != record.Releasing && maps.Equal(wishOf(r), wishOf(c.Wanted)) {
 		return nil
 	}
 	var err error
@@ -234,7 +232,7 @@ func (c *Call) ownTask(address string) choose {
 func (c *Call) waitsFor(ctx context.Context, v rules.Verdict, was *VerdictError) *VerdictError {
 	if was == nil || was.Why != v.Why {
 		klog.FromContext(ctx).Info("Waiting", "reason", v.Why)
-		if v.Other != "" && c.engine.Doubt != nil {
+		if v.Other != "" {
 			c.engine.Doubt(v.Other)
 		}
 	}

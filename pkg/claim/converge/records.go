@@ -4,11 +4,10 @@
 package converge
 
 import (
-	"slices"
-
 	"github.com/partage-dev/partage/pkg/claim/record"
 	"github.com/partage-dev/partage/pkg/claim/rules"
-	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/partition"
 )
 
 // observeRecords reads what the disk says of claims on the GPU, and what calls of this process want there. A call takes the
@@ -49,16 +48,12 @@ func (o *observation) recorded(r *record.Record, call *Call) rules.Record {
 		// Another process's Prepare may be at work.
 		one.Phase, one.Calling = rules.Preparing, call != nil || o.engine.Locks.ClaimElsewhere(r.Claim.UID)
 	case record.Prepared:
-		one.Phase, one.Calling, one.Orphan = rules.Prepared, call != nil, o.isOrphan(r)
+		one.Phase, one.Calling, one.Orphan = rules.Prepared, call != nil, o.engine.Orphan(r.Claim.UID, r.Arrived)
 		one.Outdated = call != nil && call.Wanted.Arrived > r.Arrived
 	default:
 		one.Phase = rules.Releasing
 	}
 	return one
-}
-
-func (o *observation) isOrphan(r *record.Record) bool {
-	return o.engine.Orphan != nil && o.engine.Orphan(r.Claim.UID, r.Arrived)
 }
 
 func convert(r *record.Record, call *Call) rules.Record {
@@ -75,7 +70,9 @@ func partOf(r *record.Record, d *record.Device, call *Call) rules.Part {
 		Shared: d.Type.IsShare(), Interval: d.Shared().Interval, Mark: rules.Mark(d.Mark), InstanceID: rules.NoInstance,
 	}
 	if call != nil {
-		p.Clients = call.Clients[d.Device]
+		if wanted := call.Wanted.Device(p.Key); wanted != nil {
+			p.Clients = wanted.Clients
+		}
 	}
 	if d.Partition != nil {
 		p.Kind = rules.Partition
@@ -94,45 +91,41 @@ func partOf(r *record.Record, d *record.Device, call *Call) rules.Part {
 	p.Session, p.Own = d.Sharing.Session, s != nil && !s.Shared
 	p.Demand = rules.Demand{
 		Percent: d.Sharing.Limits.Percent, MemoryBytes: d.Sharing.Limits.MemoryBytes,
-		BelowNormal: d.Sharing.ClientPriority == policy.PriorityBelowNormal, Priorities: d.Sharing.ClientPriority != "",
-		Restart: d.Sharing.OnClientKilled == policy.KilledRestart,
+		Priority: d.Sharing.ClientPriority, OnClientKilled: d.Sharing.OnClientKilled,
 	}
 	return p
 }
 
-// sameWish reports whether a record is about what is wanted: the same devices, shared in the same way. What the policy
-// decides is as it was when the record was made.
-func sameWish(r, wanted *record.Record) bool {
-	if len(r.Devices) != len(wanted.Devices) || len(r.Sessions) != len(wanted.Sessions) {
-		return false
+// wishOf is what a claim wants, or has, by device and by session, as far as the claim decides about it: a record is about what
+// is wanted where both are the same. What the policy decides is as it was when the record was made.
+func wishOf(r *record.Record) map[string]any {
+	type hasDevice struct {
+		kind    device.Kind
+		admin   bool
+		at      partition.Address
+		session string
+		limits  record.Limits
+		limited bool
 	}
-	for i := range wanted.Devices {
-		d := &wanted.Devices[i]
-		if was := r.Device(d.Key()); was == nil || !sameDevice(was, d) {
-			return false
+	type hasSession struct {
+		shared, multiUser bool
+		percent           int
+		memoryBytes       int64
+	}
+	wish := map[string]any{}
+	for i := range r.Devices {
+		d, at := &r.Devices[i], partition.Address{PCIAddress: r.Devices[i].PCIAddress}
+		if d.Partition != nil {
+			at = d.Address()
+		}
+		shared := d.Shared()
+		wish["device "+d.Key()] = hasDevice{d.Type, d.Admin, at, shared.Session, shared.Limits, shared.Limited}
+	}
+	for i := range r.Sessions {
+		for _, d := range r.Sessions[i].Devices {
+			s := &r.Sessions[i]
+			wish["session "+s.ID+" "+d.Device] = hasSession{s.Shared, s.MultiUser, s.Percent, d.MemoryBytes}
 		}
 	}
-	for i := range wanted.Sessions {
-		s := &wanted.Sessions[i]
-		was := r.Session(s.ID)
-		if was == nil || was.Shared != s.Shared || was.MultiUser != s.MultiUser || was.Percent != s.Percent || !sameLimits(was.Devices, s.Devices) {
-			return false
-		}
-	}
-	return true
-}
-
-func sameDevice(a, b *record.Device) bool {
-	if a.PCIAddress != b.PCIAddress || a.Type != b.Type || a.Admin != b.Admin || (a.Partition == nil) != (b.Partition == nil) {
-		return false
-	}
-	if a.Partition != nil && a.Address() != b.Address() {
-		return false
-	}
-	was, is := a.Shared(), b.Shared()
-	return was.Session == is.Session && was.Limits == is.Limits && was.Limited == is.Limited
-}
-
-func sameLimits(a, b []record.SessionDevice) bool {
-	return slices.EqualFunc(a, b, func(x, y record.SessionDevice) bool { return x.Device == y.Device && x.MemoryBytes == y.MemoryBytes })
+	return wish
 }

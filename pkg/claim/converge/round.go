@@ -22,9 +22,18 @@ type Said struct {
 	rules.Plan
 	// Unanswered is why the GPU has not answered, or nil.
 	Unanswered error
+	records    *record.Snapshot
 }
 
-func decide(o *observation) *Said { return &Said{rules.Decide(o.Observation), o.err} }
+// Ref names a claim, if its record can be read.
+func (s *Said) Ref(claim types.UID) record.Ref {
+	if r := s.records.Of(claim); r != nil {
+		return r.Claim
+	}
+	return record.Ref{UID: claim}
+}
+
+func decide(o *observation) *Said { return &Said{rules.Decide(o.Observation), o.err, o.snapshot} }
 
 // round is what came of observing GPUs once, and of the task that was chosen.
 type round struct {
@@ -41,12 +50,12 @@ type choose func(said map[string]*Said) *rules.Task
 
 // once observes GPUs, whose locks the caller has, decides, and carries out one task: for a claim, or for everybody, for which
 // more is observed. What the hardware refuses is observed again under the same locks, and the record is put right before anybody
-// else can come to a wrong conclusion. Nothing but decide is done about the GPUs that are not asked.
-func (e *Engine) once(ctx context.Context, claim types.UID, gpus, unasked []string, choose choose) *round {
+// else can come to a wrong conclusion. GPUs that the claim, which has these devices, only looks at are not asked.
+func (e *Engine) once(ctx context.Context, claim types.UID, has []record.Device, gpus []string, choose choose) *round {
 	r, seen := &round{said: map[string]*Said{}}, map[string]*observation{}
 	for _, address := range gpus {
 		var why error
-		if slices.Contains(unasked, address) {
+		if claim != "" && onlyLooks(has, address) {
 			why = errUnasked
 		}
 		seen[address] = e.observe(ctx, address, claim == "", why)
@@ -85,7 +94,7 @@ func (e *Engine) lockOther(t *rules.Task, seen *observation) (unlock func()) {
 		return func() {}
 	}
 	unlock, err := e.Locks.TryClaim(t.Claim)
-	if err != nil || unlock == nil {
+	if err != nil {
 		return nil
 	}
 	r, err := e.Store.Read(t.Claim)
@@ -115,14 +124,13 @@ func (e *Engine) afterRefusal(ctx context.Context, refusal *rules.Refusal, r *ro
 // onceFor is once for a claim with these devices, with the locks of its GPUs, all or none. On a GPU on which a call has not
 // returned nothing is done: its lock cannot be had. GPUs that the claim only observes are neither locked nor asked.
 func (e *Engine) onceFor(ctx context.Context, claim types.UID, has []record.Device, gpus []string, choose choose) (*round, error) {
-	unasked := slices.DeleteFunc(slices.Clone(gpus), func(address string) bool { return !onlyLooks(has, address) })
-	locked := slices.DeleteFunc(slices.Clone(gpus), func(address string) bool { return slices.Contains(unasked, address) })
+	locked := slices.DeleteFunc(slices.Clone(gpus), func(address string) bool { return onlyLooks(has, address) })
 	unlock, err := e.Locks.GPUs(ctx, locked)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	return e.once(ctx, claim, gpus, unasked, choose), nil
+	return e.once(ctx, claim, has, gpus, choose), nil
 }
 
 // errUnasked is why nothing is known of a GPU.
@@ -148,7 +156,7 @@ func (e *Engine) onceOn(ctx context.Context, address string, patience time.Durat
 		return &round{said: map[string]*Said{address: decide(e.observe(ctx, address, false, err))}}, nil
 	}
 	defer unlock()
-	return e.once(ctx, "", []string{address}, nil, choose), nil
+	return e.once(ctx, "", nil, []string{address}, choose), nil
 }
 
 // first returns the first task of a GPU alone for which this holds, or nil.

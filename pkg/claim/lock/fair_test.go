@@ -49,10 +49,17 @@ func (r request) got() *result {
 	}
 }
 
+// try does not wait.
+func try(l *Locks, address string) (release func(), err error) {
+	w := &waiter{names: []name{gpuLock(address)}}
+	_, err = l.take(w)
+	return func() { l.release(w.names) }, err
+}
+
 func mustTake(t *testing.T, l *Locks, address string) func() {
 	t.Helper()
-	release, err := l.try(gpuLock(address))
-	if err != nil || release == nil {
+	release, err := try(l, address)
+	if err != nil {
 		t.Fatalf("GPU %s: not free, %v", address, err)
 	}
 	return release
@@ -155,7 +162,7 @@ func TestWhoHasWaitedComesFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, _ := twoProcesses(t)
 		waiter, releaseA := preferred(t, l)
-		if release, err := l.try(gpuLock(pciB)); release != nil || err != nil || l.elsewhere(gpuLock(pciB)) != nil {
+		if _, err := try(l, pciB); !errors.Is(err, ErrBusy) || l.elsewhere(gpuLock(pciB)) != nil {
 			t.Fatalf("a newer one came first, %v", err)
 		}
 		newer := ask(t, l, pciB)

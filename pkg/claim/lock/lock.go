@@ -109,8 +109,14 @@ func (l *Locks) Claim(ctx context.Context, uid types.UID) (release func(), err e
 	return l.wait(ctx, claimLock(uid))
 }
 
-// TryClaim does not wait. It returns nil for a lock that is held.
-func (l *Locks) TryClaim(uid types.UID) (release func(), err error) { return l.try(claimLock(uid)) }
+// TryClaim does not wait.
+func (l *Locks) TryClaim(uid types.UID) (release func(), err error) {
+	w := &waiter{names: []name{claimLock(uid)}}
+	if _, err := l.take(w); err != nil {
+		return nil, err
+	}
+	return func() { l.release(w.names) }, nil
+}
 
 // GPUs waits for the locks of all these GPUs, also for a call on one of them for which nobody waits any more: a look
 // that was given a second is no reason to fail. When such a call is slow it fails at once, with a *gpu.PendingError;
@@ -169,17 +175,6 @@ func (l *Locks) isBehind(w *waiter, n name) bool {
 	return slices.ContainsFunc(older, func(other *waiter) bool {
 		return time.Since(other.since)/turn%2 == 1 && slices.Contains(other.names, n)
 	})
-}
-
-func (l *Locks) try(n name) (release func(), err error) {
-	w := &waiter{names: []name{n}}
-	if _, err = l.take(w); err == nil {
-		return func() { l.release(w.names) }, nil
-	}
-	if errors.Is(err, ErrBusy) {
-		err = nil
-	}
-	return nil, err
 }
 
 // take takes all locks or none. It returns what is closed when it should be tried again.

@@ -69,10 +69,10 @@ func TestObserverDoesNotConfigure(t *testing.T) {
 				t.Errorf("%s, %s: %v", name, order, err)
 				continue
 			}
-			for i := range got.Record.Devices {
-				got.Record.Devices[i].Requests = slices.DeleteFunc(got.Record.Devices[i].Requests, func(r string) bool { return r == "watch" })
+			for i := range got.Devices {
+				got.Devices[i].Requests = slices.DeleteFunc(got.Devices[i].Requests, func(r string) bool { return r == "watch" })
 			}
-			if diff := cmp.Diff(want.Record, got.Record); diff != "" {
+			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("%s, %s: the observer changes what the owner gets: -alone +observed:\n%s", name, order, diff)
 			}
 		}

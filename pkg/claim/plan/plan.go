@@ -24,17 +24,6 @@ import (
 	"github.com/partage-dev/partage/pkg/quote"
 )
 
-// Plan is what a claim's allocation means on this node.
-type Plan struct {
-	// Record is what is written down when the preparation of all devices has begun. They are in the order in which they are
-	// made: by PCI address, then the whole GPU, then partitions by placement; one that is only observed comes last in its
-	// place.
-	Record *record.Record
-	// MaxShares is how many claims can have a share of a device, by its name. A device that the policy has withdrawn is not
-	// in it: claims keep what they had.
-	MaxShares map[string]int
-}
-
 // Node is what a claim is planned for.
 type Node struct {
 	// Results of other drivers are ignored.
@@ -51,41 +40,41 @@ type allocated struct {
 	config api.Config
 }
 
-// New plans a claim. Errors are about the claim (not allocated, a configuration that is invalid, not supported or for another
-// kind of device) or about a device that the node does not have. Without devices of this driver the record has none.
-func New(claim *resourceapi.ResourceClaim, node Node) (*Plan, error) {
+// New returns what is written down when the preparation of all devices has begun. They are in the order in which they are
+// made: by PCI address, then the whole GPU, then partitions by placement; one that is only observed comes last in its place.
+//
+// Errors are about the claim (not allocated, a configuration that is invalid, not supported or for another kind of device) or
+// about a device that the node does not have. Without devices of this driver the record has none.
+func New(claim *resourceapi.ResourceClaim, node Node) (*record.Record, error) {
 	all, err := node.find(claim)
 	if err != nil {
 		return nil, err
 	}
-	plan := &Plan{
-		Record: &record.Record{
-			Claim: record.Ref{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}, State: record.Preparing, BootID: node.BootID,
-		},
-		MaxShares: map[string]int{},
+	r := &record.Record{
+		Claim: record.Ref{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}, State: record.Preparing, BootID: node.BootID,
 	}
 	for i := range all {
 		d := &all[i]
-		if same := plan.Record.Device(d.Key()); same != nil && d.Admin {
+		if same := r.Device(d.Key()); same != nil && d.Admin {
 			// It looks at what another request has, for which that one decides.
 			same.Requests = append(same.Requests, d.Requests...)
 			continue
 		}
-		if err := d.share(plan.Record, all); err != nil {
+		if err := d.share(r, all); err != nil {
 			return nil, err
 		}
-		for j := range plan.Record.Devices {
+		for j := range r.Devices {
 			// No scheduler should have allocated that.
-			if other := &plan.Record.Devices[j]; overlap(&d.Device, other) {
+			if other := &r.Devices[j]; overlap(&d.Device, other) {
 				return nil, fmt.Errorf("the claim is allocated %s and %s, which overlap", other.Device, d.published.Name)
 			}
 		}
-		plan.Record.Devices = append(plan.Record.Devices, d.Device)
 		if share := d.published.Share; share != nil && !d.Admin && !slices.Contains(node.Inventory.Withdrawn(), d.published.Name) {
-			plan.MaxShares[d.published.Name] = share.Clients
+			d.Clients = share.Clients
 		}
+		r.Devices = append(r.Devices, d.Device)
 	}
-	return plan, nil
+	return r, nil
 }
 
 // find looks up the devices of a claim and the configuration of each, in the order in which they are made.

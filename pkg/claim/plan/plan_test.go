@@ -18,7 +18,7 @@ import (
 	"github.com/partage-dev/partage/pkg/claim/record"
 )
 
-func planFor(t *testing.T, claim *resourceapi.ResourceClaim) (*Plan, error) {
+func planFor(t *testing.T, claim *resourceapi.ResourceClaim) (*record.Record, error) {
 	t.Helper()
 	return New(claim, Node{Driver: driverName, Pool: poolName, BootID: "boot-1", Inventory: testInventory(t)})
 }
@@ -47,7 +47,7 @@ func configured(t *testing.T, claim *resourceapi.ResourceClaim) []string {
 		t.Fatal(err)
 	}
 	all, err := Node{Driver: driverName, Pool: poolName, Inventory: testInventory(t)}.find(claim)
-	out := texts(plan.Record)
+	out := texts(plan)
 	if err != nil || len(out) != len(all) {
 		t.Fatal(out, all, err)
 	}
@@ -120,7 +120,7 @@ func TestPlan(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(test.want, texts(plan.Record)); diff != "" {
+			if diff := cmp.Diff(test.want, texts(plan)); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 		})
@@ -316,7 +316,7 @@ func TestPlanOrderIsTotal(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := fmt.Sprint(texts(plan.Record))
+		got := fmt.Sprint(texts(plan))
 		if want == "" {
 			want = got
 		}

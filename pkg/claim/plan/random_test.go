@@ -89,17 +89,17 @@ func TestRandomAllocations(t *testing.T) {
 			continue
 		}
 		planned++
-		if err := store.Put(p.Record, func(r *record.Record) error { *r = *p.Record.Clone(); return nil }); err != nil {
+		if err := store.Put(p, func(r *record.Record) error { *r = *p.Clone(); return nil }); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		read, err := store.Read("u1")
 		if err != nil {
 			t.Fatalf("seed %d: the record cannot be read: %v", seed, err)
 		}
-		if diff := cmp.Diff(p.Record, read); diff != "" {
+		if diff := cmp.Diff(p, read); diff != "" {
 			t.Fatalf("seed %d: something else is read: -written +read:\n%s", seed, diff)
 		}
-		for _, l := range limitsIn(p.Record) {
+		for _, l := range limitsIn(p) {
 			limited++
 			if l.Percent < 0 || l.Percent > 100 || l.MemoryBytes < 1<<20 {
 				t.Errorf("seed %d: limits that are none: %+v", seed, l)

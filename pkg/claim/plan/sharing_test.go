@@ -46,7 +46,7 @@ func TestLimits(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(test.want, plan.Record.Devices[0].Sharing.Limits); diff != "" {
+			if diff := cmp.Diff(test.want, plan.Devices[0].Sharing.Limits); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 		})
@@ -189,7 +189,7 @@ func TestPlanSharing(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r := plan.Record
+			r := plan
 			var got []*record.Sharing
 			for i := range r.Devices {
 				got = append(got, r.Devices[i].Sharing)
@@ -247,10 +247,10 @@ func TestPlanPriority(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := plan.Record.Devices[0].Sharing.ClientPriority; got != test.share {
+			if got := plan.Devices[0].Sharing.ClientPriority; got != test.share {
 				t.Errorf("the share has %q, want %q", got, test.share)
 			}
-			if got := plan.Record.Sessions[0].ClientPriority; got != test.session {
+			if got := plan.Sessions[0].ClientPriority; got != test.session {
 				t.Errorf("the session has %q, want %q", got, test.session)
 			}
 		})

@@ -187,6 +187,9 @@ type Device struct {
 	Divisible bool `json:"divisible,omitempty"`
 	// Mark is in the head of the file.
 	Mark Mark `json:"-"`
+	// Clients is how many claims can have a share of the device that a call wants, or 0 where it does not matter: claims keep
+	// what they had, also of a device that the policy has withdrawn. It is not written down.
+	Clients int `json:"-"`
 	// Partition is nil for a whole GPU.
 	Partition *Partition `json:"partition,omitempty"`
 	// Sharing is nil where nothing is done to share the device.

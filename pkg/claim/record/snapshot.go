@@ -132,19 +132,6 @@ func (all *Snapshot) IsGuarded(claim types.UID) bool {
 	return slices.ContainsFunc(all.Guards, func(g Guard) bool { return g.Claim == claim })
 }
 
-// UIDs lists the claims that have a record, of any boot, or one that cannot be read. With an error there may be more.
-func (s *Store) UIDs() ([]types.UID, error) {
-	all, uids := s.Snapshot(), map[types.UID]bool{}
-	for _, r := range all.All() {
-		uids[r.Claim.UID] = true
-	}
-	for i := range all.Guards {
-		uids[all.Guards[i].Claim] = true
-	}
-	delete(uids, "")
-	return slices.Sorted(maps.Keys(uids)), all.Err
-}
-
 // Held is a device of a claim.
 type Held struct {
 	Record *Record

@@ -195,7 +195,7 @@ func (c *claim) unknown() {
 }
 
 // repair removes a spec that names what is not there. That a partition was seen absent is written down at the same time:
-// whatever is made there later is not the claim's.
+// whatever is made there later is not the claim's. People are told of an MPS session that is gone before it is started again.
 func (c *claim) repair() {
 	actions := []Action{c.action(RemoveSpec, c.Claim)}
 	stale := slices.ContainsFunc(c.parts, func(p part) bool { return p.InstanceID != NoInstance && !p.isNamed() })
@@ -207,6 +207,9 @@ func (c *claim) repair() {
 	if len(actions) > 1 || stale && c.spec(c.Claim) != nil {
 		c.task(Task{Aim: Repair, Actions: actions})
 	}
+	if c.News {
+		c.task(Task{Aim: Repair, Actions: []Action{c.action(NoteSessions, c.Claim)}})
+	}
 }
 
 func (c *claim) gone() {
@@ -215,7 +218,7 @@ func (c *claim) gone() {
 		if p.isGone() {
 			text := fmt.Sprintf("the partition of device %s was removed by somebody else, or by a reset of the GPU", p.Device)
 			texts = append(texts, text)
-			c.sayOf(p, PartitionGone, text)
+			c.sayOf(p, PartitionGone, text+". Containers cannot use it any more: delete the pods of the claim.")
 		}
 	}
 	c.verdict(Verdict{State: Missing, Why: strings.Join(texts, ", ")})

@@ -58,7 +58,7 @@ func TestVerdicts(t *testing.T) {
 		"compute mode":   {wants(mps), func(o *Observation) { o.Hardware.Exclusive = true }, Refused, ModeFixed, "-c DEFAULT"},
 		"no supervisor":  {wants(mps), func(o *Observation) { o.Unsupervised = "no socket" }, Waiting, NoSupervisor, "no socket"},
 		"guarded":        {wants(whole()), func(o *Observation) { o.Guards = []Guard{guard} }, Waiting, Guarded, "(/data/file): remove it"},
-		"in use":         {wants(whole()), func(o *Observation) { o.Hardware.Users = Users{Memory: true, Text: "process 4711 (python)"} }, Waiting, InUse, "process 4711 (python)"},
+		"in use":         {wants(whole()), func(o *Observation) { o.Hardware.Users = "process 4711 (python)" }, Waiting, InUse, "process 4711 (python)"},
 		"fabric":         {wants(whole()), func(o *Observation) { o.Hardware.Fabric = "in progress" }, Waiting, NotRegistered, "(in progress)"},
 		"out of service": {wants(whole()), func(o *Observation) { o.Hardware.Answer, o.Hardware.Text = Silent, "a call has not returned" }, Unknown, OutOfService, "a call has not returned"},
 		"no answer":      {wants(partition(0)), func(o *Observation) { o.Hardware.Answer, o.Hardware.Text = Failed, "unknown error" }, Unknown, Unanswered, "unknown error"},

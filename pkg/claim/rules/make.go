@@ -4,8 +4,11 @@
 package rules
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // make brings a claim to what it wants on this GPU, or says why not. A claim that is prepared is made again in the same
@@ -250,9 +253,10 @@ func demandOf(shares []part) Demand {
 	for _, p := range shares[1:] {
 		all.Percent = larger(all.Percent, p.Demand.Percent)
 		all.MemoryBytes = larger(all.MemoryBytes, p.Demand.MemoryBytes)
-		all.BelowNormal = all.BelowNormal && p.Demand.BelowNormal
-		all.Priorities = all.Priorities || p.Demand.Priorities
-		all.Restart = all.Restart || p.Demand.Restart
+		if all.Priority != p.Demand.Priority {
+			all.Priority = policy.PriorityNormal // those with a lower one have it in their environment as well
+		}
+		all.OnClientKilled = cmp.Or(all.OnClientKilled, p.Demand.OnClientKilled)
 	}
 	return all
 }
@@ -290,8 +294,8 @@ func (c *claim) inTheWay(p part, before []part) *Verdict {
 func (c *claim) notIdle(p part) *Verdict {
 	users, fabric := p.users(), c.Hardware.Fabric
 	switch {
-	case users.Any() && len(p.holders()) == 0 && c.guardOf(c.Claim) == nil:
-		return p.says(Verdict{State: Waiting, Code: InUse}, ": GPU %s is in use by processes that no claim explains: %s", c.GPU, users.Text)
+	case users != "" && len(p.holders()) == 0 && c.guardOf(c.Claim) == nil:
+		return p.says(Verdict{State: Waiting, Code: InUse}, ": GPU %s is in use by processes that no claim explains: %s", c.GPU, users)
 	case p.Place == Undivided && fabric != "":
 		return p.says(Verdict{State: Waiting, Code: NotRegistered}, ": CUDA programs would not start: GPU %s is not registered with the NVLink fabric yet (%s)", c.GPU, fabric)
 	}
@@ -309,8 +313,8 @@ func (c *claim) overlap(p part) *Verdict {
 		case p.Conflicts(q.Part):
 			state := map[Phase]string{Preparing: "being prepared", Prepared: "prepared", Releasing: "being released"}[phase]
 			why := fmt.Sprintf(" overlaps with %s, which is %s for claim %s", q.Device, state, q.of.Name)
-			if users := q.users(); phase == Releasing && users.Any() {
-				why += " and is in use: " + users.Text
+			if users := q.users(); phase == Releasing && users != "" {
+				why += " and is in use: " + users
 			}
 			return p.says(v, "%s", why)
 		case p.SameDevice(q.Part) && phase != Releasing && (q.Mark == Lost || q.isLost()):

@@ -48,10 +48,10 @@ const (
 // Demand is what a claim needs of an MPS session, and what a session gives.
 type Demand struct {
 	// Percent and MemoryBytes are what the clients of one claim may have of a session that claims share. Zero is no limit.
-	Percent                 int
-	MemoryBytes             int64
-	BelowNormal, Priorities bool // the client priority of all; some have one that is not normal
-	Restart                 bool // the server is replaced after a client was killed
+	Percent        int
+	MemoryBytes    int64
+	Priority       policy.ClientPriority // the highest among the clients, or empty where nobody asks for any
+	OnClientKilled policy.OnClientKilled
 }
 
 // Part is one device of a claim, or one share of a device.
@@ -110,6 +110,7 @@ type Record struct {
 	// that wrote the record.
 	Calling, Outdated bool
 	Orphan            bool // the API server has not known the claim, or its devices here, for long enough
+	News              bool // people do not know yet what has become of its MPS sessions
 	Parts             []Part
 }
 
@@ -155,15 +156,6 @@ type Session struct {
 	Unwell  string   // why it does not work, for people, or empty
 }
 
-// Users are processes that no record explains.
-type Users struct {
-	Memory, Open bool   // one of them has a context or memory on the GPU, or its device node open
-	Text         string // names them: "process 4711 (python), pod team-a/train, container main"
-}
-
-// Any reports whether there are any.
-func (u Users) Any() bool { return u.Memory || u.Open }
-
 // Hardware is one bounded look at a GPU.
 type Hardware struct {
 	Answer               Answer
@@ -174,9 +166,10 @@ type Hardware struct {
 	NoMode               bool       // it has no compute mode that can be changed
 	IntervalLost         bool       // the driver may have been loaded after a time slice was set, and have forgotten it
 	Fabric               string     // why the undivided GPU is not registered with its NVLink fabric yet, or empty
-	// Users are those of the undivided GPU, InstanceUsers those of GPU instances by ID, where Needs asks for them.
-	Users         Users
-	InstanceUsers map[int]Users
+	// Users are the processes on the undivided GPU that no record explains, InstanceUsers those on GPU instances by ID, where
+	// Needs asks for them, or nothing: "process 4711 (python), pod team-a/train, container main".
+	Users         string
+	InstanceUsers map[int]string
 }
 
 // Observation is everything that is known about one GPU at one moment.

@@ -84,8 +84,8 @@ func (p part) undo() (actions []Action, pending string) {
 		return p.leaveTo(others), ""
 	case p.Shared && g != nil:
 		return nil, "it may be shared by " + g.owner()
-	case users.Any():
-		return nil, "it is in use: " + users.Text
+	case users != "":
+		return nil, "it is in use: " + users
 	case instance != nil && instance.Compute > 1:
 		return nil, "" // somebody else has divided it
 	case p.Session != "" && p.o.Unsupervised != "":
@@ -132,11 +132,11 @@ func (p part) leaveTo(others []part) (actions []Action) {
 func (c *claim) disown() {
 	for _, p := range c.parts {
 		users := p.users()
-		if p.Admin || !users.Any() || len(p.others()) > 0 {
+		if p.Admin || users == "" || len(p.others()) > 0 {
 			continue
 		}
-		c.verdict(Verdict{State: Pending, Code: InUse, Why: "processes use it: " + users.Text})
-		c.sayOf(p, OrphanInUse, fmt.Sprintf("claim %s does not have its devices any more and is kept, because processes use %s: %s", c.Name, p.Device, users.Text))
+		c.verdict(Verdict{State: Pending, Code: InUse, Why: "processes use it: " + users})
+		c.sayOf(p, OrphanInUse, fmt.Sprintf("claim %s does not have its devices any more and is kept, because processes use %s: %s", c.Name, p.Device, users))
 		return
 	}
 	c.task(Task{Aim: Disown, With: c.gpus(""), Final: []Action{c.action(MarkReleasing, c.Claim)}})

@@ -182,14 +182,14 @@ func (p part) isTakenOver() bool {
 }
 
 // users are the processes in its place that no record explains.
-func (p part) users() Users {
+func (p part) users() string {
 	if p.Place == Undivided {
 		return p.o.Hardware.Users
 	}
 	if i := p.o.at(p.Place); i != nil {
 		return p.o.Hardware.InstanceUsers[i.ID]
 	}
-	return Users{}
+	return ""
 }
 
 // interval is the time slice that it gets: all shares of a GPU have that of those that are prepared, or that have come

@@ -10,9 +10,9 @@ func (d *decision) survey() {
 	instances, sessions := d.surveyInstances(), d.surveySessions()
 	clear := instances && sessions
 	isUsed := func(p part) bool { return p.of.Phase == Prepared && p.Place == Undivided }
-	if users := d.Hardware.Users; users.Any() && len(d.started(isUsed)) == 0 {
+	if users := d.Hardware.Users; users != "" && len(d.started(isUsed)) == 0 {
 		clear = false
-		d.say(Statement{Reason: UsedByOthers, Text: "processes that no claim explains use the GPU: " + users.Text})
+		d.say(Statement{Reason: UsedByOthers, Text: "GPU " + d.GPU + ": processes that no claim explains use it: " + users})
 	}
 	for i := range d.Guards {
 		g := &d.Guards[i]
@@ -42,12 +42,12 @@ func (d *decision) surveyInstances() (clear bool) {
 			continue
 		case i.isComplete() && (taken || len(d.Guards) == 0):
 			d.plan.Static = append(d.plan.Static, StaticPartition{Place: i.Place, UUID: i.UUID})
-			if users := d.Hardware.InstanceUsers[i.ID]; users.Any() && !taken {
-				d.say(Statement{Place: i.Place, Reason: UsedByOthers, Text: "processes that no claim explains use the partition: " + users.Text})
+			if users := d.Hardware.InstanceUsers[i.ID]; users != "" && !taken {
+				d.say(Statement{Place: i.Place, Reason: UsedByOthers, Text: "GPU " + d.GPU + ": processes that no claim explains use the partition: " + users})
 			}
 		default:
-			d.say(Statement{Place: i.Place, Reason: Occupied, Text: fmt.Sprintf("GPU instance %d (profile %d, placement %d:%d) has no record and is left alone: %s",
-				i.ID, i.Place.ProfileID, i.Place.Start, i.Place.Size, d.advice(i))})
+			d.say(Statement{Place: i.Place, Reason: Occupied, Text: fmt.Sprintf("GPU %s: GPU instance %d (profile %d, placement %d:%d) has no record and is left alone: %s",
+				d.GPU, i.ID, i.Place.ProfileID, i.Place.Start, i.Place.Size, d.advice(i))})
 		}
 		clear = clear && taken
 	}

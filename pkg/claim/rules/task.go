@@ -23,6 +23,7 @@ const (
 	MarkLost         // record: the partition was seen to be absent
 	MarkPrepared     // record: all of the claim is there
 	MarkReleasing    // record: the claim is released
+	NoteSessions     // record: what has become of its MPS sessions, of which people are told
 	Clear            // record: nothing is left of the claim on this GPU; the record goes with its last part
 	DropGuard        // the file that cannot be read
 	WriteSpec        // the CDI spec, and what belongs to the claim and to no GPU

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/partage-dev/partage/pkg/claim/record"
-	"github.com/partage-dev/partage/pkg/claim/rules"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
@@ -47,9 +46,8 @@ func TestTexts(t *testing.T) {
 				n.listed = []gpu.Process{{PID: 5000001, InstanceID: -1}}
 				test.want = strings.Replace(test.want, ", has /dev/nvidia2 open", "", 1)
 			}
-			want := rules.Users{Memory: test.memory, Open: !test.memory, Text: test.want}
-			if got, _ := n.users.Users(t.Context(), pci, nil, nil); got != want {
-				t.Errorf("got %+v, want %+v", got, want)
+			if got, _ := n.users.Users(t.Context(), pci, nil, nil); got != test.want {
+				t.Errorf("got %s, want %s", got, test.want)
 			}
 		})
 	}
@@ -61,7 +59,7 @@ func TestEnded(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.listed = []gpu.Process{{PID: 5000001, InstanceID: -1}}
-	want := rules.Users{Memory: true, Text: "process 5000001 (has ended, its memory is still held)"}
+	want := "process 5000001 (has ended, its memory is still held)"
 	if got, _ := n.users.Users(t.Context(), pci, nil, nil); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
@@ -77,7 +75,7 @@ func TestOpenNodeInTime(t *testing.T) {
 	want := func(when string, now time.Duration, open bool) {
 		t.Helper()
 		n.now = now
-		if got, _ := n.users.Users(t.Context(), pci, prepared(at), nil); got.Open != open || got.Memory {
+		if got, _ := n.users.Users(t.Context(), pci, prepared(at), nil); kindOf(got) == "open" != open || kindOf(got) == "memory" {
 			t.Errorf("%s: got %+v", when, got)
 		}
 	}
@@ -125,17 +123,17 @@ func TestFirstLook(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			look := func() rules.Users {
+			look := func() string {
 				got, _ := n.users.Users(t.Context(), pci, prepared(time.Hour), nil)
 				return got
 			}
 			for range 2 {
-				if got := look(); got.Open != test.open {
+				if got := look(); kindOf(got) == "open" != test.open {
 					t.Errorf("got %+v", got)
 				}
 			}
 			n.run(5000002, third, time.Minute, true)
-			if got := look(); !strings.Contains(got.Text, "5000002") {
+			if got := look(); !strings.Contains(got, "5000002") {
 				t.Errorf("an old process that opens the node later: got %+v", got)
 			}
 		})
@@ -150,8 +148,8 @@ func TestManyUsers(t *testing.T) {
 		n.listed = append(n.listed, gpu.Process{PID: 5000001 + pid, InstanceID: -1})
 		n.run(5000001+pid, train, 0, false)
 	}
-	if got, _ := n.users.Users(t.Context(), pci, nil, nil); strings.Count(got.Text, "process") != shown || !strings.HasSuffix(got.Text, ", and 35 more") {
-		t.Errorf("got %s", got.Text)
+	if got, _ := n.users.Users(t.Context(), pci, nil, nil); strings.Count(got, "process") != shown || !strings.HasSuffix(got, ", and 35 more") {
+		t.Errorf("got %s", got)
 	}
 }
 
@@ -165,14 +163,14 @@ func TestOpenersUnknown(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(n.dir, "driver")); err != nil {
 		t.Fatal(err)
 	}
-	if got, _ := n.users.Users(t.Context(), pci, nil, nil); !got.Memory || got.Open {
+	if got, _ := n.users.Users(t.Context(), pci, nil, nil); kindOf(got) != "memory" {
 		t.Errorf("got %+v", got)
 	}
 	n.listed, n.listError = nil, gpu.ErrNotSupported
-	if got, _ := n.users.Users(t.Context(), pci, nil, nil); got.Any() {
+	if got, _ := n.users.Users(t.Context(), pci, nil, nil); got != "" {
 		t.Errorf("without a list: got %+v", got)
 	}
-	if got, _ := n.users.Users(t.Context(), pci, nil, []*record.Record{claim("o", nil, pci)}); !got.Memory || !strings.Contains(got.Text, "is not known") {
+	if got, _ := n.users.Users(t.Context(), pci, nil, []*record.Record{claim("o", nil, pci)}); kindOf(got) != "memory" || !strings.Contains(got, "is not known") {
 		t.Errorf("without a list, with an orphan: got %+v", got)
 	}
 }
@@ -224,7 +222,7 @@ func TestUsersBesideOrphan(t *testing.T) {
 				return nil, test.supervisor
 			}
 			got, instances := n.users.Users(t.Context(), pci, test.claims, test.orphans)
-			if got.Memory != test.undivided || instances[7].Memory != test.partition || got.Open || got.Memory != (got.Text != "") {
+			if got != "" != test.undivided || instances[7] != "" != test.partition {
 				t.Errorf("got %+v and %+v", got, instances)
 			}
 		})

@@ -27,7 +27,6 @@ import (
 
 	"github.com/partage-dev/partage/pkg/claim/converge"
 	"github.com/partage-dev/partage/pkg/claim/record"
-	"github.com/partage-dev/partage/pkg/claim/rules"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/holder"
 )
@@ -90,17 +89,17 @@ type look struct {
 	orphaned []int
 	servers  func() []int
 	listed   []gpu.Process
-	found    map[int]rules.Users
-	texts    map[int][]string
+	// users describe those that count, by the ID of GPU instances.
+	users map[int][]string
 }
 
 // Users implements converge.Users. Where the driver does not say who uses the GPU, that counts as use: nobody knows that it
 // is free.
-func (u *Users) Users(ctx context.Context, pciAddress string, claims, orphans []*record.Record) (rules.Users, map[int]rules.Users) {
+func (u *Users) Users(ctx context.Context, pciAddress string, claims, orphans []*record.Record) (string, map[int]string) {
 	until := time.Now().Add(limit)
 	ctx, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
-	l := &look{Users: u, gpu: pciAddress, claims: claims, found: map[int]rules.Users{}, texts: map[int][]string{}}
+	l := &look{Users: u, gpu: pciAddress, claims: claims, users: map[int][]string{}}
 	l.servers = sync.OnceValue(func() []int { return u.serversNow(ctx) })
 	for _, c := range orphans {
 		for _, d := range c.Devices {
@@ -157,25 +156,22 @@ func (l *look) add(instanceID int, text string) {
 		slices.Sort(places)
 	}
 	for _, at := range slices.Compact(places) {
-		one := l.found[at]
-		one.Memory = true
-		l.found[at], l.texts[at] = one, append(l.texts[at], text)
+		l.users[at] = append(l.users[at], text)
 	}
 }
 
 // result are the users of the undivided GPU and of its instances.
-func (l *look) result() (rules.Users, map[int]rules.Users) {
-	for at, texts := range l.texts {
-		one := l.found[at]
-		if more := len(texts) - shown; more > 0 {
-			texts = append(texts[:shown], fmt.Sprintf("and %d more", more))
+func (l *look) result() (string, map[int]string) {
+	found := map[int]string{}
+	for at, users := range l.users {
+		if more := len(users) - shown; more > 0 {
+			users = append(users[:shown], fmt.Sprintf("and %d more", more))
 		}
-		one.Text = strings.Join(texts, ", ")
-		l.found[at] = one
+		found[at] = strings.Join(users, ", ")
 	}
-	whole := l.found[undivided]
-	delete(l.found, undivided)
-	return whole, l.found
+	whole := found[undivided]
+	delete(found, undivided)
+	return whole, found
 }
 
 // addOpeners counts processes that have the GPU's device node open but no context or memory on it. A process that had the node
@@ -212,9 +208,7 @@ func (l *look) addOpeners(ctx context.Context, open []holder.Process) {
 		s.before = s.before || s.first <= prepared
 		present[key] = s
 		if !s.before && now-s.first < openLimit {
-			one := l.found[undivided]
-			one.Open = true
-			l.found[undivided], l.texts[undivided] = one, append(l.texts[undivided], text)
+			l.users[undivided] = append(l.users[undivided], text)
 		}
 	}
 	l.mu.Lock()

@@ -6,7 +6,7 @@ package model
 import "github.com/partage-dev/partage/pkg/claim/rules"
 
 var doNames = [...]string{
-	"nothing", "record: started", "record: announced", "record: not started", "record: lost", "record: prepared", "record: releasing", "clear record",
+	"nothing", "record: started", "record: announced", "record: not started", "record: lost", "record: prepared", "record: releasing", "record: sessions", "clear record",
 	"remove unreadable record", "write CDI spec", "remove CDI spec", "MIG mode on", "MIG mode off", "create GPU instance",
 	"remove the CDI specs of others that name its ID", "create compute instance", "destroy compute instance", "destroy GPU instance",
 	"compute mode EXCLUSIVE_PROCESS", "compute mode DEFAULT", "start MPS session", "stop MPS session", "set time slice", "reset time slice",

@@ -52,7 +52,7 @@ var mutants = []mutant{
 	{"specs that name the ID of a new instance go before anything can run in it", "two partitions side by side", "the CDI spec of another claim names the id of the new partition", without(rules.DropNamesakes)},
 	{"after a refusal the record says that nothing was made", "one partition, every fault", "a CDI spec names the partition of somebody else", without(rules.Unstart)},
 	{"a device is free when nobody is on it", "two whole GPUs in turn, a process stays", "a second owner: processes of another claim are still on the device", func(o rules.Observation) rules.Plan {
-		o.Hardware.Users = rules.Users{}
+		o.Hardware.Users = ""
 		return rules.Decide(o)
 	}},
 	{"an unreadable record guards what it may be about", "an unreadable record of a share", "claim 0 is wanted, nothing is in its way, and it does not become ready", func(o rules.Observation) rules.Plan {
@@ -169,7 +169,7 @@ var mutants = []mutant{
 	}},
 	{"a GPU that somebody uses is not given out", "a process of no claim, whole GPU and partition", "a claim gets a GPU that a process of no claim uses", func(o rules.Observation) rules.Plan {
 		plan := rules.Decide(o)
-		o.Hardware.Users = rules.Users{}
+		o.Hardware.Users = ""
 		plan.Tasks = rules.Decide(o).Tasks
 		return plan
 	}},

@@ -97,7 +97,7 @@ func (s *Scenario) observeSessions(w *world, g int, o *rules.Observation) {
 func (s *Scenario) observeUsers(w, read *world, g int, h *rules.Hardware) {
 	h.Users = s.users(w, read, g, undivided)
 	if w.GPU[g].Intruder != nobody {
-		h.Users = rules.Users{Memory: true, Text: "a process of no claim"}
+		h.Users = "a process of no claim"
 	}
 	gpu := &w.GPU[g]
 	for i := range gpu.Instances {
@@ -105,9 +105,9 @@ func (s *Scenario) observeUsers(w, read *world, g int, h *rules.Hardware) {
 		if !in.there() {
 			continue
 		}
-		if users := s.users(w, read, g, in.Place); users.Any() {
+		if users := s.users(w, read, g, in.Place); users != "" {
 			if h.InstanceUsers == nil {
-				h.InstanceUsers = map[int]rules.Users{}
+				h.InstanceUsers = map[int]string{}
 			}
 			h.InstanceUsers[int(in.ID)] = users
 		}
@@ -115,17 +115,17 @@ func (s *Scenario) observeUsers(w, read *world, g int, h *rules.Hardware) {
 }
 
 // users are the processes in a place that no record explains: those of claims that are prepared are theirs.
-func (s *Scenario) users(w, read *world, g int, at place) rules.Users {
+func (s *Scenario) users(w, read *world, g int, at place) string {
 	for c := range s.Claims {
 		if !w.holds(c) || !s.any(c, int8(g), func(_ int, p *device) bool { return !p.Admin && p.Place == at }) {
 			continue
 		}
 		r := &read.Records[c]
 		if !r.Exists || r.Boot != read.Boot || r.Phase != rules.Prepared || read.releasing(c, 0) || !read.Claims[c].Allocated {
-			return rules.Users{Memory: true, Text: "a process"}
+			return "a process"
 		}
 	}
-	return rules.Users{}
+	return ""
 }
 
 func (s *Scenario) sessionOn(id, g int8) bool {
