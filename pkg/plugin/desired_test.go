@@ -35,7 +35,7 @@ type stepper struct {
 	loop *gpuLoop
 	now  time.Time
 	// published is what the loop has handed on.
-	published publishedInventory
+	published *device.Inventory
 	ctx       context.Context //nolint:containedctx // of a test, with its logger
 }
 
@@ -53,7 +53,7 @@ func newIdleStepper(t *testing.T) *stepper {
 	s := &stepper{rig: newRig(t), now: time.Unix(0, 0), ctx: quiet}
 	s.build(t)
 	s.loop = s.plugin.gpus
-	s.loop.publisher = &s.published
+	s.loop.publish = func(inventory *device.Inventory) { s.published = inventory }
 	s.loop.desired.now = func() time.Time { return s.now }
 	s.plugin.startup.finish()
 	s.plugin.foreign.firstLook(quiet)
@@ -93,12 +93,7 @@ func (s *stepper) want(t *testing.T, withdrawn, when string) {
 }
 
 // handedOn reports whether the publisher was given anything.
-func (s *stepper) handedOn() bool { return s.published.inventory != nil }
-
-// publishedInventory is what a publisher has.
-type publishedInventory struct{ inventory *device.Inventory }
-
-func (p *publishedInventory) SetInventory(inventory *device.Inventory) { p.inventory = inventory }
+func (s *stepper) handedOn() bool { return s.published != nil }
 
 const allParts = "mig-1g4gb-0 mig-1g4gb-1 mig-2g8gb-0"
 

@@ -64,7 +64,7 @@ type gpuLoop struct {
 	interval             time.Duration
 	hardware             Hardware
 	claims               ClaimSurveyor
-	publisher            interface{ SetInventory(*device.Inventory) }
+	publish              func(*device.Inventory)
 	reconciler           *reconciler
 	readiness            *readiness
 	startup              *startup
@@ -329,7 +329,7 @@ func (l *gpuLoop) handOn(ctx context.Context) {
 	l.metrics.SetGPUs(now, status)
 	l.claims.SetInventory(now)
 	if l.desired.known() {
-		l.publisher.SetInventory(now)
+		l.publish(now)
 	}
 }
 

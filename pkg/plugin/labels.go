@@ -33,9 +33,9 @@ func (p *Plugin) seeNode(node *metav1.PartialObjectMetadata) {
 	p.labels.SetNode(node.UID, node.Labels)
 }
 
-// SetInventory replaces what is published, and which GPUs the labels of the node are about: those that have devices which
+// publish replaces what is published, and which GPUs the labels of the node are about: those that have devices which
 // are not withdrawn. A GPU that is broken at the moment is among them: its devices are tainted.
-func (p *Plugin) SetInventory(inventory *device.Inventory) {
+func (p *Plugin) publish(inventory *device.Inventory) {
 	withdrawn := sets.New(inventory.Withdrawn()...)
 	var gpus []*gpu.GPU
 	for _, d := range inventory.Devices() {

@@ -58,7 +58,7 @@ func newBubble(t *testing.T) *bubble {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.gpus.publisher, b.gpus.desired.stored = b, b
+	b.gpus.publish, b.gpus.desired.stored = b.SetInventory, b
 	b.kubelet.looked = true // Run reads the node
 	logger := ktesting.NewLogger(nopTL{}, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	sink, ok := logger.GetSink().(ktesting.Underlier)

@@ -240,7 +240,7 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 	}
 	p.gpus = &gpuLoop{
 		driverName: o.DriverName, nodeName: o.NodeName, interval: o.PollInterval,
-		hardware: o.Hardware, claims: o.Claims, publisher: p, reconciler: p.reconciler,
+		hardware: o.Hardware, claims: o.Claims, publish: p.publish, reconciler: p.reconciler,
 		readiness: p.readiness, startup: p.startup, board: p.board,
 		conditions: &conditionSpeaker{board: p.board, claims: o.Claims, isThere: func(address string) bool { return p.gpus.state.known.Has(address) }},
 		health:     noHealth{}, foreign: p.foreign, ownNode: p.ownNode, troubles: troubles, tell: p.devices.set,
