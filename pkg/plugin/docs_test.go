@@ -77,7 +77,7 @@ func joined(which map[string]bool, all ...string) string {
 func eventsInCode(t *testing.T) map[string]*eventFacts {
 	t.Helper()
 	var files []*ast.File
-	for _, folder := range []string{"../claim", ".", "publish"} {
+	for _, folder := range []string{"../claim", "../claim/converge", ".", "publish"} {
 		files = append(files, source.Files(t, folder)...)
 	}
 	found := &eventFinder{t: t, files: files, constants: map[string]string{}, events: map[string]*eventFacts{}}
@@ -102,6 +102,13 @@ func eventsInCode(t *testing.T) map[string]*eventFacts {
 	}
 	for _, file := range files {
 		ast.Inspect(file, found.look)
+	}
+	for _, name := range source.Names(files, "eventReasons") {
+		facts := ofUsers
+		if name == "ReasonDamagedRecord" { // of such a claim only the UID is known
+			facts = eventFacts{ofNode: true}
+		}
+		found.add(ast.NewIdent(name), nil, facts)
 	}
 	for name, value := range found.constants {
 		inStatusOnly := value == reasonReady || value == reasonMPSStopped
@@ -142,7 +149,9 @@ func (f *eventFinder) look(n ast.Node) bool {
 				fields[nameOf(pair.Key)] = pair.Value
 			}
 		}
-		if name := nameOf(n.Type); fields["Reason"] == nil || name != "Event" && name != "Statement" {
+		of, isSelector := n.Type.(*ast.SelectorExpr)
+		isRule := isSelector && nameOf(of.X) == "rules" // a statement of the rules, which is no event
+		if name := nameOf(n.Type); isRule || fields["Reason"] == nil || name != "Event" && name != "Statement" {
 			return true
 		}
 		facts := ofUsers
