@@ -305,7 +305,7 @@ func (l *gpuLoop) status(ctx context.Context) device.Status {
 		reaction = &l.desired.policy.Health
 	}
 	l.health.Follow(l.state.uuids(), *reaction)
-	return l.state.status(slices.Concat(l.health.Conditions(), l.foreign.conditions(l.state.known), l.ownNode.conditions(ctx, l.state.known)), reaction)
+	return l.state.status(slices.Concat(l.health.Conditions(), l.foreign.conditions(l.state.known), l.ownNode.conditions(ctx, l.state.known, l.state.discovered)), reaction)
 }
 
 // inventoryWith is the inventory with a status: at nearly all times the one before, of which the slices need not be made anew.

@@ -75,7 +75,7 @@ func (n *ownNode) look(node *metav1.PartialObjectMetadata) {
 }
 
 // conditions keep pods away from the GPUs that an administrator has named.
-func (n *ownNode) conditions(ctx context.Context, known *gpu.Node) []device.Condition {
+func (n *ownNode) conditions(ctx context.Context, known *gpu.Node, discovered bool) []device.Condition {
 	n.mu.Lock()
 	named := strings.FieldsFunc(n.annotation, func(r rune) bool { return r == ',' || r == ';' || unicode.IsSpace(r) })
 	n.mu.Unlock()
@@ -99,6 +99,8 @@ func (n *ownNode) conditions(ctx context.Context, known *gpu.Node) []device.Cond
 			Message: "an administrator keeps pods away from it with the annotation " + CordonAnnotation + " of the node; pods that run stay",
 		})
 	}
-	n.board.Say(ctx, "cordon", unknown, nil)
+	if discovered { // before, there may be more
+		n.board.Say(ctx, "cordon", unknown, nil)
+	}
 	return all
 }

@@ -34,7 +34,7 @@ func TestOwnNode(t *testing.T) {
 			UID: uid, Labels: map[string]string{"pool": label}, Annotations: map[string]string{CordonAnnotation: annotation},
 		}}
 	}
-	if all := n.conditions(t.Context(), known); len(all) > 0 {
+	if all := n.conditions(t.Context(), known, true); len(all) > 0 {
 		t.Errorf("before the node is known: %+v", all)
 	}
 	for _, step := range []struct {
@@ -57,7 +57,7 @@ func TestOwnNode(t *testing.T) {
 			<-cordoned
 		}
 		var got []string
-		for _, c := range n.conditions(t.Context(), known) {
+		for _, c := range n.conditions(t.Context(), known, true) {
 			if c.Reason != device.Cordoned {
 				t.Errorf("%+v", c)
 			}
@@ -100,4 +100,19 @@ func TestNodeMadeAgain(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestCordonBeforeDiscovery: which GPUs the node has is not known yet, so that no name is called wrong.
+func TestCordonBeforeDiscovery(t *testing.T) {
+	t.Parallel()
+	told := &fakeEvents{}
+	n := newOwnNode(nil, testNode, events.NewBoard(told), func(*metav1.PartialObjectMetadata) {}, loop.NewTrigger())
+	n.look(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{UID: "a", Annotations: map[string]string{CordonAnnotation: secondGPU}}})
+	recalled := &gpu.Node{GPUs: []gpu.GPU{{PCIAddress: firstGPU}}}
+	for _, discovered := range []bool{false, true} {
+		n.conditions(t.Context(), recalled, discovered)
+		if got := len(told.list()) > 0; got != discovered {
+			t.Errorf("discovered %t: told %q", discovered, told.list())
+		}
+	}
 }
