@@ -265,6 +265,14 @@ func TestLosses(t *testing.T) {
 	}
 	b.hooks(nil, nil)
 	b.wantWarnings(told[0])
+	mustReconcile(t, m)
+	b.wantWarnings(told[1], []string{"u3 MPSServerLost"})
+
+	// And while the GPU does not answer: it may be why.
+	b.lose(wholeA, mps.Running)
+	b.breakDown(pciA, gpu.ErrLost)
+	wantError(t, m.Reconcile(t.Context()), pciA)
+	b.wantWarnings(append(told, []string{"u3 MPSServerLost"})...)
 }
 
 // Whoever goes on with a server of which a client was killed is told, once for each time.

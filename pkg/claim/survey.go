@@ -129,11 +129,7 @@ var conditions = map[rules.Reason]device.Condition{
 
 // translate translates what the rules say.
 func (s *surveyor) translate(inventory *device.Inventory, address string, said *converge.Said, latest surveyed) (f surveyed) {
-	for _, p := range said.Static {
-		f.statics = append(f.statics, device.Static{
-			PCIAddress: address, ProfileID: p.Place.ProfileID, Placement: p.Place.Placement, UUID: p.UUID, Gone: p.Gone,
-		})
-	}
+	f.statics = said.Static
 	for _, one := range said.Statements {
 		if reason := eventReasons[one.Reason]; reason != "" {
 			f.claims = append(f.claims, Statement{Claim: said.Ref(one.Claim), Reason: reason, Device: one.Device, Text: one.Text})

@@ -89,6 +89,9 @@ func (o *observation) observeHardware(ctx context.Context, everything bool) {
 		isPrepared := o.has(func(r *rules.Record, p *rules.Part) bool { return r.Phase == rules.Prepared && !p.Admin })
 		needs = rules.Needs{Mode: true, Fabric: needs.Fabric, Users: needs.Users || !isPrepared, Sessions: true}
 	}
+	if needs.Sessions {
+		o.observeSessions(ctx) // which no GPU has to answer for
+	}
 	h := &o.Hardware
 	var err error
 	o.state, err = e.Partitions.State(ctx, o.GPU)
@@ -113,9 +116,6 @@ func (o *observation) observeHardware(ctx context.Context, everything bool) {
 	if needs.Fabric {
 		// Where that is not known the GPU is used: most have no fabric.
 		h.Fabric, _ = e.Partitions.FabricPending(ctx, o.GPU)
-	}
-	if needs.Sessions {
-		o.observeSessions(ctx)
 	}
 	if needs.Users {
 		owners, orphans := o.owners()

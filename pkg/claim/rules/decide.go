@@ -139,6 +139,10 @@ func (o *Observation) emptiedBy(actions []Action) bool {
 }
 
 func (c *claim) judge() {
+	if c.News {
+		// Before a session that is gone is started again, and whatever has become of the GPU.
+		c.task(Task{Aim: Repair, Actions: []Action{c.action(NoteSessions, c.Claim)}})
+	}
 	switch {
 	case c.Boot != c.Observation.Boot:
 		c.earlierBoot()
@@ -195,7 +199,7 @@ func (c *claim) unknown() {
 }
 
 // repair removes a spec that names what is not there. That a partition was seen absent is written down at the same time:
-// whatever is made there later is not the claim's. People are told of an MPS session that is gone before it is started again.
+// whatever is made there later is not the claim's.
 func (c *claim) repair() {
 	actions := []Action{c.action(RemoveSpec, c.Claim)}
 	stale := slices.ContainsFunc(c.parts, func(p part) bool { return p.InstanceID != NoInstance && !p.isNamed() })
@@ -206,9 +210,6 @@ func (c *claim) repair() {
 	}
 	if len(actions) > 1 || stale && c.spec(c.Claim) != nil {
 		c.task(Task{Aim: Repair, Actions: actions})
-	}
-	if c.News {
-		c.task(Task{Aim: Repair, Actions: []Action{c.action(NoteSessions, c.Claim)}})
 	}
 }
 

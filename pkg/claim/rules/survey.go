@@ -3,7 +3,11 @@
 
 package rules
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/partage-dev/partage/pkg/device"
+)
 
 // survey says what the GPU shows that belongs to no claim.
 func (d *decision) survey() {
@@ -41,7 +45,7 @@ func (d *decision) surveyInstances() (clear bool) {
 		case has(Partition):
 			continue
 		case i.isComplete() && (taken || len(d.Guards) == 0):
-			d.plan.Static = append(d.plan.Static, StaticPartition{Place: i.Place, UUID: i.UUID})
+			d.plan.Static = append(d.plan.Static, device.Static{PCIAddress: d.GPU, ProfileID: i.Place.ProfileID, Placement: i.Place.Placement, UUID: i.UUID})
 			if users := d.Hardware.InstanceUsers[i.ID]; users != "" && !taken {
 				d.say(Statement{Place: i.Place, Reason: UsedByOthers, Text: "GPU " + d.GPU + ": processes that no claim explains use the partition: " + users})
 			}
@@ -53,7 +57,7 @@ func (d *decision) surveyInstances() (clear bool) {
 	}
 	// The partitions of others that claims have and that do not exist any more, or not yet again.
 	for _, p := range d.held(func(p part) bool { return p.Kind == Static && !d.at(p.Place).isComplete() }) {
-		d.plan.Static = append(d.plan.Static, StaticPartition{Place: p.Place, UUID: p.UUID, Gone: true})
+		d.plan.Static = append(d.plan.Static, device.Static{PCIAddress: d.GPU, ProfileID: p.Place.ProfileID, Placement: p.Place.Placement, UUID: p.UUID, Gone: true})
 	}
 	return clear
 }

@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
@@ -149,19 +150,12 @@ type Statement struct {
 	Due    bool // nothing is in the way of it
 }
 
-// StaticPartition is one that somebody else made, and that can be allocated.
-type StaticPartition struct {
-	Place Place
-	UUID  string
-	Gone  bool // a claim has it, and it does not exist any more
-}
-
 // Plan is what follows from an observation.
 type Plan struct {
 	Tasks      []Task
 	Verdicts   []Verdict
 	Statements []Statement
-	Static     []StaticPartition
+	Static     []device.Static // partitions that somebody else made, and that can be allocated, or that a claim has
 }
 
 // Verdict returns what became of a claim: of what its call wants, where it also has something that is released first.
