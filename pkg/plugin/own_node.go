@@ -50,7 +50,11 @@ func newOwnNode(client metadata.Interface, name string, board *events.Board, see
 		Client: client, Resource: corev1.SchemeGroupVersion.WithResource("nodes"),
 		Selector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(),
 		Listed: func(nodes []metav1.PartialObjectMetadata, _ time.Time) {
-			n.look(&append(nodes, metav1.PartialObjectMetadata{})[0])
+			node := &metav1.PartialObjectMetadata{}
+			if len(nodes) > 0 {
+				node = &nodes[0]
+			}
+			n.look(node)
 		},
 		Changed: func(node *metav1.PartialObjectMetadata, deleted bool) {
 			if deleted {

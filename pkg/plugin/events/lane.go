@@ -37,9 +37,10 @@ const (
 // pauses are those between attempts to write an event.
 var pauses = wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.2, Steps: 60, Cap: time.Minute}
 
-// lane does one thing after the other, which is to write an event most of the time. client-go's correlator counts what is the same, and limits it: of the same reason,
-// object and GPU ten, and then one in five minutes. Its broadcaster is not used: it drops what comes in bursts, gives up what
-// is refused, lets everything wait for what cannot be written, and forgets who reports what it has combined.
+// lane does one thing after the other, which is to write an event most of the time. client-go's correlator counts what is the
+// same, and limits it: of the same reason, object and GPU ten, and then one in five minutes. Its broadcaster is not used: it
+// drops what comes in bursts, gives up what is refused, lets everything wait for what cannot be written, and forgets who
+// reports what it has combined.
 type lane struct {
 	client     kubernetes.Interface
 	correlator *record.EventCorrelator

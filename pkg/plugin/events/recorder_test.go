@@ -310,7 +310,7 @@ func TestOutage(t *testing.T) {
 	}
 }
 
-// TestMany: a node with many GPUs and claims tells of all of them at once.
+// TestMany: all GPUs and claims of a full node are reported.
 func TestMany(t *testing.T) {
 	t.Parallel()
 	inNetwork(t, func(ctx context.Context, t *testing.T, n *network, r *Recorder) {

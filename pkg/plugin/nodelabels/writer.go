@@ -98,11 +98,15 @@ func (w *Writer) SetNode(uid types.UID, labels map[string]string) {
 	w.set(func() { w.now.uid, w.now.labels = uid, labels })
 }
 
+// set wakes Run only if something is other than before, so that what is told again and again does not cut the pause after a failure short.
 func (w *Writer) set(change func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	before := w.now
 	change()
-	w.changed.Fire()
+	if !reflect.DeepEqual(before, w.now) {
+		w.changed.Fire()
+	}
 }
 
 // Run works until ctx ends. The labels stay then.

@@ -229,6 +229,15 @@ func TestRun(t *testing.T) {
 		}
 		w.tellNode(t)
 		until("a second try", func() bool { return w.writes() > 1 })
+		before := w.writes()
+		for range 60 { // the same GPUs are found every ten seconds
+			w.SetGPUs(gpus)
+			w.tellNode(t)
+			time.Sleep(retryInterval / 6)
+		}
+		if n := w.writes() - before; n < 9 || n > 11 {
+			t.Errorf("%d tries in ten minutes, want one a minute", n)
+		}
 		w.mu.Lock()
 		w.fail = nil
 		w.mu.Unlock()

@@ -261,15 +261,15 @@ func (p *Publisher) await(ctx context.Context, next rules.Time) {
 	case <-p.registered:
 		p.memory.Registered(p.now())
 	case <-p.seen:
-		p.gather(ctx)
+		gather(ctx, p.changed)
 	}
 }
 
-// gather waits for what others change together.
-func (p *Publisher) gather(ctx context.Context) {
+// gather waits for what others change together, or for another inventory.
+func gather(ctx context.Context, changed loop.Trigger) {
 	select {
 	case <-ctx.Done():
-	case <-p.changed:
+	case <-changed:
 	case <-time.After(jitter(changesTogether)):
 	}
 }
