@@ -18,7 +18,6 @@ import (
 	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/logchange"
-	"github.com/partage-dev/partage/pkg/plugin/claimstatus"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 )
 
@@ -29,6 +28,10 @@ type ClaimViewer interface {
 	// Changed returns a channel that is closed when this process next changes anything.
 	Changed() <-chan struct{}
 }
+
+// messageInterval is how long a message stays at least while nothing changes but its words: each change of a pod's or a
+// claim's status is a request.
+const messageInterval = 10 * time.Minute
 
 // changesSettle is how long a change is left alone for others to join it: preparing a claim
 // alone is several.
@@ -154,12 +157,11 @@ type verdict struct {
 	said     time.Time
 }
 
-// keepMessage keeps the message while nothing but its words changes. Some say how long something has
-// lasted, and each change of a pod's status is a request.
+// keepMessage keeps the message for a while if nothing but its words changes: some say how long something has lasted.
 func (v *verdict) keepMessage(before verdict, now time.Time) {
 	v.said = now
 	same := before.health == v.health && before.findings == v.findings
-	if same && (before.message == v.message || now.Sub(before.said) < claimstatus.MessageInterval) {
+	if same && (before.message == v.message || now.Sub(before.said) < messageInterval) {
 		v.message, v.said = before.message, before.said
 	}
 }

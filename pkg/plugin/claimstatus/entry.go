@@ -27,13 +27,9 @@ import (
 // condition should be True."
 const ConditionReady = "Ready"
 
-const (
-	// MessageInterval is how long a claim's status stays at least while nothing but words change.
-	MessageInterval = 10 * time.Minute
-	// A claim is written burst times at once, and then once in writeInterval: a device may be ready
-	// and not ready every few seconds.
-	burst, writeInterval = 5, 5 * time.Minute
-)
+// A claim is written burst times at once, and then once in writeInterval: a device may be ready
+// and not ready every few seconds.
+const burst, writeInterval = 5, 5 * time.Minute
 
 // Claim is what there is to say about a prepared claim.
 type Claim struct {
@@ -59,8 +55,8 @@ type entry struct {
 	stored  []resourceapi.AllocatedDeviceStatus
 	recheck time.Time
 	gone    bool
-	// writtenAt is when it was written last, and paid until when what was written uses up the budget.
-	writtenAt, paid time.Time
+	// paid is until when what was written uses up the budget.
+	paid time.Time
 	// failures are those in a row, and retry is when the next request may be made.
 	failures int
 	retry    time.Time
@@ -81,21 +77,15 @@ func (e *entry) doubt() {
 
 // wrote takes note of a write.
 func (e *entry) wrote() {
-	e.writtenAt, e.failures = time.Now(), 0
-	e.paid = latest(e.paid, e.writtenAt).Add(writeInterval)
+	e.failures = 0
+	e.paid = latest(e.paid, time.Now()).Add(writeInterval)
 }
 
 // schedule says when there is something to do.
 func (e *entry) schedule() {
 	e.due = e.recheck
 	allowed := e.paid.Add(-(burst - 1) * writeInterval)
-	switch _, differs := e.next("", time.Time{}); {
-	case e.gone || differs == nothing:
-		allowed = e.due
-	case differs == words:
-		allowed = latest(allowed, e.writtenAt.Add(MessageInterval))
-	}
-	if allowed.Before(e.due) {
+	if _, differs := e.next("", time.Time{}); differs && !e.gone && allowed.Before(e.due) {
 		e.due = allowed
 	}
 	e.due = latest(e.due, e.retry)
@@ -108,22 +98,10 @@ func latest(a, b time.Time) time.Time {
 	return b
 }
 
-// difference says how what there is to say differs from what is stored.
-type difference int
-
-const (
-	nothing difference = iota
-	// words are a reason and a message.
-	words
-	facts
-)
-
-// next returns the entries as they have to be, and how they differ from those that are stored. Somebody else
+// next returns the entries as they have to be, and whether they differ from those that are stored. Somebody else
 // may have added to one. A condition that stays keeps its time.
-func (e *entry) next(driver string, now time.Time) (entries []*resourceapply.AllocatedDeviceStatusApplyConfiguration, differs difference) {
-	if len(e.stored) != len(e.wanted.Devices) {
-		differs = facts
-	}
+func (e *entry) next(driver string, now time.Time) (entries []*resourceapply.AllocatedDeviceStatusApplyConfiguration, differs bool) {
+	differs = len(e.stored) != len(e.wanted.Devices)
 	for _, d := range e.wanted.Devices {
 		status, since := metav1.ConditionFalse, metav1.NewTime(now.Truncate(time.Second)) // the API has seconds
 		if d.Ready {
@@ -139,12 +117,7 @@ func (e *entry) next(driver string, now time.Time) (entries []*resourceapply.All
 		if before.Status == status {
 			since = before.LastTransitionTime
 		}
-		switch {
-		case before.Status != status, !sameJSON(d.Data, stored.Data):
-			differs = facts
-		case before.Reason != d.Reason, before.Message != d.Message:
-			differs = max(differs, words)
-		}
+		differs = differs || before.Status != status || before.Reason != d.Reason || before.Message != d.Message || !sameJSON(d.Data, stored.Data)
 		entry := resourceapply.AllocatedDeviceStatus().WithDriver(driver).WithPool(d.Pool).WithDevice(d.Device).WithData(runtime.RawExtension{Raw: d.Data}).
 			WithConditions(metaapply.Condition().WithType(ConditionReady).WithStatus(status).WithReason(d.Reason).WithMessage(d.Message).WithLastTransitionTime(since))
 		entry.ShareID = (*string)(d.ShareID)
