@@ -25,8 +25,18 @@ func (o *Options) metadataOptions() []kubeletplugin.Option {
 	return []kubeletplugin.Option{
 		kubeletplugin.EnableDeviceMetadata(o.DeviceMetadata, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion}),
 		kubeletplugin.CDIDirectory(o.CDIDir),
-		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{WriteFile: o.metadataWriter()}),
+		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{WriteFile: o.metadataWriter(), Glob: writtenOrHalf}),
 	}
+}
+
+// writtenOrHalf finds files, and what a process that was killed has left of them.
+func writtenOrHalf(pattern string) ([]string, error) {
+	files, err := filepath.Glob(pattern)
+	if err != nil {
+		return nil, err
+	}
+	half, err := filepath.Glob(host.TemporaryName(pattern))
+	return append(files, half...), err
 }
 
 // metadataWriter returns what replaces a file. Unlike the helper's own, it does not wait for the disk,

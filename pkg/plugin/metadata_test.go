@@ -81,6 +81,11 @@ func TestMetadataFiles(t *testing.T) {
 		if len(ids) != 2 || ids[1] != "gpu.nvidia.com/metadata="+asked.GetUid()+"_r" {
 			t.Errorf("CDI ids %v", ids)
 		}
+		// As who is killed while it writes the CDI spec again leaves it.
+		half := filepath.Join(r.options.CDIDir, ".gpu.nvidia.com_metadata_"+asked.GetUid()+"_r.json.tmp")
+		if err := os.WriteFile(half, []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
 		r.unprepared(t, client, asked)
 		for _, folder := range []string{r.options.CDIDir, filepath.Join(r.options.DataDir, "dra-device-metadata")} {
 			if left, err := os.ReadDir(folder); err != nil || len(left) > 0 {

@@ -96,9 +96,6 @@ func readTree(dir, prefix string, files map[string]string) error {
 		case prefix == "mps" && strings.HasPrefix(entry.Name(), "."):
 			// What was to become a session's record goes with the session.
 			return nil
-		case prefix == "cdi" && strings.Contains(name, "_metadata_") && strings.HasSuffix(name, ".tmp"):
-			// What was to become the spec of a file about devices: runtimes do not read it, and the next one replaces it.
-			return nil
 		case prefix == "records" && (entry.IsDir() || isTombstone(path)):
 			return nil
 		case entry.IsDir():
