@@ -63,7 +63,7 @@ func newIdleStepper(t *testing.T) *stepper {
 
 func (s *stepper) discover() {
 	s.loop.desired.readStored(s.ctx)
-	s.loop.handleDiscovery(s.ctx, s.loop.discover(s.ctx))
+	s.loop.handleDiscovery(s.ctx, s.loop.discoverer.discover(s.ctx))
 }
 
 // poll is what happens after some time.

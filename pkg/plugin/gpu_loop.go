@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
-	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -23,7 +22,6 @@ import (
 	"github.com/partage-dev/partage/pkg/plugin/events"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/plugin/lastseen"
-	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // ErrStop ends Run when an error of Hardware.Open wraps it. Every other error of
@@ -60,21 +58,20 @@ type ClaimSurveyor interface {
 // result seldom changes; surveying them is quick and done at every poll. The loop
 // hands what it finds to claims and to the publisher.
 type gpuLoop struct {
-	driverName, nodeName string
-	interval             time.Duration
-	hardware             Hardware
-	claims               ClaimSurveyor
-	publish              func(*device.Inventory)
-	reconciler           *reconciler
-	readiness            *readiness
-	startup              *startup
-	conditions           *conditionSpeaker
-	board                *events.Board
-	metrics              *metrics.Metrics
-	health               healthMonitor
-	foreign              *foreignClaims
-	ownNode              *ownNode
-	troubles             *troubles
+	interval   time.Duration
+	hardware   Hardware
+	claims     ClaimSurveyor
+	publish    func(*device.Inventory)
+	reconciler *reconciler
+	readiness  *readiness
+	startup    *startup
+	conditions *conditionSpeaker
+	board      *events.Board
+	metrics    *metrics.Metrics
+	health     healthMonitor
+	foreign    *foreignClaims
+	ownNode    *ownNode
+	troubles   *troubles
 	// tell takes the inventory with what is known now, and when that was last surveyed.
 	tell func(inventory *device.Inventory, surveyedAt time.Time)
 	// surveyNow asks for a poll, failed for cleaning up, healthChanged for handing on what is
@@ -83,46 +80,33 @@ type gpuLoop struct {
 	// stop ends the driver.
 	stop func(error)
 
-	desired  desired
-	state    nodeState
-	lastSeen *lastseen.File
-	// discoveries has room for the one that may be in progress. It has a goroutine
-	// of its own, since a GPU that does not answer delays it.
-	discoveries         chan discovery
-	discovering         sync.WaitGroup
-	discoveryInProgress bool
-
+	desired    desired
+	discoverer *discoverer
+	state      nodeState
+	report     gpuReport
+	lastSeen   *lastseen.File
 	// surveyedAt is when the last survey has succeeded, if one has.
 	surveyedAt time.Time
 	// now is base with a status.
 	base, now *device.Inventory
 	with      device.Status
 
-	problems                      logchange.Set[string, error]
-	summary                       logchange.Value[string]
-	discoveryProblem              logchange.Problem
-	buildProblem                  logchange.Problem
-	surveyProblem                 logchange.Problem
-	lastSeenProblem               logchange.Problem
-	discoveryPanics, surveyPanics panics.Repeated
-	policies                      logchange.Set[gpuPolicy, *gpu.GPU]
-}
-
-// gpuPolicy is a GPU under a policy.
-type gpuPolicy struct {
-	policy *policy.Policy
-	uuid   string
+	discoveryProblem logchange.Problem
+	buildProblem     logchange.Problem
+	surveyProblem    logchange.Problem
+	lastSeenProblem  logchange.Problem
+	surveyPanics     panics.Repeated
 }
 
 // run discovers the GPUs, cleans up what an earlier process left, lets calls
 // through and then keeps claims and slices up to date until ctx ends. Without a
 // driver it cleans up what can be cleaned up and waits: unpreparing must work.
 func (l *gpuLoop) run(ctx context.Context) {
-	defer l.discovering.Wait()
+	defer l.discoverer.running.Wait()
 	defer l.startup.finish()
 	l.desired.readStored(ctx)
 	l.recall(ctx)
-	l.handleDiscovery(ctx, l.discover(ctx))
+	l.handleDiscovery(ctx, l.discoverer.discover(ctx))
 	l.reconciler.runOnce(ctx)
 	// Nothing is offered before it is known which GPUs another driver has given away.
 	l.foreign.await(ctx)
@@ -135,8 +119,8 @@ func (l *gpuLoop) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
-		case found := <-l.discoveries:
-			l.discoveryInProgress = false
+		case found := <-l.discoverer.found:
+			l.discoverer.inProgress = false
 			l.handleLaterDiscovery(ctx, found)
 			l.survey(ctx)
 		case <-ticker.C:
@@ -154,25 +138,9 @@ func (l *gpuLoop) poll(ctx context.Context) {
 	l.desired.readStored(ctx)
 	l.updateInventory(ctx)
 	l.survey(ctx)
-	if l.state.countPoll() && !l.discoveryInProgress {
-		l.discoveryInProgress = true
-		l.discovering.Go(func() { l.discoveries <- l.discover(ctx) })
+	if l.state.countPoll() {
+		l.discoverer.begin(ctx)
 	}
-}
-
-// discover reads everything about all GPUs. It takes as long as the hardware
-// does, and ends soon after ctx does.
-func (l *gpuLoop) discover(ctx context.Context) (found discovery) {
-	defer l.discoveryPanics.Recover(ctx, &found.err)
-	if err := l.hardware.Open(ctx); err != nil {
-		return discovery{err: err}
-	}
-	l.startup.opened()
-	node, err := l.hardware.Discover(ctx)
-	if err != nil {
-		return discovery{err: fmt.Errorf("discover the GPUs: %w", err)}
-	}
-	return discovery{node: node}
 }
 
 // handleLaterDiscovery also cleans up when the driver has appeared or returned:
@@ -209,7 +177,10 @@ func (l *gpuLoop) handleDiscovery(ctx context.Context, found discovery) {
 		return
 	}
 	l.state.applyDiscovery(found.node, inventory)
-	l.reportDiscovery(ctx, found.node)
+	l.discoveryProblem.Log(ctx, nil, "", "")
+	l.report.offered(ctx, inventory, l.desired.policy, l.state.known)
+	l.report.unlisted(ctx, found.node.Unlisted, l.state.known)
+	l.report.discovered(ctx, found.node, inventory)
 	status := l.status(ctx)
 	now := inventory.With(status)
 	l.claims.SetInventory(now)
@@ -252,7 +223,7 @@ func (l *gpuLoop) updateInventory(ctx context.Context) {
 		return
 	}
 	l.state.forget(unneeded, rest, inventory)
-	l.reportInventory(ctx, inventory)
+	l.report.offered(ctx, inventory, l.desired.policy, l.state.known)
 	if len(unneeded) > 0 {
 		klog.FromContext(ctx).Info("Forgot GPUs that are not there: no claim has devices of them any more", "pciAddresses", unneeded)
 		l.remember(ctx)
@@ -336,38 +307,4 @@ func (l *gpuLoop) handOn(ctx context.Context) {
 func (l *gpuLoop) surveyClaims(ctx context.Context) (status device.Status, err error) {
 	defer l.surveyPanics.Recover(ctx, &err)
 	return l.claims.Survey(ctx), nil
-}
-
-// reportDiscovery logs what a discovery found where that has changed.
-func (l *gpuLoop) reportDiscovery(ctx context.Context, found *gpu.Node) {
-	l.reportInventory(ctx, l.state.inventory)
-	l.sayUnlisted(ctx, found.Unlisted)
-	l.discoveryProblem.Log(ctx, nil, "", "")
-	gpus, devices := len(found.GPUs), len(l.state.inventory.Devices())
-	if l.summary.Set(fmt.Sprint(gpus, devices, found.DriverVersion)) {
-		klog.FromContext(ctx).Info("Discovered", "gpus", gpus, "devices", devices, "driverVersion", found.DriverVersion)
-	}
-}
-
-// reportInventory logs what cannot be published, and what the policy offers of each
-// GPU, where that has changed.
-func (l *gpuLoop) reportInventory(ctx context.Context, inventory *device.Inventory) {
-	logger := klog.FromContext(ctx)
-	problems, _ := l.problems.Update(inventory.Problems(), error.Error)
-	for _, problem := range problems {
-		logger.Error(problem, "Not everything can be published")
-	}
-	current := l.desired.policy
-	if current == nil {
-		return
-	}
-	l.sayUnknownProfiles(ctx)
-	gpus := make([]*gpu.GPU, len(l.state.known.GPUs))
-	for i := range l.state.known.GPUs {
-		gpus[i] = &l.state.known.GPUs[i]
-	}
-	appeared, _ := l.policies.Update(gpus, func(g *gpu.GPU) gpuPolicy { return gpuPolicy{current, g.UUID} })
-	for _, g := range appeared {
-		logger.Info("Sharing policy", "pciAddress", g.PCIAddress, "productName", g.ProductName, "offers", current.For(g).String())
-	}
 }

@@ -20,12 +20,6 @@ import (
 // attempts while something is wrong.
 const rediscoverAfter = 6
 
-// discovery is the result of reading everything about all GPUs.
-type discovery struct {
-	node *gpu.Node
-	err  error
-}
-
 // nodeState is what is known about the GPUs of this node. It joins discoveries and
 // surveys, and decides when the GPUs must be discovered again. Time is counted in
 // polls. It does nothing by itself and is for one goroutine.

@@ -4,8 +4,8 @@
 // Package plugin connects the driver to the kubelet and to the API server.
 //
 //	prepare.go       the calls of the kubelet, which go to package claim
-//	gpu_loop.go      discovers and surveys the GPUs
-//	node_state.go    what is known about them
+//	gpu_loop.go      surveys the GPUs, and joins that with what discovery.go reads of them
+//	node_state.go    what is known about them; gpu_report.go says it
 //	recall.go        what an earlier process knew about them
 //	desired.go       which devices are to be published
 //	publish/         keeps ResourceSlices in the API server
@@ -239,14 +239,13 @@ func newPlugin(o Options, t timing) (*Plugin, error) {
 		seen: p.kubelet.look, restarted: loop.NewTrigger(),
 	}
 	p.gpus = &gpuLoop{
-		driverName: o.DriverName, nodeName: o.NodeName, interval: o.PollInterval,
-		hardware: o.Hardware, claims: o.Claims, publish: p.publish, reconciler: p.reconciler,
+		interval: o.PollInterval, hardware: o.Hardware, claims: o.Claims, publish: p.publish, reconciler: p.reconciler,
 		readiness: p.readiness, startup: p.startup, board: p.board,
 		conditions: &conditionSpeaker{board: p.board, claims: o.Claims, isThere: func(address string) bool { return p.gpus.state.known.Has(address) }},
 		health:     noHealth{}, foreign: p.foreign, ownNode: p.ownNode, troubles: troubles, tell: p.devices.set,
 		surveyNow: surveyNow, failed: failed, healthChanged: healthChanged, stop: stop, metrics: o.Metrics,
-		discoveries: make(chan discovery, 1),
-		lastSeen:    lastseen.New(o.DataDir, o.BootID),
+		discoverer: newDiscoverer(o.Hardware, p.startup), report: gpuReport{board: p.board},
+		lastSeen: lastseen.New(o.DataDir, o.BootID),
 		desired: desired{
 			policies: o.Policy, limited: o.Limited, kubelet: p.kubelet, stored: p.publisher, claims: o.Claims, requested: requested,
 			readiness: p.readiness, board: p.board, grace: withdrawalGrace, now: time.Now,

@@ -10,12 +10,8 @@ import (
 	"os"
 	"sync"
 
-	"github.com/partage-dev/partage/pkg/plugin/events"
 	"github.com/partage-dev/partage/pkg/policy"
 )
-
-// reasonUnknownProfiles is the reason of an event of the node.
-const reasonUnknownProfiles = "SharingPolicyProfilesUnknown"
 
 // PolicySource provides the admin's sharing policy.
 type PolicySource interface {
@@ -63,13 +59,4 @@ func (f *PolicyFile) Read(context.Context) (*policy.Policy, error) {
 		f.err = fmt.Errorf("sharing policy %s: %w", f.path, f.err)
 	}
 	return f.current, f.err
-}
-
-// sayUnknownProfiles says which profiles match nothing on this node: a typing error shows nowhere else but in the log.
-func (l *gpuLoop) sayUnknownProfiles(ctx context.Context) {
-	var statements []events.Statement
-	for _, unknown := range l.desired.policy.UnknownProfiles(l.state.known.GPUs) {
-		statements = append(statements, events.Statement{Event: events.Event{Reason: reasonUnknownProfiles, Text: unknown.String()}})
-	}
-	l.board.Say(ctx, "unknown profiles", statements, nil)
 }
