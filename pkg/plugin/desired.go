@@ -67,10 +67,11 @@ type desired struct {
 	// there may be more.
 	inUse    []string
 	inUseErr error
-	// built is the last inventory, and of what it was made.
+	// built is the last inventory, and of what it was made. complete says that it was known then what is to be published.
 	built    *device.Inventory
 	builtOf  *gpu.Node
 	builtFor device.Terms
+	complete bool
 
 	policyProblem, inUseProblem logchange.Problem
 	panics                      panics.Repeated
@@ -97,16 +98,18 @@ func (d *desired) terms() device.Terms {
 // build makes the inventory of these GPUs.
 func (d *desired) build(ctx context.Context, node *gpu.Node) (inventory *device.Inventory, err error) {
 	defer d.panics.Recover(ctx, &err)
+	complete := d.known() // first: the node may be read meanwhile
 	terms := d.terms()
 	//nolint:govet // deepequalerrors: errors that seem to differ cost a new inventory, no more
 	if d.built != nil && reflect.DeepEqual(node, d.builtOf) && reflect.DeepEqual(terms, d.builtFor) {
+		d.complete = complete
 		return d.built, nil
 	}
 	inventory, err = device.NewInventory(node, terms)
 	if err != nil {
 		return nil, fmt.Errorf("build the inventory: %w", err)
 	}
-	d.built, d.builtOf, d.builtFor = inventory, node, terms
+	d.built, d.builtOf, d.builtFor, d.complete = inventory, node, terms, complete
 	return inventory, nil
 }
 

@@ -299,7 +299,7 @@ func (l *gpuLoop) handOn(ctx context.Context) {
 	l.tell(now, l.surveyedAt)
 	l.metrics.SetGPUs(now, status)
 	l.claims.SetInventory(now)
-	if l.desired.known() {
+	if l.desired.complete {
 		l.publish(now)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/plugin/events"
 	"github.com/partage-dev/partage/pkg/plugin/internal/loop"
+	"github.com/partage-dev/partage/pkg/plugin/publish"
 )
 
 // nodeOf has a kubelet of a version.
@@ -70,6 +71,34 @@ func TestKubelet(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestKubeletBecomesKnown between two polls: what was built before is not published, since it would take away for a moment what
+// an earlier process has published.
+func TestKubeletBecomesKnown(t *testing.T) {
+	t.Parallel()
+	s := newIdleStepper(t)
+	s.plugin.kubelet.looked = false
+	s.discover()
+	s.poll(0)
+	s.plugin.kubelet.look(s.ctx, nodeOf("v1.37.1"))
+	s.loop.handOn(s.ctx) // a condition has changed
+	if s.handedOn() {
+		t.Error("published what was built before the node was read")
+	}
+	select {
+	case <-s.loop.surveyNow:
+	default:
+		t.Fatal("no poll is due")
+	}
+	s.poll(0)
+	if !s.handedOn() {
+		t.Fatal("nothing is published")
+	}
+	slices := publish.Resources(testDriver, testNode, s.published, publish.AllFeatures).Pools[testNode].Slices
+	if !strings.Contains(fmt.Sprint(slices), device.ExtendedResources) {
+		t.Error("what is published is not for extended resources")
+	}
 }
 
 // TestKubeletIsUpgraded: what is published follows a kubelet that registers the plugin again, although its version shows a
