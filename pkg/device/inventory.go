@@ -63,8 +63,6 @@ type board struct {
 	// name.
 	static []Device
 	taints map[string][]taint
-	// conditions are those of the status, without what static partitions add.
-	conditions []Condition
 }
 
 // all returns the devices in published order. Static ones come first: nothing else

@@ -16,7 +16,7 @@ const reservedForStatic = 15
 //
 // Entries about GPUs that the inventory does not have are ignored.
 func (i *Inventory) With(s Status) *Inventory {
-	s = s.sorted()
+	s = s.Sorted()
 	boards := make([]board, len(i.boards))
 	for n, b := range i.boards {
 		boards[n] = b.with(s.of(b.gpu.PCIAddress))
@@ -43,7 +43,6 @@ func (s Status) of(pciAddress string) Status {
 // with applies the sorted status of this GPU.
 func (b board) with(s Status) board {
 	b.static = b.staticDevices(s.Static)
-	b.conditions = cloneConditions(s.Conditions)
 	conditions := slices.Clone(s.Conditions)
 	for _, static := range s.Static {
 		if !static.Gone {

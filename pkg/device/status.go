@@ -132,8 +132,8 @@ const (
 	Gone Reason = "gone"
 )
 
-// sorted returns a copy whose order does not depend on that of s.
-func (s Status) sorted() Status {
+// Sorted returns a copy whose order does not depend on that of s.
+func (s Status) Sorted() Status {
 	return Status{
 		Static:     slices.SortedFunc(slices.Values(s.Static), compareStatic),
 		Conditions: slices.SortedFunc(slices.Values(s.Conditions), compareConditions),

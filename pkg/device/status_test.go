@@ -14,7 +14,7 @@ import (
 
 // ordersAlike tells whether the order of statuses sees no difference between two.
 func ordersAlike(a, b Status) bool {
-	a, b = a.sorted(), b.sorted()
+	a, b = a.Sorted(), b.Sorted()
 	return slices.EqualFunc(a.Static, b.Static, func(x, y Static) bool { return compareStatic(x, y) == 0 }) &&
 		slices.EqualFunc(a.Conditions, b.Conditions, func(x, y Condition) bool { return compareConditions(x, y) == 0 })
 }

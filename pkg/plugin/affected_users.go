@@ -41,7 +41,7 @@ func (s *conditionSpeaker) sayToUsers(ctx context.Context, conditions []device.C
 			d := &l.Devices[i]
 			inUse[used{l.Claim.UID, d.Device}] = !d.Admin
 			for _, c := range conditions {
-				if conditionTexts[c.Reason].users == "" || !concerns(c, d) {
+				if d.Admin || conditionTexts[c.Reason].users == "" || !concerns(c, d) {
 					continue
 				}
 				of := used{l.Claim.UID, d.Device}
@@ -62,11 +62,11 @@ func (s *conditionSpeaker) sayToUsers(ctx context.Context, conditions []device.C
 	})
 }
 
-// concerns reports whether a condition holds for a device that pods of a claim use. A claim
-// that only observes a device does not use it.
+// concerns reports whether a condition holds for a device that a claim has. An observer uses no part of its GPU, so that
+// conditions of a part do not concern it.
 func concerns(c device.Condition, d *claim.LiveDevice) bool {
 	switch {
-	case d.Admin || c.PCIAddress != d.PCIAddress:
+	case c.PCIAddress != d.PCIAddress:
 		return false
 	case c.Kind == device.MPS && d.Session == nil, c.Undivided && d.Partition != nil:
 		return false
@@ -75,5 +75,5 @@ func concerns(c device.Condition, d *claim.LiveDevice) bool {
 	case c.Exact:
 		return d.Partition != nil && d.Partition.Placement == *c.Where
 	}
-	return d.Partition == nil || d.Partition.Placement.Overlaps(*c.Where)
+	return d.Partition == nil && !d.Admin || d.Partition != nil && d.Partition.Placement.Overlaps(*c.Where)
 }

@@ -48,8 +48,9 @@ type deviceStates struct {
 	look       loop.Trigger
 	problem    logchange.Problem
 
-	mu         sync.Mutex
-	inventory  *device.Inventory
+	mu sync.Mutex
+	// conditions are in a fixed order. surveyedAt is zero before the first survey.
+	conditions []device.Condition
 	surveyedAt time.Time
 	states     []claimState
 	// changed is closed when the states change.
@@ -75,10 +76,10 @@ func newDeviceStates(claims ClaimViewer, tell func([]claimState), pollInterval t
 	}
 }
 
-// set takes the inventory with its conditions, and when the last survey was.
-func (s *deviceStates) set(inventory *device.Inventory, surveyedAt time.Time) {
+// set takes the status of the GPUs, and when the last survey was.
+func (s *deviceStates) set(status device.Status, surveyedAt time.Time) {
 	s.mu.Lock()
-	s.inventory, s.surveyedAt = inventory, surveyedAt
+	s.conditions, s.surveyedAt = status.Sorted().Conditions, surveyedAt
 	s.mu.Unlock()
 	s.look.Fire()
 }
@@ -102,12 +103,12 @@ func (s *deviceStates) update(ctx context.Context) {
 	live, err := s.claims.Live()
 	s.problem.Log(ctx, err, "It is not known what claims have, their status stays as it is", "It is known again what claims have")
 	s.mu.Lock()
-	inventory := s.inventory
+	conditions, known := s.conditions, !s.surveyedAt.IsZero()
 	s.mu.Unlock()
-	if err != nil || inventory == nil {
+	if err != nil || !known {
 		return
 	}
-	states := s.judgeAll(live, inventory, time.Now())
+	states := s.judgeAll(live, conditions, time.Now())
 	s.tell(states)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -119,7 +120,7 @@ func (s *deviceStates) update(ctx context.Context) {
 }
 
 // judgeAll says how the devices are. It is called by update only, which changes the states.
-func (s *deviceStates) judgeAll(live []claim.LiveClaim, inventory *device.Inventory, now time.Time) []claimState {
+func (s *deviceStates) judgeAll(live []claim.LiveClaim, conditions []device.Condition, now time.Time) []claimState {
 	type key struct {
 		claim         types.UID
 		device, share string
@@ -137,7 +138,7 @@ func (s *deviceStates) judgeAll(live []claim.LiveClaim, inventory *device.Invent
 	for _, c := range live {
 		one := claimState{claim: c.Claim}
 		for _, d := range c.Devices {
-			is := judge(&d, inventory.ConditionsOf(d.Device, d.Session != nil))
+			is := judge(&d, conditions)
 			is.keepMessage(before[keyOf(c.Claim.UID, &d)], now)
 			one.devices = append(one.devices, deviceState{d, is})
 		}
@@ -175,13 +176,14 @@ const (
 	reasonMPSStopped    = "MPSStopped"
 )
 
-// judge says how a device is, given the conditions of the last survey. The first finding is
+// judge says how a device is, given the conditions of all GPUs. The first finding is
 // the reason, and the message has all.
 func judge(d *claim.LiveDevice, conditions []device.Condition) verdict {
+	isFailure := func(c device.Condition) bool { return slices.Contains(failures, c.Reason) }
 	findings := slices.Concat(
-		fromConditions(conditions, func(c device.Condition) bool { return slices.Contains(failures, c.Reason) }),
+		fromConditions(conditions, func(c device.Condition) bool { return isFailure(c) && concerns(c, d) }),
 		fromDevice(d),
-		fromConditions(conditions, func(c device.Condition) bool { return !slices.Contains(failures, c.Reason) }))
+		fromConditions(conditions, func(c device.Condition) bool { return !isFailure(c) && concerns(c, d) }))
 	if len(findings) == 0 {
 		return verdict{health: kubeletplugin.HealthStatusHealthy, reason: reasonReady, message: "The device is ready."}
 	}

@@ -7,6 +7,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -39,7 +41,9 @@ func TestJudge(t *testing.T) {
 	}
 	degraded := on(device.Throttled)
 	degraded.Effect = policy.EffectNone
-	whole, gone, stopped := claim.LiveDevice{}, claim.LiveDevice{Partition: &claim.LivePartition{Gone: true}}, claim.LiveDevice{Session: &claim.LiveSession{}}
+	whole := claim.LiveDevice{PCIAddress: firstGPU}
+	gone, stopped := whole, whole
+	gone.Partition, stopped.Session = &claim.LivePartition{Gone: true}, &claim.LiveSession{}
 	for name, test := range map[string]struct {
 		device     claim.LiveDevice
 		conditions []device.Condition
@@ -48,7 +52,7 @@ func TestJudge(t *testing.T) {
 		says       []string
 	}{
 		"well":             {device: whole, health: healthy, reason: "Ready", says: []string{"The device is ready."}},
-		"partition, well":  {device: claim.LiveDevice{Partition: &claim.LivePartition{PartitionID: gpu.PartitionID{UUID: "MIG-1"}}}, health: healthy, reason: "Ready"},
+		"partition, well":  {device: claim.LiveDevice{PCIAddress: firstGPU, Partition: &claim.LivePartition{PartitionID: gpu.PartitionID{UUID: "MIG-1"}}}, health: healthy, reason: "Ready"},
 		"lost":             {device: whole, conditions: []device.Condition{on(device.Lost)}, health: unhealthy, reason: "GPULost", says: []string{"The GPU is lost (because of gpu-lost)", "get another device"}},
 		"reset":            {device: whole, conditions: []device.Condition{on(device.ResetRequired)}, health: unhealthy, reason: "GPUResetRequired", says: []string{"administrator"}},
 		"hung":             {device: whole, conditions: []device.Condition{on(device.Unresponsive)}, health: unknown, reason: "GPUUnresponsive", says: []string{"does not answer"}},
@@ -78,20 +82,15 @@ func TestJudge(t *testing.T) {
 // status as one with a share.
 func TestConditionsOfMPS(t *testing.T) {
 	t.Parallel()
-	inventory, err := device.NewInventory(testNodeWith(firstGPU), device.Terms{})
-	if err != nil {
-		t.Fatal(err)
-	}
 	missing := device.Condition{PCIAddress: firstGPU, Kind: device.MPS, Reason: device.MPSUnavailable, Message: "none"}
-	inventory = inventory.With(device.Status{Conditions: []device.Condition{missing}})
 	whole := claim.LiveDevice{Device: device.GPUName(firstGPU), Kind: device.Whole, PCIAddress: firstGPU}
 	session := whole
 	session.Session = &claim.LiveSession{Running: true}
 	for _, d := range []claim.LiveDevice{whole, session} {
 		mps := d.Session != nil
-		states := newDeviceStates(nil, nil, time.Second).judgeAll([]claim.LiveClaim{{Devices: []claim.LiveDevice{d}}}, inventory, time.Now())
-		if ready := states[0].devices[0].ready(); ready == mps || concerns(missing, &d) != mps {
-			t.Errorf("with a session %t: ready %t, event %t", mps, ready, concerns(missing, &d))
+		states := newDeviceStates(nil, nil, time.Second).judgeAll([]claim.LiveClaim{{Devices: []claim.LiveDevice{d}}}, []device.Condition{missing}, time.Now())
+		if ready := states[0].devices[0].ready(); ready == mps {
+			t.Errorf("with a session %t: ready %t", mps, ready)
 		}
 	}
 }
@@ -286,10 +285,6 @@ func TestHealthIsRepeated(t *testing.T) {
 		claims := &fakeClaims{}
 		claims.setLive(claim.LiveClaim{Devices: []claim.LiveDevice{liveSlice}})
 		s := newDeviceStates(claims, func([]claimState) {}, 10*time.Second)
-		inventory, err := device.NewInventory(testNodeWith(firstGPU), device.Terms{})
-		if err != nil {
-			t.Fatal(err)
-		}
 		ctx, cancel := context.WithCancel(t.Context())
 		reports := make(chan kubeletplugin.DeviceHealthReport)
 		ended := make(chan error)
@@ -297,7 +292,7 @@ func TestHealthIsRepeated(t *testing.T) {
 		if first := <-reports; len(first.Devices) > 0 {
 			t.Errorf("before the first survey: %+v", first)
 		}
-		s.set(inventory, time.Now())
+		s.set(device.Status{}, time.Now())
 		s.update(t.Context())
 		start := time.Now()
 		var got []string
@@ -317,7 +312,7 @@ func TestHealthIsRepeated(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("-want +got:\n%s", diff)
 		}
-		s.set(inventory, time.Now())
+		s.set(device.Status{}, time.Now())
 		if report := <-reports; report.Devices[0].Health != kubeletplugin.HealthStatusHealthy {
 			t.Errorf("after another survey: %+v", report)
 		}
@@ -343,12 +338,38 @@ func TestWorstShareCounts(t *testing.T) {
 	}
 }
 
-// TestFabricConcernsNoPartition: pods on a partition are told nothing of the fabric of its GPU.
-func TestFabricConcernsNoPartition(t *testing.T) {
+// TestConcerns: which conditions of a GPU are those of a device that a claim has.
+func TestConcerns(t *testing.T) {
 	t.Parallel()
-	fabric := device.Condition{PCIAddress: firstGPU, Reason: device.FabricUnhealthy, Undivided: true}
-	whole, part := claim.LiveDevice{PCIAddress: firstGPU}, claim.LiveDevice{PCIAddress: firstGPU, Partition: &claim.LivePartition{}}
-	if !concerns(fabric, &whole) || concerns(fabric, &part) {
-		t.Errorf("whole %t, partition %t", concerns(fabric, &whole), concerns(fabric, &part))
+	on := func(start, size int) *gpu.Placement { return &gpu.Placement{Start: start, Size: size} }
+	part := func(start int) claim.LiveDevice {
+		return claim.LiveDevice{PCIAddress: firstGPU, Partition: &claim.LivePartition{Placement: *on(start, 1)}}
+	}
+	whole := claim.LiveDevice{PCIAddress: firstGPU}
+	observer, session, elsewhere, shared := whole, whole, whole, part(2)
+	observer.Admin, session.Session, elsewhere.PCIAddress, shared.Session = true, &claim.LiveSession{}, secondGPU, &claim.LiveSession{}
+	devices := map[string]claim.LiveDevice{
+		"whole": whole, "observer": observer, "session": session, "elsewhere": elsewhere, "part 2": part(2), "part 4": part(4), "part 2, shared": shared,
+	}
+	for name, test := range map[string]struct {
+		condition device.Condition
+		want      string
+	}{
+		"GPU":       {device.Condition{Reason: device.Unresponsive}, "observer, part 2, part 2, shared, part 4, session, whole"},
+		"slices":    {device.Condition{Reason: device.MPSUnhealthy, Where: on(0, 4)}, "part 2, part 2, shared, session, whole"},
+		"partition": {device.Condition{Reason: device.XID, Where: on(2, 1), Exact: true}, "part 2, part 2, shared"},
+		"MPS":       {device.Condition{Reason: device.MPSUnavailable, Kind: device.MPS}, "part 2, shared, session"},
+		"fabric":    {device.Condition{Reason: device.FabricUnhealthy, Undivided: true}, "observer, session, whole"},
+	} {
+		test.condition.PCIAddress = firstGPU
+		var got []string
+		for _, d := range slices.Sorted(maps.Keys(devices)) {
+			if one := devices[d]; concerns(test.condition, &one) {
+				got = append(got, d)
+			}
+		}
+		if diff := cmp.Diff(test.want, strings.Join(got, ", ")); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
 	}
 }

@@ -68,7 +68,7 @@ func (p *Plugin) reportProgramError(ctx context.Context, e health.ProgramError) 
 	on := device.Condition{PCIAddress: e.PCIAddress, Where: e.Place, Exact: e.Place != nil}
 	var told []events.Event
 	for _, l := range live {
-		at := slices.IndexFunc(l.Devices, func(d claim.LiveDevice) bool { return concerns(on, &d) })
+		at := slices.IndexFunc(l.Devices, func(d claim.LiveDevice) bool { return !d.Admin && concerns(on, &d) })
 		if at >= 0 {
 			told = append(told, events.Event{
 				Claim: l.Claim, Reason: reasonProgramError, Subjects: []string{l.Devices[at].Device},

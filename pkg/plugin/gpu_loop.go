@@ -72,8 +72,8 @@ type gpuLoop struct {
 	foreign    *foreignClaims
 	ownNode    *ownNode
 	troubles   *troubles
-	// tell takes the inventory with what is known now, and when that was last surveyed.
-	tell func(inventory *device.Inventory, surveyedAt time.Time)
+	// tell takes what is known now, and when that was last surveyed.
+	tell func(status device.Status, surveyedAt time.Time)
 	// surveyNow asks for a poll, failed for cleaning up, healthChanged for handing on what is
 	// wrong with GPUs.
 	surveyNow, failed, healthChanged loop.Trigger
@@ -296,7 +296,7 @@ func (l *gpuLoop) handOn(ctx context.Context) {
 	l.conditions.say(ctx, status)
 	l.troubles.set(status.Conditions)
 	now := l.inventoryWith(status)
-	l.tell(now, l.surveyedAt)
+	l.tell(status, l.surveyedAt)
 	l.metrics.SetGPUs(now, status)
 	l.claims.SetInventory(now)
 	if l.desired.complete {
