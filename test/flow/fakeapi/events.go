@@ -53,8 +53,8 @@ func (s *Server) createEvent(w http.ResponseWriter, r *http.Request) {
 	case reported.Namespace != r.PathValue("namespace"):
 		respondError(w, apierrors.NewBadRequest("the namespace of the object is not that of the request"))
 		return
-	case reported.ResourceVersion != "": // as etcd3/store.go of k8s.io/apiserver
-		respondError(w, apierrors.NewInternalError(errors.New("resourceVersion should not be set on objects to be created")))
+	case reported.ResourceVersion != "":
+		respondError(w, errVersionOfNew)
 		return
 	case len(reported.Name) > validation.DNS1123SubdomainMaxLength:
 		respondError(w, apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Event").GroupKind(), reported.Name, nil))

@@ -80,5 +80,9 @@ func (s *Server) invalid(slice *resourceapi.ResourceSlice) *apierrors.StatusErro
 	if len(errs) == 0 {
 		return nil
 	}
-	return apierrors.NewInvalid(resourceapi.SchemeGroupVersion.WithKind("ResourceSlice").GroupKind(), slice.Name, errs)
+	return invalidSlice(slice.Name, errs...)
+}
+
+func invalidSlice(name string, errs ...*field.Error) *apierrors.StatusError {
+	return apierrors.NewInvalid(resourceapi.SchemeGroupVersion.WithKind("ResourceSlice").GroupKind(), name, errs)
 }

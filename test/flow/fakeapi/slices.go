@@ -16,6 +16,7 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metainternalversionscheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,9 +24,14 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/utils/ptr"
 )
+
+// errVersionOfNew is what etcd3/store.go of k8s.io/apiserver says.
+var errVersionOfNew = apierrors.NewInternalError(errors.New("resourceVersion should not be set on objects to be created"))
 
 // object is a slice or a node.
 type object interface {
@@ -128,6 +134,10 @@ func (s *Server) createSlice(w http.ResponseWriter, r *http.Request) {
 		respondError(w, err)
 		return
 	}
+	if slice.ResourceVersion != "" {
+		respondError(w, errVersionOfNew)
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if slice.Name == "" {
@@ -170,13 +180,23 @@ func (s *Server) updateSlice(w http.ResponseWriter, r *http.Request) {
 	case slice.ResourceVersion != "" && slice.ResourceVersion != old.ResourceVersion:
 		respondError(w, apierrors.NewConflict(sliceResource(), old.Name, fmt.Errorf("version %s is not %s", slice.ResourceVersion, old.ResourceVersion)))
 		return
+	case slice.Name != old.Name:
+		respondError(w, apierrors.NewBadRequest(fmt.Sprintf("the name of the object (%s) does not match the name on the URL (%s)", slice.Name, old.Name)))
+		return
+	case slice.Spec.Driver != old.Spec.Driver, slice.Spec.Pool.Name != old.Spec.Pool.Name, !ptr.Equal(slice.Spec.NodeName, old.Spec.NodeName):
+		respondError(w, invalidSlice(old.Name, field.Invalid(field.NewPath("spec"), old.Name, "driver, pool and node are immutable")))
+		return
 	}
 	s.drop(slice, old)
 	if err := s.invalid(slice); err != nil {
 		respondError(w, err)
 		return
 	}
-	slice.UID = old.UID
+	slice.UID, slice.ResourceVersion = old.UID, old.ResourceVersion
+	if apiequality.Semantic.DeepEqual(slice, old) { // a real one writes nothing either
+		respond(w, http.StatusOK, old)
+		return
+	}
 	slice.ResourceVersion = s.nextVersion()
 	s.slices[slice.Name] = slice
 	s.emit(watch.Modified, slice)
