@@ -16,6 +16,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/claim/converge"
 	"github.com/partage-dev/partage/pkg/claim/record"
+	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/host"
 )
 
@@ -200,6 +201,32 @@ func TestDamagedRecordWithMode(t *testing.T) {
 	mustPrepare(t, m, newClaim("u1", mpsA))
 	mustUnprepare(t, m, "u1")
 	b.wantNothing()
+}
+
+// TestDamagedRecordWithUnknownMode: a GPU that could not be discovered has no UUID, by which its compute mode is asked for. What
+// may be left of the claim was not looked at, so that the record stays.
+func TestDamagedRecordWithUnknownMode(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", mpsA))
+	damage(t, m, "u1")
+	b.mu.Lock()
+	clear(b.sessions) // the supervisor was started anew; the compute mode stays
+	b.mu.Unlock()
+
+	m = b.bareManager()
+	without, err := device.NewInventory(testNode().Without(pciA), device.Terms{Policy: testPolicy()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.SetInventory(without)
+	mustUnprepare(t, m, "u1")
+	for range 2 {
+		_ = m.Reconcile(t.Context()) // what is left is said by the guards
+	}
+	if len(b.hardware()) == 0 || len(b.guards()) == 0 {
+		t.Errorf("left on the hardware is %v, guarded by %v", b.hardware(), b.guards())
+	}
 }
 
 // One bad record does not stop the others.

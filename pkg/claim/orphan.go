@@ -142,22 +142,22 @@ func (o *orphans) count(after func() time.Duration) {
 
 // ask asks about a claim when the budget lets it, and says when its next turn is.
 func (o *orphans) ask(ctx context.Context, uid types.UID) {
+	again := min(o.interval, doubtPause)
+	defer func() { o.note(uid, func(i *inquiry) { i.due = time.Now().Add(again) }) }()
 	r, err := o.m.store.Read(uid)
 	if err != nil || r == nil || o.budget.Wait(ctx) != nil {
 		return // its record has just gone, or cannot be read
 	}
 	o.note(uid, func(i *inquiry) { i.asked = time.Now() })
-	again, err := o.check(ctx, r)
+	pause, err := o.check(ctx, r)
 	switch {
 	case ctx.Err() != nil:
-		return
-	case again > 0:
+	case pause > 0:
+		again = pause
 		o.problem.Log(ctx, err, "Claims are left alone, will ask again", "It is known again which claims still exist")
 	default:
 		klog.FromContext(ctx).Info("A claim could not be released that does not have its devices any more, will try again", "claim", r.Claim, "reason", err)
-		again = min(o.interval, doubtPause)
 	}
-	o.note(uid, func(i *inquiry) { i.due = time.Now().Add(again) })
 }
 
 // doubt lets the claims be asked about at once that may be in the way of another one. Of a share any other claim may be the
@@ -220,7 +220,7 @@ func (o *orphans) check(ctx context.Context, r *record.Record) (again time.Durat
 	})
 	left := i.since + o.grace - now
 	switch gone := claim == nil && r.BootID != o.m.store.Boot(); {
-	case err != nil && i.since > 0 && !i.confirmed:
+	case err != nil && i.since > 0:
 		return min(o.interval, doubtPause), err
 	case err != nil || i.since == 0:
 		// An API server in trouble is asked no more often than any other. A claim that is in the way is doubted again.
@@ -238,9 +238,9 @@ func (o *orphans) check(ctx context.Context, r *record.Record) (again time.Durat
 func (i *inquiry) answered(r *record.Record, isOrphan bool, now time.Duration) {
 	switch {
 	case !isOrphan:
-		i.prepared, i.since, i.confirmed, i.kept = 0, 0, false, nil
+		i.prepared, i.since, i.kept = 0, 0, nil
 	case i.since == 0 || i.prepared != r.Arrived:
-		i.prepared, i.since, i.confirmed, i.kept = r.Arrived, now, false, nil
+		i.prepared, i.since, i.kept = r.Arrived, now, nil
 	}
 }
 

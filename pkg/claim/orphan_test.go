@@ -6,6 +6,8 @@ package claim
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -216,4 +218,26 @@ type during struct {
 func (d during) Claim(ctx context.Context, ref Ref) (*resourceapi.ResourceClaim, error) {
 	d.do()
 	return d.box.Claim(ctx, ref)
+}
+
+// TestOrphansRecordsUnreadable: a claim whose record cannot be read is not asked about again at once.
+func TestOrphansRecordsUnreadable(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", wholeC))
+	o := m.orphans
+	o.count(func() time.Duration { return 0 })
+	first, due := o.next()
+	if first != "u1" || due.After(time.Now()) {
+		t.Fatalf("claim %q is asked about next, at %v", first, due)
+	}
+	folder := filepath.Dir(m.store.Path("u1"))
+	if err := errors.Join(os.Rename(folder, folder+".away"), os.WriteFile(folder, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	o.ask(t.Context(), first)
+	o.count(o.regular)
+	if next, due := o.next(); !due.After(time.Now()) {
+		t.Errorf("claim %q is asked about again at once", next)
+	}
 }

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/cdi/hook"
+	"github.com/partage-dev/partage/pkg/claim/converge"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
@@ -752,4 +753,54 @@ func TestPrepareAgainBehindMuteSupervisor(t *testing.T) {
 			t.Error("the kubelet gets no reason, only its own time limit")
 		}
 	})
+}
+
+// lateLook has the first look at a GPU wait until it is told to go on.
+type lateLook struct {
+	converge.Partitions
+	gpu           string
+	once          sync.Once
+	looks, resume chan struct{}
+}
+
+func (l *lateLook) State(ctx context.Context, pciAddress string) (gpu.MIGState, error) {
+	if pciAddress == l.gpu {
+		l.once.Do(func() { close(l.looks); <-l.resume })
+	}
+	return l.Partitions.State(ctx, pciAddress)
+}
+
+// TestSessionOfTwoGPUsIsToldOnce: what one GPU of a session has seen is older than what another one has written down.
+func TestSessionOfTwoGPUsIsToldOnce(t *testing.T) {
+	loses := func(b *box) { b.lose(wholeA, mps.Running) }
+	kills := func(b *box) { b.mu.Lock(); defer b.mu.Unlock(); b.sessions[wholeA].kills++ }
+	ends := func(b *box) { b.mu.Lock(); defer b.mu.Unlock(); clear(b.sessions) }
+	for name, happens := range map[string][2]func(*box){
+		"servers lost": {loses, loses}, "server lost, session gone": {loses, ends}, "clients killed": {kills, kills},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBox(t)
+			m := b.manager()
+			mustPrepare(t, m, configure(newClaim("u1", wholeA, wholeC), fromClaim, gpuMPS))
+			l := &lateLook{Partitions: m.engine.Partitions, gpu: pciA, looks: make(chan struct{}), resume: make(chan struct{})}
+			m.engine.Partitions = l
+			happens[0](b)
+			var behind sync.WaitGroup
+			behind.Go(func() { _, _ = m.converge(t.Context(), pciA) })
+			<-l.looks
+			happens[1](b)
+			_, _ = m.converge(t.Context(), pciC)
+			close(l.resume)
+			behind.Wait()
+			for range 3 {
+				_ = m.Reconcile(t.Context())
+			}
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			told := slices.DeleteFunc(slices.Clone(b.warnings), func(w string) bool { return !strings.Contains(w, "MPS") })
+			if len(told) != 1 {
+				t.Errorf("people are told %d times: %q", len(told), told)
+			}
+		})
+	}
 }

@@ -146,8 +146,12 @@ func (o *observation) has(is func(*rules.Record, *rules.Part) bool) bool {
 
 // observeMode asks for the compute mode where MIG mode leaves the GPU one.
 func (o *observation) observeMode(ctx context.Context) error {
+	if o.state.Enabled {
+		return nil
+	}
 	uuid := o.uuid()
-	if o.state.Enabled || uuid == "" {
+	if uuid == "" {
+		o.Hardware.ModeUnknown = true
 		return nil
 	}
 	mode, err := o.engine.Sharing.Mode(ctx, sharing.Device{PCIAddress: o.GPU, UUID: uuid})

@@ -164,6 +164,7 @@ type Hardware struct {
 	Instances            []Instance // all GPU instances, foreign ones included
 	Exclusive, OtherMode bool       // the compute mode EXCLUSIVE_PROCESS, or another one that is not DEFAULT
 	NoMode               bool       // it has no compute mode that can be changed
+	ModeUnknown          bool       // nobody could ask for the compute mode
 	IntervalLost         bool       // the driver may have been loaded after a time slice was set, and have forgotten it
 	Fabric               string     // why the undivided GPU is not registered with its NVLink fabric yet, or empty
 	// Users are the processes on the undivided GPU that no record explains, InstanceUsers those on GPU instances by ID, where

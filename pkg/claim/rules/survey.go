@@ -86,7 +86,7 @@ func (d *decision) advice(i Instance) string {
 // also says which of the others are not well, and whether there can be any.
 func (d *decision) surveySessions() (clear bool) {
 	stray := d.Hardware.Exclusive && !d.named("") // a compute mode that no record explains
-	clear = !stray
+	clear = !stray && !d.Hardware.ModeUnknown
 	if d.Unsupervised != "" {
 		d.say(Statement{Reason: Unsupervised, Text: d.Unsupervised})
 	}
