@@ -158,12 +158,13 @@ type verdict struct {
 	said     time.Time
 }
 
-// keepMessage keeps the message for a while if nothing but its words changes: some say how long something has lasted.
+// keepMessage keeps what is said for a while if nothing but words changes: some say how long something has lasted, and what leaves a
+// device healthy may come and go.
 func (v *verdict) keepMessage(before verdict, now time.Time) {
 	v.said = now
-	same := before.health == v.health && before.findings == v.findings
+	same := before.health == v.health && (before.findings == v.findings || v.ready())
 	if same && (before.message == v.message || now.Sub(before.said) < messageInterval) {
-		v.message, v.said = before.message, before.said
+		*v = before
 	}
 }
 

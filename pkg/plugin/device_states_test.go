@@ -307,8 +307,8 @@ func TestHealthIsRepeated(t *testing.T) {
 		for _, at := range []string{"10s", "20s", "30s", "40s", "50s", "1m0s"} {
 			want = append(want, at+" Healthy ")
 		}
-		const old = " Unknown The driver has not been able to look at the GPUs of the node for "
-		want = append(want, "1m10s"+old+"1m10s.", "1m20s"+old+"1m20s.")
+		old := " Unknown The driver has not been able to look at the GPUs of the node since " + start.UTC().Format(time.RFC3339) + "."
+		want = append(want, "1m10s"+old, "1m20s"+old)
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("-want +got:\n%s", diff)
 		}
@@ -335,6 +335,38 @@ func TestWorstShareCounts(t *testing.T) {
 	report, _ := s.health(now)
 	if len(report.Devices) != 1 || report.Devices[0].Health != kubeletplugin.HealthStatusUnhealthy || len(report.Devices[0].Message) > maxHealthMessage {
 		t.Errorf("%+v", report)
+	}
+}
+
+// TestFewWrites: each report that differs from the one before is a write of the pod's status by its kubelet.
+func TestFewWrites(t *testing.T) {
+	t.Parallel()
+	live := []claim.LiveClaim{uses(claim.Ref{UID: "u"}, firstName, firstGPU, nil)}
+	hot := []device.Condition{{PCIAddress: firstGPU, Reason: device.Throttled, Effect: policy.EffectNone, Message: "hot"}}
+	for name, test := range map[string]struct {
+		look func(s *deviceStates, i int, now time.Time)
+		most int
+	}{
+		"the driver cannot look at the GPUs": {func(*deviceStates, int, time.Time) {}, 2},
+		"what leaves it healthy comes and goes": {func(s *deviceStates, i int, now time.Time) {
+			s.surveyedAt, s.states = now, s.judgeAll(live, [][]device.Condition{nil, hot}[i%2], now)
+		}, 7},
+	} {
+		s := newDeviceStates(nil, nil, 10*time.Second)
+		began := time.Now()
+		s.surveyedAt, s.states = began, s.judgeAll(live, nil, began)
+		writes, last := 0, kubeletplugin.DeviceHealth{}
+		for i := range int(time.Hour / healthInterval) {
+			now := began.Add(time.Duration(i) * healthInterval)
+			test.look(s, i, now)
+			report, _ := s.health(now)
+			if one := report.Devices[0]; one.Health != last.Health || one.Message != last.Message {
+				writes, last = writes+1, one
+			}
+		}
+		if writes > test.most {
+			t.Errorf("%s: %d writes in an hour, want %d at most", name, writes, test.most)
+		}
 	}
 }
 

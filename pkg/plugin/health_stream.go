@@ -62,7 +62,7 @@ func (s *deviceStates) health(now time.Time) (kubeletplugin.DeviceHealthReport, 
 			switch {
 			case age > s.staleAfter:
 				one.Health = kubeletplugin.HealthStatusUnknown
-				one.Message = fmt.Sprintf("The driver has not been able to look at the GPUs of the node for %s.", age.Truncate(time.Second))
+				one.Message = fmt.Sprintf("The driver has not been able to look at the GPUs of the node since %s.", surveyedAt.UTC().Format(time.RFC3339))
 			case d.reason == reasonReady:
 				one.Message = ""
 			}

@@ -67,6 +67,9 @@ type entry struct {
 // believe takes what the API server has.
 func (e *entry) believe(stored []resourceapi.AllocatedDeviceStatus) {
 	e.stored, e.recheck = stored, time.Now().Add(recheckInterval-rand.N(recheckJitter)) //nolint:gosec // no secret
+	if _, differs := e.next("", time.Time{}); !differs {
+		e.failures = 0 // there is nothing left that could fail again
+	}
 }
 
 // doubt takes note of a request that has failed.
