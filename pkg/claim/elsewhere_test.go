@@ -37,6 +37,9 @@ func testSurveyOfGPUThatNobodyGivesBack(t *testing.T) {
 		if diff := cmp.Diff(test.want, findings(m.Survey(t.Context()))); diff != "" {
 			t.Errorf("after %s: -want +got:\n%s", test.after, diff)
 		}
+		if unlooked := m.Unlooked(); len(unlooked) > 0 != (test.want == nil) {
+			t.Errorf("after %s: unlooked are %v", test.after, unlooked)
+		}
 	}
 	release()
 	if got := findings(m.Survey(t.Context())); len(got) > 0 {

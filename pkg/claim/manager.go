@@ -181,6 +181,10 @@ func (m *Manager) Survey(ctx context.Context) device.Status {
 	return m.surveyor.survey(ctx, m.devices())
 }
 
+// Unlooked lists the GPUs of the inventory of which no survey of this process knows anything yet, because they are slow or busy, or
+// the MPS supervisor has not answered.
+func (m *Manager) Unlooked() []string { return m.surveyor.unlooked(m.devices()) }
+
 // InUse lists the devices that claims have, by name, whatever becomes of them; also those that they had before the machine
 // was started anew, for the kubelet prepares them again. With an error there may be more than those.
 func (m *Manager) InUse() ([]string, error) {

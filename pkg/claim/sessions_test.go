@@ -676,20 +676,20 @@ func TestSupervisorThatBeginsLater(t *testing.T) {
 	m := b.manager()
 	tainted := func() int { return len(m.Survey(t.Context()).Conditions) }
 	b.away(true)
-	if got := tainted(); got != 0 {
-		t.Errorf("%d conditions at once", got)
+	if got := tainted(); got != 0 || len(m.Unlooked()) != 3 {
+		t.Errorf("%d conditions at once, unlooked are %v", got, m.Unlooked())
 	}
 	b.pass((5 * time.Second))
-	if got := tainted(); got != 3 { // one for each GPU
-		t.Errorf("%d conditions while it is away", got)
+	if got := tainted(); got != 3 || len(m.Unlooked()) > 0 { // one for each GPU
+		t.Errorf("%d conditions while it is away, unlooked are %v", got, m.Unlooked())
 	}
 	b.away(false)
 	if got := tainted(); got != 0 {
 		t.Errorf("%d conditions when it is back", got)
 	}
 	b.away(true)
-	if got := tainted(); got != 0 {
-		t.Errorf("%d conditions at once, the second time", got)
+	if got := tainted(); got != 0 || len(m.Unlooked()) > 0 {
+		t.Errorf("%d conditions at once, the second time, unlooked are %v", got, m.Unlooked())
 	}
 }
 

@@ -54,6 +54,8 @@ type surveyed struct {
 	claims []Statement
 	// silentSince is when the MPS supervisor did not answer first, or zero while it answers.
 	silentSince time.Duration
+	// looked says that this process has seen the GPU, or knows that it does not answer.
+	looked bool
 }
 
 // survey observes all GPUs at the same time. One that is slow keeps nothing from being said of the others: what was said of
@@ -87,7 +89,7 @@ func (s *surveyor) surveyGPU(ctx context.Context, inventory *device.Inventory, a
 		return latest // it was not the GPU that gave up
 	case errors.Is(err, lock.ErrElsewhere):
 		// A process that hangs in the kernel does not die and keeps its locks.
-		return surveyed{statics: latest.statics, claims: latest.claims, conditions: unanswered(address, fmt.Errorf("%w; an earlier instance of the driver may hang in it: %w", err, gpu.ErrHung))}
+		return surveyed{looked: true, statics: latest.statics, claims: latest.claims, conditions: unanswered(address, fmt.Errorf("%w; an earlier instance of the driver may hang in it: %w", err, gpu.ErrHung))}
 	case err != nil, gpu.IsPending(said.Unanswered) && !errors.Is(said.Unanswered, gpu.ErrHung):
 		return latest // it is busy or slow, or waits behind another GPU
 	}
@@ -102,11 +104,12 @@ func (s *surveyor) surveyGPU(ctx context.Context, inventory *device.Inventory, a
 // last is what was said of a GPU last, or what records say of it.
 func (s *surveyor) last(address string) surveyed {
 	s.mu.Lock()
-	f, known := s.latest[address]
+	f := s.latest[address]
 	s.mu.Unlock()
-	if known {
+	if f.looked {
 		return f
 	}
+	f.statics = nil
 	for _, d := range s.engine.Store.Snapshot().On(address) {
 		if d.Type == record.Static && !d.Admin && d.Partition.Made != nil {
 			f.statics = append(f.statics, device.Static{
@@ -115,6 +118,16 @@ func (s *surveyor) last(address string) surveyed {
 		}
 	}
 	return f
+}
+
+// unlooked are the GPUs of an inventory of which nothing is known yet.
+func (s *surveyor) unlooked(inventory *device.Inventory) (addresses []string) {
+	for _, address := range inventory.PCIAddresses() {
+		if !s.last(address).looked {
+			addresses = append(addresses, address)
+		}
+	}
+	return addresses
 }
 
 // conditions are what statements are for devices, besides their place. The others are about claims.
@@ -129,7 +142,7 @@ var conditions = map[rules.Reason]device.Condition{
 
 // translate translates what the rules say.
 func (s *surveyor) translate(inventory *device.Inventory, address string, said *converge.Said, latest surveyed) (f surveyed) {
-	f.statics = said.Static
+	f.statics, f.looked = said.Static, true
 	for _, one := range said.Statements {
 		if reason := eventReasons[one.Reason]; reason != "" {
 			f.claims = append(f.claims, Statement{Claim: said.Ref(one.Claim), Reason: reason, Device: one.Device, Text: one.Text})
@@ -139,6 +152,8 @@ func (s *surveyor) translate(inventory *device.Inventory, address string, said *
 			f.conditions = append(f.conditions, unanswered(address, said.Unanswered)...)
 		case rules.Unsupervised:
 			f.silentSince = cmp.Or(latest.silentSince, s.engine.Clock())
+			// What an earlier process has said of MPS shares is not taken back before the supervisor had the time to answer.
+			f.looked = latest.looked || !hasMPS(inventory, address) || s.engine.Clock()-f.silentSince >= silenceLimit
 		}
 		if c, holds := s.condition(inventory, address, one, f.silentSince); holds {
 			f.conditions = append(f.conditions, c)

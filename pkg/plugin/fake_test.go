@@ -60,6 +60,7 @@ func newAPIServer(t *testing.T) *apiServer {
 // fakeClaims remembers what is prepared and can be made to fail.
 type fakeClaims struct {
 	mu         sync.Mutex
+	unlooked   []string
 	inventory  *device.Inventory
 	prepared   map[types.UID]bool
 	status     device.Status
@@ -79,6 +80,12 @@ type fakeClaims struct {
 }
 
 func (f *fakeClaims) Statements() []claim.Statement { return nil }
+
+func (f *fakeClaims) Unlooked() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.unlooked
+}
 
 func (f *fakeClaims) SetInventory(i *device.Inventory) {
 	f.mu.Lock()

@@ -47,6 +47,8 @@ type ClaimSurveyor interface {
 	// Survey compares the GPUs with what claims have. It does not wait for a GPU
 	// that is busy or does not answer.
 	Survey(ctx context.Context) device.Status
+	// Unlooked lists the GPUs of which no survey knows anything yet.
+	Unlooked() []string
 	// InUse lists the devices that claims are known to have, by name. An error says
 	// that there may be more.
 	InUse() ([]string, error)
@@ -87,6 +89,8 @@ type gpuLoop struct {
 	lastSeen   *lastseen.File
 	// surveyedAt is when the last survey has succeeded, if one has.
 	surveyedAt time.Time
+	// awaitedSince is since when the first publication waits for a look.
+	awaitedSince time.Time
 	// now is base with a status.
 	base, now *device.Inventory
 	with      device.Status
@@ -242,6 +246,8 @@ func (l *gpuLoop) survey(ctx context.Context) {
 	}
 	l.surveyProblem.Log(ctx, err, "The GPUs could not be surveyed, their conditions stay as they were", "The GPUs can be surveyed again")
 	switch {
+	case err == nil && l.awaitsLook(ctx):
+		return
 	case err == nil:
 		l.sayOfClaims(ctx)
 		l.state.applySurvey(found)
@@ -252,6 +258,30 @@ func (l *gpuLoop) survey(ctx context.Context) {
 		return
 	}
 	l.handOn(ctx)
+}
+
+const (
+	// lookPatience is for how long GPUs that are slow, and an MPS supervisor that does not answer, may keep what is stored of all
+	// GPUs from being replaced at the start: it may say more than is known yet.
+	lookPatience = 30 * time.Second
+	lookPause    = time.Second
+)
+
+// awaitsLook reports whether the first publication has to wait for a look at some GPU, and sees to it that there is another soon.
+func (l *gpuLoop) awaitsLook(ctx context.Context) bool {
+	unlooked := l.claims.Unlooked()
+	if !l.surveyedAt.IsZero() || len(unlooked) == 0 || l.state.driverGone != nil {
+		return false
+	}
+	if l.awaitedSince.IsZero() {
+		l.awaitedSince = time.Now()
+	}
+	if time.Since(l.awaitedSince) >= lookPatience {
+		return false
+	}
+	l.readiness.set(ctx, needSlices, fmt.Sprintf("not all GPUs have been looked at yet: %v", unlooked))
+	time.AfterFunc(lookPause, l.surveyNow.Fire)
+	return true
 }
 
 // sayOfClaims says what the survey has found of claims.

@@ -199,3 +199,25 @@ func TestModeChanged(t *testing.T) {
 	r.hardware.setNode(testNodeWith(firstGPU, secondGPU))
 	r.untilPublished(t, 8, 2)
 }
+
+// TestFirstPublicationAwaitsLook: what is stored may say more of a GPU than is known while nobody has looked at it, so that it
+// stays, though not for ever.
+func TestFirstPublicationAwaitsLook(t *testing.T) {
+	t.Parallel()
+	s := newStepper(t)
+	s.claims.unlooked = []string{firstGPU}
+	s.poll(0)
+	if s.handedOn() || s.plugin.readiness.notReady() == "" {
+		t.Error("published before all GPUs have been looked at")
+	}
+	<-s.loop.surveyNow // there is another look soon
+	s.poll(0)
+	if s.handedOn() {
+		t.Error("published after a second look that has seen nothing either")
+	}
+	s.loop.awaitedSince = s.loop.awaitedSince.Add(-lookPatience)
+	s.poll(0)
+	if !s.handedOn() {
+		t.Error("not published for ever")
+	}
+}

@@ -225,6 +225,7 @@ func (c noClaims) Survey(ctx context.Context) device.Status {
 
 func (noClaims) SetInventory(*device.Inventory)             {}
 func (noClaims) Statements() []claim.Statement              { return nil }
+func (noClaims) Unlooked() []string                         { return nil }
 func (noClaims) InUse() ([]string, error)                   { return nil, nil }
 func (noClaims) Reconcile(context.Context) error            { return nil }
 func (noClaims) ReleaseOrphans(ctx context.Context)         { <-ctx.Done() }
