@@ -78,23 +78,6 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestConditionsOfMPS: a claim with an MPS session of its own is told the same by events and in its
-// status as one with a share.
-func TestConditionsOfMPS(t *testing.T) {
-	t.Parallel()
-	missing := device.Condition{PCIAddress: firstGPU, Kind: device.MPS, Reason: device.MPSUnavailable, Message: "none"}
-	whole := claim.LiveDevice{Device: device.GPUName(firstGPU), Kind: device.Whole, PCIAddress: firstGPU}
-	session := whole
-	session.Session = &claim.LiveSession{Running: true}
-	for _, d := range []claim.LiveDevice{whole, session} {
-		mps := d.Session != nil
-		states := newDeviceStates(nil, nil, time.Second).judgeAll([]claim.LiveClaim{{Devices: []claim.LiveDevice{d}}}, []device.Condition{missing}, time.Now())
-		if ready := states[0].devices[0].ready(); ready == mps {
-			t.Errorf("with a session %t: ready %t", mps, ready)
-		}
-	}
-}
-
 // TestMessageStays: words that change while nothing else does are not worth a request.
 func TestMessageStays(t *testing.T) {
 	t.Parallel()

@@ -186,7 +186,7 @@ func (l *gpuLoop) handleDiscovery(ctx context.Context, found discovery) {
 	l.report.unlisted(ctx, found.node.Unlisted, l.state.known)
 	l.report.discovered(ctx, found.node, inventory)
 	status := l.status(ctx)
-	now := inventory.With(status)
+	now := l.inventoryWith(status)
 	l.claims.SetInventory(now)
 	l.metrics.SetGPUs(now, status)
 	l.readiness.set(ctx, needHardware, "")
@@ -247,6 +247,9 @@ func (l *gpuLoop) survey(ctx context.Context) {
 	l.surveyProblem.Log(ctx, err, "The GPUs could not be surveyed, their conditions stay as they were", "The GPUs can be surveyed again")
 	switch {
 	case err == nil && l.awaitsLook(ctx):
+		// Claims can have partitions that others made all the same.
+		l.state.applySurvey(found)
+		l.claims.SetInventory(l.inventoryWith(l.status(ctx)))
 		return
 	case err == nil:
 		l.sayOfClaims(ctx)

@@ -206,7 +206,11 @@ func TestFirstPublicationAwaitsLook(t *testing.T) {
 	t.Parallel()
 	s := newStepper(t)
 	s.claims.unlooked = []string{firstGPU}
+	s.claims.status = device.Status{Conditions: []device.Condition{{PCIAddress: firstGPU, Reason: device.Occupied, Message: "one"}}}
 	s.poll(0)
+	if s.claims.inventory != s.loop.now || len(s.loop.with.Conditions) != 1 {
+		t.Error("claims do not get what the survey has found")
+	}
 	if s.handedOn() || s.plugin.readiness.notReady() == "" {
 		t.Error("published before all GPUs have been looked at")
 	}
