@@ -10,19 +10,20 @@ SHELL := /bin/bash
 
 # No flags that change what the compiler makes: builds, tests and lint share a cache with
 # each other and with a plain `go test`. The version comes from git below, so a checkout
-# that belongs to another user is no error.
-export GOFLAGS := -buildvcs=false $(GOFLAGS)
+# that belongs to another user is no error. Tests are not analysed: make lint does that.
+export GOFLAGS := -buildvcs=false -vet=off $(GOFLAGS)
 export CGO_ENABLED := 1
 
 VERSION ?= $(shell git describe --tags --dirty 2>/dev/null || echo devel)
 COMMIT ?= $(shell git describe --always --dirty --abbrev=12 --exclude '*' 2>/dev/null)
-VERSION_PKG := github.com/partage-dev/partage/pkg/version
+VERSION_PKG := github.com/partage-dev/partage/pkg/util/version
 # Without the tracing pages of gRPC and the templates of the command line's help, which nobody
 # sees, the linker leaves out every method that nothing calls: see test/flow/metrics.
 GO_TAGS := grpcnotrace,urfave_cli_no_template
 # NVIDIA's hook is cgo, and runs on hosts that may have no dynamic loader where glibc's is.
-GO_STATIC := -tags netgo,osusergo -ldflags '-s -w -linkmode external -extldflags -static'
-NVIDIA_HOOK := github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook
+NVIDIA_TOOLKIT := github.com/NVIDIA/nvidia-container-toolkit
+GO_STATIC = -tags netgo,osusergo -ldflags '-s -w -X $(NVIDIA_TOOLKIT)/internal/info.version=$(shell go list -m -f '{{.Version}}' $(NVIDIA_TOOLKIT)) -linkmode external -extldflags -static'
+NVIDIA_HOOK := $(NVIDIA_TOOLKIT)/cmd/nvidia-cdi-hook
 GO_LDFLAGS := -s -w -X $(VERSION_PKG).version=$(VERSION) -X $(VERSION_PKG).commit=$(COMMIT)
 
 OUT := _output
@@ -37,12 +38,13 @@ VULNCHECK := $(OUT)/bin/govulncheck
 # How long make soak takes.
 SOAK := 10m
 # Unit tests run with the race detector, except for packages without goroutines, whose
-# tests then start sooner, pkg/host, which runs its test binary without a C library, and
+# tests then start sooner, pkg/node/host, which runs its test binary without a C library, and
 # pkg/mps/supervisor, which runs its test binary as the control program: with the detector
 # that takes longer to start than the tests give it.
-PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/claim/rules/... ./pkg/device/... ./pkg/host/... ./pkg/mps/supervisor/... ./pkg/policy/... ./pkg/quote/... ./pkg/version/... ./templates ./test/chart ./test/docs/... ./test/gpusim/... ./test/hardware/... ./test/knownfailures/... ./test/krew ./test/nicdriver/... ./test/scale/... ./test/sizes/... ./test/versions ./test/workflows
+PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/driver/claim/rules/... ./pkg/device/... ./pkg/node/host/... ./pkg/mps/supervisor/... ./pkg/policy/... ./pkg/util/quote/... ./pkg/util/version/... ./templates ./test/chart ./test/docs/... ./test/gpusim/... ./test/hardware/... ./test/knownfailures/... ./test/krew ./test/nicdriver/... ./test/release ./test/scale/... ./test/sizes/... ./test/versions ./test/workflows
 RACE = $(filter-out $(shell go list $(PLAIN)),$(shell go list ./cmd/... ./pkg/...))
-FLOW := $(addprefix ./test/flow/,claims conformance hardware sharing metrics crash fault soak)
+# The longest first.
+FLOW := $(addprefix ./test/flow/,crash fault claims sharing soak conformance hardware metrics)
 
 # One thing at a time: what is built must be there before what uses it.
 .NOTPARALLEL:
@@ -62,6 +64,13 @@ endef
 # The same with a line for each package instead of each test.
 define quiet
 	@mkdir -p $(dir $(1)); go test -v $(2) 2>&1 | tee $(1) | grep --line-buffered -E '^(--- FAIL|ok|FAIL|panic)|_test.go:[0-9]+: .*[0-9]+ (cases|crashes|faults|seeds)' || { $(call failed,$(1)); }
+endef
+
+# Makes targets at the same time, of which none may build what another one runs. At its end is what failed, as above.
+define beside
+	@making=; failed=; for target in $(1); do $(MAKE) --no-print-directory $$target & making+=" $$!"; done; \
+	for pid in $$making; do wait $$pid || failed=1; done; [[ -z $$failed ]] || \
+	  { printf '\nfailed:\n'; grep -sE '^ *--- FAIL|^FAIL|^panic:|DATA RACE' $(patsubst %,$(OUT)/%.log,$(1)); exit 1; }
 endef
 
 ##@ Try it
@@ -135,6 +144,11 @@ image: pinned ## Build the image for a registry with docker: make image IMAGE=re
 	@[[ -n '$(IMAGE)' ]] || { echo 'usage: make image IMAGE=registry.example.com/gpu-kubelet-plugin:dev [BUILD=--push]'; exit 2; }
 	VERSION='$(VERSION)' COMMIT='$(COMMIT)' deployments/container/build '$(IMAGE)' $(BUILD)
 
+.PHONY: release-rehearsal
+release-rehearsal: root setup build cluster images ## Make a release of this commit for a registry on this machine, and install it from there
+	$(call say,rehearsal of a release: log in $(OUT)/release/log)
+	test/release/rehearse $(OUT)/release
+
 .PHONY: hardware-bundle
 hardware-bundle: build ## Collect in _output/hardware what test/hardware/run needs on a machine with a real GPU
 	test/hardware/build bin $(OUT)/hardware
@@ -151,7 +165,7 @@ pinned:
 ##@ Test
 
 .PHONY: test
-test: root begin setup test-unit test-allocators helm-check test-monitoring test-ui test-flow test-cluster test-admission test-scale ## Run all tests, with all that they need
+test: root begin setup test-packages test-allocators helm-check test-monitoring test-ui test-cluster test-admission test-scale ## Run all tests, with all that they need
 	$(call say,known failures that were not seen)
 	go run ./test/knownfailures/cmd/unseen $(OUT)/test-*.log
 	$(call say,all tests passed)
@@ -167,15 +181,15 @@ test-all: test test-walk test-model ## Run all tests, with all crashes and fault
 .PHONY: test-walk
 test-walk: ## Take random steps with claims from 2,000 seeds
 	$(call say,random steps with claims)
-	go test -timeout 30m -run '^TestWalk$$' ./pkg/claim -walk.seeds=2000
+	go test -timeout 30m -run '^TestWalk$$' ./pkg/driver/claim -walk.seeds=2000
 
 .PHONY: test-model
 test-model: ## Explore the rules about claims in small worlds, 300,000 states of each, those about MPS sessions and about slices
 	$(call say,states of the rules about claims)
-	go test -timeout 60m -run '^TestScenarios$$' -v ./pkg/claim/rules/model -model.states=300000
+	go test -timeout 60m -run '^TestScenarios$$' -v ./pkg/driver/claim/rules/model -model.states=300000
 	go test -timeout 60m -run '^TestModel$$' -v ./pkg/mps/supervisor/rules -model.troubles=3
 	$(call say,states of the rules about ResourceSlices)
-	go test -timeout 60m -run '^TestModel$$' -v ./pkg/plugin/publish/rules -model.states=20000
+	go test -timeout 60m -run '^TestModel$$' -v ./pkg/driver/plugin/publish/rules -model.states=20000
 
 # test/cluster/admission and test/validation import much of Kubernetes, so they are built as Kubernetes
 # was, and not analysed: that takes minutes. What they read is outside their modules, so go would take
@@ -200,11 +214,23 @@ endif
 
 .PHONY: test-unit
 test-unit: gpusim ## Test every package by itself
-	$(call say,unit tests: log in $(OUT)/test-plain.log)
+	$(call say,unit tests: logs in $(OUT)/test-plain.log and $(OUT)/test-race.log)
+	$(call beside,test-plain test-race)
+
+# Tests of the one part wait while those of the other are compiled.
+.PHONY: test-packages
+test-packages: build
+	$(call say,unit and flow tests: logs in $(OUT)/test-plain.log and test-race.log and test-nodes.log)
+	$(call beside,test-plain test-race test-nodes)
+
+.PHONY: test-plain
+test-plain:
 	$(call quiet,$(OUT)/test-plain.log,$(PLAIN))
-	@# Without cmd/kube, which has no tests: go test analyses what it imports, all of Kubernetes.
+	@# Without cmd/kube, which has no tests and imports all of Kubernetes.
 	cd test/cluster && CGO_ENABLED=0 go test ./cmd/cluster ./internal/...
-	$(call say,unit tests with the race detector: log in $(OUT)/test-race.log)
+
+.PHONY: test-race
+test-race:
 	$(call quiet,$(OUT)/test-race.log,-race -timeout 15m $(RACE))
 
 .PHONY: test-allocators
@@ -215,9 +241,14 @@ test-allocators: ## Run what is published through the allocators of older Kubern
 
 .PHONY: test-flow
 test-flow: build ## Test the plugin over gRPC against simulated GPUs, without Kubernetes
-	$(call say,flow tests: log in $(OUT)/test-flow.log)
+	$(call say,flow tests: log in $(OUT)/test-nodes.log)
+	@$(MAKE) --no-print-directory test-nodes
+
+# Each package has a /proc of its own, see test/flow/harness/alone.go. They mostly wait.
+.PHONY: test-nodes
+test-nodes:
 	go test ./test/flow/killpoint ./test/flow/harness
-	$(call verbose,$(OUT)/test-flow.log,-count=1 -p 1 -timeout 25m $(FLOW))
+	$(call verbose,$(OUT)/test-nodes.log,-count=1 -p 3 -timeout 25m $(FLOW))
 
 # What each listed test says, and how long it took: make known-failures COUNT=10. Real pods and other modules are left out.
 COUNT := 1
@@ -229,6 +260,20 @@ known-failures: build ## Run the tests of promises that are broken today: COUNT=
 	go test -count=$(COUNT) -p 1 -v -run "^($$tests)$$" $$(sed -n 's/^- package: /.\//p' $(KNOWN) | grep -vE 'e2e|test/validation' | sort -u) >$(OUT)/known-failures.log 2>&1 || { $(call failed,$(OUT)/known-failures.log); }; \
 	grep -o 'known failure of .*' $(OUT)/known-failures.log | sed 's/, after [^:]*//' | sort | uniq -c
 
+# What a machine of another kind can try: everything but what loads NVML, which starts its own program again. The compiler is
+# the machine's own and the programs are emulated, so that it takes minutes, not hours.
+ARM64 := ./cmd/mps-supervisor ./cmd/partage-hook ./cmd/kubectl-gpu ./pkg/api/... ./pkg/driver/cdi/... ./pkg/driver/claim/... ./pkg/device/... ./pkg/gpu ./pkg/policy/... ./pkg/util/version/...
+.PHONY: test-arm64
+test-arm64: root ## Cross-compile everything for arm64, and run unit tests of packages without NVML in an emulator
+	$(call say,arm64: log in $(OUT)/test-arm64.log)
+	test/release/setup gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static
+	@export GOARCH=arm64 CC=aarch64-linux-gnu-gcc QEMU_LD_PREFIX=/usr/aarch64-linux-gnu; mkdir -p $(OUT)/arm64; \
+	go build -tags '$(GO_TAGS)' -ldflags '$(GO_LDFLAGS)' -o $(OUT)/arm64/ ./cmd/... 2>$(OUT)/test-arm64.log || { $(call failed,$(OUT)/test-arm64.log); }; \
+	go build $(GO_STATIC) -o $(OUT)/arm64/nvidia-cdi-hook $(NVIDIA_HOOK) 2>>$(OUT)/test-arm64.log || { $(call failed,$(OUT)/test-arm64.log); }; \
+	for program in partage-hook mps-supervisor gpu-kubelet-plugin; do qemu-aarch64-static $(OUT)/arm64/$$program version; done; \
+	qemu-aarch64-static $(OUT)/arm64/nvidia-cdi-hook --version
+	$(call quiet,$(OUT)/test-arm64.log,-exec qemu-aarch64-static -vet=off -short $(ARM64))
+
 .PHONY: soak
 soak: build ## Break the driver at random for SOAK=10m, from a new seed each time
 	$(call say,soak)
@@ -238,6 +283,7 @@ soak: build ## Break the driver at random for SOAK=10m, from a new seed each tim
 test-cluster: root setup build cluster images prometheus ## Test with real pods on local Kubernetes clusters
 	$(call say,cluster tests: logs in $(OUT)/test-cluster)
 	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
+	cd test/cluster && CGO_ENABLED=0 go build -trimpath -o $(CURDIR)/$(OUT)/nvidia-ctk-installer ./nriplugin
 	test/e2e/run | tee $(OUT)/test-cluster.log
 
 .PHONY: test-admission
@@ -310,8 +356,8 @@ bench: build ## Measure Prepare and Unprepare, also with simulated latency, and 
 	$(call say,side by side)
 	go test -run '^$$' -bench . -benchtime 200x -timeout 20m ./test/flow/versus -peer "$$(realpath --quiet --canonicalize-existing $(PEER))"
 
-# Each part says how far it is; what they took is printed at the end. Under 15 minutes on two cores.
-BENCH_SCALE := bench-packing bench-scale-memory bench-scale-scheduler bench-scale-fleet
+# Each part says how far it is; what they took is printed at the end. Under 25 minutes on two cores, of which the storm takes seven.
+BENCH_SCALE := bench-packing bench-scale-storm bench-scale-memory bench-scale-scheduler bench-scale-fleet
 .PHONY: bench-scale
 bench-scale: root setup build cluster images ## Measure what large clusters cost: packing, scheduler, control plane
 	@took=; for part in $(BENCH_SCALE); do began=$$SECONDS; $(MAKE) --no-print-directory $$part; took+=$$(printf '%24s %5d s' $$part $$((SECONDS - began)))$$'\n'; done; \
@@ -321,6 +367,13 @@ bench-scale: root setup build cluster images ## Measure what large clusters cost
 bench-packing: ## Simulate how well partitions are packed, by the order in which they are published
 	$(call say,packing)
 	go run ./test/scale/cmd/packing
+
+# STORM_NODES is how many nodes there are. 1,000 take 7 minutes of CPU time.
+STORM_NODES := 1000
+.PHONY: bench-scale-storm
+bench-scale-storm: ## Count what GPUs that are at their thermal limit write, in fake time: STORM_NODES=100
+	$(call say,writes in a thermal storm)
+	go test -count=1 -timeout 60m -run '^TestThermalStorm$$' -v ./pkg/driver/plugin/publish -storm.nodes=$(STORM_NODES) | grep -E '_test.go:[0-9]+:|^(--- FAIL|ok|FAIL|panic)'
 
 # With FLEET='--nodes 1000' it needs 20 GB of memory and half an hour.
 FLEET := --nodes 60
@@ -375,12 +428,24 @@ lint: $(LINT) $(ACTIONLINT) gpusim ## Check formatting and code of all modules, 
 	cd test/cluster && CGO_ENABLED=0 go vet -tags cluster $(LINT_CLUSTER) && CGO_ENABLED=0 $(CURDIR)/$(LINT) run --allow-serial-runners --config $(CURDIR)/.golangci.yaml $(LINT_CLUSTER)
 	cd test/ui && CGO_ENABLED=0 $(CURDIR)/$(LINT) run --allow-serial-runners --config $(CURDIR)/.golangci.yaml ./...
 	cd test/allocators && $(CURDIR)/$(LINT) run --allow-serial-runners --config $(CURDIR)/.golangci.yaml .
+	$(call say,go.mod and go.sum of all modules)
+	for file in $$(git ls-files '*go.mod' | grep -v versions/); do (cd $$(dirname $$file) && go mod tidy -diff) || { echo "run go mod tidy in $$(dirname $$file)"; exit 1; }; done
+	$(call say,licences of what is linked)
+	cd test/tools/ci && go vet ./notices && go test ./notices && CGO_ENABLED=0 go build -o $(CURDIR)/$(OUT)/bin/ ./notices
+	$(OUT)/bin/notices $(NVIDIA_HOOK) ./cmd/... >/dev/null
+	for os in darwin windows; do GOOS=$$os CGO_ENABLED=0 $(OUT)/bin/notices ./cmd/kubectl-gpu >/dev/null; done
 
-# It asks a database on the internet, and finds something whenever somebody else did.
+# It asks a database on the internet, and finds something whenever somebody else did. With VULNDB=copy it asks a copy of that
+# which Go's module proxy has: the version printed says of which day.
+VULNDB :=
+# What workflows set up and the base images have. Here it may be an older one.
+RELEASE_GO := $(shell sed -n 's/^toolchain //p' go.mod)
 .PHONY: vulnerabilities
 vulnerabilities: $(VULNCHECK) ## Look for known vulnerabilities in what the programs call
-	$(call say,known vulnerabilities)
-	$(VULNCHECK) -tags '$(GO_TAGS)' ./cmd/... ./pkg/...
+	$(call say,known vulnerabilities of what $(RELEASE_GO) builds)
+	$(if $(VULNDB),rm -rf $(OUT)/vulndb && go mod download -json golang.org/x/vulndb@latest | tee $(OUT)/vulndb.json | grep '"Version"')
+	$(if $(VULNDB),CGO_ENABLED=0 go run golang.org/x/vulndb/cmd/indexdb@latest -out $(CURDIR)/$(OUT)/vulndb -vulns "$$(sed -n 's/.*"Dir": "\(.*\)".*/\1/p' $(OUT)/vulndb.json)/data/osv")
+	GOVERSION=$(RELEASE_GO) $(VULNCHECK) $(if $(VULNDB),-db file://$(CURDIR)/$(OUT)/vulndb) -tags '$(GO_TAGS)' ./cmd/... ./pkg/...
 
 $(ACTIONLINT) $(VULNCHECK) &: test/tools/ci/go.mod test/tools/ci/go.sum
 	$(call say,building actionlint and govulncheck (once))
@@ -449,4 +514,4 @@ root:
 help: ## Show this
 	@awk 'BEGIN {FS = ":.*## "} \
 	  /^##@ / {printf "\n%s\n", substr($$0, 5)} \
-	  /^[a-z][a-z-]*:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	  /^[a-z][a-z0-9-]*:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -2,6 +2,8 @@ module github.com/partage-dev/partage
 
 go 1.26.0
 
+toolchain go1.26.10
+
 require (
 	github.com/NVIDIA/go-nvml v0.13.4-0
 	github.com/NVIDIA/nvidia-container-toolkit v1.20.1

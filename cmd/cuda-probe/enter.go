@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/partage-dev/partage/pkg/cuda/probe"
+	"github.com/partage-dev/partage/pkg/conformance/cuda/probe"
 )
 
 // entered is set in the environment of the program that enter has run.
@@ -23,7 +23,7 @@ const entered = "PARTAGE_CUDA_PROBE_ENTERED"
 // mount namespace belongs to a thread, and this program has several, so it runs itself
 // again from the one that has it.
 func enter(o probe.Options) error {
-	if os.Getenv(entered) == "" && (o.DevRoot != "" || o.SharedMemory != "" || len(o.Binds) > 0 || lost()) {
+	if os.Getenv(entered) == "" && (o.DevRoot != "" || o.SharedMemory != "" || lost()) {
 		return reenter(o)
 	}
 	if o.User == 0 {
@@ -48,6 +48,7 @@ func lost() bool {
 	return err == nil && self != strconv.Itoa(os.Getpid())
 }
 
+// reenter makes the mount namespace and runs this program again in it.
 func reenter(o probe.Options) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make a mount namespace: %w", err)
@@ -69,13 +70,9 @@ func reenter(o probe.Options) error {
 			return err
 		}
 	}
-	binds := o.Binds
 	if o.SharedMemory != "" {
-		binds = append([]probe.Bind{{From: o.SharedMemory, To: "/dev/shm"}}, binds...)
-	}
-	for _, b := range binds {
-		if err := unix.Mount(b.From, b.To, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-			return fmt.Errorf("bind %s to %s: %w", b.From, b.To, err)
+		if err := unix.Mount(o.SharedMemory, "/dev/shm", "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+			return fmt.Errorf("bind %s to /dev/shm: %w", o.SharedMemory, err)
 		}
 	}
 	return fmt.Errorf("run %s again: %w", name, unix.Exec(fmt.Sprintf("/proc/self/fd/%d", self.Fd()), os.Args, append(os.Environ(), entered+"=1")))
@@ -131,6 +128,7 @@ func replaceNodes(from string) error {
 	return os.Chmod("/dev/shm", 0o777|os.ModeSticky)
 }
 
+// bindNode makes a file for the node to be bound to.
 func bindNode(node *os.File, to string) error {
 	file, err := os.OpenFile(to, os.O_CREATE, 0o644)
 	if err == nil {

@@ -9,17 +9,16 @@ package main
 
 import (
 	"context"
-	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 
-	"github.com/partage-dev/partage/pkg/cuda/probe"
+	"github.com/partage-dev/partage/pkg/conformance/cuda/probe"
 )
 
 const name = "cuda-probe"
@@ -40,11 +39,11 @@ func main() {
 // run returns the exit code: 1 also if CUDA did not do what the program was to do,
 // which it has then said.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	options, err := probe.Parse(args)
-	if errors.Is(err, flag.ErrHelp) {
-		_, _ = fmt.Fprint(stdout, probe.Usage())
+	if slices.Equal(args, []string{"-help"}) {
+		_, _ = fmt.Fprint(stdout, probe.Usage)
 		return 0
 	}
+	options, err := probe.Parse(args)
 	if err == nil {
 		err = enter(options)
 	}

@@ -11,15 +11,16 @@ import (
 	"os"
 	"time"
 
-	"github.com/partage-dev/partage/pkg/cuda"
-	"github.com/partage-dev/partage/pkg/cuda/probe"
+	"github.com/partage-dev/partage/pkg/conformance/cuda"
+	"github.com/partage-dev/partage/pkg/conformance/cuda/probe"
 )
 
 // session is one run.
 type session struct {
 	options probe.Options
 	driver  *cuda.Driver
-	say     func(probe.Event) error
+	// say prints an event. Who reads them ends this program when it ends.
+	say func(probe.Event)
 	// taken are the allocations, and their sum in bytes.
 	taken []cuda.Allocation
 	sum   uint64
@@ -27,15 +28,18 @@ type session struct {
 
 func newSession(o probe.Options, stdout io.Writer) *session {
 	encoder := json.NewEncoder(stdout)
-	return &session{options: o, say: func(e probe.Event) error { return encoder.Encode(e) }}
+	return &session{options: o, say: func(e probe.Event) { _ = encoder.Encode(e) }}
 }
 
 // finish does what the options say. What fails is also said as an event.
 func (s *session) finish(ctx context.Context, stdin io.Reader) error {
-	if err := s.run(ctx, stdin); err != nil {
-		return errors.Join(err, s.say(failure(probe.Failed, err)))
+	err := s.run(ctx, stdin)
+	if err != nil {
+		s.say(failure(probe.Failed, err))
+		return err
 	}
-	return s.say(probe.Event{Kind: probe.Done, AllocatedBytes: s.sum})
+	s.say(probe.Event{Kind: probe.Done, AllocatedBytes: s.sum})
+	return nil
 }
 
 // failure makes an event of an error.
@@ -48,7 +52,7 @@ func failure(kind probe.Kind, err error) probe.Event {
 }
 
 func (s *session) run(ctx context.Context, stdin io.Reader) error {
-	if err := s.start(); err != nil || s.options.Look {
+	if err := s.start(); err != nil {
 		return err
 	}
 	if err := s.makeContext(); err != nil {
@@ -75,9 +79,7 @@ func (s *session) start() error {
 	if err != nil {
 		return err
 	}
-	if err := s.say(probe.Event{Kind: probe.Loaded, Library: s.options.Library, Version: version}); err != nil {
-		return err
-	}
+	s.say(probe.Event{Kind: probe.Loaded, Library: s.options.Library, Version: version})
 	began := time.Now()
 	if err := s.driver.Init(); err != nil {
 		return err
@@ -87,34 +89,30 @@ func (s *session) start() error {
 	if err != nil {
 		return err
 	}
-	if err := s.say(probe.Event{Kind: probe.Initialized, Milliseconds: took, Devices: count}); err != nil {
-		return err
-	}
+	s.say(probe.Event{Kind: probe.Initialized, Milliseconds: took, Devices: count})
 	for i := range count {
 		d, err := s.driver.Device(i)
 		if err != nil {
 			return err
 		}
-		err = s.say(probe.Event{
+		s.say(probe.Event{
 			Kind: probe.Device, Device: i, Name: d.Name, UUID: d.UUID, Multiprocessors: d.Multiprocessors, TotalBytes: d.TotalBytes,
 		})
-		if err != nil {
-			return err
-		}
 	}
 	return nil
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
+// makeContext makes a context on the only device that the caller lets this program see.
 func (s *session) makeContext() error {
 	began := time.Now()
-	if err := s.driver.CreateContext(s.options.Device); err != nil {
+	if err := s.driver.CreateContext(0); err != nil {
 		return err
 	}
-	e := probe.Event{Kind: probe.Context, Device: s.options.Device, Milliseconds: milliseconds(time.Since(began))}
+	e := probe.Event{Kind: probe.Context, Milliseconds: milliseconds(time.Since(began))}
 	// A percentage of MPS may show only now.
-	d, err := s.driver.Device(s.options.Device)
+	d, err := s.driver.Device(0)
 	if err != nil {
 		return err
 	}
@@ -122,35 +120,31 @@ func (s *session) makeContext() error {
 	if count, ok := s.driver.ContextMultiprocessors(); ok {
 		e.ContextMultiprocessors = count
 	}
-	if err := s.say(e); err != nil {
-		return err
-	}
+	s.say(e)
 	return s.sayMemory()
 }
 
 func (s *session) sayMemory() error {
 	free, total, err := s.driver.Memory()
-	if err != nil {
-		return err
+	if err == nil {
+		s.say(probe.Event{Kind: probe.Memory, FreeBytes: free, TotalBytes: total})
 	}
-	return s.say(probe.Event{Kind: probe.Memory, FreeBytes: free, TotalBytes: total})
+	return err
 }
 
 // take takes the memory that the options ask for. That there is not enough is no
 // error, but what the caller wants to know.
 func (s *session) take() error {
-	for _, bytes := range s.options.Allocate {
-		err := s.allocate(bytes)
-		if err == nil {
-			err = s.say(probe.Event{Kind: probe.Allocated, Bytes: bytes, AllocatedBytes: s.sum})
-		} else if full(err) {
-			err = s.refused(err, bytes)
-		}
-		if err != nil {
+	if bytes := s.options.Allocate; bytes > 0 {
+		if err := s.allocate(bytes); full(err) {
+			s.refused(err, bytes)
+		} else if err != nil {
 			return err
+		} else {
+			s.say(probe.Event{Kind: probe.Allocated, Bytes: bytes, AllocatedBytes: s.sum})
 		}
 	}
-	if len(s.options.FillUpTo) > 0 {
+	if s.options.FillUpTo > 0 {
 		if err := s.fill(); err != nil {
 			return err
 		}
@@ -163,11 +157,10 @@ func (s *session) take() error {
 
 func (s *session) allocate(bytes uint64) error {
 	a, err := s.driver.Allocate(bytes)
-	if err != nil {
-		return err
+	if err == nil {
+		s.taken, s.sum = append(s.taken, a), s.sum+bytes
 	}
-	s.taken, s.sum = append(s.taken, a), s.sum+bytes
-	return nil
+	return err
 }
 
 func full(err error) bool {
@@ -175,10 +168,11 @@ func full(err error) bool {
 	return errors.As(err, &result) && result.Code == cuda.OutOfMemory
 }
 
-func (s *session) refused(err error, bytes uint64) error {
+// refused says that there was not enough memory, which ends nothing.
+func (s *session) refused(err error, bytes uint64) {
 	e := failure(probe.Refused, err)
 	e.Bytes, e.AllocatedBytes = bytes, s.sum
-	return s.say(e)
+	s.say(e)
 }
 
 // Memory is taken in pieces, the smallest of which is that in which drivers give it.
@@ -190,7 +184,7 @@ const (
 // fill takes memory until there is no more, in ever smaller pieces.
 func (s *session) fill() error {
 	for piece := uint64(largestPiece); piece >= smallestPiece; {
-		if s.sum+piece > s.options.FillUpTo.Sum() {
+		if s.sum+piece > s.options.FillUpTo {
 			piece /= 2
 			continue
 		}
@@ -201,11 +195,13 @@ func (s *session) fill() error {
 		case !full(err):
 			return err
 		case piece == smallestPiece:
-			return s.refused(err, piece)
+			s.refused(err, piece)
+			return nil
 		}
 		piece /= 2
 	}
-	return s.say(probe.Event{Kind: probe.Allocated, AllocatedBytes: s.sum})
+	s.say(probe.Event{Kind: probe.Allocated, AllocatedBytes: s.sum})
+	return nil
 }
 
 // hold keeps the context until ctx or the standard input ends, or the context is no
@@ -215,9 +211,7 @@ func (s *session) hold(ctx context.Context, stdin io.Reader) error {
 	if err := s.work(); err != nil {
 		return err
 	}
-	if err := s.say(probe.Event{Kind: probe.Holding, PID: os.Getpid(), AllocatedBytes: s.sum}); err != nil {
-		return err
-	}
+	s.say(probe.Event{Kind: probe.Holding, PID: os.Getpid(), AllocatedBytes: s.sum})
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {

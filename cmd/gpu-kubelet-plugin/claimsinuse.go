@@ -12,8 +12,8 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/partage-dev/partage/pkg/command"
-	"github.com/partage-dev/partage/pkg/uninstall"
+	"github.com/partage-dev/partage/pkg/driver/uninstall"
+	"github.com/partage-dev/partage/pkg/node/command"
 )
 
 func claimsInUseCommand(c *config, stdout io.Writer) *cli.Command {

@@ -17,8 +17,8 @@ import (
 	"github.com/urfave/cli/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/partage-dev/partage/pkg/command"
 	"github.com/partage-dev/partage/pkg/conformance"
+	"github.com/partage-dev/partage/pkg/node/command"
 )
 
 // conformanceRun is what the flags of the sub-command say.
@@ -152,13 +152,14 @@ func (r *conformanceRun) examine(ctx context.Context, stdout io.Writer) (_ *conf
 		return nil, err
 	}
 	defer release()
+	// Before the tmpfs for MPS, which may hide where a file cannot be written.
 	out, err := r.openFiles(stdout)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, out.close()) }()
 	options.Transcript = out.transcript
-	if err := r.changes.apply(&options, out.files); err != nil {
+	if err := r.changes.apply(&options); err != nil {
 		return nil, err
 	}
 	// Who reads the report or the transcript may go away. What was changed must be undone.
@@ -186,8 +187,8 @@ func (r *conformanceRun) installHook() (string, error) {
 	return hooks.nvidia, nil
 }
 
-// outputs are where transcript and patch go. They are opened before anything is done, in the
-// mounts that the user sees.
+// outputs are where transcript and patch go. They are opened before anything is done, and again by the process that has the
+// tmpfs for MPS.
 type outputs struct {
 	transcript, patch io.Writer // nil where it is not wanted
 	files             []*os.File
@@ -201,11 +202,8 @@ func (o *outputs) close() error {
 	return errors.Join(errs...)
 }
 
-// openFiles opens the files, or takes over those that this process has had before it was run
-// again.
 func (r *conformanceRun) openFiles(stdout io.Writer) (*outputs, error) {
 	out := &outputs{}
-	kept, entered := conformance.Entered()
 	for _, one := range []struct {
 		flag, path string
 		writer     *io.Writer
@@ -217,16 +215,7 @@ func (r *conformanceRun) openFiles(stdout io.Writer) (*outputs, error) {
 			*one.writer = stdout
 			continue
 		}
-		var file *os.File
-		var err error
-		switch {
-		case !entered:
-			file, err = os.Create(one.path)
-		case len(kept) > 0:
-			file, kept = kept[0], kept[1:]
-		default:
-			err = errors.New("it is not open any more")
-		}
+		file, err := os.Create(one.path)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("--%s: %w", one.flag, err), out.close())
 		}

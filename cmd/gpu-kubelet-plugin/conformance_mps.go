@@ -30,7 +30,7 @@ func (c *conformanceChanges) flags() []cli.Flag {
 		&cli.BoolFlag{Name: "mps", Destination: &c.mps, Usage: "also start MPS in a directory of its own, on a GPU that nobody uses; changes no setting of a GPU; adds 5 minutes to --timeout"},
 		&cli.BoolFlag{Name: "intrusive", Destination: &c.intrusive, Usage: "also change modes and partitions of the GPU of --gpu, and undo that; for a node that was drained; adds 15 minutes to --timeout, and --limit is a minute at least"},
 		&cli.StringFlag{Name: "gpu", Destination: &c.gpu, Usage: "UUID of the GPU for --mps and --intrusive; by default --mps takes the first that nobody uses"},
-		&cli.StringFlag{Name: "work-dir", Value: "/tmp/partage-conformance", Destination: &c.workDir, Usage: "directory for the files of --mps; a tmpfs that only this program sees"},
+		&cli.StringFlag{Name: "work-dir", Value: "/tmp/partage-conformance", Destination: &c.workDir, Usage: "directory for the files of --mps, in a tmpfs that only this program sees"},
 		&cli.StringFlag{Name: "runtime-endpoint", Destination: &c.runtime, Usage: "socket of the container runtime for --intrusive, such as unix:///run/containerd/containerd.sock; by default it is looked for on the host"},
 		&cli.StringFlag{Name: "image", Destination: &c.image, Usage: "image with cuda-probe that is on the node, for --intrusive; by default that of this container"},
 		&cli.StringFlag{Name: "cuda-probe", Destination: &c.probe, Usage: "program cuda-probe; by default the one beside this program"},
@@ -84,8 +84,8 @@ func (c *conformanceChanges) alone(dataDir string) (release func(), err error) {
 }
 
 // apply adds the parts to the options. With one of them this process is run again, in a
-// mount namespace of its own, with the files still open.
-func (c *conformanceChanges) apply(o *conformance.Options, files []*os.File) error {
+// mount namespace of its own.
+func (c *conformanceChanges) apply(o *conformance.Options) error {
 	if !c.mps && !c.intrusive {
 		return nil
 	}
@@ -108,7 +108,7 @@ func (c *conformanceChanges) apply(o *conformance.Options, files []*os.File) err
 		o.RuntimeSocket, o.Image = c.socket(), c.image
 	}
 	o.GPU, o.WorkDir, o.Probe = c.gpu, filepath.Clean(c.workDir), c.probe
-	return conformance.Enter(o.WorkDir, files...)
+	return conformance.Enter(o.WorkDir)
 }
 
 // launchCommand is what the programs of MPS are started with.

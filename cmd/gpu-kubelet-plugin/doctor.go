@@ -15,21 +15,25 @@ import (
 	"github.com/urfave/cli/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/partage-dev/partage/pkg/command"
-	"github.com/partage-dev/partage/pkg/host"
-	"github.com/partage-dev/partage/pkg/plugin"
-	"github.com/partage-dev/partage/pkg/process"
-	"github.com/partage-dev/partage/pkg/unclaimed"
+	"github.com/partage-dev/partage/pkg/driver/plugin"
+	"github.com/partage-dev/partage/pkg/driver/unclaimed"
+	"github.com/partage-dev/partage/pkg/node/command"
+	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/pkg/node/process"
 )
 
 // runtimeCheck finds out whether containers without a claim can have the GPUs of this
 // machine, if it has any. The starter is the process that started this container.
-func runtimeCheck(roots host.Roots, proc string, starter int) plugin.RuntimeCheck {
+func (c *config) runtimeCheck(roots host.Roots, proc string, starter int) plugin.RuntimeCheck {
 	return func(handlers []string) (unclaimed.Access, error) {
 		if gpus, err := roots.NVIDIAGPUs(); err == nil && len(gpus) == 0 {
 			return unclaimed.Access{}, nil
 		}
-		return unclaimed.Starter{Proc: proc, PID: starter}.Access(handlers)
+		from := unclaimed.Starter{Proc: proc, PID: starter}
+		if c.annotationNamespaces != "" {
+			from.Trusted = strings.Split(c.annotationNamespaces, ",")
+		}
+		return from.Access(handlers)
 	}
 }
 
@@ -69,7 +73,7 @@ func examine(ctx context.Context, c *config, proc string, parent int, out io.Wri
 	if err != nil {
 		return err
 	}
-	access, err := runtimeCheck(c.roots(), proc, parent)(handlers)
+	access, err := c.runtimeCheck(c.roots(), proc, parent)(handlers)
 	if err != nil {
 		return err
 	}

@@ -13,8 +13,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/partage-dev/partage/pkg/command"
-	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/node/command"
+	"github.com/partage-dev/partage/pkg/node/host"
 )
 
 // TestDoctor: it fails where a handler gives GPUs without a claim, unless the machine has none.

@@ -10,12 +10,12 @@ import (
 	"github.com/urfave/cli/v3"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
-	"github.com/partage-dev/partage/pkg/call"
-	"github.com/partage-dev/partage/pkg/claim"
-	"github.com/partage-dev/partage/pkg/command"
-	"github.com/partage-dev/partage/pkg/host"
-	"github.com/partage-dev/partage/pkg/metrics"
-	"github.com/partage-dev/partage/pkg/plugin/nodelabels"
+	"github.com/partage-dev/partage/pkg/driver/claim"
+	"github.com/partage-dev/partage/pkg/driver/metrics"
+	"github.com/partage-dev/partage/pkg/driver/plugin/nodelabels"
+	"github.com/partage-dev/partage/pkg/gpu/call"
+	"github.com/partage-dev/partage/pkg/node/command"
+	"github.com/partage-dev/partage/pkg/node/host"
 )
 
 // config holds the value of every flag.
@@ -52,7 +52,8 @@ type config struct {
 
 	claimCheckInterval time.Duration
 
-	ignoredNamespaces string
+	ignoredNamespaces    string
+	annotationNamespaces string
 
 	claimStatus, deviceMetadata bool
 	nodeLabels                  string
@@ -76,6 +77,8 @@ const (
 	ignoredNamespacesFlag = "ignored-namespaces"
 	// ignoredNamespaces are those of the GPU operator, on OpenShift too, of monitoring stacks, and of what nodes need.
 	ignoredNamespaces = "gpu-operator,nvidia-gpu-operator,monitoring,kube-system"
+
+	annotationNamespacesFlag = "annotation-namespaces"
 )
 
 const (
@@ -142,6 +145,8 @@ func (c *config) flags() []cli.Flag {
 			"mount a file into containers from which programs can read about their devices, below /var/run/kubernetes.io/dra-device-attributes"),
 		command.String(categoryPods, ignoredNamespacesFlag, ignoredNamespaces, &c.ignoredNamespaces,
 			"namespaces, with commas between them, whose pods may have GPUs open without a claim, as monitoring agents do: they do not keep a GPU from being given out. That of the driver's pod is always one of them"),
+		command.String(categoryPods, annotationNamespacesFlag, "", &c.annotationNamespaces,
+			"namespaces, with commas between them, outside of which an admission policy refuses annotations by which NVIDIA's NRI plugin gives GPUs to pods; empty: there is none"),
 		command.String(categoryPods, nodeLabelsFlag, string(nodelabels.Never), &c.nodeLabels,
 			"labels of the node about its GPUs, as GPU feature discovery writes them: "+string(nodelabels.Write)+", "+string(nodelabels.Remove)+" those that were written, or "+string(nodelabels.Never)+", which leaves the node alone"),
 

@@ -11,11 +11,11 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/cdi"
+	"github.com/partage-dev/partage/pkg/driver/cdi"
+	"github.com/partage-dev/partage/pkg/driver/plugin"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
-	"github.com/partage-dev/partage/pkg/host"
-	"github.com/partage-dev/partage/pkg/plugin"
+	"github.com/partage-dev/partage/pkg/node/host"
 )
 
 // hardware is the NVML session. It also notices that a driver installed later needs a new

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/node/host"
 )
 
 // TestUnlisted: GPUs on the PCI bus, also those without a kernel driver, that NVML does not

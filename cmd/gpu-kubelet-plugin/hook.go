@@ -9,7 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/partage-dev/partage/pkg/cdi/program"
+	"github.com/partage-dev/partage/pkg/driver/cdi/program"
 )
 
 // hookPrograms are the copies of the programs that CDI specs name as hooks.

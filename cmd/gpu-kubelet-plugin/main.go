@@ -12,7 +12,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/partage-dev/partage/pkg/command"
+	"github.com/partage-dev/partage/pkg/node/command"
 )
 
 const name = "gpu-kubelet-plugin"

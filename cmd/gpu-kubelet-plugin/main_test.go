@@ -12,7 +12,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
-	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/node/host"
 )
 
 // TestBadFlags: every wrong flag ends the program with one line that names the
@@ -51,6 +51,7 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--mps-dir=" + file}, []string{`--mps-dir (MPS_DIR) is "` + file + `": want a directory`}},
 		{[]string{"--pod-logs-dir=logs"}, []string{`--pod-logs-dir (POD_LOGS_DIR) is "logs": want an absolute path`}},
 		{[]string{"--ignored-namespaces=a,b_c"}, []string{`--ignored-namespaces (IGNORED_NAMESPACES) is "a,b_c": want names of namespaces`}},
+		{[]string{"--annotation-namespaces=A"}, []string{`--annotation-namespaces (ANNOTATION_NAMESPACES) is "A": want names of namespaces`}},
 		{[]string{"--pod-namespace=a/b"}, []string{`--pod-namespace (POD_NAMESPACE) is "a/b": want the name of a namespace`}},
 		{[]string{"--policy-file=policy.yaml"}, []string{`--policy-file (POLICY_FILE) is "policy.yaml": want an absolute path`}},
 		{[]string{"--interposer-library=lib.so"}, []string{`--interposer-library (INTERPOSER_LIBRARY) is "lib.so": want an absolute path`}},

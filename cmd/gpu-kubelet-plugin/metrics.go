@@ -14,16 +14,16 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/claim"
-	"github.com/partage-dev/partage/pkg/command"
+	"github.com/partage-dev/partage/pkg/driver/claim"
+	"github.com/partage-dev/partage/pkg/driver/health"
+	"github.com/partage-dev/partage/pkg/driver/metrics"
+	"github.com/partage-dev/partage/pkg/driver/plugin"
+	"github.com/partage-dev/partage/pkg/driver/usage"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
-	"github.com/partage-dev/partage/pkg/health"
-	"github.com/partage-dev/partage/pkg/metrics"
-	"github.com/partage-dev/partage/pkg/plugin"
-	"github.com/partage-dev/partage/pkg/podcgroup"
-	"github.com/partage-dev/partage/pkg/steptime"
-	"github.com/partage-dev/partage/pkg/usage"
-	"github.com/partage-dev/partage/pkg/version"
+	"github.com/partage-dev/partage/pkg/node/command"
+	"github.com/partage-dev/partage/pkg/node/podcgroup"
+	"github.com/partage-dev/partage/pkg/util/steptime"
+	"github.com/partage-dev/partage/pkg/util/version"
 )
 
 // metricsPaths are those that mean nothing but themselves.
@@ -70,9 +70,10 @@ func (r rememberingClaims) Prepare(ctx context.Context, c *resourceapi.ResourceC
 // serveMetrics samples what is used of the GPUs and serves metrics, until ctx ends and wait
 // returns. Where there is no address, or somebody else has it, it does neither, and what is
 // counted is not shown.
-func (c *config) serveMetrics(ctx context.Context, o usage.Options) (m *metrics.Metrics, wait func()) {
+func (c *config) serveMetrics(ctx context.Context, o usage.Options, eventErrors func() uint64) (m *metrics.Metrics, wait func()) {
 	options := metrics.Options{
 		Driver: driverName, Node: c.nodeName, Version: version.Get().Version, Reasons: plugin.FailureReasons(), XIDs: health.TaintingXIDs(),
+		EventErrors: eventErrors,
 	}
 	if c.metricsAddress == "" {
 		return metrics.New(options), func() {}

@@ -7,7 +7,7 @@ import (
 	"net"
 	"testing"
 
-	"github.com/partage-dev/partage/pkg/usage"
+	"github.com/partage-dev/partage/pkg/driver/usage"
 )
 
 // TestMetricsPortTaken: the plugin works without metrics where another program has the port.
@@ -19,7 +19,7 @@ func TestMetricsPortTaken(t *testing.T) {
 	}
 	defer func() { _ = taken.Close() }()
 	c := &config{metricsAddress: taken.Addr().String(), nodeName: "node"}
-	m, wait := c.serveMetrics(t.Context(), usage.Options{})
+	m, wait := c.serveMetrics(t.Context(), usage.Options{}, nil)
 	m.PublishFailed() // is counted all the same
 	wait()
 }

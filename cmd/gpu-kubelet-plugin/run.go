@@ -19,20 +19,20 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/call"
-	"github.com/partage-dev/partage/pkg/cdi"
-	"github.com/partage-dev/partage/pkg/claim"
-	"github.com/partage-dev/partage/pkg/command"
+	"github.com/partage-dev/partage/pkg/driver/cdi"
+	"github.com/partage-dev/partage/pkg/driver/claim"
+	"github.com/partage-dev/partage/pkg/driver/partition"
+	"github.com/partage-dev/partage/pkg/driver/plugin"
+	"github.com/partage-dev/partage/pkg/driver/plugin/nodelabels"
+	"github.com/partage-dev/partage/pkg/driver/sharing"
+	"github.com/partage-dev/partage/pkg/driver/unclaimed"
+	"github.com/partage-dev/partage/pkg/driver/usage"
+	"github.com/partage-dev/partage/pkg/gpu/call"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
-	"github.com/partage-dev/partage/pkg/holder"
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/partition"
-	"github.com/partage-dev/partage/pkg/plugin"
-	"github.com/partage-dev/partage/pkg/plugin/nodelabels"
-	"github.com/partage-dev/partage/pkg/sharing"
-	"github.com/partage-dev/partage/pkg/unclaimed"
-	"github.com/partage-dev/partage/pkg/usage"
-	"github.com/partage-dev/partage/pkg/version"
+	"github.com/partage-dev/partage/pkg/node/command"
+	"github.com/partage-dev/partage/pkg/node/holder"
+	"github.com/partage-dev/partage/pkg/util/version"
 )
 
 // driverName is how claims and device classes refer to this driver. It is also the
@@ -129,8 +129,10 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 	facts := usage.NewFacts(driverName, cluster)
 	holders := &holder.Finder{Roots: roots}
 	events := plugin.NewEvents(ctx, clients.events, clients.background, driverName, c.nodeName)
+	names := &holder.PodNames{Roots: roots}
 	claims, err := c.newClaims(claim.Options{
 		Roots:      roots,
+		Pods:       c.pods(names),
 		Partitions: partition.New(gpus, holders),
 		Sharing:    sharing.New(sharing.Options{Roots: roots, Modes: gpus, Supervisor: supervisor, Calls: calls}),
 		CDI:        specs,
@@ -143,9 +145,8 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 	if err != nil {
 		return err
 	}
-	names := &holder.PodNames{Roots: roots, Otherwise: plugin.NewPodNames(cluster, claims).Name}
 	holders.PodName = names.Name
-	observed, ended := c.serveMetrics(ctx, usage.Options{Claims: claims, GPUs: gpus, Sessions: supervisor, Facts: facts})
+	observed, ended := c.serveMetrics(ctx, usage.Options{Claims: claims, GPUs: gpus, Sessions: supervisor, Facts: facts}, events.Failures)
 	defer ended()
 	defer cancel()
 	listener, err := c.process.ListenHealth(ctx)
@@ -157,14 +158,14 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 	if err = errors.Join(err, contextErr); err != nil {
 		return err
 	}
-	p, err := plugin.New(plugin.Options{
+	return plugin.New(plugin.Options{
 		DriverName:        driverName,
 		NodeName:          c.nodeName,
 		KubeClient:        clients.main,
 		MetadataClient:    clients.metadata,
 		Claims:            rememberingClaims{claims, facts},
 		Hardware:          &hardware{Client: gpus, specs: specs, roots: roots},
-		Policy:            plugin.NewPolicySpread(plugin.NewPolicyFile(c.policyFile), c.policySpread),
+		Policy:            plugin.NewPolicyFile(c.policyFile, c.policySpread),
 		Limited:           c.interposer != "",
 		DataDir:           dataDir,
 		RegistrarDir:      c.registrarDir,
@@ -178,23 +179,29 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		LabelClient:       clients.background,
 		CDIDir:            c.cdiRoot,
 		FileContext:       fileContext,
-		Events:            events,
+		Events:            events.Tell,
 		Health:            gpus,
 		Metrics:           observed,
-		Runtime:           runtimeCheck(roots, "/proc", os.Getppid()),
+		Runtime:           c.runtimeCheck(roots, "/proc", os.Getppid()),
 		ForeignClaims:     c.foreignClaims(cluster),
 		HealthListener:    listener,
-	})
-	if err != nil {
-		return err
-	}
-	return p.Run(ctx)
+	}).Run(ctx)
 }
 
 // foreignClaims finds claims of another driver with this driver's name.
 func (c *config) foreignClaims(cluster *plugin.Cluster) plugin.ForeignClaims {
 	finder := &unclaimed.Finder{Driver: driverName, Pool: c.nodeName, Socket: c.podResources, PodName: c.podName, Named: cluster.Named}
 	return finder.Find
+}
+
+// pods finds those that may have what a claim had.
+func (c *config) pods(names *holder.PodNames) func(context.Context, claim.Ref) (string, error) {
+	return func(ctx context.Context, of claim.Ref) (string, error) {
+		pods := unclaimed.Pods{
+			Socket: c.podResources, PodName: c.podName, Proc: "/proc", Named: func(uid string) string { return names.Name(ctx, "", uid) },
+		}
+		return pods.With(ctx, of.Namespace, of.Name)
+	}
 }
 
 // newClaims adds to the options what flags say.

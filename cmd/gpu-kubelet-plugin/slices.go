@@ -14,20 +14,20 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/driver/plugin"
+	"github.com/partage-dev/partage/pkg/driver/plugin/lastseen"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
-	"github.com/partage-dev/partage/pkg/plugin"
-	"github.com/partage-dev/partage/pkg/plugin/lastseen"
 )
 
 // keepHidden adds what a plugin on this machine has found out that cannot be seen now.
 func (c *config) keepHidden(ctx context.Context, node *gpu.Node) *gpu.Node {
-	seen, err := lastseen.New(c.dataDir(), "").Read()
+	seen, _, err := lastseen.New(c.dataDir(), "").Read()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Shares may be printed smaller than they are published")
 		return node
 	}
-	return node.KeepingHidden(seen.Earlier)
+	return node.KeepingHidden(seen)
 }
 
 // printSlices writes the ResourceSlices that this machine would publish with a kubelet that
@@ -44,7 +44,7 @@ func printSlices(ctx context.Context, c *config, out io.Writer) error {
 		return err
 	}
 	// Before the hardware, so that a policy can be tried on a machine without GPUs.
-	rules, err := plugin.NewPolicyFile(c.policyFile).Read(ctx)
+	rules, err := plugin.NewPolicyFile(c.policyFile, 0).Read(ctx)
 	if err != nil {
 		return err
 	}

@@ -10,11 +10,11 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/claim/users"
+	"github.com/partage-dev/partage/pkg/driver/claim/users"
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/holder"
-	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/node/holder"
+	"github.com/partage-dev/partage/pkg/node/host"
 )
 
 // processLister is the NVML session.

@@ -11,10 +11,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/partage-dev/partage/pkg/claim/converge"
+	"github.com/partage-dev/partage/pkg/driver/claim/converge"
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/holder"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/node/holder"
 )
 
 // machine has one process on its GPU, an MPS server or not.

@@ -15,10 +15,10 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/partage-dev/partage/pkg/call"
-	"github.com/partage-dev/partage/pkg/command"
-	"github.com/partage-dev/partage/pkg/host"
-	"github.com/partage-dev/partage/pkg/plugin/nodelabels"
+	"github.com/partage-dev/partage/pkg/driver/plugin/nodelabels"
+	"github.com/partage-dev/partage/pkg/gpu/call"
+	"github.com/partage-dev/partage/pkg/node/command"
+	"github.com/partage-dev/partage/pkg/node/host"
 )
 
 // validate checks the flags of the driver. The error names every wrong flag, its
@@ -54,10 +54,10 @@ func (c *config) validateNodeLabels() error {
 
 func (c *config) validateNamespaces() error {
 	var errs []error
-	for namespace := range strings.SplitSeq(c.ignoredNamespaces, ",") {
-		if c.ignoredNamespaces != "" && len(validation.IsDNS1123Label(namespace)) > 0 {
-			errs = append(errs, command.Wrong(ignoredNamespacesFlag, c.ignoredNamespaces, "names of namespaces with commas between them, or nothing"))
-			break
+	for flag, namespaces := range map[string]string{ignoredNamespacesFlag: c.ignoredNamespaces, annotationNamespacesFlag: c.annotationNamespaces} {
+		isWrong := func(name string) bool { return len(validation.IsDNS1123Label(name)) > 0 }
+		if namespaces != "" && slices.ContainsFunc(strings.Split(namespaces, ","), isWrong) {
+			errs = append(errs, command.Wrong(flag, namespaces, "names of namespaces with commas between them, or nothing"))
 		}
 	}
 	if c.podNamespace != "" && len(validation.IsDNS1123Label(c.podNamespace)) > 0 {

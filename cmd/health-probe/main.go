@@ -14,7 +14,7 @@ import (
 	"os"
 	"strings"
 
-	"github.com/partage-dev/partage/pkg/healthsocket"
+	"github.com/partage-dev/partage/pkg/node/healthsocket"
 )
 
 const (

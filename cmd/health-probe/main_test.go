@@ -15,7 +15,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/partage-dev/partage/pkg/healthsocket"
+	"github.com/partage-dev/partage/pkg/node/healthsocket"
 )
 
 // build makes the program as releases do.

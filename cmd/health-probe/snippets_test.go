@@ -7,7 +7,7 @@ import (
 	"context"
 	"testing"
 
-	"github.com/partage-dev/partage/pkg/healthsocket"
+	"github.com/partage-dev/partage/pkg/node/healthsocket"
 	"github.com/partage-dev/partage/test/docs/snippet"
 )
 

@@ -16,7 +16,6 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/cost"
 	"github.com/partage-dev/partage/pkg/kubectl/doctor"
 	"github.com/partage-dev/partage/pkg/kubectl/explain"
-	"github.com/partage-dev/partage/pkg/kubectl/fragmentation"
 	"github.com/partage-dev/partage/pkg/kubectl/idle"
 	"github.com/partage-dev/partage/pkg/kubectl/migrate"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
@@ -25,7 +24,7 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/top"
 	"github.com/partage-dev/partage/pkg/kubectl/tree"
 	"github.com/partage-dev/partage/pkg/kubectl/ui"
-	"github.com/partage-dev/partage/pkg/version"
+	"github.com/partage-dev/partage/pkg/util/version"
 )
 
 // group is a section of the list of commands.
@@ -44,7 +43,6 @@ type entry struct {
 func groups() []group {
 	return []group{
 		{"see", "See what GPUs are used for:", []entry{
-			{fragmentation.NewCommand, nil},
 			{tree.NewCommand, completion.Nodes},
 			{top.NewCommand, nil},
 			{idle.NewCommand, nil},

@@ -39,6 +39,7 @@ func main() {
 func run(args []string, streams genericiooptions.IOStreams) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	streams.Out, streams.ErrOut = options.Safe(streams.Out), options.Safe(streams.ErrOut)
 	root := newCommand(streams)
 	root.SetArgs(arguments(args))
 	err := root.ExecuteContext(ctx)

@@ -25,6 +25,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
 // asProgram is the variable with which the test binary is the program.
@@ -58,7 +60,7 @@ func program(t *testing.T, name, kubeconfig string, args ...string) (code int, s
 	return cmd.ProcessState.ExitCode(), out.String(), errOut.String()
 }
 
-// cluster starts an API server of which one can only read, with two nodes without GPUs and no driver, and
+// cluster starts an API server of which one can only read, with two nodes without GPUs and a driver that has lost its pods, and
 // returns a kubeconfig for it.
 func cluster(t *testing.T) (kubeconfig string) {
 	t.Helper()
@@ -67,6 +69,7 @@ func cluster(t *testing.T) (kubeconfig string) {
 	resource := func(kind string) metav1.TypeMeta {
 		return metav1.TypeMeta{APIVersion: "resource.k8s.io/v1", Kind: kind}
 	}
+	installed := metav1.ObjectMeta{Name: "gpu.nvidia.com", Annotations: map[string]string{fleet.NamespaceAnnotation: "partage"}}
 	lists := map[string]runtime.Object{
 		"nodes":                  &corev1.NodeList{TypeMeta: v1("NodeList"), Items: []corev1.Node{{ObjectMeta: named("gpu-1")}, {ObjectMeta: named("gpu-2")}}},
 		"namespaces":             &corev1.NamespaceList{TypeMeta: v1("NamespaceList"), Items: []corev1.Namespace{{ObjectMeta: named("default")}, {ObjectMeta: named("team")}}},
@@ -76,7 +79,7 @@ func cluster(t *testing.T) (kubeconfig string) {
 		"resourceclaims":         &resourceapi.ResourceClaimList{TypeMeta: resource("ResourceClaimList"), Items: []resourceapi.ResourceClaim{{ObjectMeta: named("weights")}}},
 		"resourceclaimtemplates": &resourceapi.ResourceClaimTemplateList{TypeMeta: resource("ResourceClaimTemplateList")},
 		"resourceslices":         &resourceapi.ResourceSliceList{TypeMeta: resource("ResourceSliceList")},
-		"deviceclasses":          &resourceapi.DeviceClassList{TypeMeta: resource("DeviceClassList")},
+		"deviceclasses":          &resourceapi.DeviceClassList{TypeMeta: resource("DeviceClassList"), Items: []resourceapi.DeviceClass{{ObjectMeta: installed}}},
 		"devicetaintrules":       &resourceapi.DeviceTaintRuleList{TypeMeta: resource("DeviceTaintRuleList")},
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

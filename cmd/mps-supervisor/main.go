@@ -12,8 +12,8 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/partage-dev/partage/pkg/command"
 	"github.com/partage-dev/partage/pkg/mps/supervisor"
+	"github.com/partage-dev/partage/pkg/node/command"
 )
 
 const name = "mps-supervisor"

@@ -11,11 +11,11 @@ import (
 	"github.com/urfave/cli/v3"
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/command"
-	"github.com/partage-dev/partage/pkg/healthsocket"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/supervisor"
-	"github.com/partage-dev/partage/pkg/version"
+	"github.com/partage-dev/partage/pkg/node/command"
+	"github.com/partage-dev/partage/pkg/node/healthsocket"
+	"github.com/partage-dev/partage/pkg/util/version"
 )
 
 // serve runs the supervisor until ctx ends.

@@ -13,8 +13,8 @@ import (
 	"io"
 	"os"
 
-	"github.com/partage-dev/partage/pkg/cdi/hook"
-	"github.com/partage-dev/partage/pkg/version"
+	"github.com/partage-dev/partage/pkg/driver/cdi/hook"
+	"github.com/partage-dev/partage/pkg/util/version"
 )
 
 const name = "partage-hook"

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/partage-dev/partage/pkg/process"
+	"github.com/partage-dev/partage/pkg/node/process"
 )
 
 // build makes the program as releases do.

@@ -8,7 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"github.com/partage-dev/partage/pkg/quote"
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 // maxMessage is how long the message of an InvalidError may be, in bytes. It becomes an

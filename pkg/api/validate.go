@@ -11,7 +11,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"github.com/partage-dev/partage/pkg/quote"
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 // The values of fields. The chart's admission policy has them, too; testdata/corpus.yaml has

@@ -9,9 +9,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"time"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/nvml"
 )
 
 // Kind is what a question is put to.
@@ -27,6 +27,12 @@ const (
 	NVML Kind = "nvml"
 	// API is for the API server.
 	API Kind = "api"
+	// Daemon is for MPS: its control daemon, its server, their files.
+	Daemon Kind = "mps"
+	// Client is for a CUDA program that is a client of MPS.
+	Client Kind = "mps client"
+	// Change is for what changes the GPU.
+	Change Kind = "change"
 	// Call is one call into NVML. No check asks these: they are in the transcript beside
 	// the answers that were made of them.
 	Call Kind = "nvml call"
@@ -35,30 +41,84 @@ const (
 // ErrNoAnswer says that the node did not answer a question in time.
 var ErrNoAnswer = errors.New("no answer")
 
-// Ask puts a question to the node, or to the transcript that is replayed. The text of the
+// source answers questions: the machine, or a transcript.
+type source interface {
+	answer(ctx context.Context, kind Kind, question string, live func(context.Context) (json.RawMessage, error)) Entry
+}
+
+// ask puts a question to the node, or to the transcript that is replayed. The text of the
 // question is the same on every node: it names no root, and nothing that a run makes up. A
 // question that is asked twice has two answers.
 //
-// live finds the answer out. It is left behind where it takes longer than Node.Limit; so it
+// live finds the answer out. It is left behind where it takes longer than Options.Limit; so it
 // must not write to what others read. The answer must survive JSON. The error wraps
-// ErrNoAnswer if there was none in time; of the errors that package gpu and io/fs define it
-// wraps the one that live's error wraps.
-func Ask[T any](ctx context.Context, n *Node, kind Kind, question string, live func(context.Context) (T, error)) (T, error) {
-	var value T
-	entry := n.source.answer(ctx, kind, question, func(ctx context.Context) (json.RawMessage, error) {
-		found, err := live(ctx)
+// ErrNoAnswer if there was none in time, and otherwise the one of reasons that live's wraps.
+func ask[T any](ctx context.Context, n *Node, kind Kind, question string, live func(context.Context, *machine) (T, error)) (T, error) {
+	return decode[T](put(ctx, n, kind, question, live))
+}
+
+// put returns what the transcript gets of a question.
+func put[T any](ctx context.Context, n *Node, kind Kind, question string, live func(context.Context, *machine) (T, error)) Entry {
+	return n.source.answer(ctx, kind, question, func(ctx context.Context) (json.RawMessage, error) {
+		found, err := live(ctx, n.machine)
 		if err != nil {
 			return nil, err
 		}
 		return json.Marshal(found)
 	})
+}
+
+// decode reads an answer as it is read from a transcript, so that a live run sees no more than a
+// replayed one.
+func decode[T any](entry Entry) (value T, err error) {
 	if entry.Failure != nil {
 		return value, entry.Failure
 	}
 	if err := json.Unmarshal(entry.Answer, &value); err != nil {
-		return value, fmt.Errorf("answer to %q: %w", question, err)
+		return value, fmt.Errorf("answer to %q: %w", entry.Question, err)
 	}
 	return value, nil
+}
+
+// fact is a question with the way to its answer, which changes nothing.
+type fact[T any] struct {
+	kind     Kind
+	question string
+	read     func(context.Context, *machine) (T, error)
+}
+
+// answer returns the answer. It is asked for once, until the node forgets what is known.
+func (f fact[T]) answer(ctx context.Context, n *Node) (T, error) {
+	k := key(f.kind, f.question)
+	entry, ok := n.known[k]
+	if !ok {
+		entry = put(ctx, n, f.kind, f.question, f.read)
+		n.known[k] = entry
+	}
+	return decode[T](entry)
+}
+
+// gpuFact is a fact of each GPU.
+type gpuFact[T any] func(*gpu.GPU) fact[T]
+
+// ofGPU is what NVML answers about a GPU, whose address is in the question.
+func ofGPU[T any](question string, read func(context.Context, *nvml.Client, *gpu.GPU) (T, error)) gpuFact[T] {
+	return func(g *gpu.GPU) fact[T] {
+		return fact[T]{NVML, fmt.Sprintf(question, g.PCIAddress), onNVML(func(ctx context.Context, hardware *nvml.Client) (T, error) {
+			return read(ctx, hardware, g)
+		})}
+	}
+}
+
+// onNVML opens the driver's own access to NVML for a question.
+func onNVML[T any](read func(context.Context, *nvml.Client) (T, error)) func(context.Context, *machine) (T, error) {
+	return func(ctx context.Context, m *machine) (T, error) {
+		if err := m.hardware.Open(ctx); err != nil {
+			var none T
+			return none, err
+		}
+		return read(ctx, m.hardware)
+	}
 }
 
 // Failure is an error as a transcript has it.
@@ -68,7 +128,7 @@ type Failure struct {
 	Is string `json:"is,omitempty"`
 }
 
-// reasons are the errors that a transcript keeps apart. The first that fits counts.
+// reasons are the errors that checks tell apart. The first that fits counts.
 var reasons = []struct {
 	name string
 	err  error
@@ -76,13 +136,7 @@ var reasons = []struct {
 	{"no answer", ErrNoAnswer},
 	{"does not exist", fs.ErrNotExist},
 	{"permission denied", fs.ErrPermission},
-	{"driver not loaded", gpu.ErrDriverNotLoaded},
-	{"version mismatch", gpu.ErrVersionMismatch},
 	{"not supported", gpu.ErrNotSupported},
-	{"no permission", gpu.ErrNoPermission},
-	{"not found", gpu.ErrNotFound},
-	{"lost", gpu.ErrLost},
-	{"in use", gpu.ErrInUse},
 }
 
 func (f *Failure) Error() string { return f.Text }
@@ -97,6 +151,7 @@ func (f *Failure) Unwrap() error {
 	return nil
 }
 
+// failure keeps of an error its text and what checks tell apart.
 func failure(err error) *Failure {
 	f := &Failure{Text: err.Error()}
 	for _, r := range reasons {
@@ -106,61 +161,4 @@ func failure(err error) *Failure {
 		}
 	}
 	return f
-}
-
-// callsInLimit is how many calls into NVML that hang fit into the limit of a question. A
-// question about all GPUs then has an answer that names the one that hangs.
-const callsInLimit = 2
-
-// source answers questions.
-type source interface {
-	answer(ctx context.Context, kind Kind, question string, live func(context.Context) (json.RawMessage, error)) Entry
-}
-
-// machine is the source that asks the node itself. It writes a transcript.
-type machine struct {
-	limit      time.Duration
-	transcript *transcript
-}
-
-func (m *machine) answer(ctx context.Context, kind Kind, question string, live func(context.Context) (json.RawMessage, error)) Entry {
-	start := time.Now()
-	answer, err := within(ctx, m.limit, live)
-	entry := Entry{Kind: kind, Question: question, Answer: answer, Took: time.Since(start).Round(time.Microsecond).String()}
-	if err != nil {
-		entry.Failure = failure(err)
-	}
-	m.transcript.add(entry)
-	return entry
-}
-
-// within runs f and leaves it behind when it takes too long: a call into a driver that
-// hangs cannot be cancelled.
-func within(ctx context.Context, limit time.Duration, f func(context.Context) (json.RawMessage, error)) (json.RawMessage, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("%w: the time for all checks is over", ErrNoAnswer)
-	}
-	type answer struct {
-		data json.RawMessage
-		err  error
-	}
-	asking, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	answers := make(chan answer, 1)
-	go func() {
-		data, err := f(asking)
-		answers <- answer{data, err}
-	}()
-	select {
-	case a := <-answers:
-		switch {
-		case gpu.IsPending(a.err):
-			return nil, fmt.Errorf("%w in %s: %w", ErrNoAnswer, limit/callsInLimit, a.err)
-		case a.err != nil && asking.Err() != nil:
-			return nil, fmt.Errorf("%w in %s: %w", ErrNoAnswer, limit, a.err)
-		}
-		return a.data, a.err
-	case <-asking.Done():
-		return nil, fmt.Errorf("%w in %s", ErrNoAnswer, limit)
-	}
 }

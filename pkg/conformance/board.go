@@ -4,8 +4,6 @@
 package conformance
 
 import (
-	_ "embed" // boards.json
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -47,7 +45,7 @@ type Product struct {
 
 // BoardMPS is what programs take of the board's memory beside what they allocate.
 type BoardMPS struct {
-	Tags
+	Source string `json:"source,omitempty"`
 	// ServerMiB is what an MPS server has.
 	ServerMiB *uint64 `json:"serverMiB,omitempty"`
 	// ContextMiB is what a CUDA context takes on the undivided board, and MIGContextMiB on
@@ -66,26 +64,18 @@ type BoardMIG struct {
 
 // Profile is a GPU instance profile.
 type Profile struct {
+	Name string `json:"name"`
 	Tags
-	Name       string     `json:"name"`
-	ID         uint32     `json:"id"`
-	Slices     int        `json:"slices"`
-	Max        int        `json:"max"`
-	SMs        int        `json:"sms"`
-	MemoryMiB  uint64     `json:"memoryMiB"`
-	Engines    Engines    `json:"engines"`
-	Placements Placements `json:"placements"`
+	ID        uint32 `json:"id"`
+	Slices    int    `json:"slices"`
+	Max       int    `json:"max"`
+	SMs       int    `json:"sms"`
+	MemoryMiB uint64 `json:"memoryMiB"`
+	// Engines are counted by kind.
+	Engines    map[string]int `json:"engines"`
+	Placements Placements     `json:"placements"`
 	// InstanceIDs are those of the GPU instances, in the order of the placements.
 	InstanceIDs []int `json:"instanceIDs,omitempty"`
-}
-
-// Engines counts the engines of a GPU instance.
-type Engines struct {
-	Copy   int `json:"copy"`
-	Decode int `json:"decode"`
-	Encode int `json:"encode"`
-	JPEG   int `json:"jpeg"`
-	OFA    int `json:"ofa"`
 }
 
 // Placements are the memory slices at which a profile may start.
@@ -126,10 +116,9 @@ func measure(g *gpu.GPU, facts nvml.Facts) Board {
 
 // add adds what parts B and C have measured.
 func (b *Board) add(m *measurements) {
-	if m.mps.ServerMiB != nil || m.mps.ContextMiB != nil || m.mps.MIGContextMiB != nil {
-		section := m.mps
-		section.Source = measured
-		b.MPS = &section
+	if m.mps != (BoardMPS{}) {
+		b.MPS = &m.mps
+		b.MPS.Source = measured
 	}
 	if b.MIG == nil {
 		return
@@ -159,6 +148,7 @@ func boardName(product string) string {
 	}), "-")
 }
 
+// measureMIG returns how a GPU can be partitioned, nil where it cannot.
 func measureMIG(m *gpu.MIG) *BoardMIG {
 	if m == nil {
 		return nil
@@ -169,7 +159,7 @@ func measureMIG(m *gpu.MIG) *BoardMIG {
 		profile := Profile{
 			Tags: Tags{Source: measured}, Name: p.Name, ID: p.ID, Slices: p.Slices, Max: p.MaxInstances,
 			SMs: r.Multiprocessors, MemoryMiB: r.MemoryBytes / mib,
-			Engines: Engines{Copy: r.CopyEngines, Decode: r.Decoders, Encode: r.Encoders, JPEG: r.JPEGEngines, OFA: r.OFAEngines},
+			Engines: map[string]int{"copy": r.CopyEngines, "decode": r.Decoders, "encode": r.Encoders, "jpeg": r.JPEGEngines, "ofa": r.OFAEngines},
 		}
 		for _, at := range p.Placements {
 			profile.Placements.Size = at.Size
@@ -179,24 +169,4 @@ func measureMIG(m *gpu.MIG) *BoardMIG {
 		out.Profiles = append(out.Profiles, profile)
 	}
 	return out
-}
-
-// boardsJSON is the part of the simulator's catalogue that can be measured. TestBoards
-// makes it.
-//
-//go:embed boards.json
-var boardsJSON []byte
-
-// catalogued returns what the catalogue has of a product, or nil.
-func catalogued(product string) *Board {
-	var boards []Board
-	if err := json.Unmarshal(boardsJSON, &boards); err != nil {
-		return nil // TestBoards makes sure that it can be read
-	}
-	for i := range boards {
-		if boards[i].Product.Name == product {
-			return &boards[i]
-		}
-	}
-	return nil
 }

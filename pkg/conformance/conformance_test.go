@@ -44,7 +44,7 @@ func TestChecks(t *testing.T) {
 			t.Errorf("check %q: want a name of its own, family.name", c.ID)
 		}
 		seen[c.ID] = true
-		if c.Assumption == "" || c.Run == nil {
+		if c.Assumption == "" || c.find == nil {
 			t.Errorf("check %s is not complete", c.ID)
 		}
 		if _, err := os.Stat(filepath.Join("../..", c.Code)); err != nil {
@@ -80,8 +80,8 @@ func TestDocs(t *testing.T) {
 
 // TestExitCode: a difference counts more than what could not be found out.
 func TestExitCode(t *testing.T) {
-	holds, differs := Expect("", true, "", ""), Expect("", false, "", "")
-	silent := Failed("", "", ErrNoAnswer)
+	holds, differs := expect(true, ""), expect(false, "")
+	silent := failed(ErrNoAnswer)
 	for name, test := range map[string]struct {
 		findings []Finding
 		want     int
@@ -89,13 +89,13 @@ func TestExitCode(t *testing.T) {
 		"nothing":               {nil, 2},
 		"all hold":              {[]Finding{holds, holds}, 0},
 		"one differs":           {[]Finding{holds, differs, silent}, 1},
-		"some are not testable": {[]Finding{holds, Cannot("", "", "why")}, 0},
-		"none is testable":      {[]Finding{Cannot("", "", "why")}, 2},
+		"some are not testable": {[]Finding{holds, cannot("why")}, 0},
+		"none is testable":      {[]Finding{cannot("why")}, 2},
 		"no answer":             {[]Finding{holds, silent}, 2},
 	} {
 		r := &Report{}
 		for _, f := range test.findings {
-			r.add(Check{}, f)
+			r.add(&Check{}, f)
 		}
 		if got := r.ExitCode(); got != test.want {
 			t.Errorf("%s: got %d, want %d", name, got, test.want)
@@ -103,9 +103,9 @@ func TestExitCode(t *testing.T) {
 	}
 }
 
-func ask(t *testing.T, n *Node, live func(context.Context) (string, error)) (string, error) {
+func question(t *testing.T, n *Node, live func(context.Context) (string, error)) (string, error) {
 	t.Helper()
-	return Ask(t.Context(), n, File, "question", live)
+	return ask(t.Context(), n, File, "question", func(ctx context.Context, _ *machine) (string, error) { return live(ctx) })
 }
 
 // TestNoAnswer: what hangs is left behind, and the next question is asked all the same.
@@ -114,17 +114,17 @@ func TestNoAnswer(t *testing.T) {
 		n := NewNode(Options{Limit: time.Second})
 		release := make(chan struct{})
 		defer close(release)
-		_, err := ask(t, n, func(context.Context) (string, error) {
+		_, err := question(t, n, func(context.Context) (string, error) {
 			<-release
 			return "late", nil
 		})
 		if !errors.Is(err, ErrNoAnswer) || err.Error() != "no answer in 1s" {
 			t.Errorf("got %v", err)
 		}
-		if f := Failed("", "", err); f.Verdict != NotTestable || f.Reason != "no answer in 1s" {
+		if f := failed(err); f.Verdict != NotTestable || f.Reason != "no answer in 1s" {
 			t.Errorf("got %+v", f)
 		}
-		if answer, err := ask(t, n, func(context.Context) (string, error) { return "yes", nil }); answer != "yes" || err != nil {
+		if answer, err := question(t, n, func(context.Context) (string, error) { return "yes", nil }); answer != "yes" || err != nil {
 			t.Errorf("the next question was answered with %q, %v", answer, err)
 		}
 	})
@@ -134,7 +134,7 @@ func TestNoAnswer(t *testing.T) {
 func TestTimeIsOver(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := Ask(ctx, NewNode(Options{}), File, "question", func(context.Context) (string, error) {
+	_, err := ask(ctx, NewNode(Options{}), File, "question", func(context.Context, *machine) (string, error) {
 		t.Error("it was asked")
 		return "", nil
 	})
@@ -154,7 +154,7 @@ func TestTranscript(t *testing.T) {
 			func() (string, error) { return "", fmt.Errorf("open: %w", fs.ErrNotExist) },
 			func() (string, error) { return "", &gpu.PendingError{Call: "nvmlInit", Since: time.Unix(0, 0)} },
 		} {
-			answer, err := ask(t, n, func(context.Context) (string, error) { return live() })
+			answer, err := question(t, n, func(context.Context) (string, error) { return live() })
 			out = append(out, fmt.Sprint(answer, " ", err, " ", errors.Is(err, fs.ErrNotExist), " ", errors.Is(err, ErrNoAnswer)))
 		}
 		return out
@@ -171,7 +171,7 @@ func TestTranscript(t *testing.T) {
 	if diff := cmp.Diff(want, questions(replayed)); diff != "" {
 		t.Errorf("(-recorded +replayed):\n%s", diff)
 	}
-	if _, err := ask(t, replayed, nil); !errors.Is(err, ErrNoAnswer) || !strings.Contains(err.Error(), "the transcript does not have file: question") {
+	if _, err := question(t, replayed, nil); !errors.Is(err, ErrNoAnswer) || !strings.Contains(err.Error(), "the transcript does not have file: question") {
 		t.Errorf("a question that was not asked: got %v", err)
 	}
 }
@@ -293,7 +293,7 @@ func TestPatch(t *testing.T) {
 // TestReportIsReadable: what programs read back is what was written.
 func TestReportIsReadable(t *testing.T) {
 	r := &Report{Header: Header{Node: "n", Parts: []Part{ReadOnly}}}
-	r.add(Check{ID: "a.b"}, Expect("gpu", false, "this", "that").Because("it follows"))
+	r.add(&Check{ID: "a.b"}, expect(false, "that").because("it follows").withSubject("gpu"))
 	var out bytes.Buffer
 	if err := r.WriteJSON(&out); err != nil {
 		t.Fatal(err)

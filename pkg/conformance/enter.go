@@ -9,8 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strconv"
-	"strings"
 
 	"github.com/gofrs/flock"
 	"golang.org/x/sys/unix"
@@ -19,8 +17,7 @@ import (
 )
 
 const (
-	// entered is set in the environment of the process that Enter has made of this one, to
-	// the descriptors of the files that it has got.
+	// entered is set in the environment of the process that Enter has made of this one.
 	entered = "PARTAGE_CONFORMANCE_ENTERED"
 	// workSize bounds what MPS may write, in bytes.
 	workSize = 1 << 30
@@ -52,46 +49,20 @@ func Alone(dataDir string) (release func(), err error) {
 	return func() { _ = file.Unlock() }, nil // the process ends soon
 }
 
-// Entered returns the files that were given to Enter, if this is the process that Enter has
-// made.
-func Entered() (files []*os.File, ok bool) {
-	value, ok := os.LookupEnv(entered)
-	if !ok {
-		return nil, false
-	}
-	for text := range strings.FieldsSeq(value) {
-		fd, err := strconv.Atoi(text)
-		if err != nil {
-			continue // it is not Enter's
-		}
-		unix.CloseOnExec(fd)
-		files = append(files, os.NewFile(uintptr(fd), "file "+text))
-	}
-	return files, true
-}
-
 // Enter makes a place for the files of MPS that is gone with this process, however it ends: a
-// tmpfs at the folder, in a mount namespace of its own. A mount namespace belongs to a
-// thread, so the process runs itself again, and has the files open then as it has now. Where
-// the folder cannot be made, because the root of a container is read-only, the one that it is
-// in is hidden by the tmpfs.
-func Enter(folder string, files ...*os.File) error {
-	if _, ok := os.LookupEnv(entered); ok {
+// tmpfs at a folder in workDir, in a mount namespace of its own. A mount namespace belongs to a
+// thread, so the process runs itself again. Where the folder cannot be made, because the root
+// of a container is read-only, what workDir is in is hidden by the tmpfs.
+func Enter(workDir string) error {
+	if os.Getenv(entered) != "" {
 		return nil
 	}
-	at := folder
-	if err := os.MkdirAll(folder, 0o755); errors.Is(err, unix.EROFS) {
-		at = filepath.Dir(folder)
+	folder := daemonFolder(workDir)
+	at := filepath.Dir(folder)
+	if err := os.MkdirAll(at, 0o755); errors.Is(err, unix.EROFS) {
+		at = filepath.Dir(workDir)
 	} else if err != nil {
 		return fmt.Errorf("make a folder for MPS: %w", err)
-	}
-	var kept []string
-	for _, file := range files {
-		fd := file.Fd()
-		if _, err := unix.FcntlInt(fd, unix.F_SETFD, 0); err != nil {
-			return fmt.Errorf("keep %s open: %w", file.Name(), err)
-		}
-		kept = append(kept, strconv.Itoa(int(fd)))
 	}
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
@@ -103,9 +74,13 @@ func Enter(folder string, files ...*os.File) error {
 	if err := unix.Mount("partage-conformance", at, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf("mode=755,size=%d", workSize)); err != nil {
 		return fmt.Errorf("mount a tmpfs on %s: %w", at, err)
 	}
-	if err := os.MkdirAll(folder, 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(folder), 0o755); err != nil {
 		return fmt.Errorf("make a folder for MPS: %w", err)
 	}
-	environment := append(os.Environ(), entered+"="+strings.Join(kept, " "))
-	return fmt.Errorf("run %s again: %w", self, unix.Exec(self, os.Args, environment))
+	return fmt.Errorf("run %s again: %w", self, unix.Exec(self, os.Args, append(os.Environ(), entered+"=yes")))
 }
+
+// daemonFolder is where the files of MPS are in the folder of the options: below the tmpfs, since
+// it is removed between two daemons, and with a short name, since paths of sockets have at most
+// 107 bytes.
+func daemonFolder(workDir string) string { return filepath.Join(workDir, "mps", "d") }

@@ -5,16 +5,20 @@ package conformance
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
+	"slices"
+	"sync"
 	"time"
 
-	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/call"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
-	"github.com/partage-dev/partage/pkg/host"
-	"github.com/partage-dev/partage/pkg/version"
+	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/pkg/util/version"
 )
 
 // Options say which node to examine, and how.
@@ -58,30 +62,25 @@ type Options struct {
 
 const defaultLimit = 10 * time.Second
 
-// Node is the node that checks ask about.
+// Node is the node that checks ask about, this machine or the one of a transcript.
 type Node struct {
-	Options
-
 	header Header
 	source source
-	// transcript is nil where one is replayed.
-	transcript *transcript
-	hardware   *nvml.Client
-	calls      calls
-	gpus       *gpu.Node
-	gpusErr    error
-	known      map[string]nvml.Facts // by PCI address
+	// machine is nil where a transcript is replayed.
+	machine *machine
+	calls   *calls
+	known   map[string]Entry // facts, by kind and question
 
-	lab       *lab
-	labChoice *usable
-	// labFailed says why there is no MPS to put questions to.
-	labFailed string
-	subject   subject
-	measured  map[string]*measurements // by product
-	// reserved are the GPUs that MPS and Intrusive keep claims off.
-	reserved reservations
-	// partA are the checks that Intrusive runs before and after it.
-	partA []Check
+	// gpu is the one that MPS or Intrusive works on. Where there is none, or no MPS on it,
+	// missing is what the checks of the part find.
+	gpu     *gpu.GPU
+	missing Finding
+	// changes is true where Intrusive has begun, and before what partA, the checks of
+	// ReadOnly, found then.
+	changes  bool
+	before   []Result
+	partA    []Check
+	measured map[string]*measurements // by product
 }
 
 // NewNode returns this machine. Close ends what it has opened.
@@ -93,21 +92,16 @@ func NewNode(o Options) *Node {
 	if o.NodeName == "" {
 		o.NodeName, _ = os.Hostname()
 	}
-	t := &transcript{out: o.Transcript}
-	n := &Node{
-		Options: o, transcript: t, source: &machine{limit: o.Limit, transcript: t}, known: map[string]nvml.Facts{},
-		header: Header{
-			Version: version.Get().Version, Node: o.NodeName, Time: time.Now().UTC().Format(time.RFC3339), Parts: o.Parts, GPU: o.GPU,
-			Skip: o.Skip,
-		},
+	queues := call.New(o.Limit / callsInLimit)
+	m := &machine{Options: o, transcript: &transcript{out: o.Transcript}, calls: &calls{}, daemon: newDaemon(o), reserved: &reservations{calls: queues}}
+	m.hardware = nvml.New(nvml.Options{Roots: o.Roots, Calls: queues, Observe: m.observe})
+	header := Header{
+		Version: version.Get().Version, Node: o.NodeName, Time: time.Now().UTC().Format(time.RFC3339), Parts: o.Parts, GPU: o.GPU, Skip: o.Skip,
 	}
-	n.lab = newLab(o)
-	n.reserved.calls = call.New(o.Limit / callsInLimit)
-	n.hardware = nvml.New(nvml.Options{Roots: o.Roots, Calls: n.reserved.calls, Observe: n.observe})
-	recorded := n.header
+	recorded := header
 	recorded.Transcript = transcriptVersion
-	t.add(recorded)
-	return n
+	m.transcript.add(recorded)
+	return &Node{header: header, source: m, machine: m, calls: m.calls, known: map[string]Entry{}, measured: map[string]*measurements{}}
 }
 
 // Replay returns the node that a transcript is about.
@@ -117,59 +111,156 @@ func Replay(in io.Reader) (*Node, error) {
 		return nil, err
 	}
 	header.Transcript = 0
-	n := &Node{
-		Options: Options{NodeName: header.Node, Parts: header.Parts, GPU: header.GPU, Skip: header.Skip}, header: header, source: player, known: map[string]nvml.Facts{},
-	}
-	n.calls.all = player.calls
-	return n, nil
+	return &Node{
+		header: header, source: player, calls: &calls{all: player.calls}, known: map[string]Entry{}, measured: map[string]*measurements{},
+	}, nil
 }
 
-// Close ends the session with the driver. It returns the error of writing the transcript.
+// Run runs the checks of all parts that the options name. ctx bounds it: what was not asked
+// by then is not testable.
+func Run(ctx context.Context, n *Node) *Report {
+	report := &Report{Header: n.header}
+	n.partA = Checks(ReadOnly)
+	for _, part := range n.header.Parts {
+		before := report.Summary
+		n.gpu, n.missing = nil, Finding{}
+		report.run(ctx, n, Checks(part))
+		after := report.Summary
+		report.untested = report.untested || after.Holds == before.Holds && after.Differs == before.Differs
+	}
+	return report
+}
+
+// forget makes the next check ask again for what is known of the node. It is for the moments at
+// which that may have changed.
+func (n *Node) forget() { clear(n.known) }
+
+// Close ends what the checks have started and the session with the driver. It returns the
+// error of writing the transcript, too.
 func (n *Node) Close() error {
-	if n.hardware == nil {
+	if n.machine == nil {
 		return nil
 	}
-	err := n.closeLab()
-	n.reserved.releaseAll()
-	n.hardware.Close()
-	return errors.Join(err, n.transcript.failed())
+	err := n.machine.close(n.header.Parts, n.changes)
+	n.machine.hardware.Close()
+	return errors.Join(err, n.machine.transcript.failed())
 }
 
-// Hardware returns the driver's own access to NVML, with an open session. It is for the
-// function that Ask runs; there is none while a transcript is replayed.
-func (n *Node) Hardware(ctx context.Context) (*nvml.Client, error) {
-	if err := n.hardware.Open(ctx); err != nil {
-		return nil, err
+// machine is the source that asks the node itself. It writes a transcript.
+type machine struct {
+	Options
+
+	hardware   *nvml.Client
+	transcript *transcript
+	calls      *calls
+	daemon     *daemon
+	// reserved are the GPUs that MPS and Intrusive keep claims off.
+	reserved *reservations
+}
+
+// endLimit is how long the end of MPS may take.
+const endLimit = 30 * time.Second
+
+// close ends MPS, and puts a GPU back that was changed, whatever was left behind.
+func (m *machine) close(parts []Part, changed bool) error {
+	if !slices.Contains(parts, MPS) && !slices.Contains(parts, Intrusive) {
+		return nil
 	}
-	return n.hardware, nil
-}
-
-// GPUs returns all GPUs of the node, as the driver discovers them. It asks once.
-func (n *Node) GPUs(ctx context.Context) (*gpu.Node, error) {
-	if n.gpus == nil && n.gpusErr == nil {
-		n.gpus, n.gpusErr = Ask(ctx, n, NVML, "all GPUs", func(ctx context.Context) (*gpu.Node, error) {
-			hardware, err := n.Hardware(ctx)
-			if err != nil {
-				return nil, err
-			}
-			return hardware.Discover(ctx)
-		})
+	ctx, cancel := context.WithTimeout(context.Background(), endLimit)
+	defer cancel()
+	err := m.daemon.close(ctx)
+	if changed {
+		err = errors.Join(err, m.undo(ctx))
 	}
-	return n.gpus, n.gpusErr
+	return err
 }
 
-// EachGPU runs a check for each GPU that can be read. A node whose GPUs cannot be read is
-// one finding, unless that is said by the check which is about it.
-func (n *Node) EachGPU(ctx context.Context, expected string, check func(*gpu.GPU) []Finding) []Finding {
-	node, err := n.GPUs(ctx)
+// callsInLimit is how many calls into NVML that hang fit into the limit of a question. A
+// question about all GPUs then has an answer that names the one that hangs.
+const callsInLimit = 2
+
+func (m *machine) answer(ctx context.Context, kind Kind, question string, live func(context.Context) (json.RawMessage, error)) Entry {
+	start := time.Now()
+	answer, err := within(ctx, m.Limit, live)
+	entry := Entry{Kind: kind, Question: question, Answer: answer, Took: time.Since(start).Round(time.Microsecond).String()}
 	if err != nil {
-		f := Cannot("", expected, "the GPUs cannot be read: %v", err)
-		f.unanswered = errors.Is(err, ErrNoAnswer)
-		return []Finding{f}
+		entry.Failure = failure(err)
 	}
-	var findings []Finding
-	for i := range node.GPUs {
-		findings = append(findings, check(&node.GPUs[i])...)
+	m.transcript.add(entry)
+	return entry
+}
+
+// within runs f and leaves it behind when it takes too long: a call into a driver that
+// hangs cannot be cancelled.
+func within(ctx context.Context, limit time.Duration, f func(context.Context) (json.RawMessage, error)) (json.RawMessage, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("%w: the time for all checks is over", ErrNoAnswer)
 	}
-	return findings
+	type answer struct {
+		data json.RawMessage
+		err  error
+	}
+	asking, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	answers := make(chan answer, 1)
+	go func() {
+		data, err := f(asking)
+		answers <- answer{data, err}
+	}()
+	select {
+	case a := <-answers:
+		switch {
+		case gpu.IsPending(a.err):
+			return nil, fmt.Errorf("%w in %s: %w", ErrNoAnswer, limit/callsInLimit, a.err)
+		case a.err != nil && asking.Err() != nil:
+			return nil, fmt.Errorf("%w in %s: %w", ErrNoAnswer, limit, a.err)
+		}
+		return a.data, a.err
+	case <-asking.Done():
+		return nil, fmt.Errorf("%w in %s", ErrNoAnswer, limit)
+	}
+}
+
+// observe notes a call into NVML.
+func (m *machine) observe(_ context.Context, c nvml.Call) {
+	m.calls.add(c)
+	question := c.Function
+	if c.PCIAddress != "" {
+		question += ofGPUWord + c.PCIAddress
+	}
+	entry := Entry{Kind: Call, Question: question, Took: c.Took.Round(time.Microsecond).String()}
+	if c.Err != nil {
+		entry.Failure = failure(c.Err)
+	} else if data, err := json.Marshal(c.Answer); err == nil {
+		entry.Answer = data
+	}
+	m.transcript.add(entry)
+}
+
+// calls are the calls into NVML so far.
+type calls struct {
+	mu  sync.Mutex
+	all []nvml.Call
+}
+
+func (c *calls) add(call nvml.Call) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.all = append(c.all, call)
+}
+
+// times returns how long the calls of each function took, in order, of those that matter.
+func (c *calls) times(matters func(nvml.Call) bool) map[string][]time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	took := map[string][]time.Duration{}
+	for _, call := range c.all {
+		if matters(call) {
+			took[call.Function] = append(took[call.Function], call.Took)
+		}
+	}
+	for _, times := range took {
+		slices.Sort(times)
+	}
+	return took
 }

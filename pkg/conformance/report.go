@@ -4,6 +4,7 @@
 package conformance
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -37,6 +38,31 @@ type Report struct {
 	unanswered bool
 	// untested is true where nothing could be decided of one of the parts.
 	untested bool
+}
+
+// run runs checks and adds what they find.
+func (r *Report) run(ctx context.Context, n *Node, checks []Check) {
+	for i := range checks {
+		for _, f := range checks[i].run(ctx, n) {
+			r.add(&checks[i], f)
+		}
+	}
+}
+
+// add appends a finding and counts it.
+func (r *Report) add(c *Check, f Finding) {
+	r.Results = append(r.Results, Result{Check: c.ID, Assumption: c.Assumption, Code: c.Code, Finding: f})
+	switch f.Verdict {
+	case Holds:
+		r.Summary.Holds++
+	case Differs:
+		r.Summary.Differs++
+	case Skipped:
+		r.Summary.Skipped++
+	default:
+		r.Summary.NotTestable++
+	}
+	r.unanswered = r.unanswered || f.unanswered
 }
 
 // Exit codes of the command.

@@ -9,13 +9,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/partage-dev/partage/pkg/node/host"
 )
 
 // TestSkip: a check that is to be skipped asks nothing, its report says so, and so does the
 // one that is made from the transcript.
 func TestSkip(t *testing.T) {
 	var recorded bytes.Buffer
-	roots := NewNode(Options{}).Roots
+	roots := host.Roots{}.Complete()
 	roots.Driver, roots.Proc, roots.Sys = t.TempDir(), t.TempDir(), t.TempDir()
 	n := NewNode(Options{Roots: roots, Parts: []Part{ReadOnly}, Skip: []string{"node.kernel", "driver.nvml"}, Transcript: &recorded})
 	live := Run(t.Context(), n)
@@ -63,7 +65,7 @@ func TestSkipIsNoAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, check := range Checks(ReadOnly) {
-		n.Skip = append(n.Skip, check.ID)
+		n.header.Skip = append(n.header.Skip, check.ID)
 	}
 	report := Run(t.Context(), n)
 	if report.ExitCode() != ExitCouldNotRun || report.Summary.Skipped != len(Checks(ReadOnly)) {

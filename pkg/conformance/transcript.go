@@ -10,7 +10,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
 )
@@ -65,6 +67,7 @@ func (t *transcript) add(line any) {
 	t.err = err
 }
 
+// failed returns the first error. A run goes on after it: what was changed has to be undone.
 func (t *transcript) failed() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -79,6 +82,8 @@ type player struct {
 
 func key(kind Kind, question string) string { return string(kind) + ": " + question }
 
+// answer takes what is missing for not answered: checks ask more than they did when the
+// transcript was made.
 func (p *player) answer(_ context.Context, kind Kind, question string, _ func(context.Context) (json.RawMessage, error)) Entry {
 	k := key(kind, question)
 	if len(p.entries[k]) == 0 {
@@ -120,4 +125,18 @@ func readTranscript(in io.Reader) (Header, *player, error) {
 		k := key(entry.Kind, entry.Question)
 		p.entries[k] = append(p.entries[k], entry)
 	}
+}
+
+// ofGPUWord is between a function of NVML and the GPU that a call was about.
+const ofGPUWord = " of GPU "
+
+// call is the call into NVML that an entry is about.
+func (e *Entry) call() (nvml.Call, error) {
+	function, pciAddress, _ := strings.Cut(e.Question, ofGPUWord)
+	took, err := time.ParseDuration(e.Took)
+	c := nvml.Call{Function: function, PCIAddress: pciAddress, Took: took}
+	if e.Failure != nil {
+		c.Err = e.Failure
+	}
+	return c, err
 }

@@ -42,7 +42,7 @@ type Device struct {
 	Partition *PartitionShape
 	// Share is not nil for the kinds MPS and TimeSlice. It must not be changed.
 	Share *Share
-	// Static is not nil for a partition that somebody else made. It must not
+	// Static is not nil for a partition that another tool created. It must not
 	// be changed.
 	Static *Static
 }

@@ -75,7 +75,7 @@ func TestTaintsPage(t *testing.T) {
 // attributeTexts say what attributes mean.
 var attributeTexts = map[string]string{
 	"type":                            "the kind of device",
-	"uuid":                            "the UUID of the GPU, or `MIG-…` for a partition that somebody else made; empty for a partition that does not exist yet, and for shares of one",
+	"uuid":                            "the UUID of the GPU, or `MIG-…` for a partition that another tool created; empty for a partition that does not exist yet, and for shares of one",
 	"parentUUID":                      "the UUID of the GPU, also for the GPU itself",
 	"profile":                         "the MIG profile of the partition, or of the partition that is shared; empty for a whole GPU and shares of it ([not absent](#selectors-that-look-for-profile))",
 	"productName":                     "the name of the model",

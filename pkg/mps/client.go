@@ -12,8 +12,7 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/partage-dev/partage/pkg/mps/mpspb"
-	"github.com/partage-dev/partage/pkg/steptime"
+	"github.com/partage-dev/partage/pkg/util/steptime"
 )
 
 // Client speaks to the supervisor of this node, which may start later and be replaced: each call connects by itself.
@@ -27,43 +26,32 @@ type Client struct {
 const connectLimit = 5 * time.Second
 
 // call calls the supervisor. Without one it fails at once.
-func (c Client) call(ctx context.Context, do func(ctx context.Context, supervisor mpspb.SupervisorClient) error) error {
+func (c Client) call(ctx context.Context, method string, request, answer any) error {
 	defer steptime.Of(ctx).Begin(steptime.MPS)()
 	connection, err := grpc.NewClient("unix://"+c.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.ForceCodec(codec{})),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectLimit}))
 	if err != nil {
 		return fmt.Errorf("MPS supervisor at %s: %w", c.Socket, err)
 	}
 	defer func() { _ = connection.Close() }()
-	return errorFromProto(c.Socket, do(ctx, mpspb.NewSupervisorClient(connection)))
+	return fromStatus(c.Socket, connection.Invoke(ctx, "/"+serviceName+"/"+method, request, answer))
 }
 
 // Ensure calls Sessions.Ensure of the supervisor.
 func (c Client) Ensure(ctx context.Context, spec Spec) (status Status, err error) {
-	err = c.call(ctx, func(ctx context.Context, supervisor mpspb.SupervisorClient) error {
-		answer, err := supervisor.EnsureSession(ctx, &mpspb.EnsureSessionRequest{Spec: specToProto(spec)})
-		status = statusFromProto(answer.GetStatus())
-		return err
-	})
+	err = c.call(ctx, ensureSession, spec, &status)
 	return status, err
 }
 
 // Stop calls Sessions.Stop of the supervisor.
 func (c Client) Stop(ctx context.Context, id string) error {
-	return c.call(ctx, func(ctx context.Context, supervisor mpspb.SupervisorClient) error {
-		_, err := supervisor.StopSession(ctx, &mpspb.StopSessionRequest{Id: id})
-		return err
-	})
+	return c.call(ctx, stopSession, named{id}, &named{})
 }
 
 // List calls Sessions.List of the supervisor.
-func (c Client) List(ctx context.Context) (all []Status, err error) {
-	err = c.call(ctx, func(ctx context.Context, supervisor mpspb.SupervisorClient) error {
-		answer, err := supervisor.ListSessions(ctx, &mpspb.ListSessionsRequest{})
-		for _, status := range answer.GetSessions() {
-			all = append(all, statusFromProto(status))
-		}
-		return err
-	})
-	return all, err
+func (c Client) List(ctx context.Context) ([]Status, error) {
+	var all sessionList
+	err := c.call(ctx, listSessions, named{}, &all)
+	return all.Sessions, err
 }

@@ -4,15 +4,15 @@
 package mps
 
 import (
-	"context"
 	"net"
 	"path/filepath"
+	"reflect"
+	"strings"
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-
-	"github.com/partage-dev/partage/pkg/mps/mpspb"
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/klog/v2"
 )
 
 // slowListener gives the server each connection late, as a machine with too much to do
@@ -25,26 +25,65 @@ func (l slowListener) Accept() (net.Conn, error) {
 	return connection, err
 }
 
-type noSessions struct {
-	mpspb.UnimplementedSupervisorServer
+// oneSession is a supervisor with one session.
+type oneSession struct {
+	Sessions
+
+	status Status
 }
 
-func (noSessions) ListSessions(context.Context, *mpspb.ListSessionsRequest) (*mpspb.ListSessionsResponse, error) {
-	return &mpspb.ListSessionsResponse{}, nil
-}
+func (s oneSession) List() []Status { return []Status{s.status} }
 
-// A supervisor that is slow is there.
-func TestSlowSupervisor(t *testing.T) {
+// serve has these sessions served on a socket.
+func serve(t *testing.T, sessions Sessions, wrap func(net.Listener) net.Listener) Client {
+	t.Helper()
 	socket := filepath.Join(t.TempDir(), SocketName)
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := grpc.NewServer()
-	mpspb.RegisterSupervisorServer(server, noSessions{})
-	go func() { _ = server.Serve(slowListener{listener}) }()
+	server := NewServer(klog.Background(), sessions)
+	go func() { _ = server.Serve(wrap(listener)) }()
 	t.Cleanup(server.Stop)
-	if _, err := (Client{Socket: socket}).List(t.Context()); err != nil {
+	return Client{Socket: socket}
+}
+
+// TestSlowSupervisor: a supervisor that is slow is there.
+func TestSlowSupervisor(t *testing.T) {
+	client := serve(t, oneSession{}, func(l net.Listener) net.Listener { return slowListener{l} })
+	if _, err := client.List(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestStatusIsSent: a client gets what the supervisor says, even a text that is not UTF-8.
+func TestStatusIsSent(t *testing.T) {
+	want := Status{
+		Spec: Spec{
+			ID: "a", Devices: []string{"GPU-1"}, ThreadPercentage: 5, Memory: map[string]int64{"GPU-1": 1 << 40}, MultiUser: true,
+			OnClientKilled: RestartServer, ClientPriority: PriorityNormal,
+		},
+		Phase: Failed, Message: "a\xff", History: History{Losses: 1, LastLoss: "b", LastLossTime: time.Unix(1, 0).UTC(), Kills: 2, LastKill: "c"},
+		Servers: []int{1}, Clients: []int{2, 3}, PipeDir: "/p", ShmDir: "/s",
+	}
+	for _, v := range []reflect.Value{reflect.ValueOf(want), reflect.ValueOf(want.Spec)} {
+		for i := range v.NumField() {
+			if v.Field(i).IsZero() {
+				t.Errorf("the test has no %s", v.Type().Field(i).Name)
+			}
+		}
+	}
+	got, err := serve(t, oneSession{status: want}, func(l net.Listener) net.Listener { return l }).List(t.Context())
+	want.Message = "a\uFFFD"
+	if diff := cmp.Diff([]Status{want}, got); err != nil || diff != "" {
+		t.Errorf("%v, -want +got:\n%s", err, diff)
+	}
+}
+
+// TestOtherService: one that does not know a call is older.
+func TestOtherService(t *testing.T) {
+	client := serve(t, oneSession{}, func(l net.Listener) net.Listener { return l })
+	if err := client.call(t.Context(), "Later", named{}, &named{}); err == nil || !strings.Contains(err.Error(), "older than this program") {
+		t.Errorf("got %v", err)
 	}
 }

@@ -40,7 +40,7 @@ var errorCodes = []struct {
 	{context.Canceled, codes.Canceled},
 }
 
-func errorToProto(err error) error {
+func toStatus(err error) error {
 	code := codes.Internal
 	for _, known := range errorCodes {
 		if errors.Is(err, known.err) {
@@ -60,8 +60,8 @@ type remoteError struct {
 func (e *remoteError) Error() string { return e.text }
 func (e *remoteError) Unwrap() error { return e.err }
 
-// errorFromProto returns the error that the supervisor on the socket had.
-func errorFromProto(socket string, err error) error {
+// fromStatus returns the error that the supervisor on the socket had.
+func fromStatus(socket string, err error) error {
 	if err == nil {
 		return nil
 	}

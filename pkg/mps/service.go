@@ -5,15 +5,40 @@ package mps
 
 import (
 	"context"
+	"encoding/json"
 
 	"google.golang.org/grpc"
 	"k8s.io/klog/v2"
-
-	"github.com/partage-dev/partage/pkg/mps/mpspb"
 )
 
 // SocketName is the supervisor's socket in its folder.
 const SocketName = "supervisor.sock"
+
+// The protocol is gRPC, and what is sent are the types of this package as JSON. Fields are only ever added: the supervisor is older
+// than the plugin that talks to it for as long as nobody restarts it.
+const (
+	serviceName   = "partage.mps.v1.Supervisor"
+	ensureSession = "EnsureSession"
+	stopSession   = "StopSession"
+	listSessions  = "ListSessions"
+)
+
+// named is the request of stopSession.
+type named struct {
+	ID string `json:"id"`
+}
+
+// sessionList is the answer of listSessions.
+type sessionList struct {
+	Sessions []Status `json:"sessions,omitempty"`
+}
+
+// codec encodes what is sent. Programs print anything, and what is no UTF-8 is replaced.
+type codec struct{}
+
+func (codec) Name() string                       { return "json" }
+func (codec) Marshal(v any) ([]byte, error)      { return json.Marshal(v) }
+func (codec) Unmarshal(data []byte, v any) error { return json.Unmarshal(data, v) }
 
 // Sessions are what a supervisor serves, and Client asks for.
 type Sessions interface {
@@ -26,38 +51,29 @@ type Sessions interface {
 	List() []Status
 }
 
-// Register makes a gRPC server serve these sessions.
-func Register(registrar grpc.ServiceRegistrar, sessions Sessions) {
-	mpspb.RegisterSupervisorServer(registrar, &service{sessions: sessions})
+// NewServer returns a gRPC server that serves these sessions. Its Stop waits for calls that are in progress.
+func NewServer(logger klog.Logger, sessions Sessions) *grpc.Server {
+	server := grpc.NewServer(grpc.ForceServerCodec(codec{}), grpc.WaitForHandlers(true))
+	server.RegisterService(&grpc.ServiceDesc{ServiceName: serviceName, Methods: []grpc.MethodDesc{
+		method(logger, ensureSession, sessions.Ensure),
+		method(logger, stopSession, func(ctx context.Context, r named) (named, error) { return r, sessions.Stop(ctx, r.ID) }),
+		method(logger, listSessions, func(context.Context, named) (sessionList, error) { return sessionList{sessions.List()}, nil }),
+	}}, nil)
+	return server
 }
 
-type service struct {
-	mpspb.UnimplementedSupervisorServer
-
-	sessions Sessions
-}
-
-func (s *service) EnsureSession(ctx context.Context, request *mpspb.EnsureSessionRequest) (*mpspb.EnsureSessionResponse, error) {
-	status, err := s.sessions.Ensure(ctx, specFromProto(request.GetSpec()))
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "EnsureSession failed", "session", request.GetSpec().GetId())
-		return nil, errorToProto(err)
-	}
-	return &mpspb.EnsureSessionResponse{Status: statusToProto(status)}, nil
-}
-
-func (s *service) StopSession(ctx context.Context, request *mpspb.StopSessionRequest) (*mpspb.StopSessionResponse, error) {
-	if err := s.sessions.Stop(ctx, request.GetId()); err != nil {
-		klog.FromContext(ctx).Error(err, "StopSession failed", "session", request.GetId())
-		return nil, errorToProto(err)
-	}
-	return &mpspb.StopSessionResponse{}, nil
-}
-
-func (s *service) ListSessions(context.Context, *mpspb.ListSessionsRequest) (*mpspb.ListSessionsResponse, error) {
-	answer := &mpspb.ListSessionsResponse{}
-	for _, status := range s.sessions.List() {
-		answer.Sessions = append(answer.Sessions, statusToProto(status))
-	}
-	return answer, nil
+// method is one of the service.
+func method[Request, Answer any](logger klog.Logger, name string, do func(context.Context, Request) (Answer, error)) grpc.MethodDesc {
+	return grpc.MethodDesc{MethodName: name, Handler: func(_ any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+		var request Request
+		if err := decode(&request); err != nil {
+			return nil, err
+		}
+		answer, err := do(klog.NewContext(ctx, logger), request)
+		if err != nil {
+			logger.Error(err, "A call of the plugin has failed", "call", name, "request", request)
+			return nil, toStatus(err)
+		}
+		return answer, nil
+	}}
 }

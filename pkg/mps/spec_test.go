@@ -5,11 +5,8 @@ package mps
 
 import (
 	"errors"
-	"reflect"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 const (
@@ -78,21 +75,5 @@ func TestSameLimits(t *testing.T) {
 		if got := test.has.SameLimits(test.wanted); got != test.same {
 			t.Errorf("%s: %v", name, got)
 		}
-	}
-}
-
-// What the supervisor gets is what the plugin has sent.
-func TestSpecIsSent(t *testing.T) {
-	sent := Spec{
-		ID: "a", Devices: []string{gpuA}, ThreadPercentage: 25, Memory: map[string]int64{gpuA: 1 << 30}, MultiUser: true,
-		OnClientKilled: RestartServer, ClientPriority: PriorityBelowNormal,
-	}
-	for i, v := 0, reflect.ValueOf(sent); i < v.NumField(); i++ {
-		if v.Field(i).IsZero() {
-			t.Errorf("the test has no %s", v.Type().Field(i).Name)
-		}
-	}
-	if diff := cmp.Diff(sent, specFromProto(specToProto(sent))); diff != "" {
-		t.Errorf("-sent +got:\n%s", diff)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"go.yaml.in/yaml/v3"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"github.com/partage-dev/partage/pkg/strict"
+	"github.com/partage-dev/partage/pkg/util/strict"
 )
 
 // maxBytes bounds the work. It is far more than a policy needs.

@@ -20,22 +20,34 @@ import (
 
 const head = "apiVersion: policy.partage.dev/v1alpha1\nkind: SharingPolicy\n"
 
-// examples are the files of a folder of testdata by path.
-func examples(t testing.TB, folder string) map[string][]byte {
+// examples are the documents of a file of testdata, or of all files of a folder, by path, from the second on with a number.
+func examples(t testing.TB, name string) map[string][]byte {
 	t.Helper()
-	paths, err := filepath.Glob(filepath.Join("testdata", folder, "*.yaml"))
-	if err != nil || len(paths) == 0 {
-		t.Fatalf("no examples in %s: %v", folder, err)
+	var paths []string
+	for _, pattern := range []string{name + ".yaml", name + "/*.yaml"} {
+		found, err := filepath.Glob(filepath.Join("testdata", pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		paths = append(paths, found...)
 	}
-	files := map[string][]byte{}
-	for _, path := range paths {
+	documents := map[string][]byte{}
+	for n, path := range paths {
 		content, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		files[path] = content
+		for i, document := range strings.Split(string(content), "\n---\n") {
+			if i > 0 {
+				path = fmt.Sprintf("%s, document %d", paths[n], i+1)
+			}
+			documents[path] = []byte(document)
+		}
 	}
-	return files
+	if len(documents) == 0 {
+		t.Fatalf("no examples in testdata/%s", name)
+	}
+	return documents
 }
 
 func mustDecode(t testing.TB, data []byte) *Policy {

@@ -16,7 +16,7 @@ import (
 	"go.yaml.in/yaml/v3"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"github.com/partage-dev/partage/pkg/strict"
+	"github.com/partage-dev/partage/pkg/util/strict"
 )
 
 // Effect is what follows for a device of which something is wrong. All but EffectIgnore

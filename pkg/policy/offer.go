@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"github.com/partage-dev/partage/pkg/quote"
-	"github.com/partage-dev/partage/pkg/strict"
+	"github.com/partage-dev/partage/pkg/util/quote"
+	"github.com/partage-dev/partage/pkg/util/strict"
 )
 
 const (

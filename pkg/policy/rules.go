@@ -13,8 +13,8 @@ import (
 	"go.yaml.in/yaml/v3"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"github.com/partage-dev/partage/pkg/quote"
-	"github.com/partage-dev/partage/pkg/strict"
+	"github.com/partage-dev/partage/pkg/util/quote"
+	"github.com/partage-dev/partage/pkg/util/strict"
 )
 
 const (

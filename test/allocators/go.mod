@@ -2,6 +2,8 @@ module github.com/partage-dev/partage/test/allocators
 
 go 1.26.0
 
+toolchain go1.26.10
+
 require (
 	k8s.io/api v0.37.2
 	k8s.io/apimachinery v0.37.2

@@ -26,7 +26,7 @@ var (
 	link       = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	linkText   = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
 	noAnchor   = regexp.MustCompile(`[^\p{L}\p{N}_\- ]`)
-	makeTarget = regexp.MustCompile("`make ([a-z][a-z-]*)")
+	makeTarget = regexp.MustCompile("`make ([a-z][a-z0-9-]*)")
 	testName   = regexp.MustCompile("`(Test[A-Z][A-Za-z0-9]*)`")
 	chartValue = regexp.MustCompile("`([a-z][A-Za-z]*(?:\\.[a-z][A-Za-z]*)+)[`=]")
 )

@@ -31,7 +31,7 @@ var kinds = strings.Fields(`
 var verbs = map[string]bool{
 	"annotate": true, "delete": true, "describe": true, "edit": true, "get": true, "label": true, "patch": true, "wait": true,
 	"api-resources": false, "apply": false, "auth": false, "cordon": false, "create": false, "debug": false, "drain": false, "events": false,
-	"exec": false, "explain": false, "gpu": false, "krew": false, "logs": false, "options": false, "port-forward": false,
+	"exec": false, "explain": false, "gpu": false, "krew": false, "logs": false, "options": false, "partage": false, "port-forward": false,
 	"replace": false, "rollout": false, "scale": false, "taint": false, "top": false, "uncordon": false, "version": false,
 }
 

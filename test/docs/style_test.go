@@ -28,11 +28,13 @@ var riddles = []struct {
 	{regexp.MustCompile(`(?i)whose faults stay away`), "fault isolation"},
 	{regexp.MustCompile(`(?i)what one was killed in the middle of`), "if one is killed mid-operation, the other completes or undoes it"},
 	{regexp.MustCompile(`(?i)do not come back (had )?is forgotten`), "records of claims whose pods do not return are discarded"},
+	{regexp.MustCompile(`(?i)\bever more\b`), "more and more, or a number"},
+	{regexp.MustCompile(`\b[A-Z]+[0-9]+ is [0-9]+ devices`), "is published as"},
 	{regexp.MustCompile(`(?:^|\. )Who (asks|cannot|can|has|may|creates|wants|needs) `), "whoever, or users who"},
 }
 
-// plain are the folders for readers who only want to get something done.
-var plain = regexp.MustCompile(`^(docs/(how-to|tutorials)|demo|templates)/`)
+// plain are the pages for readers who want to get something done, or to decide.
+var plain = regexp.MustCompile(`^(docs/(concepts|how-to|reference|tutorials)|demo|templates)/|^README.md$`)
 
 func riddlesIn(page string) []string {
 	text := codeBlock.ReplaceAllString(page, "")

@@ -26,6 +26,7 @@ func TestNodeEtcdRestored(t *testing.T) {
 	_, gpus := reserve(t, pool.total)
 	gpu := gpus[0]
 	want := countSlices(t)
+	plugin := driverPod(t, pluginComponent).Name
 	pid := pidOf(t, "etcd")
 	folder := dataDir(t, pid)
 	// What a snapshot has: all that etcd has written, and nothing half done.
@@ -46,6 +47,10 @@ func TestNodeEtcdRestored(t *testing.T) {
 			keys, taintErr := taintsOf(ctx, gpu.UUID, "gpu")
 			return err == nil && taintErr == nil && len(published) == want && !slices.Contains(keys, driverName+"/gpu-lost"),
 				fmt.Sprint(len(published), keys, err, taintErr)
+		})
+		eventually(t, "a kubelet that knows its pods", func(context.Context) (bool, string) {
+			out, err := inPod(driverNamespace, plugin, "/usr/bin/gpu-kubelet-plugin", "version")
+			return err == nil, out
 		})
 	})
 	onGPU(t, gpu, "gpu", "--failure", "lost")

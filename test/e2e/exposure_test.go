@@ -6,6 +6,7 @@
 package e2e
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"os"
@@ -16,7 +17,10 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 )
 
 // TestPodWithoutClaim: a container gets nothing of a GPU without a claim, although it asks as images for CUDA do: no node, no
@@ -107,6 +111,83 @@ func TestNodeNVIDIARuntimeByDefault(t *testing.T) {
 	}
 	if out, err := doctor(t); err != nil || !strings.Contains(out, nvidia) || !strings.Contains(out, "through claims only") {
 		t.Errorf("doctor where NVIDIA's runtime ignores what containers ask for: %v\n%s", err, out)
+	}
+}
+
+// TestNodeAnnotatedPod: NVIDIA's NRI plugin gives a pod the device of another one's claim that an annotation names. The API server refuses
+// such pods outside of the namespaces of the driver and of NVIDIA's software, and the plugin knows who gives them what.
+func TestNodeAnnotatedPod(t *testing.T) {
+	ns, gpus := reserve(t, 1)
+	apply(t, ns, claim("gpu", wholeGPU.on(gpus...), "")+podRunning("user", "sleep 3600", "gpu"))
+	waitRunning(t, ns, "user")
+	c, err := client.ResourceV1().ResourceClaims(ns).Get(t.Context(), "gpu", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	runNRIPlugin(t)
+	device := fmt.Sprintf("k8s.gpu.nvidia.com/claim=%s-%s", c.UID, c.Status.Allocation.Devices.Results[0].Device)
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "annotated-" + ns, Annotations: map[string]string{"nvidia.cdi.k8s.io/container.main": device}},
+		Spec: corev1.PodSpec{TerminationGracePeriodSeconds: ptr.To[int64](1), Containers: []corev1.Container{{
+			Name: "main", Image: demoImage, ImagePullPolicy: corev1.PullNever, Command: []string{"sh", "-c", "ls -d /dev/nvidia*; echo looked; sleep 3600"},
+		}}},
+	}
+	if _, err := client.CoreV1().Pods(ns).Create(t.Context(), pod, metav1.CreateOptions{}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "nvidia.cdi.k8s.io/container.main") {
+		t.Errorf("a pod of a tenant: %v", err)
+	}
+	// The same without the policy.
+	if _, err := client.CoreV1().Pods(metav1.NamespaceSystem).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := client.CoreV1().Pods(metav1.NamespaceSystem).Delete(context.WithoutCancel(t.Context()), pod.Name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	waitRunning(t, metav1.NamespaceSystem, pod.Name)
+	node := fmt.Sprintf("/dev/nvidia%d\n", gpus[0].Minor)
+	wantAll(t, "the annotated pod, without a claim", waitLog(t, metav1.NamespaceSystem, pod.Name, "main", "looked"), node)
+	if out, err := doctor(t); err != nil || !strings.Contains(out, "of the namespaces "+driverNamespace+", kube-system, gpu-operator: NVIDIA's NRI plugin") {
+		t.Errorf("doctor: %v\n%s", err, out)
+	}
+}
+
+// runNRIPlugin has containerd take NRI plugins, and runs NVIDIA's, as the container does that installs its toolkit.
+func runNRIPlugin(t *testing.T) {
+	t.Helper()
+	config := containerdConfig(t)
+	before, err := os.ReadFile(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	with := strings.Replace(string(before), "'io.containerd.nri.v1.nri', ", "", 1)
+	if with == string(before) {
+		t.Fatalf("%s does not turn off NRI:\n%s", config, before)
+	}
+	const sockets = "/var/run/nri"
+	t.Cleanup(func() {
+		restartContainerd(t, config, before)
+		if err := os.RemoveAll(sockets); err != nil {
+			t.Error(err)
+		}
+	})
+	restartContainerd(t, config, []byte(with))
+	eventually(t, "NRI", func(context.Context) (bool, string) {
+		_, err := os.Stat(filepath.Join(sockets, "nri.sock"))
+		return err == nil, fmt.Sprint(err)
+	})
+	plugin := exec.CommandContext(t.Context(), "_output/nvidia-ctk-installer") // it ends with the test
+	plugin.Env = append(os.Environ(), "ENABLE_NRI_PLUGIN=true")
+	said, err := plugin.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := plugin.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = plugin.Wait() })
+	if line, err := bufio.NewReader(said).ReadString('\n'); !strings.Contains(line, "runs") {
+		t.Fatalf("NVIDIA's NRI plugin says %q: %v", line, err)
 	}
 }
 

@@ -53,7 +53,7 @@ func TestKubectlCommands(t *testing.T) {
 	}{
 		"tree": {
 			[]string{"tree", "-n", ns}, exitFine,
-			[]string{ns + "/training", "pod trainer", ns + "/serving", "4Gi", "fits: whole GPU"},
+			[]string{"pod " + ns + "/trainer", "pod " + ns + "/server", "4Gi", "fits: whole GPU"},
 		},
 		"tree of a node":      {[]string{"tree", mixedNode, "-n", ns, "-o", "json"}, exitFine, []string{`"kubectl.partage.dev/v1alpha1"`, "serving"}},
 		"top":                 {[]string{"top", "-n", ns}, exitFine, []string{"training", "serving"}},
@@ -67,7 +67,6 @@ func TestKubectlCommands(t *testing.T) {
 		"slices of a node":    {[]string{"slices", "--from-node", mixedNode}, exitFine, []string{"kind: ResourceSlice", teslaT}},
 		"advise":              {[]string{"advise", "--workload", "inference", "--model-size", "7B"}, exitFine, []string{"kind: ResourceClaimTemplate"}},
 		"rightsize":           {[]string{"rightsize", "-n", ns}, exitEither, []string{"training"}},
-		"fragmentation":       {[]string{"fragmentation", hopperNode}, exitFine, []string{"IF PACKED", "1g.10gb", "7g.80gb"}},
 		"cost":                {[]string{"cost", "-n", ns}, exitFine, []string{ns, h100, "NVIDIA A30", "2 claims on 2 GPUs"}},
 		"migrate":             {[]string{"migrate", "pods", oldPod(t)}, exitFine, []string{"kind: ResourceClaimTemplate"}},
 		"completion of nodes": {[]string{"__complete", "tree", ""}, exitFine, fleetNodes},
@@ -90,6 +89,56 @@ func TestKubectlCommands(t *testing.T) {
 		})
 	}
 	t.Run("ui", func(t *testing.T) { t.Parallel(); wantPage(t) })
+}
+
+// tenant is a user with the rights that viewer.yaml gives to those who may see their own namespace only, and nobody one with none.
+const (
+	tenant = "kubectl-gpu-tenant"
+	nobody = "kubectl-gpu-nobody"
+)
+
+// TestKubectlRights: what the rights of a user hide is unknown to the user, while another team has devices.
+func TestKubectlRights(t *testing.T) {
+	if suite != kubectlSuite {
+		t.Skip("needs the nodes of suite " + kubectlSuite)
+	}
+	other, own := makeNamespace(t), makeNamespace(t)
+	t.Cleanup(func() {
+		kubectl(t, "delete", "clusterrolebinding", tenant)
+		removeNamespace(t, own)
+		removeNamespace(t, other)
+	})
+	for _, node := range fleetNodes {
+		waitPool(t, node)
+	}
+	kubectl(t, "apply", "-f", filepath.Join(repoRoot, "deployments", "kubectl-gpu", "viewer.yaml"))
+	kubectl(t, "create", "clusterrolebinding", tenant, "--clusterrole=kubectl-gpu-fleet", "--user="+tenant)
+	kubectl(t, "create", "rolebinding", tenant, "--clusterrole=kubectl-gpu-viewer", "--user="+tenant, "-n", own)
+	apply(t, other, claim("held", oneSlice.of(h100), "")+podUsing("holder", "held"))
+	waitRunning(t, other, "holder")
+	apply(t, own, claim("wanted", oneSlice.of(h100), ""))
+	for name, test := range map[string]struct {
+		user   string
+		args   []string
+		code   int
+		want   string
+		silent string
+	}{
+		"explain": {tenant, []string{"explain", "claim/wanted", "-n", own}, exitFound, "claims of other namespaces cannot be read", "can be allocated now"},
+		"tree":    {tenant, []string{"tree", hopperNode, "-n", own}, exitFine, "fits: unknown", "fits: whole"},
+		"cost":    {tenant, []string{"cost", "-n", own}, exitFine, "is unknown", "IN USE"},
+		"nothing": {nobody, []string{"explain", "claim/wanted", "-n", own}, 1, "", "can be allocated now"},
+		"no tree": {nobody, []string{"tree", "-n", own}, 1, "", "fits"},
+		"no cost": {nobody, []string{"cost", "-n", own}, 1, "", "IN USE"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			code, out, errors := kubectlGPU(t, slices.Insert(slices.Clone(test.args), 1, "--as="+test.user)...)
+			if code != test.code || !strings.Contains(out, test.want) || strings.Contains(out, test.silent) {
+				t.Errorf("exit code %d, want %d; want %q and not %q in:\n%s%s", code, test.code, test.want, test.silent, out, errors)
+			}
+		})
+	}
 }
 
 // grant gives the viewer its rights.

@@ -186,7 +186,7 @@ spec: {selectors: [{cel: {expression: "device.driver == 'fpga.example.com'"}}]}
 			setUp: applies(func(s site) string {
 				return claim("c", spare(s), "") + strings.Replace(podUsing("p", "c"), "spec:\n", "spec:\n  schedulingGates: [{name: example.com/wait}]\n", 1)
 			}),
-			cause: "SchedulingGated", remedy: "removed the scheduling gates example.com/wait",
+			cause: "SchedulingGated", remedy: "scheduling gates have been removed by what set them: example.com/wait",
 			fix: func(t *testing.T, s site) {
 				t.Helper()
 				kubectl(t, "patch", "pod/p", "-n", s.ns, "--type=json", `-p=[{"op": "remove", "path": "/spec/schedulingGates"}]`)

@@ -76,6 +76,7 @@ func reserve(t *testing.T, n int) (ns string, gpus []simulatedGPU) {
 	return ns, gpus
 }
 
+// makeNamespace makes a namespace and waits for its service account, which pods and tokens need and a controller makes.
 func makeNamespace(t *testing.T) string {
 	t.Helper()
 	created, err := client.CoreV1().Namespaces().Create(t.Context(),
@@ -83,6 +84,10 @@ func makeNamespace(t *testing.T) string {
 	if err != nil {
 		t.Fatalf("creating a namespace: %v", err)
 	}
+	eventually(t, "the service account of namespace "+created.Name, func(ctx context.Context) (bool, string) {
+		_, err := client.CoreV1().ServiceAccounts(created.Name).Get(ctx, "default", metav1.GetOptions{})
+		return err == nil, fmt.Sprint(err)
+	})
 	return created.Name
 }
 

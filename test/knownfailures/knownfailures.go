@@ -31,7 +31,7 @@ import (
 
 // Entry is a test that fails.
 type Entry struct {
-	// Package is its folder, from the top of the repository: "pkg/claim".
+	// Package is its folder, from the top of the repository: "pkg/driver/claim".
 	Package string `json:"package"`
 	// Test is its name as `go test -v` prints it: "TestRelease" or "TestRelease/full_disk".
 	Test string `json:"test"`

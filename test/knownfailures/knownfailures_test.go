@@ -80,10 +80,10 @@ func TestUnseen(t *testing.T) {
 
 func TestPackageOf(t *testing.T) {
 	for function, want := range map[string]string{
-		"github.com/partage-dev/partage/pkg/claim.TestRelease":                 "pkg/claim",
-		"github.com/partage-dev/partage/pkg/claim_test.TestRelease.func1":      "pkg/claim",
-		"github.com/partage-dev/partage/test/flow/claims.TestRelease.func2.1":  "test/flow/claims",
-		"github.com/partage-dev/partage/pkg/kubectl/explain.TestPending.func1": "pkg/kubectl/explain",
+		"github.com/partage-dev/partage/pkg/driver/claim.TestRelease":            "pkg/driver/claim",
+		"github.com/partage-dev/partage/pkg/driver/claim_test.TestRelease.func1": "pkg/driver/claim",
+		"github.com/partage-dev/partage/test/flow/claims.TestRelease.func2.1":    "test/flow/claims",
+		"github.com/partage-dev/partage/pkg/kubectl/explain.TestPending.func1":   "pkg/kubectl/explain",
 	} {
 		if got := packageOf(function); got != want {
 			t.Errorf("%s: got %s, want %s", function, got, want)
@@ -123,7 +123,7 @@ func TestList(t *testing.T) {
 	t.Logf("%d known failures in %d tests", len(entries), len(expecting))
 }
 
-// expectingTests are the tests of all packages that call Expect, as "pkg/claim TestRelease".
+// expectingTests are the tests of all packages that call Expect, as "pkg/driver/claim TestRelease".
 func expectingTests(t *testing.T) map[string]bool {
 	t.Helper()
 	top, tests := "../..", map[string]bool{}

@@ -70,8 +70,14 @@ func madeRelease(t *testing.T) (folder string) {
 for arg; do [ "$last" = -o ] && out=$arg; last=$arg; done
 printf '%s/%s: %s' "$GOOS" "$GOARCH" "$*" | sed "s| -o [^ ]*||" >"$out" && chmod 700 "$out"
 `
-	if err := os.WriteFile(filepath.Join(bin, "go"), []byte(standIn), 0o700); err != nil {
-		t.Fatal(err)
+	for name, program := range map[string]string{
+		"go":              standIn,
+		"notices":         "#!/bin/sh\necho \"notices of $* for $GOOS/$GOARCH\"\n",
+		"cyclonedx-gomod": "#!/bin/sh\nwhile [ $# -gt 0 ]; do [ \"$1\" = -output ] && echo \"$GOOS/$GOARCH\" >\"$2\"; shift; done\n",
+	} {
+		if err := os.WriteFile(filepath.Join(bin, name), []byte(program), 0o700); err != nil {
+			t.Fatal(err)
+		}
 	}
 	cmd := exec.CommandContext(t.Context(), release, version, folder)
 	cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "COMMIT=abc", "SOURCE_DATE_EPOCH=1")
@@ -83,7 +89,7 @@ printf '%s/%s: %s' "$GOOS" "$GOARCH" "$*" | sed "s| -o [^ ]*||" >"$out" && chmod
 
 func readManifest(t *testing.T, folder string) manifest {
 	t.Helper()
-	raw, err := os.ReadFile(filepath.Join(folder, "gpu.yaml"))
+	raw, err := os.ReadFile(filepath.Join(folder, "partage.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +103,7 @@ func readManifest(t *testing.T, folder string) manifest {
 // TestManifest has the rules of krew's own check of a manifest, and those of its index.
 func TestManifest(t *testing.T) {
 	m := readManifest(t, madeRelease(t))
-	if m.APIVersion != "krew.googlecontainertools.github.com/v1alpha2" || m.Kind != "Plugin" || m.Name != "gpu" {
+	if m.APIVersion != "krew.googlecontainertools.github.com/v1alpha2" || m.Kind != "Plugin" || m.Name != "partage" {
 		t.Errorf("it is a %s %s named %s", m.APIVersion, m.Kind, m.Name)
 	}
 	if m.Spec.Version != version {
@@ -130,7 +136,7 @@ func TestManifest(t *testing.T) {
 }
 
 // TestArchives: an archive of each platform has its program, which is the one that krew links,
-// and the license, and its checksum is the manifest's.
+// the license and the notices of what is linked, and its checksum is the manifest's. So has its SBOM.
 func TestArchives(t *testing.T) {
 	folder := madeRelease(t)
 	checksums, err := os.ReadFile(filepath.Join(folder, "checksums.txt"))
@@ -164,8 +170,18 @@ func TestArchives(t *testing.T) {
 		if !bytes.Equal(content["LICENSE"], license) {
 			t.Errorf("%s: the license is another", archive)
 		}
-		want := p.name() + ": build -trimpath -ldflags -s -w -X github.com/partage-dev/partage/pkg/version.version=" + version +
-			" -X github.com/partage-dev/partage/pkg/version.commit=abc ./cmd/kubectl-gpu"
+		if got, want := string(content["NOTICES"]), "notices of ./cmd/kubectl-gpu for "+p.name()+"\n"; got != want {
+			t.Errorf("%s: the notices are %q, want %q", archive, got, want)
+		}
+		sbom := strings.TrimSuffix(archive, ".tar.gz") + ".cdx.json"
+		if raw, err := os.ReadFile(filepath.Join(folder, sbom)); err != nil || string(raw) != p.name()+"\n" {
+			t.Errorf("%s is %q, %v", sbom, raw, err)
+		}
+		if !strings.Contains(string(checksums), "  "+sbom+"\n") {
+			t.Errorf("checksums.txt lacks %s", sbom)
+		}
+		want := p.name() + ": build -trimpath -ldflags -s -w -X github.com/partage-dev/partage/pkg/util/version.version=" + version +
+			" -X github.com/partage-dev/partage/pkg/util/version.commit=abc ./cmd/kubectl-gpu"
 		if got := string(content[p.Bin]); got != want {
 			t.Errorf("%s: %s was built with\n%s\nwant\n%s", archive, p.Bin, got, want)
 		}

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/partage-dev/partage/pkg/metrics"
+	"github.com/partage-dev/partage/pkg/driver/metrics"
 	"github.com/partage-dev/partage/test/monitoring/fleet"
 )
 

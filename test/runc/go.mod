@@ -4,6 +4,8 @@ module github.com/partage-dev/partage/test/runc
 
 go 1.26.6
 
+toolchain go1.26.10
+
 tool github.com/opencontainers/runc
 
 require (

@@ -4,6 +4,8 @@ module github.com/partage-dev/partage/test/tools
 
 go 1.26.0
 
+toolchain go1.26.10
+
 tool github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 
 require (

@@ -2,6 +2,8 @@ module github.com/partage-dev/partage/test/ui
 
 go 1.26.0
 
+toolchain go1.26.10
+
 require (
 	github.com/chromedp/cdproto v0.159.0
 	github.com/chromedp/chromedp v0.23.0

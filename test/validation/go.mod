@@ -2,6 +2,8 @@ module github.com/partage-dev/partage/test/validation
 
 go 1.26.6
 
+toolchain go1.26.10
+
 require (
 	github.com/partage-dev/partage v0.0.0
 	k8s.io/api v0.37.2

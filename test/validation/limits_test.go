@@ -145,13 +145,15 @@ func podWith(initial, containers []corev1.ResourceRequirements) admission.Attrib
 	pod := &corev1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "slow"},
-		Spec:       corev1.PodSpec{SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: ptr.To(true)}}, // another policy asks
+		Spec:       corev1.PodSpec{SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: ptr.To(true)}},
 	}
+	// Another policy asks that containers with MPS cannot be root. Of two policies that deny, either may answer.
+	never := &corev1.SecurityContext{AllowPrivilegeEscalation: ptr.To(false)}
 	for i, r := range initial {
-		pod.Spec.InitContainers = append(pod.Spec.InitContainers, corev1.Container{Name: fmt.Sprint("i", i), Image: "c", Resources: r})
+		pod.Spec.InitContainers = append(pod.Spec.InitContainers, corev1.Container{Name: fmt.Sprint("i", i), Image: "c", Resources: r, SecurityContext: never})
 	}
 	for i, r := range containers {
-		pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{Name: fmt.Sprint("c", i), Image: "c", Resources: r})
+		pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{Name: fmt.Sprint("c", i), Image: "c", Resources: r, SecurityContext: never})
 	}
 	return created(pod, kind, "pods")
 }

@@ -4,6 +4,7 @@
 package workflows
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -26,7 +27,7 @@ type job struct {
 	TimeoutMinutes int               `json:"timeout-minutes"`
 	Permissions    map[string]string `json:"permissions"`
 	Strategy       struct {
-		Matrix map[string][]string `json:"matrix"`
+		Matrix map[string]any `json:"matrix"`
 	} `json:"strategy"`
 	Steps []struct {
 		Name string            `json:"name"`
@@ -64,12 +65,21 @@ func read(t *testing.T) map[string]workflow {
 var (
 	pinned   = regexp.MustCompile(`^[A-Za-z0-9._/-]+@[0-9a-f]{40}$`)
 	callMake = regexp.MustCompile(`(?m)(?:^|[ ;(])make ((?:[a-z"$][A-Za-z"$-]* ?)+)`)
+	usesGo   = regexp.MustCompile(`(?m)(?:^|[ (])(?:go [a-z]|make setup)`)
 	script   = regexp.MustCompile(`(?:^|[ =(])((?:deployments|test)/[a-z/]+)(?: |$)`)
-	target   = regexp.MustCompile(`^[a-z][a-z-]*$`)
+	target   = regexp.MustCompile(`^[a-z][a-z0-9-]*$`)
 )
 
+// mayWrite has the rights to write of workflows: of a release, of a proposal of base images, and of findings about the code.
+var mayWrite = map[string][]string{
+	"release.yaml":    {"packages", "id-token", "contents", "attestations"},
+	"pin-images.yaml": {"contents", "pull-requests"},
+	"codeql.yaml":     {"security-events"},
+	"scorecard.yaml":  {"security-events", "id-token"},
+}
+
 // TestTrust: a workflow has no right that a job does not ask for, ends, runs actions that
-// nobody can change, and leaves no token behind.
+// nobody can change, uses the Go of go.mod, and leaves no token behind.
 func TestTrust(t *testing.T) {
 	actions, jobs := 0, 0
 	for file, w := range read(t) {
@@ -82,11 +92,16 @@ func TestTrust(t *testing.T) {
 				t.Errorf("%s: job %s has no timeout", file, name)
 			}
 			for right, access := range j.Permissions {
-				if access != "read" && file != "release.yaml" {
+				if access != "read" && !slices.Contains(mayWrite[file], right) {
 					t.Errorf("%s: job %s may %s %s", file, name, access, right)
 				}
 			}
+			setUp := false
 			for _, step := range j.Steps {
+				setUp = setUp || strings.HasPrefix(step.Uses, "actions/setup-go@")
+				if usesGo.MatchString(step.Run) && !setUp {
+					t.Errorf("%s: %s: %s runs the Go of the runner", file, name, step.Name)
+				}
 				if step.Uses == "" {
 					continue
 				}
@@ -94,15 +109,33 @@ func TestTrust(t *testing.T) {
 				if !pinned.MatchString(step.Uses) {
 					t.Errorf("%s: %s uses %s, want the hash of a commit", file, name, step.Uses)
 				}
+				if strings.HasPrefix(step.Uses, "actions/setup-go@") && step.With["go-version-file"] != "go.mod" {
+					t.Errorf("%s: %s sets up another Go than that of go.mod", file, name)
+				}
 				if strings.HasPrefix(step.Uses, "actions/checkout@") && step.With["persist-credentials"] != false {
 					t.Errorf("%s: %s keeps the token in the checkout", file, name)
 				}
 			}
 		}
 	}
-	if jobs < 4 || actions < 5 {
+	if jobs < 10 || actions < 15 {
 		t.Errorf("%d jobs, %d actions", jobs, actions)
 	}
+}
+
+// of returns the values that a matrix has for a key, with those of combinations that it includes.
+func of(matrix map[string]any, key string) (values []string) {
+	all, _ := matrix[key].([]any)
+	included, _ := matrix["include"].([]any)
+	for _, one := range included {
+		if combination, ok := one.(map[string]any); ok && combination[key] != nil {
+			all = append(all, combination[key])
+		}
+	}
+	for _, one := range all {
+		values = append(values, fmt.Sprint(one))
+	}
+	return values
 }
 
 // made returns the targets of make that a job calls, with those of its matrix.
@@ -113,7 +146,7 @@ func made(j job) (targets []string) {
 				name := strings.Trim(word, `"$`)
 				if value, isVariable := step.Env[name]; isVariable {
 					key := strings.TrimSuffix(strings.TrimPrefix(value, "${{ matrix."), " }}")
-					for _, one := range j.Strategy.Matrix[key] {
+					for _, one := range of(j.Strategy.Matrix, key) {
 						targets = append(targets, strings.Fields(one)...)
 					}
 					continue

@@ -28,9 +28,9 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/partage-dev/partage/pkg/call"
-	"github.com/partage-dev/partage/pkg/host"
-	"github.com/partage-dev/partage/pkg/panics"
+	"github.com/partage-dev/partage/pkg/gpu/call"
+	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/pkg/util/panics"
 )
 
 // Options configure a Client.

@@ -14,7 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/node/host"
 )
 
 // Discover reads everything about all GPUs. A GPU that does not answer is listed in

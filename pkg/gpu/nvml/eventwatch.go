@@ -12,8 +12,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/logchange"
-	"github.com/partage-dev/partage/pkg/wait"
+	"github.com/partage-dev/partage/pkg/util/logchange"
+	"github.com/partage-dev/partage/pkg/util/wait"
 )
 
 const (

@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/node/host"
 )
 
 func TestRemoved(t *testing.T) {

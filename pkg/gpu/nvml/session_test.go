@@ -12,8 +12,8 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/call"
 )
 
 // An initialisation that takes too long is not done twice: what it comes to at

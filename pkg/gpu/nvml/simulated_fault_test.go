@@ -18,8 +18,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	gocmp "github.com/google/go-cmp/cmp"
 
-	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/call"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
 )

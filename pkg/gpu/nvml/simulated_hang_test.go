@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/wait"
+	"github.com/partage-dev/partage/pkg/gpu/call"
+	"github.com/partage-dev/partage/pkg/util/wait"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
 )

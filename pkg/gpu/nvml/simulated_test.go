@@ -20,7 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/node/host"
 	"github.com/partage-dev/partage/test/gpusim/catalog"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"

@@ -12,8 +12,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/call"
 )
 
 // readNVLink reads what the GPU's NVLinks lead to, once: wires stay where they are until somebody

@@ -13,8 +13,8 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/partage-dev/partage/pkg/call"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/call"
 )
 
 // fakeLinks are the NVLinks of a GPU. All of them lead to switches that the machine does not see.

@@ -14,6 +14,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/kubectl/economics"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 // The device classes of the chart.
@@ -262,7 +263,11 @@ func (s *Supply) lacksClass(name string) bool { return slices.Contains(s.Missing
 func selector(driver, attribute string, values ...string) string {
 	left := fmt.Sprintf("device.attributes['%s'].%s", driver, attribute)
 	if len(values) == 1 {
-		return fmt.Sprintf("%s == '%s'", left, values[0])
+		return left + " == " + quote.CEL(values[0])
 	}
-	return fmt.Sprintf("%s in ['%s']", left, strings.Join(values, "', '"))
+	literals := make([]string, len(values))
+	for i, value := range values {
+		literals[i] = quote.CEL(value)
+	}
+	return fmt.Sprintf("%s in [%s]", left, strings.Join(literals, ", "))
 }

@@ -38,7 +38,7 @@ func (a *Advice) text(f printer.Format) string {
 			if i == 0 {
 				head = title
 			}
-			for j, line := range wrap(printer.Escape(p), width-margin) {
+			for j, line := range wrap(p, width-margin) {
 				if j > 0 {
 					head = ""
 				}

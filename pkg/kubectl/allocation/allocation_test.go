@@ -175,26 +175,23 @@ func TestFirstOfItsKind(t *testing.T) {
 	}
 }
 
-// TestCounterfactuals: what ends is free, what is allocated is taken, what is untainted usable.
-func TestCounterfactuals(t *testing.T) {
+// TestWithout: what ends is free, and what is tainted is not.
+func TestWithout(t *testing.T) {
 	f := fleettest.New(t)
 	node := f.AddNode("n", "h100-80-sxm", 1)
 	held := f.Held("a", "held", "n", fleettest.Request(whole))
-	states["tainted"](f, "n")
 	claim := f.Claim("a", "c", fleettest.Request(whole))
 	p := allocation.New(f.Snapshot)
-	untainted := p.WithoutTaints(func(_, _ string, _ *resourceapi.Device, taint *resourceapi.DeviceTaint) bool {
-		return taint.Key == "maintenance"
-	})
+	states["tainted"](f, "n")
+	tainted := allocation.New(f.Snapshot)
 	for name, c := range map[string]struct {
 		planner *allocation.Planner
 		want    allocation.Verdict
 	}{
-		"as it is":                          {p, allocation.Refused},
-		"without the claim":                 {p.Without(held), allocation.Refused},
-		"without the taint":                 {untainted, allocation.Refused},
-		"without both":                      {untainted.Without(held), allocation.Fits},
-		"without both, and allocated again": {untainted.Without(held).With(held), allocation.Refused},
+		"as it is":            {p, allocation.Refused},
+		"without the claim":   {p.Without(held), allocation.Fits},
+		"tainted":             {tainted, allocation.Refused},
+		"tainted, without it": {tainted.Without(held), allocation.Refused},
 	} {
 		if got := c.planner.OnNode(t.Context(), node, one(claim)); got.Verdict != c.want {
 			t.Errorf("%s: %s, want %s", name, got.Verdict, c.want)

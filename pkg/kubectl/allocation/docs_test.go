@@ -78,7 +78,10 @@ func TestDocs(t *testing.T) {
 			}
 		}
 	}
-	for _, path := range []string{"docs/examples/vllm-mps.yaml", "docs/examples/ray/raycluster.yaml", "docs/examples/ray/rayservice.yaml"} {
+	for _, path := range []string{
+		"docs/examples/pytorch-share.yaml", "docs/examples/vllm-mps.yaml",
+		"docs/examples/ray/raycluster.yaml", "docs/examples/ray/rayservice.yaml",
+	} {
 		content, err := os.ReadFile("../../../" + path)
 		if err != nil {
 			t.Fatal(err)

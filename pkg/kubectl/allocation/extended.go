@@ -72,6 +72,20 @@ func (p *Planner) ExtendedClaim(pod *corev1.Pod, node *corev1.Node) *resourceapi
 	return claim
 }
 
+// Unserved returns the extended resources of a pod that neither a class nor the device plugin of a node provides.
+func (p *Planner) Unserved(pod *corev1.Pod) []corev1.ResourceName {
+	var out []corev1.ResourceName
+	requests := PodRequests(pod)
+	for _, name := range sets.List(sets.KeySet(requests)) {
+		amount := requests[name]
+		offers := func(n *corev1.Node) bool { _, has := n.Status.Allocatable[name]; return has }
+		if !amount.IsZero() && isExtended(name) && p.ExtendedClass(name) == nil && !slices.ContainsFunc(p.nodes, offers) {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
 // PodRequests returns what a pod asks for. Requests that are left out are as large as limits: so the API
 // server sets them, in a pod that it has not got yet they are missing.
 func PodRequests(pod *corev1.Pod) corev1.ResourceList {

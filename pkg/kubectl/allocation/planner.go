@@ -116,11 +116,21 @@ func (p *Planner) TimeLimit() time.Duration { return p.timeLimit }
 // Class returns a DeviceClass, or nil.
 func (p *Planner) Class(name string) *resourceapi.DeviceClass { return p.classes[name] }
 
-// CEL returns the cache of compiled selectors.
-func (p *Planner) CEL() *cel.Cache { return p.cel }
-
 // Claims returns those that hold devices.
 func (p *Planner) Claims() []*resourceapi.ResourceClaim { return p.claims }
+
+// ClaimsOn returns those that hold devices of the pools of a node, those with the fewest users first.
+func (p *Planner) ClaimsOn(node string) []*resourceapi.ResourceClaim {
+	held := sets.New[*resourceapi.ResourceClaim]()
+	for _, id := range p.onNode[node] {
+		held.Insert(p.holders[id]...)
+	}
+	on := slices.DeleteFunc(slices.Clone(p.claims), func(c *resourceapi.ResourceClaim) bool { return !held.Has(c) })
+	slices.SortStableFunc(on, func(a, b *resourceapi.ResourceClaim) int {
+		return len(a.Status.ReservedFor) - len(b.Status.ReservedFor)
+	})
+	return on
+}
 
 // Without returns a Planner for the time after these claims have ended.
 func (p *Planner) Without(ended ...*resourceapi.ResourceClaim) *Planner {
@@ -133,17 +143,6 @@ func (p *Planner) Without(ended ...*resourceapi.ResourceClaim) *Planner {
 	return q
 }
 
-// With returns a Planner for the time after these claims have been allocated, as their status
-// says.
-func (p *Planner) With(allocated ...*resourceapi.ResourceClaim) *Planner {
-	q := p.clone()
-	q.claims = slices.Concat(p.claims, allocated)
-	q.changeHolders(allocated, func(of []*resourceapi.ResourceClaim, c *resourceapi.ResourceClaim) []*resourceapi.ResourceClaim {
-		return append(slices.Clone(of), c)
-	})
-	return q
-}
-
 // WithTimeLimit returns a Planner that searches each node for so long.
 func (p *Planner) WithTimeLimit(d time.Duration) *Planner {
 	q := p.clone()
@@ -151,27 +150,7 @@ func (p *Planner) WithTimeLimit(d time.Duration) *Planner {
 	return q
 }
 
-// WithoutTaints returns a Planner for the time after those taints are gone that remove reports.
-func (p *Planner) WithoutTaints(remove func(driver, pool string, d *resourceapi.Device, t *resourceapi.DeviceTaint) bool) *Planner {
-	q := p.clone()
-	var all []*resourceapi.ResourceSlice
-	for _, s := range p.slices() {
-		all = append(all, withoutTaints(s, remove))
-	}
-	q.setSlices(all)
-	return q
-}
-
 func (p *Planner) clone() *Planner { q := *p; return &q }
-
-// slices returns those of all pools, with taint rules applied.
-func (p *Planner) slices() []*resourceapi.ResourceSlice {
-	var all []*resourceapi.ResourceSlice
-	for _, id := range sortedPools(maps.Keys(p.pools)) {
-		all = append(all, p.pools[id].slices...)
-	}
-	return all
-}
 
 // setSlices makes pools of slices.
 func (p *Planner) setSlices(all []*resourceapi.ResourceSlice) {

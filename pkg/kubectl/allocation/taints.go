@@ -47,24 +47,6 @@ func RuleCovers(rule *resourceapi.DeviceTaintRule, driver, pool, device string) 
 	return s != nil && (s.Driver == nil || *s.Driver == driver) && (s.Pool == nil || *s.Pool == pool) && (s.Device == nil || *s.Device == device)
 }
 
-func withoutTaints(s *resourceapi.ResourceSlice, remove func(driver, pool string, d *resourceapi.Device, t *resourceapi.DeviceTaint) bool) *resourceapi.ResourceSlice {
-	patched := s
-	for i := range s.Spec.Devices {
-		d := &s.Spec.Devices[i]
-		kept := slices.DeleteFunc(slices.Clone(d.Taints), func(t resourceapi.DeviceTaint) bool {
-			return remove(s.Spec.Driver, s.Spec.Pool.Name, d, &t)
-		})
-		if len(kept) == len(d.Taints) {
-			continue
-		}
-		if patched == s {
-			patched = copyOf(s)
-		}
-		patched.Spec.Devices[i].Taints = kept
-	}
-	return patched
-}
-
 // copyOf returns a slice whose list of devices may be changed.
 func copyOf(s *resourceapi.ResourceSlice) *resourceapi.ResourceSlice {
 	c := *s

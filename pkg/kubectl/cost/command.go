@@ -23,8 +23,8 @@ import (
 const long = `Show what workloads cost on the GPUs of the cluster, and what sharing saves.
 
 It goes by what claims have now, as if it stayed so; it knows no history. A GPU in use is paid
-by the claims on it, each by its part of what they have of the GPU's memory; time slices
-without a memory are equal parts. Nothing knows what your GPUs cost: without a price the
+by the claims on it, each by its part of memory or multiprocessors, whichever is more, or of
+the shares. What no claim has is a line of its own, so that the lines add up. Nothing knows what your GPUs cost: without a price the
 command speaks of GPUs and hours only.
 
 -n shows the claims of one namespace; the GPUs are always those of the whole cluster.`
@@ -101,6 +101,7 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, p
 // only leaves the claims of one namespace.
 func (r *Report) only(namespace string) {
 	r.Claims = slices.DeleteFunc(r.Claims, func(c Claim) bool { return c.Namespace != namespace })
+	r.Idle = nil
 	r.Namespaces = slices.DeleteFunc(r.Namespaces, func(n Namespace) bool { return n.Name != namespace })
 }
 

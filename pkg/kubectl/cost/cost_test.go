@@ -11,6 +11,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -29,6 +30,7 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
@@ -78,7 +80,6 @@ func TestPublishedFigures(t *testing.T) {
 			}
 			r := report(f, 0, DefaultOverheads())
 			is(t, "saving", r.Fleet.SavingPercent, 75)
-			is(t, "parts", r.Claims[0].GPUs, 0.25)
 		})
 	}
 	ten := func(t *testing.T) *Report {
@@ -182,8 +183,8 @@ const priceList = `"NVIDIA H100*": 3.25
 "*": 9
 `
 
-// TestParts: claims on a GPU pay for all of it, by what they have; all money adds up to that of
-// the GPUs in use when nothing slows the work.
+// TestParts: a claim pays for its part of a GPU, which is the one that idle and rightsize speak of, and all money adds up to that of all GPUs,
+// with what nobody has.
 func TestParts(t *testing.T) {
 	prices, err := DecodePrices([]byte(priceList))
 	if err != nil {
@@ -191,32 +192,59 @@ func TestParts(t *testing.T) {
 	}
 	r := New(fleet.New(mixed(t).Snapshot, fleettest.Driver), prices, Overheads{})
 	parts := map[string]float64{}
-	parts["large"] = 40448.0 / (40448 + 9984)
-	parts["small"] = 9984.0 / (40448 + 9984)
-	parts["mps-30"], parts["mps-10"] = 0.75, 0.25
-	parts["whole"] = 1
-	parts["notebook-1"], parts["notebook-2"], parts["notebook-3"] = 1.0/3, 1.0/3, 1.0/3
+	for _, h := range fleet.New(mixed(t).Snapshot, fleettest.Driver).Holdings {
+		parts[h.Claim.Name] = h.Part()
+	}
 	if len(r.Claims) != len(parts) {
 		t.Fatalf("%d claims, want %d", len(r.Claims), len(parts))
 	}
-	sum := 0.0
+	sum, all := *r.Idle.PerHour, r.Idle.GPUs
 	for _, c := range r.Claims {
 		is(t, c.Name, c.GPUs, parts[c.Name])
-		sum += *c.PerHour
+		sum, all = sum+*c.PerHour, all+c.GPUs
 	}
-	is(t, "all claims", sum, 3*3.25+0.5)
+	is(t, "all claims and what is idle", sum, 4*3.25+2*0.5)
+	is(t, "all GPUs", all, 6)
 	is(t, "the fleet", *r.Fleet.PerHour, 3*3.25+0.5)
 	is(t, "unshared", *r.Fleet.UnsharedPerHour, 5*3.25+3*0.5)
-	sum = 0
+	sum = *r.Idle.PerHour
 	for _, n := range r.Namespaces {
 		sum += *n.PerHour
 	}
-	is(t, "all namespaces", sum, *r.Fleet.PerHour)
-	// With overheads, only those who share a device pay more.
-	for _, c := range New(fleet.New(mixed(t).Snapshot, fleettest.Driver), prices, Overheads{MPS: 5, TimeSlice: 15}).Claims {
+	is(t, "all namespaces and what is idle", sum, 4*3.25+2*0.5)
+	// Overheads change no sum: they say how much longer the work of those who share a device takes.
+	slowed := New(fleet.New(mixed(t).Snapshot, fleettest.Driver), prices, Overheads{MPS: 5, TimeSlice: 15})
+	for i, c := range slowed.Claims {
 		want := map[bool]float64{strings.HasPrefix(c.Name, "mps"): 5, strings.HasPrefix(c.Name, "notebook"): 15}[true]
 		is(t, c.Name, c.OverheadPercent, want)
+		is(t, c.Name, *c.PerHour, *r.Claims[i].PerHour)
 	}
+}
+
+// TestHiddenClaims: where claims of others cannot be read, no GPU is said to be idle.
+func TestHiddenClaims(t *testing.T) {
+	f := mixed(t)
+	f.Claims = slices.DeleteFunc(f.Claims, func(c *resourceapi.ResourceClaim) bool { return c.Namespace != "team-a" })
+	f.Missing = []fleet.Missing{{Resource: fleet.ResourceClaims}}
+	r := report(f, 3.25, DefaultOverheads())
+	var out bytes.Buffer
+	if err := view(r, Flat(3.25)).Write(&out, printer.Format{}); err != nil {
+		t.Fatal(err)
+	}
+	if r.Fleet != nil || r.Models != nil || r.Idle != nil || len(r.Claims) != 3 || strings.Contains(out.String(), "IN USE") || !strings.Contains(out.String(), "is unknown") {
+		t.Errorf("%+v\n%s", r, out.String())
+	}
+}
+
+// TestPromisedTooMuch: claims that were promised more than there is pay for the GPU together, and no more.
+func TestPromisedTooMuch(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNode("n1", "h100-80-sxm", 1)
+	f.Held("team-a", "memory", "n1", fleettest.Share("mps.partage.dev", "60Gi", "10"))
+	f.Held("team-b", "compute", "n1", fleettest.Share("mps.partage.dev", "10Gi", "80"))
+	r := report(f, 2, DefaultOverheads())
+	is(t, "both", *r.Claims[0].PerHour+*r.Claims[1].PerHour, 2)
+	is(t, "idle", r.Idle.GPUs, 0)
 }
 
 // TestMissingPrice: without the price of a model, what needs it is missing, and the rest is there.

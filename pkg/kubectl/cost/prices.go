@@ -10,7 +10,7 @@ import (
 	"go.yaml.in/yaml/v3"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"github.com/partage-dev/partage/pkg/strict"
+	"github.com/partage-dev/partage/pkg/util/strict"
 )
 
 // maxPrice is far more than a GPU costs for an hour.

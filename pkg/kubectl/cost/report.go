@@ -23,12 +23,15 @@ const TimeBase = "what claims have now, as if it stayed so"
 type Report struct {
 	metav1.TypeMeta `json:",inline"`
 
-	TimeBase   string      `json:"timeBase"`
-	Overheads  Overheads   `json:"overheadPercent"`
-	Fleet      Usage       `json:"fleet"`
-	Models     []Model     `json:"models"`
+	TimeBase  string    `json:"timeBase"`
+	Overheads Overheads `json:"overheadPercent"`
+	// Fleet, Models and Idle are missing where claims of other namespaces could not be read: how the GPUs are used is unknown then.
+	Fleet      *Usage      `json:"fleet,omitempty"`
+	Models     []Model     `json:"models,omitempty"`
 	Namespaces []Namespace `json:"namespaces"`
-	Claims     []Claim     `json:"claims"`
+	// Idle is what no claim has. With the namespaces it adds up to all GPUs.
+	Idle   *Idle   `json:"idle,omitempty"`
+	Claims []Claim `json:"claims"`
 	// WithoutPrice are models in use whose price is not known.
 	WithoutPrice []string `json:"withoutPrice,omitempty"`
 }
@@ -64,6 +67,14 @@ type Usage struct {
 	UnsharedMonth   *float64 `json:"unsharedPerMonth,omitempty"`
 }
 
+// Idle is what no claim has, of GPUs in use and of others.
+type Idle struct {
+	GPUs float64 `json:"gpus"`
+	// PerHour is what it costs.
+	PerHour *float64 `json:"perHour,omitempty"`
+	some    bool
+}
+
 // Model is the usage of the GPUs of a model.
 type Model struct {
 	Product string `json:"product"`
@@ -94,14 +105,13 @@ type Claim struct {
 	Devices  []string `json:"devices"`
 	GPUs     float64  `json:"gpus"`
 	Unshared int      `json:"unshared"`
-	// OverheadPercent is by how much sharing slows its work, the largest of its devices.
+	// OverheadPercent is by how much sharing slows its work, the largest of its devices. The money is without it.
 	OverheadPercent float64 `json:"overheadPercent"`
 	Money           `json:",inline"`
 }
 
 // Money is for an hour.
 type Money struct {
-	// PerHour has the overhead: work that is slower needs the GPU for longer.
 	PerHour         *float64 `json:"perHour,omitempty"`
 	UnsharedPerHour *float64 `json:"unsharedPerHour,omitempty"`
 }
@@ -130,10 +140,16 @@ func New(m *fleet.Model, prices Prices, overheads Overheads) *Report {
 			c.addGPU(g)
 		}
 	}
-	r := &Report{TypeMeta: printer.TypeMeta("Cost"), TimeBase: TimeBase, Overheads: overheads, Models: []Model{}, Namespaces: []Namespace{}, Claims: []Claim{}}
+	r := &Report{
+		TypeMeta: printer.TypeMeta("Cost"), TimeBase: TimeBase, Overheads: overheads, Fleet: &Usage{}, Models: []Model{}, Idle: &c.idle,
+		Namespaces: []Namespace{}, Claims: []Claim{},
+	}
 	c.addModels(r)
 	c.addClaims(r)
 	r.Fleet.Claims = len(r.Claims)
+	if m.Hides(fleet.ResourceClaims) {
+		r.Fleet, r.Models, r.Idle = nil, nil, nil
+	}
 	return r
 }
 
@@ -151,6 +167,7 @@ type calculation struct {
 	overheads Overheads
 	claims    map[string]*Claim
 	models    map[string]*modelSum
+	idle      Idle
 }
 
 func (c *calculation) addGPU(g *fleet.GPU) {
@@ -165,6 +182,11 @@ func (c *calculation) addGPU(g *fleet.GPU) {
 	m.GPUs++
 	m.ShareRoom += shareRoom(g)
 	tenants := tenantsOf(g)
+	idle := 1.0
+	for _, t := range tenants {
+		idle -= t.part
+	}
+	c.addIdle(idle, m.Price)
 	if len(tenants) == 0 {
 		return
 	}
@@ -186,13 +208,21 @@ func (c *calculation) addGPU(g *fleet.GPU) {
 		claim.OverheadPercent = max(claim.OverheadPercent, overhead)
 		money := Money{}
 		if m.Price != nil {
-			// Of the price, the tenant pays its part.
-			cost := economics.CostPerWorkload(*m.Price*t.part, overhead/100, 1)
-			m.shared += cost
-			money = Money{PerHour: &cost, UnsharedPerHour: m.Price}
+			// Of the price, the tenant pays its part. Work that sharing slows needs it for longer.
+			m.shared += economics.CostPerWorkload(*m.Price*t.part, overhead/100, 1)
+			money = Money{PerHour: new(*m.Price * t.part), UnsharedPerHour: m.Price}
 		}
 		claim.add(money, first)
 	}
+}
+
+// addIdle adds what nobody has of a GPU. What it costs is unknown if a price is.
+func (c *calculation) addIdle(part float64, price *float64) {
+	if price != nil {
+		price = new(part * *price)
+	}
+	c.idle.PerHour = sum(c.idle.PerHour, price, !c.idle.some)
+	c.idle.GPUs, c.idle.some = c.idle.GPUs+part, true
 }
 
 // addModels adds models, and all of them together.
@@ -213,7 +243,7 @@ func (c *calculation) addModels(r *Report) {
 			known = false
 			r.WithoutPrice = append(r.WithoutPrice, m.Product)
 		}
-		f := &r.Fleet
+		f := r.Fleet
 		f.GPUs, f.InUse, f.Unshared = f.GPUs+m.GPUs, f.InUse+m.InUse, f.Unshared+m.Unshared
 		f.RecoveredPerDay += m.RecoveredPerDay
 		r.Models = append(r.Models, m.Model)

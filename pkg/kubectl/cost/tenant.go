@@ -15,9 +15,8 @@ import (
 type tenant struct {
 	key, namespace, name string
 	devices              []string
-	// weight is what it has, in bytes of memory, and part is its part of all that claims have
-	// of the GPU.
-	weight, part float64
+	// part is its part of the GPU, as the other commands count it.
+	part float64
 	// mps and timeSlice say that it shares a device with other claims.
 	mps, timeSlice bool
 }
@@ -33,8 +32,8 @@ func (t *tenant) overhead(o Overheads) float64 {
 	return 0
 }
 
-// tenantsOf returns the claims on a GPU, sorted. They pay for all of it, whatever is free: each
-// its part of what they have together. Claims with admin access only watch.
+// tenantsOf returns the claims on a GPU, sorted. Where they were promised more than there is, their parts are those of all together. Claims
+// with admin access only watch.
 func tenantsOf(g *fleet.GPU) []*tenant {
 	byClaim := map[string]*tenant{}
 	total := 0.0
@@ -48,9 +47,9 @@ func tenantsOf(g *fleet.GPU) []*tenant {
 				byClaim[key] = t
 			}
 			t.devices = append(t.devices, d.Name)
-			w := weight(d, h, held)
-			t.weight += w
-			total += w
+			part := h.Part()
+			t.part += part
+			total += part
 			if others := len(held) > 1; others {
 				t.mps = t.mps || d.Type == fleet.TypeMPS
 				t.timeSlice = t.timeSlice || d.Type == fleet.TypeTimeSlice
@@ -59,35 +58,11 @@ func tenantsOf(g *fleet.GPU) []*tenant {
 	}
 	var tenants []*tenant
 	for _, t := range byClaim {
-		t.part = t.weight / total
+		t.part /= max(1, total)
 		tenants = append(tenants, t)
 	}
 	slices.SortFunc(tenants, func(a, b *tenant) int { return cmp.Compare(a.key, b.key) })
 	return tenants
-}
-
-// weight returns what a claim has of a device: its memory. Those who share one divide its memory
-// as they have asked for it, or equally where one of them has asked for none.
-func weight(d *fleet.Device, h *fleet.Holding, held []*fleet.Holding) float64 {
-	memory := d.Published.Capacity[fleet.CapacityMemory]
-	all := float64(max(1, memory.Value.Value()))
-	if !d.Shared() {
-		return all
-	}
-	together := 0.0
-	for _, other := range held {
-		c := consumed(other)
-		if c <= 0 {
-			return all / float64(len(held))
-		}
-		together += c
-	}
-	return all * consumed(h) / together
-}
-
-func consumed(h *fleet.Holding) float64 {
-	q := h.Result.ConsumedCapacity[fleet.CapacityMemory]
-	return float64(q.Value())
 }
 
 // shareRoom returns how many claims a GPU has room for as shares that are offered: of the whole

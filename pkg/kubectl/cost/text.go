@@ -30,8 +30,10 @@ func (r *Report) write(w io.Writer, f printer.Format, prices Prices) error {
 	lines := &lineWriter{w: w}
 	lines.printf("By %s. Where several claims share a device, work is taken to be slower: by %g %% with MPS, by %g %% with time slices.\n\n",
 		r.TimeBase, r.Overheads.MPS, r.Overheads.TimeSlice)
-	lines.table(r.modelTable(), f)
-	if r.Fleet.Claims > 0 {
+	if r.Fleet == nil {
+		lines.printf("Claims of other namespaces cannot be read: how the GPUs are used, and what is idle, is unknown.\n\n")
+		lines.table(r.namespaceTable(), f)
+	} else if lines.table(r.modelTable(), f); r.Fleet.Claims > 0 {
 		u := r.Fleet
 		lines.printf("\nSharing: %d claims on %d GPUs instead of %d, %.0f %% less; %.0f GPU-hours recovered a day.\n",
 			u.Claims, u.InUse, u.Unshared, economics.RoundHalfUp(u.SavingPercent, 0), economics.RoundHalfUp(u.RecoveredPerDay, 0))
@@ -82,7 +84,7 @@ func (r *Report) modelTable() *printer.Table {
 		t.Rows = append(t.Rows, printer.Row{Cells: append(usageCells(m.Product, m.Usage), dollars(m.PerClaim), strconv.Itoa(m.ShareRoom), dollars(m.Price))})
 	}
 	if len(r.Models) > 1 {
-		t.Rows = append(t.Rows, printer.Row{Cells: append(usageCells("all", r.Fleet), "", "", ""), Style: printer.Bold})
+		t.Rows = append(t.Rows, printer.Row{Cells: append(usageCells("all", *r.Fleet), "", "", ""), Style: printer.Bold})
 	}
 	return t
 }
@@ -100,6 +102,9 @@ func (r *Report) namespaceTable() *printer.Table {
 		t.Rows = append(t.Rows, printer.Row{Cells: []string{
 			n.Name, strconv.Itoa(n.Claims), gpus(n.GPUs), strconv.Itoa(n.Unshared), dollars(n.PerHour), dollars(n.UnsharedPerHour),
 		}})
+	}
+	if r.Idle != nil {
+		t.Rows = append(t.Rows, printer.Row{Style: printer.Faint, Cells: []string{"(idle: no claim has it)", "", gpus(r.Idle.GPUs), "", dollars(r.Idle.PerHour), ""}})
 	}
 	return t
 }

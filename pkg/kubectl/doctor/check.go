@@ -13,7 +13,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
-	"github.com/partage-dev/partage/pkg/quote"
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 // Severity is how bad a finding is.
@@ -172,6 +172,8 @@ func where(m fleet.Missing) string {
 func remedyOf(m fleet.Missing) string {
 	resource, _, _ := strings.Cut(m.Resource, ".")
 	switch {
+	case m.Resource == driverPlace:
+		return "Ask for the right to list all deviceclasses; if you have it, install or upgrade the chart, which writes the annotation"
 	case strings.Contains(resource, " "):
 		return "Ask for the right to get the path /version"
 	case m.Resource == configMaps:
@@ -195,6 +197,8 @@ const (
 	configMaps = "configmaps"
 	daemonSets = "daemonsets.apps"
 	apiVersion = "the version of the API server"
+	// driverPlace is needed by all that look at the driver's own objects.
+	driverPlace = "the driver's namespace"
 )
 
 // Checks returns all checks, in the order in which they are shown.

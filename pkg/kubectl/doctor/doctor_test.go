@@ -23,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 	"github.com/partage-dev/partage/test/docs/page"
@@ -43,7 +44,7 @@ type bad struct {
 
 func TestChecks(t *testing.T) {
 	t.Parallel()
-	const wantChecks, wantCases = 32, 76
+	const wantChecks, wantCases = 33, 84
 	checks := Checks()
 	if len(checks) != wantChecks {
 		t.Errorf("%d checks, want %d", len(checks), wantChecks)
@@ -225,7 +226,7 @@ var badPolicies = []bad{
 
 // reference is a pod of NVIDIA's DRA driver, with the containers for GPUs or without.
 func reference(node string, gpus bool) *corev1.Pod {
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "nvidia", Name: "nvidia-dra-driver-gpu-kubelet-plugin-x", UID: "reference"}, Spec: corev1.PodSpec{NodeName: node}}
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "nvidia", Name: "nvidia-dra-driver-gpu-kubelet-plugin-x", UID: "reference"}, Spec: corev1.PodSpec{NodeName: node, Volumes: ofHost}}
 	p.Spec.Containers = []corev1.Container{{Name: "compute-domains", Args: []string{"compute-domain-kubelet-plugin -v 4"}}}
 	if gpus {
 		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "gpus", Command: []string{"bash", "-c"}, Args: []string{"gpu-kubelet-plugin -v 4"}})
@@ -233,8 +234,22 @@ func reference(node string, gpus bool) *corev1.Pod {
 	return p
 }
 
+func annotatedPod(namespace string) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "annotated", Annotations: map[string]string{"nvidia.cdi.k8s.io/container.main": "nvidia.com/gpu=all"}}}
+}
+
+func takesAnnotations(driver *corev1.PodSpec, namespaces string) {
+	driver.Containers = append(driver.Containers, corev1.Container{Env: []corev1.EnvVar{{Name: annotationNamespaces, Value: namespaces}}})
+}
+
 func migManagerPod(node string) *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-operator", Name: "nvidia-mig-manager-x", Labels: map[string]string{"app": "nvidia-mig-manager"}}, Spec: corev1.PodSpec{NodeName: node}}
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-operator", Name: "nvidia-mig-manager-x", Labels: map[string]string{"app": "nvidia-mig-manager"}}, Spec: corev1.PodSpec{NodeName: node, Volumes: ofHost}}
+}
+
+// ofTenant makes a pod one that somebody with a namespace may create, which enforces the Pod Security Standard baseline.
+func ofTenant(p *corev1.Pod) *corev1.Pod {
+	p.Namespace, p.Spec.Volumes = "team", nil
+	return p
 }
 
 var badNeighbours = []bad{
@@ -268,6 +283,30 @@ var badNeighbours = []bad{
 	{"device-plugin", "on another node", func(w *world) {
 		w.node("cpu-1").Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("2")
 	}, OK, nil, "", ""},
+	{"gpus-by-annotation", "of a tenant", func(w *world) { w.pods = append(w.pods, annotatedPod("team"), annotatedPod("gpu-operator")) }, Warning, []string{"pod team/annotated"}, "without a claim", "annotationPolicy"},
+	{"gpus-by-annotation", "that NVIDIA's runtime reads", func(w *world) {
+		p := annotatedPod("team")
+		p.Annotations = map[string]string{"cdi.k8s.io/x": "nvidia.com/gpu=all"}
+		w.pods = append(w.pods, p)
+	}, Warning, []string{"pod team/annotated"}, "without a claim", "annotationPolicy"},
+	{"gpus-by-annotation", "where the chart takes them", func(w *world) {
+		w.pods = append(w.pods, annotatedPod("tools"))
+		takesAnnotations(&w.set(pluginLabel).Spec.Template.Spec, "partage,tools")
+	}, OK, nil, "", ""},
+	{"gpus-by-annotation", "where a pod with a folder of the host says that the chart takes them", func(w *world) {
+		driver := w.driverPod(pluginLabel, "gpu-1")
+		driver.Namespace = "team"
+		takesAnnotations(&driver.Spec, "team")
+		w.pods = append(w.pods, driver, annotatedPod("team"))
+	}, Warning, []string{"pod team/annotated"}, "without a claim", "annotationPolicy"},
+	{"gpus-by-annotation", "in a namespace that the chart does not take", func(w *world) {
+		w.pods = append(w.pods, annotatedPod("gpu-operator"))
+		takesAnnotations(&w.set(pluginLabel).Spec.Template.Spec, "partage,nvidia")
+	}, Warning, []string{"pod gpu-operator/annotated"}, "without a claim", "annotationPolicy"},
+	{"gpus-by-annotation", "where nobody says what the chart takes", func(w *world) {
+		w.class(fleet.MainClass).Annotations = nil
+		w.pods = append(w.pods, annotatedPod("team"))
+	}, Unknown, []string{"pod team/annotated"}, "not known without annotation partage.dev/driver-namespace of DeviceClass gpu.nvidia.com", "annotationPolicy"},
 	{"mig-manager", "runs with a label", func(w *world) {
 		w.pods = append(w.pods, migManagerPod("gpu-1"))
 		w.node("gpu-1").Labels[migConfigLabel] = "all-1g.10gb"
@@ -276,6 +315,13 @@ var badNeighbours = []bad{
 	{"mig-manager", "label", func(w *world) { w.node("gpu-2").Labels[migConfigLabel] = "all-disabled" }, Warning, []string{"node gpu-2"}, "has no effect", "Remove the label"},
 	{"node-labels", "count", func(w *world) { w.node("gpu-2").Labels["nvidia.com/gpu.count"] = "3" }, Warning, []string{"node gpu-2"}, "nvidia.com/gpu.count is 3, and the driver publishes 2", "GPUNotListed"},
 	{"node-labels", "reset", func(w *world) { w.node("gpu-2").Labels[resetLabel] = "reset" }, Warning, []string{"node gpu-2"}, "was kept off", "kubectl label"},
+	{"one-driver", "a tenant's pods that are called so", func(w *world) {
+		w.pods = append(w.pods, ofTenant(reference("gpu-1", true)), ofTenant(migManagerPod("gpu-1")))
+		own := w.driverPod(pluginLabel, "gpu-1")
+		own.Name, own.OwnerReferences[0].Name = "own", "own"
+		w.pods = append(w.pods, ofTenant(own))
+	}, OK, nil, "", ""},
+	{"mig-manager", "a tenant's pod that is called so", func(w *world) { w.pods = append(w.pods, ofTenant(migManagerPod("gpu-1"))) }, OK, nil, "", ""},
 }
 
 func apiServer(v string) func(*world) {
@@ -375,7 +421,7 @@ func TestGolden(t *testing.T) {
 	for _, b := range slices.Concat(badPods[6:8], badSlices[5:7], badPolicies[:1], badNeighbours[:1], badNeighbours[5:6], badClaims[:1]) {
 		b.spoil(w)
 	}
-	w.forbidden["deviceclasses"] = true
+	w.forbidden["devicetaintrules"] = true
 	for _, n := range []string{"cpu-1", "gpu-1", "gpu-2"} {
 		waits(w.supervisor(n), "ErrImagePull", "")
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 var eventChecks = []Check{
@@ -18,9 +19,14 @@ var eventChecks = []Check{
 // recentTime is how long an event counts. API servers keep events for an hour by default.
 const recentTime = time.Hour
 
-// byDriver reports whether the driver has reported an event.
+// byDriver reports whether the driver is named as the reporter of an event. Users who may create events in a namespace can write that, too.
 func (f *Facts) byDriver(e *corev1.Event) bool {
 	return e.Source.Component == f.Driver || e.ReportingController == f.Driver
+}
+
+// ofNode reports whether the driver has reported an event about a node: such events are in the namespace default, which is no tenant's.
+func (f *Facts) ofNode(e *corev1.Event) bool {
+	return f.byDriver(e) && e.InvolvedObject.Kind == "Node" && e.Namespace == metav1.NamespaceDefault
 }
 
 func (f *Facts) recent(e *corev1.Event) bool { return f.Now.Sub(lastSeen(e)) <= recentTime }
@@ -46,25 +52,31 @@ var shownElsewhere = []string{eventPolicyInvalid, eventUnknownProfiles, eventLef
 const maxReasonMessages = 3
 
 func driverEvents(f *Facts) (found findings) {
-	shown := map[string]int{}
-	for _, e := range f.newestFirst() {
-		if !f.byDriver(e) || e.Type != corev1.EventTypeWarning || !f.recent(e) || slices.Contains(shownElsewhere, e.Reason) {
+	shown := map[string]int{} // by reason, and by the namespace whose users could have written them
+	for _, e := range newestFirst(f.Events) {
+		isForged := e.InvolvedObject.Kind == "Node" && !f.ofNode(e)
+		if !f.byDriver(e) || isForged || e.Type != corev1.EventTypeWarning || !f.recent(e) || slices.Contains(shownElsewhere, e.Reason) {
 			continue
 		}
 		message := fmt.Sprintf("%s: %s", e.Reason, said(e.Message))
 		known := slices.ContainsFunc(found, func(other Finding) bool { return other.Message == message })
 		if !known {
-			if shown[e.Reason]++; shown[e.Reason] > maxReasonMessages {
+			key := e.Namespace + "/" + e.Reason
+			if shown[key]++; shown[key] > maxReasonMessages {
 				continue
 			}
 		}
-		found.add(Warning, message, "Do what the event says; docs/how-to/troubleshoot.md goes by its name", about(e))
+		remedy := "Do what the event says; docs/how-to/troubleshoot.md goes by its name"
+		if !f.ofNode(e) {
+			remedy = "docs/how-to/troubleshoot.md has what to do by the event's name. Users of namespace " + e.Namespace + " can write such an event, too"
+		}
+		found.add(Warning, message, remedy, about(e))
 	}
 	return found
 }
 
-func (f *Facts) newestFirst() []*corev1.Event {
-	sorted := slices.Clone(f.Events)
+func newestFirst(all []*corev1.Event) []*corev1.Event {
+	sorted := slices.Clone(all)
 	slices.SortStableFunc(sorted, func(a, b *corev1.Event) int { return lastSeen(b).Compare(lastSeen(a)) })
 	return sorted
 }

@@ -12,6 +12,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -23,9 +24,9 @@ import (
 
 // Labels and names of the chart's objects.
 const (
-	componentLabel = "app.kubernetes.io/component"
-	pluginLabel    = "gpu-kubelet-plugin"
-	supervisor     = "mps-supervisor"
+	componentLabel = fleet.ComponentLabel
+	pluginLabel    = fleet.PluginComponent
+	supervisor     = fleet.SupervisorComponent
 	policyVolume   = "policy"
 	policyKey      = "policy.yaml"
 )
@@ -43,6 +44,9 @@ type Facts struct {
 	Policies map[Ref]*corev1.ConfigMap
 	// Events are warnings of all components, and what the driver reported as normal.
 	Events []*corev1.Event
+
+	// namespace is the driver's, or "" where that is not known: what names and labels of objects elsewhere say is for anybody to write.
+	namespace string
 }
 
 // Read reads everything that the checks look at. Where the objects of all namespaces may not
@@ -53,6 +57,9 @@ func Read(ctx context.Context, client kubernetes.Interface, driver, namespace st
 		return nil, err
 	}
 	f := &Facts{Model: fleet.New(snapshot, driver), Now: now, Policies: map[Ref]*corev1.ConfigMap{}}
+	if f.namespace, err = f.driverNamespace(namespace); err != nil {
+		f.lacks(driverPlace, "", err)
+	}
 	version, err := client.Discovery().ServerVersion()
 	switch {
 	case unreadable(err):
@@ -94,7 +101,7 @@ func byName(all []*corev1.Event) []*corev1.Event {
 
 // readPolicies reads the ConfigMaps with the driver's policy.
 func (f *Facts) readPolicies(ctx context.Context, client kubernetes.Interface) error {
-	for _, set := range f.driverSets(pluginLabel) {
+	for _, set := range f.driverSets() {
 		name := policyOf(set)
 		if name == "" {
 			continue
@@ -164,20 +171,43 @@ func read[T runtime.Object](ctx context.Context, f *Facts, into *[]T, resource, 
 
 func unreadable(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsNotFound(err) }
 
-// driverSets returns the DaemonSets of a component of the driver.
-func (f *Facts) driverSets(component string) []*appsv1.DaemonSet {
+// driverSets returns the DaemonSets of the driver's plugin in its namespace.
+func (f *Facts) driverSets() []*appsv1.DaemonSet {
 	var sets []*appsv1.DaemonSet
 	for _, s := range f.DaemonSets {
-		if s.Labels[componentLabel] == component {
+		if s.Labels[componentLabel] == pluginLabel && s.Namespace == f.namespace {
 			sets = append(sets, s)
 		}
 	}
 	return sets
 }
 
+// driverNamespace is what the chart has written down, or else the one that the user has named, where the pods of others may not be read.
+func (f *Facts) driverNamespace(named string) (string, error) {
+	if at := slices.IndexFunc(f.Classes, func(c *resourceapi.DeviceClass) bool { return c.Name == fleet.MainClass }); at >= 0 {
+		if namespace := f.Classes[at].Annotations[fleet.NamespaceAnnotation]; namespace != "" {
+			return namespace, nil
+		}
+	}
+	if slices.ContainsFunc(f.Missing, func(m fleet.Missing) bool { return m.Resource == pods && m.Namespace == "" }) && named != "" {
+		return named, nil
+	}
+	return "", fmt.Errorf("no DeviceClass %s was found with annotation %s, which is the chart's", fleet.MainClass, fleet.NamespaceAnnotation)
+}
+
 // driverPods returns the pods of a component of the driver that have not ended.
 func (f *Facts) driverPods(component string) []*corev1.Pod {
-	return f.podsWith(func(p *corev1.Pod) bool { return p.Labels[componentLabel] == component })
+	return f.podsWith(func(p *corev1.Pod) bool { return fleet.IsDriverPod(p, f.namespace, component) })
+}
+
+// hasComponent is what pods of a driver say of themselves, of this installation or another one.
+func hasComponent(component string) func(*corev1.Pod) bool {
+	return func(p *corev1.Pod) bool { return p.Labels[componentLabel] == component }
+}
+
+// nodePods are those that work on their node: what tenants call their pods does not count.
+func (f *Facts) nodePods(match func(*corev1.Pod) bool) []*corev1.Pod {
+	return f.podsWith(func(p *corev1.Pod) bool { return fleet.MountsHost(p) && match(p) })
 }
 
 func (f *Facts) podsWith(match func(*corev1.Pod) bool) []*corev1.Pod {

@@ -11,16 +11,19 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
 var neighbourChecks = []Check{
-	{ID: "one-driver", Title: "every node has one driver with this name", needs: []string{pods}, parts: []string{pods}, run: oneDriver},
+	{ID: "one-driver", Title: "every node has one driver with this name", needs: []string{driverPlace, pods}, parts: []string{pods}, run: oneDriver},
 	{ID: "foreign-slices", Title: "all ResourceSlices of the driver's name are this driver's", needs: []string{slicesOf}, run: foreignSlices},
 	{ID: "device-plugin", Title: "no device plugin gives away the GPUs of the driver's nodes", needs: []string{nodes, slicesOf}, run: devicePlugin},
 	{ID: "mig-manager", Title: "no MIG manager partitions the GPUs of the driver's nodes", needs: []string{nodes, pods, slicesOf}, parts: []string{pods}, run: migManager},
+	{ID: "gpus-by-annotation", Title: "no pod names GPUs in an annotation", needs: []string{pods}, parts: []string{pods}, run: gpusByAnnotation},
 	{ID: "node-labels", Title: "the labels of nodes agree with what the driver publishes", needs: []string{nodes, slicesOf}, run: nodeLabels},
 }
 
@@ -33,8 +36,8 @@ func isReferenceDriver(p *corev1.Pod) bool {
 }
 
 func oneDriver(f *Facts) (found findings) {
-	own := byNode(f.driverPods(pluginLabel))
-	reference := byNode(f.podsWith(isReferenceDriver))
+	own, called := byNode(f.driverPods(pluginLabel)), byNode(f.nodePods(hasComponent(pluginLabel)))
+	reference := byNode(f.nodePods(isReferenceDriver))
 	for _, node := range slices.Sorted(maps.Keys(own)) {
 		if len(reference[node]) > 0 {
 			found.add(Error, "NVIDIA's DRA driver runs on the node, too, with the same name: each takes the other's ResourceSlices for its own",
@@ -42,7 +45,7 @@ func oneDriver(f *Facts) (found findings) {
 		}
 		// Two pods of one DaemonSet are an upgrade.
 		sets := map[string]bool{}
-		for _, p := range own[node] {
+		for _, p := range slices.Concat(own[node], called[node]) {
 			for _, o := range p.OwnerReferences {
 				if ptr.Deref(o.Controller, false) {
 					sets[p.Namespace+"/"+o.Name] = true
@@ -109,7 +112,7 @@ func (f *Facts) classOf(resource string) string {
 const migConfigLabel = "nvidia.com/mig.config"
 
 func migManager(f *Facts) (found findings) {
-	managers := byNode(f.podsWith(func(p *corev1.Pod) bool { return p.Labels["app"] == "nvidia-mig-manager" }))
+	managers := byNode(f.nodePods(func(p *corev1.Pod) bool { return p.Labels["app"] == "nvidia-mig-manager" }))
 	for _, n := range f.Snapshot.Nodes {
 		if !f.publishes(n.Name) {
 			continue
@@ -128,6 +131,45 @@ func migManager(f *Facts) (found findings) {
 		}
 	}
 	return found
+}
+
+// cdiAnnotations and runtimeAnnotations are what annotations begin with by which NVIDIA's NRI plugin, and its runtime, give pods GPUs, and
+// annotationNamespaces is the variable of the driver with the namespaces in which the chart's annotationPolicy takes them.
+const cdiAnnotations, runtimeAnnotations, annotationNamespaces = "nvidia.cdi.k8s.io", "cdi.k8s.io/", "ANNOTATION_NAMESPACES"
+
+func gpusByAnnotation(f *Facts) (found findings) {
+	trusted := f.annotationNamespaces()
+	isNamed := func(p *corev1.Pod) bool {
+		return !slices.Contains(trusted, p.Namespace) && slices.ContainsFunc(slices.Collect(maps.Keys(p.Annotations)), func(key string) bool {
+			return strings.HasPrefix(key, cdiAnnotations) || strings.HasPrefix(key, runtimeAnnotations)
+		})
+	}
+	severity, unknown := Warning, ""
+	if trusted == nil {
+		severity, unknown = Unknown, ". Whether its namespace may have it is not known without annotation "+fleet.NamespaceAnnotation+" of DeviceClass "+fleet.MainClass+" and the driver's DaemonSet in the namespace that it names"
+	}
+	for _, p := range f.podsWith(isNamed) {
+		found.add(severity, "It names CDI devices in an annotation "+cdiAnnotations+" or "+runtimeAnnotations+"…: where NVIDIA's NRI plugin, or its runtime on CRI-O, runs it has these GPUs without a claim, also those of other claims"+unknown,
+			"Delete it, or remove the annotation; the chart's annotationPolicy refuses such pods (docs/concepts/security.md#pods-whose-annotations-name-gpus)", refTo("pod", p))
+	}
+	return found
+}
+
+// annotationNamespaces are those whose pods may have the annotations, or nil where that is not known. Nothing that a tenant may write says it.
+func (f *Facts) annotationNamespaces() []string {
+	sets := f.driverSets()
+	if f.namespace == "" || len(sets) == 0 {
+		return nil
+	}
+	trusted := []string{f.namespace}
+	for _, set := range sets {
+		for _, c := range set.Spec.Template.Spec.Containers {
+			if at := slices.IndexFunc(c.Env, func(v corev1.EnvVar) bool { return v.Name == annotationNamespaces }); at >= 0 {
+				return append(trusted, strings.Split(c.Env[at].Value, ",")...)
+			}
+		}
+	}
+	return append(trusted, metav1.NamespaceSystem, "gpu-operator") // the policy is off
 }
 
 // resetLabel is the one with which docs/how-to/troubleshoot.md moves the driver off a node.

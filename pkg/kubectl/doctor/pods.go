@@ -11,19 +11,19 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
-	"github.com/partage-dev/partage/pkg/quote"
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 var podChecks = []Check{
-	{ID: "driver-daemonset", Title: "the driver is installed", needs: []string{daemonSets}, run: driverInstalled},
-	{ID: "driver-pods", Title: "every node with GPUs has a pod of the driver", needs: []string{nodes, pods, daemonSets}, run: driverOnEveryNode},
-	{ID: "driver-pods-ready", Title: "the pods of the driver are ready", needs: []string{pods}, parts: []string{pods}, run: driverPodsReady},
-	{ID: "driver-restarts", Title: "the pods of the driver do not restart", needs: []string{pods}, parts: []string{pods}, run: driverRestarts},
-	{ID: "mps-supervisor", Title: "every node with MPS shares has a supervisor that is ready", needs: []string{pods, slicesOf}, run: supervisorsReady},
+	{ID: "driver-daemonset", Title: "the driver is installed", needs: []string{driverPlace, daemonSets}, run: driverInstalled},
+	{ID: "driver-pods", Title: "every node with GPUs has a pod of the driver", needs: []string{driverPlace, nodes, pods, daemonSets}, run: driverOnEveryNode},
+	{ID: "driver-pods-ready", Title: "the pods of the driver are ready", needs: []string{driverPlace, pods}, parts: []string{pods}, run: driverPodsReady},
+	{ID: "driver-restarts", Title: "the pods of the driver do not restart", needs: []string{driverPlace, pods}, parts: []string{pods}, run: driverRestarts},
+	{ID: "mps-supervisor", Title: "every node with MPS shares has a supervisor that is ready", needs: []string{driverPlace, pods, slicesOf}, run: supervisorsReady},
 }
 
 func driverInstalled(f *Facts) (found findings) {
-	sets := f.driverSets(pluginLabel)
+	sets := f.driverSets()
 	if len(sets) == 0 {
 		found.add(Error, "There is no DaemonSet of the driver: none has the label "+componentLabel+"="+pluginLabel,
 			"Install the chart: helm install partage deployments/helm/partage --namespace partage (docs/how-to/install.md)")
@@ -39,7 +39,7 @@ func driverInstalled(f *Facts) (found findings) {
 }
 
 func driverOnEveryNode(f *Facts) (found findings) {
-	if len(f.driverSets(pluginLabel)) == 0 {
+	if len(f.driverSets()) == 0 {
 		return nil // driver-daemonset says so
 	}
 	have := byNode(f.driverPods(pluginLabel))

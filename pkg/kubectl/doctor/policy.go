@@ -14,7 +14,7 @@ import (
 )
 
 var policyChecks = []Check{
-	{ID: "sharing-policy", Title: "the sharing policy is valid", needs: []string{daemonSets, configMaps}, parts: []string{daemonSets}, run: policyValid},
+	{ID: "sharing-policy", Title: "the sharing policy is valid", needs: []string{driverPlace, daemonSets, configMaps}, parts: []string{daemonSets}, run: policyValid},
 	{ID: "policy-in-force", Title: "every node uses the sharing policy", needs: []string{events}, parts: []string{events}, run: policyInForce},
 	{ID: "policy-profiles", Title: "the GPUs have the profiles that the sharing policy names", needs: []string{events}, parts: []string{events}, run: policyProfiles},
 }
@@ -54,7 +54,7 @@ func policyValid(f *Facts) (found findings) {
 func policyInForce(f *Facts) (found findings) {
 	last := map[string]*corev1.Event{}
 	for _, e := range f.Events {
-		if !f.byDriver(e) || e.Reason != eventPolicyInvalid && e.Reason != eventPolicyValid {
+		if !f.ofNode(e) || e.Reason != eventPolicyInvalid && e.Reason != eventPolicyValid {
 			continue
 		}
 		if old := last[e.InvolvedObject.Name]; old == nil || lastSeen(old).Before(lastSeen(e)) {
@@ -72,7 +72,7 @@ func policyInForce(f *Facts) (found findings) {
 
 func policyProfiles(f *Facts) (found findings) {
 	for _, e := range f.Events {
-		if f.byDriver(e) && e.Reason == eventUnknownProfiles && f.recent(e) {
+		if f.ofNode(e) && e.Reason == eventUnknownProfiles && f.recent(e) {
 			found.add(Warning, said(e.Message), "Correct the profile's name in the sharing policy, or leave it out for these GPUs", nodeRef(e.InvolvedObject.Name))
 		}
 	}

@@ -47,7 +47,7 @@ func containerRuntimes(f *Facts) (found findings) {
 }
 
 func cdiFailures(f *Facts) (found findings) {
-	for _, e := range f.newestFirst() {
+	for _, e := range newestFirst(f.Events) {
 		if e.InvolvedObject.Kind != "Pod" || e.Type != corev1.EventTypeWarning || !f.recent(e) {
 			continue
 		}

@@ -18,7 +18,7 @@ import (
 
 var sliceChecks = []Check{
 	{ID: "pools-complete", Title: "the pools of ResourceSlices are complete", needs: []string{slicesOf}, run: poolsComplete},
-	{ID: "nodes-publish", Title: "every node with GPUs and a pod of the driver has ResourceSlices", needs: []string{slicesOf, nodes, pods}, run: nodesPublish},
+	{ID: "nodes-publish", Title: "every node with GPUs and a pod of the driver has ResourceSlices", needs: []string{driverPlace, slicesOf, nodes, pods}, run: nodesPublish},
 	{ID: "slices-of-nodes", Title: "ResourceSlices are of nodes that exist", needs: []string{slicesOf, nodes}, run: slicesOfNodes},
 	{ID: "device-taints", Title: "no device is tainted", needs: []string{slicesOf}, run: deviceTaints},
 	{ID: "taint-rules", Title: "no DeviceTaintRule keeps pods off devices", needs: []string{slicesOf, taintRules}, run: taintRulesThatApply},

@@ -188,8 +188,8 @@ func ofThisDriver(g *fleet.GPU) bool {
 }
 
 func leftOut(f *Facts) (found findings) {
-	for _, e := range f.newestFirst() {
-		if f.byDriver(e) && f.recent(e) && e.Type == corev1.EventTypeWarning && (e.Reason == eventLeftOut || e.Reason == eventCrashes) {
+	for _, e := range newestFirst(f.Events) {
+		if f.ofNode(e) && f.recent(e) && e.Type == corev1.EventTypeWarning && (e.Reason == eventLeftOut || e.Reason == eventCrashes) {
 			found.add(Warning, said(e.Message), upgradeTo, nodeRef(e.InvolvedObject.Name))
 		}
 	}

@@ -81,10 +81,10 @@ func writeUnknown(out *bytes.Buffer, f printer.Format, r *Report) {
 func writeFinding(out *bytes.Buffer, f printer.Format, checks string, finding Finding) {
 	fmt.Fprintf(out, "%s  %s\n", f.Paint(severityStyle[finding.Severity], fmt.Sprintf("%-7s", strings.ToUpper(string(finding.Severity)))), f.Paint(printer.Bold, checks))
 	if len(finding.Objects) > 0 {
-		fmt.Fprintf(out, "         %s\n", printer.Escape(objects(finding.Objects, f.Wide)))
+		fmt.Fprintf(out, "         %s\n", objects(finding.Objects, f.Wide))
 	}
-	fmt.Fprintf(out, "         %s.\n", strings.TrimRight(printer.Escape(finding.Message), "."))
-	fmt.Fprintf(out, "         -> %s.\n\n", strings.TrimRight(printer.Escape(finding.Remedy), "."))
+	fmt.Fprintf(out, "         %s.\n", strings.TrimRight(finding.Message, "."))
+	fmt.Fprintf(out, "         -> %s.\n\n", strings.TrimRight(finding.Remedy, "."))
 }
 
 // objects lists objects, those of one kind after its name.

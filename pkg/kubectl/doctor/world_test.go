@@ -25,6 +25,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/kubectl/boards"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 )
 
@@ -88,6 +89,9 @@ func newWorld(t *testing.T) *world {
 	}}}
 	for _, c := range chartClasses {
 		class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: c.name}}
+		if c.name == fleet.MainClass {
+			class.Annotations = map[string]string{fleet.NamespaceAnnotation: install}
+		}
 		class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
 			Expression: fmt.Sprintf("device.driver == '%s' && device.attributes['%s'].type == '%s'", driver, driver, c.deviceType),
 		}}}
@@ -144,6 +148,9 @@ func published(t *testing.T, node string) []*resourceapi.ResourceSlice {
 	return all
 }
 
+// ofHost is a folder of the node.
+var ofHost = []corev1.Volume{{Name: "dev", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/dev"}}}}
+
 func (w *world) driverPod(component, node string) *corev1.Pod {
 	name := component + "-" + node
 	return &corev1.Pod{
@@ -151,7 +158,7 @@ func (w *world) driverPod(component, node string) *corev1.Pod {
 			Namespace: install, Name: name, UID: types.UID(name), Labels: map[string]string{componentLabel: component}, CreationTimestamp: ago(24 * time.Hour),
 			OwnerReferences: []metav1.OwnerReference{{Kind: "DaemonSet", Name: "partage-" + component, Controller: new(true)}},
 		},
-		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "plugin"}}},
+		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "plugin"}}, Volumes: ofHost},
 		Status: corev1.PodStatus{
 			Phase:             corev1.PodRunning,
 			Conditions:        []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},

@@ -72,20 +72,3 @@ func Overhead(m Mechanism) Range {
 
 // OverheadTimeSliceOther is what another source has measured for time-slicing (E6).
 var OverheadTimeSliceOther = Range{0.08, 0.09}
-
-// Figure is one to cite.
-type Figure struct {
-	Name string
-	// Percent is the range of the figure.
-	Percent Range
-	Text    string
-}
-
-// Figures say why GPUs are worth sharing (E7).
-var Figures = []Figure{
-	{"average use", Range{5, 5}, "average use of GPUs is about 5 %"},
-	{"small jobs", Range{37, 37}, "37 % of jobs never use more than 15 % of the GPU's memory"},
-	{"idle energy", Range{7, 65}, "GPUs that are allocated and idle use 7 to 65 % of the energy"},
-	{"reaping before", Range{5.5, 5.5}, "idle jobs lose 5.5 % of all GPU-hours"},
-	{"reaping after", Range{0, 1}, "where idle jobs are ended, less than 1 % of all GPU-hours are lost"},
-}

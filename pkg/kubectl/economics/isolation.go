@@ -67,7 +67,7 @@ var Guarantees = map[Mechanism]Guarantee{
 		"against other claims on the partition; the rest of the GPU is isolated in hardware",
 	},
 	SoftwareLimits: {
-		Isolation{"software", "software", "partial", "low to medium"}, "software",
-		"the limits are cooperative: a statically linked program escapes them",
+		Isolation{"software", "software", "none", "low to medium"}, "software",
+		"the limits are cooperative: a statically linked program escapes them; faults: as with time-slicing",
 	},
 }

@@ -19,7 +19,7 @@ func (q *inquiry) scheduled(claims []*resourceapi.ResourceClaim) {
 		q.describe(c)
 	}
 	q.kubelets()
-	if !stuck.Waits(q.pod) {
+	if !stuck.Waits(q.pod, q.now) {
 		return
 	}
 	q.Verdict = IsStuck

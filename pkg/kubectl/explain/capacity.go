@@ -11,9 +11,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/ptr"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
 )
 
-// capacity adds why a device has not enough of what a request asks for.
+// capacity adds why a device has not enough of what a request asks for. What it never has comes before what it has no more.
 func (j *judge) capacity(f *finding, a ask) {
 	wanted := map[resourceapi.QualifiedName]resource.Quantity{}
 	if *a.capacity != nil {
@@ -25,6 +28,7 @@ func (j *judge) capacity(f *finding, a ask) {
 			return
 		}
 	}
+	amounts := map[resourceapi.QualifiedName]resource.Quantity{}
 	for _, name := range sortedNames(f.device.Capacity) {
 		c := f.device.Capacity[name]
 		var asked *resource.Quantity
@@ -33,20 +37,32 @@ func (j *judge) capacity(f *finding, a ask) {
 		}
 		amount, problem := consumption(asked, &c)
 		if problem == "" && amount.Cmp(c.Value) > 0 {
-			problem = fmt.Sprintf("a device has %s", c.Value.String())
+			problem = "no device has more than " + amountText(name, c.Value)
 		}
 		if problem != "" {
+			f.most = c.Value
 			f.add(CapacityTooLarge, "%s %s is too much: %s", name, asked.String(), problem)
 			return
 		}
-		// What a device that is not shared offers is there or not.
-		if !ptr.Deref(f.device.AllowMultipleAllocations, false) {
-			continue
-		}
-		if left := j.left(f, name); amount.Cmp(left) > 0 {
+		amounts[name] = amount
+	}
+	// What a device that is not shared offers is there or not.
+	if !ptr.Deref(f.device.AllowMultipleAllocations, false) {
+		return
+	}
+	for _, name := range sortedNames(amounts) {
+		if left := j.left(f, name); left.Cmp(amounts[name]) < 0 {
 			f.add(CapacityUsed, "%s", name)
 		}
 	}
+}
+
+// amountText writes memory as people say it.
+func amountText(name resourceapi.QualifiedName, q resource.Quantity) string {
+	if unqualified(string(name)) == fleet.CapacityMemory {
+		return printer.Bytes(q.Value())
+	}
+	return q.String()
 }
 
 // left returns how much of a capacity nobody has.

@@ -13,11 +13,15 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
+	"github.com/partage-dev/partage/pkg/kubectl/stuck"
 )
 
 // command is one call.
@@ -31,31 +35,36 @@ type command struct {
 func NewCommand(o *options.Options) *cobra.Command {
 	c := &command{Options: o, timeLimit: allocation.DefaultTimeLimit}
 	cmd := &cobra.Command{
-		Use:   "explain POD | pod/NAME | claim/NAME | -f FILE",
+		Use:   "explain [POD | KIND/NAME | KIND NAME | -f FILE]",
 		Short: "Say why a pod or a claim waits, why it is stuck, or what it got",
 		Long: `Say why a pod or a claim waits, why it is stuck, or what it got.
 
 The verdict is that of the scheduler's own allocator, over the slices and claims of the cluster. Then it says who is in the
 way, and the smallest changes that would help: each was tried with the allocator. A name without a kind is a pod's or, if
-there is none, a claim's. With -f it says what would happen to the pods, claims and templates of a file that is not applied
-yet; deployments, jobs and other workloads stand for their pods.
+there is none, a claim's; deploy/NAME, sts/NAME, job/NAME and other workloads stand for their pods. Without a name it explains
+all pods of the namespace, or with -A of all, that wait for devices or are stuck with them. With -f it says what would happen to the pods, claims and templates of a file that is not applied
+yet, and what the API server would refuse, which is asked for by a dry run.
 
-The exit code is 2 if something waits or is stuck.`,
+The exit code is 2 if something waits, is stuck, or is unknown.`,
 		Example: `  kubectl gpu explain llm-0
   kubectl gpu explain claim/training -n team-a
+  kubectl gpu explain deploy/web
+  kubectl gpu explain -A -w
   kubectl gpu explain -f job.yaml`,
-		Args: cobra.MaximumNArgs(1),
+		Args: cobra.MaximumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error { return c.run(cmd.Context(), args) },
 	}
 	o.AddOutputFlag(cmd)
+	o.AddWatchFlags(cmd)
+	cmd.Flags().BoolVarP(&o.AllNamespaces, "all-namespaces", "A", false, "Explain the pods of all namespaces that wait or are stuck")
 	cmd.Flags().StringVarP(&c.file, "filename", "f", "", "File with objects that are not applied yet, - for the standard input")
 	cmd.Flags().DurationVar(&c.timeLimit, "search-limit", c.timeLimit, "How long the scheduler searches on one node (filterTimeout of its plugin DynamicResources)")
 	return cmd
 }
 
 func (c *command) run(ctx context.Context, args []string) error {
-	if (len(args) == 1) == (c.file != "") {
-		return errors.New("name a pod or a claim, or a file with -f")
+	if len(args) > 0 && (c.file != "" || c.AllNamespaces) {
+		return errors.New("name one object, or a file with -f, or all with -A")
 	}
 	if c.timeLimit <= 0 {
 		return fmt.Errorf("--search-limit is %s: it has to be more than 0, such as 10s", c.timeLimit)
@@ -72,31 +81,48 @@ func (c *command) run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	return c.Repeat(ctx, func() error {
+		all, err := c.explain(ctx, client, namespace, manifest, strings.Join(args, "/"))
+		if err != nil {
+			return err
+		}
+		return c.print(all)
+	})
+}
+
+// explain explains a manifest, what an argument names or, if that is empty, what waits.
+func (c *command) explain(ctx context.Context, client kubernetes.Interface, namespace string, m *Manifest, argument string) ([]*Explanation, error) {
 	snapshot, err := fleet.Read(ctx, client, namespace)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if manifest != nil {
-		snapshot = manifest.Over(snapshot)
-		if len(manifest.Ignored) > 0 {
+	if m != nil {
+		snapshot = m.Over(snapshot)
+		if len(m.Ignored) > 0 {
 			// Nobody reads what cannot be written.
-			_, _ = fmt.Fprintln(c.ErrOut, "not looked at, because they ask for no devices:", strings.Join(manifest.Ignored, ", "))
+			_, _ = fmt.Fprintln(c.ErrOut, "not looked at, because they ask for no devices:", strings.Join(m.Ignored, ", "))
 		}
 	}
 	x := New(ctx, snapshot, c.Driver, time.Now(), allocation.WithTimeLimit(c.timeLimit))
 	x.ReadFrom(ctx, client)
-	if manifest != nil {
-		all := x.Manifest(ctx, manifest)
-		if len(all) == 0 {
-			return fmt.Errorf("%s has no pod, claim or claim template, and no workload with pods", c.file)
-		}
-		return c.print(all)
+	switch {
+	case m == nil && argument == "":
+		return x.Waiting(ctx, namespace), nil
+	case m == nil:
+		return x.Named(ctx, namespace, argument)
 	}
-	e, err := x.Named(ctx, namespace, args[0])
+	writer, err := c.Dynamic()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return c.print([]*Explanation{e})
+	x.Refused = func(object *unstructured.Unstructured) (refused, doubt string) {
+		return dryRun(ctx, client, writer, object)
+	}
+	all := x.Manifest(ctx, m)
+	if len(all) == 0 {
+		return nil, fmt.Errorf("%s has no pod, claim or claim template, and no workload with pods", c.file)
+	}
+	return all, nil
 }
 
 func (c *command) manifest(namespace string) (*Manifest, error) {
@@ -121,47 +147,93 @@ func (c *command) manifest(namespace string) (*Manifest, error) {
 }
 
 func (c *command) print(all []*Explanation) error {
-	var object any = all[0]
-	if len(all) > 1 {
-		object = &List{TypeMeta: printer.TypeMeta(Kind + "List"), Items: all}
+	var object any = &List{TypeMeta: printer.TypeMeta(Kind + "List"), Items: all}
+	if len(all) == 1 {
+		object = all[0]
 	}
 	if err := printer.Print(c.Options, object, View(all...)); err != nil {
 		return err
 	}
-	if slices.ContainsFunc(all, (*Explanation).Waiting) {
+	if slices.ContainsFunc(all, (*Explanation).Found) {
 		return options.ErrFound
 	}
 	return nil
 }
 
-// kinds are what the argument may begin with.
+// kinds are what the argument may begin with. Workloads are as the owners of their pods have it.
 var kinds = map[string]string{
-	"pod": "pod", "pods": "pod", "po": "pod",
-	"claim": "claim", "claims": "claim", "resourceclaim": "claim", "resourceclaims": "claim", "resourceclaim.resource.k8s.io": "claim", "resourceclaims.resource.k8s.io": "claim",
+	"pod": kindPod, "pods": kindPod, "po": kindPod,
+	"claim": kindClaim, "claims": kindClaim, "resourceclaim": kindClaim, "resourceclaims": kindClaim,
+	"resourceclaim.resource.k8s.io": kindClaim, "resourceclaims.resource.k8s.io": kindClaim,
+	"deploy": "Deployment", "deployment": "Deployment", "deployments": "Deployment", "deployment.apps": "Deployment", "deployments.apps": "Deployment",
+	"sts": "StatefulSet", "statefulset": "StatefulSet", "statefulsets": "StatefulSet", "statefulset.apps": "StatefulSet",
+	"ds": "DaemonSet", "daemonset": "DaemonSet", "daemonsets": "DaemonSet", "daemonset.apps": "DaemonSet",
+	"rs": "ReplicaSet", "replicaset": "ReplicaSet", "replicasets": "ReplicaSet", "replicaset.apps": "ReplicaSet",
+	"job": "Job", "jobs": "Job", "job.batch": "Job", "jobs.batch": "Job",
 }
 
-// Named explains pod/NAME, claim/NAME, or a NAME that is a pod's or a claim's.
-func (x *Explainer) Named(ctx context.Context, namespace, argument string) (*Explanation, error) {
+const (
+	kindPod   = "pod"
+	kindClaim = "claim"
+)
+
+// Named explains KIND/NAME, or a NAME that is a pod's or a claim's.
+func (x *Explainer) Named(ctx context.Context, namespace, argument string) ([]*Explanation, error) {
 	kind, name, qualified := strings.Cut(argument, "/")
 	if !qualified {
 		kind, name = "", argument
-	} else if kinds[kind] == "" {
-		return nil, fmt.Errorf("%s: the kind must be pod or claim, not %s", argument, kind)
+	} else if kind = kinds[strings.ToLower(kind)]; kind == "" {
+		return nil, fmt.Errorf("%s: the kind must be pod, claim, deployment, statefulset, daemonset, replicaset or job", argument)
 	}
-	if kinds[kind] != "claim" {
-		for _, p := range x.model.Pods {
-			if p.Name == name && p.Namespace == namespace {
-				return x.Pod(ctx, p), nil
-			}
+	var all []*Explanation
+	for _, p := range x.model.Pods {
+		if p.Namespace == namespace && is(p, kind, name) {
+			all = append(all, x.Pod(ctx, p))
 		}
 	}
-	if kinds[kind] != "pod" {
-		for _, c := range x.model.Claims {
-			if c.Name == name && c.Namespace == namespace {
-				return x.Claim(ctx, c), nil
-			}
+	if len(all) > 0 {
+		return all, nil
+	}
+	for _, c := range x.model.Claims {
+		if c.Name == name && c.Namespace == namespace && (kind == "" || kind == kindClaim) {
+			return []*Explanation{x.Claim(ctx, c)}, nil
 		}
 	}
-	what := map[string]string{"": "pod or claim", "pod": "pod", "claim": "claim"}[kinds[kind]]
-	return nil, fmt.Errorf("there is no %s %s in namespace %s, or it may not be read", what, name, namespace)
+	return nil, absent(kind, name, namespace)
+}
+
+// is reports whether a pod is the one of a name, or of the workload of a kind and name.
+func is(p *corev1.Pod, kind, name string) bool {
+	if kind == "" || kind == kindPod {
+		return p.Name == name
+	}
+	k, n := fleet.OwnerOf(p)
+	return k == kind && n == name
+}
+
+// absent says that there is nothing to explain of what was named.
+func absent(kind, name, namespace string) error {
+	switch kind {
+	case "":
+		kind = "pod or claim"
+	case kindPod, kindClaim:
+	default:
+		return fmt.Errorf("there is no pod of %s %s in namespace %s, or it may not be read: kubectl describe %[1]s -n %[3]s %[2]s says why none was made",
+			strings.ToLower(kind), name, namespace)
+	}
+	return fmt.Errorf("there is no %s %s in namespace %s, or it may not be read", kind, name, namespace)
+}
+
+// Waiting explains the pods of a namespace, or of all, that wait for devices or are stuck with them.
+func (x *Explainer) Waiting(ctx context.Context, namespace string) []*Explanation {
+	all := []*Explanation{}
+	for _, p := range x.model.Pods {
+		if namespace != "" && p.Namespace != namespace || scheduled(p) && !stuck.Waits(p, x.now) {
+			continue
+		}
+		if e := x.Pod(ctx, p); e.Found() || e.Verdict == Allocatable {
+			all = append(all, e)
+		}
+	}
+	return all
 }

@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
@@ -59,11 +60,15 @@ func TestCommand(t *testing.T) {
 	f := fleettest.New(t)
 	f.AddNode("n1", "h100-80-sxm", 1)
 	f.Held("team", "has", "n1", fleettest.Request(whole))
-	f.Pod("team", "waits", fleettest.Uses(f.Claim("team", "waits", fleettest.Request(whole))))
+	waits := f.Pod("team", "waits", fleettest.Uses(f.Claim("team", "waits", fleettest.Request(whole))))
+	waits.Labels = map[string]string{"pod-template-hash": "5d4"}
+	waits.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web-5d4", Controller: new(true)}}
+	f.Pod("other", "more", fleettest.Uses(f.Claim("other", "more", fleettest.Request(whole))))
 	server := serve(t, f)
 	for name, c := range map[string]struct {
 		arguments []string
 		in, out   string
+		silent    string
 		found     bool
 		err       string
 	}{
@@ -78,8 +83,13 @@ func TestCommand(t *testing.T) {
 		"unknown field":        {arguments: []string{"-f", "-"}, in: "apiVersion: v1\nkind: Pod\nspec: {resourceClaim: []}", err: "unknown field"},
 		"no file":              {arguments: []string{"-f", "/does/not/exist"}, err: "/does/not/exist"},
 		"no time to search":    {arguments: []string{"waits", "--search-limit", "0"}, err: "--search-limit is 0s"},
-		"nothing":              {err: "name a pod or a claim"},
-		"a name and a file":    {arguments: []string{"waits", "-f", "-"}, err: "name a pod or a claim"},
+		"what waits":           {out: "Pod team/waits waits", silent: "more", found: true},
+		"what waits anywhere":  {arguments: []string{"-A"}, out: "Pod other/more waits", found: true},
+		"two words":            {arguments: []string{"pod", "waits"}, out: "Pod team/waits waits", found: true},
+		"a workload":           {arguments: []string{"deploy/web"}, out: "Pod team/waits waits", found: true},
+		"a workload of none":   {arguments: []string{"sts/web"}, err: "kubectl describe statefulset -n team web"},
+		"a kind that is not":   {arguments: []string{"node/n1"}, err: "the kind must be pod, claim"},
+		"a name and a file":    {arguments: []string{"waits", "-f", "-"}, err: "name one object"},
 		"a pod that is not":    {arguments: []string{"other"}, err: "there is no pod or claim other in namespace team"},
 		"a format that is not": {arguments: []string{"waits", "-o", "xml"}, err: "xml"},
 	} {
@@ -100,8 +110,8 @@ func TestCommand(t *testing.T) {
 				}
 			case c.found != errors.Is(err, options.ErrFound) || err != nil && !c.found:
 				t.Errorf("%v, found %t", err, c.found)
-			case !strings.Contains(out.String(), c.out):
-				t.Errorf("want %s in:\n%s", c.out, out)
+			case !strings.Contains(out.String(), c.out) || c.silent != "" && strings.Contains(out.String(), c.silent):
+				t.Errorf("want %s, and not %q, in:\n%s", c.out, c.silent, out)
 			}
 		})
 	}

@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
@@ -39,6 +40,10 @@ type Explainer struct {
 	AdminAllowed func(namespace string) (allowed, known bool)
 	// Events are those of the pod and its claims that are asked for. It may be nil.
 	Events func(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) ([]corev1.Event, error)
+	// Volume reports whether a PersistentVolumeClaim is there and, in a word or two, why it may keep a pod waiting. It may be nil.
+	Volume func(namespace, name string) (is bool, doubt string)
+	// Refused says why the API server would refuse an object, or why that is not known. It may be nil.
+	Refused func(object *unstructured.Unstructured) (refused, doubt string)
 }
 
 // New returns an Explainer.
@@ -101,11 +106,12 @@ func (x *Explainer) Claim(ctx context.Context, c *resourceapi.ResourceClaim) *Ex
 	if q.blind() {
 		return q.Explanation
 	}
+	q.hide()
 	q.nodes = x.planner.Nodes()
 	if q.check(ctx, complete(c)) {
 		q.decide(ctx)
 	}
-	if q.Verdict == Allocatable {
+	if q.settle(); q.Verdict == Allocatable {
 		q.Notes = append(q.Notes, "A claim is allocated when a pod that refers to it is scheduled.")
 	}
 	return q.Explanation
@@ -121,6 +127,9 @@ func (x *Explainer) Pod(ctx context.Context, pod *corev1.Pod) *Explanation {
 	}
 	claims := q.podClaims()
 	q.own = claims
+	if !scheduled(pod) {
+		q.unserved()
+	}
 	switch {
 	case q.Verdict == Unknown:
 		return q.Explanation
@@ -137,6 +146,7 @@ func (x *Explainer) Pod(ctx context.Context, pod *corev1.Pod) *Explanation {
 	if q.blind() {
 		return q.Explanation
 	}
+	q.hide()
 	q.place(claims)
 	for _, c := range claims {
 		if c.Status.Allocation == nil && !q.check(ctx, complete(c)) {
@@ -148,8 +158,11 @@ func (x *Explainer) Pod(ctx context.Context, pod *corev1.Pod) *Explanation {
 	}
 	q.decide(ctx)
 	q.kubelets()
+	q.rollout()
+	q.priority()
+	q.outside()
+	q.settle()
 	q.sayScheduler()
-	q.gated()
 	return q.Explanation
 }
 
@@ -160,7 +173,6 @@ func scheduled(pod *corev1.Pod) bool {
 
 // place tells the nodes apart that the pod may run on, devices aside.
 func (q *inquiry) place(claims []*resourceapi.ResourceClaim) {
-	var elsewhere []string
 	for _, n := range q.planner.Nodes() {
 		obstacles := q.filter.Obstacles(q.planner, q.pod, n)
 		for _, c := range claims {
@@ -172,7 +184,6 @@ func (q *inquiry) place(claims []*resourceapi.ResourceClaim) {
 			}
 			if matches, err := nodeaffinity.NewLazyErrorNodeSelector(c.Status.Allocation.NodeSelector).Match(n); err != nil || !matches {
 				obstacles = append(obstacles, allocation.Obstacle{Kind: byClaim, Text: fmt.Sprintf("claim %s has its devices on another node", c.Name)})
-				elsewhere = append(elsewhere, n.Name)
 			}
 		}
 		if len(obstacles) > 0 {
@@ -180,9 +191,6 @@ func (q *inquiry) place(claims []*resourceapi.ResourceClaim) {
 			continue
 		}
 		q.nodes = append(q.nodes, n)
-	}
-	if q.filter.Partial() && len(elsewhere) == 0 {
-		q.Notes = append(q.Notes, "Pods of other namespaces cannot be read: nodes may have less CPU and memory left than it looks.")
 	}
 }
 
@@ -309,7 +317,7 @@ func (q *inquiry) sayScheduler() {
 		}
 		q.Notes = append(q.Notes, "The scheduler said: "+c.Message)
 		if q.Verdict == Allocatable {
-			q.Notes = append(q.Notes, "Its devices could be allocated now: the scheduler has not tried again yet, or something that is not looked at here keeps the pod away (affinity between pods, topology spread, volumes, ports, quota of a gang).")
+			q.Notes = append(q.Notes, "Its devices could be allocated now: the scheduler has not tried again yet.")
 		}
 	}
 }
@@ -324,7 +332,6 @@ func (q *inquiry) gated() {
 		names = append(names, gate.Name)
 	}
 	gates := strings.Join(names, ", ")
-	q.Verdict = Waits
-	q.Reasons = append([]Reason{{Cause: Gated, Text: "the pod has scheduling gates, and the scheduler does not look at it until they are removed: " + gates}}, q.Reasons...)
-	q.Suggestions = append([]Suggestion{{Kind: RemoveGates, Text: "after whoever set them has removed the scheduling gates " + gates}}, q.Suggestions...)
+	q.before(Reason{Cause: Gated, Text: "the pod has scheduling gates, and the scheduler does not look at it until they are removed: " + gates},
+		Suggestion{Kind: RemoveGates, Text: "after the scheduling gates have been removed by what set them: " + gates})
 }

@@ -34,11 +34,12 @@ func TestAllocated(t *testing.T) {
 	}}
 	x := New(t.Context(), f.Snapshot, fleettest.Driver, now)
 	for _, argument := range []string{"llm", "pod/llm", "claim/llm", "resourceclaim/llm"} {
-		e, err := x.Named(t.Context(), "team", argument)
+		all, err := x.Named(t.Context(), "team", argument)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if e.Verdict != Allocated || e.Waiting() {
+		e := all[0]
+		if e.Verdict != Allocated || e.Found() {
 			t.Errorf("%s: %s", argument, e.Verdict)
 		}
 		golden(t, "allocated/"+strings.ReplaceAll(argument, "/", "-")+".txt", text(t, e))
@@ -46,7 +47,8 @@ func TestAllocated(t *testing.T) {
 	for argument, want := range map[string]string{
 		"other":       "there is no pod or claim other in namespace team",
 		"claim/other": "there is no claim other in namespace team",
-		"job/llm":     "the kind must be pod or claim, not job",
+		"node/llm":    "the kind must be pod, claim, deployment",
+		"job/llm":     "there is no pod of job llm in namespace team",
 	} {
 		if _, err := x.Named(t.Context(), "team", argument); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", argument, err)

@@ -39,6 +39,8 @@ type Manifest struct {
 	Claims    []*resourceapi.ResourceClaim
 	Templates []*resourceapi.ResourceClaimTemplate
 	Classes   []*resourceapi.DeviceClass
+	// owners are the workloads that some of the pods stand for.
+	owners map[*corev1.Pod]runtime.Object
 	// Ignored are the kinds of objects that explain has nothing to say about.
 	Ignored []string
 }
@@ -46,7 +48,7 @@ type Manifest struct {
 // Parse reads YAML or JSON documents. Fields that do not exist are errors: the API server would
 // drop them silently, and the pod would wait for something else than was meant.
 func Parse(r io.Reader, namespace string) (*Manifest, error) {
-	m := &Manifest{}
+	m := &Manifest{owners: map[*corev1.Pod]runtime.Object{}}
 	text, err := io.ReadAll(io.LimitReader(r, maxFile+1))
 	if err != nil {
 		return nil, err
@@ -139,7 +141,10 @@ func (m *Manifest) add(object runtime.Object, kind, namespace string) {
 			m.Ignored = append(m.Ignored, kind)
 			return
 		}
-		m.addTemplate(owner, template, namespace)
+		in(owner, namespace)
+		pod := &corev1.Pod{ObjectMeta: *template.ObjectMeta.DeepCopy(), Spec: *template.Spec.DeepCopy()}
+		pod.Name, pod.Namespace = owner.Name, owner.Namespace
+		m.Pods, m.owners[pod] = append(m.Pods, pod), object
 	}
 }
 
@@ -168,12 +173,6 @@ func in[T metav1.Object](o T, namespace string) T {
 		o.SetNamespace(namespace)
 	}
 	return o
-}
-
-func (m *Manifest) addTemplate(owner *metav1.ObjectMeta, t *corev1.PodTemplateSpec, namespace string) {
-	pod := &corev1.Pod{ObjectMeta: *t.ObjectMeta.DeepCopy(), Spec: *t.Spec.DeepCopy()}
-	pod.Name, pod.Namespace = owner.Name, owner.Namespace
-	m.Pods = append(m.Pods, in(pod, namespace))
 }
 
 // Over returns a Snapshot as it would be after the file was applied: its classes, claims and
@@ -217,18 +216,18 @@ func existing[T metav1.Object](all []T, as metav1.Object) metav1.Object {
 func (x *Explainer) Manifest(ctx context.Context, m *Manifest) []*Explanation {
 	var out []*Explanation
 	for _, p := range m.Pods {
-		out = append(out, x.Pod(ctx, p))
+		out = append(out, x.tryToCreate(x.Pod(ctx, p), m.objectsOf(x, p)...))
 	}
 	if len(out) > 0 {
 		return out
 	}
 	for _, c := range m.Claims {
-		out = append(out, x.Claim(ctx, c))
+		out = append(out, x.tryToCreate(x.Claim(ctx, c), c))
 	}
 	for _, t := range m.Templates {
 		e := x.Claim(ctx, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: t.Namespace, Name: t.Name}, Spec: t.Spec.Spec})
 		e.Subject.Kind = "ResourceClaimTemplate"
-		out = append(out, e)
+		out = append(out, x.tryToCreate(e, t))
 	}
 	return out
 }

@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -205,4 +206,32 @@ func fewest(claims []*resourceapi.ResourceClaim, fits func(...*resourceapi.Resou
 		}
 	}
 	return set
+}
+
+// holding returns the fewest claims of a node that have to end before others fit there.
+func (q *inquiry) holding(ctx context.Context, node string, claims []*resourceapi.ResourceClaim) []string {
+	var on []*corev1.Node
+	for _, n := range q.nodes {
+		if n.Name == node {
+			on = append(on, n)
+		}
+	}
+	var names []string
+	for _, c := range fewest(q.planner.ClaimsOn(node), func(ended ...*resourceapi.ResourceClaim) bool {
+		_, fits := q.try(ctx, q.planner.Without(ended...), on, claims)
+		return fits
+	}) {
+		names = append(names, c.Namespace+"/"+c.Name)
+	}
+	return names
+}
+
+func claimsText(names []string) string {
+	switch len(names) {
+	case 0:
+		return "other claims to end"
+	case 1, 2:
+		return strings.Join(names, " and ")
+	}
+	return fmt.Sprintf("%d claims: %s", len(names), strings.Join(names, ", "))
 }

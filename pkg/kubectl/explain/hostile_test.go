@@ -34,7 +34,7 @@ var unusual = []explained{
 		pod := waits(fleettest.Request(whole))(f)
 		pod.Spec.NodeSelector = map[string]string{"pool": "gpus"}
 		return pod
-	}, verdict: Allocatable, silent: []string{"has no label"}},
+	}, verdict: Unknown, says: []string{"nodes cannot be read"}, silent: []string{"has no label", "fits on"}},
 	{name: "a slice of a node that is gone", make: func(f *fleettest.Fleet) *corev1.Pod {
 		f.Nodes = f.Nodes[:1]
 		f.Held("other", "a", "n1", fleettest.Request(whole))

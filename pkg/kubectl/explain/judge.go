@@ -8,13 +8,16 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
+	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 )
 
@@ -39,6 +42,8 @@ type finding struct {
 	causes []Cause
 	// detail says what of the first cause people want to know: the selector, the taint.
 	detail string
+	// most is what the device has of a capacity of which too much is wanted.
+	most resource.Quantity
 	// err is that of a selector.
 	err error
 }
@@ -100,7 +105,7 @@ func (j *judge) device(ctx context.Context, pool *allocation.Pool, s *resourceap
 		j.counters(&f)
 	}
 	for _, t := range untolerated(f.device, *a.tolerations) {
-		f.add(Tainted, "%s", taintText(&t))
+		f.add(Tainted, "%s", taintReason(&t))
 	}
 	for _, c := range a.claim.Spec.Devices.Constraints {
 		if name := constraintName(&c); name != "" && constrains(&c, a) {
@@ -208,6 +213,18 @@ func untolerated(d *resourceapi.Device, tolerations []resourceapi.DeviceTolerati
 		}
 	}
 	return out
+}
+
+// taintReason says what a taint means where it is the policy's, and names it otherwise.
+func taintReason(t *resourceapi.DeviceTaint) string {
+	if !strings.HasSuffix(t.Key, "/"+string(device.Withdrawn)) {
+		return "tainted: " + taintText(t)
+	}
+	text := "not offered any more by the administrator's sharing policy"
+	if t.TimeAdded != nil {
+		text += ", since " + t.TimeAdded.UTC().Format("2006-01-02 15:04Z")
+	}
+	return text
 }
 
 func taintText(t *resourceapi.DeviceTaint) string {

@@ -17,11 +17,12 @@ import (
 )
 
 // ReadFrom has the Explainer ask the API server for what no Snapshot has, when it is needed: the
-// events of a pod that is stuck, and the label of a namespace for admin access.
+// events of a pod, its volumes, and the label of a namespace for admin access.
 func (x *Explainer) ReadFrom(ctx context.Context, client kubernetes.Interface) {
 	x.Events = func(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) ([]corev1.Event, error) {
 		return events(ctx, client, pod, claims)
 	}
+	x.Volume = func(namespace, name string) (is bool, doubt string) { return volume(ctx, client, namespace, name) }
 	x.AdminAllowed = func(namespace string) (allowed, known bool) { return adminAllowed(ctx, client, namespace) }
 }
 
@@ -40,6 +41,27 @@ func events(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, c
 		out = append(out, list.Items...)
 	}
 	return out, nil
+}
+
+// volume reports whether a PersistentVolumeClaim exists, and why it may keep a pod from nodes.
+func volume(ctx context.Context, client kubernetes.Interface, namespace, name string) (is bool, doubt string) {
+	claim, err := client.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return false, ""
+	case err != nil:
+		return false, fmt.Sprintf("cannot be read: %v", err)
+	case claim.Status.Phase != corev1.ClaimBound:
+		return true, "is not bound to a volume: storage may keep the pod waiting"
+	}
+	v, err := client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
+	switch {
+	case err != nil:
+		return true, fmt.Sprintf("is bound to a volume that cannot be read, and may be of some nodes only: %v", err)
+	case v.Spec.NodeAffinity != nil && v.Spec.NodeAffinity.Required != nil:
+		return true, "is bound to a volume of some nodes only, which is not looked at"
+	}
+	return true, ""
 }
 
 // adminAllowed reports whether a namespace has the label for admin access, and whether the

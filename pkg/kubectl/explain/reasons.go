@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
 // broken says why the scheduler gives up for all nodes.
@@ -94,6 +95,9 @@ func (t *tally) add(f *finding, kind []*corev1.Node) {
 	if t.details[c] == nil {
 		t.details[c], t.nodes[c], t.first[c] = map[string]int{}, sets.New[string](), *f
 	}
+	if first := t.first[c]; f.most.Cmp(first.most) > 0 {
+		t.first[c] = *f
+	}
 	t.causes[c] += n
 	t.details[c][f.detail] += n
 	for _, node := range kind {
@@ -157,6 +161,7 @@ func (q *inquiry) allClaims() []*resourceapi.ResourceClaim {
 
 // ranks is the order in which causes are told.
 var ranks = []Cause{
+	Gated, Refused, ResourceUnserved, VolumeMissing, ClaimNotCreated, OwnPredecessor,
 	ClaimMissing, TemplateMissing, ClaimNotOwned, ClaimDeleted, ClaimInvalid, NotBound, ClassMissing, ClaimFull, AdminForbidden, TooManyResults, ExpressionError, NoSlices, SearchTooLong,
 	NotOfClass, NotSelected, CapacityUnknown, CapacityTooLarge, TooFewDevices, NodeExcluded, Tainted, Unconstrained, Held, CapacityUsed, CountersUsed,
 	PoolIncomplete, PoolInvalid, NotTogether, Unexplained,
@@ -199,7 +204,8 @@ func (q *inquiry) ofRequest(ctx context.Context, j *judge, a ask) {
 	case selected == 0:
 		add(NotSelected, "none of %d devices of class %s is selected: %s", ofClass, *a.class, q.whySelected(ctx, a, t, ofClass))
 	case capable == 0 && t.causes[CapacityTooLarge] > 0:
-		add(CapacityTooLarge, "%s", t.often(CapacityTooLarge)[0])
+		// That of the device that has most.
+		add(CapacityTooLarge, "%s", t.first[CapacityTooLarge].detail)
 	case capable == 0:
 		name := t.often(CapacityUnknown)[0]
 		text := fmt.Sprintf("the %d devices that are selected have no capacity %s", selected, name)
@@ -240,16 +246,24 @@ func (q *inquiry) taken(a ask, t *tally, capable int, add func(Cause, string, ..
 		one, many string
 		rest      string
 	}{
-		{Tainted, "is", "are", "tainted: " + strings.Join(t.often(Tainted), ", ")},
+		{Tainted, "is", "are", strings.Join(t.often(Tainted), ", ")},
 		{Unconstrained, "has", "have", "no attribute " + strings.Join(t.often(Unconstrained), ", ") + ", which a constraint compares"},
 		{Held, "is", "are", "held by claims"},
-		{CapacityUsed, "has", "have", "too little " + strings.Join(t.often(CapacityUsed), ", ") + " left"},
+		{CapacityUsed, "has", "have", tooLittle(t.often(CapacityUsed))},
 		{CountersUsed, "shares", "share", "a part of the GPU with devices that claims hold"},
 	} {
 		if n := t.causes[c.cause]; n > 0 {
 			add(c.cause, "%d of %d matching devices %s %s%s", n, capable, plural(n, c.one, c.many), c.rest, free)
 		}
 	}
+}
+
+// tooLittle says what is used up of shared devices.
+func tooLittle(names []string) string {
+	if slices.Equal(names, []string{fleet.CapacityShares}) {
+		return "no share left"
+	}
+	return "too little " + strings.Join(names, ", ") + " left"
 }
 
 // together says that each device does by itself, but not all of them at once.
@@ -309,19 +323,6 @@ func truth(b bool) int {
 		return 1
 	}
 	return 0
-}
-
-// nodesText names some nodes.
-func nodesText(names []string) string {
-	const some = 3
-	switch {
-	case len(names) == 1:
-		return "node " + names[0]
-	case len(names) <= some:
-		return "nodes " + strings.Join(names, ", ")
-	default:
-		return fmt.Sprintf("%d nodes (%s, ...)", len(names), strings.Join(names[:some], ", "))
-	}
 }
 
 // equality finds comparisons of an attribute with a text, such as .profile == '1g.10gb'.

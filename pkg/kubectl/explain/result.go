@@ -24,7 +24,7 @@ const (
 	Waits Verdict = "Waits"
 	// IsStuck means that it has its devices and its containers do not start.
 	IsStuck Verdict = "Stuck"
-	// Unknown means that too much may not be read.
+	// Unknown means that something which could contradict it was not looked at, or may not be.
 	Unknown Verdict = "Unknown"
 	// NoDevices means that it asks for none.
 	NoDevices Verdict = "NoDevices"
@@ -38,6 +38,11 @@ type Cause string
 // Causes, the most informative first: an explanation begins with the first that applies.
 const (
 	Gated            Cause = "SchedulingGated"
+	Refused          Cause = "RefusedByAPIServer"
+	ResourceUnserved Cause = "ExtendedResourceNotProvided"
+	VolumeMissing    Cause = "VolumeMissing"
+	ClaimNotCreated  Cause = "ClaimNotCreated"
+	OwnPredecessor   Cause = "WaitsForOwnPredecessor"
 	ClaimMissing     Cause = "ClaimMissing"
 	TemplateMissing  Cause = "TemplateMissing"
 	ClaimNotOwned    Cause = "ClaimNotOwned"
@@ -82,6 +87,8 @@ type Explanation struct {
 
 	Subject Subject `json:"subject"`
 	Verdict Verdict `json:"verdict"`
+	// Unseen is what was not looked at, or may not be, and could contradict that it can be allocated.
+	Unseen []string `json:"unseen,omitempty"`
 	// Reasons say why it waits, the most informative first.
 	Reasons []Reason `json:"reasons,omitempty"`
 	// InTheWay are the claims that have what it could use.
@@ -145,6 +152,10 @@ const (
 	EndClaims       SuggestionKind = "EndClaims"
 	EndForeignClaim SuggestionKind = "EndForeignClaim"
 	ChangeNode      SuggestionKind = "ChangeNode"
+	ChangeStrategy  SuggestionKind = "ChangeStrategy"
+	RaiseQuota      SuggestionKind = "RaiseQuota"
+	RenameCapacity  SuggestionKind = "RenameCapacity"
+	UseClaim        SuggestionKind = "UseClaim"
 )
 
 // Suggestion is a change that the allocator has confirmed.
@@ -174,8 +185,10 @@ type Allocation struct {
 	Conditions  []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// Waiting reports whether somebody has to do something, or to wait.
-func (e *Explanation) Waiting() bool { return e.Verdict == Waits || e.Verdict == IsStuck }
+// Found reports whether somebody has to do something, to wait, or to find out.
+func (e *Explanation) Found() bool {
+	return e.Verdict == Waits || e.Verdict == IsStuck || e.Verdict == Unknown
+}
 
 // searchBudget is how long is looked for what would help, beyond the verdict.
 const searchBudget = 10 * time.Second

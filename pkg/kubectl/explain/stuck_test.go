@@ -115,6 +115,7 @@ func TestContainerCreating(t *testing.T) {
 			}
 			plugin := f.Pod("partage", "partage-plugin-n1")
 			plugin.Labels = map[string]string{"app.kubernetes.io/component": "gpu-kubelet-plugin"}
+			plugin.Spec.Volumes = []corev1.Volume{{Name: "dev", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/dev"}}}}
 			plugin.Spec.NodeName, plugin.Status.Phase = "n1", corev1.PodRunning
 			plugin.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
 			if c.change != nil {
@@ -140,7 +141,7 @@ func TestContainerCreating(t *testing.T) {
 					t.Errorf("%s has no remedy", s.Kind)
 				}
 			}
-			if diff := cmp.Diff(c.want, kinds); diff != "" || e.Verdict != IsStuck || !e.Waiting() {
+			if diff := cmp.Diff(c.want, kinds); diff != "" || e.Verdict != IsStuck || !e.Found() {
 				t.Errorf("%s, causes -want +got:\n%s", e.Verdict, diff)
 			}
 			golden(t, "creating/"+strings.ReplaceAll(c.name, " ", "-")+".txt", text(t, e))

@@ -49,9 +49,13 @@ func (q *inquiry) places() []*corev1.Node {
 // suggest looks for changes that help, the smallest first.
 func (q *inquiry) suggest(ctx context.Context) {
 	nodes := q.places()
+	empty := q.planner.Without(q.planner.Claims()...)
+	if _, fits := q.try(ctx, empty, nodes, q.allClaims()); fits {
+		empty = nil
+	}
 	for _, c := range q.claims {
 		for _, a := range asksOf(c) {
-			t := trial{inquiry: q, ask: a, nodes: nodes}
+			t := trial{inquiry: q, ask: a, nodes: nodes, empty: empty}
 			t.values(ctx)
 			t.memory(ctx)
 			t.capacities(ctx)
@@ -68,7 +72,7 @@ func (q *inquiry) suggest(ctx context.Context) {
 		}
 		s.Text = fmt.Sprintf("when %s %s", strings.Join(s.Claims, " and "), plural(len(ended), "ends", "have ended"))
 		if len(ended) > 2 {
-			s.Text = fmt.Sprintf("when these %d claims have ended: %s", len(ended), strings.Join(s.Claims, ", "))
+			s.Text = fmt.Sprintf("when these %s have ended", claimsText(s.Claims))
 		}
 		q.Suggestions = append(q.Suggestions, s)
 	}
@@ -87,13 +91,24 @@ type trial struct {
 	*inquiry
 	ask
 	nodes []*corev1.Node
+	// empty is the fleet without claims where the request could not even be allocated there, or nil.
+	empty *allocation.Planner
 }
 
-// confirm adds a suggestion if the allocator allocates everything after the change.
+// confirm adds a suggestion if the allocator allocates everything after the change, or would as soon as others have ended: what nothing can
+// serve is to be corrected first.
 func (t *trial) confirm(ctx context.Context, kind SuggestionKind, text string, change func(ask)) bool {
-	node, fits := t.try(ctx, t.planner, t.nodes, t.with(t.claim, t.changed(change)))
+	claims := t.with(t.claim, t.changed(change))
+	node, fits := t.try(ctx, t.planner, t.nodes, claims)
+	s := Suggestion{Kind: kind, Node: node, Text: text + t.of()}
+	if !fits && t.empty != nil {
+		if node, fits = t.try(ctx, t.empty, t.nodes, claims); fits {
+			s.Node, s.Claims = "", t.holding(ctx, node, claims)
+			s.Text += "; then it waits for " + claimsText(s.Claims)
+		}
+	}
 	if fits {
-		t.Suggestions = append(t.Suggestions, Suggestion{Kind: kind, Node: node, Text: text + t.of()})
+		t.Suggestions = append(t.Suggestions, s)
 	}
 	return fits
 }
@@ -240,7 +255,7 @@ func (t *trial) capacities(ctx context.Context) {
 	if *t.capacity == nil {
 		return
 	}
-	j := newJudge(t.planner)
+	j := newJudge(cmp.Or(t.empty, t.planner))
 	for _, name := range sortedNames((*t.capacity).Requests) {
 		asked := (*t.capacity).Requests[name]
 		drop := func(a ask) { delete((*a.capacity).Requests, name) }
@@ -253,6 +268,12 @@ func (t *trial) capacities(ctx context.Context) {
 			for _, n := range t.nodes {
 				amounts = append(amounts, offered(ctx, j, n, a, name)...)
 			}
+		}
+		if near := nearest(string(name), t.capacityNames(ctx)); len(amounts) == 0 && near != "" {
+			t.confirm(ctx, RenameCapacity, fmt.Sprintf("with capacity %s in place of %s", near, name), func(a ask) {
+				drop(a)
+				(*a.capacity).Requests[resourceapi.QualifiedName(near)] = asked
+			})
 		}
 		if len(amounts) == 0 {
 			t.confirm(ctx, DropCapacity, fmt.Sprintf("without %s %s", name, asked.String()), drop)
@@ -277,9 +298,20 @@ func offered(ctx context.Context, j *judge, node *corev1.Node, a ask, name resou
 		if c.RequestPolicy != nil && c.RequestPolicy.ValidRange != nil {
 			left = stepDown(left, c.RequestPolicy.ValidRange)
 		}
-		out = append(out, left)
+		out = append(out, roundDown(left))
 	}
 	return out
+}
+
+// capacityNames returns those of the devices of the class.
+func (t *trial) capacityNames(ctx context.Context) []string {
+	names := sets.New[string]()
+	for _, d := range t.devicesOf(ctx, *t.class) {
+		for name := range d.Capacity {
+			names.Insert(string(name))
+		}
+	}
+	return sets.List(names)
 }
 
 // stepDown returns the largest amount that a range allows and that is not more than q.

@@ -6,6 +6,7 @@ package explain
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,6 +30,10 @@ func View(all ...*Explanation) *printer.Text {
 		text.Named = append(text.Named, strings.ToLower(e.Subject.Kind)+"/"+e.Subject.Name)
 	}
 	text.Render = func(w io.Writer, f printer.Format) error {
+		if len(all) == 0 {
+			_, err := fmt.Fprintln(w, "No pod that can be read waits for devices, or is stuck with them.")
+			return err
+		}
 		for i, e := range all {
 			if i > 0 {
 				fmt.Fprintln(w)
@@ -56,13 +61,13 @@ type page struct {
 
 func (p *page) line(format string, a ...any) {
 	if p.err == nil {
-		_, p.err = fmt.Fprintln(p.w, printer.Escape(fmt.Sprintf(format, a...)))
+		_, p.err = fmt.Fprintln(p.w, fmt.Sprintf(format, a...))
 	}
 }
 
 func (p *page) title(s printer.Style, text string) {
 	if p.err == nil {
-		_, p.err = fmt.Fprintln(p.w, p.format.Paint(s, printer.Escape(text)))
+		_, p.err = fmt.Fprintln(p.w, p.format.Paint(s, text))
 	}
 }
 
@@ -75,32 +80,72 @@ var headlines = map[Verdict]struct {
 	Allocatable: {"can be allocated now.", printer.Good},
 	Waits:       {"waits: its devices cannot be allocated.", printer.Bad},
 	IsStuck:     {"has its devices, but its containers do not start.", printer.Bad},
-	Unknown:     {"cannot be explained: too much may not be read.", printer.Warn},
+	Unknown:     {"may wait or not: that is unknown.", printer.Warn},
 	Finished:    {"has ended, and needs its devices no more.", printer.Plain},
 	NoDevices:   {"asks for no devices.", printer.Plain},
 }
 
-func (p *page) explanation(e *Explanation) {
+// waiting are the headlines of what waits, by the first cause.
+var waiting = []struct {
+	text   string
+	causes []Cause
+}{
+	{"waits: the scheduler does not look at it yet.", []Cause{Gated}},
+	{"would be refused by the API server.", []Cause{Refused}},
+	{"waits: the API server refuses its claim.", []Cause{ClaimInvalid, AdminForbidden}},
+	{"waits: nobody provides a resource that it asks for.", []Cause{ResourceUnserved}},
+	{"waits: a volume of it does not exist.", []Cause{VolumeMissing}},
+	{"waits: its claim is not there.", []Cause{ClaimNotCreated, ClaimMissing, TemplateMissing}},
+	{"waits: its claim cannot be used.", []Cause{ClaimNotOwned, ClaimDeleted, ClaimFull, NotBound}},
+	{"waits for its own predecessor.", []Cause{OwnPredecessor}},
+	{"waits: something other than devices keeps it from nodes.", []Cause{NodeExcluded}},
+	{"waits: no device is what it asks for.", []Cause{
+		ClassMissing, NotOfClass, NotSelected, CapacityUnknown, CapacityTooLarge, TooFewDevices, TooManyResults, ExpressionError, Unconstrained}},
+	{"waits: what it could use is taken.", []Cause{Held, CapacityUsed, CountersUsed}},
+	{"waits: the devices that it could use have taints.", []Cause{Tainted}},
+}
+
+// headline returns that of an explanation: for what waits, the first reason decides.
+func headline(e *Explanation) (string, printer.Style) {
 	h := headlines[e.Verdict]
-	if len(e.Allocations) == 0 && e.Verdict == IsStuck {
+	switch {
+	case len(e.Allocations) == 0 && e.Verdict == IsStuck:
 		h.text = "has a node, but not its devices."
+	case e.Verdict == Waits && len(e.Reasons) > 0:
+		for _, w := range waiting {
+			if slices.Contains(w.causes, e.Reasons[0].Cause) {
+				h.text = w.text
+			}
+		}
 	}
+	return h.text, h.style
+}
+
+func (p *page) explanation(e *Explanation) {
+	text, style := headline(e)
 	name := e.Subject.Name
 	if e.Subject.Namespace != "" {
 		name = e.Subject.Namespace + "/" + name
 	}
-	p.title(h.style, fmt.Sprintf("%s %s %s", e.Subject.Kind, name, h.text))
+	p.title(style, fmt.Sprintf("%s %s %s", e.Subject.Kind, name, text))
 	if len(e.FitsOn) > 0 && e.Verdict == Allocatable {
 		p.line("It fits on %s.", nodesText(e.FitsOn))
 	}
 	p.stuck(e)
 	p.allocations(e)
+	if e.Verdict == Unknown {
+		p.section("Not looked at", len(e.Unseen), func(i int) string { return oneLine(e.Unseen[i]) })
+	}
 	p.section("Why", len(e.Reasons), func(i int) string {
 		r := e.Reasons[i]
 		return oneLine(r.Text) + r.of()
 	})
 	p.section("In the way", len(e.InTheWay), func(i int) string { return e.InTheWay[i].text() })
-	p.section("What would help", len(e.Suggestions), func(i int) string {
+	help := "What would help"
+	if len(e.Unseen) > 0 {
+		help += ", as far as can be seen"
+	}
+	p.section(help, len(e.Suggestions), func(i int) string {
 		s := e.Suggestions[i]
 		if s.Node == "" || s.Kind == ChangeNode {
 			return oneLine(s.Text)
@@ -203,4 +248,17 @@ func (p *page) allocations(e *Explanation) {
 		}
 		return text
 	})
+}
+
+// nodesText names some nodes.
+func nodesText(names []string) string {
+	const some = 3
+	switch {
+	case len(names) == 1:
+		return "node " + names[0]
+	case len(names) <= some:
+		return "nodes " + strings.Join(names, ", ")
+	default:
+		return fmt.Sprintf("%d nodes (%s, ...)", len(names), strings.Join(names[:some], ", "))
+	}
 }

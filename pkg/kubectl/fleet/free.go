@@ -14,6 +14,8 @@ import (
 // may leave no room for another. It is what the scheduler's allocator would find, for claims
 // that tolerate no taint.
 type Room struct {
+	// AtMost says that there may be less: of what takes some, not everything could be read.
+	AtMost bool
 	// Whole says that the undivided GPU can be allocated to one claim.
 	Whole bool
 	// Partitions are the profiles that fit, in the order in which they are published.
@@ -54,7 +56,7 @@ func Free(g *GPU) Room {
 		return Room{}
 	}
 	left := g.left()
-	var room Room
+	room := Room{AtMost: g.Node.Hidden}
 	partitions := map[string][]*Device{}
 	var profiles []string
 	for _, d := range g.Devices {

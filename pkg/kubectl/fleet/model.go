@@ -32,11 +32,15 @@ type Node struct {
 	// Incomplete says that not all slices of the pool's newest generation are there: the
 	// scheduler allocates nothing of it.
 	Incomplete bool
+	// Hidden says that claims or taint rules may exist that could not be read: what looks free may be taken.
+	Hidden bool
 }
 
 // GPU is a physical GPU with all devices that the driver offers of it.
 type GPU struct {
 	Node *Node
+	// Index is its place among the GPUs of its node.
+	Index int
 	// Name is that of its counter set, and of the device that is the whole GPU: gpu-0000-1b-00-0.
 	Name                                 string
 	UUID, ProductName, Architecture      string

@@ -5,6 +5,7 @@ package fleet
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -58,6 +59,7 @@ func (b *builder) addDevices() {
 	for _, n := range b.model.Snapshot.Nodes {
 		objects[n.Name] = n
 	}
+	hidden := b.model.Hides(ResourceClaims) || b.model.Hides(ResourceTaintRules)
 	for _, pool := range poolsOf(b.model.Slices, b.model.Driver) {
 		counters := map[string]map[string]resourceapi.Counter{}
 		for _, slice := range pool.slices {
@@ -69,7 +71,7 @@ func (b *builder) addDevices() {
 			name := ptr.Deref(slice.Spec.NodeName, "")
 			node := b.nodes[name]
 			if node == nil {
-				node = &Node{Name: name, Object: objects[name]}
+				node = &Node{Name: name, Object: objects[name], Hidden: hidden}
 				b.nodes[name] = node
 				b.model.Nodes = append(b.model.Nodes, node)
 			}
@@ -210,7 +212,19 @@ func (b *builder) sort() {
 	slices.SortFunc(b.model.Nodes, func(x, y *Node) int { return cmp.Compare(x.Name, y.Name) })
 	for _, n := range b.model.Nodes {
 		slices.SortFunc(n.GPUs, func(x, y *GPU) int { return cmp.Or(cmp.Compare(x.PCIBusID, y.PCIBusID), cmp.Compare(x.Name, y.Name)) })
+		for i, g := range n.GPUs {
+			g.Index = i
+		}
 	}
+}
+
+// Label is what people call the GPU of a node: its place there, and its address without what all have.
+func (g *GPU) Label() string {
+	address := strings.TrimSuffix(strings.TrimPrefix(g.PCIBusID, "0000:"), ".0")
+	if address == "" {
+		return fmt.Sprintf("GPU %d", g.Index)
+	}
+	return fmt.Sprintf("GPU %d (%s)", g.Index, address)
 }
 
 // text returns an attribute of the driver's own domain.

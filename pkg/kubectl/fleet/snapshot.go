@@ -45,6 +45,8 @@ type Missing struct {
 	Namespace string
 	// Err is what the API server answered.
 	Err error
+	// Absent says that the API server does not have such objects, so that none is hidden.
+	Absent bool
 }
 
 // String says what is missing, why, and what is unknown without it.
@@ -54,7 +56,7 @@ func (m Missing) String() string {
 		// The rest of the error says at length what is said already.
 		why = "it is forbidden"
 	}
-	if apierrors.IsNotFound(m.Err) && strings.HasSuffix(m.Resource, apiGroup) {
+	if m.Absent && strings.HasSuffix(m.Resource, apiGroup) {
 		why = "the API server does not have it in resource.k8s.io/v1: " + needs[m.Resource]
 	}
 	return m.text() + ": " + why + m.unknown()
@@ -134,6 +136,13 @@ func (s *Snapshot) Need(namespace string, resources ...string) error {
 	return nil
 }
 
+// Hides reports whether objects of a resource may exist that could not be read, those of other namespaces included.
+func (s *Snapshot) Hides(resource string) bool {
+	return slices.ContainsFunc(s.Missing, func(m Missing) bool {
+		return m.Resource == resource && (m.Namespace == "" || !namespaced[resource]) && !m.Absent
+	})
+}
+
 // pageSize is that of kubectl.
 const pageSize = 500
 
@@ -196,7 +205,7 @@ func readNamespaced[T runtime.Object, L runtime.Object](ctx context.Context, r *
 	if !unreadable(err) {
 		return wrapped(err, resource)
 	}
-	r.lacks(Missing{Resource: resource, Err: err})
+	r.lacks(Missing{Resource: resource, Err: err, Absent: apierrors.IsNotFound(err)})
 	if namespace == "" {
 		return nil
 	}
@@ -206,7 +215,7 @@ func readNamespaced[T runtime.Object, L runtime.Object](ctx context.Context, r *
 func read[T runtime.Object, L runtime.Object](ctx context.Context, r *reader, into *[]T, resource, namespace string, from lister[L]) error {
 	err := list(ctx, into, from)
 	if unreadable(err) {
-		r.lacks(Missing{Resource: resource, Namespace: namespace, Err: err})
+		r.lacks(Missing{Resource: resource, Namespace: namespace, Err: err, Absent: apierrors.IsNotFound(err)})
 		return nil
 	}
 	return wrapped(err, resource)

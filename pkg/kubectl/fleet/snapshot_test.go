@@ -156,7 +156,7 @@ func TestOldAPIServer(t *testing.T) {
 		ResourceSlices:     "does not have it in resource.k8s.io/v1: Kubernetes does since 1.34",
 		ResourceTaintRules: "Kubernetes 1.37 does",
 	} {
-		if got := (Missing{Resource: resource, Err: missing}).String(); !strings.Contains(got, want) {
+		if got := (Missing{Resource: resource, Err: missing, Absent: true}).String(); !strings.Contains(got, want) {
 			t.Errorf("%s: %s", resource, got)
 		}
 	}

@@ -11,6 +11,14 @@ import (
 	"github.com/partage-dev/partage/pkg/api"
 )
 
+// NoClaims says that none has a device, of those that were looked at: all that can be read, or those of a namespace.
+func NoClaims(everywhere bool) string {
+	if everywhere {
+		return "No claim that was looked at has a device of the driver."
+	}
+	return "No claim that was looked at has a device of the driver; -A looks at all namespaces."
+}
+
 // Live returns what the driver says of the device while it is prepared, or nil where it says
 // nothing, or says it in words of a version that is not known.
 func (h *Holding) Live() *api.DeviceStatus {

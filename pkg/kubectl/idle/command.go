@@ -36,12 +36,13 @@ func NewCommand(o *options.Options) *cobra.Command {
 		Use:   "idle",
 		Short: "List claims that hold devices and do not use them, with the commands that free these",
 		Long: `List claims on whose devices nothing has run for a while, whose pods have all ended, or which nobody uses.
-The commands that would free the devices are printed, and never run.
+The commands that would free the devices are printed, one for each owner, and never run. There is none
+where it would stop a pod that is not idle, such as the fifth replica of which four are.
 
 Idle is what the driver calls so: where the GPU reports utilization, that was zero in every sample;
 elsewhere, no process had the device open. What was before the driver's pod started is not known.
 
-The exit code is 2 if there are such claims.`,
+The exit code is 2 if there are such claims, or if of some it is unknown.`,
 		Example: `  kubectl gpu idle -A --for 2h
   kubectl gpu idle -o json | jq -r '.items[].commands[]'`,
 		Args: cobra.NoArgs,
@@ -50,11 +51,12 @@ The exit code is 2 if there are such claims.`,
 			if err != nil {
 				return err
 			}
-			return Run(c.Context(), o, client, f, time.Now())
+			return o.Repeat(c.Context(), func() error { return Run(c.Context(), o, client, f, time.Now()) })
 		},
 	}
 	o.AddOutputFlag(c)
 	o.AddSelectionFlags(c)
+	o.AddWatchFlags(c)
 	f.Scrape.AddFlags(c.Flags())
 	c.Flags().DurationVar(&f.For, "for", f.For, "How long a claim must have been idle")
 	return c
@@ -106,7 +108,7 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, f
 	if err := printer.Print(o, list, list.View(namespace == "")); err != nil {
 		return err
 	}
-	if len(list.Items) > 0 {
+	if len(list.Items) > 0 || list.Unknown > 0 {
 		return options.ErrFound
 	}
 	return nil
@@ -118,7 +120,10 @@ func seconds(n float64) string {
 
 // View shows claims to people, with their namespaces if these are several.
 func (l *ClaimList) View(namespaces bool) printer.View {
-	t := &printer.Table{Empty: "No claim holds devices that it does not use."}
+	t := &printer.Table{Empty: "No claim that was looked at holds devices that it does not use."}
+	if l.Unknown > 0 {
+		t.Empty = fmt.Sprintf("No claim is known to hold devices that it does not use. Of %d it is unknown.", l.Unknown)
+	}
 	if namespaces {
 		t.Columns = printer.Columns("namespace")
 	}
@@ -151,6 +156,12 @@ func (l *ClaimList) View(namespaces bool) printer.View {
 			for _, command := range c.Commands {
 				commands.WriteString("  " + command + "\n")
 			}
+			for _, note := range c.Notes {
+				commands.WriteString("  # " + note + "\n")
+			}
+		}
+		if l.Unknown > 0 {
+			fmt.Fprintf(&commands, "\nOf %d more it is unknown whether they are idle.\n", l.Unknown)
 		}
 		_, err := fmt.Fprintf(w, "\n%s\n%s", f.Paint(printer.Bold, fmt.Sprintf("These would free %.2f GPUs. Look at what the pods do before you run them:", total)), commands.String())
 		return err

@@ -40,6 +40,8 @@ type ClaimList struct {
 	// ForSeconds is for how long a claim must have been idle.
 	ForSeconds float64 `json:"forSeconds"`
 	Items      []Claim `json:"items"`
+	// Unknown is how many claims may be idle or not.
+	Unknown int `json:"unknown,omitempty"`
 	// Young are nodes whose driver has not looked for that long: who is idle there is not known.
 	Young []Young `json:"young,omitempty"`
 }
@@ -63,8 +65,10 @@ type Claim struct {
 	Pods    []Pod    `json:"pods,omitempty"`
 	// Owners are what the pods belong to, such as Deployment/web.
 	Owners []string `json:"owners,omitempty"`
-	// Commands would free the devices.
+	// Commands would free the devices, and stop nothing that is not idle. What frees those of several claims is at the first.
 	Commands []string `json:"commands"`
+	// Notes say why there is no command.
+	Notes []string `json:"notes,omitempty"`
 }
 
 // Device is one that the claim has.
@@ -97,7 +101,12 @@ type Query struct {
 // most.
 func Find(m *fleet.Model, r *scrape.Result, q Query) *ClaimList {
 	list := &ClaimList{TypeMeta: printer.TypeMeta("IdleClaimList"), ForSeconds: q.For.Seconds(), Items: []Claim{}, Young: young(r, q)}
-	index := scrape.NewIndex(r)
+	index, reaper := scrape.NewIndex(r), newReaper(m)
+	type found struct {
+		holdings []*fleet.Holding
+		claim    Claim
+	}
+	var idles []found
 	for i := 0; i < len(m.Holdings); {
 		// The holdings of a claim follow each other.
 		all := []*fleet.Holding{m.Holdings[i]}
@@ -110,11 +119,18 @@ func Find(m *fleet.Model, r *scrape.Result, q Query) *ClaimList {
 			continue
 		}
 		idle := idleFor(all, index)
-		if reason := reasonOf(all[0], idle, q); reason != "" {
-			list.Items = append(list.Items, newClaim(all, reason, idle))
+		if reason := reasonOf(all[0], idle, q); reason == "" && (idle == nil || shortly(all, index, q)) {
+			list.Unknown++
+		} else if reason != "" {
+			reaper.idle[all[0].Claim] = true
+			idles = append(idles, found{all, newClaim(all, reason, idle)})
 		}
 	}
-	slices.SortStableFunc(list.Items, func(a, b Claim) int { return cmp.Compare(b.GPUs, a.GPUs) })
+	slices.SortStableFunc(idles, func(a, b found) int { return cmp.Compare(b.claim.GPUs, a.claim.GPUs) })
+	for _, f := range idles {
+		reaper.reap(&f.claim, f.holdings[0].Claim, f.holdings[0].Pods)
+		list.Items = append(list.Items, f.claim)
+	}
 	return list
 }
 
@@ -136,6 +152,14 @@ func idleFor(all []*fleet.Holding, index *scrape.Index) *time.Duration {
 		}
 	}
 	return least
+}
+
+// shortly reports whether the driver has not looked at a device for as long as a claim must have been idle.
+func shortly(all []*fleet.Holding, index *scrape.Index, q Query) bool {
+	return slices.ContainsFunc(all, func(h *fleet.Holding) bool {
+		told, _ := index.Of(h)
+		return told != nil && !told.Since.IsZero() && q.Now.Sub(told.Since) < q.For && q.Now.Sub(allocatedAt(h.Claim)) >= q.For && *told.Idle >= q.Now.Sub(told.Since)
+	})
 }
 
 func reasonOf(h *fleet.Holding, idle *time.Duration, q Query) string {
@@ -163,7 +187,7 @@ func allocatedAt(c *resourceapi.ResourceClaim) time.Time {
 
 func newClaim(all []*fleet.Holding, reason string, idle *time.Duration) Claim {
 	h := all[0]
-	c := Claim{Namespace: h.Claim.Namespace, Name: h.Claim.Name, Reason: reason}
+	c := Claim{Namespace: h.Claim.Namespace, Name: h.Claim.Name, Reason: reason, Commands: []string{}}
 	if idle != nil {
 		c.IdleSeconds = new(idle.Seconds())
 	}
@@ -178,7 +202,6 @@ func newClaim(all []*fleet.Holding, reason string, idle *time.Duration) Claim {
 	for _, p := range h.Pods {
 		c.Pods = append(c.Pods, Pod{Name: p.Name, Phase: string(p.Status.Phase)})
 	}
-	c.Owners, c.Commands = reap(h, reason)
 	return c
 }
 

@@ -7,8 +7,10 @@ import (
 	"bytes"
 	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -180,7 +182,7 @@ func TestRun(t *testing.T) {
 		{"without", "", nil, options.ErrFound, "warning: there are no pods of the driver", "finished"},
 		{"nothing is known", "empty", nil, errUnknown, "", ""},
 		{"no answer", "empty", []*corev1.Pod{scrapetest.Pod("silent", "node-2")}, errUnknown, "warning: node node-2: ", ""},
-		{"nothing", "empty", []*corev1.Pod{scrapetest.Pod("a", "node-1")}, nil, "warning: node node-1: ", "No claim holds devices that it does not use.\n"},
+		{"nothing", "empty", []*corev1.Pod{scrapetest.Pod("a", "node-1")}, nil, "warning: node node-1: ", "No claim that was looked at holds devices that it does not use.\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -207,5 +209,79 @@ func TestRun(t *testing.T) {
 	o := options.New(genericiooptions.NewTestIOStreamsDiscard())
 	if err := Run(t.Context(), o, nil, Flags{}, now); err == nil || err.Error() != "--for 0s: it must be more than 0, such as 30m" {
 		t.Error(err)
+	}
+}
+
+// TestReplicas: what would stop a pod that is not idle is no command, and an owner needs one.
+func TestReplicas(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		idle           int
+		waits, another bool
+		commands       []string
+		note           string
+	}{
+		"all":                  {idle: 5, commands: []string{"kubectl scale -n team deployment/train --replicas=0"}},
+		"four of five":         {idle: 4, note: "team: 1 of 5 pods of Deployment train are not idle"},
+		"and one that waits":   {idle: 5, waits: true, note: "team: 1 of 6 pods of Deployment train are not idle"},
+		"and another's device": {idle: 5, another: true, note: "team: 1 of 5 pods of Deployment train are not idle"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := fleettest.New(t)
+			f.AddNode("node-1", "h100-80-sxm", 2)
+			r := &scrape.Result{}
+			own := func(p *corev1.Pod) {
+				p.Labels = map[string]string{"pod-template-hash": "5d4"}
+				p.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "train-5d4", Controller: new(true)}}
+			}
+			for i := range 5 {
+				claim := f.Held("team", fmt.Sprint("train-", i), "node-1", fleettest.Request("mig.nvidia.com", fleettest.Profile("1g.10gb")))
+				own(f.Pods[len(f.Pods)-1])
+				idle := time.Minute
+				if i < c.idle {
+					idle = time.Hour
+				}
+				r.Claims = append(r.Claims, told(claim.Name, "node-1", claim.Status.Allocation.Devices.Results[0].Device, idle))
+			}
+			if c.waits {
+				own(f.Pod("team", "train-5", fleettest.Uses(f.Claim("team", "train-5"))))
+			}
+			if c.another {
+				busy := f.Held("team", "busy", "node-1", fleettest.Request("mig.nvidia.com", fleettest.Profile("1g.10gb")))
+				f.Pods = f.Pods[:len(f.Pods)-1]
+				busy.Status.ReservedFor[0].UID = f.Pods[0].UID
+			}
+			var commands, notes []string
+			for _, one := range Find(fleet.New(f.Snapshot, fleettest.Driver), r, Query{For: 30 * time.Minute, Now: now}).Items {
+				commands, notes = append(commands, one.Commands...), append(notes, one.Notes...)
+			}
+			if !slices.Equal(commands, c.commands) || (c.note == "") != (len(notes) == 0) || c.note != "" && (len(notes) != 1 || !strings.HasPrefix(notes[0], c.note)) {
+				t.Errorf("commands %q, notes %q; want %q, %q", commands, notes, c.commands, c.note)
+			}
+		})
+	}
+}
+
+// TestUnknown: a claim of which nothing was measured, or not for long enough, is not said to be in use.
+func TestUnknown(t *testing.T) {
+	t.Parallel()
+	f := fleettest.New(t)
+	f.AddNode("node-1", "h100-80-sxm", 3)
+	r := &scrape.Result{}
+	for name, idle := range map[string]time.Duration{"silent": -1, "new": time.Minute, "busy": 0} {
+		claim := f.Held("team", name, "node-1", fleettest.Request("gpu.nvidia.com"))
+		if one := told(name, "node-1", claim.Status.Allocation.Devices.Results[0].Device, idle); idle >= 0 {
+			one.Since = now.Add(-time.Minute)
+			r.Claims = append(r.Claims, one)
+		}
+	}
+	list := Find(fleet.New(f.Snapshot, fleettest.Driver), r, Query{For: 30 * time.Minute, Now: now})
+	var out bytes.Buffer
+	if err := list.View(true).Write(&out, printer.Format{}); err != nil {
+		t.Fatal(err)
+	}
+	if list.Unknown != 2 || len(list.Items) > 0 || !strings.Contains(out.String(), "Of 2 it is unknown") {
+		t.Errorf("%+v\n%s", list, out.String())
 	}
 }

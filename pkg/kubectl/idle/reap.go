@@ -8,65 +8,110 @@ import (
 	"slices"
 	"strings"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
-// reap returns what the pods of a claim belong to, and the commands that would free its devices.
-func reap(h *fleet.Holding, reason string) (owners, commands []string) {
-	add := func(list *[]string, one string) {
-		if !slices.Contains(*list, one) {
-			*list = append(*list, one)
-		}
-	}
-	for _, p := range h.Pods {
-		kind, name := ownerOf(p)
-		if kind != "" {
-			add(&owners, kind+"/"+name)
-		}
-		if reason != PodsDone {
-			add(&commands, command(p, kind, name))
-			continue
-		}
-		add(&commands, fmt.Sprintf("kubectl delete pod -n %s %s", p.Namespace, p.Name))
-	}
-	if len(commands) == 0 {
-		if len(h.Claim.Status.ReservedFor) > 0 {
-			// The pods could not be read; their names are known.
-			for _, u := range h.Claim.Status.ReservedFor {
-				add(&commands, fmt.Sprintf("kubectl delete %s -n %s %s", strings.TrimSuffix(u.Resource, "s"), h.Claim.Namespace, u.Name))
-			}
-			return owners, commands
-		}
-		commands = []string{fmt.Sprintf("kubectl delete resourceclaim -n %s %s", h.Claim.Namespace, h.Claim.Name)}
-	}
-	return owners, commands
+// reaper finds the commands that free devices and stop nothing that is not idle.
+type reaper struct {
+	pods []*corev1.Pod
+	// idle are the claims that are listed, and claims those that pods have devices by.
+	idle   map[*resourceapi.ResourceClaim]bool
+	claims map[types.UID][]*resourceapi.ResourceClaim
+	// said are the commands and notes that were given: an owner of several claims needs one.
+	said map[string]bool
 }
 
-// ownerOf returns the kind and name of what a pod belongs to. That of a Deployment's ReplicaSet
-// is its name without the hash that the pod's label has.
-func ownerOf(p *corev1.Pod) (kind, name string) {
-	owner := metav1.GetControllerOf(p)
-	if owner == nil {
-		return "", ""
+func newReaper(m *fleet.Model) *reaper {
+	r := &reaper{pods: m.Pods, idle: map[*resourceapi.ResourceClaim]bool{}, claims: map[types.UID][]*resourceapi.ResourceClaim{}, said: map[string]bool{}}
+	for _, h := range m.Holdings {
+		for _, u := range h.Claim.Status.ReservedFor {
+			if !h.Admin() && !slices.Contains(r.claims[u.UID], h.Claim) {
+				r.claims[u.UID] = append(r.claims[u.UID], h.Claim)
+			}
+		}
 	}
-	hash := p.Labels[appsv1.DefaultDeploymentUniqueLabelKey]
-	if deployment, is := strings.CutSuffix(owner.Name, "-"+hash); owner.Kind == "ReplicaSet" && hash != "" && is {
-		return "Deployment", deployment
+	return r
+}
+
+// uses reports whether a pod does something: it has devices that are not idle, or waits for some.
+func (r *reaper) uses(pod types.UID) bool {
+	return len(r.claims[pod]) == 0 || slices.ContainsFunc(r.claims[pod], func(c *resourceapi.ResourceClaim) bool { return !r.idle[c] })
+}
+
+// reap adds to a claim what its pods belong to, and the commands that would free its devices.
+func (r *reaper) reap(c *Claim, claim *resourceapi.ResourceClaim, pods []*corev1.Pod) {
+	for _, p := range pods {
+		kind, name := fleet.OwnerOf(p)
+		if owner := kind + "/" + name; kind != "" && !slices.Contains(c.Owners, owner) {
+			c.Owners = append(c.Owners, owner)
+		}
+		if c.Reason == PodsDone {
+			r.say(&c.Commands, fmt.Sprintf("kubectl delete pod -n %s %s", p.Namespace, p.Name))
+			continue
+		}
+		all, busy := r.members(p, kind, name)
+		if busy == 0 {
+			r.say(&c.Commands, command(p, kind, name))
+			continue
+		}
+		what := "pod " + p.Name + " has other devices, which are not idle"
+		if all > 1 {
+			what = fmt.Sprintf("%d of %d pods of %s %s are not idle, and no command stops the others alone", busy, all, kind, name)
+		}
+		r.say(&c.Notes, p.Namespace+": "+what)
 	}
-	return owner.Kind, owner.Name
+	switch {
+	case len(pods) > 0:
+	case len(claim.Status.ReservedFor) == 0:
+		r.say(&c.Commands, fmt.Sprintf("kubectl delete resourceclaim -n %s %s", claim.Namespace, claim.Name))
+	default:
+		// The pods could not be read; their names are known.
+		for _, u := range claim.Status.ReservedFor {
+			if !r.uses(u.UID) {
+				r.say(&c.Commands, fmt.Sprintf("kubectl delete %s -n %s %s", strings.TrimSuffix(u.Resource, "s"), claim.Namespace, u.Name))
+			}
+		}
+	}
+}
+
+// members counts the pods that a command about a pod would stop, and how many of them do something.
+func (r *reaper) members(pod *corev1.Pod, kind, name string) (all, busy int) {
+	for _, p := range r.pods {
+		k, n := fleet.OwnerOf(p)
+		together := scalable(kind) && p.Namespace == pod.Namespace && k == kind && n == name
+		if p != pod && !together || done(p) {
+			continue
+		}
+		if all++; r.uses(p.UID) {
+			busy++
+		}
+	}
+	return all, busy
+}
+
+func (r *reaper) say(list *[]string, text string) {
+	if !r.said[text] {
+		r.said[text] = true
+		*list = append(*list, text)
+	}
+}
+
+// scalable reports whether the pods of an owner are stopped together.
+func scalable(kind string) bool {
+	return slices.Contains([]string{"Deployment", "ReplicaSet", "StatefulSet", "Job"}, kind)
 }
 
 // command frees what a pod has, for good: a pod that something else makes anew is of no use.
 func command(p *corev1.Pod, kind, name string) string {
-	switch kind {
-	case "Deployment", "ReplicaSet", "StatefulSet":
-		return fmt.Sprintf("kubectl scale -n %s %s/%s --replicas=0", p.Namespace, strings.ToLower(kind), name)
-	case "Job":
+	switch {
+	case kind == "Job":
 		return fmt.Sprintf("kubectl delete job -n %s %s", p.Namespace, name)
+	case scalable(kind):
+		return fmt.Sprintf("kubectl scale -n %s %s/%s --replicas=0", p.Namespace, strings.ToLower(kind), name)
 	}
 	return fmt.Sprintf("kubectl delete pod -n %s %s", p.Namespace, p.Name)
 }

@@ -24,7 +24,7 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/pods"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 	"github.com/partage-dev/partage/pkg/policy"
-	"github.com/partage-dev/partage/pkg/quote"
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 // NewCommand returns the command migrate.

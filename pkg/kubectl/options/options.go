@@ -7,16 +7,19 @@ package options
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -31,6 +34,9 @@ const (
 	queriesPerSecond = 200
 	burst            = 400
 )
+
+// watchInterval is how often the driver measures.
+const watchInterval = 15 * time.Second
 
 // ErrFound says that a command worked and found something that is wrong. It is printed
 // nowhere: the command's output says what it is. The exit code is 2.
@@ -49,11 +55,15 @@ type Options struct {
 	AllNamespaces bool
 	// Selector is -l.
 	Selector string
+	// Watch shows the output again after each Interval.
+	Watch    bool
+	Interval time.Duration
 }
 
 // New returns options with the defaults of kubectl.
 func New(streams genericiooptions.IOStreams) *Options {
-	o := &Options{IOStreams: streams, Config: genericclioptions.NewConfigFlags(true), Driver: DefaultDriver}
+	streams.Out, streams.ErrOut = Safe(streams.Out), Safe(streams.ErrOut)
+	o := &Options{IOStreams: streams, Config: genericclioptions.NewConfigFlags(true), Driver: DefaultDriver, Interval: watchInterval}
 	o.Config.WrapConfigFn = func(c *rest.Config) *rest.Config {
 		c.QPS, c.Burst = queriesPerSecond, burst
 		c.UserAgent = "kubectl-gpu"
@@ -81,20 +91,79 @@ func (o *Options) AddSelectionFlags(c *cobra.Command) {
 	c.Flags().StringVarP(&o.Selector, "selector", "l", "", "Label selector, such as app=llm")
 }
 
+// AddWatchFlags adds -w to a command.
+func (o *Options) AddWatchFlags(c *cobra.Command) {
+	c.Flags().BoolVarP(&o.Watch, "watch", "w", false, "Show it again and again")
+	c.Flags().DurationVar(&o.Interval, "interval", o.Interval, "Time between two looks with --watch; the driver measures every 15s")
+}
+
+// Repeat calls show once or, with -w, until the context ends.
+func (o *Options) Repeat(ctx context.Context, show func() error) error {
+	if !o.Watch {
+		return show()
+	}
+	if o.Interval <= 0 {
+		return fmt.Errorf("--interval %s: it must be more than 0, such as 15s", o.Interval)
+	}
+	ticker := time.NewTicker(o.Interval)
+	defer ticker.Stop()
+	for {
+		if o.Terminal() && o.Output == "" {
+			if err := o.ClearScreen(); err != nil {
+				return err
+			}
+		}
+		if err := show(); err != nil && !errors.Is(err, ErrFound) {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+	}
+}
+
 // Client returns a client with the rights of the kubeconfig.
 func (o *Options) Client() (kubernetes.Interface, error) {
-	config, err := o.Config.ToRESTConfig()
+	config, err := o.config()
 	if err != nil {
-		return nil, fmt.Errorf("read the kubeconfig: %w", err)
+		return nil, err
 	}
 	// A fleet's slices are many megabytes of JSON.
-	config = rest.CopyConfig(config)
 	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("make a client for %s: %w", config.Host, err)
 	}
 	return client, nil
+}
+
+// Dynamic returns a client for objects of any kind.
+func (o *Options) Dynamic() (dynamic.Interface, error) {
+	config, err := o.config()
+	if err != nil {
+		return nil, err
+	}
+	client, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make a client for %s: %w", config.Host, err)
+	}
+	return client, nil
+}
+
+func (o *Options) config() (*rest.Config, error) {
+	config, err := o.Config.ToRESTConfig()
+	if err != nil {
+		return nil, fmt.Errorf("read the kubeconfig: %w", err)
+	}
+	config = rest.CopyConfig(config)
+	// Webhooks write warnings.
+	config.WarningHandler = rest.NewWarningWriter(o.ErrOut, rest.WarningWriterOptions{Deduplicate: true})
+	return config, nil
 }
 
 // Namespace returns the namespace to look at: "" with -A.
@@ -120,8 +189,8 @@ func (o *Options) Unicode() bool {
 
 // Terminal reports whether the output goes to a terminal that can be cleared.
 func (o *Options) Terminal() bool {
-	file, isFile := o.Out.(*os.File)
-	return isFile && os.Getenv("TERM") != "dumb" && isTerminal(file)
+	file := file(o.Out)
+	return file != nil && os.Getenv("TERM") != "dumb" && isTerminal(file)
 }
 
 // Color reports whether the output may be coloured: it goes to a terminal, and the user has

@@ -4,9 +4,12 @@
 package options
 
 import (
+	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/pflag"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
@@ -92,5 +95,28 @@ func TestKubeconfigThatIsMissing(t *testing.T) {
 	o.Config.KubeConfig = &path
 	if _, err := o.Client(); err == nil {
 		t.Error("there is a client")
+	}
+}
+
+// TestRepeat: with -w until the context ends, and then it succeeds. What a command finds ends nothing.
+func TestRepeat(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	o := New(genericiooptions.NewTestIOStreamsDiscard())
+	o.Watch, o.Interval = true, time.Millisecond
+	shown := 0
+	err := o.Repeat(ctx, func() error {
+		if shown++; shown == 3 {
+			cancel()
+			return ctx.Err()
+		}
+		return ErrFound
+	})
+	if err != nil || shown != 3 {
+		t.Errorf("%v, shown %d times", err, shown)
+	}
+	o.Interval = 0
+	if err := o.Repeat(t.Context(), nil); err == nil || !strings.HasPrefix(err.Error(), "--interval 0s: ") {
+		t.Error(err)
 	}
 }

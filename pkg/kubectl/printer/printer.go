@@ -6,6 +6,7 @@
 package printer
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -43,22 +44,49 @@ func Print(o *options.Options, object any, view View) error {
 		return view.Write(o.Out, format)
 	case options.OutputName:
 		return printNames(o.Out, view.Names())
-	case options.OutputJSON:
-		encoder := json.NewEncoder(o.Out)
-		encoder.SetIndent("", "    ")
-		encoder.SetEscapeHTML(false)
-		return wrapped(encoder.Encode(object), object)
-	case options.OutputYAML:
-		data, err := yaml.Marshal(object)
-		if err != nil {
-			return wrapped(err, object)
+	case options.OutputJSON, options.OutputYAML:
+		data, err := encoded(object)
+		if err == nil && o.Output == options.OutputYAML {
+			data, err = asYAML(data)
 		}
-		_, err = o.Out.Write(data)
+		if err == nil {
+			_, err = o.Out.Write(data)
+		}
 		return err
 	default:
 		return fmt.Errorf("-o %s: the output format must be one of %s", o.Output, strings.Join(options.Outputs(), ", "))
 	}
 }
+
+// encoded returns an object as JSON in which characters that a terminal may obey are escaped.
+func encoded(object any) ([]byte, error) {
+	var data, safe bytes.Buffer
+	encoder := json.NewEncoder(&data)
+	encoder.SetIndent("", "    ")
+	encoder.SetEscapeHTML(false)
+	if err := encoder.Encode(object); err != nil {
+		return nil, wrapped(err, object)
+	}
+	for _, r := range data.String() {
+		if controls(r) {
+			fmt.Fprintf(&safe, `\u%04x`, r)
+			continue
+		}
+		safe.WriteRune(r)
+	}
+	return safe.Bytes(), nil
+}
+
+// asYAML returns JSON as YAML. Where YAML would not escape what a terminal may obey it stays JSON, which is YAML, too.
+func asYAML(data []byte) ([]byte, error) {
+	out, err := yaml.JSONToYAML(data)
+	if err != nil || bytes.ContainsFunc(out, controls) {
+		return data, err
+	}
+	return out, nil
+}
+
+func controls(r rune) bool { return r != '\n' && options.Controls(r) }
 
 func printNames(w io.Writer, names []string) error {
 	for _, n := range names {
@@ -70,9 +98,6 @@ func printNames(w io.Writer, names []string) error {
 }
 
 func wrapped(err error, object any) error {
-	if err == nil {
-		return nil
-	}
 	if unsupported := (*json.UnsupportedValueError)(nil); errors.As(err, &unsupported) {
 		return fmt.Errorf("encode a %T: %s is no JSON value: %w", object, unsupported.Str, err)
 	}

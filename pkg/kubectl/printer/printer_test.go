@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 )
@@ -159,6 +160,57 @@ func TestUnknown(t *testing.T) {
 	} {
 		if got != want {
 			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// TestProgramsGetWhatIsThere: JSON and YAML say what others wrote, such that no terminal obeys it.
+func TestProgramsGetWhatIsThere(t *testing.T) {
+	t.Parallel()
+	hostile := "a\x1b[31m\u202e\u009b2J\x7f\u2066 é"
+	for _, format := range []string{options.OutputJSON, options.OutputYAML} {
+		streams, _, out, _ := genericiooptions.NewTestIOStreams()
+		o := options.New(streams)
+		o.Output = format
+		if err := Print(o, map[string]string{"message": hostile}, nil); err != nil {
+			t.Fatal(err)
+		}
+		if strings.ContainsAny(out.String(), "\x1b\u202e\u009b\x7f\u2066\ufffd") || !strings.Contains(out.String(), "é") {
+			t.Errorf("-o %s: %q", format, out.String())
+		}
+		var got map[string]string
+		if err := yaml.Unmarshal(out.Bytes(), &got); err != nil || got["message"] != hostile {
+			t.Errorf("-o %s: %q, %v", format, got, err)
+		}
+	}
+}
+
+// TestViewsAreSafe: what others wrote is no style, on whatever it is written.
+func TestViewsAreSafe(t *testing.T) {
+	t.Parallel()
+	const hostile = "\x1b[31mred\u202e"
+	for _, view := range []View{
+		&Table{Columns: Columns("name"), Rows: []Row{{Cells: []string{hostile}}}},
+		&Text{Render: func(w io.Writer, f Format) error {
+			_, err := io.WriteString(w, f.Paint(Good, hostile))
+			return err
+		}},
+	} {
+		var out bytes.Buffer
+		if err := view.Write(&out, Format{Color: true}); err != nil || strings.Contains(out.String(), "\x1b[31m") || strings.Contains(out.String(), "\u202e") {
+			t.Errorf("%q, %v", out.String(), err)
+		}
+	}
+}
+
+// TestStylesAreWritten: what commands write goes through options.Safe, which leaves the styles.
+func TestStylesAreWritten(t *testing.T) {
+	t.Parallel()
+	for _, style := range []Style{Good, Warn, Bad, Faint, Bold, "96"} {
+		want := "\x1b[" + string(style) + "mtext\x1b[0m"
+		var out bytes.Buffer
+		if _, err := options.Safe(&out).Write([]byte(Format{Color: true}.Paint(style, "text"))); err != nil || out.String() != want {
+			t.Errorf("%q, want %q, %v", out.String(), want, err)
 		}
 	}
 }

@@ -8,10 +8,11 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"unicode"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/printers"
+
+	"github.com/partage-dev/partage/pkg/kubectl/options"
 )
 
 // Format is what the output can show, and how much of it was asked for.
@@ -40,19 +41,7 @@ func (f Format) Paint(s Style, text string) string {
 	if !f.Color || s == Plain || text == "" {
 		return text
 	}
-	return "\x1b[" + string(s) + "m" + text + "\x1b[0m"
-}
-
-// Escape makes a text that others wrote, such as a message of a condition, harmless for
-// terminals.
-func Escape(text string) string {
-	return strings.Map(func(r rune) rune {
-		// Controls of eight bits work like escape sequences, and others change the order of what is read.
-		if unicode.IsControl(r) && r != '\n' && r != '\t' || unicode.Is(unicode.Bidi_Control, r) {
-			return unicode.ReplacementChar
-		}
-		return r
-	}, printers.EscapeTerminal(text))
+	return options.Styled(string(s), text)
 }
 
 // Column is one of a table.
@@ -107,7 +96,7 @@ func (t *Table) Write(w io.Writer, f Format) error {
 		if t.Empty == "" {
 			return nil
 		}
-		_, err := fmt.Fprintln(w, t.Empty)
+		_, err := fmt.Fprintln(options.Safe(w), t.Empty)
 		return err
 	}
 	table := &metav1.Table{}
@@ -140,7 +129,7 @@ func (t *Table) Write(w io.Writer, f Format) error {
 		out.WriteString(f.Paint(style, strings.TrimRight(line, " \n")) + "\n")
 		number++
 	}
-	_, err := out.WriteTo(w)
+	_, err := out.WriteTo(options.Safe(w))
 	return err
 }
 
@@ -151,7 +140,7 @@ func oneLine(cell string) string {
 	if more {
 		first += "..."
 	}
-	return Escape(first)
+	return first
 }
 
 // Text is a View in free form.
@@ -165,5 +154,5 @@ type Text struct {
 // Names returns Named.
 func (t *Text) Names() []string { return t.Named }
 
-// Write calls Render.
-func (t *Text) Write(w io.Writer, f Format) error { return t.Render(w, f) }
+// Write calls Render. What it writes is safe for terminals.
+func (t *Text) Write(w io.Writer, f Format) error { return t.Render(options.Safe(w), f) }

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 // Source is a claim, or the template that it was made from.
@@ -67,7 +68,7 @@ func changeOf(m *fleet.Model, h *fleet.Holding, enough Part) *Change {
 	})
 	if enough.Profile != "" {
 		after.Selectors = append(after.Selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{
-			Expression: fmt.Sprintf("device.attributes['%s'].profile == '%s'", m.Driver, enough.Profile),
+			Expression: fmt.Sprintf("device.attributes['%s'].profile == %s", m.Driver, quote.CEL(enough.Profile)),
 		}})
 	}
 	if len(after.Selectors) > 1 || len(after.Selectors) == 1 && enough.Profile == "" {
@@ -90,7 +91,28 @@ func changeOf(m *fleet.Model, h *fleet.Holding, enough Part) *Change {
 
 const kindTemplate = "ResourceClaimTemplate"
 
+// unchangeable says why nobody can edit what a claim was made from, or "".
+func unchangeable(h *fleet.Holding) string {
+	switch {
+	case isExtended(h.Claim):
+		return "the scheduler made the claim for an extended resource: give the pod a claim instead, which kubectl gpu migrate pods writes"
+	case h.Claim.Annotations[podClaimName] != "" && templateOf(h) == "":
+		return "the claim was made from a template, and which one is unknown, because its pod cannot be read"
+	}
+	return ""
+}
+
+func isExtended(c *resourceapi.ResourceClaim) bool {
+	return c.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true"
+}
+
 func sourceOf(h *fleet.Holding) Source {
+	if isExtended(h.Claim) && len(h.Pods) > 0 {
+		if kind, name := fleet.OwnerOf(h.Pods[0]); kind != "" {
+			return Source{kind, h.Claim.Namespace, name}
+		}
+		return Source{"Pod", h.Claim.Namespace, h.Pods[0].Name}
+	}
 	if name := templateOf(h); name != "" {
 		return Source{kindTemplate, h.Claim.Namespace, name}
 	}

@@ -24,19 +24,24 @@ import (
 // sampleInterval is how often the driver measures unless it is told otherwise.
 const sampleInterval = 15 * time.Second
 
+// leastObserved is how long is looked before anything is advised, unless the user says otherwise.
+const leastObserved = 30 * time.Minute
+
 // Flags are those of the command, beside Options.
 type Flags struct {
 	Scrape scrape.Options
 	// Watch is for how long to look, 0 for once, and Interval the time between two looks.
 	Watch, Interval time.Duration
-	Headroom        float64
-	Price           float64
-	Sharing         bool
+	// Least is how long must have been looked before anything is advised.
+	Least    time.Duration
+	Headroom float64
+	Price    float64
+	Sharing  bool
 }
 
 // NewCommand returns kubectl gpu rightsize.
 func NewCommand(o *options.Options) *cobra.Command {
-	f := Flags{Headroom: 0.1, Interval: sampleInterval, Scrape: scrape.Options{Timeout: scrape.DefaultTimeout}}
+	f := Flags{Headroom: 0.1, Least: leastObserved, Interval: sampleInterval, Scrape: scrape.Options{Timeout: scrape.DefaultTimeout}}
 	c := &cobra.Command{
 		Use:   "rightsize",
 		Short: "Find the smallest partition or share that would have been enough for each claim",
@@ -46,7 +51,9 @@ same GPU model that the fleet offers and that would have been enough, with the c
 The memory is the most of any sample since the driver's pod began to look; OBSERVED says how long that
 is. How busy the multiprocessors were is what the command sees itself: once, or for as long as --watch
 says. Where GPUs do not report it, only the memory counts, and BUSY is "-": a smaller partition has
-fewer multiprocessors, too. A claim that was quiet while it was observed needs more than this says.
+fewer multiprocessors, too. A claim that was quiet while it was observed needs more than this says, so
+that nothing is advised before --min-observation. A template gets one edit, and none if one of its claims
+needs what it holds; what the scheduler makes for extended resources cannot be edited.
 
 A claim that has its device alone is not told to share, except with --sharing.`,
 		Example: `  kubectl gpu rightsize -A --price 3.25
@@ -64,6 +71,7 @@ A claim that has its device alone is not told to share, except with --sharing.`,
 	o.AddSelectionFlags(c)
 	f.Scrape.AddFlags(c.Flags())
 	c.Flags().DurationVar(&f.Watch, "watch", f.Watch, "How long to look at how busy claims are; by default once")
+	c.Flags().DurationVar(&f.Least, "min-observation", f.Least, "How long the driver must have looked at a claim before anything is advised")
 	c.Flags().Float64Var(&f.Headroom, "headroom", f.Headroom, "By which part a device must exceed what was used: 0.1 for a tenth")
 	c.Flags().Float64Var(&f.Price, "price", f.Price, "What a GPU costs for an hour")
 	c.Flags().BoolVar(&f.Sharing, "sharing", f.Sharing, "Consider MPS shares for claims that have their devices alone; shares isolate less")
@@ -72,8 +80,8 @@ A claim that has its device alone is not told to share, except with --sharing.`,
 
 // Run looks at the driver's pods for a while, and prints what it makes of that.
 func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, f Flags, now func() time.Time) error {
-	if f.Headroom < 0 || f.Price < 0 || f.Watch < 0 {
-		return errors.New("--headroom, --price and --watch must not be negative")
+	if f.Headroom < 0 || f.Price < 0 || f.Watch < 0 || f.Least < 0 {
+		return errors.New("--headroom, --price, --watch and --min-observation must not be negative")
 	}
 	selector, err := labels.Parse(o.Selector)
 	if err != nil {
@@ -96,7 +104,7 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, f
 	}
 	snapshot.Warn(o.ErrOut, fleet.ResourceTemplates, fleet.ResourceTaintRules, fleet.ResourceNodes)
 	list := Compare(fleet.New(snapshot, o.Driver), observation, Query{
-		Namespace: namespace, Labels: selector, Headroom: f.Headroom, Sharing: f.Sharing, Price: f.Price, Now: now(),
+		Namespace: namespace, Labels: selector, Headroom: f.Headroom, Least: f.Least, Sharing: f.Sharing, Price: f.Price, Now: now(),
 	})
 	return printer.Print(o, list, list.View(namespace == ""))
 }
@@ -131,7 +139,7 @@ func observe(ctx context.Context, o *options.Options, client kubernetes.Interfac
 
 // View shows sizes to people, with namespaces if these are several.
 func (l *SizeList) View(namespaces bool) printer.View {
-	t := &printer.Table{Empty: "No claim has a device of the driver."}
+	t := &printer.Table{Empty: fleet.NoClaims(namespaces)}
 	if namespaces {
 		t.Columns = printer.Columns("namespace")
 	}
@@ -231,7 +239,7 @@ func (l *SizeList) changes(w io.Writer, f printer.Format) error {
 			case '+':
 				style = printer.Good
 			}
-			out.WriteString(f.Paint(style, printer.Escape(strings.TrimSuffix(line, "\n"))) + "\n")
+			out.WriteString(f.Paint(style, strings.TrimSuffix(line, "\n")) + "\n")
 		}
 		for _, n := range c.Notes {
 			out.WriteString("# " + n + "\n")

@@ -7,6 +7,7 @@ package rightsize
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -14,6 +15,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
@@ -49,7 +51,7 @@ type Size struct {
 	// Source is the manifest that would change.
 	Source  Source `json:"source"`
 	Verdict string `json:"verdict"`
-	// Reason says why the verdict is Unknown.
+	// Reason says why the verdict is Unknown, or why there is no Change.
 	Reason string `json:"reason,omitempty"`
 	// ObservedSeconds is how long the driver has looked.
 	ObservedSeconds float64 `json:"observedSeconds,omitempty"`
@@ -87,6 +89,8 @@ type Query struct {
 	Labels    labels.Selector
 	// Headroom is the part by which a device must exceed what was used: 0.1 for a tenth.
 	Headroom float64
+	// Least is how long must have been looked before anything is advised.
+	Least time.Duration
 	// Sharing allows MPS shares for claims that have a device alone. They have less isolation.
 	Sharing bool
 	// Price is that of a GPU for an hour, 0 if it does not matter.
@@ -105,14 +109,14 @@ func Compare(m *fleet.Model, o *Observation, q Query) *SizeList {
 		}
 		list.Items = append(list.Items, sizeOf(m, h, o, q, offers))
 	}
-	list.noteOthers()
+	list.spareOthers()
 	slices.SortStableFunc(list.Items, func(a, b Size) int { return cmp.Compare(b.SavedGPUs, a.SavedGPUs) })
 	return list
 }
 
-// noteOthers says where a template has claims, too, that need what they hold or of which that is
-// not known.
-func (l *SizeList) noteOthers() {
+// spareOthers takes back changes of templates that have claims, too, which need what they hold or of which that is not known: there is one
+// edit for all of them.
+func (l *SizeList) spareOthers() {
 	for i := range l.Items {
 		s := &l.Items[i]
 		if s.Change == nil {
@@ -120,7 +124,7 @@ func (l *SizeList) noteOthers() {
 		}
 		for _, other := range l.Items {
 			if other.Source == s.Source && other.Request == s.Request && other.Verdict != Smaller {
-				s.Change.Notes = append(s.Change.Notes, "not all claims that were made from it would have done with less, as far as is known: see "+other.Name)
+				s.Change, s.Reason = nil, fmt.Sprintf("not all claims of %s %s would have done with less, as far as is known: see %s", s.Source.Kind, s.Source.Name, other.Name)
 				break
 			}
 		}
@@ -145,11 +149,15 @@ func sizeOf(m *fleet.Model, h *fleet.Holding, o *Observation, q Query, offers ma
 		s.Reason = "the driver does not report the claim's memory"
 		return s
 	}
+	if observed := time.Duration(s.ObservedSeconds * float64(time.Second)); observed < q.Least {
+		s.Reason = fmt.Sprintf("it was observed for %s, and nothing is advised before %s", duration.HumanDuration(observed), duration.HumanDuration(q.Least))
+		return s
+	}
 	s.Verdict = Right
 	need := needOf(h, seen, q)
 	for _, d := range offers[h.Device.GPU.ProductName] {
 		p, fits := need.on(d)
-		if fits && p.GPUs < s.Holds.GPUs-1e-6 && (s.Enough == nil || p.GPUs < s.Enough.GPUs) {
+		if fits && p.GPUs < s.Holds.GPUs-leastSaving && (s.Enough == nil || p.GPUs < s.Enough.GPUs) {
 			s.Enough = &p
 		}
 	}
@@ -159,9 +167,14 @@ func sizeOf(m *fleet.Model, h *fleet.Holding, o *Observation, q Query, offers ma
 	s.Verdict = Smaller
 	s.SavedGPUs = s.Holds.GPUs - s.Enough.GPUs
 	s.SavedPerHour = s.SavedGPUs * q.Price
-	s.Change = changeOf(m, h, *s.Enough)
+	if s.Reason = unchangeable(h); s.Reason == "" {
+		s.Change = changeOf(m, h, *s.Enough)
+	}
 	return s
 }
+
+// leastSaving is the part of a GPU that is worth a line: less is shown as 0.00.
+const leastSaving = 0.005
 
 // observedSince returns since when the driver has measured the claim: it forgets when it is
 // restarted.

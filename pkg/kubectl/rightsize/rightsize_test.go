@@ -288,3 +288,40 @@ func TestRun(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestNoAdvice: nothing is advised after a minute, for a claim that nobody can edit, or at the expense of another.
+func TestNoAdvice(t *testing.T) {
+	t.Parallel()
+	whole := fleettest.Request("gpu.nvidia.com")
+	for name, c := range map[string]struct {
+		change  func(m *machine, c *resourceapi.ResourceClaim)
+		least   time.Duration
+		verdict string
+		reason  string
+		source  string
+	}{
+		"a minute": {least: 24 * time.Hour, verdict: Unknown, reason: "it was observed for 4h", source: "ResourceClaim"},
+		"of an extended resource": {change: func(m *machine, c *resourceapi.ResourceClaim) {
+			c.Annotations = map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"}
+			m.Pods[0].Labels = map[string]string{"pod-template-hash": "5d4"}
+			m.Pods[0].OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "train-5d4", Controller: new(true)}}
+		}, verdict: Smaller, reason: "the scheduler made the claim", source: "Deployment"},
+		"of a pod that is hidden": {change: func(m *machine, c *resourceapi.ResourceClaim) {
+			c.Annotations = map[string]string{podClaimName: "gpu"}
+			m.Pods = nil
+		}, verdict: Smaller, reason: "which one is unknown", source: "ResourceClaim"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t, "h100-80-sxm", 1)
+			claim := m.used("train", whole, gib, 0.05)
+			if c.change != nil {
+				c.change(m, claim)
+			}
+			s := m.compare(Query{Least: c.least}).Items[0]
+			if s.Verdict != c.verdict || s.Change != nil || !strings.Contains(s.Reason, c.reason) || s.Source.Kind != c.source {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+}

@@ -50,9 +50,8 @@ type GPU struct {
 
 // answer is that of a pod.
 type answer struct {
-	started time.Time
-	claims  []Claim
-	gpus    []GPU
+	claims []Claim
+	gpus   []GPU
 }
 
 // parse reads the text format of Prometheus.
@@ -66,13 +65,11 @@ func parse(body io.Reader, node string) (answer, error) {
 		return answer{}, fmt.Errorf("read the answer: it has no partage_build_info, so that it is not the driver's")
 	}
 	r := &reader{families: families}
-	var a answer
-	if started := r.series("process_start_time_seconds"); len(started) > 0 {
-		a.started = time.Unix(int64(started[0].value), 0)
+	var started time.Time
+	if at := r.series("process_start_time_seconds"); len(at) > 0 {
+		started = time.Unix(int64(at[0].value), 0)
 	}
-	a.claims = r.claims(node, a.started)
-	a.gpus = r.gpus(node)
-	return a, nil
+	return answer{r.claims(node, started), r.gpus(node)}, nil
 }
 
 type reader struct{ families map[string]*dto.MetricFamily }

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -21,11 +22,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
 // What the chart gives to the pods of the driver.
 const (
-	selector = "app.kubernetes.io/component=gpu-kubelet-plugin"
+	selector = fleet.ComponentLabel + "=" + fleet.PluginComponent
 	portName = "metrics"
 	path     = "/metrics"
 )
@@ -43,7 +46,7 @@ const DefaultTimeout = 5 * time.Second
 
 // Options say where to look.
 type Options struct {
-	// Namespace is that of the driver, "" for all.
+	// Namespace is that of the driver, "" for the one that the chart has written down.
 	Namespace string
 	// Timeout is for one pod.
 	Timeout time.Duration
@@ -99,18 +102,11 @@ func (r *Result) Silence() error {
 	return fmt.Errorf("%d of the driver's pods did not answer, and no other tells of a GPU; the first: %w", len(r.Failures), r.Failures[0])
 }
 
-// Pods asks all pods of the driver. It fails if these cannot be listed, or if there are none.
+// Pods asks the pods of the driver, one on each node. It fails if it is not known which these are, or if there are none.
 func Pods(ctx context.Context, client kubernetes.Interface, o Options) (*Result, error) {
-	list, err := client.CoreV1().Pods(o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector, ResourceVersion: "0"})
+	pods, err := driverPods(ctx, client, o.Namespace)
 	if err != nil {
-		hint := ""
-		if apierrors.IsForbidden(err) && o.Namespace == "" {
-			hint = "; --driver-namespace says in which namespace they are"
-		}
-		return nil, fmt.Errorf("list the driver's pods (%s): %w%s", selector, err, hint)
-	}
-	if len(list.Items) == 0 {
-		return nil, fmt.Errorf("there are no pods of the driver (%s) in %s", selector, cmp.Or(o.Namespace, "any namespace"))
+		return nil, err
 	}
 	var (
 		mu      sync.Mutex
@@ -119,8 +115,7 @@ func Pods(ctx context.Context, client kubernetes.Interface, o Options) (*Result,
 		result  = &Result{}
 	)
 	group.SetLimit(parallel)
-	for i := range list.Items {
-		pod := &list.Items[i]
+	for _, pod := range pods {
 		group.Go(func() error {
 			a, err := ask(ctx, client, pod, cmp.Or(o.Timeout, DefaultTimeout))
 			mu.Lock()
@@ -142,24 +137,46 @@ func Pods(ctx context.Context, client kubernetes.Interface, o Options) (*Result,
 	return result, nil
 }
 
-// add merges the answers. While the driver is upgraded two pods of a node tell of the same
-// claims: the one that has run for longer knows more.
+// driverPods lists the pods of the driver. While it is upgraded two pods of a node know the same claims: the one that has run for longer
+// knows more, as long as it is not about to end.
+func driverPods(ctx context.Context, client kubernetes.Interface, namespace string) ([]*corev1.Pod, error) {
+	if namespace == "" {
+		var err error
+		if namespace, err = fleet.DriverNamespace(ctx, client); err != nil {
+			return nil, fmt.Errorf("what claims use is unknown: %w; --driver-namespace says it", err)
+		}
+	}
+	list, err := client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: selector, ResourceVersion: "0"})
+	if err != nil {
+		return nil, fmt.Errorf("list the driver's pods (%s): %w", selector, err)
+	}
+	worse := func(p *corev1.Pod) int64 {
+		if p.Status.Phase == corev1.PodRunning && p.DeletionTimestamp == nil {
+			return 0
+		}
+		return 1
+	}
+	byNode := map[string]*corev1.Pod{}
+	for i := range list.Items {
+		p := &list.Items[i]
+		if !fleet.IsDriverPod(p, namespace, fleet.PluginComponent) {
+			continue
+		}
+		node := p.Spec.NodeName
+		if other := byNode[node]; other == nil || cmp.Or(cmp.Compare(worse(p), worse(other)), p.CreationTimestamp.Compare(other.CreationTimestamp.Time)) < 0 {
+			byNode[node] = p
+		}
+	}
+	if len(byNode) == 0 {
+		return nil, fmt.Errorf("there are no pods of the driver (%s, of a DaemonSet) in namespace %s", selector, namespace)
+	}
+	return slices.Collect(maps.Values(byNode)), nil
+}
+
+// add collects the answers.
 func (r *Result) add(answers []answer) {
-	slices.SortFunc(answers, func(a, b answer) int { return a.started.Compare(b.started) })
-	claims, gpus := map[ID]bool{}, map[[2]string]bool{}
 	for _, a := range answers {
-		for _, c := range a.claims {
-			if !claims[c.ID] {
-				r.Claims = append(r.Claims, c)
-			}
-			claims[c.ID] = true
-		}
-		for _, g := range a.gpus {
-			if key := [2]string{g.Node, g.PCIBusID}; !gpus[key] {
-				gpus[key] = true
-				r.GPUs = append(r.GPUs, g)
-			}
-		}
+		r.Claims, r.GPUs = append(r.Claims, a.claims...), append(r.GPUs, a.gpus...)
 	}
 	slices.SortFunc(r.Claims, func(a, b Claim) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Node, b.Node), cmp.Compare(a.Device, b.Device))

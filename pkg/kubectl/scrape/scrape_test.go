@@ -16,7 +16,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
@@ -72,12 +74,13 @@ func TestPods(t *testing.T) {
 	}
 }
 
-// TestTwoPodsOfANode: while the driver is upgraded, the claims are told once, by the pod that
-// has known them for longer.
+// TestTwoPodsOfANode: while the driver is upgraded, only the pod is asked that has known the claims for longer, and does not end.
 func TestTwoPodsOfANode(t *testing.T) {
 	t.Parallel()
-	newer := strings.Replace(scrapetest.Everything(t), "process_start_time_seconds 1.8e+09", "process_start_time_seconds 1.9e+09", 1)
-	client := cluster(t, map[string]response{"a": {Body: newer}, "b": {Body: scrapetest.Everything(t)}}, scrapetest.Pod("a", "node-1"), scrapetest.Pod("b", "node-1"))
+	a, b, ending := scrapetest.Pod("a", "node-1"), scrapetest.Pod("b", "node-1"), scrapetest.Pod("ending", "node-1")
+	a.CreationTimestamp, b.CreationTimestamp, ending.CreationTimestamp = metav1.Unix(3, 0), metav1.Unix(2, 0), metav1.Unix(1, 0)
+	ending.DeletionTimestamp, ending.Finalizers = new(metav1.Unix(4, 0)), []string{"x"}
+	client := cluster(t, map[string]response{"b": {Body: scrapetest.Everything(t)}}, a, b, ending)
 	r, err := scrape.Pods(t.Context(), client, scrape.Options{Namespace: "partage"})
 	if err != nil || len(r.Claims) != 5 || len(r.GPUs) != 2 {
 		t.Fatalf("%v, %+v", err, r)
@@ -127,22 +130,59 @@ func TestFailures(t *testing.T) {
 
 func TestNoPods(t *testing.T) {
 	t.Parallel()
-	if _, err := scrape.Pods(t.Context(), cluster(t, nil), scrape.Options{Namespace: "gpus"}); err == nil || !strings.Contains(err.Error(), "no pods of the driver (app.kubernetes.io/component=gpu-kubelet-plugin) in gpus") {
+	if _, err := scrape.Pods(t.Context(), cluster(t, nil), scrape.Options{Namespace: "gpus"}); err == nil || !strings.Contains(err.Error(), "no pods of the driver (app.kubernetes.io/component=gpu-kubelet-plugin, of a DaemonSet) in namespace gpus") {
 		t.Error(err)
 	}
 	client := cluster(t, nil)
 	client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", errors.New("no right"))
 	})
-	if _, err := scrape.Pods(t.Context(), client, scrape.Options{}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "--driver-namespace") {
+	if _, err := scrape.Pods(t.Context(), client, scrape.Options{}); !apierrors.IsForbidden(err) {
 		t.Error(err)
+	}
+}
+
+// TestPodsOfTenants checks that a pod of a tenant cannot speak for the driver, whatever its labels and metrics are.
+func TestPodsOfTenants(t *testing.T) {
+	t.Parallel()
+	everything := scrapetest.Everything(t)
+	elsewhere, alone, own := scrapetest.Pod("elsewhere", "n0"), scrapetest.Pod("alone", "n0"), scrapetest.Pod("own", "n0")
+	elsewhere.Namespace = "tenant"
+	alone.OwnerReferences = nil
+	for _, p := range []*corev1.Pod{elsewhere, alone} {
+		p.CreationTimestamp = metav1.Unix(1, 0)
+	}
+	own.CreationTimestamp = metav1.Unix(2, 0)
+	hostile := response{Body: strings.ReplaceAll(everything, "process_start_time_seconds 1800000000", "process_start_time_seconds 1")}
+	client := cluster(t, map[string]response{"elsewhere": hostile, "alone": hostile, "own": {Body: everything}}, elsewhere, alone, own)
+	r, err := scrape.Pods(t.Context(), client, scrape.Options{})
+	if err != nil || len(r.Failures) > 0 || len(r.GPUs) != 2 {
+		t.Fatalf("%v, %+v", err, r)
+	}
+	for _, c := range r.Claims {
+		if c.Since.Unix() != scrapetest.Started {
+			t.Errorf("told by another pod: %+v", c)
+		}
+	}
+
+	// Where nobody says which namespace is the driver's, nobody is believed.
+	for name, change := range map[string]func(*resourceapi.DeviceClass){
+		"no annotation": func(c *resourceapi.DeviceClass) { c.Annotations = nil },
+		"no class":      func(c *resourceapi.DeviceClass) { c.Name = "other" },
+	} {
+		class := scrapetest.Class()
+		change(class)
+		_, err := scrape.Pods(t.Context(), fake.NewClientset(class, own), scrape.Options{})
+		if err == nil || !strings.Contains(err.Error(), "what claims use is unknown") || !strings.Contains(err.Error(), "--driver-namespace") {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 
 // TestLimit: no more than 32 pods are asked at the same time.
 func TestLimit(t *testing.T) {
 	t.Parallel()
-	var pods []runtime.Object
+	pods := []runtime.Object{scrapetest.Class()}
 	for i := range 100 {
 		pods = append(pods, scrapetest.Pod(fmt.Sprint("p", i), fmt.Sprint("n", i)))
 	}

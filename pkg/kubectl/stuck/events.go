@@ -54,7 +54,7 @@ var prepareTexts = []struct {
 	{nvmlCode(16), resetRemedy, GPUFailed},
 	{"has not returned since", hungRemedy, GPUUnresponsive},
 	{"was not made by this driver", "somebody made a partition on this GPU by hand: destroy it with nvidia-smi mig on the node, or keep this GPU out of the policy", ForeignPartition},
-	{"overlaps with", "another claim still holds a part of the GPU: the driver tries again, see the claim that is named", DeviceInUse},
+	{"overlaps with", "another claim still holds a part of the GPU: the driver tries again; the message names it, or, where it is of another namespace, the log of the driver's pod on the node", DeviceInUse},
 	{gpu.ErrNoRoom.Error(), roomRemedy, NoRoom},
 	{nvmlCode(23), roomRemedy, NoRoom},
 	{gpu.ErrNoPermission.Error(), permissionRemedy, NoPermission},

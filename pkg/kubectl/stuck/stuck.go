@@ -10,11 +10,15 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
 // Kind is why a pod is stuck, for programs.
@@ -62,9 +66,9 @@ const (
 
 // Labels of the driver's pods.
 const (
-	componentLabel      = "app.kubernetes.io/component"
-	pluginComponent     = "gpu-kubelet-plugin"
-	supervisorComponent = "mps-supervisor"
+	componentLabel      = fleet.ComponentLabel
+	pluginComponent     = fleet.PluginComponent
+	supervisorComponent = fleet.SupervisorComponent
 	conditionReady      = "Ready"
 )
 
@@ -95,8 +99,12 @@ type Cause struct {
 	Last  *metav1.Time `json:"last,omitempty"`
 }
 
-// Waits reports whether a pod that has a node has containers that have not started.
-func Waits(pod *corev1.Pod) bool {
+// Waits reports whether a pod that has a node has containers that have not started. While its containers may take their time to end, a pod
+// that is being deleted is not stuck.
+func Waits(pod *corev1.Pod, now time.Time) bool {
+	if pod.DeletionTimestamp != nil && now.Before(pod.DeletionTimestamp.Time) {
+		return false
+	}
 	if pod.Spec.NodeName == "" || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return false
 	}
@@ -121,8 +129,10 @@ func statuses(pod *corev1.Pod) []corev1.ContainerStatus {
 func Causes(in Input) []Cause {
 	var out []Cause
 	if in.Pod.DeletionTimestamp != nil {
+		// The time is that by which its containers must have ended.
+		since := in.Pod.DeletionTimestamp.Add(-time.Duration(ptr.Deref(in.Pod.DeletionGracePeriodSeconds, 0)) * time.Second)
 		out = append(out, Cause{
-			Kind: Terminating, Text: "the pod is being deleted since " + in.Pod.DeletionTimestamp.UTC().Format("2006-01-02 15:04:05Z"),
+			Kind: Terminating, Text: "the pod is being deleted since " + since.UTC().Format("2006-01-02 15:04:05Z"),
 			Remedy: "wait for its containers to end, or see what its finalizers wait for",
 		})
 	}
@@ -228,7 +238,7 @@ func ready(pod *corev1.Pod) bool {
 func (in *Input) component(name string) []*corev1.Pod {
 	var out []*corev1.Pod
 	for _, p := range in.Pods {
-		if p.Labels[componentLabel] == name && p.Spec.NodeName == in.Pod.Spec.NodeName && p.DeletionTimestamp == nil {
+		if fleet.MountsHost(p) && p.Labels[componentLabel] == name && p.Spec.NodeName == in.Pod.Spec.NodeName && p.DeletionTimestamp == nil {
 			out = append(out, p)
 		}
 	}

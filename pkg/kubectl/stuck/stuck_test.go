@@ -6,17 +6,19 @@ package stuck
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/partage-dev/partage/pkg/api"
-	"github.com/partage-dev/partage/pkg/claim/converge"
-	"github.com/partage-dev/partage/pkg/claim/rules"
+	"github.com/partage-dev/partage/pkg/driver/claim/rules"
+	"github.com/partage-dev/partage/pkg/driver/partition"
+	"github.com/partage-dev/partage/pkg/driver/sharing"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/partition"
-	"github.com/partage-dev/partage/pkg/sharing"
 )
 
 // TestWaits: a pod whose init container runs is not stuck.
@@ -41,9 +43,22 @@ func TestWaits(t *testing.T) {
 			Spec:   corev1.PodSpec{NodeName: "n1"},
 			Status: corev1.PodStatus{Phase: c.phase, InitContainerStatuses: []corev1.ContainerStatus{c.init}, ContainerStatuses: []corev1.ContainerStatus{c.main}},
 		}
-		if got := Waits(pod); got != c.want {
+		if got := Waits(pod, time.Now()); got != c.want {
 			t.Errorf("%s: %t", name, got)
 		}
+	}
+}
+
+// TestBeingDeleted: a pod may take its time to end, and the time that Kubernetes tells is the one at which that is over.
+func TestBeingDeleted(t *testing.T) {
+	asked := time.Date(2026, 11, 23, 23, 0, 8, 0, time.UTC)
+	pod := &corev1.Pod{Spec: corev1.PodSpec{NodeName: "n1"}, Status: corev1.PodStatus{Phase: corev1.PodPending}}
+	pod.DeletionTimestamp, pod.DeletionGracePeriodSeconds = new(metav1.NewTime(asked.Add(30*time.Second))), new(int64(30))
+	if Waits(pod, asked.Add(10*time.Second)) || !Waits(pod, asked.Add(40*time.Second)) {
+		t.Error("it is stuck once its time is over, and not before")
+	}
+	if got := Causes(Input{Pod: pod})[0]; got.Kind != Terminating || !strings.HasSuffix(got.Text, "since 2026-11-23 23:00:08Z") {
+		t.Errorf("%+v", got)
 	}
 }
 
@@ -64,7 +79,7 @@ func TestDriverErrors(t *testing.T) {
 		{gpu.ErrTimeout, PrepareTimeout},
 		{sharing.ErrNoSupervisor, MPSUnavailable},
 		{partition.ErrForeign, ForeignPartition},
-		{&converge.VerdictError{Verdict: rules.Verdict{Why: "device a overlaps with b, which is prepared for claim x"}}, DeviceInUse},
+		{&rules.Verdict{Why: "device a overlaps with b, which is prepared for claim x"}, DeviceInUse},
 		{nvmlError("Uninitialized (NVML code 1)"), NVIDIADriver},
 		{nvmlError("Insufficient Permissions (NVML code 4)"), NoPermission},
 		{nvmlError("Driver Not Loaded (NVML code 9)"), NVIDIADriver},

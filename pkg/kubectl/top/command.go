@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/labels"
@@ -23,14 +22,11 @@ import (
 type Flags struct {
 	Scrape scrape.Options
 	SortBy string
-	// Watch repeats the output after each Interval.
-	Watch    bool
-	Interval time.Duration
 }
 
 // NewCommand returns kubectl gpu top, with top gpus and top nodes.
 func NewCommand(o *options.Options) *cobra.Command {
-	f := Flags{SortBy: "name", Interval: 15 * time.Second, Scrape: scrape.Options{Timeout: scrape.DefaultTimeout}}
+	f := Flags{SortBy: "name", Scrape: scrape.Options{Timeout: scrape.DefaultTimeout}}
 	top := func(use, short string, show func(context.Context, *options.Options, kubernetes.Interface, Flags) error) *cobra.Command {
 		c := &cobra.Command{
 			Use: use, Short: short, Args: cobra.NoArgs,
@@ -39,13 +35,12 @@ func NewCommand(o *options.Options) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return repeat(c.Context(), o, f, func() error { return show(c.Context(), o, client, f) })
+				return o.Repeat(c.Context(), func() error { return show(c.Context(), o, client, f) })
 			},
 		}
 		o.AddOutputFlag(c)
 		f.Scrape.AddFlags(c.Flags())
-		c.Flags().BoolVarP(&f.Watch, "watch", "w", false, "Show it again and again")
-		c.Flags().DurationVar(&f.Interval, "interval", f.Interval, "Time between two looks with --watch; the driver measures every 15s")
+		o.AddWatchFlags(c)
 		return c
 	}
 	claims := top("top", "Show what claims use of their devices: memory, multiprocessors, and for how long they are idle", Claimed)
@@ -127,41 +122,8 @@ func read(ctx context.Context, o *options.Options, client kubernetes.Interface, 
 // somebody watches, they may answer next time.
 func readGPUs(ctx context.Context, o *options.Options, client kubernetes.Interface, f Flags) (*scrape.Result, error) {
 	r, err := read(ctx, o, client, f)
-	if err == nil && !f.Watch {
+	if err == nil && !o.Watch {
 		err = r.Silence()
 	}
 	return r, err
-}
-
-// clearScreen empties a terminal and goes to its first line.
-const clearScreen = "\x1b[H\x1b[2J"
-
-// repeat calls show once, or until the context ends.
-func repeat(ctx context.Context, o *options.Options, f Flags, show func() error) error {
-	if !f.Watch {
-		return show()
-	}
-	if f.Interval <= 0 {
-		return fmt.Errorf("--interval %s: it must be more than 0, such as 15s", f.Interval)
-	}
-	ticker := time.NewTicker(f.Interval)
-	defer ticker.Stop()
-	for {
-		if o.Terminal() && o.Output == "" {
-			if _, err := fmt.Fprint(o.Out, clearScreen); err != nil {
-				return err
-			}
-		}
-		if err := show(); err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
-	}
 }

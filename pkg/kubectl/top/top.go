@@ -115,7 +115,7 @@ func (l *ClaimUsageList) Sort(by string) error {
 
 // Table shows claims to people, with their namespaces if these are several.
 func (l *ClaimUsageList) Table(namespaces bool) *printer.Table {
-	t := &printer.Table{Empty: "No claim has a device of the driver."}
+	t := &printer.Table{Empty: fleet.NoClaims(namespaces)}
 	if namespaces {
 		t.Columns = printer.Columns("namespace")
 	}

@@ -5,7 +5,6 @@ package top
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"flag"
 	"os"
@@ -72,7 +71,7 @@ func optionsOf() (*options.Options, *bytes.Buffer, *bytes.Buffer) {
 }
 
 func flagsOf(sortBy string) Flags {
-	return Flags{SortBy: sortBy, Interval: time.Millisecond, Scrape: scrape.Options{Timeout: 100 * time.Millisecond}}
+	return Flags{SortBy: sortBy, Scrape: scrape.Options{Timeout: 100 * time.Millisecond}}
 }
 
 func TestClaimed(t *testing.T) {
@@ -174,33 +173,9 @@ func TestSilence(t *testing.T) {
 	if _, err := readGPUs(t.Context(), o, client, f); err == nil || !strings.Contains(err.Error(), "did not answer") {
 		t.Error(err)
 	}
-	f.Watch = true
+	o.Watch = true
 	if _, err := readGPUs(t.Context(), o, client, f); err != nil {
 		t.Errorf("while somebody watches: %v", err)
-	}
-}
-
-// TestWatch repeats until the context ends, and then succeeds.
-func TestWatch(t *testing.T) {
-	t.Parallel()
-	ctx, cancel := context.WithCancel(t.Context())
-	o, _, _ := optionsOf()
-	f := flagsOf("name")
-	f.Watch = true
-	shown := 0
-	err := repeat(ctx, o, f, func() error {
-		if shown++; shown == 3 {
-			cancel()
-			return ctx.Err()
-		}
-		return nil
-	})
-	if err != nil || shown != 3 {
-		t.Errorf("%v, shown %d times", err, shown)
-	}
-	f.Interval = 0
-	if err := repeat(t.Context(), o, f, nil); err == nil || !strings.HasPrefix(err.Error(), "--interval 0s: ") {
-		t.Error(err)
 	}
 }
 

@@ -26,22 +26,23 @@ func NewCommand(o *options.Options) *cobra.Command {
 Each GPU has a strip of its memory slices, a letter for each claim. A slice that no partition
 has without the one before it is part of that one: the strip of an H100 has seven cells.
 What fits is what the scheduler would find for claims that tolerate no taint; one takes the
-room of the other.
+room of the other. It is unknown where claims or taint rules may not be read.
 
--n and -A choose whose claims are named, -l chooses nodes.`,
+-l chooses nodes.`,
 		Example: `  kubectl gpu tree
-  kubectl gpu tree node-1 node-2 -A -o wide
+  kubectl gpu tree node-1 node-2 -o wide
   kubectl gpu tree -l nvidia.com/gpu.product=NVIDIA-H100`,
 		RunE: func(c *cobra.Command, args []string) error {
 			client, err := o.Client()
 			if err != nil {
 				return err
 			}
-			return Run(c.Context(), o, client, args)
+			return o.Repeat(c.Context(), func() error { return Run(c.Context(), o, client, args) })
 		},
 	}
 	o.AddOutputFlag(c)
 	o.AddSelectionFlags(c)
+	o.AddWatchFlags(c)
 	return c
 }
 
@@ -63,7 +64,7 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, n
 		return err
 	}
 	snapshot.Warn(o.ErrOut, fleet.ResourceClasses, fleet.ResourceTemplates)
-	t, err := New(fleet.New(snapshot, o.Driver), Selection{Nodes: nodes, Labels: selector, Namespace: namespace})
+	t, err := New(fleet.New(snapshot, o.Driver), Selection{Nodes: nodes, Labels: selector})
 	if err != nil {
 		return err
 	}

@@ -5,8 +5,12 @@ package tree
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
+	"math"
+	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -45,10 +49,45 @@ func write(w io.Writer, f printer.Format, t *Tree) error {
 		r.print(&out, lost)
 	}
 	if len(t.Nodes) > 0 {
+		out.WriteString(t.largest() + "\n")
 		out.WriteString(f.Paint(printer.Faint, r.legend()) + "\n")
 	}
 	_, err := out.WriteTo(w)
 	return err
+}
+
+// largest says what of the largest still fits on the nodes that are shown.
+func (t *Tree) largest() string {
+	what, on, most, atMost := "nothing", 0, int64(-1), false
+	add := func(size int64, name string) {
+		if size > most {
+			what, on, most = name, 0, size
+		}
+		if name == what {
+			on++
+		}
+	}
+	for _, n := range t.Nodes {
+		for _, g := range n.GPUs {
+			atMost = atMost || g.Free.AtMost
+			switch {
+			case g.Free.Whole:
+				add(math.MaxInt64, "a whole GPU")
+			case len(g.Free.Partitions) > 0:
+				largest := slices.MaxFunc(g.Free.Partitions, func(a, b Partition) int { return cmp.Compare(a.MemoryBytes, b.MemoryBytes) })
+				add(largest.MemoryBytes, "a partition "+largest.Profile)
+			case len(g.Free.Shares) > 0:
+				add(0, "a share of a GPU")
+			}
+		}
+	}
+	if on > 0 {
+		what += fmt.Sprintf(", on %d of the GPUs", on)
+	}
+	if atMost {
+		return "Largest that still fits: unknown, at most " + what
+	}
+	return "Largest that still fits: " + what
 }
 
 type renderer struct{ printer.Format }
@@ -73,44 +112,65 @@ func (r renderer) below(out *bytes.Buffer, children []branch, indent string) {
 	}
 }
 
-// Marks of cells without a claim that is named.
+// Marks of cells that are not one claim's.
 func (r renderer) symbol(state string) string {
 	if r.Unicode {
-		return map[string]string{CellFree: "·", CellTaken: "▒", CellShared: "≡", CellBlocked: "×"}[state]
+		return map[string]string{CellFree: "·", CellShared: "≡", CellBlocked: "×", CellUnknown: "?"}[state]
 	}
-	return map[string]string{CellFree: ".", CellTaken: "#", CellShared: "=", CellBlocked: "x"}[state]
+	return map[string]string{CellFree: ".", CellShared: "=", CellBlocked: "x", CellUnknown: "?"}[state]
 }
 
 func (r renderer) legend() string {
-	return fmt.Sprintf("[A%s%s%s%s]: memory slices of claim A, of somebody else's claim, of a shared device, free, not to be allocated",
-		r.symbol(CellTaken), r.symbol(CellShared), r.symbol(CellFree), r.symbol(CellBlocked))
+	return fmt.Sprintf("[A%s%s%s?]: memory slices of claim A, of a shared device, free, not to be allocated, unknown",
+		r.symbol(CellShared), r.symbol(CellFree), r.symbol(CellBlocked))
 }
 
 func (r renderer) node(n Node) branch {
 	b := branch{text: r.Paint(printer.Bold, n.Name)}
 	for _, p := range n.Problems {
-		b.text += "  " + r.Paint(printer.Bad, printer.Escape(p))
+		b.text += "  " + r.Paint(printer.Bad, p)
 	}
-	for _, g := range n.GPUs {
-		b.children = append(b.children, r.gpu(g))
+	for i := 0; i < len(n.GPUs); {
+		alike := 1
+		for i+alike < len(n.GPUs) && unused(&n.GPUs[i]) && reflect.DeepEqual(room(n.GPUs[i]), room(n.GPUs[i+alike])) {
+			alike++
+		}
+		g := r.gpu(n.GPUs[i])
+		if alike > 1 {
+			g.text += fmt.Sprintf("  and %d more like it, to %s", alike-1, n.GPUs[i+alike-1].Label)
+		}
+		b.children = append(b.children, g)
+		i += alike
 	}
 	return b
 }
 
+func unused(g *GPU) bool { return len(g.Devices) == 0 && len(g.Taints) == 0 }
+
+// room is what two GPUs have in common of which one line is shown.
+func room(g GPU) GPU {
+	g.Label, g.Name, g.UUID, g.PCIBusID = "", "", "", ""
+	for i := range g.Free.Shares {
+		g.Free.Shares = slices.Clone(g.Free.Shares)
+		g.Free.Shares[i].Device = ""
+	}
+	return g
+}
+
 func (r renderer) gpu(g GPU) branch {
-	b := branch{text: fmt.Sprintf("%s %s  %s", r.strip(g), r.Paint(printer.Bold, g.Name), g.ProductName)}
+	b := branch{text: fmt.Sprintf("%s %s  %s", r.strip(g), r.Paint(printer.Bold, g.Label), g.ProductName)}
 	if g.MemoryBytes > 0 {
 		b.text += "  " + printer.Bytes(g.MemoryBytes)
 	}
 	if r.Wide {
-		b.text += "  " + g.UUID
+		b.text += "  " + g.Name + "  " + g.UUID
 	}
 	for _, t := range g.Taints {
 		text := t.Key
 		if t.Value != "" {
 			text += "=" + t.Value
 		}
-		text = printer.Escape(fmt.Sprintf("taint %s:%s on %d of %d devices", text, t.Effect, t.Devices, t.Of))
+		text = fmt.Sprintf("taint %s:%s on %d of %d devices", text, t.Effect, t.Devices, t.Of)
 		b.children = append(b.children, branch{text: r.Paint(printer.Warn, text)})
 	}
 	for _, d := range g.Devices {
@@ -178,10 +238,16 @@ func (r renderer) device(d Device, label string) branch {
 }
 
 func (r renderer) claim(c Claim) branch {
-	b := branch{text: "somebody else's claim"}
-	if c.Name != "" {
-		b.text = strings.TrimLeft(fmt.Sprintf("%s %s/%s", r.Paint(claimStyle(c.Mark), c.Mark), c.Namespace, c.Name), " ")
+	// People know their pods; the names of most claims are made up.
+	alone := len(c.Pods) == 1
+	what := fmt.Sprintf("claim %s/%s", c.Namespace, c.Name)
+	if alone {
+		what = fmt.Sprintf("pod %s/%s", c.Namespace, c.Pods[0].text())
+		if r.Wide {
+			what += "  claim " + c.Name
+		}
 	}
+	b := branch{text: strings.TrimLeft(r.Paint(claimStyle(c.Mark), c.Mark)+" "+what, " ")}
 	if c.AdminAccess {
 		b.text += "  admin access"
 	}
@@ -195,12 +261,22 @@ func (r renderer) claim(c Claim) branch {
 		b.text += "  " + c.UUID
 	}
 	if c.NotReady != "" {
-		b.text += "  " + r.Paint(printer.Bad, printer.Escape("not ready: "+c.NotReady))
+		b.text += "  " + r.Paint(printer.Bad, "not ready: "+c.NotReady)
 	}
-	for _, p := range c.Pods {
-		b.children = append(b.children, branch{text: strings.TrimRight(fmt.Sprintf("pod %s  %s", p.Name, p.Phase), " ")})
+	for i := range c.Pods {
+		if !alone {
+			b.children = append(b.children, branch{text: "pod " + c.Pods[i].text()})
+		}
 	}
 	return b
+}
+
+func (p *Pod) text() string {
+	text := p.Name
+	if p.Owner != "" {
+		text += " of " + p.Owner
+	}
+	return strings.TrimRight(text+"  "+p.Phase, " ")
 }
 
 func (r renderer) free(f Free) string {
@@ -208,28 +284,39 @@ func (r renderer) free(f Free) string {
 	if f.Whole {
 		parts = append(parts, "whole GPU")
 	}
-	for _, p := range f.Partitions {
-		parts = append(parts, fmt.Sprintf("%d of %s", p.Count, p.Profile))
+	for i, p := range f.Partitions {
+		// Where the whole GPU fits, the smallest says enough.
+		if i == 0 || !f.Whole || r.Wide {
+			parts = append(parts, fmt.Sprintf("%d × %s", p.Count, p.Profile))
+		}
 	}
 	for _, s := range f.Shares {
-		parts = append(parts, share(s))
+		parts = append(parts, share(s, f.Whole && !r.Wide))
 	}
-	if len(parts) == 0 {
+	if !r.Unicode {
+		for i := range parts {
+			parts[i] = strings.ReplaceAll(parts[i], "×", "x")
+		}
+	}
+	switch {
+	case len(parts) == 0:
 		return r.Paint(printer.Faint, "fits: nothing")
+	case f.AtMost:
+		return r.Paint(printer.Warn, "fits: unknown, at most "+strings.Join(parts, " | "))
 	}
-	return r.Paint(printer.Good, "fits: "+strings.Join(parts, ", or "))
+	return r.Paint(printer.Good, "fits: "+strings.Join(parts, " | "))
 }
 
-func share(s Share) string {
-	text := map[string]string{fleet.TypeMPS: "MPS", fleet.TypeTimeSlice: "time-slice"}[s.Type]
+// share says what is left of a shared device, and in short only how many fit.
+func share(s Share, short bool) string {
+	text := map[string]string{fleet.TypeMPS: "MPS", fleet.TypeTimeSlice: "time slice"}[s.Type]
 	if s.Profile != "" {
 		text += " of a " + s.Profile
 	}
-	noun := "shares"
-	if s.Shares == 1 {
-		noun = "share"
+	text = fmt.Sprintf("%d × %s", s.Shares, text)
+	if short {
+		return text
 	}
-	text = fmt.Sprintf("%d %s %s", s.Shares, text, noun)
 	var most []string
 	if s.MemoryBytes > 0 {
 		most = append(most, printer.Bytes(s.MemoryBytes))

@@ -40,6 +40,8 @@ type Node struct {
 
 // GPU is one of a node.
 type GPU struct {
+	// Label is what people call it.
+	Label       string `json:"label"`
 	Name        string `json:"name"`
 	UUID        string `json:"uuid,omitempty"`
 	ProductName string `json:"productName,omitempty"`
@@ -62,6 +64,8 @@ const (
 	CellTaken = "taken"
 	// CellShared: it belongs to a device that claims share.
 	CellShared = "shared"
+	// CellUnknown: a claim that cannot be read may have it.
+	CellUnknown = "unknown"
 	// CellBlocked: nobody has it, and taints keep it from being allocated.
 	CellBlocked = "blocked"
 )
@@ -70,7 +74,7 @@ const (
 type Cell struct {
 	Slice int    `json:"slice"`
 	State string `json:"state"`
-	// Mark is that of the claim, "" if it is not to be named.
+	// Mark is that of the claim.
 	Mark string `json:"mark,omitempty"`
 }
 
@@ -96,12 +100,12 @@ type Device struct {
 	Claims []Claim `json:"claims"`
 }
 
-// Claim is one that has a device. Of those of other namespaces only what they take is told.
+// Claim is one that has a device.
 type Claim struct {
-	// Mark is the letter of the claim on this GPU.
+	// Mark is the letter of the claim.
 	Mark        string `json:"mark,omitempty"`
-	Namespace   string `json:"namespace,omitempty"`
-	Name        string `json:"name,omitempty"`
+	Namespace   string `json:"namespace"`
+	Name        string `json:"name"`
 	AdminAccess bool   `json:"adminAccess,omitempty"`
 	// MemoryBytes and SMPercent are what the scheduler counts for a share.
 	MemoryBytes int64 `json:"memoryBytes,omitempty"`
@@ -115,12 +119,16 @@ type Claim struct {
 
 // Pod is one that a claim is reserved for.
 type Pod struct {
-	Name  string `json:"name"`
+	Name string `json:"name"`
+	// Owner is what it belongs to, such as "Deployment web".
+	Owner string `json:"owner,omitempty"`
 	Phase string `json:"phase"`
 }
 
 // Free is what claims can still be allocated, each kind by itself.
 type Free struct {
+	// AtMost says that there may be less: claims or taint rules could not be read.
+	AtMost     bool        `json:"atMost,omitempty"`
 	Whole      bool        `json:"whole"`
 	Partitions []Partition `json:"partitions,omitempty"`
 	Shares     []Share     `json:"shares,omitempty"`
@@ -130,6 +138,8 @@ type Free struct {
 type Partition struct {
 	Profile string `json:"profile"`
 	Count   int    `json:"count"`
+	// MemoryBytes is what each has.
+	MemoryBytes int64 `json:"memoryBytes,omitempty"`
 }
 
 // Share says what is free of a device that claims share.
@@ -150,8 +160,6 @@ type Selection struct {
 	// Nodes are names, all nodes if there are none. Labels selects among them.
 	Nodes  []string
 	Labels labels.Selector
-	// Namespace is the one whose claims are named, "" for all.
-	Namespace string
 }
 
 // New makes the tree of a model.
@@ -162,20 +170,21 @@ func New(m *fleet.Model, s Selection) (*Tree, error) {
 			return nil, fmt.Errorf("node %s has no devices of driver %s; nodes with some: %s", name, m.Driver, names(m.Nodes))
 		}
 	}
+	marks := marks{}
 	for _, n := range m.Nodes {
 		if len(s.Nodes) > 0 && !slices.Contains(s.Nodes, n.Name) || !selected(n, s.Labels) {
 			continue
 		}
 		node := Node{Name: n.Name, Problems: problems(n), GPUs: []GPU{}}
 		for _, g := range n.GPUs {
-			node.GPUs = append(node.GPUs, newGPU(g, s.Namespace))
+			node.GPUs = append(node.GPUs, newGPU(g, marks))
 		}
 		t.Nodes = append(t.Nodes, node)
 	}
 	if len(s.Nodes) == 0 && (s.Labels == nil || s.Labels.Empty()) {
 		for _, h := range m.Holdings {
 			if h.Device == nil {
-				t.Unpublished = append(t.Unpublished, Device{Pool: h.Result.Pool, Name: h.Result.Device, Claims: []Claim{newClaim(h, s.Namespace, "")}})
+				t.Unpublished = append(t.Unpublished, Device{Pool: h.Result.Pool, Name: h.Result.Device, Claims: []Claim{newClaim(h, "")}})
 			}
 		}
 	}
@@ -220,12 +229,12 @@ func problems(n *fleet.Node) []string {
 	return out
 }
 
-func newGPU(g *fleet.GPU, namespace string) GPU {
+func newGPU(g *fleet.GPU, marks marks) GPU {
 	out := GPU{
-		Name: g.Name, UUID: g.UUID, ProductName: g.ProductName, PCIBusID: g.PCIBusID, MemoryBytes: g.MemoryBytes,
+		Label: g.Label(),
+		Name:  g.Name, UUID: g.UUID, ProductName: g.ProductName, PCIBusID: g.PCIBusID, MemoryBytes: g.MemoryBytes,
 		Taints: taints(g), Free: newFree(fleet.Free(g)),
 	}
-	marks := marks{}
 	for _, d := range g.Devices {
 		if len(d.Holdings) == 0 {
 			continue
@@ -235,12 +244,12 @@ func newGPU(g *fleet.GPU, namespace string) GPU {
 			device.Shares = int(shares.Value.Value())
 		}
 		for _, h := range d.Holdings {
-			device.Claims = append(device.Claims, newClaim(h, namespace, marks.of(h.Claim)))
+			device.Claims = append(device.Claims, newClaim(h, marks.of(h.Claim)))
 		}
 		out.Devices = append(out.Devices, device)
 	}
 	slices.SortStableFunc(out.Devices, func(a, b Device) int { return slices.Compare(a.Placement, b.Placement) })
-	out.Cells = cells(g, namespace, marks)
+	out.Cells = cells(g, marks)
 	return out
 }
 
@@ -256,13 +265,11 @@ func (m marks) of(c *resourceapi.ResourceClaim) string {
 	return m[c]
 }
 
-func newClaim(h *fleet.Holding, namespace, mark string) Claim {
+func newClaim(h *fleet.Holding, mark string) Claim {
 	memory, percent := h.Result.ConsumedCapacity[fleet.CapacityMemory], h.Result.ConsumedCapacity[fleet.CapacitySMPercent]
-	c := Claim{AdminAccess: h.Admin(), MemoryBytes: memory.Value(), SMPercent: percent.Value()}
-	if namespace != "" && h.Claim.Namespace != namespace {
-		return c
+	c := Claim{
+		Mark: mark, Namespace: h.Claim.Namespace, Name: h.Claim.Name, AdminAccess: h.Admin(), MemoryBytes: memory.Value(), SMPercent: percent.Value(),
 	}
-	c.Mark, c.Namespace, c.Name = mark, h.Claim.Namespace, h.Claim.Name
 	if live := h.Live(); live != nil {
 		c.UUID = live.UUID
 	}
@@ -270,7 +277,8 @@ func newClaim(h *fleet.Holding, namespace, mark string) Claim {
 		c.NotReady = not.Reason + ": " + not.Message
 	}
 	for _, p := range h.Pods {
-		c.Pods = append(c.Pods, Pod{Name: p.Name, Phase: string(p.Status.Phase)})
+		kind, owner := fleet.OwnerOf(p)
+		c.Pods = append(c.Pods, Pod{Name: p.Name, Owner: strings.TrimSpace(kind + " " + owner), Phase: string(p.Status.Phase)})
 	}
 	return c
 }
@@ -299,20 +307,20 @@ func taints(g *fleet.GPU) []Taint {
 	return out
 }
 
-func cells(g *fleet.GPU, namespace string, marks marks) []Cell {
+func cells(g *fleet.GPU, marks marks) []Cell {
 	indexes := g.Cells
 	if len(indexes) == 0 {
 		indexes = []int{0}
 	}
 	out := make([]Cell, 0, len(indexes))
 	for _, index := range indexes {
-		out = append(out, cell(g, index, namespace, marks))
+		out = append(out, cell(g, index, marks))
 	}
 	return out
 }
 
 // cell says who has a slice: every device that is not a partition has all of them.
-func cell(g *fleet.GPU, index int, namespace string, marks marks) Cell {
+func cell(g *fleet.GPU, index int, marks marks) Cell {
 	c := Cell{Slice: index, State: CellBlocked}
 	for _, d := range g.Devices {
 		if d.Type == fleet.TypeObserver || len(d.Placement) > 0 && !slices.Contains(d.Placement, index) {
@@ -324,22 +332,22 @@ func cell(g *fleet.GPU, index int, namespace string, marks marks) Cell {
 			c.State = CellShared
 			return c
 		case len(held) > 0:
-			c.State = CellTaken
-			if claim := held[0].Claim; namespace == "" || claim.Namespace == namespace {
-				c.Mark = marks.of(claim)
-			}
+			c.State, c.Mark = CellTaken, marks.of(held[0].Claim)
 			return c
 		case !d.Tainted():
 			c.State = CellFree
+			if g.Node.Hidden {
+				c.State = CellUnknown
+			}
 		}
 	}
 	return c
 }
 
 func newFree(r fleet.Room) Free {
-	f := Free{Whole: r.Whole}
+	f := Free{AtMost: r.AtMost, Whole: r.Whole}
 	for _, p := range r.Partitions {
-		f.Partitions = append(f.Partitions, Partition{Profile: p.Profile, Count: p.Count})
+		f.Partitions = append(f.Partitions, Partition{Profile: p.Profile, Count: p.Count, MemoryBytes: p.MemoryBytes})
 	}
 	for _, s := range r.Shares {
 		f.Shares = append(f.Shares, Share{

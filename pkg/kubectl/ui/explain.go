@@ -34,11 +34,22 @@ type Explain func(context.Context, *fleet.Model) func(*corev1.Pod) view.Explanat
 // are read from the client.
 func ByAllocator(client kubernetes.Interface) Explain {
 	type namespace struct{ allowed, known bool }
-	namespaces, events := memory[string, namespace]{}, memory[types.UID, eventsAnswer]{}
+	type volume struct {
+		is    bool
+		doubt string
+	}
+	namespaces, events, volumes := memory[string, namespace]{}, memory[types.UID, eventsAnswer]{}, memory[string, volume]{}
 	return func(ctx context.Context, m *fleet.Model) func(*corev1.Pod) view.Explanation {
 		x := explain.New(ctx, m.Snapshot, m.Driver, time.Now())
 		x.ReadFrom(ctx, client)
-		readEvents, readNamespace := x.Events, x.AdminAllowed
+		readEvents, readNamespace, readVolume := x.Events, x.AdminAllowed, x.Volume
+		x.Volume = func(of, name string) (is bool, doubt string) {
+			answer := volumes.get(of+"/"+name, func() volume {
+				is, doubt := readVolume(of, name)
+				return volume{is, doubt}
+			})
+			return answer.is, answer.doubt
+		}
 		x.Events = func(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) ([]corev1.Event, error) {
 			answer := events.get(pod.UID, func() eventsAnswer {
 				list, err := readEvents(pod, claims)
@@ -82,7 +93,7 @@ func (m memory[K, V]) get(key K, ask func() V) V {
 
 func explanationOf(e *explain.Explanation) view.Explanation {
 	var text bytes.Buffer
-	if err := explain.View(e).Render(&text, printer.Format{Unicode: true}); err != nil {
+	if err := explain.View(e).Write(&text, printer.Format{Unicode: true}); err != nil {
 		return view.Explanation{Verdict: fmt.Sprintf("The explanation cannot be shown: %v", err)}
 	}
 	return view.Explanation{Verdict: verdict(e), Text: text.String()}
@@ -93,6 +104,8 @@ func verdict(e *explain.Explanation) string {
 	switch {
 	case e.Verdict == explain.Allocatable:
 		return "It can be allocated now; the scheduler will try again."
+	case len(e.Unseen) > 0 && e.Verdict == explain.Unknown:
+		return "Unknown: " + e.Unseen[0]
 	case len(e.Stuck) > 0:
 		return e.Stuck[0].Text
 	case len(e.Reasons) > 0:

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -39,7 +38,9 @@ func (s *session) act(ctx context.Context, d *rules.Decision, o *observation) er
 	c := commands{Client: client, options: s.options}
 	switch d.Do { //nolint:exhaustive // the others need no daemon that answers
 	case rules.StartServer:
-		err = c.startServer(alive, s.folder, s.record, s.unwritten)
+		if err = s.write(s.record); err == nil { // the next supervisor must know the daemon that containers have
+			err = c.startServer(alive, s.folder, s.record.Spec)
+		}
 		s.pace.Parent = time.Now()
 		return err
 	case rules.Accept:
@@ -71,16 +72,10 @@ func (s *session) start(ctx context.Context) error {
 		return err
 	}
 	// From here on the next supervisor finds everything that follows.
-	if err := s.folder.make(); err != nil {
+	if err := errors.Join(s.write(s.record), s.end(ctx)); err != nil {
 		return err
 	}
-	if err := s.folder.save(s.record); err != nil {
-		return err
-	}
-	if err := s.end(ctx); err != nil {
-		return err
-	}
-	if err := s.folder.mounts().mount(s.id, shmSize(s.record.Spec, s.node.tmpfs, s.node.proc), s.node.label); err != nil {
+	if err := s.folder.mount(shmSize(s.record.Spec, s.node.tmpfs, s.node.proc), s.node.label); err != nil {
 		return err
 	}
 	if err := s.folder.clearPipe(ctx); err != nil {
@@ -108,7 +103,7 @@ func (s *session) stop(ctx context.Context, d *rules.Decision) error {
 	if err := s.end(ctx); err != nil {
 		return fmt.Errorf("%s: %w", d.Message, err)
 	}
-	return s.folder.save(s.record)
+	return nil
 }
 
 // end ends the daemon, its servers, and everything else that they have started.
@@ -127,31 +122,25 @@ func (s *session) end(ctx context.Context) error {
 // suspend leaves what the next supervisor needs to start the session again.
 func (s *session) suspend(ctx context.Context) error {
 	if err := s.end(ctx); err != nil {
-		return fmt.Errorf("session %s: %w", s.id, err)
+		return fmt.Errorf("session %s: %w", s.folder.id(), err)
 	}
-	return errors.Join(s.folder.save(s.record), s.folder.mounts().remove()) //nolint:contextcheck // it has a limit of its own
+	return errors.Join(s.write(s.record), s.folder.unmount(false))
 }
 
 // remove removes all of the session. After an error the next attempt finds what is left.
 func (s *session) remove(ctx context.Context) error {
-	if s.record.Started {
-		// The next supervisor must not start it again. A full disk is no reason to
-		// keep it running.
-		if err := s.folder.save(s.record); err != nil && !errors.Is(err, os.ErrNotExist) {
-			klog.FromContext(ctx).Error(err, "Removing an MPS session without a record of it")
-		}
-	}
 	err := s.end(ctx)
 	if err == nil {
-		err = s.folder.mounts().remove() //nolint:contextcheck // it has a limit of its own
-	}
-	if err == nil {
-		err = s.folder.delete(ctx)
+		err = s.folder.remove(ctx, s.options.EndLimit)
 	}
 	if err != nil {
-		return fmt.Errorf("remove what is left of session %s: %w", s.id, err)
+		return fmt.Errorf("remove what is left of session %s: %w", s.folder.id(), err)
 	}
-	s.gone = true
+	// There may be another of this name.
+	s.record, s.written, s.pace = rules.Record{BootID: s.record.BootID}, rules.Record{}, rules.Pace{}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status = mps.Status{}
 	return nil
 }
 
@@ -161,7 +150,7 @@ func (s *session) accept(ctx context.Context, c commands, servers []rules.Server
 		return err
 	}
 	ids := rules.IDs(servers)
-	shared, err := s.folder.hasSharedMemory()
+	shared, err := s.folder.memory().isNeeded()
 	if err != nil {
 		return err
 	}
@@ -169,11 +158,10 @@ func (s *session) accept(ctx context.Context, c commands, servers []rules.Server
 	accepted.SharesMemory = accepted.SharesMemory || shared
 	accepted.Servers, accepted.ServerUser = ids, servers[0].User
 	accepted.Started, accepted.Serving = true, true
-	if err := s.folder.save(accepted); err != nil {
+	again := s.record.Started
+	if err := s.write(accepted); err != nil {
 		return err
 	}
-	again := s.record.Started
-	s.record = accepted
 	s.watch.servers(ids)
 	s.pace = rules.Pace{Failures: s.pace.Failures, Next: s.pace.Next, Ready: time.Now()}
 	if again {
@@ -189,10 +177,9 @@ func (s *session) changeLimits(ctx context.Context, c commands, wanted mps.Spec)
 	if err := c.changeLimits(ctx, s.record.Spec, changed.Spec, s.record.Servers); err != nil {
 		return err
 	}
-	if err := s.folder.save(changed); err != nil {
+	if err := s.write(changed); err != nil {
 		return err
 	}
-	klog.FromContext(ctx).Info("MPS limits changed", "new", changed.Spec, "old", s.record.Spec, "servers", len(changed.Servers))
-	s.record = changed
+	klog.FromContext(ctx).Info("MPS limits changed", "new", changed.Spec, "servers", len(changed.Servers))
 	return nil
 }

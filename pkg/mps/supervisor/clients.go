@@ -9,8 +9,8 @@ import (
 	"regexp"
 	"slices"
 
-	"github.com/partage-dev/partage/pkg/podcgroup"
-	"github.com/partage-dev/partage/pkg/process"
+	"github.com/partage-dev/partage/pkg/node/podcgroup"
+	"github.com/partage-dev/partage/pkg/node/process"
 )
 
 // Names of device nodes that tell GPUs, and partitions, apart. The capabilities 1 and 2

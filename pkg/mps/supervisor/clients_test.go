@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/process"
+	"github.com/partage-dev/partage/pkg/node/process"
 )
 
 // TestSymlinksInShm: no process that has the shared memory of a session, the daemon
@@ -97,10 +97,10 @@ func TestCredible(t *testing.T) {
 		eventually(t, "a client", func() bool { return slices.Contains(statusOf(t, s, id).Clients, pid) })
 	}
 	sess := s.sessions[one.ID]
-	if err := sess.lock(t.Context()); err != nil {
+	if err := sess.lock.Acquire(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
-	defer sess.unlock()
+	defer sess.lock.Release(1)
 	pids := []int{0, 1, client, ofAnother, server}
 	if got := credible(pids, sess.record.Servers); len(got) > 0 {
 		t.Errorf("none of %v is in a pod, got %v", pids, got)

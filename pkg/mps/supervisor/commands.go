@@ -9,13 +9,14 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/control"
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
-	"github.com/partage-dev/partage/pkg/process"
-	"github.com/partage-dev/partage/pkg/wait"
+	"github.com/partage-dev/partage/pkg/node/process"
+	"github.com/partage-dev/partage/pkg/util/wait"
 )
 
 // commands are what a daemon that answers is told.
@@ -25,14 +26,9 @@ type commands struct {
 }
 
 // startServer tells the daemon to start a server, which then is waited for.
-func (c commands) startServer(ctx context.Context, f folder, r rules.Record, unwritten bool) error {
-	if unwritten { // the next supervisor must know the daemon that containers have
-		if err := f.save(r); err != nil {
-			return err
-		}
-	}
+func (c commands) startServer(ctx context.Context, f folder, spec mps.Spec) error {
 	// An adopted daemon may never have had them.
-	if err := c.SetLimits(ctx, r.Spec, 0); err != nil {
+	if err := c.SetLimits(ctx, spec, 0); err != nil {
 		return err
 	}
 	// Programs that wait for the daemon get a server with these limits. They should not
@@ -91,25 +87,34 @@ func (c commands) shutDown(ctx context.Context, servers []process.ID) error {
 	return nil
 }
 
-// terminate ends what clients have on the GPU whose pod is about to be killed. One that cannot be terminated keeps no other
-// from it, and is tried again soon.
+// terminations is how many clients are terminated at the same time.
+const terminations = 8
+
+// terminate ends what clients have on the GPU whose pod is about to be killed. One that cannot be terminated, or whose termination
+// hangs, keeps no other from it, and is tried again soon.
 func (c commands) terminate(ctx context.Context, doomed []rules.Client, w *watch) {
 	logger := klog.FromContext(ctx)
 	ctx, cancel := context.WithTimeout(ctx, c.options.CommandLimit)
 	defer cancel()
+	var all errgroup.Group
+	all.SetLimit(terminations)
 	for _, one := range doomed {
 		known := w.client(one.PID)
 		if known == nil {
 			continue // it has ended
 		}
 		known.tried = time.Now()
-		err := c.Terminate(ctx, one.Server, one.PID)
-		switch {
-		case err == nil:
-			known.terminated = true
-			logger.Info("Terminated an MPS client whose pod is about to be killed", "pid", one.PID, "server", one.Server)
-		case !known.process.Ended():
-			logger.Error(err, "An MPS client cannot be terminated before its pod is killed", "pid", one.PID, "podUID", known.pod.UID)
-		}
+		all.Go(func() error {
+			err := c.Terminate(ctx, one.Server, one.PID)
+			switch {
+			case err == nil:
+				known.terminated = true
+				logger.Info("Terminated an MPS client whose pod is about to be killed", "pid", one.PID, "server", one.Server)
+			case !known.process.Ended():
+				logger.Error(err, "An MPS client cannot be terminated before its pod is killed", "pid", one.PID, "podUID", known.pod.UID)
+			}
+			return nil
+		})
 	}
+	_ = all.Wait() // each has said what has failed
 }

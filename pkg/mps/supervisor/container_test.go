@@ -21,8 +21,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/partage-dev/partage/pkg/cdi"
-	"github.com/partage-dev/partage/pkg/cdi/edit"
+	"github.com/partage-dev/partage/pkg/driver/cdi"
+	"github.com/partage-dev/partage/pkg/driver/cdi/edit"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/test/gpusim/cuda"
 	gpusim "github.com/partage-dev/partage/test/gpusim/mps"

@@ -14,8 +14,8 @@ import (
 
 	"github.com/partage-dev/partage/pkg/mps/control"
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
-	"github.com/partage-dev/partage/pkg/process"
-	"github.com/partage-dev/partage/pkg/process/keeper"
+	"github.com/partage-dev/partage/pkg/node/process"
+	"github.com/partage-dev/partage/pkg/node/process/keeper"
 )
 
 // daemon is the control daemon of a session, whether it runs or not.

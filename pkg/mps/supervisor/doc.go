@@ -25,7 +25,8 @@
 //	              socket for programs, and in a running container that of the next
 //	              daemon too
 //	log           a small tmpfs, logs of daemon, server and launcher
-//	shm           a tmpfs, /dev/shm of daemon, server and clients
+//	memory        a tmpfs, which stays for the next session while somebody keeps something of it
+//	memory/shm    /dev/shm of daemon, server and clients
 //	session.json  what is wanted, what runs, what was lost
 //	keeper.lock   locked by the keeper of the daemon
 //

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/podend"
+	"github.com/partage-dev/partage/pkg/mps/podend"
 )
 
 const endingPod types.UID = "8b3f0e6e-7a59-4c8a-9d3c-2f1f4a1f0b11"
@@ -27,10 +27,10 @@ func ending(at time.Time) podend.End {
 func terminatedClient(t *testing.T, s *Supervisor, id string, pid int) bool {
 	t.Helper()
 	sess := s.sessions[id]
-	if err := sess.lock(t.Context()); err != nil {
+	if err := sess.lock.Acquire(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
-	defer sess.unlock()
+	defer sess.lock.Release(1)
 	c := sess.watch.clients[pid]
 	return c != nil && c.terminated
 }
@@ -91,6 +91,25 @@ func TestPodEndsWithSilentDaemon(t *testing.T) {
 	if err := unix.Kill(daemonOf(t, s, one.ID), unix.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestTerminationHangs: a client whose termination does not return keeps no other from being terminated.
+func TestTerminationHangs(t *testing.T) {
+	w, s, before := startedWith(t, "")
+	for range 2 {
+		c := w.client(0, before)
+		w.inPodWith(c.Process.Pid, endingPod)
+		w.untilWatched(s, one.ID, c.Process.Pid)
+	}
+	clients := statusOf(t, s, one.ID).Clients // they are terminated in this order
+	w.script(script{HangTermination: clients[0]})
+	s.pods.PodEnds(t.Context(), ending(time.Now().Add(killMargin)))
+	eventually(t, "the other client to be terminated", func() bool { return terminatedClient(t, s, one.ID, clients[1]) })
+	if terminatedClient(t, s, one.ID, clients[0]) {
+		t.Error("what does not return has terminated a client")
+	}
+	w.script(script{})
+	eventually(t, "the client to be terminated", func() bool { return terminatedClient(t, s, one.ID, clients[0]) })
 }
 
 // TestInTime: sessions are observed when the clients of a pod are to be terminated, whenever they were observed before.

@@ -11,10 +11,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
-	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/process/keeper"
+	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/pkg/node/process/keeper"
 )
 
 // folder is the folder of a session.
@@ -22,7 +23,7 @@ type folder string
 
 func (f folder) id() string     { return filepath.Base(string(f)) }
 func (f folder) pipe() string   { return filepath.Join(string(f), "pipe") }
-func (f folder) shm() string    { return filepath.Join(string(f), "shm") }
+func (f folder) memory() memory { return memory(filepath.Join(string(f), "memory")) }
 func (f folder) logs() logs     { return logs(filepath.Join(string(f), "log")) }
 func (f folder) record() string { return filepath.Join(string(f), "session.json") }
 
@@ -82,7 +83,7 @@ func (f folder) foreign() (string, error) {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return "", fmt.Errorf("look at %s: %w", string(f), err)
 	}
-	ours := []string{f.record(), f.pipe(), string(f.logs()), f.shm(), f.keeper(), host.TemporaryName(f.record())}
+	ours := []string{f.record(), f.pipe(), string(f.logs()), string(f.memory()), f.keeper(), host.TemporaryName(f.record())}
 	for _, entry := range entries {
 		if path := filepath.Join(string(f), entry.Name()); !slices.Contains(ours, path) && !host.IsAside(entry.Name()) {
 			return path, nil
@@ -91,13 +92,9 @@ func (f folder) foreign() (string, error) {
 	return "", nil
 }
 
-// make makes the folders.
+// make makes the folder.
 func (f folder) make() error {
-	err := os.MkdirAll(f.shm(), folderMode) // it may be mounted, and has another mode then
-	for _, path := range []string{string(f), f.pipe(), string(f.logs())} {
-		err = errors.Join(err, makeFolder(path, folderMode))
-	}
-	if err = errors.Join(err, f.makeKeeper()); err != nil {
+	if err := errors.Join(makeFolder(string(f), folderMode), makeKeeper(f.keeper())); err != nil {
 		return fmt.Errorf("make the folder of session %s: %w", f.id(), err)
 	}
 	return nil
@@ -112,22 +109,12 @@ func makeFolder(path string, mode os.FileMode) error {
 }
 
 // makeKeeper makes the file without which there can be no keeper.
-func (f folder) makeKeeper() error {
-	file, err := os.OpenFile(f.keeper(), os.O_CREATE|os.O_WRONLY, 0o600)
+func makeKeeper(path string) error {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
 	return file.Close()
-}
-
-// hasSharedMemory reports whether clients need the session's /dev/shm: what drivers have named there before the first
-// client comes they look for there. Otherwise no container gets a folder that others can write.
-func (f folder) hasSharedMemory() (bool, error) {
-	entries, err := os.ReadDir(f.shm())
-	if err != nil {
-		return false, fmt.Errorf("look for the server's shared memory: %w", err)
-	}
-	return len(entries) > 0, nil
 }
 
 // clearPipe makes the folders of sockets, or removes what an earlier daemon left in
@@ -145,14 +132,22 @@ func (f folder) clearPipe(ctx context.Context) error {
 	return nil
 }
 
-// delete removes the folder. The caller has unmounted.
-func (f folder) delete(ctx context.Context) error {
+// remove removes the folder of a session that has ended. What somebody keeps of its memory has limit to go.
+func (f folder) remove(ctx context.Context, limit time.Duration) error {
+	kept, err := f.memory().empty(ctx, limit)
+	if err == nil {
+		err = f.unmount(kept)
+	}
+	if err != nil {
+		return err
+	}
 	// A keeper that an earlier supervisor started may not have come to lock its file.
 	lock, err := keeper.Lock(f.keeper())
-	if err != nil {
-		return fmt.Errorf("remove the folder of session %s: %w", f.id(), err)
+	if err == nil && kept {
+		err = os.Remove(f.record())
+	} else if err == nil {
+		err = host.RemoveTree(ctx, string(f))
 	}
-	err = host.RemoveTree(ctx, string(f))
 	if lock != nil {
 		err = errors.Join(err, lock.Close())
 	}

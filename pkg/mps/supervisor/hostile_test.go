@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/process"
+	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/pkg/node/process"
 )
 
 // process is one that looks like a server to who does not look closely.
@@ -118,14 +119,14 @@ func TestFullFolders(t *testing.T) {
 // and the next daemon starts all the same.
 func TestDeepFolders(t *testing.T) {
 	_, s, status := started(t)
-	made := 0
-	for path := status.PipeDir; made < fewest; made++ {
+	made, room := 0, int(host.TmpfsFiles(pipeSize))
+	for path := status.PipeDir; made < room; made++ {
 		path = filepath.Join(path, "d")
 		if err := os.Mkdir(path, 0o000); err != nil {
 			break
 		}
 	}
-	if made < fewest/2 || made == fewest {
+	if made < room/2 || made == room {
 		t.Errorf("%d folders fit", made)
 	}
 	kill(t, daemonOf(t, s, one.ID))

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/process"
+	"github.com/partage-dev/partage/pkg/node/process"
 )
 
 // podClient starts a client that is in a pod, and waits until its end would be noticed.
@@ -28,10 +28,10 @@ func (w *world) untilWatched(s *Supervisor, id string, pid int) {
 	w.Helper()
 	sess := s.sessions[id]
 	eventually(w, "the client to be watched", func() bool {
-		if err := sess.lock(w.Context()); err != nil {
+		if err := sess.lock.Acquire(w.Context(), 1); err != nil {
 			w.Fatal(err)
 		}
-		defer sess.unlock()
+		defer sess.lock.Release(1)
 		return sess.watch.clients[pid] != nil
 	})
 }
@@ -134,13 +134,13 @@ func TestClientEndsProperly(t *testing.T) {
 	}
 	// In the middle of a look at the session, the kill alone may be seen, and that nobody loses anything.
 	sess := s.sessions[one.ID]
-	if err := sess.lock(t.Context()); err != nil {
+	if err := sess.lock.Acquire(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
 	kill(t, before.Servers[0])
 	eventually(t, "the server to end", func() bool { return !slices.ContainsFunc(before.Servers, process.Alive) })
 	kill(t, stays.Process.Pid)
-	sess.unlock()
+	sess.lock.Release(1)
 	reaches(t, s, one.ID, mps.Running, 1)
 	w.container(statusOf(t, s, one.ID)).connects()
 	if now := statusOf(t, s, one.ID); now.Losses != 1 || now.Kills > 0 {

@@ -4,15 +4,14 @@
 package supervisor
 
 import (
-	"flag"
+	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/partage-dev/partage/pkg/process/keeper"
+	"github.com/partage-dev/partage/pkg/node/process/keeper"
 )
 
 // LaunchCommand is the sub-command by which a supervisor runs its own program again
@@ -23,13 +22,13 @@ const LaunchCommand = "launch"
 // self is this program, even if its file was replaced since it started.
 const self = "/proc/self/exe"
 
-// launch describes how to run a control daemon for a session.
+// launch describes how to run a control daemon for a session. It is the first argument of Launch.
 type launch struct {
-	// lock is the file of the keeper, and shm is mounted at /dev/shm.
-	lock, shm string
-	// root is changed to, unless it is empty; session is then mounted at its /tmp, and dev
+	// Lock is the file of the keeper, and Shm is mounted at /dev/shm.
+	Lock, Shm string
+	// Root is changed to, unless it is empty; Session is then mounted at its /tmp, and Dev
 	// at its /dev, unless that is empty.
-	root, session, dev string
+	Root, Session, Dev string
 }
 
 // Launch makes this process the keeper of a control daemon that has its own view of the file system, and ends when nothing of
@@ -39,32 +38,15 @@ type launch struct {
 // process that does nothing else: the supervisor runs its own program for it.
 func Launch(args []string) error {
 	var l launch
-	flags := flag.NewFlagSet(LaunchCommand, flag.ContinueOnError)
-	flags.SetOutput(io.Discard)
-	flags.StringVar(&l.lock, "lock", "", "")
-	flags.StringVar(&l.shm, "shm", "", "")
-	flags.StringVar(&l.root, "root", "", "")
-	flags.StringVar(&l.session, "session", "", "")
-	flags.StringVar(&l.dev, "dev", "", "")
-	if err := flags.Parse(args); err != nil {
-		return fmt.Errorf("%s: %w", LaunchCommand, err)
+	if len(args) < 2 || json.Unmarshal([]byte(args[0]), &l) != nil {
+		return fmt.Errorf("%s: want how to run a program, and the program; only the supervisor uses this", LaunchCommand)
 	}
-	if flags.NArg() == 0 {
-		return fmt.Errorf("%s: want a program; only the supervisor uses this", LaunchCommand)
-	}
-	status, err := keeper.Keep(l.lock, keeper.Program{Path: flags.Arg(0), Args: flags.Args()[1:], Env: os.Environ(), Root: l.root, Prepare: l.mount})
+	status, err := keeper.Keep(l.Lock, keeper.Program{Path: args[1], Args: args[2:], Env: os.Environ(), Root: l.Root, Prepare: l.mount})
 	if err != nil {
-		return fmt.Errorf("run %s: %w", flags.Arg(0), err)
+		return fmt.Errorf("run %s: %w", args[1], err)
 	}
 	os.Exit(status) // as a program does that has replaced this process
 	return nil
-}
-
-// arguments returns the arguments of this program that make it run another one:
-// the inverse of what Launch parses.
-func (l launch) arguments(program string, args ...string) []string {
-	all := []string{LaunchCommand, "-lock", l.lock, "-shm", l.shm, "-root", l.root, "-session", l.session, "-dev", l.dev, "--", program}
-	return append(all, args...)
 }
 
 // mount gives this thread the file systems that the daemon and its servers have.
@@ -77,18 +59,18 @@ func (l launch) mount() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return fmt.Errorf("separate the mount namespace: %w", err)
 	}
-	if l.dev != "" {
-		if err := bind(l.dev, filepath.Join("/", l.root, "dev")); err != nil {
+	if l.Dev != "" {
+		if err := bind(l.Dev, filepath.Join("/", l.Root, "dev")); err != nil {
 			return err
 		}
 	}
-	if err := bind(l.shm, filepath.Join("/", l.root, "dev/shm")); err != nil {
+	if err := bind(l.Shm, filepath.Join("/", l.Root, "dev/shm")); err != nil {
 		return err
 	}
-	if l.root == "" {
+	if l.Root == "" {
 		return nil
 	}
-	return bind(l.session, filepath.Join(l.root, string(folderInRoot)))
+	return bind(l.Session, filepath.Join(l.Root, string(folderInRoot)))
 }
 
 func bind(from, to string) error {

@@ -14,8 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/node/host"
 )
 
 // enterable makes the driver root a system of its own, as a driver's container has.

@@ -53,17 +53,11 @@ func (l logs) open() (*os.File, error) {
 	}
 	for _, entry := range entries {
 		name, path := entry.Name(), l.path(entry.Name())
-		info, err := os.Lstat(path)
 		switch {
-		case err != nil:
+		case slices.Contains(logNames, name):
+			err = os.Rename(path, path+oldLog)
 		case !slices.Contains(logNames, strings.TrimSuffix(name, oldLog)):
 			err = os.RemoveAll(path)
-		case !slices.Contains(logNames, name):
-			continue
-		case info.Size() == 0:
-			err = os.Remove(path)
-		default:
-			err = os.Rename(path, path+oldLog)
 		}
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, fmt.Errorf("make room for the daemon's log: %w", err)

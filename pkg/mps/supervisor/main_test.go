@@ -6,10 +6,13 @@ package supervisor
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"syscall"
 	"testing"
 
@@ -22,6 +25,7 @@ const (
 	superviseCommand = "supervise"
 	// idleVariable makes the server's program do nothing.
 	idleVariable = "PARTAGE_TEST_IDLE"
+	testsPerCore = 3
 )
 
 // TestMain makes the test program also the simulated driver's programs, the
@@ -49,6 +53,11 @@ func TestMain(m *testing.M) {
 	case len(os.Args) > 1 && os.Args[1] == superviseCommand:
 		os.Exit(exitCode(supervise(os.Args[2], os.Args[3])))
 	default:
+		flag.Parse()
+		// Most of their time goes into waiting.
+		if given := flag.Lookup("test.parallel"); given.Value.String() == given.DefValue {
+			_ = given.Value.Set(strconv.Itoa(testsPerCore * runtime.GOMAXPROCS(0)))
+		}
 		os.Exit(m.Run())
 	}
 }

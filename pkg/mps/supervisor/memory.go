@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/node/host"
 )
 
 const (
@@ -28,23 +29,10 @@ const (
 	logSize = 8 * maxLog
 	// minShmSize is what container runtimes give /dev/shm.
 	minShmSize = 64 * mebibyte
-
-	// fileSize is what a file takes of the kernel's memory beside its content, as Linux
-	// itself reckons.
-	fileSize = 1 << 10
-	// A tmpfs has room for a file per 16 KiB.
-	bytesPerFile      = 16 << 10
-	fewest, mostFiles = 256, 1 << 18
 )
 
-// maxFiles returns how many files and folders a tmpfs of some size may have.
-func maxFiles(size int64) int64 { return min(max(size/bytesPerFile, fewest), mostFiles) }
-
-// cost returns what a tmpfs of some size can take of the node's memory.
-func cost(size int64) int64 { return size + maxFiles(size)*fileSize }
-
 // fixedCost is that of what every session has beside its /dev/shm.
-func fixedCost() int64 { return cost(pipeSize) + cost(logSize) }
+func fixedCost() int64 { return host.TmpfsCost(pipeSize) + host.TmpfsCost(logSize) }
 
 // nodeMemory returns how many bytes of memory the node has.
 func nodeMemory() (int64, error) {
@@ -68,7 +56,7 @@ func shmSize(spec mps.Spec, limit int64, proc string) int64 {
 	if strings.HasPrefix(spec.Devices[0], "MIG-") {
 		size /= maxPartitions
 	}
-	// The files in it cost something, too.
-	size = (size - fixedCost()) / (bytesPerFile + fileSize) * bytesPerFile
+	// The files in it cost a sixteenth, too.
+	size = (size - fixedCost()) / 17 * 16
 	return max(minShmSize, size/mebibyte*mebibyte)
 }

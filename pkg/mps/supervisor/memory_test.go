@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/node/host"
 )
 
 // proc makes a procfs of a node with this many GPUs.
@@ -43,7 +44,7 @@ func TestMemoryOfAllSessions(t *testing.T) {
 		gpus, limit := i/2, int64(16<<30)<<(i%2)
 		proc := proc(t, gpus)
 		session := func(devices ...string) int64 {
-			return cost(shmSize(mps.Spec{Devices: devices}, limit, proc)) + fixedCost()
+			return host.TmpfsCost(shmSize(mps.Spec{Devices: devices}, limit, proc)) + fixedCost()
 		}
 		for name, sum := range map[string]int64{
 			"whole GPUs":          int64(gpus) * session(gpuA),
@@ -77,13 +78,13 @@ func TestMemoryOfSession(t *testing.T) {
 		if err := unix.Statfs(path, &st); err != nil {
 			t.Fatal(err)
 		}
-		if got := int64(st.Blocks) * st.Bsize; got != want || int64(st.Files) != maxFiles(want) {
-			t.Errorf("%s has %d KiB and %d files, want %d and %d", path, got>>10, st.Files, want>>10, maxFiles(want))
+		if got := int64(st.Blocks) * st.Bsize; got != want || int64(st.Files) != host.TmpfsFiles(want) {
+			t.Errorf("%s has %d KiB and %d files, want %d and %d", path, got>>10, st.Files, want>>10, host.TmpfsFiles(want))
 		}
 		if want := int64(unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC | noSymlinks); st.Flags&want != want {
 			t.Errorf("%s has the flags %x, want %x", path, st.Flags, want)
 		}
-		sum += cost(want)
+		sum += host.TmpfsCost(want)
 	}
 	if sum > 512*mebibyte {
 		t.Errorf("all together may take %d MiB", sum/mebibyte)

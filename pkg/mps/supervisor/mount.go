@@ -5,72 +5,114 @@ package supervisor
 
 import (
 	"cmp"
+	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"time"
 
-	"github.com/partage-dev/partage/pkg/host"
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/pkg/util/wait"
 )
 
-// mount is a tmpfs of a session. Its clients can write to it, or make the daemon do so,
-// and must not be able to fill a file system of the host.
-type mount struct {
-	path, mode string
-	// bytes is 0 for the one that has the rest of the session's memory.
-	bytes int64
-	// shared: running containers have it.
-	shared bool
-}
+// shmMode lets all users of containers in.
+const shmMode = os.ModeSticky | 0o777
 
-// mounts are those of a session.
-type mounts []mount
-
-func (f folder) mounts() mounts {
-	return mounts{
-		{path: f.pipe(), mode: "755", bytes: pipeSize, shared: true},
-		{path: string(f.logs()), mode: "755", bytes: logSize},
-		{path: f.shm(), mode: "1777", shared: true},
-	}
-}
-
-// mount mounts what is not mounted: running containers may have the rest. label is
-// the SELinux context of that, empty for none.
-func (all mounts) mount(session string, shmSize int64, label string) error {
-	for _, m := range all {
-		mounted, err := host.IsMountPoint(m.path)
-		if err == nil && !mounted {
-			size := cmp.Or(m.bytes, shmSize)
-			options := fmt.Sprintf("mode=%s,size=%d,nr_inodes=%d", m.mode, size, maxFiles(size))
-			err = host.Tmpfs("partage-mps-"+session, m.path, options, label)
-		}
-		if err != nil {
-			return fmt.Errorf("mount a tmpfs of session %s at %s: %w", session, m.path, err)
+// mount mounts the file systems in memory of a session: its clients can write to them, or make the daemon do so, and must not be able
+// to fill one of the host. What is mounted stays: running containers may have it, and the memory may be that of an earlier session.
+// label is the SELinux context, empty for none.
+func (f folder) mount(shmSize int64, label string) error {
+	for path, bytes := range map[string]int64{f.pipe(): pipeSize, string(f.logs()): logSize, string(f.memory()): shmSize} {
+		if err := host.MountTmpfs("partage-mps-"+f.id(), path, bytes, label); err != nil {
+			return fmt.Errorf("session %s: %w", f.id(), err)
 		}
 	}
-	return nil
+	return makeFolder(f.memory().shm(), shmMode)
 }
 
 // lost returns the paths at which containers have what is not mounted here any more.
-func (all mounts) lost() (paths []string, err error) {
-	for _, m := range all {
-		if !m.shared {
-			continue
-		}
-		mounted, err := host.IsMountPoint(m.path)
+func (f folder) lost() (paths []string, err error) {
+	for _, path := range []string{f.pipe(), string(f.memory())} {
+		mounted, err := host.IsMountPoint(path)
 		if err != nil {
 			return nil, err
 		}
 		if !mounted {
-			paths = append(paths, m.path)
+			paths = append(paths, path)
 		}
 	}
 	return paths, nil
 }
 
-// remove empties and unmounts everything. Containers keep their mounts, with next to nothing in them.
-func (all mounts) remove() error {
-	var errs []error
-	for _, m := range all {
-		errs = append(errs, host.RemoveTmpfs(m.path))
+// unmount unmounts everything as it is, but for memory that is kept. Containers keep their mounts.
+func (f folder) unmount(kept bool) error {
+	err := errors.Join(host.Unmount(f.pipe()), host.Unmount(string(f.logs())))
+	if !kept {
+		err = errors.Join(err, host.Unmount(string(f.memory())))
 	}
-	return errors.Join(errs...)
+	return err
+}
+
+// memory is the file system of which clients have a folder as their /dev/shm.
+type memory string
+
+func (m memory) shm() string { return filepath.Join(string(m), "shm") }
+
+// isNeeded reports whether clients need it: what drivers have named there before the first client comes they look for there.
+// Otherwise no container gets a folder that others can write.
+func (m memory) isNeeded() (bool, error) {
+	entries, err := os.ReadDir(m.shm())
+	if err != nil {
+		return false, fmt.Errorf("look for the server's shared memory: %w", err)
+	}
+	return len(entries) > 0, nil
+}
+
+// empty removes what clients have put into the memory of a session that has ended, and reports whether somebody keeps something of it
+// all the same. Then it has to stay mounted for the next session of the device, so that what is kept of all of them is no more
+// than one may have: it has room for the rest.
+func (m memory) empty(ctx context.Context, limit time.Duration) (kept bool, err error) {
+	mounted, err := host.IsMountPoint(string(m))
+	if !mounted || err != nil {
+		return false, err
+	}
+	// A process that still has it open must have no part in that of the next session.
+	if err := os.Rename(m.shm(), filepath.Join(string(m), rand.Text())); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return false, fmt.Errorf("empty the memory of a session: %w", err)
+	}
+	limited, cancel := context.WithTimeout(ctx, limit) // the mounts of what has just ended may go a moment later
+	defer cancel()
+	err = wait.Until(limited, func() (bool, error) {
+		kept, err := host.EmptyTmpfs(limited, string(m))
+		return !kept, err
+	})
+	if err == nil || ctx.Err() != nil {
+		return false, err
+	}
+	klog.FromContext(ctx).Error(err, "Somebody keeps memory of an MPS session that has ended", "folder", string(m))
+	return limited.Err() != nil, nil
+}
+
+// ageInLooks is how old what is left over is at least, in intervals between looks.
+const ageInLooks = 10
+
+// removeLeftover removes what ended containers left in the /dev/shm of a session.
+func (s *Supervisor) removeLeftover(ctx context.Context, f folder) error {
+	shm := f.memory().shm()
+	// A client that was root may have taken it for itself.
+	switch err := cmp.Or(os.Lchown(shm, 0, 0), os.Chmod(shm, shmMode)); {
+	case errors.Is(err, os.ErrNotExist):
+		return nil // it is being made, or removed
+	case err != nil:
+		return err
+	}
+	removed, err := host.RemoveUnused(ctx, shm, time.Now().Add(-ageInLooks*s.options.LeftoverInterval))
+	if removed > 0 {
+		klog.FromContext(ctx).Info("Removed what ended containers left in /dev/shm", "session", f.id(), "files", removed)
+	}
+	return err
 }

@@ -10,10 +10,11 @@ import (
 	"slices"
 	"time"
 
+	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/control"
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
-	"github.com/partage-dev/partage/pkg/process"
-	"github.com/partage-dev/partage/pkg/process/keeper"
+	"github.com/partage-dev/partage/pkg/node/process"
+	"github.com/partage-dev/partage/pkg/node/process/keeper"
 )
 
 // observation is one of a session.
@@ -23,12 +24,12 @@ type observation struct {
 }
 
 // observe reads all that the rules need to know. An error means that nothing can be decided now.
-func (s *session) observe(ctx context.Context, w wish) (*observation, error) {
+func (s *session) observe(ctx context.Context, goal rules.Goal, wanted *mps.Spec) (*observation, error) {
 	o := &observation{session: s, Observation: rules.Observation{
-		Now: time.Now(), Goal: w.goal, Times: s.options.times(), Wanted: s.record.Spec, Record: s.record, Pace: s.pace, Before: s.current().Clients,
+		Now: time.Now(), Goal: goal, Times: s.options.times(), Wanted: s.record.Spec, Record: s.record, Pace: s.pace, Before: s.current().Clients,
 	}}
-	if w.spec != nil {
-		o.Wanted, o.Calling = *w.spec, true
+	if wanted != nil {
+		o.Wanted, o.Calling = *wanted, true
 	}
 	if o.Goal != rules.Running {
 		return o, nil
@@ -40,7 +41,7 @@ func (s *session) observe(ctx context.Context, w wish) (*observation, error) {
 		return o, nil
 	}
 	var err error
-	if o.Unmounted, err = s.folder.mounts().lost(); len(o.Unmounted) > 0 || err != nil {
+	if o.Unmounted, err = s.folder.lost(); len(o.Unmounted) > 0 || err != nil {
 		return o, err
 	}
 	listed, err := o.inspect(ctx)
@@ -98,6 +99,9 @@ func (o *observation) observeServers(listed []control.Server) {
 				o.Doomed = append(o.Doomed, rules.Client{Server: server.ID.PID, PID: pid})
 			}
 		}
+	}
+	if slices.ContainsFunc(o.Servers, func(server rules.Server) bool { return !server.Alive }) {
+		o.Clients = o.Before // whom it had: the daemon may have forgotten them first
 	}
 	for _, id := range s.record.Servers {
 		if !slices.ContainsFunc(o.Servers, func(server rules.Server) bool { return server.ID == id }) {

@@ -7,8 +7,8 @@ import (
 	"cmp"
 	"time"
 
-	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
+	"github.com/partage-dev/partage/pkg/node/host"
 )
 
 // Options configure a Supervisor. Times that are zero have a default.

@@ -10,8 +10,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/partage-dev/partage/pkg/podcgroup"
-	"github.com/partage-dev/partage/pkg/podend"
+	"github.com/partage-dev/partage/pkg/mps/podend"
+	"github.com/partage-dev/partage/pkg/node/podcgroup"
 )
 
 // killMargin is how long before a pod is killed its clients are terminated, at most: a

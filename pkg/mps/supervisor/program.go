@@ -5,6 +5,7 @@ package supervisor
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -18,9 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/process"
+	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/pkg/node/process"
 )
 
 // programName is NVIDIA's control daemon, and the client that sends commands to it.
@@ -77,9 +78,9 @@ func (p controlProgram) daemon(spec mps.Spec) *exec.Cmd {
 	if spec.MultiUser {
 		args = append(args, "-multiuser-server")
 	}
-	l := launch{lock: p.folder.keeper(), shm: p.folder.shm(), root: p.Root, session: string(p.folder), dev: p.dev}
+	l, _ := json.Marshal(launch{Lock: p.folder.keeper(), Shm: p.folder.memory().shm(), Root: p.Root, Session: string(p.folder), Dev: p.dev}) // strings alone
 	// No context ends the daemon: it outlives the call that starts it.
-	cmd := exec.Command(self, l.arguments(p.Path, args...)...) //nolint:noctx // as said
+	cmd := exec.Command(self, append([]string{LaunchCommand, string(l), p.Path}, args...)...) //nolint:noctx // as said
 	cmd.Dir = "/"
 	cmd.Env = append(p.env(), "CUDA_VISIBLE_DEVICES="+strings.Join(spec.Devices, ","))
 	return cmd

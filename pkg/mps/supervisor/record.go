@@ -9,8 +9,8 @@ import (
 	"os"
 	"strings"
 
-	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
+	"github.com/partage-dev/partage/pkg/node/host"
 )
 
 const recordVersion = "mps.partage.dev/v1"
@@ -18,32 +18,31 @@ const recordVersion = "mps.partage.dev/v1"
 func (f folder) save(r rules.Record) error {
 	r.APIVersion = recordVersion
 	data, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return fmt.Errorf("write the record of session %s: %w", f.id(), err)
+	if err == nil {
+		err = host.ReplaceFile(f.record(), append(data, '\n'), 0o600)
 	}
-	if err := host.ReplaceFile(f.record(), append(data, '\n'), 0o600); err != nil {
+	if err != nil {
 		return fmt.Errorf("write the record of session %s: %w", f.id(), err)
 	}
 	return nil
 }
 
-func (f folder) load() (rules.Record, error) {
+func (f folder) load() (r rules.Record, err error) {
 	data, err := os.ReadFile(f.record())
+	if err == nil {
+		err = json.Unmarshal(data, &r)
+	}
+	switch {
+	case err != nil:
+	case !strings.HasPrefix(r.APIVersion, recordVersion):
+		err = fmt.Errorf("apiVersion is %q, want %q", r.APIVersion, recordVersion)
+	case r.Spec.ID != f.id():
+		err = fmt.Errorf("it is about session %q", r.Spec.ID)
+	default:
+		err = r.Spec.Validate()
+	}
 	if err != nil {
-		return rules.Record{}, fmt.Errorf("read session %s: %w", f.id(), err)
-	}
-	var r rules.Record
-	if err := json.Unmarshal(data, &r); err != nil {
 		return rules.Record{}, fmt.Errorf("read session %s from %s: %w", f.id(), f.record(), err)
-	}
-	if !strings.HasPrefix(r.APIVersion, recordVersion) {
-		return rules.Record{}, fmt.Errorf("read session %s from %s: apiVersion is %q, want %q", f.id(), f.record(), r.APIVersion, recordVersion)
-	}
-	if err := r.Spec.Validate(); err != nil {
-		return rules.Record{}, fmt.Errorf("read session %s from %s: %w", f.id(), f.record(), err)
-	}
-	if r.Spec.ID != f.id() {
-		return rules.Record{}, fmt.Errorf("read session %s from %s: it is about session %s", f.id(), f.record(), r.Spec.ID)
 	}
 	if r.Daemon == nil {
 		r.Sockets = nil // nobody knows whose they are

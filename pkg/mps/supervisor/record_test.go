@@ -13,7 +13,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
-	"github.com/partage-dev/partage/pkg/process"
+	"github.com/partage-dev/partage/pkg/node/process"
 )
 
 // The supervisor of one version adopts the sessions of another: the form of the record
@@ -64,7 +64,7 @@ func TestRecordFormat(t *testing.T) {
 		Started: true, Removing: true, Serving: true,
 		Daemon: &process.ID{PID: 4711, Start: 815}, Servers: []process.ID{{PID: 4712, Start: 816}}, ServerUser: "0",
 		Sockets: map[string]process.Socket{"control": {Device: 60, Inode: 5}},
-		Losses:  2, LastLoss: "the server (PID 4700) ended", LastLossTime: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC),
+		History: mps.History{Losses: 2, LastLoss: "the server (PID 4700) ended", LastLossTime: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)},
 	}
 	f := folder(filepath.Join(t.TempDir(), "gpu-0"))
 	if err := os.Mkdir(string(f), 0o700); err != nil {

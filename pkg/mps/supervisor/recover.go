@@ -40,17 +40,12 @@ func (s *Supervisor) recover(ctx context.Context) error {
 		}
 	}
 	for id, r := range records {
-		s.takeOver(id, r) //nolint:contextcheck // it outlives the call
+		sess := s.session(id) //nolint:contextcheck // it outlives the call
+		sess.record, sess.written, sess.pace.Ready = r, r, time.Now()
+		sess.publish(mps.Starting, "the MPS supervisor has been restarted", nil)
+		notify(sess.wake)
 	}
 	return nil
-}
-
-func (s *Supervisor) takeOver(id string, r rules.Record) {
-	sess := s.newSession(id)
-	sess.record, sess.pace.Ready = r, time.Now()
-	s.sessions[id] = sess
-	sess.publish(mps.Starting, "the MPS supervisor has been restarted", nil)
-	notify(sess.wake)
 }
 
 // restore reads the record of a session. If the session must not go on, it returns a

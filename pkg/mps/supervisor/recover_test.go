@@ -18,7 +18,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
-	"github.com/partage-dev/partage/pkg/process"
+	"github.com/partage-dev/partage/pkg/node/process"
 )
 
 // other is a supervisor in a process of its own.
@@ -201,15 +201,15 @@ func TestLeftovers(t *testing.T) {
 	for name, leave := range map[string]func(w *world, f folder) error{
 		"an empty folder": func(*world, folder) error { return nil },
 		"folders, a mount on a mount, a broken record": func(_ *world, f folder) error {
-			mount := func() error { return unix.Mount("t", f.shm(), "tmpfs", 0, "") }
-			return errors.Join(f.make(), f.mounts().mount(f.id(), mebibyte, ""), mount(), os.WriteFile(f.record(), []byte("{"), 0o600))
+			mount := func() error { return unix.Mount("t", string(f.memory()), "tmpfs", 0, "") }
+			return errors.Join(f.make(), f.mount(mebibyte, ""), mount(), os.WriteFile(f.record(), []byte("{"), 0o600))
 		},
 		"never ran, with a daemon that is not in the record": func(w *world, f folder) error {
 			v, err := newControlProgram(w.options.Roots, f)
 			if err != nil {
 				return err
 			}
-			if err := errors.Join(f.make(), f.mounts().mount(f.id(), mebibyte, ""), f.save(rules.Record{BootID: bootID, Spec: one})); err != nil {
+			if err := errors.Join(f.make(), f.mount(mebibyte, ""), f.save(rules.Record{BootID: bootID, Spec: one})); err != nil {
 				return err
 			}
 			_, err = process.Start(v.daemon(one))
@@ -221,7 +221,7 @@ func TestLeftovers(t *testing.T) {
 			return errors.Join(err, f.make(), f.save(rules.Record{BootID: "another", Spec: one, Started: true, Serving: true, Daemon: &self}))
 		},
 		"in the middle of Stop": func(_ *world, f folder) error {
-			return errors.Join(f.make(), f.mounts().mount(f.id(), mebibyte, ""), f.save(rules.Record{BootID: bootID, Spec: one, Started: true, Removing: true}))
+			return errors.Join(f.make(), f.mount(mebibyte, ""), f.save(rules.Record{BootID: bootID, Spec: one, Started: true, Removing: true}))
 		},
 		"of something newer": func(_ *world, f folder) error {
 			return errors.Join(f.make(), os.WriteFile(f.record(), []byte(`{"apiVersion": "mps.partage.dev/v9"}`), 0o600))
@@ -276,7 +276,7 @@ func TestUnreadableRecord(t *testing.T) {
 func TestEnsureAfterCrash(t *testing.T) {
 	w := newWorld(t)
 	f := w.folder(one.ID)
-	if err := errors.Join(f.make(), f.mounts().mount(f.id(), mebibyte, "")); err != nil {
+	if err := errors.Join(f.make(), f.mount(mebibyte, "")); err != nil {
 		t.Fatal(err)
 	}
 	s := w.supervisor()

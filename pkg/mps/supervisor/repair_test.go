@@ -17,7 +17,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/control"
-	"github.com/partage-dev/partage/pkg/process"
+	"github.com/partage-dev/partage/pkg/node/process"
 )
 
 var one = mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25, Memory: map[string]int64{gpuA: 1 << 30}}
@@ -286,11 +286,11 @@ func TestServerHasEnded(t *testing.T) {
 	reaches(t, s, one.ID, mps.Running, 1)
 
 	sess := s.sessions[one.ID]
-	if err := sess.lock(t.Context()); err != nil {
+	if err := sess.lock.Acquire(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
 	sess.record.Servers[0].Start--
-	sess.unlock()
+	sess.lock.Release(1)
 	reaches(t, s, one.ID, mps.Running, 2)
 }
 
@@ -321,10 +321,10 @@ func TestSilentDaemon(t *testing.T) {
 	eventually(t, "silence to be noticed", func() bool { return statusOf(t, s, one.ID).Phase == mps.Failed })
 	sess := s.sessions[one.ID]
 	eventually(t, "the daemon to be silent for long", func() bool {
-		if sess.lock(t.Context()) != nil {
+		if sess.lock.Acquire(t.Context(), 1) != nil {
 			return false
 		}
-		defer sess.unlock()
+		defer sess.lock.Release(1)
 		return !sess.pace.Silent.IsZero() && time.Since(sess.pace.Silent) > 2*15*w.options.CheckInterval
 	})
 	if got := daemonOf(t, s, one.ID); got != daemon {
@@ -348,7 +348,7 @@ func TestSilentDaemonIsReplaced(t *testing.T) {
 }
 
 func TestUnmounted(t *testing.T) {
-	for name, path := range map[string]func(folder) string{"pipe": folder.pipe, "shm": folder.shm} {
+	for name, path := range map[string]func(folder) string{"pipe": folder.pipe, "memory": func(f folder) string { return string(f.memory()) }} {
 		t.Run(name, func(t *testing.T) {
 			w, s, _ := started(t)
 			path := path(w.folder(one.ID))
@@ -359,7 +359,7 @@ func TestUnmounted(t *testing.T) {
 			if !strings.Contains(after.LastLoss, "unmounted "+path) {
 				t.Errorf("got %q", after.LastLoss)
 			}
-			if missing, err := s.folder(one.ID).mounts().lost(); len(missing) > 0 || err != nil {
+			if missing, err := s.folder(one.ID).lost(); len(missing) > 0 || err != nil {
 				t.Errorf("not mounted: %v, %v", missing, err)
 			}
 		})

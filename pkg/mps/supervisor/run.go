@@ -16,8 +16,8 @@ import (
 	"google.golang.org/grpc"
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/node/host"
 )
 
 const (
@@ -82,12 +82,7 @@ func acquireLock(ctx context.Context, path string) (*flock.Flock, error) {
 // serve serves until ctx ends. Calls in progress are then canceled, and serve waits
 // until they have undone what they began.
 func serve(ctx context.Context, supervisor *Supervisor, listener net.Listener) error {
-	logger := klog.FromContext(ctx)
-	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.UnaryInterceptor(
-		func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-			return handler(klog.NewContext(ctx, logger), request)
-		}))
-	mps.Register(server, supervisor)
+	server := mps.NewServer(klog.FromContext(ctx), supervisor)
 	defer server.Stop()
 	defer context.AfterFunc(ctx, server.Stop)() // Serve returns when its calls have
 	if err := server.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {

@@ -12,23 +12,24 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
-	"github.com/partage-dev/partage/pkg/process"
+	"github.com/partage-dev/partage/pkg/node/process"
+	"github.com/partage-dev/partage/pkg/util/logchange"
 )
 
 // session is an MPS session: what runs of it, and what is written down. Whatever happens, it does the same: it observes,
 // decides by the rules, and acts, until nothing is due. Sessions never wait for each other.
 type session struct {
-	id      string
 	options Options
 	folder  folder
 	node    node
 	pods    *endingPods
-	// locked has room for one value, which the holder of the session's lock has put in.
-	locked chan struct{}
+	// lock is for who works on the session.
+	lock *semaphore.Weighted
 	// wake has the monitor observe the session at once.
 	wake chan struct{}
 
@@ -37,35 +38,16 @@ type session struct {
 	pace   rules.Pace
 	daemon daemon
 	watch  watch
-	// unwritten: the record says something else. gone: removed, and no longer in the supervisor's list.
-	unwritten, gone bool
-	// logged is the error that was logged last.
-	logged string
+	// written is the record that is on the disk, as far as this supervisor knows.
+	written rules.Record
+	// running and writing are why it does not run, and cannot be written down.
+	running, writing logchange.Problem
 
 	mu sync.Mutex
 	// interrupt ends what the monitor is doing.
 	interrupt context.CancelFunc
 	status    mps.Status
 }
-
-// wish is what somebody wants of a session.
-type wish struct {
-	goal rules.Goal
-	// spec is nil for the one that it has.
-	spec *mps.Spec
-}
-
-// lock waits for the session's lock, or until ctx is done.
-func (s *session) lock(ctx context.Context) error {
-	select {
-	case s.locked <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-func (s *session) unlock() { <-s.locked }
 
 // notify sends to a channel that has room for one, unless it is full.
 func notify(channel chan<- struct{}) {
@@ -75,63 +57,48 @@ func notify(channel chan<- struct{}) {
 	}
 }
 
-// monitor observes the session at intervals, and at once when something has ended, until ctx ends or the session is gone.
-func (s *session) monitor(ctx context.Context) (gone bool) {
+// goal is the one that a session has which nobody asks for now: one that never ran, or is to be removed, has no other.
+func (s *session) goal(otherwise rules.Goal) rules.Goal {
+	if s.record.Removing || !s.record.Started {
+		return rules.Removed
+	}
+	return otherwise
+}
+
+// monitor observes the session at intervals, and at once when something has ended, until ctx ends.
+func (s *session) monitor(ctx context.Context) {
 	timer := time.NewTimer(s.pods.next(time.Now(), s.options.CheckInterval))
 	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return false
+			return
 		case <-s.wake:
 		case <-timer.C:
 		}
-		again, gone := s.maintain(ctx)
-		if gone {
-			return true
-		}
-		timer.Reset(s.pods.next(time.Now(), again))
+		timer.Reset(s.pods.next(time.Now(), s.maintain(ctx)))
 	}
 }
 
 // maintain does what is due for the session, and returns when to come back.
-func (s *session) maintain(ctx context.Context) (again time.Duration, gone bool) {
+func (s *session) maintain(ctx context.Context) (again time.Duration) {
 	ctx, cancel := context.WithTimeoutCause(ctx, s.options.StartLimit, errTooSlow)
 	defer cancel()
 	s.mu.Lock()
 	s.interrupt = cancel
 	s.mu.Unlock()
-	if s.lock(ctx) != nil {
-		return s.options.CheckInterval, false
+	if s.lock.Acquire(ctx, 1) != nil {
+		return s.options.CheckInterval
 	}
-	defer s.unlock()
-	if s.gone {
-		return 0, true
+	defer s.lock.Release(1)
+	if s.record.Spec.ID == "" { // nobody has wanted it since it was removed
+		return s.options.CheckInterval
 	}
-	goal := rules.Running
-	if s.record.Removing || !s.record.Started {
-		goal = rules.Removed
+	again, err := s.run(ctx, s.goal(rules.Running), nil)
+	if ctx.Err() == nil && !errors.Is(err, errDelayed) { // what is delayed was logged before
+		s.running.Log(ctx, err, "MPS session does not run", "", "phase", s.current().Phase, "failures", s.pace.Failures)
 	}
-	again, err := s.run(ctx, wish{goal: goal})
-	switch {
-	case err == nil:
-		s.logged = ""
-	case errors.Is(err, errDelayed): // why was logged before
-	// What fails is tried often.
-	case ctx.Err() == nil && err.Error() != s.logged:
-		s.logged = err.Error()
-		klog.FromContext(ctx).Error(err, "MPS session does not run", "phase", s.current().Phase, "failures", s.pace.Failures)
-	}
-	return again, s.gone
-}
-
-// interruptMonitor ends what the monitor is doing, so that nobody waits for what is no longer wanted.
-func (s *session) interruptMonitor() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.interrupt != nil {
-		s.interrupt()
-	}
+	return again
 }
 
 // ensure makes the session run as the spec says, or leaves nothing of one that never ran. The caller has its lock.
@@ -139,10 +106,9 @@ func (s *session) ensure(ctx context.Context, spec mps.Spec) (mps.Status, error)
 	limited, cancel := context.WithTimeoutCause(ctx, s.options.StartLimit, errTooSlow)
 	defer cancel()
 	if s.record.Removing {
-		if _, err := s.run(limited, wish{goal: rules.Removed}); err != nil {
+		if _, err := s.run(limited, rules.Removed, nil); err != nil {
 			return mps.Status{}, fmt.Errorf("an earlier session %s must be removed first: %w", spec.ID, err)
 		}
-		return mps.Status{}, errRemoved
 	}
 	isNew, began, before := !s.record.Started, time.Now(), s.record.Spec
 	if isNew {
@@ -151,17 +117,17 @@ func (s *session) ensure(ctx context.Context, spec mps.Spec) (mps.Status, error)
 	} else if err := s.record.Spec.CheckChange(spec); err != nil {
 		return mps.Status{}, err
 	}
-	_, err := s.run(limited, wish{spec: &spec})
+	_, err := s.run(limited, rules.Running, &spec)
 	status := s.current()
 	switch {
 	case err != nil && isNew:
 		err = fmt.Errorf("start MPS session %s on %s: %w", spec.ID, strings.Join(spec.Devices, ", "), err)
-		_, removeErr := s.run(context.WithoutCancel(ctx), wish{goal: rules.Removed}) // even if the caller is gone
+		_, removeErr := s.run(context.WithoutCancel(ctx), rules.Removed, nil) // even if the caller is gone
 		return mps.Status{}, errors.Join(err, removeErr)
 	case err != nil:
 		if !s.record.Serving { // what did run is tried again
 			s.record.Spec = before
-			err = errors.Join(err, s.folder.save(s.record))
+			err = errors.Join(err, s.write(s.record))
 			s.publish("", err.Error(), nil)
 		}
 		return mps.Status{}, fmt.Errorf("session %s: %w", spec.ID, err)
@@ -175,8 +141,6 @@ func (s *session) ensure(ctx context.Context, spec mps.Spec) (mps.Status, error)
 }
 
 var (
-	// errRemoved: the session that was being removed is gone, and there can be another.
-	errRemoved = errors.New("removed")
 	errTooSlow = errors.New("it was not ready in time")
 	// errDelayed: the next start is put off.
 	errDelayed = errors.New("it has failed too often to be restarted at once")
@@ -190,12 +154,12 @@ const (
 	maxRepeats = 3
 )
 
-// run observes, decides and acts until nothing is due, and returns when to come back. An error is why the session is not as
-// it should be. The caller has the session's lock.
-func (s *session) run(ctx context.Context, w wish) (again time.Duration, err error) {
+// run observes, decides and acts until nothing is due, and returns when to come back. wanted is nil for the spec that it has. An error
+// is why the session is not as it should be. The caller has the session's lock.
+func (s *session) run(ctx context.Context, goal rules.Goal, wanted *mps.Spec) (again time.Duration, err error) {
 	look, awaited := shortestLook, ""
 	for done := map[rules.Do]int{}; ; {
-		o, err := s.observe(ctx, w)
+		o, err := s.observe(ctx, goal, wanted)
 		if err = explain(ctx, err, awaited, s.folder.logs()); err != nil {
 			return s.options.CheckInterval, err
 		}
@@ -224,8 +188,8 @@ func (s *session) run(ctx context.Context, w wish) (again time.Duration, err err
 			return s.failed(ctx, &d, err)
 		}
 		switch {
-		case s.gone, d.Do == rules.Suspend:
-			return 0, nil
+		case d.Do == rules.Remove, d.Do == rules.Suspend:
+			return s.options.CheckInterval, nil
 		case (d.Do == rules.Accept || d.Do == rules.SetLimits) && reflect.DeepEqual(s.record.Spec, o.Wanted):
 			s.publish(mps.Running, "", o.Clients)
 			return s.options.CheckInterval, nil // the limits were read back
@@ -272,17 +236,24 @@ func (s *session) note(ctx context.Context, d *rules.Decision, o *observation) {
 	if len(d.Record.Servers) < len(s.record.Servers) {
 		s.watch.forget()
 	}
-	changed := !reflect.DeepEqual(d.Record, s.record)
 	s.record, s.pace = d.Record, d.Pace
-	if changed && d.Do != rules.Remove {
-		err := s.folder.save(s.record)
-		if s.unwritten = err != nil; s.unwritten {
-			logger.Error(err, "What has happened to an MPS session is not written down", "what", d.Message)
-		}
+	if d.Do != rules.Remove || s.record.Started { // or the next supervisor would start it again
+		s.writing.Log(ctx, s.write(s.record), "What has happened to an MPS session is not written down, will try again", "")
 	}
 	if d.Phase != "" || d.Message != "" {
 		s.publish(d.Phase, d.Message, o.Clients)
 	}
+}
+
+// write writes down a record, which is the session's from then on.
+func (s *session) write(r rules.Record) error {
+	if !reflect.DeepEqual(r, s.written) {
+		if err := errors.Join(s.folder.make(), s.folder.save(r)); err != nil {
+			return err
+		}
+	}
+	s.record, s.written = r, r
+	return nil
 }
 
 // failed handles an action that has failed, and returns when to come back, and the error for people.
@@ -321,12 +292,10 @@ func (s *session) publish(phase mps.Phase, message string, clients []int) {
 		message = s.node.warning
 	}
 	s.status = mps.Status{
-		Spec: r.Spec.Clone(), Phase: phase, Message: message,
-		Losses: r.Losses, LastLoss: r.LastLoss, LastLossTime: r.LastLossTime, Kills: r.Kills, LastKill: r.LastKill,
-		PipeDir: s.folder.clientPipe(),
+		Spec: r.Spec.Clone(), Phase: phase, Message: message, History: r.History, PipeDir: s.folder.clientPipe(),
 	}
 	if r.SharesMemory {
-		s.status.ShmDir = s.folder.shm()
+		s.status.ShmDir = s.folder.memory().shm()
 	}
 	if len(r.Servers) > 0 {
 		s.status.Servers = process.PIDs(r.Servers)

@@ -61,6 +61,8 @@ type script struct {
 	Flap bool `json:"flap,omitempty"`
 	// NoTermination: no client can be terminated.
 	NoTermination bool `json:"noTermination,omitempty"`
+	// HangTermination: the termination of this client does not return.
+	HangTermination int `json:"hangTermination,omitempty"`
 }
 
 // script changes how the driver misbehaves from now on.
@@ -97,9 +99,11 @@ func runControlDaemon(args []string) error {
 	}
 	// A start that is slow ends with the process only.
 	time.Sleep(s.Slow)
-	if err := writeSeen(args); err != nil {
+	seen, err := writeSeen(args)
+	if err != nil {
 		return err
 	}
+	defer func() { _ = seen.Close() }()
 	d, err := gpusim.StartDaemon(gpusim.DaemonOptions{MultiUser: slices.Contains(args, "-multiuser-server"), Log: os.Stderr})
 	if err != nil {
 		return err
@@ -140,17 +144,21 @@ func flood(log *os.File) {
 	}
 }
 
-// writeSeen tells the test what a daemon sees.
-func writeSeen(args []string) error {
+// writeSeen tells the test what a daemon sees, in a file that it keeps open, as servers do with their memory.
+func writeSeen(args []string) (_ *os.File, err error) {
 	seen := map[string]string{"args": strings.Join(args, " ")}
 	for _, name := range []string{"CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "LD_LIBRARY_PATH"} {
 		seen[name] = os.Getenv(name)
 	}
 	data, err := json.Marshal(seen)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return os.WriteFile("/dev/shm/seen.json", data, 0o600)
+	file, err := os.OpenFile("/dev/shm/seen.json", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err == nil {
+		_, err = file.Write(data)
+	}
+	return file, err
 }
 
 // runControlClient passes commands on, one by one, unless the script has the answer.
@@ -171,6 +179,9 @@ func runControlClient() error {
 		case s.Flap && !set && strings.HasPrefix(words, "get_active_thread_percentage"):
 			fmt.Println("50")
 			continue
+		case s.HangTermination != 0 && strings.HasPrefix(words, "terminate_client") && strings.HasSuffix(words, " "+strconv.Itoa(s.HangTermination)):
+			<-terminated()
+			return nil
 		case s.NoTermination && strings.HasPrefix(words, "terminate_client"):
 			fmt.Println("1")
 			continue

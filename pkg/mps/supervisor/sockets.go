@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
-	"github.com/partage-dev/partage/pkg/process"
+	"github.com/partage-dev/partage/pkg/node/process"
 )
 
 const (

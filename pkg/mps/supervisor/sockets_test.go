@@ -15,9 +15,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/partage-dev/partage/pkg/cdi/hook"
+	"github.com/partage-dev/partage/pkg/driver/cdi/hook"
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/process"
+	"github.com/partage-dev/partage/pkg/node/process"
 )
 
 // TestTenantCannotTouchTheSocket: root in a container reaches the daemon's socket for
@@ -132,10 +132,10 @@ func impostor(t *testing.T, path string) {
 func TestListenerOfAnother(t *testing.T) {
 	w, s, _ := started(t)
 	sess := s.sessions[one.ID]
-	if err := sess.lock(t.Context()); err != nil {
+	if err := sess.lock.Acquire(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
-	defer sess.unlock()
+	defer sess.lock.Release(1)
 	impostor(t, filepath.Join(w.folder(one.ID).daemonPipe(), "control_privileged"))
 	self, err := process.Identify(os.Getpid())
 	if err != nil {
@@ -168,10 +168,10 @@ func TestHook(t *testing.T) {
 	}
 	// The supervisor must not mend it meanwhile.
 	sess := s.sessions[one.ID]
-	if err := sess.lock(t.Context()); err != nil {
+	if err := sess.lock.Acquire(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
-	defer sess.unlock()
+	defer sess.lock.Release(1)
 	impostor(t, control)
 	if err := check(); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("PID %d listens", os.Getpid())) {
 		t.Errorf("with another listener: %v", err)

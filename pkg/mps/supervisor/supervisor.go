@@ -14,13 +14,14 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/logchange"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/podend"
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
-	"github.com/partage-dev/partage/pkg/podend"
+	"github.com/partage-dev/partage/pkg/util/logchange"
 )
 
 // Supervisor runs the sessions of a node. There must be only one per folder, which
@@ -36,7 +37,8 @@ type Supervisor struct {
 	closed     chan struct{}
 	wg         sync.WaitGroup
 
-	mu       sync.Mutex
+	mu sync.Mutex
+	// sessions are those that somebody has wanted since the start, by ID: names of devices.
 	sessions map[string]*session
 }
 
@@ -116,20 +118,12 @@ func (s *Supervisor) Ensure(ctx context.Context, spec mps.Spec) (mps.Status, err
 	if err != nil {
 		return mps.Status{}, err
 	}
-	for {
-		sess, err := s.locked(ctx, spec.ID)
-		if err != nil {
-			return mps.Status{}, err
-		}
-		if sess == nil {
-			continue // it was removed meanwhile
-		}
-		status, err := sess.ensure(sessionContext(ctx, spec.ID), spec)
-		s.unlock(sess)
-		if !errors.Is(err, errRemoved) {
-			return status, err
-		}
+	sess := s.session(spec.ID) //nolint:contextcheck // it outlives the call
+	if err := sess.lock.Acquire(ctx, 1); err != nil {
+		return mps.Status{}, fmt.Errorf("session %s is busy: %w", spec.ID, err)
 	}
+	defer sess.lock.Release(1)
+	return sess.ensure(sessionContext(ctx, spec.ID), spec)
 }
 
 // Stop ends a session and removes all of it. It succeeds when there is none. If the
@@ -143,28 +137,33 @@ func (s *Supervisor) Stop(ctx context.Context, id string) error {
 		return nil
 	}
 	// Nothing should wait for a start that is no longer wanted.
-	sess.interruptMonitor()
+	sess.mu.Lock()
+	sess.interrupt()
+	sess.mu.Unlock()
 	ctx = sessionContext(ctx, id)
-	if err := sess.lock(ctx); err != nil {
+	if err := sess.lock.Acquire(ctx, 1); err != nil {
 		notify(sess.wake)
 		return fmt.Errorf("stop MPS session %s, which is busy: %w", id, err)
 	}
-	defer s.unlock(sess)
-	if sess.gone {
+	defer sess.lock.Release(1)
+	if sess.record.Spec.ID == "" {
 		return nil
 	}
-	if _, err := sess.run(ctx, wish{goal: rules.Removed}); err != nil {
+	if _, err := sess.run(ctx, rules.Removed, nil); err != nil {
 		return fmt.Errorf("stop MPS session %s: %w", id, err)
 	}
 	klog.FromContext(ctx).Info("MPS session stopped")
 	return nil
 }
 
-// ids returns those of all sessions.
-func (s *Supervisor) ids() []string {
+// all returns all sessions, ordered by ID.
+func (s *Supervisor) all() (all []*session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Collect(maps.Keys(s.sessions))
+	for _, id := range slices.Sorted(maps.Keys(s.sessions)) {
+		all = append(all, s.sessions[id])
+	}
+	return all
 }
 
 // each does something for the folder of each session now and then, until ctx ends.
@@ -179,8 +178,8 @@ func (s *Supervisor) each(ctx context.Context, interval time.Duration, problem s
 		case <-ticker.C:
 		}
 		var errs []error
-		for _, id := range s.ids() {
-			errs = append(errs, do(s.folder(id)))
+		for _, sess := range s.all() {
+			errs = append(errs, do(sess.folder))
 		}
 		if ctx.Err() == nil {
 			last.Log(ctx, errors.Join(errs...), problem, "")
@@ -190,20 +189,15 @@ func (s *Supervisor) each(ctx context.Context, interval time.Duration, problem s
 
 // wakeAll has all sessions observed.
 func (s *Supervisor) wakeAll() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, sess := range s.sessions {
+	for _, sess := range s.all() {
 		notify(sess.wake)
 	}
 }
 
 // List returns all sessions, ordered by ID.
-func (s *Supervisor) List() []mps.Status {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var all []mps.Status
-	for _, id := range slices.Sorted(maps.Keys(s.sessions)) {
-		if status := s.sessions[id].current(); status.Spec.ID != "" {
+func (s *Supervisor) List() (all []mps.Status) {
+	for _, sess := range s.all() {
+		if status := sess.current(); status.Spec.ID != "" {
 			all = append(all, status)
 		}
 	}
@@ -216,24 +210,20 @@ func (s *Supervisor) Close(ctx context.Context) error {
 	defer close(s.closed)
 	s.stop()
 	s.wg.Wait()
-	s.mu.Lock()
-	sessions := slices.Collect(maps.Values(s.sessions))
-	s.mu.Unlock()
+	sessions := s.all()
 	errs := make([]error, len(sessions))
 	var wg sync.WaitGroup
 	for i, sess := range sessions {
 		wg.Go(func() {
-			ctx := sessionContext(ctx, sess.id)
-			if errs[i] = sess.lock(ctx); errs[i] != nil {
+			ctx := sessionContext(ctx, sess.folder.id())
+			if errs[i] = sess.lock.Acquire(ctx, 1); errs[i] != nil {
 				return
 			}
-			defer sess.unlock()
-			goal := rules.Suspended
-			if sess.record.Removing || !sess.record.Started {
-				goal = rules.Removed
-			}
-			if !sess.gone {
-				_, errs[i] = sess.run(ctx, wish{goal: goal})
+			defer sess.lock.Release(1)
+			if sess.record.Spec.ID != "" {
+				_, errs[i] = sess.run(ctx, sess.goal(rules.Suspended), nil)
+			} else {
+				errs[i] = sess.folder.unmount(false) // what somebody keeps
 			}
 		})
 	}
@@ -243,61 +233,26 @@ func (s *Supervisor) Close(ctx context.Context) error {
 
 func (s *Supervisor) folder(id string) folder { return folder(filepath.Join(s.options.Dir, id)) }
 
-func (s *Supervisor) newSession(id string) *session {
+// session returns the session with this ID, which may not exist any more, or yet.
+func (s *Supervisor) session(id string) *session {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if sess := s.sessions[id]; sess != nil {
+		return sess
+	}
 	wake, f := make(chan struct{}, 1), s.folder(id)
 	sess := &session{
-		id: id, options: s.options, folder: f, node: s.node, pods: s.pods,
-		locked: make(chan struct{}, 1), wake: wake, record: rules.Record{BootID: s.bootID},
+		options: s.options, folder: f, node: s.node, pods: s.pods,
+		lock: semaphore.NewWeighted(1), wake: wake, record: rules.Record{BootID: s.bootID},
 		daemon: daemon{options: s.options, folder: f, ended: wake, unwatched: s.closed},
-		watch:  watch{ended: wake},
+		watch:  watch{ended: wake}, interrupt: func() {},
 	}
 	sess.watch.forget()
-	s.wg.Go(func() {
-		if gone := sess.monitor(sessionContext(s.background, id)); gone {
-			s.forget(sess)
-		}
-	})
+	s.sessions[id] = sess
+	s.wg.Go(func() { sess.monitor(sessionContext(s.background, id)) })
 	return sess
 }
 
 func sessionContext(ctx context.Context, id string) context.Context {
 	return klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "session", id))
-}
-
-// locked returns the session with this ID, locked. It makes one if there is none, and
-// returns nil if the session was removed while this waited for its lock.
-func (s *Supervisor) locked(ctx context.Context, id string) (*session, error) {
-	s.mu.Lock()
-	sess := s.sessions[id]
-	if sess == nil {
-		sess = s.newSession(id) //nolint:contextcheck // it outlives the call
-		s.sessions[id] = sess
-	}
-	s.mu.Unlock()
-	if err := sess.lock(ctx); err != nil {
-		return nil, fmt.Errorf("session %s is busy: %w", id, err)
-	}
-	if sess.gone {
-		s.unlock(sess)
-		return nil, nil //nolint:nilnil // as said
-	}
-	return sess, nil
-}
-
-// unlock lets go of a session, which is no longer one if it was removed.
-func (s *Supervisor) unlock(sess *session) {
-	if sess.gone {
-		s.forget(sess)
-		notify(sess.wake) // its monitor ends as well
-	}
-	sess.unlock()
-}
-
-// forget removes a session that is gone from the list.
-func (s *Supervisor) forget(sess *session) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.sessions[sess.id] == sess {
-		delete(s.sessions, sess.id)
-	}
 }

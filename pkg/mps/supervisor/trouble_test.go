@@ -13,11 +13,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/podend"
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
-	"github.com/partage-dev/partage/pkg/podend"
-	"github.com/partage-dev/partage/pkg/process/keeper"
+	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/pkg/node/process/keeper"
 )
 
 // These are about actions that fail or change nothing, and about processes that a keeper does not end.
@@ -35,13 +35,13 @@ func TestRemovalFails(t *testing.T) {
 		t.Error("a folder that is a mount point was removed")
 	}
 	sess := s.sessions[one.ID]
-	if err := sess.lock(t.Context()); err != nil {
+	if err := sess.lock.Acquire(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
-	if again, err := sess.run(t.Context(), wish{goal: rules.Removed}); err == nil || again < w.options.CheckInterval {
+	if again, err := sess.run(t.Context(), rules.Removed, nil); err == nil || again < w.options.CheckInterval {
 		t.Errorf("it is tried again after %s: %v", again, err)
 	}
-	sess.unlock()
+	sess.lock.Release(1)
 	unmount()
 	eventually(t, "it to be removed", func() bool { return len(s.List()) == 0 })
 }
@@ -194,10 +194,31 @@ func TestClientsThatCannotBeTerminated(t *testing.T) {
 func (w *world) tried(s *Supervisor, pid int) bool {
 	w.Helper()
 	sess := s.sessions[one.ID]
-	if err := sess.lock(w.Context()); err != nil {
+	if err := sess.lock.Acquire(w.Context(), 1); err != nil {
 		w.Fatal(err)
 	}
-	defer sess.unlock()
+	defer sess.lock.Release(1)
 	c := sess.watch.clients[pid]
 	return c != nil && !c.tried.IsZero()
+}
+
+// TestRecordIsWrittenLater: what could not be written down is, as soon as the disk takes it: another supervisor must know it.
+func TestRecordIsWrittenLater(t *testing.T) {
+	w, s, before := startedWith(t, "")
+	w.podClient(s, before)
+	victim := w.podClient(s, before)
+	folder := w.folder(one.ID)
+	inTheWay := host.TemporaryName(folder.record())
+	if err := os.MkdirAll(filepath.Join(inTheWay, "folder"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	kill(t, victim.Process.Pid)
+	eventually(t, "the kill to be reported", func() bool { return statusOf(t, s, one.ID).Kills == 1 })
+	if err := os.RemoveAll(inTheWay); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the kill to be written down", func() bool {
+		r, err := folder.load()
+		return err == nil && r.Kills == 1 && r.Doubt != ""
+	})
 }

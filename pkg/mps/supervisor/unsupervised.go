@@ -10,10 +10,10 @@ import (
 	"os"
 	"os/exec"
 
-	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/process"
-	"github.com/partage-dev/partage/pkg/process/keeper"
+	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/pkg/node/process"
+	"github.com/partage-dev/partage/pkg/node/process/keeper"
 )
 
 // Unsupervised runs MPS as a Supervisor does, outside of any session: for the
@@ -38,14 +38,14 @@ func NewUnsupervised(roots host.Roots, dir string) (Unsupervised, error) {
 	_ = allowOpenFiles() // a check of the conformance kit says what came of it
 	const everybody = 0o777 | os.ModeSticky
 	for path, mode := range map[string]os.FileMode{
-		f.daemonPipe(): folderMode, f.clientPipe(): folderMode, string(f.logs()): folderMode, f.shm(): everybody,
+		f.daemonPipe(): folderMode, f.clientPipe(): folderMode, string(f.logs()): folderMode, f.memory().shm(): everybody,
 	} {
 		err = errors.Join(err, makeFolder(path, mode))
 	}
-	if err = errors.Join(err, f.makeKeeper()); err != nil {
+	if err = errors.Join(err, makeKeeper(f.keeper())); err != nil {
 		return Unsupervised{}, fmt.Errorf("make a folder for MPS: %w", err)
 	}
-	return Unsupervised{DaemonPipe: f.daemonPipe(), ClientPipe: f.clientPipe(), SharedMemory: f.shm(), program: program}, nil
+	return Unsupervised{DaemonPipe: f.daemonPipe(), ClientPipe: f.clientPipe(), SharedMemory: f.memory().shm(), program: program}, nil
 }
 
 // Daemon returns the command that runs the keeper of a control daemon for the devices of the spec. It ends with all that the

@@ -9,8 +9,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/partage-dev/partage/pkg/podcgroup"
-	"github.com/partage-dev/partage/pkg/process"
+	"github.com/partage-dev/partage/pkg/node/podcgroup"
+	"github.com/partage-dev/partage/pkg/node/process"
 )
 
 // procfs has the processes of the host.
@@ -25,8 +25,8 @@ type watch struct {
 
 	watched []process.ID
 	clients map[int]*client
-	// deaths say how clients were killed that were not terminated before.
-	deaths []string
+	// death says how the first client was killed that was not terminated before.
+	death string
 }
 
 // client is a process of a pod that uses a session. A client that is killed while the GPU
@@ -67,7 +67,7 @@ func (w *watch) forget() {
 	if w.unwatched != nil {
 		close(w.unwatched)
 	}
-	w.unwatched, w.watched, w.clients, w.deaths = make(chan struct{}), nil, nil, nil
+	w.unwatched, w.watched, w.clients, w.death = make(chan struct{}), nil, nil, ""
 }
 
 // see watches the clients of servers, as far as they are in pods.
@@ -150,14 +150,11 @@ func (w *watch) killed() string {
 		default:
 			continue
 		}
-		if delete(w.clients, pid); c.killed != "" && !c.terminated {
-			w.deaths = append(w.deaths, fmt.Sprintf("a client (%s) was killed: %s", c.process.ID, c.killed))
+		if delete(w.clients, pid); c.killed != "" && !c.terminated && w.death == "" {
+			w.death = fmt.Sprintf("a client (%s) was killed: %s", c.process.ID, c.killed)
 		}
 	}
-	if len(w.deaths) == 0 {
-		return ""
-	}
-	return w.deaths[0]
+	return w.death
 }
 
 // terminable returns a client that is not terminated yet, unless that was tried just now.

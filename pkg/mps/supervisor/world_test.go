@@ -19,10 +19,10 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/partage-dev/partage/pkg/host"
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/process/keeper"
-	"github.com/partage-dev/partage/pkg/wait"
+	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/pkg/node/process/keeper"
+	"github.com/partage-dev/partage/pkg/util/wait"
 	"github.com/partage-dev/partage/test/gpusim/catalog"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
 )

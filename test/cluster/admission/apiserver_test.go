@@ -31,7 +31,7 @@ import (
 )
 
 // namespaces are those of the API server, and which Pod Security Standard they enforce.
-var namespaces = map[string]string{"default": "", "team": "", "kube-system": "", "baseline": "baseline", "restricted": "restricted", "team-a": "restricted", "unlabelled": "restricted"}
+var namespaces = map[string]string{"default": "", "team": "", "kube-system": "", "baseline": "baseline", "restricted": "restricted", "team-a": "restricted", "unlabelled": "restricted", "gpu-operator": "", "partage": ""}
 
 // mpsClasses are the labels of namespaces in docs/examples/tenants-of-mps.yaml.
 var mpsClasses = map[string]string{"team-a": "team-a.mps.example.com"}
@@ -41,7 +41,7 @@ var mpsClasses = map[string]string{"team-a": "team-a.mps.example.com"}
 var namespaceLabels = map[string]string{"example.com/gpu": "mps", "example.com/time-slicing": "true", "example.com/observes": ""}
 
 // resources are those of the kinds that policies are about.
-var resources = map[string]string{"ResourceClaim": "resourceclaims", "ResourceClaimTemplate": "resourceclaimtemplates", "Event": "events", "DeviceClass": "deviceclasses", "Node": "nodes", "Pod": "pods"}
+var resources = map[string]string{"ResourceClaim": "resourceclaims", "ResourceClaimTemplate": "resourceclaimtemplates", "Event": "events", "DeviceClass": "deviceclasses", "Node": "nodes", "Pod": "pods", "Binding": "pods"}
 
 // apiServer is the part of an API server that asks policies.
 type apiServer struct {

@@ -94,30 +94,40 @@ func TestNewEvents(t *testing.T) {
 		"somebody else's":    {of: aboutPod, edit: func(e *corev1.Event) { e.ReportingController = "kubelet" }, by: &user.DefaultInfo{Name: "system:node:" + ownNode}},
 		"plugin of the node": {of: aboutPod, edit: func(e *corev1.Event) { e.ReportingInstance, e.Source.Host = "node-2", "node-2" }, by: pluginOn("node-2")},
 
-		"token without a pod":     {of: aboutPod, edit: none, by: pluginOn(""), want: "not bound to a pod"},
-		"token of another node":   {of: aboutPod, edit: none, by: pluginOn("node-2"), want: "reportingInstance"},
-		"other reporter":          {of: aboutPod, edit: func(e *corev1.Event) { e.ReportingController = "kubelet" }, want: "is the reporter"},
-		"no reporter":             {of: aboutPod, edit: func(e *corev1.Event) { e.ReportingController = "" }, want: "is the reporter"},
-		"other component":         {of: aboutPod, edit: func(e *corev1.Event) { e.Source.Component = "kubelet" }, want: "is the reporter"},
-		"other instance":          {of: aboutPod, edit: func(e *corev1.Event) { e.ReportingInstance = "node-2" }, want: "reportingInstance"},
-		"no instance":             {of: aboutPod, edit: func(e *corev1.Event) { e.ReportingInstance = "" }, want: "reportingInstance"},
-		"other host":              {of: aboutPod, edit: func(e *corev1.Event) { e.Source.Host = "node-2" }, want: "reportingInstance"},
-		"other node":              {of: aboutNode, edit: func(e *corev1.Event) { e.InvolvedObject.Name = "node-2" }, want: "may write events about"},
-		"UID of another node":     {of: aboutNode, edit: func(e *corev1.Event) { e.InvolvedObject.UID = "node-2" }, want: "may write events about"},
-		"node elsewhere":          {of: aboutNode, edit: func(e *corev1.Event) { e.Namespace = "team" }, want: "may write events about"},
-		"node in a namespace":     {of: aboutNode, edit: func(e *corev1.Event) { e.InvolvedObject.Namespace = "default" }, want: "may write events about"},
-		"node of another API":     {of: aboutNode, edit: func(e *corev1.Event) { e.InvolvedObject.APIVersion = "example.com/v1" }, want: "may write events about"},
-		"pod of another API":      {of: aboutPod, edit: func(e *corev1.Event) { e.InvolvedObject.APIVersion = "example.com/v1" }, want: "may write events about"},
-		"claim of another API":    {of: aboutClaim, edit: func(e *corev1.Event) { e.InvolvedObject.APIVersion = "resource.k8s.io.example.com/v1" }, want: "may write events about"},
-		"pod of other namespace":  {of: aboutPod, edit: func(e *corev1.Event) { e.InvolvedObject.Namespace = "kube-system" }, want: "may write events about"},
-		"pod of no namespace":     {of: aboutPod, edit: func(e *corev1.Event) { e.Namespace, e.InvolvedObject.Namespace = "default", "" }, want: "may write events about"},
-		"claim elsewhere":         {of: aboutClaim, edit: func(e *corev1.Event) { e.Namespace = "default" }, want: "may write events about"},
-		"no name":                 {of: aboutPod, edit: func(e *corev1.Event) { e.InvolvedObject.Name = "" }, want: "may write events about"},
-		"nothing":                 {of: aboutPod, edit: func(e *corev1.Event) { e.InvolvedObject = corev1.ObjectReference{} }, want: "may write events about"},
-		"deployment":              {of: aboutPod, edit: func(e *corev1.Event) { e.InvolvedObject.APIVersion, e.InvolvedObject.Kind = "apps/v1", "Deployment" }, want: "may write events about"},
-		"secret":                  {of: aboutPod, edit: func(e *corev1.Event) { e.InvolvedObject.Kind = "Secret" }, want: "may write events about"},
-		"namespace":               {of: aboutNode, edit: func(e *corev1.Event) { e.InvolvedObject.Kind = "Namespace" }, want: "may write events about"},
-		"related":                 {of: aboutPod, edit: func(e *corev1.Event) { e.Related = &corev1.ObjectReference{Kind: "Node", Name: "node-2"} }, want: "related object"},
+		"token without a pod":    {of: aboutPod, edit: none, by: pluginOn(""), want: "not bound to a pod"},
+		"token of another node":  {of: aboutPod, edit: none, by: pluginOn("node-2"), want: "reportingInstance"},
+		"other reporter":         {of: aboutPod, edit: func(e *corev1.Event) { e.ReportingController = "kubelet" }, want: "is the reporter"},
+		"no reporter":            {of: aboutPod, edit: func(e *corev1.Event) { e.ReportingController = "" }, want: "is the reporter"},
+		"other component":        {of: aboutPod, edit: func(e *corev1.Event) { e.Source.Component = "kubelet" }, want: "is the reporter"},
+		"other instance":         {of: aboutPod, edit: func(e *corev1.Event) { e.ReportingInstance = "node-2" }, want: "reportingInstance"},
+		"no instance":            {of: aboutPod, edit: func(e *corev1.Event) { e.ReportingInstance = "" }, want: "reportingInstance"},
+		"other host":             {of: aboutPod, edit: func(e *corev1.Event) { e.Source.Host = "node-2" }, want: "reportingInstance"},
+		"other node":             {of: aboutNode, edit: func(e *corev1.Event) { e.InvolvedObject.Name = "node-2" }, want: "may write events about"},
+		"UID of another node":    {of: aboutNode, edit: func(e *corev1.Event) { e.InvolvedObject.UID = "node-2" }, want: "may write events about"},
+		"node elsewhere":         {of: aboutNode, edit: func(e *corev1.Event) { e.Namespace = "team" }, want: "may write events about"},
+		"node in a namespace":    {of: aboutNode, edit: func(e *corev1.Event) { e.InvolvedObject.Namespace = "default" }, want: "may write events about"},
+		"node of another API":    {of: aboutNode, edit: func(e *corev1.Event) { e.InvolvedObject.APIVersion = "example.com/v1" }, want: "may write events about"},
+		"pod of another API":     {of: aboutPod, edit: func(e *corev1.Event) { e.InvolvedObject.APIVersion = "example.com/v1" }, want: "may write events about"},
+		"claim of another API":   {of: aboutClaim, edit: func(e *corev1.Event) { e.InvolvedObject.APIVersion = "resource.k8s.io.example.com/v1" }, want: "may write events about"},
+		"pod of other namespace": {of: aboutPod, edit: func(e *corev1.Event) { e.InvolvedObject.Namespace = "kube-system" }, want: "may write events about"},
+		"pod of no namespace":    {of: aboutPod, edit: func(e *corev1.Event) { e.Namespace, e.InvolvedObject.Namespace = "default", "" }, want: "may write events about"},
+		"claim elsewhere":        {of: aboutClaim, edit: func(e *corev1.Event) { e.Namespace = "default" }, want: "may write events about"},
+		"an escape":              {of: aboutPod, edit: func(e *corev1.Event) { e.Message = "all is well\x1b[2J" }, want: "control characters"},
+		"lines":                  {of: aboutNode, edit: func(e *corev1.Event) { e.Message = "all is well\nuntil" }, want: "control characters"},
+		"another direction":      {of: aboutPod, edit: func(e *corev1.Event) { e.Message = "\u202ellew si lla" }, want: "control characters"},
+		"a hidden character":     {of: aboutPod, edit: func(e *corev1.Event) { e.Reason = "GPU\u200bLost" }, want: "control characters"},
+		"no name":                {of: aboutPod, edit: func(e *corev1.Event) { e.InvolvedObject.Name = "" }, want: "may write events about"},
+		"nothing":                {of: aboutPod, edit: func(e *corev1.Event) { e.InvolvedObject = corev1.ObjectReference{} }, want: "may write events about"},
+		"deployment":             {of: aboutPod, edit: func(e *corev1.Event) { e.InvolvedObject.APIVersion, e.InvolvedObject.Kind = "apps/v1", "Deployment" }, want: "may write events about"},
+		"secret":                 {of: aboutPod, edit: func(e *corev1.Event) { e.InvolvedObject.Kind = "Secret" }, want: "may write events about"},
+		"namespace":              {of: aboutNode, edit: func(e *corev1.Event) { e.InvolvedObject.Kind = "Namespace" }, want: "may write events about"},
+		"related":                {of: aboutPod, edit: func(e *corev1.Event) { e.Related = &corev1.ObjectReference{Kind: "Node", Name: "node-2"} }, want: "related object"},
+		"annotations":            {of: aboutPod, edit: func(e *corev1.Event) { e.Annotations = map[string]string{"x": strings.Repeat("x", 200_000)} }, want: "annotations"},
+		"labels":                 {of: aboutPod, edit: func(e *corev1.Event) { e.Labels = map[string]string{"x": "y"} }, want: "annotations"},
+		"finalizers":             {of: aboutPod, edit: func(e *corev1.Event) { e.Finalizers = []string{"example.com/stays"} }, want: "annotations"},
+		"owners": {of: aboutPod, edit: func(e *corev1.Event) {
+			e.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "p", UID: "uid-p"}}
+		}, want: "annotations"},
 		"message without end":     {of: aboutPod, edit: func(e *corev1.Event) { e.Message = strings.Repeat("x", 1025) }, want: "1024"},
 		"everything of a kubelet": {of: aboutPod, edit: func(e *corev1.Event) { e.ReportingController, e.Source.Component = "kubelet", "kubelet" }, want: "is the reporter"},
 	} {
@@ -135,7 +145,7 @@ func TestNewEvents(t *testing.T) {
 			})
 		}
 	}
-	if t.Logf("%d cases", cases); cases != 74 {
+	if t.Logf("%d cases", cases); cases != 90 {
 		t.Errorf("%d cases", cases)
 	}
 }
@@ -160,6 +170,7 @@ func TestEventsOfOthers(t *testing.T) {
 	})
 	otherNodes := of(func(e *corev1.Event) { e.ReportingInstance, e.Source.Host = "node-2", "node-2" })
 	aboutDeployment := of(func(e *corev1.Event) { e.InvolvedObject.APIVersion, e.InvolvedObject.Kind = "apps/v1", "Deployment" })
+	annotated := of(func(e *corev1.Event) { e.Annotations = map[string]string{"x": "y"} })
 	cases := 0
 	for name, test := range map[string]struct {
 		operation admission.Operation
@@ -177,6 +188,8 @@ func TestEventsOfOthers(t *testing.T) {
 		"own made another node's":     {admission.Update, aboutPod(), otherNodes, "reportingInstance"},
 		"about something else":        {admission.Update, aboutDeployment, aboutPod(), "may write events about"},
 		"own made about another":      {admission.Update, aboutPod(), aboutDeployment, "may write events about"},
+		"own that others annotated":   {admission.Update, annotated, counted(annotated), ""},
+		"own annotated":               {admission.Update, aboutPod(), annotated, "annotations"},
 		"deletes own":                 {admission.Delete, aboutPod(), nil, "may not delete"},
 		"deletes the kubelet's":       {admission.Delete, kubelets, nil, "may not delete"},
 		"deletes that of other nodes": {admission.Delete, otherNodes, nil, "may not delete"},
@@ -193,7 +206,7 @@ func TestEventsOfOthers(t *testing.T) {
 			})
 		}
 	}
-	if t.Logf("%d cases", cases); cases != 28 {
+	if t.Logf("%d cases", cases); cases != 32 {
 		t.Errorf("%d cases", cases)
 	}
 }

@@ -102,7 +102,11 @@ func TestPodsWithMPS(t *testing.T) {
 		noRoot = "securityContext: {runAsNonRoot: true}"
 		number = "securityContext: {runAsUser: 1000}"
 		root   = "securityContext: {runAsUser: 0}"
+		never  = "securityContext: {allowPrivilegeEscalation: false}" // becomes root
 	)
+	and := func(context string) string {
+		return strings.Replace(context, "}", ", allowPrivilegeEscalation: false}", 1)
+	}
 	resource := "resources: {limits: {nvidia.com/gpu.mps: 1}}"
 	cases := 0
 	for _, c := range []struct{ name, pod, container, template, want string }{
@@ -112,15 +116,16 @@ func TestPodsWithMPS(t *testing.T) {
 		{name: "a share", template: "shares", want: "containers that share a GPU through MPS may not run as root, and c may"},
 		{name: "a share, perhaps", template: "alternative", want: "and c may"},
 		{name: "MPS by configuration", template: "configured", want: "and c may"},
-		{name: "a pod not as root", template: "shares", pod: noRoot},
-		{name: "a pod as a user", template: "shares", pod: number},
-		{name: "a container not as root", template: "shares", container: noRoot},
-		{name: "a container as a user", template: "shares", container: number},
-		{name: "a container as root", template: "shares", pod: noRoot, container: root, want: "and c may"},
-		{name: "a container that says otherwise", template: "shares", pod: noRoot, container: "securityContext: {runAsNonRoot: false}", want: "and c may"},
+		{name: "a pod not as root", template: "shares", pod: noRoot, container: never},
+		{name: "a pod as a user", template: "shares", pod: number, container: never},
+		{name: "a container not as root", template: "shares", container: and(noRoot)},
+		{name: "a container as a user", template: "shares", container: and(number)},
+		{name: "a container as root", template: "shares", pod: noRoot, container: and(root), want: "and c may"},
+		{name: "a container that says otherwise", template: "shares", pod: noRoot, container: and("securityContext: {runAsNonRoot: false}"), want: "and c may"},
+		{name: "a container that can become root", template: "shares", pod: number, container: noRoot, want: "and c may: set securityContext.allowPrivilegeEscalation: false"},
 		{name: "a pod as root", template: "shares", pod: root, want: "and c may"},
 		{name: "by a resource", container: resource, want: "and c may"},
-		{name: "by a resource, not as root", pod: noRoot, container: resource},
+		{name: "by a resource, not as root", pod: noRoot, container: resource + ", " + never},
 		{name: "by the resource of a class", container: "resources: {limits: {deviceclass.resource.kubernetes.io/mps.partage.dev: 1}}", want: "and c may"},
 		{name: "by the resource of a class of the administrator", container: "resources: {limits: {deviceclass.resource.kubernetes.io/shared.example.com: 1}}", want: "and c may"},
 		{name: "by the resource of another class", container: "resources: {limits: {deviceclass.resource.kubernetes.io/gpu.nvidia.com: 1}}"},
@@ -136,7 +141,7 @@ func TestPodsWithMPS(t *testing.T) {
 				more = append(more, fmt.Sprintf("resourceClaims: [{name: gpu, resourceClaimTemplateName: %s}]", c.template))
 			}
 			if kind == "initContainers" {
-				more = append(more, "containers: [{name: d, image: i, "+number+"}]")
+				more = append(more, "containers: [{name: d, image: i, "+and(number)+"}]")
 			}
 			container := "{name: c, image: i"
 			if c.container != "" {
@@ -149,7 +154,7 @@ func TestPodsWithMPS(t *testing.T) {
 			}
 		}
 	}
-	if cases != 38 {
+	if cases != 40 {
 		t.Errorf("%d cases", cases)
 	}
 }

@@ -25,12 +25,12 @@ import (
 
 // goldenPolicies are golden files and their policies.
 var goldenPolicies = map[string][]string{
-	"defaults":          {"partage-device-configs", "partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices", "partage-slow-requests"},
-	"scheduler-crashes": {"partage-all-devices", "partage-device-configs", "partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices", "partage-slow-requests"},
-	"everything":        {"share-gpus-all-devices", "share-gpus-mps-pods", "share-gpus-mps-resources", "share-gpus-namespaces", "share-gpus-slow-limits", "share-gpus-slow-requests", "share-gpus-without-profile"},
-	"no-supervisor":     {"partage-device-configs", "partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices"},
-	"node-labels":       {"partage-device-configs", "partage-own-claim-status", "partage-own-events", "partage-own-node-labels", "partage-own-node-resourceslices", "partage-slow-requests"},
-	"mig-resources-all": {"partage-device-configs", "partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices", "partage-slow-requests"},
+	"defaults":          {"partage-cdi-annotations", "partage-device-configs", "partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices", "partage-slow-requests"},
+	"scheduler-crashes": {"partage-all-devices", "partage-cdi-annotations", "partage-device-configs", "partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices", "partage-slow-requests"},
+	"everything":        {"share-gpus-all-devices", "share-gpus-cdi-annotations", "share-gpus-mps-pods", "share-gpus-mps-resources", "share-gpus-namespaces", "share-gpus-slow-limits", "share-gpus-slow-requests", "share-gpus-without-profile"},
+	"no-supervisor":     {"partage-cdi-annotations", "partage-device-configs", "partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices"},
+	"node-labels":       {"partage-cdi-annotations", "partage-device-configs", "partage-own-claim-status", "partage-own-events", "partage-own-node-labels", "partage-own-node-resourceslices", "partage-slow-requests"},
+	"mig-resources-all": {"partage-cdi-annotations", "partage-device-configs", "partage-own-claim-status", "partage-own-events", "partage-own-node-resourceslices", "partage-slow-requests"},
 }
 
 // policies are those of a golden file.

@@ -2,3 +2,5 @@
 module github.com/partage-dev/partage/test/cluster/versions
 
 go 1.26.6
+
+toolchain go1.26.10

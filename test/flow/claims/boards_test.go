@@ -18,7 +18,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
-	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/node/host"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/catalog"
 	"github.com/partage-dev/partage/test/gpusim/machine"

@@ -5,13 +5,12 @@ package claims
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/partage-dev/partage/test/flow/harness"
 )
@@ -36,14 +35,14 @@ func TestCordonOfOneGPU(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x2")
 	n.API.Annotate(harness.NodeName, "partage.dev/cordoned-gpus", n.Address(t, 1))
-	n.Start(t).Ready(t)
-	const limit = 8 * time.Second // is reached where nobody reads the annotation
-	if err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, limit, true, func(context.Context) (bool, error) {
-		return len(open(t, n, 1)) == 0, nil
-	}); err != nil {
-		all := len(n.DevicesOf(t, 1))
-		t.Errorf("%d of %d devices of a cordoned GPU can be allocated", len(open(t, n, 1)), all)
-	}
+	p := n.Start(t)
+	p.Ready(t)
+	p.Until(t, "the GPU to be cordoned", func(context.Context) error {
+		if left := len(open(t, n, 1)); left > 0 {
+			return fmt.Errorf("%d of %d devices can be allocated", left, len(n.DevicesOf(t, 1)))
+		}
+		return nil
+	})
 	if all := n.DevicesOf(t, 0); len(all) == 0 || len(open(t, n, 0)) != len(all) {
 		t.Errorf("only %v of %v can be allocated of the GPU that is not cordoned", open(t, n, 0), all)
 	}

@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 
@@ -127,20 +126,16 @@ func holdMemory(t *testing.T, n *harness.Node, p *harness.Driver) (pid int, end 
 	return holder.Process.Pid, end
 }
 
-// untilKeptFree waits some seconds until no pod is sent to a device.
+// untilKeptFree waits until no pod is sent to a device.
 func untilKeptFree(t *testing.T, n *harness.Node, name string) error {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-	defer cancel()
-	for {
+	return harness.Eventually(t.Context(), func() error {
 		d, found := n.Published()[name]
 		for _, taint := range d.Taints {
 			if taint.Effect != resourceapi.DeviceTaintEffectNone {
 				return nil
 			}
 		}
-		if harness.Soon(ctx) != nil {
-			return fmt.Errorf("%s is published (%t) without a taint", name, found)
-		}
-	}
+		return fmt.Errorf("%s is published (%t) without a taint", name, found)
+	})
 }

@@ -50,13 +50,13 @@ func TestLockFilesRemoved(t *testing.T) {
 	first := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
 	prepared := make(chan error, 1)
 	go func() {
-		_, err := old.TryPrepare(t.Context(), first, harness.KubeletTimeout)
+		_, err := old.TryPrepare(t.Context(), first, harness.Patience)
 		prepared <- err
 	}()
 	gate.UntilHeld(t, 1)
 	removeOpenFiles(t, n, old)
 	next := n.Start(t, harness.Quiet...)
-	next.Ready(t)
+	next.WantLog(t, `"Discovered"`) // it is not ready while the GPU cannot be looked at
 	second := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 5)}))
 	refused := make(chan error, 1)
 	go func() {

@@ -111,14 +111,17 @@ func printedSlices(t *testing.T, n *harness.Node, partitionable bool) []resource
 	}
 }
 
-// specs are the contents of slices without the taint for a missing MPS supervisor.
+// specs are the contents of slices without the taints for a missing MPS supervisor, and for events that are not received, which
+// has no effect and goes with the next other write.
 func specs(all []resourceapi.ResourceSlice) []resourceapi.ResourceSliceSpec {
 	var specs []resourceapi.ResourceSliceSpec
 	for _, slice := range all {
 		slice.Spec.Pool.Generation = 0
 		for i := range slice.Spec.Devices {
 			d := &slice.Spec.Devices[i]
-			d.Taints = slices.DeleteFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == harness.DriverName+"/mps-unavailable" })
+			d.Taints = slices.DeleteFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
+				return t.Key == harness.DriverName+"/mps-unavailable" || t.Key == harness.DriverName+"/unmonitored"
+			})
 			if len(d.Taints) == 0 {
 				d.Taints = nil
 			}
@@ -208,9 +211,11 @@ func TestWrongNode(t *testing.T) {
 	if err := cmd.Run(); !errors.As(err, &exit) || exit.ExitCode() != 1 {
 		t.Errorf("the driver ended with %v", err)
 	}
+	// A call that returns meanwhile may say so in the line after that.
 	lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")
-	if last := lines[len(lines)-1]; !strings.Contains(last, `the cluster has no node named "node-2"`) {
-		t.Errorf("the last line is %q", last)
+	const want = `gpu-kubelet-plugin: the cluster has no node named "node-2"`
+	if !slices.ContainsFunc(lines, func(line string) bool { return strings.HasPrefix(line, want) }) {
+		t.Errorf("no line says why:\n%s", &stderr)
 	}
 }
 
@@ -328,8 +333,9 @@ func TestGPULost(t *testing.T) {
 					told += int(e.Count)
 				}
 			}
-			if told != 1 {
-				t.Errorf("%d events, want one: %+v", told, n.Events(t))
+			// A discovery that began before the GPU was back may end after the survey that found it, and says once more that it is lost.
+			if told < 1 || told > 2 {
+				t.Errorf("%d events, want one, and one more at most: %+v", told, n.Events(t))
 			}
 		})
 	}

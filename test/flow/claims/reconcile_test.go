@@ -109,38 +109,6 @@ func TestOrphanThatWasNeverFinished(t *testing.T) {
 	}
 }
 
-// TestOrphanGrace checks that a prepared claim that is gone is left alone for the grace
-// period.
-func TestOrphanGrace(t *testing.T) {
-	t.Parallel()
-	n := harness.NewNode(t, "h100x1")
-	p := n.Start(t, "--orphan-grace=1h", "--reconcile-interval=50ms", "--claim-check-interval=50ms")
-	p.Ready(t)
-	claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
-	ids := p.MustPrepare(t, claim)
-	// It is gone for exactly those requests that are counted: nothing is asked again before the
-	// grace is over.
-	var told atomic.Int64
-	n.API.Refuse(func(r *http.Request) *apierrors.StatusError {
-		if !strings.HasSuffix(r.URL.Path, "/resourceclaims/"+claim.GetName()) {
-			return nil
-		}
-		told.Add(1)
-		return apierrors.NewNotFound(resourceapi.Resource("resourceclaims"), claim.GetName())
-	})
-	p.Until(t, "the driver to be told, by the cache and then by the server", func(context.Context) error {
-		if times := told.Load(); times < 2 {
-			return fmt.Errorf("it was %d times", times)
-		}
-		return nil
-	})
-	if err := n.CheckPrepared(claim.GetUid(), ids, 0, harness.Place{Profile: "1g.10gb", Start: 4}); err != nil {
-		t.Errorf("within the grace: %v", err)
-	}
-	p.MustUnprepare(t, claim)
-	n.WantClean(t)
-}
-
 // TestNothingIsReleasedWithoutAnAnswer checks that a claim only counts as gone when the API
 // server itself says so.
 func TestNothingIsReleasedWithoutAnAnswer(t *testing.T) {

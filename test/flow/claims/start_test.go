@@ -144,7 +144,8 @@ func TestDamagedRecord(t *testing.T) {
 }
 
 // TestDamagedRecordUnprepared checks that the pod of a claim with a damaged record can end.
-// Its partition then counts as foreign until an administrator removes it, and the record stays as long.
+// Its partition then counts as foreign until an administrator removes it. The record stays, since it does not say which GPUs
+// it is about and there may be ones that are not seen now, and keeps nothing from the ones that are.
 func TestDamagedRecordUnprepared(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1")
@@ -164,6 +165,16 @@ func TestDamagedRecordUnprepared(t *testing.T) {
 	n.RunSMI(t, "mig -i 0 -dci")
 	n.RunSMI(t, "mig -i 0 -dgi")
 	p.UntilTainted(t, n, "occupied", nil)
+	other := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
+	p.MustPrepare(t, other)
+	p.MustUnprepare(t, other)
+	kept := n.Records(t)
+	if len(kept) != 1 || !strings.HasPrefix(kept[0], claim.GetUid()) {
+		t.Fatalf("records are %v, want that of the damaged one", kept)
+	}
+	if err := os.Remove(filepath.Join(n.RecordsDir(), kept[0])); err != nil {
+		t.Fatal(err)
+	}
 	p.UntilClean(t, n)
 }
 

@@ -92,7 +92,7 @@ func TestIntrusiveRefuses(t *testing.T) {
 			n.Update(t, func(m *machine.Machine) {
 				m.Processes = append(m.Processes, machine.Process{PID: 4711, Name: "train", GPU: 0, InstanceID: -1, ComputeID: -1})
 			})
-		}, "1 processes use the GPU", ""},
+		}, "the GPU is used by 1 processes", ""},
 		"claims": {func(t *testing.T, n *harness.Node) {
 			recordClaim(t, n)
 		}, "1 claims are prepared on this node, the first is 0af2: drain it", ""},

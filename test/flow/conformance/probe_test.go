@@ -5,9 +5,6 @@ package conformance
 
 import (
 	"bytes"
-	"encoding/json"
-	"errors"
-	"io"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -16,7 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/partage-dev/partage/pkg/cuda/probe"
+	"github.com/partage-dev/partage/pkg/conformance/cuda/probe"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
@@ -70,19 +67,10 @@ func TestProbeAndClient(t *testing.T) {
 // look returns what cuda-probe says with this environment and nothing else.
 func look(t *testing.T, library string, env []string) []probe.Event {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), harness.Built.Probe, probe.Options{Library: library, Look: true}.Arguments()...)
+	cmd := exec.CommandContext(t.Context(), harness.Built.Probe, probe.Options{Library: library}.Arguments()...)
 	cmd.Env = env
 	out, _ := cmd.Output() // without devices it fails
-	var events []probe.Event
-	for decoder := json.NewDecoder(bytes.NewReader(out)); ; {
-		var e probe.Event
-		if err := decoder.Decode(&e); errors.Is(err, io.EOF) {
-			return events
-		} else if err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-		events = append(events, e)
-	}
+	return probe.Read(bytes.NewReader(out))
 }
 
 // TestProbeOnItsDeviceOnly: a program that does not reach MPS takes nothing of another GPU than the one that it is
@@ -94,7 +82,7 @@ func TestProbeOnItsDeviceOnly(t *testing.T) {
 	})
 	before := n.Machine(t).Processes
 	program := probe.Program{Path: harness.Built.Probe, Device: n.Machine(t).GPUs[1].UUID, Env: []string{"CUDA_MPS_PIPE_DIRECTORY=/nonexistent"}}
-	o := probe.Options{Library: filepath.Join(sysroot.LibraryDir(n.Root), "libcuda.so.1"), Allocate: probe.Sizes{64 << 20}, Hold: true}
+	o := probe.Options{Library: filepath.Join(sysroot.LibraryDir(n.Root), "libcuda.so.1"), Allocate: 64 << 20, Hold: true}
 	run, err := program.Start(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)

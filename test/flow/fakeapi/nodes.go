@@ -13,7 +13,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -103,11 +102,11 @@ func (s *Server) getNode(w http.ResponseWriter, r *http.Request) {
 	respond(w, http.StatusOK, asRequested(r, node))
 }
 
-// listOrWatchNodes handles metadata only.
+// listOrWatchNodes wants a field selector.
 func (s *Server) listOrWatchNodes(w http.ResponseWriter, r *http.Request) {
 	selector, err := fields.ParseSelector(r.URL.Query().Get("fieldSelector"))
-	if err != nil || !wantsMetadata(r) {
-		respondError(w, apierrors.NewBadRequest(fmt.Sprintf("nodes are listed with a field selector and as metadata: %v", err)))
+	if err != nil {
+		respondError(w, apierrors.NewBadRequest(fmt.Sprintf("nodes are listed with a field selector: %v", err)))
 		return
 	}
 	matches := func(o object) bool {
@@ -120,13 +119,13 @@ func (s *Server) listOrWatchNodes(w http.ResponseWriter, r *http.Request) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	list := &metav1.PartialObjectMetadataList{
-		TypeMeta: metav1.TypeMeta{APIVersion: metav1.SchemeGroupVersion.Identifier(), Kind: "PartialObjectMetadataList"},
+	list := &corev1.NodeList{
+		TypeMeta: metav1.TypeMeta{APIVersion: corev1.SchemeGroupVersion.Identifier(), Kind: "NodeList"},
 		ListMeta: metav1.ListMeta{ResourceVersion: strconv.FormatInt(s.version, 10)},
 	}
 	for _, node := range s.nodes {
 		if matches(node) {
-			list.Items = append(list.Items, *meta.AsPartialObjectMetadata(node))
+			list.Items = append(list.Items, *node)
 		}
 	}
 	respond(w, http.StatusOK, list)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
@@ -115,7 +116,7 @@ func newFaultRig(t *testing.T, layout faultLayout, lanes int) *faultRig {
 }
 
 // start runs a driver that calls nothing by itself any more, which would be counted and use up
-// faults: it reads the health of each GPU once, maybe later than it is ready.
+// faults: it reads the health of each GPU and cleans up once, maybe later than it is ready.
 func (r *faultRig) start(t *testing.T) {
 	t.Helper()
 	const lastOfReading = "nvmlDeviceGetTemperatureV"
@@ -126,12 +127,22 @@ func (r *faultRig) start(t *testing.T) {
 	r.p = r.n.Start(t, slices.Concat(harness.Quiet, patient)...)
 	r.p.Ready(t)
 	gpus := len(r.n.Machine(t).GPUs)
-	r.p.Until(t, "the health of all GPUs to be read", func(context.Context) error {
+	last, quiet := before, time.Now()
+	r.p.Until(t, "the health of all GPUs to be read, and the driver to call nothing any more", func(context.Context) error {
 		now, err := r.n.State.Calls()
-		if read := int(now[lastOfReading] - before[lastOfReading]); err == nil && read < gpus {
-			err = fmt.Errorf("that of %d is", read)
+		if err != nil {
+			return err
 		}
-		return err
+		if !maps.Equal(now, last) {
+			last, quiet = now, time.Now()
+		}
+		if read := int(now[lastOfReading] - before[lastOfReading]); read < gpus {
+			return fmt.Errorf("that of %d is", read)
+		}
+		if since := time.Since(quiet); since < 200*time.Millisecond {
+			return fmt.Errorf("it called something %s ago", since)
+		}
+		return nil
 	})
 }
 

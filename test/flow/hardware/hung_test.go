@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/node/host"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/hardware/settings"

@@ -18,8 +18,8 @@ import (
 const (
 	// KubeletTimeout is how long the kubelet waits for a call.
 	KubeletTimeout = 45 * time.Second
-	// ReleaseTimeout is how long a release may take: 20 seconds, and a little for the way.
-	ReleaseTimeout = 22 * time.Second
+	// ReleaseTimeout is for releases, which take 20 seconds at most where the machine is not busy.
+	ReleaseTimeout = 30 * time.Second
 	// RefusalTimeout is for calls that are to be refused. One that is served takes less, also on a busy machine.
 	RefusalTimeout = 8 * time.Second
 	// ShortTimeout cuts retries inside the driver short where only the outcome matters.
@@ -83,14 +83,9 @@ func (p *Driver) TryUnprepare(ctx context.Context, claim *drapb.Claim, limit tim
 	return nil
 }
 
-// Release repeats the kubelet's call until it succeeds, for some seconds only, and returns the last error.
+// Release repeats the kubelet's call until it succeeds, and returns the last error.
 func (p *Driver) Release(ctx context.Context, claim *drapb.Claim) error {
-	for end := time.Now().Add(3 * time.Second); ; {
-		err := p.TryUnprepare(ctx, claim, ReleaseTimeout)
-		if err == nil || time.Now().After(end) || Soon(ctx) != nil {
-			return err
-		}
-	}
+	return Eventually(ctx, func() error { return p.TryUnprepare(ctx, claim, ReleaseTimeout) })
 }
 
 // IsTimeout reports whether a deadline ended a call, so that its result is unknown: the

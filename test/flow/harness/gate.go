@@ -47,13 +47,10 @@ func (g *Gate) UntilHeld(t testing.TB, count int) {
 	}
 }
 
-// TryLetGo is LetGo for any goroutine.
-func (g *Gate) TryLetGo(count int) error { return g.n.State.LetGo(g.id, count) }
-
 // LetGo lets the oldest calls go on, which are held. Those that come later are held. Remove lets all go.
 func (g *Gate) LetGo(t testing.TB, count int) {
 	t.Helper()
-	if err := g.TryLetGo(count); err != nil {
+	if err := g.n.State.LetGo(g.id, count); err != nil {
 		t.Fatal(err)
 	}
 }

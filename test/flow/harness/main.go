@@ -43,7 +43,7 @@ const BuildTags = "grpcnotrace,urfave_cli_no_template"
 // StaticTags and StaticLDFlags are those with which releases build NVIDIA's hook.
 const (
 	StaticTags    = "netgo,osusergo"
-	StaticLDFlags = "-s -w -linkmode external -extldflags -static"
+	StaticLDFlags = "-linkmode external -extldflags -static"
 )
 
 // Built is what Main has built.
@@ -53,6 +53,7 @@ var Built Programs
 func Main(m *testing.M) {
 	killpoint.LaunchIfAsked()
 	enterContainerIfAsked()
+	runAlone()
 	flag.Parse()
 	shareCores()
 	fmt.Println("enumerations:", TheSample())

@@ -29,7 +29,7 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"github.com/partage-dev/partage/pkg/healthsocket"
+	"github.com/partage-dev/partage/pkg/node/healthsocket"
 )
 
 // Process is a program that was started.

@@ -125,7 +125,7 @@ func isTombstone(path string) bool {
 
 // isRuntime reports whether a folder of an MPS session is for what a daemon makes
 // while it runs.
-func isRuntime(name string) bool { return name == "pipe" || name == "log" || name == "shm" }
+func isRuntime(name string) bool { return name == "pipe" || name == "log" || name == "memory" }
 
 // Diff is empty where there is no difference.
 func (want Snapshot) Diff(got Snapshot) string { return gocmp.Diff(want, got) }

@@ -5,6 +5,7 @@ package harness
 
 import (
 	"context"
+	"fmt"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -33,12 +34,17 @@ func (n *GPUs) TrySMI(ctx context.Context, args string) (string, error) {
 	return string(out), err
 }
 
-// WantInstances fails unless these are all live instances of a GPU.
+// WantInstances fails unless these are all live instances of a GPU, or soon are: a release may go on after its answer.
 func (n *GPUs) WantInstances(t testing.TB, gpu int, want ...Place) {
 	t.Helper()
-	g := n.Machine(t).GPUs[gpu]
-	if diff := cmp.Diff(want, Places(&g)); diff != "" {
-		t.Errorf("instances of GPU %d (-want +got):\n%s", gpu, diff)
+	err := Eventually(t.Context(), func() error {
+		if diff := cmp.Diff(want, Places(&n.Machine(t).GPUs[gpu])); diff != "" {
+			return fmt.Errorf("instances of GPU %d (-want +got):\n%s", gpu, diff)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
 

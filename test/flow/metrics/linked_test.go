@@ -26,7 +26,7 @@ func TestLinkedMethods(t *testing.T) {
 	t.Parallel()
 	for file, want := range map[string]string{
 		"../../../Makefile":                         "GO_TAGS := " + harness.BuildTags + "\n",
-		"../../../deployments/container/Dockerfile": " -tags " + harness.BuildTags + " ",
+		"../../../deployments/container/Dockerfile": " tags=" + harness.BuildTags + " ",
 	} {
 		if text, err := os.ReadFile(file); err != nil || !strings.Contains(string(text), want) {
 			t.Errorf("%s: no %q, %v: what is released is not what is tested", file, want, err)

@@ -54,26 +54,35 @@ func TestHooksInOldRunc(t *testing.T) {
 			starts(t, spec)
 		})
 	}
-	t.Run("a hook sees its own environment only", func(t *testing.T) {
-		seen := filepath.Join(t.TempDir(), "environment")
-		spec := runc.container(t, n, mps)
-		if len(spec.Hooks.CreateRuntime) == 0 || len(spec.Hooks.CreateContainer) == 0 {
-			t.Fatalf("hooks: %+v", spec.Hooks)
-		}
-		for _, hook := range hooks(spec) {
-			hook.Path, hook.Args = "/bin/sh", []string{"sh", "-c", `/usr/bin/env >>"$0"`, seen}
-		}
-		starts(t, spec)
-		text, err := os.ReadFile(seen)
-		if err != nil || !strings.Contains(string(text), "PATH=/usr/sbin") {
-			t.Errorf("%v: the hooks see %s", err, text)
-		}
-		for _, v := range image {
-			if strings.Contains(string(text), v) {
-				t.Errorf("a hook sees %s", v)
+	for name, test := range map[string]struct {
+		change func(*oci.Spec) *oci.Spec
+		leaks  bool
+	}{
+		"a hook sees its own environment only": {func(spec *oci.Spec) *oci.Spec { return spec }, false},
+		"a hook with an older spec sees all":   {older, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			seen := filepath.Join(t.TempDir(), "environment")
+			spec := runc.container(t, n, mps)
+			if len(spec.Hooks.CreateRuntime) == 0 || len(spec.Hooks.CreateContainer) == 0 {
+				t.Fatalf("hooks: %+v", spec.Hooks)
 			}
-		}
-	})
+			spec = test.change(spec)
+			for _, hook := range hooks(spec) {
+				hook.Path, hook.Args = "/bin/sh", []string{"sh", "-c", `/usr/bin/env >>"$0"`, seen}
+			}
+			starts(t, spec)
+			text, err := os.ReadFile(seen)
+			if err != nil || !test.leaks && !strings.Contains(string(text), "PATH=/usr/sbin") {
+				t.Errorf("%v: the hooks see %s", err, text)
+			}
+			for _, v := range image {
+				if strings.Contains(string(text), v+"\n") != test.leaks {
+					t.Errorf("a hook sees %s: %t", v, !test.leaks)
+				}
+			}
+		})
+	}
 	// As it was with the specs of earlier versions: all hooks were createContainer hooks
 	// without an environment, and the supervisor was one.
 	t.Run("the supervisor with an older spec", func(t *testing.T) {
@@ -88,6 +97,15 @@ func TestHooksInOldRunc(t *testing.T) {
 		spec := older(runc.container(t, n, limited))
 		spec.Process.Env = append(spec.Process.Env, "GOMEMLIMIT=bogus")
 		refused(t, spec, "GOMEMLIMIT")
+	})
+	t.Run("links in the shared /dev/shm", func(t *testing.T) {
+		n, ids := shareOf(t, named)
+		spec := runc.container(t, n, ids)
+		if err := os.Symlink(".", filepath.Join(passOn(t, spec, "/dev/shm")[0].Name(), "link")); err != nil {
+			t.Fatal(err)
+		}
+		spec.Process.Args[2] = "ls /dev/shm/ && ! ls /dev/shm/link/ && echo the program"
+		starts(t, spec)
 	})
 	t.Run("a hook that hangs", func(t *testing.T) {
 		spec := runc.container(t, n, mps)

@@ -319,7 +319,7 @@ func (s *soak) checkSessions() error {
 	slices.Sort(want)
 	want = slices.Compact(want)
 	for _, id := range want {
-		for _, mount := range []string{"log", "pipe", "shm"} {
+		for _, mount := range []string{"log", "memory", "pipe"} {
 			wantMounts = append(wantMounts, filepath.Join(s.n.MPSDir, id, mount))
 		}
 	}

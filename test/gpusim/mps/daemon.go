@@ -324,9 +324,6 @@ func (d *Daemon) user(c *net.UnixConn) {
 // Stop ends the servers, whatever their clients do, and the daemon.
 func (d *Daemon) Stop() { d.quit(true, 0) }
 
-// Wait waits until the daemon has ended.
-func (d *Daemon) Wait() { <-d.ended }
-
 // release ends the daemon and leaves its servers alone.
 func (d *Daemon) release() {
 	d.endOnce.Do(func() {

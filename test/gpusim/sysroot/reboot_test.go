@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/node/host"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
 )

@@ -17,7 +17,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/node/host"
 	"github.com/partage-dev/partage/test/hardware/bounded"
 )
 

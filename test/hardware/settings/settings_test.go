@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/node/host"
 )
 
 // program is an nvidia-smi that prints files, one for each field, and refuses a question with a

@@ -18,10 +18,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/partage-dev/partage/pkg/cuda/probe"
-	"github.com/partage-dev/partage/pkg/host"
-	mpsprocess "github.com/partage-dev/partage/pkg/process"
-	"github.com/partage-dev/partage/pkg/wait"
+	"github.com/partage-dev/partage/pkg/conformance/cuda/probe"
+	"github.com/partage-dev/partage/pkg/node/host"
+	mpsprocess "github.com/partage-dev/partage/pkg/node/process"
+	"github.com/partage-dev/partage/pkg/util/wait"
 	"github.com/partage-dev/partage/test/hardware/bounded"
 )
 

@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/partage-dev/partage/pkg/cuda/probe"
+	"github.com/partage-dev/partage/pkg/conformance/cuda/probe"
 )
 
 const (
@@ -83,7 +83,7 @@ func said(events []probe.Event, err error) string {
 
 // upTo takes memory up to more than a limit.
 func upTo(limit uint64) probe.Options {
-	return probe.Options{FillUpTo: probe.Sizes{limit + gibibyte}}
+	return probe.Options{FillUpTo: limit + gibibyte}
 }
 
 // membership says whether a program is a client, which the limits tell.
@@ -299,7 +299,7 @@ func tryEnd(end way) func(context.Context, *lab) (string, error) {
 		if err := l.ordinary(ctx); err != nil {
 			return "", err
 		}
-		some := client{Options: probe.Options{Allocate: probe.Sizes{64 * mebibyte}}}
+		some := client{Options: probe.Options{Allocate: 64 * mebibyte}}
 		other, err := l.hold(ctx, some)
 		if err != nil {
 			return "", fmt.Errorf("the other client: %w", err)

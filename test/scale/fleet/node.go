@@ -19,10 +19,10 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
-	"github.com/partage-dev/partage/pkg/claim"
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/driver/claim"
+	"github.com/partage-dev/partage/pkg/driver/plugin"
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/plugin"
 )
 
 const driverName = "gpu.nvidia.com"
@@ -120,12 +120,12 @@ func (n *Node) plugin(ctx context.Context) (*plugin.Plugin, error) {
 	return plugin.New(plugin.Options{
 		DriverName: driverName, NodeName: n.Name,
 		KubeClient: c.main, MetadataClient: c.metadata, StatusClient: c.status,
-		Events: plugin.NewEvents(ctx, c.events, c.background, driverName, n.Name),
+		Events: plugin.NewEvents(ctx, c.events, c.background, driverName, n.Name).Tell,
 		Claims: noClaims{hardware}, Hardware: hardware, Health: hardware,
 		DataDir: n.Dir, RegistrarDir: registrar, CDIDir: filepath.Join(n.Dir, "cdi"), BootID: "boot",
 		PollInterval: pollInterval, ReconcileInterval: reconcileInterval,
-		Policy: plugin.NewPolicySpread(plugin.NewPolicyFile(n.PolicyFile), n.Spread),
-	})
+		Policy: plugin.NewPolicyFile(n.PolicyFile, n.Spread),
+	}), nil
 }
 
 // clients are those of a plugin. They share a connection.

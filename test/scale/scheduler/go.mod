@@ -2,6 +2,8 @@ module github.com/partage-dev/partage/test/scale/scheduler
 
 go 1.26.6
 
+toolchain go1.26.10
+
 require (
 	github.com/google/pprof v0.0.0-20260402051712-545e8a4df936
 	golang.org/x/sync v0.24.0

@@ -1,13 +1,17 @@
-// Tools that check the workflows and the dependencies, in a module of their own: actionlint
+// Tools that check the workflows and the dependencies, and collect their notices, in a module of their own: actionlint
 // does not build with the YAML library that golangci-lint needs.
 module github.com/partage-dev/partage/test/tools/ci
 
 go 1.26.0
 
+toolchain go1.26.10
+
 tool (
 	github.com/rhysd/actionlint/cmd/actionlint
 	golang.org/x/vuln/cmd/govulncheck
 )
+
+require github.com/google/licensecheck v0.3.1
 
 require (
 	github.com/bmatcuk/doublestar/v4 v4.10.0 // indirect

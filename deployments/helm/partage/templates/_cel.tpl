@@ -3,7 +3,7 @@ SPDX-FileCopyrightText: The Partage Authors
 SPDX-License-Identifier: Apache-2.0
 
 Parts of CEL expressions: CEL has no functions of one's own. What faults are called is what
-pkg/api and pkg/strict say.
+pkg/api and pkg/util/strict say.
 */ -}}
 
 {{- /* A list of strings. */ -}}

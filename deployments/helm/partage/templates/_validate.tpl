@@ -8,7 +8,7 @@ SPDX-License-Identifier: Apache-2.0
 
 {{- /* Helm takes null for "no default", so that a section would be missing. */ -}}
 {{- $values := .Values -}}
-{{- range list "image" "host" "kubeletPlugin" "mpsSupervisor" "softwareLimits" "serviceAccount" "deviceClasses" "deviceClasses.gpu" "deviceClasses.mps" "deviceClasses.timeslice" "deviceClasses.mig" "admissionPolicy" "requestPolicy" "configPolicy" "namespacePolicy" "mpsPodPolicy" "metrics" "metrics.nvidiaDRA" "metrics.serviceMonitor" "networkPolicy" "mpsNamespacePolicy" "viewRole" "alerts" "dashboards" "uninstallGuard" -}}
+{{- range list "image" "host" "kubeletPlugin" "mpsSupervisor" "softwareLimits" "serviceAccount" "deviceClasses" "deviceClasses.gpu" "deviceClasses.mps" "deviceClasses.timeslice" "deviceClasses.mig" "admissionPolicy" "requestPolicy" "configPolicy" "annotationPolicy" "namespacePolicy" "mpsPodPolicy" "metrics" "metrics.nvidiaDRA" "metrics.serviceMonitor" "networkPolicy" "mpsNamespacePolicy" "viewRole" "alerts" "dashboards" "uninstallGuard" -}}
 {{- $section := $values -}}
 {{- range splitList "." . -}}
 {{- $section = get $section . -}}

@@ -16,8 +16,8 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/document"
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/terraform"
 	"github.com/partage-dev/partage/pkg/policy"
-	"github.com/partage-dev/partage/pkg/quote"
-	"github.com/partage-dev/partage/pkg/strict"
+	"github.com/partage-dev/partage/pkg/util/quote"
+	"github.com/partage-dev/partage/pkg/util/strict"
 )
 
 const (

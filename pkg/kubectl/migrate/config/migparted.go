@@ -18,7 +18,7 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/finding"
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/manifest"
 	"github.com/partage-dev/partage/pkg/policy"
-	"github.com/partage-dev/partage/pkg/strict"
+	"github.com/partage-dev/partage/pkg/util/strict"
 )
 
 const (

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/finding"
-	"github.com/partage-dev/partage/pkg/strict"
+	"github.com/partage-dev/partage/pkg/util/strict"
 )
 
 // reader reads configurations of programs that ignore fields which they do not know.

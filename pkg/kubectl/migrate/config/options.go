@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/document"
-	"github.com/partage-dev/partage/pkg/quote"
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 // Options choose what is translated.

@@ -16,6 +16,7 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/finding"
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/manifest"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 // Names of extended resources.
@@ -105,7 +106,7 @@ func (t target) name() string {
 func (t target) expression(driver string) string {
 	text := fmt.Sprintf("%s == '%s'", manifest.Attribute(driver, "type"), t.kind)
 	if t.kind != policy.Whole {
-		text += fmt.Sprintf(" && %s == '%s'", manifest.Attribute(driver, "profile"), t.profile)
+		text += fmt.Sprintf(" && %s == %s", manifest.Attribute(driver, "profile"), quote.CEL(t.profile))
 	}
 	return text
 }
@@ -228,7 +229,7 @@ func (r *Result) Templates() ([]byte, error) {
 	for _, t := range r.targets() {
 		request := manifest.Request{Name: "gpu", Class: t.class()}
 		if t.profile != "" || t.kind != policy.Whole && r.mixesShares(t.kind) {
-			request.Selectors = []string{fmt.Sprintf("%s == '%s'", manifest.Attribute(r.driver, "profile"), t.profile)}
+			request.Selectors = []string{fmt.Sprintf("%s == %s", manifest.Attribute(r.driver, "profile"), quote.CEL(t.profile))}
 		}
 		document, err := manifest.ClaimTemplate("", t.name(), []manifest.Request{request})
 		if err != nil {

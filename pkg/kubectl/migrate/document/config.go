@@ -9,8 +9,8 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/partage-dev/partage/pkg/quote"
-	"github.com/partage-dev/partage/pkg/strict"
+	"github.com/partage-dev/partage/pkg/util/quote"
+	"github.com/partage-dev/partage/pkg/util/strict"
 )
 
 // Config is a configuration with the name that a node's label would choose it by.

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/partage-dev/partage/pkg/quote"
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 // Kind is what became of a field.

@@ -15,7 +15,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/document"
 	"github.com/partage-dev/partage/pkg/policy"
-	"github.com/partage-dev/partage/pkg/quote"
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 const (

@@ -12,7 +12,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/manifest"
 	"github.com/partage-dev/partage/pkg/policy"
-	"github.com/partage-dev/partage/pkg/quote"
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 // labels translates labels that GPU feature discovery gives to nodes.

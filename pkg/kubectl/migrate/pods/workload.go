@@ -16,7 +16,7 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/finding"
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/manifest"
 	"github.com/partage-dev/partage/pkg/policy"
-	"github.com/partage-dev/partage/pkg/quote"
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 const (
@@ -200,7 +200,7 @@ func (w *workload) requestOf(c *container, d demand, s *selection) manifest.Requ
 	}
 	r := manifest.Request{Name: c.name, Class: classOf(kind), Count: d.count}
 	if profile != "" {
-		r.Selectors = append(r.Selectors, fmt.Sprintf("%s == '%s'", manifest.Attribute(w.options.Driver, "profile"), profile))
+		r.Selectors = append(r.Selectors, fmt.Sprintf("%s == %s", manifest.Attribute(w.options.Driver, "profile"), quote.CEL(profile)))
 	}
 	r.Selectors = append(r.Selectors, s.expressions...)
 	field := w.at(c.path + ".resources.limits")

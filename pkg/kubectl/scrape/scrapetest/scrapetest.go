@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
@@ -32,7 +33,7 @@ const Started = 1_800_000_000
 // pkg/kubectl, with what the golden file there leaves out because it changes.
 func Everything(tb testing.TB) string {
 	tb.Helper()
-	data, err := os.ReadFile("../../metrics/testdata/everything.txt")
+	data, err := os.ReadFile("../../driver/metrics/testdata/everything.txt")
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -42,12 +43,20 @@ func Everything(tb testing.TB) string {
 // Pod is the driver's pod on a node.
 func Pod(name, node string) *corev1.Pod {
 	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: name, Labels: map[string]string{"app.kubernetes.io/component": "gpu-kubelet-plugin"}},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: Namespace, Name: name, Labels: map[string]string{fleet.ComponentLabel: fleet.PluginComponent},
+			OwnerReferences: []metav1.OwnerReference{{Kind: "DaemonSet", Name: "partage-gpu-kubelet-plugin", Controller: new(true)}},
+		},
 		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{
 			{Name: "plugin", Ports: []corev1.ContainerPort{{Name: "metrics", ContainerPort: 9485}}},
 		}},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning},
 	}
+}
+
+// Class says where the driver is.
+func Class() *resourceapi.DeviceClass {
+	return &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: fleet.MainClass, Annotations: map[string]string{fleet.NamespaceAnnotation: Namespace}}}
 }
 
 // Response is an answer through the proxy.
@@ -74,7 +83,7 @@ func (r Response) Stream(ctx context.Context) (io.ReadCloser, error) {
 func Cluster(tb testing.TB, s *fleet.Snapshot, responses map[string]Response, pods ...*corev1.Pod) *fake.Clientset {
 	tb.Helper()
 	client := fake.NewClientset()
-	var objects []runtime.Object
+	objects := []runtime.Object{Class()}
 	for _, p := range pods {
 		objects = append(objects, p)
 	}

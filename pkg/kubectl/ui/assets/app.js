@@ -55,7 +55,7 @@ function showMeta() {
   $("summary").replaceChildren(
     tile("GPUs", s.gpus, `on ${count(s.nodes, "node")}`),
     tile("In use", s.used, `by ${count(s.claims, "claim")}`),
-    tile("Free", s.free, s.gpus ? `${Math.round((100 * s.free) / s.gpus)} %` : ""),
+    s.unknown ? tile("Free", "unknown") : tile("Free", s.free, s.gpus ? `${Math.round((100 * s.free) / s.gpus)} %` : ""),
     tile("Waiting pods", s.waiting, s.stuck ? `and ${s.stuck} stuck` : "", s.waiting || s.stuck ? "warn" : ""),
     tile("Unhealthy", s.unhealthy, "", s.unhealthy ? "alarm" : ""));
   $("problems").replaceChildren(...problems(meta));

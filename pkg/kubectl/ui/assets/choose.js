@@ -77,6 +77,7 @@ export class Filters {
     if (state === "bad" && !gpu.bad) return false;
     if (state === "free" && gpu.use !== "free") return false;
     if (state === "used" && gpu.use !== "part" && gpu.use !== "full") return false;
+    if (state === "room" && (gpu.use === "unknown" || gpu.blocks.some((b) => b.kind === "unknown"))) return false;
     if (state === "room" && !(gpu.fits ?? []).length) return false;
     const claims = [...claimsOf(gpu), ...(gpu.observers ?? [])];
     if (ns && !claims.some((c) => namespace(c) === ns)) return false;

@@ -18,7 +18,8 @@ export function describe(gpu, index) {
   const free = gpu.blocks.filter((b) => b.kind === "free").reduce((n, b) => n + b.size, 0);
   const words = [`GPU ${index}`, gpu.model];
   words.push(claims.length ? `${count(claims.length, "claim")}: ${claims.join(", ")}` : "no claims");
-  if (gpu.slices > 1) words.push(`${free} of ${gpu.slices} memory slices free`);
+  if (gpu.blocks.some((b) => b.kind === "unknown")) words.push("what is free is unknown");
+  else if (gpu.slices > 1) words.push(`${free} of ${gpu.slices} memory slices free`);
   for (const badge of gpu.health ?? []) words.push(badge.text);
   return words.join("; ");
 }
@@ -60,6 +61,7 @@ function block(b, gpu) {
       title: `${full(claim)}\n${b.profile || kinds[b.kind] || b.kind}\n${slices(b, gpu)}`,
     }, h("b", {}, name(claim)), h("span", {}, b.profile || kinds[b.kind] || b.kind));
   }
+  if (b.kind === "unknown") return h("div", { class: "block free", style: place, title: [b.why, slices(b, gpu)].join("\n") }, h("span", {}, "?"));
   const free = b.kind === "free";
   const text = b.profile ? [h("b", {}, b.profile), h("span", {}, free ? "exists, free" : b.why)] : h("span", {}, free ? "free" : b.why);
   return h("div", { class: `block ${free ? "free" : "blocked"}`, style: place, title: [free ? "Free" : "Cannot be allocated", b.why, slices(b, gpu)].filter(Boolean).join("\n") }, text);
@@ -130,7 +132,7 @@ export function mini(node, gpu, index) {
       add(color(b.parts[0].claim), at(0), at(1 - gap));
       add("transparent", at(1 - gap), at(1));
     } else {
-      add(b.kind === "free" ? "transparent" : "var(--blocked)", at(0), at(1));
+      add(b.kind !== "blocked" ? "transparent" : "var(--blocked)", at(0), at(1));
     }
   }
   const text = describe(gpu, index);

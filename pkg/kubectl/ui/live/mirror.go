@@ -105,7 +105,7 @@ func (m *mirror[T]) note(verb, namespace string, err error) {
 	case apierrors.IsInvalid(err), apierrors.IsResourceExpired(err), apierrors.IsGone(err), errors.Is(err, context.Canceled):
 		// The reflector goes on with another kind of list, or has ended.
 	case apierrors.IsNotFound(err):
-		gap.Message = "the API server does not have this resource"
+		gap.Absent, gap.Message = true, "the API server does not have this resource"
 		m.source.lacks(gap)
 		m.settle()
 	case apierrors.IsForbidden(err):
@@ -156,7 +156,7 @@ func (m *mirror[T]) missing() []fleet.Missing {
 	for _, gap := range m.source.Gaps() {
 		same := func(other fleet.Missing) bool { return other.Namespace == gap.Namespace }
 		if gap.Resource == m.resource && (!filled || gap.Namespace == metav1.NamespaceAll) && !slices.ContainsFunc(all, same) {
-			all = append(all, fleet.Missing{Resource: gap.Resource, Namespace: gap.Namespace, Err: errorText(gap.Message)})
+			all = append(all, fleet.Missing{Resource: gap.Resource, Namespace: gap.Namespace, Err: errorText(gap.Message), Absent: gap.Absent})
 		}
 	}
 	return all

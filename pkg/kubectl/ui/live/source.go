@@ -30,6 +30,8 @@ type Gap struct {
 	Namespace string
 	// Forbidden is false if the API server did not answer, or answered with another error.
 	Forbidden bool
+	// Absent says that the API server does not have the resource.
+	Absent bool
 	// Message is what the API server answered.
 	Message string
 }

@@ -188,7 +188,7 @@ func Waits(m *fleet.Model, p *corev1.Pod) bool {
 // Stuck reports whether a pod that wants devices of the model's driver has a node, and containers
 // that do not start.
 func Stuck(m *fleet.Model, p *corev1.Pod) bool {
-	if !stuck.Waits(p) {
+	if !stuck.Waits(p, time.Now()) {
 		return false
 	}
 	e := p.Status.ExtendedResourceClaimStatus

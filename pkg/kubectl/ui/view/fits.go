@@ -14,6 +14,9 @@ import (
 // fitsOf says what a GPU still has room for, each by itself, the largest first.
 func fitsOf(g *fleet.GPU) []string {
 	room := fleet.Free(g)
+	if room.AtMost && !room.Nothing() {
+		return []string{"unknown: claims or taint rules that you may not read"}
+	}
 	var all []string
 	if room.Whole {
 		all = append(all, "whole GPU")

@@ -69,17 +69,20 @@ func gpuOf(g *fleet.GPU, driver string) GPU {
 }
 
 func useOf(blocks []Block) string {
-	held, free := false, false
+	held, free, unknown := false, false, false
 	for i := range blocks {
 		b := &blocks[i]
 		held = held || len(b.Parts) > 0
+		unknown = unknown || b.Kind == KindUnknown
 		free = free || b.Kind == KindFree || b.Total != nil && shared(b) < b.Total.Shares
 	}
 	switch {
-	case held && free:
+	case held && (free || unknown):
 		return "part"
 	case held:
 		return "full"
+	case unknown:
+		return "unknown"
 	case free:
 		return "free"
 	default:
@@ -134,6 +137,9 @@ func blocksOf(g *fleet.GPU, driver string) []Block {
 			continue
 		}
 		kind, why := KindFree, ""
+		if g.Node.Hidden {
+			kind, why = KindUnknown, "A claim that you may not read may have it."
+		}
 		if reasons := blocking(g, driver, i); len(reasons) > 0 {
 			kind, why = KindBlocked, strings.Join(reasons, ", ")
 		}

@@ -45,8 +45,9 @@ var conditions = map[device.Reason]condition{
 	device.Gone:               {"partition gone", "Somebody else removed the partition. Delete the pods of the claim.", false},
 }
 
-// describe returns what a taint says. One that is not of the driver was set by an admin.
-func describe(t resourceapi.DeviceTaint, driver string) condition {
+// describe returns what a taint says, and whether the driver has set it. Others are an administrator's, who keeps the GPU for somebody: it has
+// no fault.
+func describe(t resourceapi.DeviceTaint, driver string) (c condition, own bool) {
 	reason, own := strings.CutPrefix(t.Key, driver+"/")
 	c, known := conditions[device.Reason(reason)]
 	if !own || !known {
@@ -55,7 +56,7 @@ func describe(t resourceapi.DeviceTaint, driver string) condition {
 	if t.Value != "" {
 		c.text += " " + t.Value
 	}
-	return c
+	return c, own
 }
 
 // refusals are the texts of the taints that keep claims away.
@@ -63,7 +64,8 @@ func refusals(taints []resourceapi.DeviceTaint, driver string) []string {
 	var texts []string
 	for _, t := range taints {
 		if t.Effect != resourceapi.DeviceTaintEffectNone {
-			texts = append(texts, describe(t, driver).text)
+			c, _ := describe(t, driver)
+			texts = append(texts, c.text)
 		}
 	}
 	return texts
@@ -93,11 +95,11 @@ func healthOf(g *fleet.GPU, driver string) []Badge {
 	}
 	var badges []Badge
 	for _, c := range counts {
-		meaning := describe(c.taint, driver)
+		meaning, own := describe(c.taint, driver)
 		if meaning.normal {
 			continue
 		}
-		badge := Badge{Text: meaning.text, Bad: c.taint.Effect != resourceapi.DeviceTaintEffectNone}
+		badge := Badge{Text: meaning.text, Bad: c.taint.Effect != resourceapi.DeviceTaintEffectNone && own}
 		badge.Title = fmt.Sprintf("%s Taint %s, effect %s", meaning.title, c.taint.Key, c.taint.Effect)
 		if c.n < devices {
 			badge.Title += fmt.Sprintf(", on %d of %d devices of this GPU", c.n, devices)

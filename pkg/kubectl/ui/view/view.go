@@ -32,6 +32,8 @@ type Summary struct {
 	// and on which something fits.
 	Used int `json:"used"`
 	Free int `json:"free"`
+	// Unknown are the GPUs of which nobody is seen to have anything, and somebody may.
+	Unknown int `json:"unknown,omitempty"`
 	// Unhealthy are the GPUs with a condition that is not normal.
 	Unhealthy int `json:"unhealthy"`
 	Waiting   int `json:"waiting"`
@@ -73,7 +75,7 @@ type GPU struct {
 	// be partitioned. Cells are their indexes where these are not 0, 1, 2 and so on.
 	Slices int   `json:"slices"`
 	Cells  []int `json:"cells,omitempty"`
-	// Use is "free", "part", "full" or "none": nothing is free, and nobody has it.
+	// Use is "free", "part", "full", "unknown" or "none": nothing is free, and nobody has it.
 	Use string `json:"use"`
 	// Blocks cover all slices, in their order.
 	Blocks []Block `json:"blocks"`
@@ -89,6 +91,7 @@ type GPU struct {
 // Kinds of blocks. The others are the types of devices.
 const (
 	KindFree    = "free"
+	KindUnknown = "unknown"
 	KindBlocked = "blocked"
 )
 
@@ -96,7 +99,7 @@ const (
 type Block struct {
 	Start int `json:"start"`
 	Size  int `json:"size"`
-	// Kind is free, blocked, gpu, mig, mps or timeslice.
+	// Kind is free, unknown, blocked, gpu, mig, mps or timeslice.
 	Kind string `json:"kind"`
 	// Device is what the claims have.
 	Device  string `json:"device,omitempty"`
@@ -257,6 +260,8 @@ func (s *Summary) add(n Node) {
 			s.Used++
 		case "free":
 			s.Free++
+		case "unknown":
+			s.Unknown++
 		}
 		if g.Bad {
 			s.Unhealthy++

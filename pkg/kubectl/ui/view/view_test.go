@@ -5,12 +5,15 @@ package view
 
 import (
 	"encoding/json"
+	"errors"
 	"strings"
 	"testing"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
 	"github.com/partage-dev/partage/test/kubectl/fleets"
 )
 
@@ -68,4 +71,44 @@ func drawn(g GPU) string {
 		blocks = append(blocks, text)
 	}
 	return g.Use + ": " + strings.Join(blocks, ", ")
+}
+
+// TestReservation: a GPU that an administrator keeps for somebody is not unhealthy, one that is lost is.
+func TestReservation(t *testing.T) {
+	for key, bad := range map[string]bool{"team-b": false, fleettest.Driver + "/lost": true} {
+		f := fleettest.New(t)
+		f.AddNode("n1", "h100-80-sxm", 1)
+		f.TaintRules = append(f.TaintRules, &resourceapi.DeviceTaintRule{Spec: resourceapi.DeviceTaintRuleSpec{
+			DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: new(fleettest.Driver)},
+			Taint:          resourceapi.DeviceTaint{Key: key, Value: "reserved", Effect: resourceapi.DeviceTaintEffectNoSchedule},
+		}})
+		g := gpuOf(fleet.New(f.Snapshot, fleettest.Driver).Nodes[0].GPUs[0], fleettest.Driver)
+		if g.Bad != bad || len(g.Health) != 1 || g.Health[0].Bad != bad {
+			t.Errorf("%s: bad %t, want %t; %+v", key, g.Bad, bad, g.Health)
+		}
+	}
+}
+
+// TestHiddenClaims: what a claim may have that cannot be read is not free.
+func TestHiddenClaims(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNode("n1", "h100-80-sxm", 1)
+	f.Held("team", "own", "n1", fleettest.Request("mig.nvidia.com", fleettest.Profile("3g.40gb")))
+	f.AddNode("n2", "h100-80-sxm", 1)
+	f.Missing = []fleet.Missing{{Resource: fleet.ResourceClaims}}
+	all, err := New(Input{Model: fleet.New(f.Snapshot, fleettest.Driver)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var meta Meta
+	var node Node
+	if err := errors.Join(json.Unmarshal(all["meta"], &meta), json.Unmarshal(all["node/n2"], &node)); err != nil {
+		t.Fatal(err)
+	}
+	if s := meta.Summary; s.Free != 0 || s.Unknown != 1 || s.Used != 1 {
+		t.Errorf("%+v", s)
+	}
+	if g := node.GPUs[0]; g.Use != "unknown" || len(g.Fits) != 1 || !strings.HasPrefix(g.Fits[0], "unknown") {
+		t.Errorf("%+v", g)
+	}
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/partage-dev/partage/pkg/mps"
-	"github.com/partage-dev/partage/pkg/process"
+	"github.com/partage-dev/partage/pkg/node/process"
 )
 
 // Record is what is written down about a session, in its session.json. Fields are only ever added.
@@ -33,16 +33,12 @@ type Record struct {
 	// ServerUser is the user whom the first server serves, and as whom it runs.
 	ServerUser string `json:"serverUser,omitempty"`
 
-	Losses       int       `json:"losses,omitempty"`
-	LastLoss     string    `json:"lastLoss,omitempty"`
-	LastLossTime time.Time `json:"lastLossTime,omitzero"`
+	mps.History
 
 	// Doubt is how a client of the present servers was killed, after which nobody knows
 	// whether they work. Reported: it is one of Kills.
 	Doubt    string `json:"doubt,omitempty"`
 	Reported bool   `json:"reported,omitempty"`
-	Kills    int    `json:"kills,omitempty"`
-	LastKill string `json:"lastKill,omitempty"`
 }
 
 // lose counts a loss, if there was anything to lose. What happened to clients of the servers that are gone is over.

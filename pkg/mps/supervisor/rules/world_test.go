@@ -4,12 +4,11 @@
 package rules
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/control"
-	"github.com/partage-dev/partage/pkg/process"
+	"github.com/partage-dev/partage/pkg/node/process"
 )
 
 // The world of the model has one session. Whatever is in it can be compared, so that a state is looked at once.
@@ -123,7 +122,7 @@ func spec(limits int8, restart bool) mps.Spec {
 func (w *world) record() Record {
 	r := Record{
 		Spec: spec(w.Record.Limits, w.Restart), Started: w.Record.Started, Removing: w.Record.Removing, Serving: w.Record.Serving,
-		Reported: w.Record.Reported, Losses: int(w.Record.Losses), Kills: int(w.Record.Kills),
+		Reported: w.Record.Reported, History: mps.History{Losses: int(w.Record.Losses), Kills: int(w.Record.Kills)},
 	}
 	if w.Record.Daemon {
 		r.Daemon = &process.ID{PID: 100, Start: 1}
@@ -239,5 +238,3 @@ func (w *world) endDaemon() {
 func (w *world) isWell() bool {
 	return w.Daemon == answers && w.Server == active && !w.Foreign && !w.Unmounted && !w.Record.Doubt && !w.Killed
 }
-
-func (w *world) String() string { return fmt.Sprintf("%+v", *w) }

@@ -47,7 +47,7 @@ func app(out io.Writer) *cli.Command {
 		ErrWriter:      out,
 		ExitErrHandler: func(context.Context, *cli.Command, error) {},
 		OnUsageError:   func(_ context.Context, _ *cli.Command, err error, _ bool) error { return err },
-		Commands:       []*cli.Command{infoCommand(), allocCommand(), holdCommand(), faultCommand(), watchCommand()},
+		Commands:       []*cli.Command{infoCommand(), allocCommand(), holdCommand(), faultCommand(), watchCommand(), passCommand(), takeCommand()},
 		Action: func(_ context.Context, c *cli.Command) error {
 			if c.Args().Present() {
 				return fmt.Errorf("there is no command %q, see cuda-client --help", c.Args().First())

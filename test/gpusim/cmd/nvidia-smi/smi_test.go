@@ -6,10 +6,12 @@ package main
 import (
 	"errors"
 	"flag"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -77,19 +79,43 @@ func (n node) golden(name string, exit int, args ...string) {
 	if code != exit {
 		n.t.Errorf("%v: exit code %d, want %d", args, code, exit)
 	}
-	path := filepath.Join("testdata", name)
+	all := outputs(n.t)
 	if *update {
-		if err := errors.Join(os.MkdirAll("testdata", 0o755), os.WriteFile(path, []byte(got), 0o600)); err != nil {
+		all[name] = got
+		var text strings.Builder
+		for _, name := range slices.Sorted(maps.Keys(all)) {
+			text.WriteString(goldenMark + name + "\n" + all[name])
+		}
+		if err := os.WriteFile(goldenFile, []byte(text.String()), 0o600); err != nil {
 			n.t.Fatal(err)
 		}
 	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	if d := cmp.Diff(string(want), got); d != "" {
+	if want, found := all[name]; !found || want != got {
+		d := cmp.Diff(want, got)
 		n.t.Errorf("%v, %s (-update rewrites it): %s", args, name, d)
 	}
+}
+
+// goldenFile has all outputs, each below a line with goldenMark and its name.
+const goldenFile, goldenMark = "testdata/outputs.golden.txt", ">>> "
+
+// outputs are those of the golden file by name.
+func outputs(t *testing.T) map[string]string {
+	t.Helper()
+	data, err := os.ReadFile(goldenFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, name := map[string]string{}, ""
+	for line := range strings.Lines(string(data)) {
+		if begins, found := strings.CutPrefix(line, goldenMark); found {
+			name = strings.TrimSpace(begins)
+			all[name] = ""
+			continue
+		}
+		all[name] += line
+	}
+	return all
 }
 
 // instance is a GPU instance with the compute instance that spans it.

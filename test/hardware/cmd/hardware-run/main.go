@@ -17,7 +17,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/partage-dev/partage/pkg/host"
+	"github.com/partage-dev/partage/pkg/node/host"
 	"github.com/partage-dev/partage/test/hardware/bundle"
 	"github.com/partage-dev/partage/test/hardware/trial"
 )

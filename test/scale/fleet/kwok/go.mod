@@ -2,6 +2,8 @@ module github.com/partage-dev/partage/test/scale/fleet/kwok
 
 go 1.26.0
 
+toolchain go1.26.10
+
 tool sigs.k8s.io/kwok/cmd/kwok
 
 require (

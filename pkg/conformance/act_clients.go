@@ -1,0 +1,361 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/conformance/cuda/probe"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/nvml"
+	"github.com/partage-dev/partage/pkg/util/wait"
+)
+
+// pipeFile is a file in the daemon's pipe folder.
+type pipeFile struct {
+	Name string      `json:"name"`
+	Mode fs.FileMode `json:"mode"`
+	// Socket is the type of a socket that takes connections.
+	Socket string `json:"socket,omitempty"`
+}
+
+// pipeFiles are what transcripts of real nodes show.
+const pipeFiles = "control: socket SOCK_SEQPACKET 0666, control_lock: file 0666, control_privileged: socket SOCK_SEQPACKET 0755, " +
+	"log: FIFO 0777, nvidia-cuda-mps-control.pid: file 0666"
+
+func (f pipeFile) String() string {
+	kind := "file"
+	switch {
+	case f.Mode&fs.ModeSocket != 0:
+		kind = strings.TrimSpace("socket " + f.Socket)
+	case f.Mode&fs.ModeNamedPipe != 0:
+		kind = "FIFO"
+	case f.Mode.IsDir():
+		kind = "directory"
+	}
+	return fmt.Sprintf("%s: %s %04o", f.Name, kind, f.Mode.Perm())
+}
+
+// listPipe lists the files of the daemon's pipe folder, with what their types say of who can
+// reach the daemon.
+func listPipe(ctx context.Context, d *daemon) ([]pipeFile, error) {
+	entries, err := os.ReadDir(d.mps.DaemonPipe)
+	if err != nil {
+		return nil, err
+	}
+	var files []pipeFile
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil {
+			return nil, err
+		}
+		f := pipeFile{Name: e.Name(), Mode: info.Mode()}
+		if f.Mode&fs.ModeSocket != 0 {
+			f.Socket = socketType(ctx, filepath.Join(d.mps.DaemonPipe, f.Name))
+		}
+		files = append(files, f)
+	}
+	return files, nil
+}
+
+// socketType finds out of what type a socket is by connecting to it.
+func socketType(ctx context.Context, path string) string {
+	for network, name := range map[string]string{"unixpacket": "SOCK_SEQPACKET", "unix": "SOCK_STREAM", "unixgram": "SOCK_DGRAM"} {
+		if connection, err := (&net.Dialer{}).DialContext(ctx, network, path); err == nil {
+			_ = connection.Close()
+			return name
+		}
+	}
+	return ""
+}
+
+// openLimits are how many files the processes of MPS may open.
+type openLimits struct {
+	Daemon uint64 `json:"daemon"`
+	Server uint64 `json:"server"`
+}
+
+// readOpenLimits reads the limits that the kernel holds the processes to, which they may have
+// raised or lowered themselves.
+func readOpenLimits(_ context.Context, d *daemon) (openLimits, error) {
+	control, err := d.control()
+	if err != nil {
+		return openLimits{}, err
+	}
+	var limits [2]unix.Rlimit
+	for i, pid := range []int{control.PID, d.server.PID} {
+		if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &limits[i]); err != nil {
+			return openLimits{}, fmt.Errorf("limit of open files of process %d: %w", pid, err)
+		}
+	}
+	return openLimits{limits[0].Cur, limits[1].Cur}, nil
+}
+
+// noClients waits until the daemon lists no client of its server any more: it notices an end late.
+func noClients(ctx context.Context, d *daemon) (bool, error) {
+	return true, wait.Until(ctx, func() (bool, error) {
+		clients, err := d.command(ctx, "get_client_list SERVER")
+		return clients == "", err
+	})
+}
+
+// What is so of a GPU before MPS and after it, other than what part A has read.
+var (
+	listedBefore = processesOf("processes on GPU %s before MPS")
+	modeAfter    = ofGPU("compute mode of GPU %s after MPS", func(ctx context.Context, hardware *nvml.Client, g *gpu.GPU) (gpu.ComputeMode, error) {
+		return hardware.ComputeMode(ctx, g.PCIAddress, g.UUID)
+	})
+	countAfter = ofGPU("processes on GPU %s after MPS", func(ctx context.Context, hardware *nvml.Client, g *gpu.GPU) (int, error) {
+		found, err := hardware.Processes(ctx, g.PCIAddress)
+		return len(found), err
+	})
+)
+
+// memoryInUse is what programs have of the memory, in bytes; nil where NVML does not tell.
+func memoryInUse(moment string) gpuFact[*uint64] {
+	return ofGPU("memory in use of GPU %s "+moment, func(ctx context.Context, hardware *nvml.Client, g *gpu.GPU) (*uint64, error) {
+		facts, err := hardware.Facts(ctx, g.PCIAddress)
+		return facts.UsedBytes, err
+	})
+}
+
+// chooseGPU returns a GPU that nobody uses, that is in compute mode DEFAULT and not in MIG
+// mode, or why there is none. It keeps claims off it.
+func (n *Node) chooseGPU(ctx context.Context) (*gpu.GPU, string) {
+	_, err := onDaemon(ctx, n, Daemon, "end what an earlier run left", func(ctx context.Context, d *daemon) (bool, error) { return true, d.sweep(ctx) })
+	if err != nil {
+		return nil, err.Error()
+	}
+	node, err := gpus.answer(ctx, n)
+	if err != nil {
+		return nil, fmt.Sprintf("the GPUs cannot be read: %v", err)
+	}
+	var reasons []string
+	for i := range node.GPUs {
+		g := &node.GPUs[i]
+		if n.header.GPU != "" && n.header.GPU != g.UUID {
+			continue
+		}
+		why := n.reserveUnused(ctx, g)
+		if why == "" {
+			return g, ""
+		}
+		reasons = append(reasons, g.PCIAddress+" "+why)
+	}
+	if len(reasons) == 0 {
+		return nil, fmt.Sprintf("there is no GPU %s", n.header.GPU)
+	}
+	return nil, "no GPU is free for it: " + strings.Join(reasons, "; ")
+}
+
+// reserveUnused keeps claims off a GPU, unless that cannot be used; then it returns why.
+func (n *Node) reserveUnused(ctx context.Context, g *gpu.GPU) string {
+	claims, why := n.reserve(ctx, g, func(*machine) ([]string, error) { return nil, nil })
+	if why != "" {
+		return why
+	}
+	if why = claimed(claims, g.PCIAddress); why == "" && inMIG(g) {
+		why = "is in MIG mode"
+	}
+	if why == "" {
+		why = n.inUse(ctx, g, listedBefore)
+	}
+	if why != "" && n.machine != nil {
+		n.machine.reserved.release(g.PCIAddress)
+	}
+	return why
+}
+
+// recognition is whom the daemon takes a client for.
+type recognition struct {
+	Servers []string `json:"servers"`
+	Clients []string `json:"clients"`
+	// Known is true if the client's process ID, as this process sees it, is among them.
+	Known bool `json:"known"`
+}
+
+// recognize asks the daemon about a client while it runs.
+func (d *daemon) recognize(ctx context.Context, s surroundings, user int) (who recognition, err error) {
+	run, err := d.hold(ctx, s, probe.Options{User: user, Hold: true})
+	if err != nil {
+		return who, err
+	}
+	servers, err := d.command(ctx, "get_server_list")
+	if err != nil {
+		return who, err
+	}
+	clients, err := d.command(ctx, "get_client_list SERVER")
+	if err != nil {
+		return who, err
+	}
+	who = recognition{Servers: strings.Fields(servers), Clients: strings.Fields(clients)}
+	who.Known = slices.Contains(who.Clients, strconv.Itoa(run.PID()))
+	_, err = run.Finish(ctx)
+	return who, err
+}
+
+// aftermath is what is to be seen after the end of one client, while another one runs.
+type aftermath struct {
+	// Victim is what the client noticed that ended, "" if nothing.
+	Victim string `json:"victim,omitempty"`
+	// Server is the server's state.
+	Server string `json:"server"`
+	// Bystander is what became of the other client, and Next of one that came after.
+	Bystander string `json:"bystander"`
+	Next      string `json:"next"`
+}
+
+func (a aftermath) String() string {
+	text := fmt.Sprintf("server %s, other client %s, next client %s", a.Server, a.Bystander, a.Next)
+	if a.Victim != "" {
+		text = "the client gets " + a.Victim + "; " + text
+	}
+	return text
+}
+
+const (
+	goesOn = "goes on"
+	active = "ACTIVE"
+)
+
+// harmless reports whether nobody but the client that ended has noticed its end.
+func (a aftermath) harmless() bool {
+	return a.Server == active && a.Bystander == goesOn && a.Next == goesOn
+}
+
+// end is a way in which a client ends. It returns what the client said.
+type end struct {
+	subject string
+	safe    bool // whether NVIDIA documents it as such
+	do      func(context.Context, *daemon, *probe.Process) ([]probe.Event, error)
+}
+
+// ends are those that pods come to: by themselves, by the driver, and by the kernel or the kubelet.
+var ends = []end{
+	{"at its own wish", true, func(ctx context.Context, _ *daemon, run *probe.Process) ([]probe.Event, error) {
+		return run.Finish(ctx)
+	}},
+	{"terminate_client, then SIGKILL", true, func(ctx context.Context, d *daemon, run *probe.Process) ([]probe.Event, error) {
+		if _, err := d.command(ctx, "terminate_client SERVER "+strconv.Itoa(run.PID())); err != nil {
+			return nil, err
+		}
+		events, err := run.Until(ctx, probe.Failed)
+		if err == nil {
+			_, err = run.Kill(ctx)
+		}
+		return events, err
+	}},
+	{"SIGKILL in the middle of its work", false, func(ctx context.Context, _ *daemon, run *probe.Process) ([]probe.Event, error) {
+		_, err := run.Kill(ctx)
+		return nil, err
+	}},
+}
+
+// said is the error that a client noticed.
+func said(events []probe.Event) string {
+	e, _ := probe.Find(events, probe.Failed)
+	return e.Result
+}
+
+// outcome says what became of a client, as the end of "the client …".
+func outcome(events []probe.Event, err error) string {
+	if err != nil {
+		return "fails: " + err.Error()
+	}
+	if result := said(events); result != "" {
+		return "gets " + result
+	}
+	return goesOn
+}
+
+// atWork is a client that is at work until it ends.
+var atWork = probe.Options{Allocate: 64 * mib, Busy: true}
+
+// endClient runs two clients, ends one, and looks at what is left. The next question gets
+// another server if that one did not bear it.
+func endClient(ctx context.Context, d *daemon, e end) (after aftermath, err error) {
+	running, kill := context.WithCancel(ctx)
+	defer func() {
+		kill()
+		if err != nil || !after.harmless() {
+			err = errors.Join(err, d.replaceServer(ctx))
+		}
+	}()
+	other, err := d.hold(running, surroundings{}, atWork)
+	if err != nil {
+		return after, fmt.Errorf("start the other client: %w", err)
+	}
+	client, err := d.hold(running, surroundings{}, atWork)
+	if err != nil {
+		return after, fmt.Errorf("start the client: %w", err)
+	}
+	events, err := e.do(ctx, d, client)
+	if err != nil {
+		return after, err
+	}
+	after.Victim = said(events)
+	if after.Server, err = d.ask(ctx, "get_server_status SERVER"); err != nil {
+		after.Server = err.Error()
+	}
+	after.Next = outcome(d.run(ctx, surroundings{}, probe.Options{Allocate: 64 * mib}))
+	after.Bystander = outcome(other.Finish(ctx))
+	return after, nil
+}
+
+// loss is what is to be seen after the end of a server.
+type loss struct {
+	// Client is what its client noticed.
+	Client string `json:"client"`
+	// Next is what became of the next client, and NewServer whether it has another one.
+	Next      string `json:"next"`
+	NewServer bool   `json:"newServer"`
+	// Taken is how much memory it could take, in bytes.
+	Taken uint64 `json:"taken"`
+}
+
+// nothing is what a client of a lost server notices that goes on with it.
+const nothing = "nothing"
+
+func (l loss) String() string {
+	text := fmt.Sprintf("its client gets %s; the next one %s", l.Client, l.Next)
+	if l.NewServer {
+		text += " with another server"
+	}
+	return fmt.Sprintf("%s and %d MiB", text, l.Taken/mib)
+}
+
+// loseServer kills the server while it has a client.
+func loseServer(ctx context.Context, d *daemon) (got loss, err error) {
+	client, err := d.hold(ctx, surroundings{}, atWork)
+	if err != nil {
+		return got, err
+	}
+	old := d.server
+	if err := old.Signal(unix.SIGKILL); err != nil {
+		return got, fmt.Errorf("kill the server: %w", err)
+	}
+	got.Client = nothing
+	if events, err := client.Until(ctx, probe.Failed); err == nil && said(events) != "" {
+		got.Client = said(events)
+	}
+	if _, err := client.Kill(ctx); err != nil {
+		return got, err
+	}
+	next, err := d.run(ctx, surroundings{}, probe.Options{FillUpTo: unlimitedMiB * mib})
+	got.Next, got.Taken = outcome(next, err), taken(next)
+	err = d.awaitServer(ctx)
+	got.NewServer = d.server != old
+	return got, err
+}

@@ -1,0 +1,387 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/pkg/conformance/cuda/probe"
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/supervisor"
+	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/pkg/node/process"
+	"github.com/partage-dev/partage/pkg/util/wait"
+)
+
+// daemon is a control daemon of MPS that nobody else uses, in a folder of its own, on a
+// device in compute mode DEFAULT. It is started as the supervisor starts one.
+type daemon struct {
+	roots  host.Roots
+	folder string
+	probe  string // cuda-probe
+
+	// mu is held by one question at a time. One that was left behind keeps it.
+	mu     sync.Mutex
+	mps    *supervisor.Unsupervised
+	device string // UUID
+	keeper *exec.Cmd
+	ended  chan struct{} // closed when all that it has started has ended
+	server process.ID
+}
+
+func newDaemon(o Options) *daemon {
+	return &daemon{roots: o.Roots, folder: daemonFolder(o.WorkDir), probe: o.Probe}
+}
+
+// onDaemon puts a question to the daemon.
+func onDaemon[T any](ctx context.Context, n *Node, kind Kind, question string, live func(context.Context, *daemon) (T, error)) (T, error) {
+	return ask(ctx, n, kind, question, func(ctx context.Context, m *machine) (T, error) {
+		m.daemon.mu.Lock()
+		defer m.daemon.mu.Unlock()
+		return live(ctx, m.daemon)
+	})
+}
+
+// daemonStart is how a daemon and its server started.
+type daemonStart struct {
+	// DaemonTook and ServerTook are until the first answer, and then until the server
+	// was active.
+	DaemonTook string `json:"daemonTook"`
+	ServerTook string `json:"serverTook"`
+}
+
+// start starts the daemon for a device and its server. What an earlier run left in the
+// folder goes.
+func (d *daemon) start(ctx context.Context, device string) (took daemonStart, err error) {
+	if err := d.clear(ctx); err != nil {
+		return took, err
+	}
+	programs, err := supervisor.NewUnsupervised(d.roots, d.folder)
+	if err != nil {
+		return took, err
+	}
+	log, err := os.OpenFile(d.log(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return took, fmt.Errorf("log of the control daemon: %w", err)
+	}
+	cmd := programs.Daemon(mps.Spec{ID: "conformance", Devices: []string{device}, MultiUser: true})
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	began := time.Now()
+	if err := errors.Join(cmd.Start(), log.Close()); err != nil {
+		return took, fmt.Errorf("start the control daemon: %w", err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		_ = cmd.Wait()
+		close(ended)
+	}()
+	d.mps, d.device, d.keeper, d.ended = &programs, device, cmd, ended
+	if err := wait.Until(ctx, func() (bool, error) { return d.answers(ctx) }); err != nil {
+		return took, fmt.Errorf("the control daemon does not answer: %w%s", err, d.tail())
+	}
+	took.DaemonTook = time.Since(began).Round(time.Millisecond).String()
+	began = time.Now()
+	if err := d.startServer(ctx); err != nil {
+		return took, fmt.Errorf("the server does not start: %w%s", err, d.tail())
+	}
+	took.ServerTook = time.Since(began).Round(time.Millisecond).String()
+	return took, nil
+}
+
+// log is where the daemon prints; its own logs say less when it does not start.
+func (d *daemon) log() string { return filepath.Join(d.folder, "log", "output") }
+
+// tail returns the end of what the daemon printed, as the end of an error.
+func (d *daemon) tail() string {
+	data, err := os.ReadFile(d.log())
+	if err != nil || len(data) == 0 {
+		return ""
+	}
+	const most = 400
+	text := string(data[max(0, len(data)-most):])
+	return fmt.Sprintf(": it printed %q", strings.TrimSpace(text))
+}
+
+// answers reports whether the daemon answers. It is an error if it has ended.
+func (d *daemon) answers(ctx context.Context) (bool, error) {
+	select {
+	case <-d.ended:
+		return false, errors.New("it has ended")
+	default:
+	}
+	if _, err := os.Stat(filepath.Join(d.mps.DaemonPipe, "control")); err != nil {
+		return false, nil //nolint:nilerr // it is still starting
+	}
+	_, err := d.command(ctx, "get_server_list")
+	return err == nil, nil
+}
+
+// startServer asks for a server and waits until it is active. An earlier one may still
+// be listed.
+func (d *daemon) startServer(ctx context.Context) error {
+	if _, err := d.command(ctx, "start_server -uid 0"); err != nil {
+		return err
+	}
+	return d.awaitServer(ctx)
+}
+
+// awaitServer waits for another server than d.server.
+func (d *daemon) awaitServer(ctx context.Context) error {
+	seen, old := false, d.server
+	return wait.Until(ctx, func() (bool, error) {
+		answer, err := d.command(ctx, "get_server_list")
+		if err != nil {
+			return false, err
+		}
+		pid, err := strconv.Atoi(answer)
+		if err != nil {
+			if seen {
+				return false, errors.New("it has ended")
+			}
+			return false, nil // there is none yet
+		}
+		if pid == old.PID {
+			return false, nil
+		}
+		id, err := d.serverID(pid)
+		if id.PID == 0 || err != nil {
+			return false, err
+		}
+		seen, d.server = true, id
+		state, err := d.command(ctx, "get_server_status SERVER")
+		return err == nil && strings.Contains(strings.ToUpper(state), active), nil
+	})
+}
+
+// serverID identifies a process that the daemon calls its server, or nothing if it has just
+// ended. Servers are killed here, and a daemon that is wrong could call any process of the
+// node its server, or -1, which is all of them.
+func (d *daemon) serverID(pid int) (process.ID, error) {
+	id, err := process.Identify(pid)
+	if pid > 0 && errors.Is(err, fs.ErrNotExist) {
+		return process.ID{}, nil
+	}
+	if err == nil {
+		var keeper process.ID
+		keeper, err = process.Identify(d.keeper.Process.Pid)
+		if err == nil && !id.DescendsFrom(keeper) {
+			err = fs.ErrInvalid
+		}
+	}
+	if err != nil {
+		return process.ID{}, fmt.Errorf("get_server_list answers %d, which is no process of this daemon", pid)
+	}
+	return id, nil
+}
+
+// control returns the process of the control daemon, which its keeper has started.
+func (d *daemon) control() (process.ID, error) {
+	kept, err := process.Children(d.keeper.Process.Pid)
+	if err == nil && len(kept) == 0 {
+		err = errors.New("the control daemon has ended")
+	}
+	if err != nil {
+		return process.ID{}, err
+	}
+	return process.Identify(kept[0])
+}
+
+// serverWord stands for the server's PID in commands and answers.
+const serverWord = "SERVER"
+
+var errNoDaemon = errors.New("there is no control daemon")
+
+// command sends a command, in which serverWord stands for the server, and returns the answer
+// as it was printed.
+func (d *daemon) command(ctx context.Context, text string) (string, error) {
+	if d.mps == nil {
+		return "", errNoDaemon
+	}
+	command := strings.ReplaceAll(text, serverWord, strconv.Itoa(d.server.PID))
+	control, err := d.control()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", command, err)
+	}
+	cmd, err := d.mps.Client(ctx, control)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", command, err)
+	}
+	cmd.Stdin = strings.NewReader(command + "\n")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w: output %q", command, err, out)
+	}
+	return strings.TrimRight(string(out), "\n"), nil
+}
+
+// ask is command with an answer that can be compared: the PID is another one each time.
+func (d *daemon) ask(ctx context.Context, text string) (string, error) {
+	answer, err := d.command(ctx, text)
+	return strings.ReplaceAll(answer, strconv.Itoa(d.server.PID), serverWord), err
+}
+
+// surroundings are what a CUDA program finds. The zero value is a container with a
+// share of the device.
+type surroundings struct {
+	// pipe is the pipe folder; by default the daemon's. With controlAlone it is one in which
+	// is nothing but a link to the socket control.
+	pipe         string
+	controlAlone bool
+	// ownMemory leaves the program the /dev/shm of this process.
+	ownMemory bool
+	env       []string
+	// namespaces are those that a container has of its own.
+	namespaces uintptr
+	// device is another one than the daemon's, for a program without MPS.
+	device string
+}
+
+const nowhere = "/nonexistent" // a pipe folder without a daemon
+
+// program describes a CUDA program and what it does.
+func (d *daemon) program(s surroundings, o probe.Options) (probe.Program, probe.Options, error) {
+	library, err := d.roots.CUDALibraryPath()
+	if err == nil && d.mps == nil && s.pipe != nowhere {
+		err = errNoDaemon
+	}
+	if err != nil {
+		return probe.Program{}, o, err
+	}
+	o.Library = library
+	if nodes := d.roots.DevRoot().Path; nodes != "/" {
+		o.DevRoot = nodes
+	}
+	pipe := s.pipe
+	if d.mps != nil {
+		pipe = cmp.Or(pipe, d.mps.DaemonPipe)
+		if s.controlAlone {
+			pipe = d.mps.ClientPipe
+		}
+		if !s.ownMemory {
+			o.SharedMemory = d.mps.SharedMemory
+		}
+	}
+	return probe.Program{
+		Path: d.probe, Device: cmp.Or(s.device, d.device), Env: append([]string{"CUDA_MPS_PIPE_DIRECTORY=" + pipe}, s.env...),
+		Namespaces: s.namespaces,
+	}, o, nil
+}
+
+// run runs a CUDA program to its end.
+func (d *daemon) run(ctx context.Context, s surroundings, o probe.Options) ([]probe.Event, error) {
+	program, o, err := d.program(s, o)
+	if err != nil {
+		return nil, err
+	}
+	return program.Run(ctx, o)
+}
+
+// hold starts a CUDA program and waits until it has its context. It is killed with ctx.
+func (d *daemon) hold(ctx context.Context, s surroundings, o probe.Options) (*probe.Process, error) {
+	program, o, err := d.program(s, o)
+	if err != nil {
+		return nil, err
+	}
+	run, err := program.Start(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	events, err := run.Until(ctx, probe.Holding)
+	if refused := refusal(events); err == nil && refused != nil {
+		err = refused
+	}
+	return run, err
+}
+
+// replaceServer kills the server, since it may not be as it was and yet say that it is.
+func (d *daemon) replaceServer(ctx context.Context) error {
+	err := d.server.Signal(unix.SIGKILL)
+	if err == nil {
+		err = wait.Until(ctx, func() (bool, error) { return !d.server.Alive(), nil })
+	}
+	if err == nil {
+		err = d.startServer(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("replace the server: %w", err)
+	}
+	return nil
+}
+
+// quit ends the daemon, and says what did not end.
+func (d *daemon) quit(ctx context.Context) (string, error) {
+	if _, err := d.command(ctx, "quit -t 1"); err != nil {
+		return "", err
+	}
+	err := wait.Until(ctx, func() (bool, error) {
+		select {
+		case <-d.ended:
+			return !d.server.Alive(), nil
+		default:
+			return false, nil
+		}
+	})
+	if err != nil {
+		return "daemon or server go on", nil //nolint:nilerr // that is the answer
+	}
+	return "", nil
+}
+
+// sweep ends what is left of MPS, also of a run that was killed: its server may have gone
+// on, and keeps the GPU.
+func (d *daemon) sweep(ctx context.Context) error {
+	if err := supervisor.EndUnsupervised(ctx, d.folder); err != nil {
+		return fmt.Errorf("end MPS in %s: %w", d.folder, err)
+	}
+	return nil
+}
+
+// clear ends everything that belongs to the folder, and removes it.
+func (d *daemon) clear(ctx context.Context) error {
+	if d.mps != nil {
+		_, _ = d.command(ctx, "quit -t 1") // what is left is killed
+	}
+	if err := d.sweep(ctx); err != nil {
+		return err
+	}
+	if d.ended != nil {
+		_ = d.keeper.Process.Signal(syscall.SIGTERM) // it may not have come to be found
+		select {
+		case <-d.ended:
+		case <-ctx.Done():
+			return fmt.Errorf("the control daemon does not end: %w", context.Cause(ctx))
+		}
+	}
+	d.mps, d.device, d.keeper, d.ended, d.server = nil, "", nil, nil, process.ID{}
+	return host.RemoveTree(ctx, d.folder)
+}
+
+// close ends the daemon if there is one. A question that was left behind has it until the
+// question's context ends.
+func (d *daemon) close(ctx context.Context) error {
+	err := wait.Until(ctx, func() (bool, error) { return d.mu.TryLock(), nil })
+	if err != nil {
+		return fmt.Errorf("MPS in %s may go on: a question to it has not ended: %w", d.folder, err)
+	}
+	defer d.mu.Unlock()
+	if d.mps == nil {
+		return nil
+	}
+	return d.clear(ctx)
+}

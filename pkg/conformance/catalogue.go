@@ -1,0 +1,285 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"bytes"
+	"context"
+	_ "embed" // boards.json
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/nvml"
+)
+
+// boardsJSON is the part of the simulator's catalogue that can be measured. TestBoards
+// makes it.
+//
+//go:embed boards.json
+var boardsJSON []byte
+
+// catalogued returns what the catalogue has of a product, or nil.
+func catalogued(product string) *Board {
+	var boards []Board
+	if err := json.Unmarshal(boardsJSON, &boards); err != nil {
+		return nil // TestBoards makes sure that it can be read
+	}
+	for i := range boards {
+		if boards[i].Product.Name == product {
+			return &boards[i]
+		}
+	}
+	return nil
+}
+
+// compare judges how a GPU differs from what the catalogue has of it.
+func compare(g *gpu.GPU, facts nvml.Facts, differences func(is, known *Board) []string) Finding {
+	known := catalogued(g.ProductName)
+	if known == nil {
+		return cannot("the catalogue has no %s; --catalogue-patch writes what is known now", g.ProductName)
+	}
+	is := measure(g, facts)
+	if found := differences(&is, known); len(found) > 0 {
+		return expect(false, "%s", strings.Join(found, "; "))
+	}
+	return expect(true, "as in %s.yaml", known.Name)
+}
+
+// differingMIG lists how partitions differ. A profile that the catalogue lacks is one that the
+// driver was not tested with, too.
+func differingMIG(board, catalogue *Board) []string {
+	is, known := board.MIG, catalogue.MIG
+	if is == nil || known == nil {
+		return []string{fmt.Sprintf("MIG is possible: %t, in the catalogue %t", is != nil, known != nil)}
+	}
+	var found []string
+	if is.MemorySlices != known.MemorySlices {
+		found = append(found, fmt.Sprintf("%d memory slices, in the catalogue %d", is.MemorySlices, known.MemorySlices))
+	}
+	if is.ResetToSwitch != known.ResetToSwitch {
+		found = append(found, fmt.Sprintf("the MIG mode needs a reset: %t, in the catalogue %t", is.ResetToSwitch, known.ResetToSwitch))
+	}
+	byName := map[string]Profile{}
+	for _, p := range known.Profiles {
+		byName[p.Name] = p
+	}
+	for _, p := range is.Profiles {
+		expected, ok := byName[p.Name]
+		delete(byName, p.Name)
+		if !ok {
+			found = append(found, p.Name+" is not in the catalogue")
+			continue
+		}
+		found = append(found, differing(p.Name+" ", p, expected, expected.Tags)...)
+	}
+	for _, name := range slices.Sorted(maps.Keys(byName)) {
+		found = append(found, name+" is in the catalogue only")
+	}
+	return found
+}
+
+// differing lists the values of a section that were measured and are others than those of
+// the catalogue, by their keys there.
+func differing(prefix string, is, known any, tags Tags) []string {
+	measured, err := fields(is)
+	expected, knownErr := fields(known)
+	if err := errors.Join(err, knownErr); err != nil {
+		return []string{fmt.Sprintf("%scannot be compared: %v", prefix, err)}
+	}
+	var found []string
+	for _, key := range slices.Sorted(maps.Keys(measured)) {
+		if key == "source" || key == "except" || measured[key] == expected[key] || expected[key] == "" {
+			continue
+		}
+		source := tags.Source
+		if other, ok := tags.Except[key]; ok {
+			source = other
+		}
+		found = append(found, fmt.Sprintf("%s%s %s, in the catalogue %s (%s)", prefix, key, measured[key], expected[key], source))
+	}
+	return found
+}
+
+// fields returns the values of a section as text.
+func fields(section any) (map[string]string, error) {
+	data, err := json.Marshal(section)
+	if err != nil {
+		return nil, err
+	}
+	var raw map[string]json.RawMessage
+	if err := json.Unmarshal(data, &raw); err != nil {
+		return nil, err
+	}
+	out := map[string]string{}
+	for key, value := range raw {
+		out[key] = strings.Trim(string(value), `"`)
+	}
+	return out, nil
+}
+
+// measurements are what parts B and C have measured of a product, beside what part A reads.
+type measurements struct {
+	mps         BoardMPS
+	serverStart time.Duration
+	// instanceIDs are those of GPU instances, by profile, in the order of the placements.
+	instanceIDs map[string][]int
+}
+
+// measuredOf returns the measurements of a GPU's product, for a check to add to.
+func (n *Node) measuredOf(g *gpu.GPU) *measurements {
+	m := n.measured[g.ProductName]
+	if m == nil {
+		m = &measurements{instanceIDs: map[string][]int{}}
+		n.measured[g.ProductName] = m
+	}
+	return m
+}
+
+// contextMemory notes what a context has taken of a limit. The least counts: what a program
+// cannot get may also be too small a piece.
+func contextMemory(of **uint64, limit, taken uint64) {
+	if taken == 0 || taken >= limit {
+		return
+	}
+	took := (limit - taken) / mib
+	if *of == nil || took < **of {
+		*of = &took
+	}
+}
+
+// server notes what an MPS server had of a GPU's memory, by what was in use with it and
+// after it.
+func (m *measurements) server(with, after *uint64) {
+	if with == nil || after == nil || *with <= *after {
+		return
+	}
+	took := (*with - *after) / mib
+	m.mps.ServerMiB = &took
+}
+
+// leastLatency is how long a call takes that the catalogue has an entry for.
+const leastLatency = time.Millisecond
+
+// endOfSession comes after all that is written.
+const endOfSession = "nvmlShutdown"
+
+// medians returns how long half of the calls on some GPUs, or on the node, took at most, of
+// those that succeeded. Functions that take no time to speak of are left out.
+func (c *calls) medians(gpus []string) map[string]time.Duration {
+	found := map[string]time.Duration{}
+	for function, times := range c.times(func(c nvml.Call) bool {
+		return c.Err == nil && c.Function != endOfSession && (c.PCIAddress == "" || slices.Contains(gpus, c.PCIAddress))
+	}) {
+		// As a transcript has it.
+		if median := times[(len(times)-1)/2].Round(time.Microsecond); median >= leastLatency {
+			found[function] = median
+		}
+	}
+	return found
+}
+
+// WriteCataloguePatch writes what was measured of the GPUs, one document for each product in
+// the form of test/gpusim/catalog/boards, and one in that of latencies.yaml beside it where
+// calls took a time that counts. It is meant to be merged by hand: values that nobody
+// measured are not in it.
+func (n *Node) WriteCataloguePatch(ctx context.Context, out io.Writer) error {
+	node, err := gpus.answer(ctx, n)
+	if err == nil {
+		_, err = fmt.Fprintf(out, "# Measured on %s by gpu-kubelet-plugin %s with driver %s.\n",
+			n.header.Time, n.header.Version, node.DriverVersion)
+	}
+	if err != nil {
+		return fmt.Errorf("write what was measured: %w", err)
+	}
+	products := map[string][]string{} // PCI addresses
+	for i := range node.GPUs {
+		g := &node.GPUs[i]
+		products[g.ProductName] = append(products[g.ProductName], g.PCIAddress)
+	}
+	for i := range node.GPUs {
+		g := &node.GPUs[i]
+		if products[g.ProductName][0] != g.PCIAddress {
+			continue
+		}
+		if err := n.writeProduct(ctx, out, g, products[g.ProductName]); err != nil {
+			return fmt.Errorf("write what was measured of %s: %w", g.ProductName, err)
+		}
+	}
+	return nil
+}
+
+// writeProduct writes what was measured of a GPU and of all others of its product.
+func (n *Node) writeProduct(ctx context.Context, out io.Writer, g *gpu.GPU, same []string) error {
+	facts, err := gpuFacts(g).answer(ctx, n)
+	if err != nil {
+		return err
+	}
+	board, more := measure(g, facts), n.measuredOf(g)
+	board.add(more)
+	text, err := document(&board)
+	if err != nil {
+		return err
+	}
+	calls := n.calls.medians(same)
+	if more.serverStart >= leastLatency {
+		calls["mps_server_start"] = more.serverStart
+	}
+	if len(calls) > 0 {
+		fmt.Fprintf(text, "---\n# For latencies.yaml.\n- name: %s\n  description: measured on %s\n  calls:\n", board.Name, g.ProductName)
+	}
+	for _, function := range slices.Sorted(maps.Keys(calls)) {
+		fmt.Fprintf(text, "  - {function: %s, source: measured, base: %s}\n", function, calls[function])
+	}
+	_, err = text.WriteTo(out)
+	return err
+}
+
+// document writes a board with the layout of the catalogue's files, so that the two are easily
+// compared: JSON is YAML, whose sections are set apart here.
+func document(b *Board) (*bytes.Buffer, error) {
+	data, err := json.Marshal(b)
+	if err != nil {
+		return nil, err
+	}
+	var parsed yaml.Node
+	if err := yaml.Unmarshal(data, &parsed); err != nil {
+		return nil, err
+	}
+	layOut(&parsed)
+	text := bytes.NewBufferString("---\n")
+	sections := parsed.Content[0].Content // a key, its value, the next key …
+	for i := 0; i < len(sections); i += 2 {
+		if i > 0 {
+			text.WriteByte('\n')
+		}
+		encoder := yaml.NewEncoder(text)
+		encoder.SetIndent(2)
+		encoder.CompactSeqIndent()
+		err = errors.Join(err, encoder.Encode(&yaml.Node{Kind: yaml.MappingNode, Content: sections[i : i+2]}), encoder.Close())
+	}
+	return text, err
+}
+
+// layOut keeps what has numbers only in one line, as the catalogue has them, and the quotes of
+// PCI IDs.
+func layOut(node *yaml.Node) {
+	numbers := true
+	for i, part := range node.Content {
+		layOut(part)
+		isKey := node.Kind == yaml.MappingNode && i%2 == 0
+		numbers = numbers && (isKey || part.Tag == "!!int" || part.Kind == yaml.SequenceNode && part.Style == yaml.FlowStyle)
+	}
+	if node.Kind == yaml.ScalarNode && !strings.Contains(node.Value, ":") || node.Kind != yaml.ScalarNode && !numbers {
+		node.Style = 0
+	}
+}

@@ -1,0 +1,338 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/mps/control"
+)
+
+// mpsChecks start MPS on one GPU that nobody uses, in compute mode DEFAULT and in a
+// folder of their own. They run in this order, in one session.
+var mpsChecks = []Check{
+	{
+		ID:         "mps.start",
+		Assumption: "nvidia-cuda-mps-control -f serves in the foreground, and start_server -uid 0 makes its server ACTIVE before the first client",
+		Expected:   "daemon and server start within a minute",
+		Code:       "pkg/mps/supervisor/act.go",
+		Needed:     true,
+		find:       oneFinding(checkMPSStart),
+	},
+	{
+		ID:         "mps.files",
+		Assumption: "a pipe directory has these files: clients reach control only, and nobody but root control_privileged",
+		Expected:   pipeFiles,
+		So:         "what clients need, and who can command the daemon, may be others than the driver takes for granted",
+		Code:       "pkg/mps/supervisor/sockets.go",
+		find: oneFinding(func(ctx context.Context, n *Node) (Finding, error) {
+			found, err := onDaemon(ctx, n, Daemon, "files of the pipe directory", listPipe)
+			texts := make([]string, len(found))
+			for i, f := range found {
+				texts[i] = f.String()
+			}
+			got := strings.Join(texts, ", ")
+			return expect(got == pipeFiles, "%s", got), err
+		}),
+	},
+	{
+		ID:         "mps.nofile",
+		Assumption: "daemon and server may open the 16384 files that NVIDIA asks for",
+		Expected:   fmt.Sprintf("at least %d", leastOpenFiles),
+		So:         `with many clients the server fails with "failed to create/open SHM segment"`,
+		Code:       "pkg/mps/supervisor/openfiles.go",
+		find: oneFinding(func(ctx context.Context, n *Node) (Finding, error) {
+			found, err := onDaemon(ctx, n, Daemon, "how many files daemon and server may open", readOpenLimits)
+			return expect(min(found.Daemon, found.Server) >= leastOpenFiles, "daemon %d, server %d", found.Daemon, found.Server), err
+		}),
+	},
+	{
+		ID:         "mps.answers",
+		Assumption: "the daemon's answers have the form that the driver reads",
+		Expected:   "each answer can be read",
+		So:         "the driver cannot tell whether the limits of a session are in effect, and refuses MPS claims",
+		Code:       "pkg/mps/control",
+		find:       checkMPSAnswers,
+	},
+	{
+		ID:         "mps.limits-read-back",
+		Assumption: "a limit is read back as it was set, or rounded to the unit in which it is printed",
+		Expected:   "the same amount, or what it is in the unit of the answer",
+		So:         "the driver takes the limits of a session for somebody else's, and refuses MPS claims",
+		Code:       "pkg/mps/control/limits.go",
+		find:       readBack("get_device_pinned_mem_limit SERVER 0", "%s: %s", memorySettings()),
+	},
+	{
+		ID:         "mps.client-priority",
+		Assumption: "the daemon has a default priority of clients, which is read back as it was set",
+		Expected:   "1 is below normal, and 0 normal",
+		So:         "policies and claims cannot use client priorities on this node; claims that ask for one are refused",
+		Code:       "pkg/mps/control/priority.go",
+		// The last one is MPS's own default, so that the clients of later checks are as before.
+		find: readBack("get_default_client_priority", "%s: %q", []exchange{
+			{"set_default_client_priority 1", "1", priorityIs(mps.PriorityBelowNormal)},
+			{"set_default_client_priority 0", "0", priorityIs(mps.PriorityNormal)},
+		}),
+	},
+	{
+		ID:         "mps.memory-limit",
+		Assumption: "a client gets its memory limit, less what its context takes, and nothing beyond it",
+		Expected:   "less than the limit by at most 1024 MiB, and never more",
+		So:         "shares of memory do not bound programs, or programs get less than the driver offers",
+		Code:       "pkg/device/share.go",
+		find:       trials(func(*Node) []trial { return []trial{memoryTrial(2048), memoryTrial(4096)} }),
+	},
+	{
+		ID:         "mps.memory-info",
+		Assumption: "cuMemGetInfo tells a client its limit as what is free, and the whole device as the total",
+		Expected:   "free: the limit of 4096 MiB or less; total: the device's",
+		So:         "what the documentation says about programs that size themselves by this is wrong",
+		Code:       "docs/concepts/mps.md",
+		find:       trials(func(*Node) []trial { return []trial{infoTrial} }),
+	},
+	{
+		ID:         "mps.multiprocessors",
+		Assumption: "an active thread percentage gives a client whole multiprocessors, rounded down",
+		Expected:   "the percentage of the multiprocessors, rounded down by less than 8",
+		So:         "shares of multiprocessors are not what the driver publishes",
+		Code:       "pkg/device/share.go",
+		find:       trials(multiprocessorTrials),
+	},
+	{
+		ID:         "mps.client-environment",
+		Assumption: "a client can lower its limits by its environment and not raise them, but can void that of memory",
+		Expected:   "limits of the environment, up to the server's",
+		So:         "what a claim's limits hold against is not what the documentation says",
+		Code:       "pkg/driver/cdi/edit",
+		find: func(ctx context.Context, n *Node) []Finding {
+			if err := setLimits(ctx, n, limitedPercent, limitedMiB); err != nil {
+				return []Finding{failed(err)}
+			}
+			return trials(environmentTrials)(ctx, n)
+		},
+	},
+	{
+		ID:         "mps.without-daemon",
+		Assumption: "in compute mode DEFAULT a client that reaches no daemon runs without MPS and without limits; so the driver sets EXCLUSIVE_PROCESS",
+		Expected:   isFree,
+		So:         "programs that reach no daemon may fail instead, or the daemon is found in another way",
+		Code:       "pkg/driver/sharing/effects.go",
+		find: trials(func(*Node) []trial {
+			return []trial{greedy("another pipe directory", "a client that names a pipe directory without a daemon", surroundings{pipe: nowhere}, equals(isFree))}
+		}),
+	},
+	{
+		ID:         "mps.control-alone",
+		Assumption: "a client needs the socket control, perhaps the server's /dev/shm, and no other file of the daemon",
+		Expected:   isLimited,
+		Code:       "pkg/mps/supervisor/sockets.go",
+		find:       checkControlAlone,
+	},
+	{
+		ID:         "mps.clients",
+		Assumption: "programs of other users and in namespaces of their own are clients of the same server, which knows them by their process ID on the host",
+		Expected:   isLimited + ", as a client of the one server, by its process ID",
+		So:         "the driver cannot tell whose clients the server has",
+		Code:       "pkg/mps/supervisor/clients.go",
+		find: func(ctx context.Context, n *Node) (findings []Finding) {
+			for _, t := range clientTrials {
+				findings = append(findings, findingOf(checkClient(ctx, n, t)).withSubject(t.subject))
+			}
+			return findings
+		},
+	},
+	{
+		ID:         "mps.user-namespace",
+		Assumption: "MPS may not work for programs in a user namespace, so the driver refuses such pods; where it does, its limits hold",
+		Expected:   bounded,
+		So:         "programs get around their limits by a user namespace",
+		Code:       "docs/concepts/mps.md",
+		find: oneFinding(func(ctx context.Context, n *Node) (Finding, error) {
+			t := greedy("", "a client in a user namespace", surroundings{namespaces: container | syscall.CLONE_NEWUSER}, isBounded)
+			events, err := t.run(ctx, n)
+			if err != nil { // the node may not allow user namespaces
+				return cannot("%v", err), nil
+			}
+			return t.judge(n, events), nil
+		}),
+	},
+	{
+		ID:         "mps.ends",
+		Assumption: "terminate_client makes the end of a client safe for the others; without it anything may happen",
+		Expected:   "server ACTIVE, other client goes on, next client goes on",
+		So:         "a pod's end harms others on the same device",
+		Code:       "pkg/mps/supervisor/watch.go",
+		find:       checkMPSEnds,
+	},
+	{
+		ID:         "mps.server-lost",
+		Assumption: "when its server dies, the daemon starts another one for the next client, with the limits of future servers",
+		Expected:   "its client gets an error; the next one has another server, and the limit of 4096 MiB",
+		So:         "after the end of a server its clients are not told, or the next ones have no limits",
+		Code:       "pkg/mps/supervisor/rules/decide.go",
+		find:       oneFinding(checkMPSServerLost),
+	},
+	{
+		ID:         "mps.quit",
+		Assumption: "quit -t 1 ends server and daemon, and nothing of them stays on the GPU",
+		Expected:   "both have ended; compute mode and processes are as before",
+		So:         "after the last claim a session would keep its device",
+		Code:       "pkg/mps/supervisor/daemon.go",
+		find:       oneFinding(checkMPSQuit),
+	},
+}
+
+// checkMPSStart also decides whether the other checks can run.
+func checkMPSStart(ctx context.Context, n *Node) (Finding, error) {
+	g, missing := n.chooseGPU(ctx)
+	if g == nil {
+		n.missing = cannot("%s", missing)
+		return n.missing, nil
+	}
+	n.gpu = g
+	took, err := onDaemon(ctx, n, Daemon, "start daemon and server", func(ctx context.Context, d *daemon) (daemonStart, error) {
+		return d.start(ctx, g.UUID)
+	})
+	if err != nil {
+		n.missing = cannot("MPS could not be started")
+		return failed(err).withSubject(g.PCIAddress), nil
+	}
+	if server, err := time.ParseDuration(took.ServerTook); err == nil {
+		n.measuredOf(g).serverStart = server
+	}
+	return expect(true, "daemon %s, server %s", took.DaemonTook, took.ServerTook).withSubject(g.PCIAddress), nil
+}
+
+// sendCommand sends a command of the driver to the daemon.
+func sendCommand(ctx context.Context, n *Node, text string) (string, error) {
+	return onDaemon(ctx, n, Daemon, text, func(ctx context.Context, d *daemon) (string, error) { return d.ask(ctx, text) })
+}
+
+// exchange is a command that the driver sends, and whether an answer has what it reads: one of
+// a form, or a value that was set.
+type exchange struct {
+	command, want string
+	right         func(answer string) bool
+}
+
+func equals(want string) func(string) bool { return func(got string) bool { return got == want } }
+func anything(string) bool                 { return true }
+
+func percentageIs(want float64) func(string) bool {
+	return func(answer string) bool {
+		got, err := control.ParsePercentage(answer)
+		return err == nil && got == want
+	}
+}
+
+func memoryIs(want int64) func(string) bool {
+	return func(answer string) bool {
+		got, err := control.ParseMemory(answer)
+		return err == nil && got.Bytes == want
+	}
+}
+
+func priorityIs(want mps.ClientPriority) func(string) bool {
+	return func(answer string) bool {
+		got, err := control.ParsePriority(answer)
+		return err == nil && got == want
+	}
+}
+
+// exchanges are all commands that set or query something. The limits are such that every
+// driver can express them.
+var exchanges = []exchange{
+	{"get_server_list", "the server's PID", equals(serverWord)},
+	{"get_server_status SERVER", "ACTIVE", func(a string) bool { return strings.Contains(strings.ToUpper(a), active) }},
+	{"get_client_list SERVER", "nothing, without clients", equals("")},
+	{"set_default_active_thread_percentage 50", "anything", anything},
+	{"get_default_active_thread_percentage", "50 as a number", percentageIs(50)},
+	{"set_active_thread_percentage SERVER 50", "anything", anything},
+	{"get_active_thread_percentage SERVER", "50 as a number", percentageIs(50)},
+	{"set_default_device_pinned_mem_limit 0 2048M", "anything", anything},
+	{"get_default_device_pinned_mem_limit 0", "2 GiB with a unit", memoryIs(2 * gib)},
+	{"set_device_pinned_mem_limit SERVER 0 2048M", "anything", anything},
+	{"get_device_pinned_mem_limit SERVER 0", "2 GiB with a unit", memoryIs(2 * gib)},
+}
+
+// checkMPSAnswers judges each answer by itself, so that a report names the command whose form has
+// changed with the driver.
+func checkMPSAnswers(ctx context.Context, n *Node) (findings []Finding) {
+	for _, x := range exchanges {
+		answer, err := sendCommand(ctx, n, x.command)
+		f := findingOf(expect(x.right(answer), "%q", answer), err).withSubject(x.command)
+		f.Expected = x.want
+		findings = append(findings, f)
+	}
+	return findings
+}
+
+// memorySettings are limits in MiB: whole gibibytes, and such that no coarser unit expresses.
+func memorySettings() (settings []exchange) {
+	for _, size := range []int64{512, 1000, 1536, 5120, 20350} {
+		value := fmt.Sprintf("%dM", size)
+		settings = append(settings, exchange{"set_device_pinned_mem_limit SERVER 0 " + value, value, func(answer string) bool {
+			got, err := control.ParseMemory(answer)
+			return err == nil && got.Confirms(size*mib)
+		}})
+	}
+	return settings
+}
+
+// readBack sets and queries, and lists values and answers by a format.
+func readBack(query, format string, settings []exchange) func(context.Context, *Node) []Finding {
+	return oneFinding(func(ctx context.Context, n *Node) (Finding, error) {
+		var texts []string
+		right := true
+		for _, s := range settings {
+			_, err := sendCommand(ctx, n, s.command)
+			if err != nil {
+				return Finding{}, err
+			}
+			answer, err := sendCommand(ctx, n, query)
+			if err != nil {
+				return Finding{}, err
+			}
+			right = right && s.right(answer)
+			texts = append(texts, fmt.Sprintf(format, s.want, answer))
+		}
+		return expect(right, "%s", strings.Join(texts, ", ")), nil
+	})
+}
+
+// checkMPSQuit also compares who uses the GPU, and how, with what it was before MPS: nobody,
+// in compute mode DEFAULT.
+func checkMPSQuit(ctx context.Context, n *Node) (Finding, error) {
+	g := n.gpu
+	_, memoryErr := onDaemon(ctx, n, Daemon, "end of the last client", noClients)
+	var before *uint64
+	if memoryErr == nil {
+		before, memoryErr = memoryInUse("before the end of MPS")(g).answer(ctx, n)
+	}
+	left, err := onDaemon(ctx, n, Daemon, "quit -t 1", func(ctx context.Context, d *daemon) (string, error) { return d.quit(ctx) })
+	if err != nil {
+		return Finding{}, err
+	}
+	after, err := memoryInUse("after the end of MPS")(g).answer(ctx, n)
+	if err == nil && memoryErr == nil && left == "" {
+		n.measuredOf(g).server(before, after)
+	}
+	mode, err := modeAfter(g).answer(ctx, n)
+	count, countErr := countAfter(g).answer(ctx, n)
+	if err := errors.Join(err, countErr); err != nil {
+		return failed(err).withSubject(g.PCIAddress), nil
+	}
+	observed := fmt.Sprintf("compute mode %s, %d processes", mode, count)
+	if left != "" {
+		observed = left + "; " + observed
+	}
+	return expect(left == "" && mode == gpu.ComputeDefault && count == 0, "%s", observed).withSubject(g.PCIAddress), nil
+}

@@ -1,0 +1,180 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Program is where the cuda-probe is, and what a run of it finds around itself.
+type Program struct {
+	Path string
+	// Device is the UUID of the only device that it sees, also where it does not reach the MPS
+	// daemon that it was to be a client of. Without one it sees none.
+	Device string
+	// Env is the rest of its environment.
+	Env []string
+	// Namespaces are flags of clone(2), such as syscall.CLONE_NEWPID.
+	Namespaces uintptr
+}
+
+// A user namespace has these users of this process's one, as the kubelet gives them to pods.
+const firstUser, users = 100000, 65536
+
+// endLimit is how long the output of a program may take after its end.
+const endLimit = 5 * time.Second
+
+// command returns the command for a run.
+func (p Program) command(ctx context.Context, o Options) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, p.Path, o.Arguments()...)
+	cmd.Env = append(slices.Clone(p.Env), "CUDA_VISIBLE_DEVICES="+p.Device) // of two values the last one counts
+	cmd.Dir = "/"
+	cmd.WaitDelay = endLimit
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL, Cloneflags: p.Namespaces}
+	if p.Namespaces&syscall.CLONE_NEWUSER != 0 {
+		all := []syscall.SysProcIDMap{{ContainerID: 0, HostID: firstUser, Size: users}}
+		cmd.SysProcAttr.UidMappings, cmd.SysProcAttr.GidMappings = all, all
+		cmd.SysProcAttr.GidMappingsEnableSetgroups = true
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 0, Gid: 0} // in the namespace
+	}
+	return cmd
+}
+
+// Run runs the program to its end and returns what it said, also if CUDA did not do
+// what it was to do: the last event is then Failed.
+func (p Program) Run(ctx context.Context, o Options) ([]Event, error) {
+	run, err := p.Start(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	return run.Finish(ctx)
+}
+
+// Start starts the program. ctx ends it, by SIGKILL.
+func (p Program) Start(ctx context.Context, o Options) (*Process, error) {
+	cmd := p.command(ctx, o)
+	run := &Process{cmd: cmd, events: make(chan Event, 1), done: make(chan struct{})}
+	cmd.Stderr = &run.stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, fmt.Errorf("run %s: %w", p.Path, err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, fmt.Errorf("run %s: %w", p.Path, err)
+	}
+	run.stdin = stdin
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("run %s: %w", p.Path, err)
+	}
+	go run.read(stdout)
+	return run, nil
+}
+
+// Process is a run of cuda-probe.
+type Process struct {
+	cmd    *exec.Cmd
+	stdin  io.Closer
+	stderr strings.Builder
+	events chan Event
+	seen   []Event
+	done   chan struct{} // closed when the process has ended; err is valid then
+	err    error
+}
+
+func (p *Process) read(stdout io.Reader) {
+	decoder := json.NewDecoder(stdout)
+	for {
+		var e Event
+		if err := decoder.Decode(&e); err != nil {
+			break
+		}
+		p.events <- e
+	}
+	_, _ = io.Copy(io.Discard, stdout) // what is no event
+	p.err = p.cmd.Wait()
+	close(p.done)
+	close(p.events)
+}
+
+// PID is the process's ID in this process's namespace.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Until waits for an event of the kind, and returns all that there were so far. If the
+// program fails instead, that is the last event.
+func (p *Process) Until(ctx context.Context, kind Kind) ([]Event, error) {
+	return p.until(ctx, func(e Event) bool { return e.Kind == kind || e.Kind == Failed })
+}
+
+// until waits for an event that is enough, or for the program's end.
+func (p *Process) until(ctx context.Context, enough func(Event) bool) ([]Event, error) {
+	for {
+		select {
+		case e, ok := <-p.events:
+			if !ok {
+				return p.seen, p.failure()
+			}
+			p.seen = append(p.seen, e)
+			if enough(e) {
+				return p.seen, nil
+			}
+		case <-ctx.Done():
+			return p.seen, context.Cause(ctx)
+		}
+	}
+}
+
+// failure is nil if the program said itself why it ended.
+func (p *Process) failure() error {
+	if n := len(p.seen); n > 0 && (p.seen[n-1].Kind == Done || p.seen[n-1].Kind == Failed) {
+		return nil
+	}
+	text := strings.TrimSpace(p.stderr.String())
+	if p.err == nil {
+		return errors.New("the CUDA program ended without saying how")
+	}
+	if text == "" {
+		return fmt.Errorf("the CUDA program: %w", p.err)
+	}
+	return fmt.Errorf("the CUDA program: %w: %s", p.err, text)
+}
+
+// Finish asks the program to end, waits for that, and returns all that it said.
+func (p *Process) Finish(ctx context.Context) ([]Event, error) {
+	_ = p.stdin.Close()
+	return p.drain(ctx)
+}
+
+// Kill ends the program by SIGKILL, and returns all that it said.
+func (p *Process) Kill(ctx context.Context) ([]Event, error) {
+	_ = p.cmd.Process.Kill()
+	seen, err := p.drain(ctx)
+	if ctx.Err() == nil {
+		err = nil // its end was wanted
+	}
+	return seen, err
+}
+
+func (p *Process) drain(ctx context.Context) ([]Event, error) {
+	return p.until(ctx, func(Event) bool { return false })
+}
+
+// Find returns the last event of a kind.
+func Find(events []Event, kind Kind) (Event, bool) {
+	for i := len(events) - 1; i >= 0; i-- {
+		if events[i].Kind == kind {
+			return events[i], true
+		}
+	}
+	return Event{}, false
+}

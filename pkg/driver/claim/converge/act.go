@@ -1,0 +1,264 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package converge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
+	"github.com/partage-dev/partage/pkg/driver/claim/rules"
+	"github.com/partage-dev/partage/pkg/driver/partition"
+	"github.com/partage-dev/partage/pkg/driver/sharing"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/pkg/util/steptime"
+)
+
+// work is one task that is carried out under the locks of its GPUs.
+type work struct {
+	*Engine
+	// seen are the observations that the task follows from, by PCI address, with the instances and sessions that it has made.
+	seen map[string]*observation
+	task rules.Task
+	// ids are the qualified names of devices in the CDI spec that was written.
+	ids map[string]string
+}
+
+// act carries out a task: all of it in order, until something fails. A refusal is an action that had definitely no
+// effect.
+func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*observation) (*rules.Refusal, error) {
+	w := &work{Engine: e, seen: seen, task: task}
+	var left []error
+	failed := map[string]bool{}
+	for i := 0; i < len(task.Actions); {
+		n := together(task.Actions[i:])
+		actions := task.Actions[i : i+n]
+		i += n
+		if len(left) > 0 && waitsFor(actions, failed) {
+			continue
+		}
+		err := w.do(ctx, actions)
+		w.Failures.noteUse(actions[0], err)
+		if left := stays[actions[0].Do]; err != nil && task.Aim == rules.Release && left != "" && !errors.Is(err, gpu.ErrHung) {
+			klog.FromContext(ctx).Error(err, "Something stays where a claim is released", "claimUID", task.Claim, "pciAddress", actions[0].GPU, "what", left)
+			err = nil
+		}
+		if err == nil {
+			continue
+		}
+		err = w.wrap(actions[0], err)
+		if task.Aim == rules.Release && actions[0].Key != "" && !gpu.IsPending(err) {
+			// What else the claim has on the GPU need not wait with it: processes may keep only one partition.
+			left, failed[actions[0].Key] = append(left, err), true
+			continue
+		}
+		var refusal *rules.Refusal
+		if refused := (*partition.RefusedError)(nil); errors.As(err, &refused) {
+			refusal = &rules.Refusal{Action: actions[0], Err: err}
+		}
+		return refusal, errors.Join(append(left, err)...)
+	}
+	return nil, errors.Join(left...)
+}
+
+// stays says what keeps no claim from being released if it cannot be changed. Others bring it to what it should be: the next claim
+// of the whole GPU turns MIG mode off, and nobody can use a spec without the claim.
+var stays = map[rules.Do]string{
+	rules.StartSession: "the limits of an MPS session", rules.DisableMIG: "MIG mode without an instance", rules.RemoveSpec: "the CDI spec",
+}
+
+// waitsFor reports whether actions of a release have to wait because those for some devices have failed.
+func waitsFor(actions []rules.Action, failed map[string]bool) bool {
+	return slices.ContainsFunc(actions, func(a rules.Action) bool {
+		return failed[a.Key] || a.Do == rules.Clear || a.Do == rules.DisableMIG
+	})
+}
+
+// together returns how many of the actions change one record, so that it is written once.
+func together(actions []rules.Action) (n int) {
+	for n < len(actions) && actions[n].Claim == actions[0].Claim && isNoted(actions[n].Do) {
+		n++
+	}
+	return max(n, 1)
+}
+
+// marksOf are the marks that actions leave in a record.
+var marksOf = map[rules.Do]record.Mark{rules.Start: record.Started, rules.Announce: record.Announced, rules.Unstart: record.Untouched, rules.MarkLost: record.Lost}
+
+// isNoted reports whether an action changes what a record says of a claim that is not released.
+func isNoted(do rules.Do) bool {
+	_, marks := marksOf[do]
+	return marks || do == rules.MarkPrepared
+}
+
+// wrap names the published device that an action is about.
+func (w *work) wrap(a rules.Action, err error) error {
+	if r := w.record(a); r != nil && a.Key != "" {
+		if d := r.Device(a.Key); d != nil {
+			return fmt.Errorf("device %s: %w", d.Device, err)
+		}
+	}
+	return err
+}
+
+// record returns what was seen of an action's claim: its record, otherwise what its call wants.
+func (w *work) record(a rules.Action) *record.Record {
+	if r := w.seen[a.GPU].snapshot.Of(a.Claim); r != nil && r.BootID == w.Store.Boot() && r.State != record.Releasing {
+		return r
+	}
+	if call := w.call(a.Claim); call != nil {
+		return call.Wanted
+	}
+	return w.seen[a.GPU].snapshot.Of(a.Claim)
+}
+
+func (w *work) do(ctx context.Context, actions []rules.Action) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("it is left for later: %w", err) // as if the process had been killed
+	}
+	a := actions[0]
+	switch a.Do {
+	case rules.Start, rules.Announce, rules.Unstart, rules.MarkLost, rules.MarkPrepared:
+		defer steptime.Of(ctx).Begin(steptime.Journal)()
+		return w.note(actions)
+	case rules.NoteSessions:
+		return w.tellOfSessions(ctx, a)
+	case rules.Clear:
+		w.clear(ctx, a)
+		return nil
+	case rules.ClearGuard:
+		return w.Store.ClearGuards(a.Claim, a.GPU)
+	case rules.DropGuard:
+		return w.Store.DropGuards(a.Claim)
+	case rules.WriteSpec:
+		return w.writeSpec(ctx, a)
+	case rules.RemoveSpec:
+		return w.Specs.Remove(ctx, a.Claim)
+	}
+	return w.change(ctx, a)
+}
+
+// change has an effect on the hardware.
+func (w *work) change(ctx context.Context, a rules.Action) error {
+	switch a.Do {
+	case rules.EnableMIG, rules.DisableMIG:
+		return w.Partitions.SetMode(ctx, a.GPU, a.Do == rules.EnableMIG)
+	case rules.CreateGI, rules.CreateCI:
+		return w.create(ctx, a)
+	case rules.DropNamesakes:
+		return w.dropNamesakes(ctx, a)
+	case rules.DestroyCI, rules.DestroyGI:
+		return w.destroy(ctx, a)
+	case rules.SetExclusive, rules.SetDefault:
+		return w.Sharing.SetExclusive(ctx, w.device(a), a.Do == rules.SetExclusive)
+	case rules.StartSession:
+		return w.startSession(ctx, a)
+	case rules.StopSession:
+		return w.Sharing.End(ctx, a.Session)
+	case rules.SetInterval:
+		err := w.Sharing.SetInterval(ctx, w.device(a), a.Interval)
+		if w.intervals.Delete(a.GPU); err == nil {
+			w.intervals.Store(a.GPU, true)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return &partition.RefusedError{Err: err} // there is no program to set it
+		}
+		return err
+	case rules.ResetInterval:
+		return w.resetInterval(ctx, a)
+	}
+	return fmt.Errorf("nothing is known of action %d", a.Do)
+}
+
+func (w *work) create(ctx context.Context, a rules.Action) error {
+	if a.Do == rules.CreateGI {
+		id, err := w.Partitions.CreateInstance(ctx, addressOf(a))
+		if state := &w.seen[a.GPU].state; err == nil {
+			state.Instances = append(state.Instances, gpu.Instance{ID: id, ProfileID: a.Place.ProfileID, Placement: a.Place.Placement})
+		}
+		return err
+	}
+	i := w.instance(a)
+	if i == nil {
+		return fmt.Errorf("there is no GPU instance with %s: %w", addressOf(a), gpu.ErrNotFound)
+	}
+	live, err := w.Partitions.CreateCompute(ctx, a.GPU, i.ID)
+	if err == nil {
+		i.Compute = []gpu.ComputeInstance{{ID: live.ComputeID, UUID: live.UUID}}
+	}
+	return err
+}
+
+func addressOf(a rules.Action) partition.Address {
+	return partition.Address{PCIAddress: a.GPU, ProfileID: a.Place.ProfileID, Placement: a.Place.Placement}
+}
+
+// dropNamesakes removes the CDI specs of other claims that may name the ID of a GPU instance, before anything can run in
+// it: all but those that are seen to name what is there.
+func (w *work) dropNamesakes(ctx context.Context, a rules.Action) error {
+	made := w.instance(a)
+	if made == nil {
+		return nil
+	}
+	state := w.seen[a.GPU].state
+	for _, d := range w.seen[a.GPU].snapshot.On(a.GPU) {
+		if d.Record.Claim.UID == a.Claim || d.Partition == nil || d.Mark == record.Started && addressOf(a) == d.Address() {
+			continue // its own, or a share of the same partition
+		}
+		if there := partition.Instance(state, d.Address()); there != nil && d.Partition.Made != nil && d.Partition.Made.InstanceID == there.ID && there.ID != made.ID {
+			continue // it names what it has
+		}
+		klog.FromContext(ctx).Info("Removing the CDI spec of a claim whose partition is gone", "other", d.Record.Claim, "device", d.Device.Device)
+		if err := w.Specs.Remove(ctx, d.Record.Claim.UID); err != nil {
+			return fmt.Errorf("remove the CDI spec of claim %s, whose partition is gone: %w", d.Record.Claim, err)
+		}
+	}
+	return nil
+}
+
+// instance is the GPU instance in an action's place, or nil.
+func (w *work) instance(a rules.Action) *gpu.Instance {
+	return partition.Instance(w.seen[a.GPU].state, addressOf(a))
+}
+
+func (w *work) destroy(ctx context.Context, a rules.Action) error {
+	i := w.instance(a)
+	if i == nil {
+		return nil
+	}
+	if a.Do == rules.DestroyGI {
+		return w.Partitions.DestroyInstance(ctx, a.GPU, i.ID)
+	}
+	for _, c := range i.Compute {
+		if err := w.Partitions.DestroyCompute(ctx, a.GPU, i.ID, c.ID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// resetInterval: a time slice that the driver does not know any more cannot have to be taken back.
+func (w *work) resetInterval(ctx context.Context, a rules.Action) error {
+	err := w.Sharing.SetInterval(ctx, w.device(a), policy.IntervalDefault)
+	switch {
+	case errors.Is(err, gpu.ErrNotSupported):
+		klog.FromContext(ctx).Info("The time slice of a GPU cannot be reset, as the driver does not support any", "pciAddress", a.GPU, "reason", err)
+		return nil
+	case errors.Is(err, fs.ErrNotExist):
+		// nvidia-smi goes with the driver, and comes back with it.
+		return fmt.Errorf("the driver's program is missing: %w", err)
+	}
+	return err
+}
+
+// device is the GPU of an action, as it is known now, or as a record has it.
+func (w *work) device(a rules.Action) sharing.Device {
+	return sharing.Device{PCIAddress: a.GPU, UUID: w.seen[a.GPU].uuid()}
+}

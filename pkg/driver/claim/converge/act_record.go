@@ -1,0 +1,283 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package converge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
+	"github.com/partage-dev/partage/pkg/driver/claim/rules"
+	"github.com/partage-dev/partage/pkg/driver/partition"
+	"github.com/partage-dev/partage/pkg/driver/sharing"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/pkg/util/steptime"
+)
+
+// note writes down what has become of a claim's devices, and that all of it is there. The record is made with the first one
+// that is started.
+func (w *work) note(actions []rules.Action) (err error) {
+	a := actions[0]
+	call := w.call(a.Claim)
+	change := func(r *record.Record) error {
+		for _, a := range actions {
+			if a.Do == rules.MarkPrepared {
+				w.markPrepared(r, call)
+				continue
+			}
+			d := r.Device(a.Key)
+			if d == nil {
+				return fmt.Errorf("the record of claim %s has no device %s", r.Claim, a.Key)
+			}
+			d.Mark = marksOf[a.Do]
+			if a.Do == rules.Start {
+				noteInterval(d, a.Interval, w.device(a).UUID)
+			}
+		}
+		return nil
+	}
+	if call != nil && (a.Do == rules.Start || a.Do == rules.Announce) {
+		err = w.Store.Put(call.Wanted, change)
+	} else {
+		err = w.Store.Update(a.Claim, change)
+	}
+	if a.Do == rules.Unstart && errors.Is(err, record.ErrNoRecord) {
+		return nil // nothing of it is there
+	}
+	if err == nil && actions[len(actions)-1].Do == rules.MarkPrepared {
+		for address := range w.seen {
+			w.Failures.NotInUse(address) // what was refused there before is over: processes on it belong to this claim
+		}
+	}
+	return err
+}
+
+// noteInterval notes the time slice that the GPU has for a share: that of its first share, whatever the policy says.
+func noteInterval(d *record.Device, interval policy.Interval, uuid string) {
+	if d.Shared().Interval == interval {
+		return
+	}
+	if d.Sharing == nil {
+		d.Sharing = &record.Sharing{UUID: uuid}
+	}
+	d.Sharing.Interval = interval
+}
+
+// markPrepared says that all of a claim is there, and that it is as young as the call.
+func (w *work) markPrepared(r *record.Record, call *Call) {
+	r.State = record.Prepared
+	if call != nil {
+		r.Arrived = call.Wanted.Arrived
+	}
+	for i := range r.Devices {
+		if id := w.ids[r.Devices[i].Key()]; id != "" {
+			r.Devices[i].CDIDevice = id
+		}
+	}
+	w.resolve(r)
+}
+
+func noteRunning(s *record.Session, live mps.Status) {
+	if !s.Running() {
+		// Otherwise people have to be told of losses first.
+		s.Losses, s.Kills = live.Losses, live.Kills
+	}
+	s.PipeDir, s.ShmDir = live.PipeDir, live.ShmDir
+}
+
+// tellOfSessions tells people what has become of the MPS sessions of a prepared claim, once, and notes that it has.
+func (w *work) tellOfSessions(ctx context.Context, a rules.Action) error {
+	o := w.seen[a.GPU]
+	was := o.snapshot.Of(a.Claim)
+	warn := func(reason, format string, args ...any) { // again if it cannot be noted that people know
+		w.Warn(ctx, was.Claim, reason, fmt.Sprintf(format, args...))
+	}
+	err := w.Store.Update(a.Claim, func(r *record.Record) error {
+		for i := range r.Sessions {
+			// Who works on another GPU of the claim may have noted what is younger than this observation.
+			if s := &r.Sessions[i]; r.State == record.Prepared && isSame(s, was.Session(s.ID)) {
+				noteNews(s, o.sessions, warn)
+			}
+		}
+		return nil
+	})
+	if errors.Is(err, record.ErrNoRecord) {
+		return nil
+	}
+	return err
+}
+
+// isSame reports whether nobody has noted anything about a session since.
+func isSame(a, b *record.Session) bool {
+	return b != nil && a.PipeDir == b.PipeDir && a.Losses == b.Losses && a.Kills == b.Kills
+}
+
+// Reasons of events.
+const (
+	// ReasonMPSLost: the processes of a claim have lost their MPS server.
+	ReasonMPSLost = "MPSServerLost"
+	// ReasonMPSClientKilled: a client of a claim's MPS server was killed, and the others go
+	// on with a server whose state is undefined.
+	ReasonMPSClientKilled = "MPSClientKilled"
+)
+
+// hasNews reports whether a record does not say what has become of a session: it may also run again.
+func hasNews(s *record.Session, found map[string]mps.Status) bool {
+	status, runs := found[s.ID]
+	return s.Running() != runs || runs && (status.Losses != s.Losses || status.Kills != s.Kills)
+}
+
+// noteNews says what has become of a session, and writes it into its record.
+func noteNews(s *record.Session, found map[string]mps.Status, warn func(reason, format string, args ...any)) {
+	if !hasNews(s, found) {
+		return
+	}
+	status, runs := found[s.ID]
+	if !s.Running() {
+		noteRunning(s, status)
+		return
+	}
+	device := s.Devices[0].Device
+	if runs && status.Kills > s.Kills {
+		warn(ReasonMPSClientKilled, "Device %s: %s. NVIDIA calls the state of an MPS server undefined after that: the processes that share it may hang, fail "+
+			"or get wrong results. It is replaced when all of them have ended. To be safe, restart them.", device, status.LastKill)
+	}
+	s.Kills = status.Kills
+	if runs && status.Losses == s.Losses {
+		return
+	}
+	why := status.LastLoss
+	switch {
+	case !runs:
+		why, s.PipeDir, s.ShmDir = "it was gone", "", ""
+	case status.Losses < s.Losses:
+		why = "it was gone and was started again"
+	}
+	s.Losses = status.Losses
+	warn(ReasonMPSLost, "Device %s: processes have lost their MPS server: %s. Those that used it have failed. "+
+		"Containers that have not ended because of that must be restarted: delete their pods.", device, why)
+}
+
+// resolved returns the claim's record with its partitions as they are now, and its sessions.
+func (w *work) resolved(a rules.Action) (*record.Record, error) {
+	r := w.record(a)
+	if r == nil {
+		return nil, fmt.Errorf("claim %s has no record any more", a.Claim)
+	}
+	r = r.Clone()
+	w.resolve(r)
+	return r, nil
+}
+
+// resolve says of a record's partitions what they are now, and of its sessions that run where their folders are.
+func (w *work) resolve(r *record.Record) {
+	for i := range r.Devices {
+		d := &r.Devices[i]
+		if d.Partition == nil {
+			continue
+		}
+		if o := w.seen[d.PCIAddress]; o != nil {
+			if live, made := partition.Lookup(o.state, d.Address()); made {
+				d.Partition.Made = &live
+			}
+		}
+	}
+	for i := range r.Sessions {
+		for _, o := range w.seen {
+			if live, runs := o.sessions[r.Sessions[i].ID]; runs {
+				noteRunning(&r.Sessions[i], live)
+			}
+		}
+	}
+}
+
+func (w *work) writeSpec(ctx context.Context, a rules.Action) (err error) {
+	r, err := w.resolved(a)
+	if err != nil {
+		return err
+	}
+	if w.call(a.Claim) == nil {
+		// Nobody ends this when the claim is released: the driver's folder must not keep the GPU.
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, specsTime)
+		defer cancel()
+	}
+	w.ids, err = w.Specs.Write(ctx, r)
+	return err
+}
+
+// clear notes that nothing is left of a claim on a GPU. Where the disk refuses it is done again when that is due, and finds
+// nothing to do.
+func (w *work) clear(ctx context.Context, a rules.Action) {
+	defer steptime.Of(ctx).Begin(steptime.Journal)()
+	err := w.Store.Clear(a.Claim, a.GPU)
+	if err != nil {
+		err = w.Store.Clear(a.Claim, a.GPU) // it may have been for a moment
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "What is released is not written down", "claimUID", a.Claim)
+	}
+}
+
+// startSession makes a session run as its claims need it. Its devices have their UUIDs by now.
+func (w *work) startSession(ctx context.Context, a rules.Action) error {
+	r, err := w.resolved(a)
+	if err != nil {
+		return err
+	}
+	s := r.Session(a.Session)
+	if s == nil {
+		return fmt.Errorf("the record of claim %s says nothing of MPS session %s", r.Claim, a.Session)
+	}
+	want := mps.Spec{ID: s.ID, MultiUser: s.MultiUser, ClientPriority: mps.ClientPriority(s.ClientPriority), ThreadPercentage: s.Percent, Memory: map[string]int64{}}
+	var devices []sharing.Device
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		uuid := uuidIn(r, d)
+		if uuid == "" {
+			return fmt.Errorf("MPS session %s: device %s has no UUID", s.ID, d.Device)
+		}
+		want.Devices, devices = append(want.Devices, uuid), append(devices, sharing.Device{PCIAddress: d.PCIAddress, UUID: uuid})
+		if bytes := max(d.MemoryBytes, a.Demand.MemoryBytes); bytes > 0 {
+			want.Memory[uuid] = bytes
+		}
+	}
+	if s.Shared {
+		want.ThreadPercentage, want.ClientPriority = a.Demand.Percent, mps.ClientPriority(a.Demand.Priority)
+		if a.Demand.OnClientKilled == policy.KilledRestart {
+			want.OnClientKilled = mps.RestartServer
+		}
+	}
+	live, err := w.Sharing.Ensure(ctx, want, devices)
+	switch {
+	case err == nil:
+		for _, o := range w.seen {
+			o.sessions[s.ID] = live
+		}
+	case errors.Is(err, gpu.ErrInUse):
+		// In front: what MPS says is long, and cut somewhere.
+		err = fmt.Errorf("GPU %s is held by %s: %w", a.GPU, w.Partitions.Holders(ctx, a.GPU), err)
+	}
+	return err
+}
+
+// uuidIn is that of a device of a session: a partition has none before it is made.
+func uuidIn(r *record.Record, d *record.SessionDevice) string {
+	for i := range r.Devices {
+		o := &r.Devices[i]
+		if o.Device != d.Device || o.Partition == nil {
+			continue
+		}
+		if o.Partition.Made == nil {
+			return ""
+		}
+		return o.Partition.Made.UUID
+	}
+	return d.UUID
+}

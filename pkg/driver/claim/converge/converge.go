@@ -1,0 +1,180 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package converge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/driver/claim/lock"
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
+	"github.com/partage-dev/partage/pkg/driver/claim/rules"
+	"github.com/partage-dev/partage/pkg/driver/sharing"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/util/panics"
+	"github.com/partage-dev/partage/pkg/util/steptime"
+	"github.com/partage-dev/partage/pkg/util/wait"
+)
+
+const (
+	// maxRounds is how many tasks are more than any GPU needs that does not change under its claims all the time.
+	maxRounds = 1000
+	// surveyPatience is longer than any call keeps a GPU, undoing included.
+	surveyPatience = 2 * time.Minute
+	// patience is how long it is waited for a GPU of which a call takes care that is at work on it.
+	patience = time.Second
+)
+
+// Survey observes a GPU and changes nothing. It waits for a GPU that a call is at work on. An error that wraps
+// lock.ErrElsewhere means that another process has not let go of it for two minutes.
+func (e *Engine) Survey(ctx context.Context, address string) (*Said, error) {
+	r, err := e.onceOn(ctx, address, surveyPatience, func(map[string]*Said) *rules.Task { return nil })
+	if err != nil {
+		return nil, err
+	}
+	return r.said[address], nil
+}
+
+// Converge does everything that is due on a GPU, for all claims, and returns what the rules say of it then. A GPU that a
+// call is at work on is left to that call: nothing is returned then. An error says what has failed.
+func (e *Engine) Converge(ctx context.Context, address string) (*Said, error) {
+	var errs []error
+	done := map[string]bool{} // what they were about may stay
+	due := func(t *rules.Task) bool { return !e.isOfCall(t) && !done[taskName(t)] }
+	for range maxRounds {
+		r, err := e.onceOn(ctx, address, patience, func(said map[string]*Said) *rules.Task { return first(said[address], address, due) })
+		if err != nil {
+			if !errors.Is(err, lock.ErrBusy) {
+				errs = append(errs, err)
+			}
+			return nil, errors.Join(errs...)
+		}
+		if r.task != nil {
+			done[taskName(r.task)] = true
+			errs = append(errs, r.err)
+			continue
+		}
+		i := slices.IndexFunc(r.said[address].Tasks, func(t rules.Task) bool { return !isAlone(&t, address) && due(&t) })
+		if i < 0 {
+			return r.said[address], errors.Join(errs...)
+		}
+		t := &r.said[address].Tasks[i]
+		done[taskName(t)] = true
+		errs = append(errs, e.onceTogether(ctx, t))
+	}
+	return nil, errors.Join(append(errs, fmt.Errorf("GPU %s: the rules do not come to rest", address))...)
+}
+
+// isOfCall reports whether a call is there to make what its claim wants.
+func (e *Engine) isOfCall(t *rules.Task) bool {
+	return t.Claim != "" && (t.Aim == rules.Make || t.Aim == rules.Commit) && e.call(t.Claim) != nil
+}
+
+// onceTogether carries out a task that needs several GPUs, if all of them propose it. Where calls are at work on some it is
+// left for later: what is due on one of them must not wait for another.
+func (e *Engine) onceTogether(ctx context.Context, t *rules.Task) error {
+	gpus := gpu.SortPCIAddresses(slices.Clone(t.With))
+	limited, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	unlock, err := e.Locks.GPUs(limited, gpus)
+	switch {
+	case errors.Is(err, lock.ErrBusy):
+		return nil
+	case err != nil:
+		return err
+	}
+	defer unlock()
+	return e.once(ctx, "", nil, gpus, jointly(t.Claim, gpus)).err
+}
+
+// Finish brings the release of a claim, or the undoing of a preparation, to its end on these GPUs, and returns what is
+// left. GPUs do not wait for each other, nor does this for a preparation that is older than the release.
+func (e *Engine) Finish(ctx context.Context, r *record.Record, gpus []string) error {
+	if c := e.call(r.Claim.UID); c != nil && c.isOutOfDate() {
+		c.stop()
+	}
+	errs := make([]error, len(gpus))
+	var wg sync.WaitGroup
+	for i, address := range gpus {
+		wg.Go(func() { errs[i] = e.finishOn(ctx, r, address) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func (e *Engine) finishOn(ctx context.Context, has *record.Record, address string) (err error) {
+	defer panics.Recover(ctx, &err)
+	claim := has.Claim.UID
+	var failed attempts
+	last := ""
+	for {
+		r, err := e.onceFor(ctx, claim, has.Devices, []string{address}, func(said map[string]*Said) *rules.Task {
+			return first(said[address], address, func(t *rules.Task) bool { return t.Claim == claim && t.Aim == rules.Release })
+		})
+		if err != nil {
+			return err
+		}
+		switch {
+		case r.err != nil:
+			if err := failed.retry(ctx, r.err); err != nil {
+				return err
+			}
+		case r.task == nil || taskName(r.task) == last: // what it was about stays: a CDI spec that cannot be removed
+			return e.left(claim, r.said[address])
+		case r.task.Actions[len(r.task.Actions)-1].Do == rules.Clear:
+			return nil // nothing is left
+		default:
+			last = taskName(r.task)
+		}
+	}
+}
+
+// left says what a claim has on a GPU that has to go, or why that is not known.
+func (e *Engine) left(claim types.UID, said *Said) error {
+	r, err := e.Store.Read(claim)
+	if err != nil || r == nil || r.State == record.Prepared {
+		return err
+	}
+	if v, found := said.Verdict(claim); found && v.State == rules.Pending {
+		return &v
+	}
+	return nil
+}
+
+// attempts counts those that have failed.
+type attempts int
+
+// pauses are the waits between attempts that fail for a reason that may pass. The kubelet gives a call 45 seconds and
+// comes back only after a minute.
+var pauses = []time.Duration{200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 4 * time.Second}
+
+// retry waits before another attempt, or returns an error if there is to be none.
+func (n *attempts) retry(ctx context.Context, err error) error {
+	defer steptime.Of(ctx).Begin(steptime.Wait)()
+	failed := int(*n) + 1
+	*n++
+	if transient(err) && failed <= len(pauses) && wait.For(ctx, pauses[failed-1]) == nil {
+		klog.FromContext(ctx).Info("Trying again", "tried", failed, "reason", err)
+		return nil
+	}
+	if failed == 1 {
+		return err
+	}
+	return fmt.Errorf("tried %d times: %w", failed, err)
+}
+
+// transient reports whether another attempt may succeed. What the rules refuse is refused again.
+func transient(err error) bool {
+	if v := (*rules.Verdict)(nil); errors.As(err, &v) && v.State == rules.Refused {
+		return false
+	}
+	return !errors.Is(err, gpu.ErrHung) && (gpu.Transient(err) || errors.Is(err, sharing.ErrNoSupervisor))
+}

@@ -1,0 +1,307 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package converge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
+	"github.com/partage-dev/partage/pkg/driver/claim/rules"
+	"github.com/partage-dev/partage/pkg/driver/sharing"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/policy"
+)
+
+// observation is one of a GPU, with what acting on it needs besides.
+type observation struct {
+	rules.Observation
+	engine   *Engine
+	snapshot *record.Snapshot
+	// needsSession means that it is for a claim with an MPS session.
+	needsSession bool
+	state        gpu.MIGState
+	// sessions are those that the supervisor has, by ID, where it was asked.
+	sessions map[string]mps.Status
+	// orphan is nil, or the claim whose users are looked for, as if it did not exist.
+	orphan *record.Record
+}
+
+// observe reads everything that is known about a GPU and that records call for. everything is also what no record calls for, and
+// whether CDI specs are up to date; otherwise it is for a claim with these devices. The caller has the GPU's lock, unless lockErr says why
+// not.
+func (e *Engine) observe(ctx context.Context, pciAddress string, everything bool, has []record.Device, lockErr error) *observation {
+	// A spec without a record was left by somebody, or its claim is just being prepared: it is looked again before it goes.
+	specs, folders, _ := e.Specs.List() // what cannot be listed is neither stale nor up to date
+	o := &observation{engine: e, snapshot: e.Store.Snapshot(), sessions: map[string]mps.Status{}}
+	o.needsSession = slices.ContainsFunc(has, func(d record.Device) bool { return d.Shared().Session != "" })
+	o.GPU, o.Boot = pciAddress, e.Store.Boot()
+	o.observeRecords()
+	for i := range o.snapshot.Guards {
+		g := &o.snapshot.Guards[i]
+		if (g.GPUs == nil || slices.Contains(g.GPUs, pciAddress)) && !slices.Contains(g.Cleared, pciAddress) {
+			o.Guards = append(o.Guards, rules.Guard{Claim: g.Claim, Released: g.Released, Path: g.Path, Remedy: g.Remedy})
+		}
+	}
+	if lockErr != nil {
+		o.unanswered(lockErr)
+	} else {
+		needs := o.Needs()
+		if everything {
+			// Nobody is sent to all of a GPU of which a claim that is prepared has something.
+			isPrepared := o.has(func(r *rules.Record, p *rules.Part) bool { return r.Phase == rules.Prepared && !p.Admin })
+			needs = rules.Needs{Mode: true, Fabric: needs.Fabric, Users: needs.Users || !isPrepared, Sessions: true}
+		}
+		o.observeHardware(ctx, needs)
+	}
+	o.observeSpecs(ctx, specs, folders, everything)
+	return o
+}
+
+// unanswered notes that nothing is known of the GPU.
+func (o *observation) unanswered(err error) {
+	o.Hardware.Err = fmt.Errorf("GPU %s: %w", o.GPU, err)
+}
+
+func (o *observation) observeHardware(ctx context.Context, needs rules.Needs) {
+	e := o.engine
+	if needs.Sessions {
+		o.observeSessions(ctx) // which no GPU has to answer for
+	}
+	h := &o.Hardware
+	var err error
+	o.state, err = e.Partitions.State(ctx, o.GPU)
+	// Drivers in trouble say "not supported". A GPU on which a claim has a partition, or which can have any, has MIG.
+	isDivisible := func(_ *rules.Record, p *rules.Part) bool { return p.Divisible || p.Place != rules.Undivided }
+	if errors.Is(err, gpu.ErrNotSupported) && !o.has(isDivisible) {
+		err = nil
+	}
+	if needs.Mode && err == nil {
+		err = o.observeMode(ctx)
+	}
+	if err != nil {
+		o.unanswered(err)
+		e.intervals.Delete(o.GPU)
+		return
+	}
+	_, known := e.intervals.Load(o.GPU)
+	h.MIG, h.IntervalLost = o.state.Enabled, !known
+	o.state.Instances = slices.Clone(o.state.Instances) // acting adds its own
+	for i := range o.state.Instances {
+		h.Instances = append(h.Instances, o.instance(&o.state.Instances[i]))
+	}
+	if needs.Fabric {
+		// Where that is not known the GPU is used: most have no fabric.
+		h.Fabric, _ = e.Partitions.FabricPending(ctx, o.GPU)
+	}
+	if needs.Users {
+		isOwner := func(r *record.Record) bool {
+			return r.State == record.Prepared && (o.orphan == nil || r.Claim != o.orphan.Claim)
+		}
+		owners := slices.DeleteFunc(slices.Clone(o.snapshot.Records), func(r *record.Record) bool { return !isOwner(r) })
+		h.Users, h.InstanceUsers = e.Users.Users(ctx, o.GPU, owners, o.orphan)
+	}
+}
+
+// UsersOf says which processes use what a claim has on a GPU, as if there were no such claim, or nothing. The caller has the
+// claim's lock. An error says why nobody knows.
+func (e *Engine) UsersOf(ctx context.Context, r *record.Record, pciAddress string) (string, error) {
+	o := &observation{engine: e, snapshot: e.Store.Snapshot(), orphan: r}
+	o.GPU, o.Boot = pciAddress, e.Store.Boot()
+	o.observeRecords()
+	if _, own := o.UsersOf(r.Claim.UID); !own {
+		return "", o.snapshot.Err
+	}
+	o.observeHardware(ctx, rules.Needs{Users: true})
+	users, _ := o.UsersOf(r.Claim.UID)
+	return users, o.Hardware.Err
+}
+
+// has reports whether this holds for something that a claim has on the GPU, or wants.
+func (o *observation) has(is func(*rules.Record, *rules.Part) bool) bool {
+	return slices.ContainsFunc(o.Records, func(r rules.Record) bool {
+		return slices.ContainsFunc(r.Parts, func(p rules.Part) bool { return p.GPU == o.GPU && is(&r, &p) })
+	})
+}
+
+// observeMode asks for the compute mode where MIG mode leaves the GPU one.
+func (o *observation) observeMode(ctx context.Context) error {
+	if o.state.Enabled {
+		return nil
+	}
+	uuid := o.uuid()
+	if uuid == "" {
+		o.Hardware.ModeUnknown = true
+		return nil
+	}
+	mode, err := o.engine.Sharing.Mode(ctx, sharing.Device{PCIAddress: o.GPU, UUID: uuid})
+	o.Hardware.Exclusive = mode == gpu.ComputeExclusiveProcess
+	o.Hardware.OtherMode = err == nil && mode != gpu.ComputeExclusiveProcess && mode != gpu.ComputeDefault
+	// It has a mode if that was set for a session that has started.
+	isSet := func(_ *rules.Record, p *rules.Part) bool {
+		return p.Place == rules.Undivided && p.Session != "" && p.Mark == rules.Started
+	}
+	o.Hardware.NoMode = errors.Is(err, gpu.ErrNotSupported) && !o.has(isSet)
+	if o.Hardware.NoMode {
+		return nil
+	}
+	return err
+}
+
+// uuid is that of the GPU, where it is not known yet that of a record.
+func (o *observation) uuid() string {
+	if g := o.engine.GPU(o.GPU); g != nil {
+		return g.UUID
+	}
+	for _, d := range o.snapshot.On(o.GPU) {
+		if d.Sharing != nil && d.Sharing.UUID != "" {
+			return d.Sharing.UUID
+		}
+	}
+	return ""
+}
+
+func (o *observation) instance(i *gpu.Instance) rules.Instance {
+	one := rules.Instance{ID: i.ID, Place: rules.Place{ProfileID: i.ProfileID, Placement: i.Placement}, Compute: len(i.Compute)}
+	if len(i.Compute) == 1 {
+		one.UUID = i.Compute[0].UUID
+		// Where the hardware does not say how many slices it has, or its profile has, it is taken to span the instance.
+		one.Whole = i.Compute[0].Slices == 0 || i.Compute[0].Slices >= o.slicesOf(i.ProfileID)
+	}
+	return one
+}
+
+// slicesOf is how many compute slices a profile has, or 0 while that is not known.
+func (o *observation) slicesOf(profileID uint32) int {
+	if g := o.engine.GPU(o.GPU); g != nil && g.MIG != nil {
+		for _, p := range g.MIG.Profiles {
+			if p.ID == profileID {
+				return p.Slices
+			}
+		}
+	}
+	return 0
+}
+
+// sessionsTime bounds the question which MPS sessions there are. It goes to a process on this machine.
+const sessionsTime = 2 * time.Second
+
+// silence is since when the MPS supervisor has not answered, and why. Each round asks again without a lock. Until then nobody who has the
+// lock of a GPU does, but for who needs a session.
+type silence struct {
+	since time.Duration
+	err   error
+}
+
+// SilentFor is how long the MPS supervisor has not answered.
+func (e *Engine) SilentFor() time.Duration {
+	if silent := e.silence.Load(); silent != nil {
+		return e.Clock() - silent.since
+	}
+	return 0
+}
+
+// sessions asks the MPS supervisor which sessions there are.
+func (e *Engine) sessions(ctx context.Context) (map[string]mps.Status, error) {
+	limited, cancel := context.WithTimeout(ctx, sessionsTime)
+	defer cancel()
+	found, err := e.Sharing.Sessions(limited)
+	switch {
+	case err == nil:
+		e.silence.Store(nil)
+	case ctx.Err() == nil: // otherwise it was not the supervisor that gave up
+		e.silence.CompareAndSwap(nil, &silence{e.Clock(), err})
+	}
+	return found, err
+}
+
+func (o *observation) observeSessions(ctx context.Context) {
+	ask := o.engine.sessions
+	if silent := o.engine.silence.Load(); silent != nil && !o.needsSession {
+		ask = func(context.Context) (map[string]mps.Status, error) { return nil, silent.err }
+	}
+	found, err := ask(ctx)
+	if err != nil {
+		o.Unsupervised, o.Shareable = err, o.engine.Shareable(o.GPU)
+		return
+	}
+	maps.Copy(o.sessions, found)
+	for i := range o.Records {
+		if r := o.snapshot.Of(o.Records[i].Claim); o.Records[i].Phase == rules.Prepared {
+			o.Records[i].News = slices.ContainsFunc(r.Sessions, func(s record.Session) bool { return hasNews(&s, found) })
+		}
+	}
+	name := device.GPUName(o.GPU)
+	for _, id := range slices.Sorted(maps.Keys(found)) {
+		status := found[id]
+		on := id == name || strings.HasPrefix(id, name+"-") || slices.Contains(status.Spec.Devices, o.uuid())
+		if !on || len(status.Spec.Devices) == 0 {
+			continue
+		}
+		s := rules.Session{ID: id, Demand: demandOf(status.Spec), GPUs: o.gpusWith(status.Spec.Devices), Running: status.Phase == mps.Running}
+		// One that starts for the first time has a claim that waits for it.
+		if !s.Running && (status.Phase != mps.Starting || status.Losses > 0) {
+			s.Unwell = fmt.Sprintf("MPS on device %s is %s: %s", id, status.Phase, status.Message)
+		}
+		o.Sessions = append(o.Sessions, s)
+	}
+}
+
+// gpusWith are the GPUs that are known by these UUIDs.
+func (o *observation) gpusWith(uuids []string) []string {
+	return slices.DeleteFunc(slices.Clone(o.engine.GPUs()), func(address string) bool {
+		g := o.engine.GPU(address)
+		return g == nil || !slices.Contains(uuids, g.UUID)
+	})
+}
+
+func demandOf(s mps.Spec) rules.Demand {
+	d := rules.Demand{
+		Percent: s.ThreadPercentage, Priority: policy.ClientPriority(s.ClientPriority), OnClientKilled: policy.OnClientKilled(s.OnClientKilled),
+	}
+	for _, memory := range s.Memory {
+		d.MemoryBytes = memory
+	}
+	return d
+}
+
+// specsTime bounds the question whether CDI specs are up to date.
+const specsTime = 2 * time.Second
+
+// observeSpecs finds the CDI specs of claims on this GPU, and of claims that nothing on this node knows. A folder that was left
+// alone is the rest of one.
+func (o *observation) observeSpecs(ctx context.Context, specs, folders []types.UID, everything bool) {
+	// Looking through the driver's folder may take long, and must not keep the GPU.
+	ctx, cancel := context.WithTimeout(ctx, specsTime)
+	defer cancel()
+	unreadable := o.snapshot.IsGuarded("")
+	for _, uid := range slices.Concat(specs, folders) {
+		r := o.snapshot.Of(uid)
+		switch {
+		case r == nil && (unreadable || o.engine.call(uid) != nil || o.snapshot.IsGuarded(uid)):
+			continue
+		case r != nil && !hasGPU(r, o.GPU):
+			continue
+		}
+		s := rules.Spec{Claim: uid, Outdated: slices.Contains(folders, uid)}
+		if everything && r != nil && r.State == record.Prepared && r.BootID == o.Boot {
+			matches, err := o.engine.Specs.Matches(ctx, r)
+			s.Outdated = err == nil && !matches
+		}
+		o.Specs = append(o.Specs, s)
+	}
+}
+
+func hasGPU(r *record.Record, pciAddress string) bool {
+	return slices.ContainsFunc(r.Devices, func(d record.Device) bool { return d.PCIAddress == pciAddress })
+}

@@ -1,0 +1,252 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package converge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/driver/claim/lock"
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
+	"github.com/partage-dev/partage/pkg/driver/claim/rules"
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// Said is what the rules say of a GPU.
+type Said struct {
+	rules.Plan
+	// Unanswered is why the GPU has not answered, or nil.
+	Unanswered error
+	records    *record.Snapshot
+}
+
+// Ref names a claim, if its record can be read.
+func (s *Said) Ref(claim types.UID) record.Ref {
+	if r := s.records.Of(claim); r != nil {
+		return r.Claim
+	}
+	return record.Ref{UID: claim}
+}
+
+func decide(o *observation) *Said {
+	return &Said{rules.Decide(o.Observation), o.Hardware.Err, o.snapshot}
+}
+
+// round is what came of observing GPUs once, and of the task that was chosen.
+type round struct {
+	// said is by PCI address, before the task was carried out.
+	said map[string]*Said
+	// task is the one that was carried out, or left to a call that is at work with its claim, or nil. err is why not all of it
+	// was carried out.
+	task *rules.Task
+	err  error
+}
+
+// choose picks the task that is carried out; nil is none.
+type choose func(said map[string]*Said) *rules.Task
+
+// once observes GPUs, whose locks the caller has, decides, and carries out one task: for a claim, or for everybody, for which
+// more is observed. What the hardware refuses is observed again under the same locks, and the record is put right before anybody
+// else can come to a wrong conclusion. GPUs that the claim, which has these devices, only looks at are not asked.
+func (e *Engine) once(ctx context.Context, claim types.UID, has []record.Device, gpus []string, choose choose) *round {
+	r, seen := &round{said: map[string]*Said{}}, map[string]*observation{}
+	for _, address := range gpus {
+		var why error
+		if claim != "" && onlyLooks(has, address) {
+			why = errUnasked
+		}
+		seen[address] = e.observe(ctx, address, claim == "", has, why)
+		r.said[address] = decide(seen[address])
+	}
+	if r.task = choose(r.said); r.task == nil {
+		return r
+	}
+	if r.task.Claim != claim {
+		unlock := e.lockOther(r.task, seen[r.task.Actions[0].GPU])
+		if unlock == nil {
+			return r
+		}
+		defer unlock()
+	}
+	refusal, err := e.act(ctx, *r.task, seen)
+	r.err = err
+	for _, address := range gpus {
+		e.Failures.note(r.task.Claim, address, err)
+	}
+	if refusal != nil {
+		e.afterRefusal(ctx, refusal, r)
+	}
+	return r
+}
+
+// lockOther locks the claim of a task where the GPU's lock is not enough to take something from it: it only observes the GPU, or
+// it was seen to have a CDI spec and no record, and may be prepared on another GPU. It returns nil if a call is at work with the
+// claim, or was since it was seen.
+func (e *Engine) lockOther(t *rules.Task, seen *observation) (unlock func()) {
+	was := seen.snapshot.Of(t.Claim)
+	switch {
+	case was == nil && t.Actions[0].Do == rules.RemoveSpec:
+	case was != nil && t.Aim == rules.Release && onlyLooks(was.Devices, seen.GPU):
+	default:
+		return func() {}
+	}
+	unlock, err := e.Locks.TryClaim(t.Claim)
+	if err != nil {
+		return nil
+	}
+	r, err := e.Store.Read(t.Claim)
+	if err != nil || (r == nil) != (was == nil) || r != nil && (r.State != was.State || r.Arrived != was.Arrived) {
+		unlock()
+		return nil
+	}
+	return unlock
+}
+
+// afterRefusal decides again with what was refused.
+func (e *Engine) afterRefusal(ctx context.Context, refusal *rules.Refusal, r *round) {
+	address := refusal.Action.GPU
+	o := e.observe(ctx, address, false, nil, nil)
+	o.Refused = refusal
+	r.said[address] = decide(o)
+	for _, task := range r.said[address].Tasks {
+		if task.Claim == refusal.Action.Claim && task.Aim == rules.Make {
+			if _, err := e.act(ctx, task, map[string]*observation{address: o}); err != nil {
+				r.err = err
+			}
+			return
+		}
+	}
+}
+
+// onceFor is once for a claim with these devices, with the locks of its GPUs, all or none. On a GPU on which a call has not
+// returned nothing is done: its lock cannot be had. GPUs that the claim only observes are neither locked nor asked.
+func (e *Engine) onceFor(ctx context.Context, claim types.UID, has []record.Device, gpus []string, choose choose) (*round, error) {
+	locked := slices.DeleteFunc(slices.Clone(gpus), func(address string) bool { return onlyLooks(has, address) })
+	unlock, err := e.Locks.GPUs(ctx, locked)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	return e.once(ctx, claim, has, gpus, choose), nil
+}
+
+// errUnasked is why nothing is known of a GPU.
+var errUnasked = errors.New("the claim only looks at it")
+
+// onlyLooks reports whether devices have nothing of a GPU, but may look at all of it.
+func onlyLooks(devices []record.Device, pciAddress string) bool {
+	return !slices.ContainsFunc(devices, func(d record.Device) bool {
+		return d.PCIAddress == pciAddress && (!d.Admin || d.Partition != nil)
+	})
+}
+
+// onceOn is once for one GPU and everybody's claims. Where the lock cannot be had, and not because somebody has it, what is
+// known without it is decided: a call on the GPU has not returned.
+func (e *Engine) onceOn(ctx context.Context, address string, patience time.Duration, choose choose) (*round, error) {
+	_, _ = e.sessions(ctx) // a supervisor that does not answer is waited for here, and not with the lock
+	limited, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	unlock, err := e.Locks.GPUs(limited, []string{address})
+	switch {
+	case errors.Is(err, lock.ErrBusy), err != nil && ctx.Err() != nil:
+		return nil, err
+	case err != nil:
+		return &round{said: map[string]*Said{address: decide(e.observe(ctx, address, false, nil, err))}}, nil
+	}
+	defer unlock()
+	return e.once(ctx, "", nil, []string{address}, choose), nil
+}
+
+// first returns the first task of a GPU alone for which this holds, or nil.
+func first(said *Said, address string, is func(*rules.Task) bool) *rules.Task {
+	for i := range said.Tasks {
+		if t := &said.Tasks[i]; isAlone(t, address) && is(t) {
+			whole := *t
+			whole.Actions, whole.Final = slices.Concat(t.Actions, t.Final), nil
+			return &whole
+		}
+	}
+	return nil
+}
+
+// isAlone reports whether a task concerns one GPU only.
+func isAlone(t *rules.Task, address string) bool {
+	return !slices.ContainsFunc(t.With, func(gpu string) bool { return gpu != address })
+}
+
+// jointly chooses what several GPUs of a claim, all that it needs, propose at once.
+func jointly(claim types.UID, gpus []string) choose {
+	return func(said map[string]*Said) *rules.Task {
+		for _, address := range gpus {
+			if t := proposal(said[address], claim, address); t != nil {
+				if joined := join(said, claim, t.With); joined != nil {
+					return joined
+				}
+			}
+		}
+		return nil
+	}
+}
+
+// proposal returns what a GPU proposes for a claim that needs others, or nil.
+func proposal(said *Said, claim types.UID, address string) *rules.Task {
+	if said == nil {
+		return nil
+	}
+	i := slices.IndexFunc(said.Tasks, func(t rules.Task) bool { return t.Claim == claim && !isAlone(&t, address) })
+	if i < 0 {
+		return nil
+	}
+	return &said.Tasks[i]
+}
+
+// join makes one task of what these GPUs propose, or returns nil. They are together only if all of them have the same aim,
+// and mean the same session. Where all of a claim that is prepared is there, a GPU has nothing to propose, and agrees that
+// it is written again.
+func join(said map[string]*Said, claim types.UID, gpus []string) *rules.Task {
+	var joined *rules.Task
+	written := false
+	for _, address := range gpus {
+		t := proposal(said[address], claim, address)
+		switch {
+		case t == nil && said[address].isComplete(claim):
+			written = true
+		case t == nil && said[address].isLeftOut(claim):
+		case t == nil || joined != nil && (t.Aim != joined.Aim || t.Final[0].Session != joined.Final[0].Session):
+			return nil
+		case joined == nil:
+			joined = &rules.Task{Claim: claim, Aim: t.Aim, With: t.With, Actions: slices.Clone(t.Actions), Final: t.Final}
+		default:
+			joined.Actions = append(joined.Actions, t.Actions...)
+		}
+	}
+	if joined == nil || written && joined.Aim != rules.Commit {
+		return nil
+	}
+	joined.Actions, joined.Final = append(joined.Actions, joined.Final...), nil
+	return joined
+}
+
+// isLeftOut reports whether the GPU is lost, and a session, which is no claim's any more, ends without it.
+func (s *Said) isLeftOut(claim types.UID) bool {
+	return s != nil && claim == "" && (errors.Is(s.Unanswered, gpu.ErrLost) || errors.Is(s.Unanswered, gpu.ErrNotFound))
+}
+
+func (s *Said) isComplete(claim types.UID) bool {
+	if s == nil {
+		return false
+	}
+	v, _ := s.Verdict(claim)
+	return v.State == rules.Complete
+}
+
+// taskName tells the tasks of a plan apart, whether or not their last actions are joined to the others.
+func taskName(t *rules.Task) string {
+	return fmt.Sprintf("%s %d %+v", t.Claim, t.Aim, slices.Concat(t.Actions, t.Final))
+}

@@ -1,0 +1,451 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package claim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
+	"github.com/partage-dev/partage/pkg/driver/partition"
+)
+
+// The tests here find out by themselves which effects a call has, so that a new
+// one is covered without anyone remembering it.
+
+// layout is what is broken at every point: claims that are operated on at the
+// same time. Other claims and foreign partitions are there before, and must not
+// notice.
+type layout struct {
+	beside  []string
+	foreign []partition.Address
+	claims  [][]string
+	// config is for the claims, not for the one beside.
+	config string
+}
+
+var layouts = map[string]layout{
+	"whole":                 {claims: [][]string{{wholeA}}},
+	"whole without MIG":     {claims: [][]string{{wholeC}}},
+	"partition with mode":   {claims: [][]string{{sliceA0}}},
+	"second on the GPU":     {beside: []string{halfA4}, claims: [][]string{{sliceA0}}},
+	"several on two GPUs":   {claims: [][]string{{sliceA0, sliceA4, sliceB0, wholeC}}},
+	"beside, on two GPUs":   {beside: []string{halfA4, sliceB0}, claims: [][]string{{sliceA0, wholeC}}},
+	"whole beside another":  {beside: []string{wholeA}, claims: [][]string{{wholeB}}},
+	"two on one GPU":        {claims: [][]string{{sliceA0}, {sliceA4}}},
+	"two beside another":    {beside: []string{sliceA1}, claims: [][]string{{sliceA0, sliceB0}, {halfA4}}},
+	"MPS share":             {claims: [][]string{{wholeA + "-mps"}}},
+	"second MPS share":      {beside: []string{wholeA + "-mps"}, claims: [][]string{{wholeA + "-mps"}}},
+	"two MPS shares":        {claims: [][]string{{wholeA + "-mps"}, {wholeA + "-mps"}}},
+	"MPS of a partition":    {beside: []string{halfA4}, claims: [][]string{{sliceA0 + "-mps"}}},
+	"second of a partition": {beside: []string{sliceA0 + "-mps"}, claims: [][]string{{sliceA0 + "-mps"}}},
+	"time slice":            {claims: [][]string{{wholeC + "-timeslice"}}},
+	"second time slice":     {beside: []string{wholeA + "-timeslice"}, claims: [][]string{{wholeA + "-timeslice"}}},
+	"turns on a partition":  {claims: [][]string{{sliceA0 + "-timeslice"}, {sliceA0 + "-timeslice"}}},
+	"MPS of its own":        {beside: []string{wholeC + "-mps"}, claims: [][]string{{wholeA, wholeB}}, config: ownMPS},
+	"interval of its own": {claims: [][]string{{wholeA}}, config: `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig",
+		"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}}`},
+	"MPS on its own partition": {beside: []string{halfA4}, claims: [][]string{{sliceA0}},
+		config: strings.ReplaceAll(strings.ReplaceAll(ownMPS, "GpuConfig", "MigDeviceConfig"), `{"1":"5Gi"}`, `{"0":"5Gi"}`)},
+	"many kinds":      {claims: [][]string{{wholeA + "-mps", sliceB0 + "-mps", wholeC + "-timeslice"}}},
+	"static":          {foreign: []partition.Address{addressA0}, claims: [][]string{{staticA0}}},
+	"static and made": {foreign: []partition.Address{addressA0}, claims: [][]string{{staticA0, sliceA4}}},
+}
+
+// claim i of a layout has the UID u<i>.
+func (l layout) newClaims() []*resourceapi.ResourceClaim {
+	var claims []*resourceapi.ResourceClaim
+	for i, devices := range l.claims {
+		claim := newClaim(fmt.Sprintf("u%d", i), devices...)
+		if l.config != "" {
+			configure(claim, resourceapi.AllocationConfigSourceClaim, l.config)
+		}
+		claims = append(claims, claim)
+	}
+	return claims
+}
+
+// scene is a machine with the claims that are beside.
+func scene(t *testing.T, l layout) (*box, []string) {
+	t.Helper()
+	b := newBox(t)
+	for _, at := range l.foreign {
+		b.makeForeign(at)
+	}
+	if len(l.beside) > 0 {
+		mustPrepare(t, b.manager(), newClaim("beside", l.beside...))
+	}
+	return b, b.state()
+}
+
+// wantState fails unless exactly this is there.
+func (b *box) wantState(t *testing.T, when string, want []string) {
+	t.Helper()
+	if got := b.state(); !slices.Equal(got, want) {
+		t.Errorf("%s: left\n%q, want\n%q", when, got, want)
+	}
+}
+
+// wantStateButMode is for a preparation that has failed: MIG mode may stay on until a whole GPU is wanted.
+func (b *box) wantStateButMode(t *testing.T, when string, want []string) {
+	t.Helper()
+	got := slices.DeleteFunc(b.state(), func(s string) bool { return strings.HasPrefix(s, "MIG mode of ") && !slices.Contains(want, s) })
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: left\n%q, want\n%q", when, got, want)
+	}
+}
+
+// at makes a hook that acts on the nth effect.
+func at(n int, act func() error) func(string) error {
+	var mu sync.Mutex
+	count := 0
+	return func(string) error {
+		mu.Lock()
+		count++
+		now := count == n
+		mu.Unlock()
+		if now {
+			return act()
+		}
+		return nil
+	}
+}
+
+// operation is what is broken.
+type operation struct {
+	prepared bool // the claims are prepared before
+	undoes   bool // it is a release
+	run      func(ctx context.Context, m *Manager, claim *resourceapi.ResourceClaim) error
+}
+
+func runPrepare(ctx context.Context, m *Manager, claim *resourceapi.ResourceClaim) error {
+	_, err := m.Prepare(ctx, claim)
+	return err
+}
+
+var operations = map[string]operation{
+	"prepare": {false, false, runPrepare},
+	"unprepare": {true, true, func(ctx context.Context, m *Manager, claim *resourceapi.ResourceClaim) error {
+		return m.Unprepare(ctx, claim.UID)
+	}},
+	"prepare again": {true, false, runPrepare},
+}
+
+// all runs an operation on all claims at the same time.
+func (op operation) all(ctx context.Context, m *Manager, claims []*resourceapi.ResourceClaim) error {
+	errs := make([]error, len(claims))
+	var wg sync.WaitGroup
+	for i, claim := range claims {
+		wg.Go(func() { errs[i] = op.run(ctx, m, claim) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// continuations are what comes after a plugin was killed. Each ends without the
+// claims.
+var continuations = map[string]func(t *testing.T, b *box, claims []*resourceapi.ResourceClaim){
+	"prepare": func(t *testing.T, b *box, claims []*resourceapi.ResourceClaim) {
+		for _, claim := range claims {
+			mustPrepare(t, b.manager(), claim)
+		}
+		for _, claim := range claims {
+			mustUnprepare(t, b.manager(), claim.UID)
+		}
+	},
+	"unprepare": func(t *testing.T, b *box, claims []*resourceapi.ResourceClaim) {
+		for _, claim := range claims {
+			mustUnprepare(t, b.bareManager(), claim.UID)
+		}
+	},
+	"reconcile, then prepare": func(t *testing.T, b *box, claims []*resourceapi.ResourceClaim) {
+		m := b.manager()
+		mustReconcile(t, m)
+		for _, claim := range claims {
+			mustPrepare(t, m, claim)
+			mustUnprepare(t, m, claim.UID)
+		}
+	},
+	"reconcile, then unprepare": func(t *testing.T, b *box, claims []*resourceapi.ResourceClaim) {
+		m := b.manager()
+		mustReconcile(t, m)
+		for _, claim := range claims {
+			mustUnprepare(t, m, claim.UID)
+		}
+	},
+	"reconcile, the claims were deleted meanwhile": func(t *testing.T, b *box, claims []*resourceapi.ResourceClaim) {
+		for _, claim := range claims {
+			b.deleteClaim(claim.UID)
+		}
+		m := b.manager()
+		mustReconcile(t, m)
+		b.pass(DefaultOrphanGrace)
+		mustReconcile(t, m)
+	},
+	afterReboot: func(t *testing.T, b *box, claims []*resourceapi.ResourceClaim) {
+		mustPrepare(t, b.manager(), newClaim("beside-2", sliceA1))
+		mustUnprepare(t, b.manager(), "beside-2")
+		for _, claim := range claims {
+			mustPrepare(t, b.manager(), claim)
+		}
+		for _, claim := range claims {
+			mustUnprepare(t, b.manager(), claim.UID)
+		}
+		mustUnprepare(t, b.manager(), "beside")
+	},
+}
+
+const afterReboot = "reboot, then prepare"
+
+// TestKilled kills the plugin before and after every effect of every operation
+// on every layout, and continues in every way.
+//
+// Without PARTAGE_TEST_ALL it continues in two of six ways, which differ between layouts and operations: the model of the
+// rules knows all orders.
+func TestKilled(t *testing.T) {
+	cases, turn := 0, 0
+	all, least := os.Getenv("PARTAGE_TEST_ALL") != "", 1360
+	if all {
+		least = 4080
+	}
+	for _, layoutName := range slices.Sorted(maps.Keys(layouts)) {
+		l := layouts[layoutName]
+		for _, operationName := range slices.Sorted(maps.Keys(operations)) {
+			op := operations[operationName]
+			turn++
+			for i, continuation := range slices.Sorted(maps.Keys(continuations)) {
+				for _, after := range []bool{false, true} {
+					if !all && (i+turn)%3 > 0 {
+						continue
+					}
+					for n := 1; ; n++ {
+						when := fmt.Sprintf("%s, %s killed at effect %d (after: %v), then %s", layoutName, operationName, n, after, continuation)
+						if !killOnce(t, l, op, n, after, continuation, when) {
+							break
+						}
+						cases++
+						if t.Failed() {
+							return
+						}
+					}
+				}
+			}
+		}
+	}
+	wantCases(t, cases, least)
+}
+
+// wantCases fails a test whose enumeration has shrunk: it would show nothing any more.
+func wantCases(t *testing.T, cases, least int) {
+	t.Helper()
+	t.Logf("%d cases", cases)
+	if cases < least {
+		t.Errorf("only %d cases, want at least %d", cases, least)
+	}
+}
+
+// killOnce tells whether there was an nth effect to kill the plugin at.
+func killOnce(t *testing.T, l layout, op operation, n int, after bool, continuation, when string) bool {
+	b, want := scene(t, l)
+	claims := l.newClaims()
+	if op.prepared {
+		for _, claim := range claims {
+			mustPrepare(t, b.manager(), claim)
+		}
+	}
+	m := b.manager()
+	if die := at(n, b.die); after {
+		b.hooks(nil, die)
+	} else {
+		b.hooks(die, nil)
+	}
+	if err := op.all(t.Context(), m, claims); err != nil && !b.killed() {
+		t.Errorf("%s: %v", when, err)
+	}
+	seen := b.seen()
+	defer func() {
+		if t.Failed() {
+			t.Logf("%s: effects before it was killed: %q", when, seen)
+		}
+	}()
+	b.hooks(nil, nil)
+	if !b.killed() {
+		return false
+	}
+	if continuation == afterReboot {
+		b.boot("boot-2")
+		want = b.hardware()
+	}
+	continuations[continuation](t, b, claims)
+	b.wantState(t, when, want)
+	return true
+}
+
+// A plugin is killed while it prepares a claim whose record was damaged.
+// The next one ends up with all of the claim, and no file that cannot be read.
+func TestKilledWithDamagedRecord(t *testing.T) {
+	cases := 0
+	for _, after := range []bool{false, true} {
+		for n := 1; ; n++ {
+			b, want := scene(t, layout{beside: []string{halfA4}})
+			claim := newClaim("u1", sliceA0, sliceB0)
+			m := b.manager()
+			mustPrepare(t, m, claim)
+			write(t, m.store.Path("u1"), "{")
+			if die := at(n, b.die); after {
+				b.hooks(nil, die)
+			} else {
+				b.hooks(die, nil)
+			}
+			_ = runPrepare(t.Context(), m, claim)
+			b.hooks(nil, nil)
+			if !b.killed() {
+				break
+			}
+			cases++
+			mustPrepare(t, b.manager(), claim)
+			mustUnprepare(t, b.manager(), claim.UID)
+			b.wantState(t, fmt.Sprintf("killed at effect %d (after: %v)", n, after), want)
+		}
+	}
+	wantCases(t, cases, 10)
+}
+
+// TestFault makes every effect of every operation fail once: instead of
+// happening, or after it has happened.
+func TestFault(t *testing.T) {
+	cases := 0
+	for layoutName, l := range layouts {
+		if len(l.claims) > 1 {
+			continue // the other claim would not fail
+		}
+		for operationName, op := range operations {
+			for _, after := range []bool{false, true} {
+				for n := 1; ; n++ {
+					when := fmt.Sprintf("%s, %s fails at effect %d (after: %v)", layoutName, operationName, n, after)
+					if !failOnce(t, l, op, n, after, when) {
+						break
+					}
+					cases++
+					if t.Failed() {
+						t.Fatal(when)
+					}
+				}
+			}
+		}
+	}
+	wantCases(t, cases, 470)
+}
+
+// failOnce tells whether there was an nth effect to fail.
+func failOnce(t *testing.T, l layout, op operation, n int, after bool, when string) bool {
+	b, want := scene(t, l)
+	claim := l.newClaims()[0]
+	if op.prepared {
+		mustPrepare(t, b.manager(), claim)
+	}
+	struck := ""
+	strike := at(n, func() error { return errFault })
+	fail := func(effect string) error {
+		err := strike(effect)
+		if err != nil {
+			struck = effect
+		}
+		return err
+	}
+	m := b.manager()
+	if after {
+		b.hooks(nil, fail)
+	} else {
+		b.hooks(fail, nil)
+	}
+	err := op.run(t.Context(), m, claim)
+	b.hooks(nil, nil)
+	if struck == "" {
+		return false
+	}
+	switch {
+	case (struck == "write prepared" || struck == "mark prepared") && after:
+		// It is written down that all of it is there.
+		wantPrepared(t, b, claim.UID, when, err)
+	case struck == "mode off":
+		// That MIG mode stays on is not a failure. The next claim turns it off.
+		mustPrepare(t, m, claim)
+	case op.undoes:
+		// Once it is written down that the claim is released the rest may follow later.
+	case after && slices.Contains([]string{"mode on", "destroy instance", "destroy compute instance"}, struck):
+		// What a driver says does not matter where what was wanted is there.
+	case err == nil:
+		t.Errorf("%s: no error", when)
+	}
+	if !op.prepared && err != nil {
+		b.wantStateButMode(t, when, want)
+	}
+	// Once the fault is gone, all is well without a new process.
+	if err := op.run(t.Context(), m, claim); err != nil {
+		t.Errorf("%s: once it is gone: %v", when, err)
+	}
+	mustUnprepare(t, m, claim.UID)
+	b.wantState(t, when, want)
+	return true
+}
+
+// wantPrepared fails unless a claim is prepared completely.
+func wantPrepared(t *testing.T, b *box, uid types.UID, when string, err error) {
+	t.Helper()
+	r, readErr := b.store().Read(uid)
+	if err != nil || readErr != nil || r == nil || r.State != record.Prepared || len(b.spec(uid)) != len(r.Devices) {
+		t.Errorf("%s: %v, and it is written down as %+v, %v", when, err, r, readErr)
+	}
+}
+
+// TestFaultPersists: an effect fails and so does everything after it, undoing
+// included. Reconcile cleans up later.
+func TestFaultPersists(t *testing.T) {
+	cases := 0
+	for layoutName, l := range layouts {
+		if len(l.claims) > 1 {
+			continue
+		}
+		for n := 1; ; n++ {
+			b, want := scene(t, l)
+			claim := l.newClaims()[0]
+			var count atomic.Int32 // groups are made at the same time
+			m := b.manager()
+			b.hooks(func(string) error {
+				if count.Add(1) >= int32(n) {
+					return errFault
+				}
+				return nil
+			}, nil)
+			_, err := m.Prepare(t.Context(), claim)
+			b.hooks(nil, nil)
+			if err == nil {
+				break
+			}
+			cases++
+			when := fmt.Sprintf("%s, everything fails from effect %d on", layoutName, n)
+			mustReconcile(t, m)
+			b.wantStateButMode(t, when, want)
+			mustPrepare(t, m, claim)
+			mustUnprepare(t, m, claim.UID)
+			b.wantState(t, when, want)
+			if t.Failed() {
+				t.Fatal(when)
+			}
+		}
+	}
+	wantCases(t, cases, 101)
+}

@@ -1,0 +1,198 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rules
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/partage-dev/partage/pkg/driver/partition"
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+const (
+	pci  = "0000:1b:00.0"
+	boot = "boot-1"
+)
+
+func slice(start int) Place {
+	return Place{ProfileID: 19, Placement: gpu.Placement{Start: start, Size: 1}}
+}
+
+func wants(parts ...Part) Record {
+	return Record{Claim: "u", Name: "team/u", Boot: boot, Phase: Wanted, Calling: true, Parts: parts}
+}
+
+func aPartition(start int) Part {
+	return Part{Key: "p", Device: "gpu-mig", GPU: pci, Kind: Partition, Place: slice(start), Divisible: true, Dynamic: true, InstanceID: NoInstance}
+}
+
+func whole() Part {
+	return Part{Key: "w", Device: "gpu", GPU: pci, Divisible: true, Dynamic: true, InstanceID: NoInstance}
+}
+
+var errSilent = errors.New("no answer on the socket")
+
+// TestVerdicts shows what people read when a claim does not get what it wants, and what other programs can tell apart.
+func TestVerdicts(t *testing.T) {
+	fixed, mps := aPartition(0), whole()
+	fixed.Dynamic = false
+	mps.Shared, mps.Session = true, "gpu"
+	other := wants(aPartition(0))
+	other.Claim, other.Name, other.Phase, other.Parts[0].Mark = "o", "team/o", Prepared, Started
+	guard := Guard{Claim: "g", Path: "/data/file", Remedy: "remove it"}
+	for name, test := range map[string]struct {
+		want  Record
+		there func(o *Observation)
+		state State
+		cause error
+		says  string
+	}{
+		"another claim has it": {wants(aPartition(0)), func(o *Observation) { o.Records = append(o.Records, other) }, Waiting, ErrTaken, "gpu-mig overlaps with gpu-mig, which is prepared for claim team/o"},
+		"foreign": {wants(aPartition(0)), func(o *Observation) {
+			o.Hardware.MIG, o.Hardware.Instances = true, []Instance{{ID: 7, Place: slice(0), Compute: 1}}
+		}, Refused, partition.ErrForeign, "GPU instance 7 is in its place"},
+		"divided": {wants(whole()), func(o *Observation) {
+			o.Hardware.MIG, o.Hardware.Instances = true, []Instance{{ID: 7, Place: slice(0), Compute: 1}}
+		}, Refused, partition.ErrDivided, "the GPU is partitioned"},
+		"fixed mode":     {wants(fixed), func(*Observation) {}, Refused, nil, "nvidia-smi -i 0000:1b:00.0 -mig 1"},
+		"compute mode":   {wants(mps), func(o *Observation) { o.Hardware.Exclusive = true }, Refused, nil, "-c DEFAULT"},
+		"no supervisor":  {wants(mps), func(o *Observation) { o.Unsupervised = errSilent }, Waiting, errSilent, "no answer on the socket"},
+		"guarded":        {wants(whole()), func(o *Observation) { o.Guards = []Guard{guard} }, Waiting, ErrGuarded, "(/data/file): remove it"},
+		"in use":         {wants(whole()), func(o *Observation) { o.Hardware.Users = "process 4711 (python)" }, Waiting, gpu.ErrInUse, "process 4711 (python)"},
+		"fabric":         {wants(whole()), func(o *Observation) { o.Hardware.Fabric = "in progress" }, Waiting, gpu.ErrFabricPending, "(in progress)"},
+		"out of service": {wants(whole()), func(o *Observation) { o.Hardware.Err = errSilent }, Pending, errSilent, "no answer on the socket"},
+		"room":           {wants(aPartition(0)), func(*Observation) {}, Working, nil, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := Observation{GPU: pci, Boot: boot, Records: []Record{test.want}}
+			test.there(&o)
+			plan := Decide(o)
+			v, _ := plan.Verdict("u")
+			if v.State != test.state || !errors.Is(v.Cause, test.cause) || !strings.Contains(v.Why, test.says) {
+				t.Errorf("got %+v, want state %d, cause %v and %q", v, test.state, test.cause, test.says)
+			}
+			for _, task := range plan.Tasks {
+				if task.Claim == "u" && test.state != Working {
+					t.Errorf("there is something to do for it: %+v", task)
+				}
+			}
+		})
+	}
+}
+
+// TestSeveralParts shows that the parts of a claim on one GPU are made in one task, shares of one device once, and that
+// they are released the other way round.
+func TestSeveralParts(t *testing.T) {
+	first, second, share := aPartition(0), aPartition(4), aPartition(4)
+	first.Key, second.Key, share.Key = "first", "second", "share"
+	second.Shared, share.Shared, second.Device, share.Device = true, true, "gpu-shared", "gpu-shared"
+	o := Observation{GPU: pci, Boot: boot, Records: []Record{wants(first, second, share)}}
+	do := func(p Plan) (all []Do) {
+		for _, a := range append(p.Tasks[0].Actions, p.Tasks[0].Final...) {
+			all = append(all, a.Do)
+		}
+		return all
+	}
+	want := []Do{Announce, EnableMIG, Start, CreateGI, DropNamesakes, CreateCI, Start, CreateGI, DropNamesakes, CreateCI, Start, WriteSpec, MarkPrepared}
+	if got := do(Decide(o)); !equal(got, want) {
+		t.Errorf("made by %v, want %v", got, want)
+	}
+	r := &o.Records[0]
+	r.Phase, r.Calling = Releasing, false
+	for i := range r.Parts {
+		r.Parts[i].Mark = Started
+	}
+	o.Hardware.MIG = true
+	o.Hardware.Instances = []Instance{{ID: 7, Place: slice(0), Compute: 1}, {ID: 8, Place: slice(4), Compute: 1}}
+	want = []Do{RemoveSpec, DestroyCI, DestroyGI, Unstart, Unstart, DestroyCI, DestroyGI, DisableMIG, Clear}
+	plan := Decide(o)
+	if got := do(plan); !equal(got, want) || plan.Tasks[0].Actions[1].Key != "second" {
+		t.Errorf("released by %v, want %v", got, want)
+	}
+}
+
+func equal(a, b []Do) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i] != b[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// TestRefusedUnderGuard shows that a partition that somebody made in a place which the claim's process had seen empty is not
+// taken for the claim's, although an earlier record of the claim cannot be read.
+func TestRefusedUnderGuard(t *testing.T) {
+	r := wants(aPartition(0))
+	r.Phase, r.Parts[0].Mark = Preparing, Started
+	o := Observation{GPU: pci, Boot: boot, Records: []Record{r}, Guards: []Guard{{Claim: "u", Path: "/data/file", Remedy: "remove it"}}}
+	o.Hardware.MIG, o.Hardware.Instances = true, []Instance{{ID: 7, Place: slice(0), Compute: 1}}
+	o.Refused = &Refusal{Action: Action{Do: CreateGI, Claim: "u", GPU: pci, Key: "p", Place: slice(0)}, Err: gpu.ErrNoRoom}
+	plan := Decide(o)
+	if len(plan.Tasks) != 1 || !equal([]Do{MarkLost}, []Do{plan.Tasks[0].Actions[0].Do}) {
+		t.Fatalf("after the refusal: %+v", plan.Tasks)
+	}
+	o.Refused, o.Records[0].Parts[0].Mark = nil, Lost
+	plan = Decide(o)
+	if v, _ := plan.Verdict("u"); v.State != Refused || !errors.Is(v.Cause, partition.ErrForeign) {
+		t.Errorf("got %+v, want that a foreign instance is in its place", v)
+	}
+}
+
+// TestTakenOver shows that a release leaves the partition of another claim alone that a process made in the same place,
+// because it could not read the record of the first.
+func TestTakenOver(t *testing.T) {
+	released, ready := wants(aPartition(0)), wants(aPartition(0))
+	released.Phase, released.Calling, released.Parts[0].Mark = Releasing, false, Started
+	ready.Claim, ready.Phase, ready.Calling, ready.Parts[0].Mark = "o", Prepared, false, Started
+	o := Observation{GPU: pci, Boot: boot, Records: []Record{released, ready}}
+	o.Hardware.MIG, o.Hardware.Instances = true, []Instance{{ID: 7, Place: slice(0), Compute: 1}}
+	plan := Decide(o)
+	if len(plan.Tasks) == 0 || plan.Tasks[0].Claim != "u" || plan.Tasks[0].Aim != Release {
+		t.Fatalf("the claim is not released: %+v", plan.Tasks)
+	}
+	for _, a := range plan.Tasks[0].Actions {
+		if a.Do != RemoveSpec && a.Do != Clear {
+			t.Errorf("the release does more than to forget the claim: %+v", a)
+		}
+	}
+	o.Records = o.Records[:1]
+	if plan = Decide(o); len(plan.Tasks) == 0 || !slices.ContainsFunc(plan.Tasks[0].Actions, func(a Action) bool { return a.Do == DestroyGI }) {
+		t.Errorf("a partition that no other claim has stays: %+v", plan.Tasks)
+	}
+}
+
+// TestForeignInstances shows which instances without record are devices, and what is said about the others.
+func TestForeignInstances(t *testing.T) {
+	for name, test := range map[string]struct {
+		i      Instance
+		guards []Guard
+		device bool
+		says   string
+	}{
+		"whole":      {i: Instance{Compute: 1, Whole: true, UUID: "MIG-1"}, device: true},
+		"incomplete": {i: Instance{}, says: "it has no compute instance"},
+		"divided":    {i: Instance{Compute: 2}, says: "2 compute instances"},
+		"smaller":    {i: Instance{Compute: 1, UUID: "MIG-1"}, says: "only a part of its slices"},
+		"no UUID":    {i: Instance{Compute: 1, Whole: true}, says: "no UUID"},
+		"guarded":    {i: Instance{Compute: 1, Whole: true, UUID: "MIG-1"}, guards: []Guard{{Claim: "g", Path: "/data/file", Remedy: "remove it"}}, says: "/data/file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			test.i.ID, test.i.Place = 7, slice(4)
+			plan := Decide(Observation{GPU: pci, Boot: boot, Guards: test.guards, Hardware: Hardware{MIG: true, Instances: []Instance{test.i}}})
+			if got := len(plan.Static) == 1; got != test.device {
+				t.Errorf("a device: %t", got)
+			}
+			if !test.device && (plan.Statements[0].Reason != Occupied || !strings.Contains(plan.Statements[0].Text, test.says)) {
+				t.Errorf("got %+v, want %q", plan.Statements, test.says)
+			}
+		})
+	}
+}

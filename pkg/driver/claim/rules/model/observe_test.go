@@ -1,0 +1,193 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package model
+
+import (
+	"errors"
+
+	"github.com/partage-dev/partage/pkg/driver/claim/rules"
+)
+
+// moments are when the parts of an observation were read: it is not taken at one moment.
+type moments struct {
+	// Records is also when calls and tombstones were read, Instances when modes were.
+	Specs, Records, Instances, Sessions, Users *world
+}
+
+// at is an observation of one moment.
+func at(w *world) moments { return moments{w, w, w, w, w} }
+
+// between are the observations in the middle of which the world changes from one state to another. CDI specs come first.
+func between(w, later *world) []moments {
+	return []moments{{w, later, later, later, later}, {w, w, later, later, later}, {w, w, w, later, later}, {w, w, w, w, later}}
+}
+
+// Texts decide nothing.
+var (
+	errSlow    = errors.New("it is slow")
+	errHung    = errors.New("it hangs")
+	errLost    = errors.New("it is lost")
+	errAway    = errors.New("it is away")
+	errRefused = errors.New("the hardware has refused it")
+)
+
+// observe is what process p sees of a GPU.
+func (s *Scenario) observe(w moments, p int8, g int, o *rules.Observation) {
+	*o = rules.Observation{
+		GPU: gpuNames[g], Boot: boots[w.Records.Boot], Records: o.Records[:0], Guards: o.Guards[:0], Specs: o.Specs[:0],
+		Hardware: rules.Hardware{Instances: o.Hardware.Instances[:0]}, Sessions: o.Sessions[:0],
+	}
+	h := &o.Hardware
+	switch w.Instances.GPU[g].Health {
+	case slow:
+		h.Err = errSlow
+	case hung:
+		h.Err = errHung
+	case lost:
+		h.Err = errLost
+	default:
+		s.observeInstances(w.Instances, g, h)
+		s.observeUsers(w.Users, w.Records, g, h)
+		s.observeSessions(w.Sessions, g, o)
+	}
+	for c := range s.Claims {
+		s.observeDisk(w.Records, p, g, c, o)
+		// Also that of a claim elsewhere, if nothing explains it.
+		if r := w.Records; w.Specs.Specs[c].Exists && (s.has(c, int8(g)) || !r.Records[c].Exists && r.Guards[c] == 0 && r.calling(c, p) == 0) {
+			o.Specs = append(o.Specs, rules.Spec{Claim: claimNames[c]})
+		}
+	}
+}
+
+// observeDisk adds what the disk says of a claim, and what calls of this process want.
+func (s *Scenario) observeDisk(w *world, p int8, g, c int, o *rules.Observation) {
+	on := s.has(c, int8(g))
+	unreadable := p == 1 && s.Newer[c] && w.Records[c].Exists
+	if on && !unreadable {
+		s.records(w, p, c, o)
+	}
+	written := w.Guards[c]
+	if unreadable {
+		written = w.Records[c].Arrived
+	}
+	if on && (unreadable || written > 0) && !w.cleared(c, int8(g)) {
+		o.Guards = append(o.Guards, rules.Guard{Claim: claimNames[c], Released: w.Tombs[c] > written && (unreadable || !w.hasRecord(c)), Path: "file", Remedy: "remove it"})
+	}
+}
+
+func (s *Scenario) observeInstances(w *world, g int, h *rules.Hardware) {
+	gpu := &w.GPU[g]
+	h.MIG, h.Exclusive, h.IntervalLost = gpu.MIG, gpu.Exclusive, gpu.SliceLost
+	for i := range gpu.Instances {
+		if in := &gpu.Instances[i]; in.there() {
+			h.Instances = append(h.Instances, rules.Instance{ID: int(in.ID), Place: in.Place.real(), Compute: int(in.Compute), Whole: in.Compute == 1, UUID: "MIG"})
+		}
+	}
+}
+
+func (s *Scenario) observeSessions(w *world, g int, o *rules.Observation) {
+	o.Shareable = true
+	if w.Away {
+		o.Unsupervised = errAway
+		return
+	}
+	for id, limit := range w.Sessions {
+		if limit > 0 && s.sessionOn(int8(id+1), int8(g)) {
+			one := rules.Session{ID: sessionNames[id], Running: true}
+			one.Demand.Percent = int(limit)
+			o.Sessions = append(o.Sessions, one)
+		}
+	}
+}
+
+// observeUsers finds the processes that no record explains, as the records were read.
+func (s *Scenario) observeUsers(w, read *world, g int, h *rules.Hardware) {
+	h.Users = s.users(w, read, g, undivided)
+	if w.GPU[g].Intruder != nobody {
+		h.Users = "a process of no claim"
+	}
+	gpu := &w.GPU[g]
+	for i := range gpu.Instances {
+		in := &gpu.Instances[i]
+		if !in.there() {
+			continue
+		}
+		if users := s.users(w, read, g, in.Place); users != "" {
+			if h.InstanceUsers == nil {
+				h.InstanceUsers = map[int]string{}
+			}
+			h.InstanceUsers[int(in.ID)] = users
+		}
+	}
+}
+
+// users are the processes in a place that no record explains: those of claims that are prepared are theirs.
+func (s *Scenario) users(w, read *world, g int, at place) string {
+	for c := range s.Claims {
+		if !w.holds(c) || !s.any(c, int8(g), func(_ int, p *device) bool { return !p.Admin && p.Place == at }) {
+			continue
+		}
+		r := &read.Records[c]
+		if !r.Exists || r.Boot != read.Boot || r.Phase != rules.Prepared || read.releasing(c, 0) {
+			return "a process"
+		}
+	}
+	return ""
+}
+
+func (s *Scenario) sessionOn(id, g int8) bool {
+	for c := range s.Claims {
+		if s.any(c, g, func(_ int, p *device) bool { return p.Session == id }) {
+			return true
+		}
+	}
+	return false
+}
+
+// records adds what the disk says of a claim, and what calls of this process want.
+func (s *Scenario) records(w *world, p int8, c int, o *rules.Observation) {
+	r := &w.Records[c]
+	own := w.calling(c, p)
+	if r.Exists && (r.Boot == w.Boot || own == 0) {
+		record := rules.Record{Claim: claimNames[c], Name: string(claimNames[c]), Boot: boots[r.Boot], Phase: r.Phase, Parts: s.parts(c, r)}
+		youngest := w.calling(c, 0)
+		record.Calling = youngest > 0
+		record.Outdated = youngest > r.Arrived
+		if w.releasing(c, p) {
+			record.Phase = rules.Releasing
+		}
+		o.Records = append(o.Records, record)
+		if record.Phase != rules.Releasing {
+			return
+		}
+	}
+	if own > 0 {
+		o.Records = append(o.Records, rules.Record{
+			Claim: claimNames[c], Name: string(claimNames[c]), Boot: boots[w.Boot], Phase: rules.Wanted, Calling: true, Parts: s.parts(c, &recordState{}),
+		})
+	}
+}
+
+func (s *Scenario) parts(c int, r *recordState) []rules.Part {
+	all := make([]rules.Part, len(s.Claims[c]))
+	for i := range all {
+		d := &s.Claims[c][i]
+		p := rules.Part{
+			Key: partNames[i], Device: deviceName(d), GPU: gpuNames[d.GPU], Kind: d.Kind, Place: d.Place.real(), Shared: d.Shared, Admin: d.Admin,
+			Clients: int(d.Clients), Divisible: true, Dynamic: !d.Fixed, Own: d.Own, Interval: intervals[d.Slice], Mark: r.Marks[i], InstanceID: rules.NoInstance,
+		}
+		if p.Mark != rules.Untouched {
+			p.Interval = intervals[r.Slices[i]]
+		}
+		p.Demand.Percent = int(d.Limit)
+		if d.Session != none {
+			p.Session = sessionNames[d.Session-1]
+		}
+		if d.Place != undivided && r.Made[i] > 0 {
+			p.InstanceID = int(r.Made[i])
+		}
+		all[i] = p
+	}
+	return all
+}

@@ -1,0 +1,126 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rules
+
+import (
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/device"
+)
+
+// UsersOf says who uses what a claim alone has on the GPU, or nothing. Those on a device of which other claims have shares may be
+// theirs, and those on what it only observes anybody's.
+func (o *Observation) UsersOf(claim types.UID) (users string, own bool) {
+	for _, p := range o.held(func(p part) bool { return p.of.Claim == claim && len(p.others()) == 0 }) {
+		if own = true; users == "" && p.users() != "" {
+			users = p.Device + ": " + p.users()
+		}
+	}
+	return users, own
+}
+
+// survey says what the GPU shows that belongs to no claim.
+func (d *decision) survey() {
+	instances, sessions := d.surveyInstances(), d.surveySessions()
+	clear := instances && sessions
+	isUsed := func(p part) bool { return p.of.Phase == Prepared && p.Place == Undivided }
+	if users := d.Hardware.Users; users != "" && len(d.started(isUsed)) == 0 {
+		clear = false
+		d.say(Statement{Reason: UsedByOthers, Text: "GPU " + d.GPU + ": processes that no claim explains use it: " + users})
+	}
+	for i := range d.Guards {
+		g := &d.Guards[i]
+		d.say(Statement{Claim: g.Claim, Reason: RecordUnreadable, Text: "this GPU may be used by " + g.owner()})
+		if r := d.record(g.Claim); !g.Released || !clear || r != nil && r.Boot == d.Boot {
+			continue
+		}
+		t := Task{Claim: g.Claim, Aim: Unguard, Actions: []Action{d.action(ClearGuard, g.Claim)}}
+		// What cannot be seen is taken back before: a time slice. MIG mode leaves a GPU none.
+		if !d.Hardware.MIG && len(d.started(func(p part) bool { return p.Interval != "" })) == 0 {
+			t.Actions = append([]Action{d.action(ResetInterval, g.Claim)}, t.Actions...)
+		}
+		d.plan.Tasks = append(d.plan.Tasks, t)
+	}
+}
+
+// surveyInstances reports whether every instance has a record.
+func (d *decision) surveyInstances() (clear bool) {
+	clear = true
+	for _, i := range d.Hardware.Instances {
+		has := func(kind Kind) bool {
+			return len(d.started(func(p part) bool { return p.Place == i.Place && p.Kind == kind })) > 0
+		}
+		taken := has(Static)
+		switch {
+		case has(Partition):
+			continue
+		case i.isComplete() && (taken || len(d.Guards) == 0):
+			d.plan.Static = append(d.plan.Static, device.Static{PCIAddress: d.GPU, ProfileID: i.Place.ProfileID, Placement: i.Place.Placement, UUID: i.UUID})
+			if users := d.Hardware.InstanceUsers[i.ID]; users != "" && !taken {
+				d.say(Statement{Place: i.Place, Reason: UsedByOthers, Text: "GPU " + d.GPU + ": processes that no claim explains use the partition: " + users})
+			}
+		default:
+			d.say(Statement{Place: i.Place, Reason: Occupied, Text: fmt.Sprintf("GPU %s: GPU instance %d (profile %d, placement %d:%d) has no record and is left alone: %s",
+				d.GPU, i.ID, i.Place.ProfileID, i.Place.Start, i.Place.Size, d.advice(i))})
+		}
+		clear = clear && taken
+	}
+	// The partitions of others that claims have and that do not exist any more, or not yet again.
+	for _, p := range d.held(func(p part) bool { return p.Kind == Static && !d.at(p.Place).isComplete() }) {
+		d.plan.Static = append(d.plan.Static, device.Static{PCIAddress: d.GPU, ProfileID: p.Place.ProfileID, Placement: p.Place.Placement, UUID: p.UUID, Gone: true})
+	}
+	return clear
+}
+
+// isComplete reports whether there is an instance that can be allocated.
+func (i *Instance) isComplete() bool { return i != nil && i.Compute == 1 && i.Whole && i.UUID != "" }
+
+// advice says why an instance without record is not a device, and what helps.
+func (d *decision) advice(i Instance) string {
+	switch {
+	case len(d.Guards) > 0:
+		return "it may be that of " + d.Guards[0].owner()
+	case i.Compute == 0:
+		return "somebody else, or a driver that was killed, made it and it has no compute instance. " +
+			"Remove it with nvidia-smi mig -dgi, or give it a compute instance with nvidia-smi mig -cci"
+	case i.Compute > 1:
+		return fmt.Sprintf("it is divided into %d compute instances, which cannot be allocated", i.Compute)
+	case !i.Whole:
+		return "its compute instance has only a part of its slices, which cannot be allocated as a partition. " +
+			"Remove both with nvidia-smi mig -dci and -dgi, or give it the whole instance"
+	}
+	return "its MIG device has no UUID"
+}
+
+// surveySessions ends the sessions that no record names, and reports whether nothing of them is left that has to stay. It
+// also says which of the others are not well, and whether there can be any.
+func (d *decision) surveySessions() (clear bool) {
+	stray := d.Hardware.Exclusive && !d.named("") // a compute mode that no record explains
+	clear = !stray && !d.Hardware.ModeUnknown && (d.Unsupervised == nil || !d.Shareable)
+	if d.Unsupervised != nil {
+		d.say(Statement{Reason: Unsupervised, Text: d.Unsupervised.Error()})
+	}
+	for _, s := range d.Sessions {
+		if parts := d.started(func(p part) bool { return p.Session == s.ID }); len(parts) > 0 {
+			if s.Unwell != "" {
+				d.say(Statement{Place: parts[0].Place, Reason: SessionUnwell, Text: s.Unwell})
+			}
+			continue
+		}
+		clear = clear && len(d.Guards) == 0
+		if g := find(d.Guards, func(g *Guard) bool { return !g.Released }); g != nil {
+			d.say(Statement{Reason: ReleasePending, Device: s.ID, Text: fmt.Sprintf("MPS session %s may be that of %s", s.ID, g.owner())})
+			continue
+		}
+		// The modes come first: nothing says that they were the session's once it is gone.
+		stop := Task{Aim: Repair, With: s.GPUs, Final: []Action{{Do: StopSession, GPU: d.GPU, Session: s.ID}}}
+		if stray {
+			stop.Actions = []Action{{Do: SetDefault, GPU: d.GPU, Session: s.ID}}
+		}
+		d.plan.Tasks = append(d.plan.Tasks, stop)
+	}
+	return clear
+}

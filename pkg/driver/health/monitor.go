@@ -1,0 +1,340 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package health
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/pkg/util/logchange"
+	"github.com/partage-dev/partage/pkg/util/panics"
+)
+
+// Hardware is what is asked about GPUs. A GPU that hangs delays no call on another.
+type Hardware interface {
+	// Events returns what the driver reports, until ctx ends; then it closes the channel.
+	Events(ctx context.Context) <-chan gpu.Event
+	// Unmonitored returns why the events of a GPU are not received, or nil.
+	Unmonitored(pciAddress string) error
+	// Health reads what a GPU says of itself. With an error parts of it may be missing.
+	Health(ctx context.Context, pciAddress string) (gpu.Health, error)
+	// MIGState reads which partitions a GPU has.
+	MIGState(ctx context.Context, pciAddress string) (gpu.MIGState, error)
+	// FabricPending is that of Health, but in any MIG mode.
+	FabricPending(ctx context.Context, pciAddress string) (string, error)
+}
+
+// ProgramError is an error of a program on a GPU. The GPU is in order.
+type ProgramError struct {
+	PCIAddress string
+	// Place is the partition on which the program runs, or nil if it is on all of the GPU.
+	Place *gpu.Placement
+	// Text says what it was, and what to do about it.
+	Text string
+}
+
+// Hold says that something is over, and that the GPU is held back because it was not for the
+// first time.
+type Hold struct {
+	PCIAddress string
+	Reason     device.Reason
+	// Earlier is how often it was before, Until when it counts as over if it does not happen
+	// again.
+	Earlier int
+	Until   time.Time
+}
+
+// Options are mandatory except where a comment says otherwise.
+type Options struct {
+	Hardware Hardware
+	// DataDir is where the history is kept, BootID that of this boot of the machine.
+	DataDir, BootID string
+	// Interval is the time between two readings of a GPU.
+	Interval time.Duration
+	// Changed is called when the conditions may have changed.
+	Changed func()
+	// Report is called for errors of programs, seldom for the same. Optional.
+	Report func(ctx context.Context, e ProgramError)
+	// HeldBack is called when a GPU works again and is not offered yet. Optional.
+	HeldBack func(ctx context.Context, h Hold)
+	// ObserveEvent is called for every event of a GPU in order. Optional.
+	ObserveEvent func(e gpu.Event)
+	// ObserveHealth is called for every reading of a GPU. With an error parts of it may be
+	// missing. Optional.
+	ObserveHealth func(pciAddress string, h gpu.Health, err error)
+}
+
+const (
+	// placeLimit is how long the look at the partitions may take for which an event is. It is
+	// not known which one it is if it takes longer.
+	placeLimit = 5 * time.Second
+	// hungAfter is after how long a reading that does not return is a fault. It is longer than
+	// what the hardware takes for a call that hangs.
+	hungAfter = time.Minute
+	// readPause is how long a GPU is left alone after a reading: programs may cause as many
+	// events as they like.
+	readPause = time.Second
+	// queueLength is how many different events of a GPU may wait.
+	queueLength = 256
+	// reportEvery is how often the same error of programs is reported.
+	reportEvery = 5 * time.Minute
+)
+
+// Monitor follows the GPUs of a node. All methods may be called concurrently.
+type Monitor struct {
+	o       Options
+	history history
+
+	mu       sync.Mutex
+	judge    *judge
+	reaction policy.Health
+	watches  map[string]*watch
+	run      func(*watch)
+	reported map[string]time.Time
+
+	// saving orders writes of the history.
+	saving         sync.Mutex
+	historyProblem logchange.Problem
+	panics         panics.Repeated
+}
+
+// watch is what is done about one GPU.
+type watch struct {
+	pci string
+	// stop is nil before Run.
+	stop context.CancelFunc
+	// events are those that wait, each kind once and without its times, and waiting the last one
+	// of each.
+	events  chan gpu.Event
+	waiting map[gpu.Event]gpu.Event
+	// readNow asks for a reading.
+	readNow chan struct{}
+	// reading is since when a reading is in progress, or zero.
+	reading time.Time
+}
+
+// New reads the history. Nothing is followed before Run and Follow are called.
+func New(o Options) *Monitor {
+	m := &Monitor{
+		o: o, history: history{path: filepath.Join(o.DataDir, FileName), bootID: o.BootID},
+		judge: newJudge(), reaction: policy.Builtin().Health, watches: map[string]*watch{}, reported: map[string]time.Time{},
+	}
+	gpus, err := m.history.read(time.Now())
+	if err != nil {
+		klog.Background().Error(err, "What was wrong with GPUs before is not known")
+	}
+	m.judge.gpus = gpus
+	return m
+}
+
+// Run follows the GPUs until ctx ends.
+func (m *Monitor) Run(ctx context.Context) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	m.mu.Lock()
+	m.run = func(w *watch) {
+		ctx, stop := context.WithCancel(ctx)
+		w.stop = stop
+		running.Go(func() { m.readAgainAndAgain(ctx, w) })
+		running.Go(func() { m.handleEvents(ctx, w) })
+	}
+	for _, w := range m.watches {
+		m.run(w)
+	}
+	m.mu.Unlock()
+	running.Go(func() { m.watchdog(ctx) })
+	for e := range m.o.Hardware.Events(ctx) {
+		m.receive(ctx, e)
+	}
+	<-ctx.Done()
+	m.mu.Lock()
+	m.run = nil
+	m.mu.Unlock()
+}
+
+// Follow says which GPUs there are, by PCI address and UUID, and how to react.
+func (m *Monitor) Follow(uuids map[string]string, reaction policy.Health) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.reaction = reaction
+	for pci, uuid := range uuids {
+		m.judge.follow(pci, uuid)
+		if m.watches[pci] != nil {
+			continue
+		}
+		w := &watch{pci: pci, events: make(chan gpu.Event, queueLength), waiting: map[gpu.Event]gpu.Event{}, readNow: make(chan struct{}, 1)}
+		m.watches[pci] = w
+		if m.run != nil {
+			m.run(w)
+		}
+	}
+	for pci, w := range m.watches {
+		if _, still := uuids[pci]; !still {
+			if w.stop != nil {
+				w.stop()
+			}
+			delete(m.watches, pci)
+		}
+	}
+}
+
+// Conditions returns what is wrong with the GPUs that are followed.
+func (m *Monitor) Conditions() []device.Condition {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.DeleteFunc(m.judge.conditions(&m.reaction), func(c device.Condition) bool { return m.watches[c.PCIAddress] == nil })
+}
+
+// change lets the judge work, writes down what has become of it, and says if the conditions
+// may be others.
+func (m *Monitor) change(ctx context.Context, do func(j *judge)) {
+	m.mu.Lock()
+	do(m.judge)
+	changed, touched, held := m.judge.changed, m.judge.touched, m.judge.held
+	m.judge.changed, m.judge.held = false, nil
+	m.mu.Unlock()
+	if changed || touched {
+		m.save(ctx)
+	}
+	if changed && m.o.Changed != nil {
+		m.o.Changed()
+	}
+	for _, h := range held {
+		if m.o.HeldBack != nil {
+			m.o.HeldBack(ctx, h)
+		}
+	}
+}
+
+// save writes down what is known now, and not what was known when it was asked for: several
+// goroutines do.
+func (m *Monitor) save(ctx context.Context) {
+	m.saving.Lock()
+	defer m.saving.Unlock()
+	m.mu.Lock()
+	data, err := m.history.encode(m.judge.gpus)
+	m.judge.touched = false
+	m.mu.Unlock()
+	written := false
+	if err == nil {
+		written, err = m.history.write(data)
+	}
+	if !written {
+		m.mu.Lock()
+		m.judge.touched = true // the next reading tries again
+		m.mu.Unlock()
+	}
+	m.historyProblem.Log(ctx, err, "After a restart it will not be known what is wrong with GPUs", "It is written down again what is wrong with GPUs")
+}
+
+// readAgainAndAgain reads one GPU until ctx ends.
+func (m *Monitor) readAgainAndAgain(ctx context.Context, w *watch) {
+	ticker := time.NewTicker(m.o.Interval)
+	defer ticker.Stop()
+	for ctx.Err() == nil {
+		m.readSafely(ctx, w)
+		select {
+		case <-ctx.Done():
+		case <-time.After(min(readPause, m.o.Interval)):
+		}
+		select {
+		case <-ctx.Done():
+		case <-ticker.C:
+		case <-w.readNow:
+		}
+	}
+}
+
+func (m *Monitor) readSafely(ctx context.Context, w *watch) {
+	var err error
+	defer m.panics.Recover(ctx, &err)
+	now := reading{Began: time.Now()}
+	m.setReading(w, now.Began)
+	defer m.setReading(w, time.Time{})
+	now.Health, now.Err = m.o.Hardware.Health(ctx, w.pci)
+	now.Unmonitored = m.o.Hardware.Unmonitored(w.pci)
+	m.readFabric(ctx, w.pci, &now)
+	if ctx.Err() != nil {
+		// It was not the GPU that gave up.
+		return
+	}
+	now.Ended = time.Now()
+	if m.o.ObserveHealth != nil {
+		m.o.ObserveHealth(w.pci, now.Health, now.Err)
+	}
+	instances, known := m.instances(ctx, w.pci)
+	m.change(ctx, func(j *judge) {
+		j.read(w.pci, now)
+		if known {
+			j.alive(w.pci, instances, now.Began)
+		}
+		j.settle(w.pci, m.reaction.QuietPeriod, now.Ended)
+	})
+}
+
+// readFabric asks for the state of the fabric where something depends on it and Health does not say
+// it: in MIG mode. With partitions the driver does not register the GPU, so that its state says nothing.
+func (m *Monitor) readFabric(ctx context.Context, pciAddress string, now *reading) {
+	m.mu.Lock()
+	needed := m.judge.watchesFabric(pciAddress)
+	m.mu.Unlock()
+	if !needed || now.Err != nil {
+		return
+	}
+	state, err := m.o.Hardware.MIGState(ctx, pciAddress)
+	if err == nil && state.Enabled && len(state.Instances) == 0 {
+		now.Health.FabricPending, err = m.o.Hardware.FabricPending(ctx, pciAddress)
+	}
+	now.FabricNotAsked = err != nil || len(state.Instances) > 0
+}
+
+// instances reads the partitions of a GPU if something is wrong with one of them.
+func (m *Monitor) instances(ctx context.Context, pciAddress string) ([]gpu.Instance, bool) {
+	m.mu.Lock()
+	needed := m.judge.hasPartitionFaults(pciAddress)
+	m.mu.Unlock()
+	if !needed {
+		return nil, false
+	}
+	state, err := m.o.Hardware.MIGState(ctx, pciAddress)
+	return state.Instances, err == nil
+}
+
+func (m *Monitor) setReading(w *watch, since time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w.reading = since
+}
+
+// watchdog finds readings that do not return although they should.
+func (m *Monitor) watchdog(ctx context.Context) {
+	ticker := time.NewTicker(m.o.Interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		m.change(ctx, func(j *judge) {
+			now := time.Now()
+			for pci, w := range m.watches {
+				if !w.reading.IsZero() && now.Sub(w.reading) > hungAfter {
+					j.read(pci, reading{Began: w.reading, Ended: now, Err: errHungReading})
+				}
+			}
+		})
+	}
+}
+
+var errHungReading = fmt.Errorf("reading its health takes longer than %s: %w", hungAfter, gpu.ErrHung)

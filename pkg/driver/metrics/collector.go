@@ -1,0 +1,260 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/driver/usage"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/policy"
+)
+
+// collector makes the metrics that follow from what is known now.
+type collector struct{ *Metrics }
+
+// collected are their definitions.
+var collected = []Definition{
+	claimInfo, claimPod, claimMemoryUsed, claimMemoryPeak, claimMemoryLimit, claimMemoryRequested, claimUtilization, claimProcesses,
+	claimThrottled, claimIdle, gpuInfo, gpuHealthy, gpuCondition, gpuXIDs, gpuRole, gpuMemory, gpuMemoryAllocatable, gpuMemoryAllocated,
+	gpuMemoryUsed, gpuMemoryUnattributed, gpuUtilization, gpuThrottled, gpuTemperature, gpuPower, gpuNVLinkSent, gpuNVLinkReceived,
+	gpuPCIeSent, gpuPCIeReceived, gpuSampled, gpuMemorySlice, devices,
+	journalRecords, mpsServers, draPrepared,
+}
+
+// descs are made once.
+var descs = func() map[string]*prometheus.Desc {
+	all := map[string]*prometheus.Desc{}
+	for _, d := range collected {
+		all[d.Name] = d.desc()
+	}
+	return all
+}()
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range collected {
+		out <- descs[d.Name]
+	}
+}
+
+// emitter sends metrics. One that is there already is left out, since it would spoil all
+// others: two claims of one name may be on the node for a moment.
+type emitter struct {
+	out  chan<- prometheus.Metric
+	seen map[string]bool
+}
+
+func (e *emitter) emit(d Definition, value float64, labels ...string) {
+	for i := range labels {
+		// What hardware says of itself may be anything. The registry refuses what is no text, at each scrape.
+		labels[i] = strings.ToValidUTF8(labels[i], "\uFFFD")
+	}
+	key := d.Name + "\x00" + strings.Join(labels, "\x00")
+	if e.seen[key] {
+		return
+	}
+	e.seen[key] = true
+	kind := prometheus.GaugeValue
+	if d.Type == Counter {
+		kind = prometheus.CounterValue
+	}
+	e.out <- prometheus.MustNewConstMetric(descs[d.Name], kind, value, labels...)
+}
+
+func (e *emitter) flag(d Definition, value bool, labels ...string) {
+	if value {
+		e.emit(d, 1, labels...)
+		return
+	}
+	e.emit(d, 0, labels...)
+}
+
+// scene is what is known when metrics are asked for.
+type scene struct {
+	usage.Snapshot
+
+	driver, node string
+	gpus         []device.Summary
+	status       device.Status
+	health       map[string]gpu.Health
+	xids         map[xidKey]uint64
+	serious      []uint64
+}
+
+func (m *Metrics) scene() *scene {
+	s := &scene{driver: m.o.Driver, node: m.o.Node, serious: m.o.XIDs}
+	if m.o.Usage != nil {
+		s.Snapshot = m.o.Usage()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s.gpus, s.status, s.health, s.xids = m.gpus, m.status, maps.Clone(m.health), maps.Clone(m.xids)
+	return s
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(out chan<- prometheus.Metric) {
+	e := &emitter{out: out, seen: map[string]bool{}}
+	s := c.scene()
+	for i := range s.Claims {
+		s.claim(e, &s.Claims[i])
+	}
+	for i := range s.gpus {
+		s.gpu(e, &s.gpus[i])
+	}
+	s.xidErrors(e)
+	for state, records := range s.Records {
+		e.emit(journalRecords, float64(records), state)
+	}
+	if s.Sessions != nil {
+		for _, phase := range []mps.Phase{mps.Starting, mps.Running, mps.Faulted, mps.Failed} {
+			e.emit(mpsServers, float64(s.Sessions[phase]), string(phase))
+		}
+	}
+	prepared := map[device.Kind]int{}
+	for i := range s.Claims {
+		prepared[s.Claims[i].Kind]++
+	}
+	for _, kind := range []device.Kind{device.Whole, device.Partition, device.MPS, device.TimeSlice} {
+		e.emit(draPrepared, float64(prepared[kind]), s.node, s.driver, string(kind))
+	}
+}
+
+func (s *scene) claim(e *emitter, c *usage.Claim) {
+	profile, instance := "", ""
+	if c.Partition != nil {
+		profile, instance = c.Partition.Profile, strconv.Itoa(c.Partition.InstanceID)
+	}
+	labels := []string{c.Claim.Namespace, c.Claim.Name, c.Device, c.UUID, string(c.Kind), profile}
+	pod := ""
+	if len(c.Pods) == 1 {
+		pod = c.Pods[0]
+	}
+	e.emit(claimInfo, 1, append(slices.Clone(labels), pod, c.PCIAddress, s.uuidOf(c.PCIAddress), instance, string(c.Claim.UID))...)
+	for _, pod := range c.Pods {
+		e.emit(claimPod, 1, c.Claim.Namespace, c.Claim.Name, pod)
+	}
+	bytes := func(d Definition, n *uint64) {
+		if n != nil {
+			e.emit(d, float64(*n), labels...)
+		}
+	}
+	bytes(claimMemoryUsed, c.MemoryBytes)
+	bytes(claimMemoryPeak, c.PeakBytes)
+	if c.MemoryLimitBytes > 0 {
+		e.emit(claimMemoryLimit, float64(c.MemoryLimitBytes), labels...)
+	}
+	if c.RequestedBytes != nil {
+		e.emit(claimMemoryRequested, float64(*c.RequestedBytes), labels...)
+	}
+	if c.Utilization != nil {
+		e.emit(claimUtilization, *c.Utilization, labels...)
+	}
+	if c.Processes != nil {
+		e.emit(claimProcesses, float64(*c.Processes), labels...)
+	}
+	if c.Idle != nil {
+		e.emit(claimIdle, c.Idle.Seconds(), labels...)
+	}
+	if health, ok := s.health[c.PCIAddress]; ok {
+		e.flag(claimThrottled, len(health.Throttling) > 0, labels...)
+	}
+}
+
+// uuidOf is that of a GPU.
+func (s *scene) uuidOf(pciAddress string) string {
+	for i := range s.gpus {
+		if s.gpus[i].GPU.PCIAddress == pciAddress {
+			return s.gpus[i].GPU.UUID
+		}
+	}
+	return ""
+}
+
+func (s *scene) gpu(e *emitter, g *device.Summary) {
+	address := g.GPU.PCIAddress
+	e.emit(gpuInfo, 1, address, g.GPU.UUID, g.GPU.ProductName, g.GPU.Architecture, g.DriverVersion)
+	e.emit(gpuMemory, float64(g.GPU.Resources.MemoryBytes), address)
+	e.emit(gpuMemoryAllocatable, float64(g.AllocatableBytes), address)
+	on := occupancyOf(s, g)
+	e.emit(gpuMemoryAllocated, float64(on.allocated), address)
+	e.emit(gpuRole, 1, address, on.role)
+	on.slices(e)
+	on.devices(e)
+	healthy := true
+	for _, c := range s.status.Conditions {
+		if c.PCIAddress != address {
+			continue
+		}
+		e.emit(gpuCondition, 1, address, string(c.Reason), string(c.EffectInForce()))
+		healthy = healthy && !unhealthy(c)
+	}
+	e.flag(gpuHealthy, healthy, address)
+	if health, ok := s.health[address]; ok {
+		for _, reason := range []gpu.Throttling{gpu.ThrottlingHardwareThermal, gpu.ThrottlingSoftwareThermal, gpu.ThrottlingPowerBrake} {
+			e.flag(gpuThrottled, slices.Contains(health.Throttling, reason), address, string(reason))
+		}
+		if health.Temperature != nil {
+			e.emit(gpuTemperature, float64(*health.Temperature), address)
+		}
+	}
+	s.gpuUsage(e, address)
+}
+
+func (s *scene) gpuUsage(e *emitter, address string) {
+	used, known := s.GPUs[address]
+	if !known || used.Sampled.IsZero() {
+		return
+	}
+	e.emit(gpuSampled, float64(used.Sampled.UnixMilli())/float64(time.Second/time.Millisecond), address)
+	if used.Usage == nil {
+		return
+	}
+	e.emit(gpuMemoryUsed, float64(used.Usage.Memory.UsedBytes), address)
+	e.emit(gpuMemoryUnattributed, float64(used.UnattributedBytes), address)
+	if used.Usage.Utilization != nil {
+		e.emit(gpuUtilization, *used.Usage.Utilization, address)
+	}
+	if used.Usage.PowerWatts != nil {
+		e.emit(gpuPower, *used.Usage.PowerWatts, address)
+	}
+	for _, of := range []struct {
+		traffic        *gpu.Traffic
+		sent, received Definition
+	}{{used.Usage.NVLink, gpuNVLinkSent, gpuNVLinkReceived}, {used.Usage.PCIe, gpuPCIeSent, gpuPCIeReceived}} {
+		if of.traffic != nil {
+			e.emit(of.sent, float64(of.traffic.Sent), address)
+			e.emit(of.received, float64(of.traffic.Received), address)
+		}
+	}
+}
+
+func (s *scene) xidErrors(e *emitter) {
+	for key, n := range s.xids {
+		e.emit(gpuXIDs, float64(n), key.pciAddress, strconv.FormatUint(key.xid, 10))
+	}
+	for i := range s.gpus {
+		for _, xid := range s.serious {
+			e.emit(gpuXIDs, 0, s.gpus[i].GPU.PCIAddress, strconv.FormatUint(xid, 10))
+		}
+	}
+}
+
+// inUse are the reasons for which somebody has something of a GPU that is in order.
+var inUse = []device.Reason{device.Occupied, device.ReleasePending, device.ForeignClaim}
+
+// unhealthy reports whether a condition is about all of the GPU and about its health: that
+// somebody uses it, or will in a moment not any more, is not.
+func unhealthy(c device.Condition) bool {
+	return c.Where == nil && c.Kind == "" && c.EffectInForce() != policy.EffectNone && !slices.Contains(inUse, c.Reason)
+}

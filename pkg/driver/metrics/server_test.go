@@ -1,0 +1,135 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+)
+
+// from opens a connection from another address of this machine.
+func from(t *testing.T, host, to string) net.Conn {
+	t.Helper()
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(host)}}
+	conn, err := dialer.DialContext(t.Context(), "tcp", to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// ask sends a request, and does not read the answer.
+func ask(t *testing.T, conn net.Conn) {
+	t.Helper()
+	if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\n\r\n", Path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// serving serves metrics with so many bytes, and returns the address. They are one series: a scrape takes little time.
+func serving(t *testing.T, bytes int) (address string) {
+	t.Helper()
+	m := New(Options{})
+	m.neighbours.WithLabelValues(strings.Repeat("x", bytes)).Set(1)
+	return serveFrom(t, m.registry)
+}
+
+func serveFrom(t *testing.T, from prometheus.Gatherer) (address string) {
+	t.Helper()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(serve(context.WithoutCancel(t.Context()), listener, Path, from))
+	return listener.Addr().String()
+}
+
+// TestOneClientKeepsNobodyOut: a client with many connections, each of which asks for more than it reads, is in nobody's way.
+func TestOneClientKeepsNobodyOut(t *testing.T) {
+	t.Parallel()
+	address := serving(t, 8<<20) // more than sockets take
+	for range 4 * maxConnections {
+		conn := from(t, "127.0.0.2", address)
+		if tcp, is := conn.(*net.TCPConn); !is || tcp.SetReadBuffer(1) != nil {
+			t.Fatal("the buffer cannot be made small")
+		}
+		_, _ = fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\n\r\n", Path) // it may be closed already
+	}
+	for range 3 {
+		conn := from(t, "127.0.0.3", address)
+		ask(t, conn)
+		if err := conn.SetReadDeadline(time.Now().Add(answerTime / 3)); err != nil {
+			t.Fatal(err)
+		}
+		response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatalf("another client has no answer: %v", err)
+		}
+		_ = response.Body.Close()
+		if response.StatusCode != http.StatusOK || !strings.HasPrefix(response.Header.Get("Content-Type"), "text/plain") {
+			t.Errorf("another client gets %s", response.Status)
+		}
+	}
+}
+
+// TestScrapesInTurns: an address that asks all the time, on as many connections as it may have, has only its turns.
+func TestScrapesInTurns(t *testing.T) {
+	t.Parallel()
+	address := serving(t, 1<<20)
+	for range maxOfOne {
+		conn := from(t, "127.0.0.2", address)
+		go func() { _, _ = io.Copy(io.Discard, conn) }()
+		go func() {
+			for err := error(nil); err == nil; { // requests in a row, without waiting for answers
+				_, err = fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\n\r\n", Path)
+			}
+		}()
+	}
+	for range 20 {
+		if status := statusOf(t, from(t, "127.0.0.3", address)); status != http.StatusOK {
+			t.Fatalf("another client gets %d", status)
+		}
+	}
+}
+
+// statusOf asks and returns the status of an answer.
+func statusOf(t *testing.T, conn net.Conn) (status int) {
+	t.Helper()
+	ask(t, conn)
+	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = response.Body.Close()
+	_ = conn.Close()
+	return response.StatusCode
+}
+
+// TestScrapeAfterPanic: a scrape that has ended badly keeps its turn from nobody.
+func TestScrapeAfterPanic(t *testing.T) {
+	t.Parallel()
+	var once sync.Once
+	address := serveFrom(t, prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
+		once.Do(func() { panic("a defect") })
+		return nil, nil
+	}))
+	first := from(t, "127.0.0.1", address)
+	ask(t, first)
+	_, _ = io.Copy(io.Discard, first)
+	if status := statusOf(t, from(t, "127.0.0.1", address)); status != http.StatusOK {
+		t.Errorf("after a panic: %d", status)
+	}
+}

@@ -1,0 +1,230 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package claimstatus keeps status.devices of ResourceClaims: what the driver says about the
+// devices that the claims of this node have prepared.
+//
+// The driver's entries are written by server-side apply, so that those of other drivers and
+// the rest of the status stay as they are. Nothing waits for it: it can be behind, and it
+// catches up. Per claim and change there is one request.
+//
+// Nobody removes the entries of a claim that is released: when no pod reserves it any more,
+// Kubernetes' controller takes away its allocation (syncClaim in pkg/controller/resourceclaim), and
+// with that the API server drops them (dropDeallocatedStatusDevices in
+// pkg/registry/resource/resourceclaim/strategy.go). Read in 1.37.1; API servers of 1.35.4, 1.36.4 and 1.37.1 were seen to do it.
+//
+//	writer.go  when something is written, and the requests
+//	entry.go   how what there is to say about a claim differs from what is stored
+package claimstatus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/driver/claim"
+	"github.com/partage-dev/partage/pkg/util/logchange"
+)
+
+// FieldManager owns the driver's entries, whichever instance or version of it wrote them.
+const FieldManager = "partage-gpu-kubelet-plugin"
+
+const (
+	// firstRetry and lastRetry are the pauses after failures about one claim.
+	firstRetry, lastRetry = time.Second, 10 * time.Minute
+	// refusedPause is for how long nothing is written in a cluster that has never let the driver write.
+	refusedPause = 30 * time.Minute
+	// recheckInterval is how long what the API server has is believed, less up to
+	// recheckJitter: somebody may have changed it.
+	recheckInterval, recheckJitter = time.Hour, 10 * time.Minute
+	// requestTime bounds one request.
+	requestTime = 10 * time.Second
+)
+
+var (
+	errRefused = errors.New("the driver lacks a permission, or the cluster a feature gate")
+	errDropped = errors.New("the API server does not store status.devices: its feature gate DRAResourceClaimDeviceStatus is off")
+)
+
+// Options are all mandatory.
+type Options struct {
+	DriverName string
+	// Client has a budget of its own: nothing that pods wait for is to wait for this.
+	Client kubernetes.Interface
+	// Newest reports whether no newer instance of the plugin runs on this node, which would write.
+	Newest func() bool
+}
+
+// Writer brings the status of claims to what Set was told last.
+type Writer struct {
+	Options
+	// queue has the claims about which there may be something to do.
+	queue workqueue.TypedRateLimitingInterface[types.UID]
+
+	mu sync.Mutex
+	// entries are nil while a newer instance writes, and until it is known which claims are prepared.
+	entries map[types.UID]*entry
+
+	// What follows is for the goroutine of Run.
+
+	// works says that the cluster has stored an entry, and paused until when it is not asked,
+	// because it never has.
+	works   bool
+	paused  time.Time
+	problem logchange.Problem
+}
+
+// New makes a Writer, which does nothing before Run.
+func New(o Options) *Writer {
+	pauses := workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](firstRetry, lastRetry)
+	return &Writer{Options: o, queue: workqueue.NewTypedRateLimitingQueue(pauses)}
+}
+
+// Set says what there is to say, of all prepared claims. It is called again and again: an older instance
+// looks then whether the newer one has ended. It never blocks.
+//
+// A claim that is there from the beginning may have entries; one that comes later was prepared just now.
+func (w *Writer) Set(claims []Claim) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	before := w.entries
+	if w.entries = nil; !w.Newest() {
+		return
+	}
+	w.entries = map[types.UID]*entry{}
+	for _, c := range claims {
+		e := before[c.Ref.UID]
+		if e == nil {
+			if e = newEntry(); before != nil {
+				e.believe(nil)
+			}
+		}
+		if !reflect.DeepEqual(e.wanted, c) {
+			e.wanted = c
+			w.queue.Add(c.Ref.UID)
+		}
+		w.entries[c.Ref.UID] = e
+	}
+}
+
+// Run writes until ctx ends.
+func (w *Writer) Run(ctx context.Context) {
+	defer context.AfterFunc(ctx, w.queue.ShutDown)()
+	for {
+		uid, ended := w.queue.Get()
+		if ended {
+			return
+		}
+		w.look(ctx, uid)
+		w.queue.Done(uid)
+	}
+}
+
+// look does what there is to do about a claim, and says when there may be something again.
+func (w *Writer) look(ctx context.Context, uid types.UID) {
+	w.mu.Lock()
+	e := w.entries[uid]
+	var wanted Claim
+	if e != nil {
+		wanted = e.wanted
+	}
+	w.mu.Unlock()
+	if e == nil || !w.Newest() {
+		w.queue.Forget(uid)
+		return
+	}
+	if wait := time.Until(w.paused); wait > 0 {
+		w.queue.AddAfter(uid, wait)
+		return
+	}
+	limited, cancel := context.WithTimeout(ctx, requestTime)
+	defer cancel()
+	next, err := w.bring(limited, e, wanted)
+	if err != nil {
+		e.recheck = time.Time{}
+		w.failed(ctx, wanted.Ref, err)
+		w.queue.AddRateLimited(uid)
+		return
+	}
+	w.queue.Forget(uid)
+	w.queue.AddAfter(uid, time.Until(next))
+}
+
+// bring reads and writes one claim's entries, if it has to, and returns when it may have to again.
+func (w *Writer) bring(ctx context.Context, e *entry, wanted Claim) (next time.Time, err error) {
+	if !time.Now().Before(e.recheck) {
+		if err := w.read(ctx, e, wanted.Ref); err != nil {
+			return time.Time{}, err
+		}
+	}
+	entries, differs := e.next(w.DriverName, wanted, time.Now())
+	switch {
+	case !differs || e.gone:
+	case e.budget.Tokens() < 1:
+		return time.Now().Add(writeInterval), nil
+	default:
+		if err := w.apply(ctx, e, wanted.Ref, entries); err != nil {
+			return time.Time{}, err
+		}
+		e.budget.Allow()
+	}
+	return e.recheck, nil
+}
+
+// read finds out which entries the API server has.
+func (w *Writer) read(ctx context.Context, e *entry, ref claim.Ref) error {
+	found, err := w.Client.ResourceV1().ResourceClaims(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
+	isMissing := apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+	if err != nil && !isMissing {
+		return fmt.Errorf("read claim %s: %w", ref, err)
+	}
+	e.gone = isMissing || found.UID != ref.UID
+	e.believe(own(w.DriverName, found.Status.Devices))
+	return nil
+}
+
+// apply makes the driver's entries of a claim what they have to be.
+func (w *Writer) apply(ctx context.Context, e *entry, ref claim.Ref, entries []*resourceapply.AllocatedDeviceStatusApplyConfiguration) error {
+	// With the UID another claim of the same name is left alone.
+	wanted := resourceapply.ResourceClaim(ref.Name, ref.Namespace).WithUID(ref.UID).WithStatus(resourceapply.ResourceClaimStatus().WithDevices(entries...))
+	stored, err := w.Client.ResourceV1().ResourceClaims(ref.Namespace).ApplyStatus(ctx, wanted, metav1.ApplyOptions{FieldManager: FieldManager, Force: true})
+	if err == nil {
+		e.believe(own(w.DriverName, stored.Status.Devices))
+		if len(e.stored) < len(entries) {
+			err = errDropped
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("write the status of claim %s: %w", ref, err)
+	}
+	w.works = true
+	w.problem.Log(ctx, nil, "", "The status of claims can be written")
+	return nil
+}
+
+// failed says so. A cluster that has stored an entry before has trouble with this claim only.
+func (w *Writer) failed(ctx context.Context, ref claim.Ref, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	// What Kubernetes checks about the drivers of entries (DRAResourceClaimGranularStatusAuthorization) makes an invalid object.
+	refused := errors.Is(err, errDropped) || apierrors.IsForbidden(err) || apierrors.HasStatusCause(err, metav1.CauseTypeForbidden)
+	if w.works || !refused {
+		klog.FromContext(ctx).V(1).Info("Could not bring the status of a claim up to date, will try again", "claim", ref, "reason", err)
+		return
+	}
+	w.paused = time.Now().Add(refusedPause)
+	// The error that decides whether it is logged again is the same for all claims.
+	w.problem.Log(ctx, errRefused, "The status of claims is not written: everything else works. It is tried again later", "", "pause", refusedPause, "answer", err)
+}

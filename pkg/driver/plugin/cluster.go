@@ -1,0 +1,102 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/partage-dev/partage/pkg/driver/claim"
+)
+
+// clusterTimeout bounds one question to the API server.
+const clusterTimeout = 10 * time.Second
+
+// BackgroundConfig returns the configuration of a client for what can wait: questions about claims, and events. It has a budget
+// of its own, so that no pod that starts waits behind it, and its own name in audit logs.
+func BackgroundConfig(config *rest.Config) *rest.Config {
+	return reducedConfig(config, 25, 10, "background")
+}
+
+// StatusConfig returns the configuration of a client for the status of claims: who looks at a claim should not wait for what can
+// wait longer. By default 200 claims take 36 seconds.
+func StatusConfig(config *rest.Config) *rest.Config {
+	return reducedConfig(config, 10, 5, "claim status")
+}
+
+// reducedConfig returns the configuration of a client with a part of the budget, for itself.
+func reducedConfig(config *rest.Config, qpsPart float32, burstPart int, name string) *rest.Config {
+	reduced := rest.CopyConfig(config)
+	reduced.RateLimiter = nil
+	reduced.QPS /= qpsPart
+	reduced.Burst = max(1, reduced.Burst/burstPart)
+	reduced.UserAgent += " (" + name + ")"
+	return reduced
+}
+
+// Cluster reads claims from the API server. It may be used concurrently.
+type Cluster struct{ client kubernetes.Interface }
+
+var _ claim.Cluster = (*Cluster)(nil)
+
+// NewCluster makes a Cluster.
+func NewCluster(client kubernetes.Interface) *Cluster { return &Cluster{client: client} }
+
+// Named returns the claim with a name, or nil. The API server's cache may be behind with the answer.
+func (c *Cluster) Named(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
+	ctx, cancel := context.WithTimeout(ctx, clusterTimeout)
+	defer cancel()
+	return c.get(ctx, claim.Ref{Namespace: namespace, Name: name}, metav1.GetOptions{ResourceVersion: "0"})
+}
+
+// Claim returns the claim with this UID, or nil when there is none: a claim of the
+// same name with another UID is another claim. An error means that this is not
+// known now, because the API server is away, refuses, or something else answers
+// for it.
+//
+// Every claim is asked for again and again, and nearly always the claim is
+// there and allocated. For that answer the API server's cache, which may be behind,
+// is good enough. The answers on which devices are taken away, that there is no
+// such claim or that it is not allocated, never come from the cache.
+func (c *Cluster) Claim(ctx context.Context, ref claim.Ref) (*resourceapi.ResourceClaim, error) {
+	if ref.Namespace == "" || ref.Name == "" {
+		return nil, fmt.Errorf("ask the API server for claim %s: its name is not known", ref.UID)
+	}
+	ctx, cancel := context.WithTimeout(ctx, clusterTimeout)
+	defer cancel()
+	cached, err := c.get(ctx, ref, metav1.GetOptions{ResourceVersion: "0"})
+	if err != nil {
+		return nil, err
+	}
+	if cached != nil && cached.Status.Allocation != nil {
+		return cached, nil
+	}
+	return c.get(ctx, ref, metav1.GetOptions{})
+}
+
+// get returns nil when the API server has no claim with this UID, or with this name where there is
+// no UID.
+func (c *Cluster) get(ctx context.Context, ref claim.Ref, o metav1.GetOptions) (*resourceapi.ResourceClaim, error) {
+	found, err := c.client.ResourceV1().ResourceClaims(ref.Namespace).Get(ctx, ref.Name, o)
+	switch {
+	case apierrors.IsNotFound(err) && !notServed(err), err == nil && ref.UID != "" && found.UID != ref.UID:
+		return nil, nil //nolint:nilnil // not finding it is an answer, and a claim with another UID is another claim
+	case err != nil:
+		return nil, fmt.Errorf("ask the API server for claim %s: %w", ref, err)
+	}
+	return found, nil
+}
+
+// notServed reports whether an error stands for a path that is not served, or for
+// a proxy's "404 page not found", and not for an object that does not exist.
+func notServed(err error) bool {
+	return apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+}

@@ -1,0 +1,190 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/driver/plugin/events"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/pkg/util/logchange"
+	"github.com/partage-dev/partage/pkg/util/panics"
+)
+
+// withdrawalGrace is for how long a device stays published that the policy does
+// not offer any more and no claim is known to have. The scheduler may have
+// allocated it just before, and the kubelet asks for it a moment later.
+const withdrawalGrace = 10 * time.Minute
+
+// Reasons of events.
+const (
+	reasonPolicyInvalid = "SharingPolicyInvalid"
+	reasonPolicyValid   = "SharingPolicyValid"
+)
+
+// storedSlices reads what the API server holds for this node.
+type storedSlices interface {
+	Stored(ctx context.Context) ([]resourceapi.ResourceSlice, error)
+}
+
+// desired decides which devices are to be published: those that the policy offers,
+// and those that must stay although it does not offer them any more, because
+// claims may have them. It is for one goroutine.
+type desired struct {
+	options   *Options
+	node      *ownNode
+	stored    storedSlices
+	requested *requestedDevices
+	readiness *readiness
+	now       func() time.Time
+
+	// policy is the last valid one. As long as there is none it is not known what
+	// the admin wants: nothing new is published, and what is published stays.
+	policy *policy.Policy
+	// policyErr is why the present one is not valid, or nil.
+	policyErr error
+	// storedKnown says that the devices which were published before this plugin
+	// started are among needed.
+	storedKnown bool
+	// needed is when each device was last offered, or known to be a claim's.
+	needed map[string]time.Time
+	// inUse are the devices that claims are known to have, and inUseErr says that
+	// there may be more.
+	inUse    []string
+	inUseErr error
+	// complete says that it was known what is to be published when the last inventory was built.
+	complete bool
+
+	policyProblem, inUseProblem logchange.Problem
+	panics                      panics.Repeated
+}
+
+// known reports whether it is known what is to be published. Until then what the
+// plugin before this one published stays as it is.
+func (d *desired) known() bool { return d.policy != nil && d.storedKnown && d.node.now.Load() != nil }
+
+// noPolicy offers nothing.
+var noPolicy = &policy.Policy{Health: policy.Builtin().Health}
+
+// build makes the inventory of these GPUs.
+func (d *desired) build(ctx context.Context, node *gpu.Node) (inventory *device.Inventory, err error) {
+	defer d.panics.Recover(ctx, &err)
+	complete := d.known()                               // first: the node may be read meanwhile
+	extended, _ := extendedResources(d.node.now.Load()) // an error is told
+	terms := device.Terms{Policy: cmp.Or(d.policy, noPolicy), Limited: d.options.Limited, ExtendedResources: extended, Keep: map[string]bool{}}
+	for name := range d.needed {
+		terms.Keep[name] = true
+	}
+	inventory, err = device.NewInventory(node, terms)
+	if err != nil {
+		return nil, fmt.Errorf("build the inventory: %w", err)
+	}
+	d.complete = complete
+	return inventory, nil
+}
+
+// update brings up to date what is to be published. The inventory is the present one with its status, or nil.
+func (d *desired) update(ctx context.Context, inventory *device.Inventory) {
+	d.readPolicy(ctx)
+	d.updateNeeded(ctx, inventory)
+}
+
+// readPolicy reads the policy. An invalid one leaves the last valid one in force.
+func (d *desired) readPolicy(ctx context.Context) {
+	found, err := d.options.Policy.Read(ctx)
+	if d.policyErr = err; err == nil {
+		d.policy = found
+	}
+	failed, notReady := "The sharing policy cannot be used, the last valid one stays in force", ""
+	if d.policy == nil && err != nil {
+		failed, notReady = "The sharing policy cannot be used, the published devices stay as they are", err.Error()
+	}
+	d.policyProblem.Log(ctx, err, failed, "The sharing policy can be used again")
+	d.readiness.set(ctx, needPolicy, notReady)
+}
+
+type policyKey string
+
+// policyStatements say why the policy is not valid.
+func policyStatements(k *known) []events.Statement {
+	if k.policyErr == nil {
+		return nil
+	}
+	e := events.Event{Reason: reasonPolicyInvalid, Text: k.policyErr.Error()}
+	return []events.Statement{{Key: policyKey(e.Text), Event: e}}
+}
+
+// readStored asks the API server, until it answers, what the plugin that ran here
+// before has published: it may have been allocated under a policy that has changed
+// since.
+func (d *desired) readStored(ctx context.Context) {
+	if d.storedKnown {
+		return
+	}
+	limited, cancel := context.WithTimeout(ctx, nodeTimeout)
+	defer cancel()
+	// Of all generations: it may have been stopped in the middle of an update.
+	stored, err := d.stored.Stored(limited)
+	if err != nil {
+		if ctx.Err() == nil {
+			d.readiness.set(ctx, needSlices, fmt.Sprintf("it is not known what was published before: %v", err))
+		}
+		return
+	}
+	for _, slice := range stored {
+		for _, published := range slice.Spec.Devices {
+			d.markNeeded(published.Name)
+		}
+	}
+	d.storedKnown = true
+}
+
+// updateNeeded determines which devices must stay.
+func (d *desired) updateNeeded(ctx context.Context, inventory *device.Inventory) {
+	if inventory != nil {
+		for _, is := range offered(inventory) {
+			d.markNeeded(is.Name)
+		}
+	}
+	d.markNeeded(d.requested.drain()...)
+	d.inUse, d.inUseErr = d.options.Claims.InUse()
+	d.markNeeded(d.inUse...)
+	d.inUseProblem.Log(ctx, d.inUseErr, "It is not known which devices claims have, so that all stay", "It is known again which devices claims have")
+	if d.inUseErr != nil || !d.known() {
+		d.markNeeded(slices.Collect(maps.Keys(d.needed))...)
+		return
+	}
+	maps.DeleteFunc(d.needed, func(_ string, last time.Time) bool { return d.now().Sub(last) >= withdrawalGrace })
+}
+
+// mayBeInUse reports whether claims may have devices of a GPU.
+func (d *desired) mayBeInUse(pciAddress string) bool {
+	return d.inUseErr != nil || slices.ContainsFunc(d.inUse, func(name string) bool { return device.IsOf(pciAddress, name) })
+}
+
+// markNeeded keeps devices for the time of grace from now.
+func (d *desired) markNeeded(names ...string) {
+	if d.needed == nil {
+		d.needed = map[string]time.Time{}
+	}
+	for _, name := range names {
+		d.needed[name] = d.now()
+	}
+}
+
+// offered are the devices of an inventory that are not withdrawn.
+func offered(inventory *device.Inventory) []device.Device {
+	withdrawn := sets.New(inventory.Withdrawn()...)
+	return slices.DeleteFunc(inventory.Devices(), func(d device.Device) bool { return withdrawn.Has(d.Name) })
+}

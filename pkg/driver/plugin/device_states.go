@@ -1,0 +1,280 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/utils/ptr"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/driver/claim"
+	"github.com/partage-dev/partage/pkg/driver/plugin/events"
+)
+
+// ClaimViewer knows what prepared claims have. Its methods may be called concurrently with
+// all others, and wait for no GPU.
+type ClaimViewer interface {
+	Live() ([]claim.LiveClaim, error)
+	// Changed returns a channel that is closed when this process next changes anything.
+	Changed() <-chan struct{}
+}
+
+// messageInterval is how long a message stays at least while nothing changes but its words: each change of a pod's or a
+// claim's status is a request.
+const messageInterval = 10 * time.Minute
+
+// deviceStates are how the devices of prepared claims are, for the kubelet.
+type deviceStates struct {
+	// staleAfter is how old a survey may be that says something about a device.
+	staleAfter time.Duration
+
+	mu sync.Mutex
+	// conditions are in a fixed order. surveyedAt is zero before the first survey.
+	conditions []device.Condition
+	surveyedAt time.Time
+	states     []claimState
+	// changed is closed when the states change.
+	changed chan struct{}
+}
+
+// claimState is the state of the devices of a claim.
+type claimState struct {
+	claim   claim.Ref
+	devices []deviceState
+}
+
+// deviceState is a device and how it is.
+type deviceState struct {
+	claim.LiveDevice
+	verdict
+}
+
+func newDeviceStates(pollInterval time.Duration) *deviceStates {
+	return &deviceStates{staleAfter: 3*pollInterval + 30*time.Second, changed: make(chan struct{})}
+}
+
+// set takes how the devices are now, and when the last survey was.
+func (s *deviceStates) set(states []claimState, conditions []device.Condition, surveyedAt time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.conditions, s.surveyedAt = conditions, surveyedAt
+	if !reflect.DeepEqual(s.states, states) {
+		s.states = states
+		close(s.changed)
+		s.changed = make(chan struct{})
+	}
+}
+
+// userKey identifies what the users of a claim are told of a device.
+type userKey struct {
+	claim  types.UID
+	device string
+	reason device.Reason
+}
+
+// userStatements say to the users of claims what is wrong with their devices. Observers use nothing.
+func userStatements(live []claim.LiveClaim, conditions []device.Condition) (all []events.Statement) {
+	for _, l := range live {
+		for i := range l.Devices {
+			d := &l.Devices[i]
+			if d.Admin {
+				continue
+			}
+			for _, c := range slices.Concat(forUsers(conditions, d)) {
+				all = append(all, events.Statement{Key: userKey{l.Claim.UID, d.Device, c.Reason}, Event: events.Event{
+					Claim: l.Claim, Reason: eventReason(c.Reason), Subjects: []string{d.Device}, Text: usersText(c),
+				}})
+			}
+		}
+	}
+	return all
+}
+
+// deviceOf is the device that users were told of, or nil if the claim does not have it any more.
+func deviceOf(live []claim.LiveClaim, key userKey) *claim.LiveDevice {
+	for _, l := range live {
+		for i := range l.Devices {
+			if d := &l.Devices[i]; l.Claim.UID == key.claim && d.Device == key.device && !d.Admin {
+				return d
+			}
+		}
+	}
+	return nil
+}
+
+// forUsers are the conditions that concern the users of a device.
+func forUsers(conditions []device.Condition, d *claim.LiveDevice) (failed, others []device.Condition) {
+	for _, c := range conditions {
+		switch {
+		case conditionTexts[c.Reason].users == "" || !concerns(c, d):
+		case isFailure(c):
+			failed = append(failed, c)
+		default:
+			others = append(others, c)
+		}
+	}
+	return failed, others
+}
+
+// concerns reports whether a condition holds for a device that a claim has. An observer uses no part of its GPU, so that
+// conditions of a part do not concern it.
+func concerns(c device.Condition, d *claim.LiveDevice) bool {
+	switch {
+	case c.PCIAddress != d.PCIAddress:
+		return false
+	case c.Kind == device.MPS && d.Session == nil, c.Undivided && d.Partition != nil:
+		return false
+	case c.Where == nil:
+		return true
+	case c.Exact:
+		return d.Partition != nil && d.Partition.Placement == *c.Where
+	}
+	return d.Partition == nil && !d.Admin || d.Partition != nil && d.Partition.Placement.Overlaps(*c.Where)
+}
+
+// trouble says why a claim with these devices cannot be prepared, if it is a GPU, and what helps:
+// the scheduler does not change a claim that is allocated.
+func (s *deviceStates) trouble(devices []string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.conditions {
+		if c.Where != nil || c.Kind != "" || c.Undivided || !keepsAway(c) || conditionTexts[c.Reason].users == "" {
+			continue
+		}
+		for _, name := range devices {
+			if device.IsOf(c.PCIAddress, name) {
+				return "device " + name + " cannot be used now, " + conditionTexts[c.Reason].users +
+					"; the scheduler does not change a claim that has a device, so " + anotherDevice
+			}
+		}
+	}
+	return ""
+}
+
+// judgeAll says how the devices of claims are, given what was said before.
+func judgeAll(live []claim.LiveClaim, conditions []device.Condition, said []claimState, now time.Time) []claimState {
+	states := make([]claimState, 0, len(live))
+	for _, c := range live {
+		one := claimState{claim: c.Claim}
+		for _, d := range c.Devices {
+			is := judge(&d, conditions)
+			is.keepMessage(before(said, c.Claim.UID, &d), now)
+			one.devices = append(one.devices, deviceState{d, is})
+		}
+		states = append(states, one)
+	}
+	return states
+}
+
+// before is what was said last of a device that a claim has.
+func before(said []claimState, uid types.UID, d *claim.LiveDevice) verdict {
+	for _, c := range said {
+		for i := range c.devices {
+			if was := &c.devices[i]; c.claim.UID == uid && was.Device == d.Device && ptr.Equal(was.ShareID, d.ShareID) {
+				return was.verdict
+			}
+		}
+	}
+	return verdict{}
+}
+
+// verdict says how a device is.
+type verdict struct {
+	health kubeletplugin.HealthStatus
+	// reason and message are for people; the reason is that of events.
+	reason, message string
+	// findings tell apart what was found: of one finding its value, such as the number of an XID,
+	// of all the reasons with these. said is when the message was new.
+	findings string
+	said     time.Time
+}
+
+// keepMessage keeps what is said for a while if nothing but words changes: some say how long something has lasted, and what leaves a
+// device healthy may come and go.
+func (v *verdict) keepMessage(before verdict, now time.Time) {
+	v.said = now
+	same := before.health == v.health && (before.findings == v.findings || v.ready())
+	if same && (before.message == v.message || now.Sub(before.said) < messageInterval) {
+		*v = before
+	}
+}
+
+// ready reports whether containers can use the device.
+func (v verdict) ready() bool { return v.health == kubeletplugin.HealthStatusHealthy }
+
+const (
+	reasonReady         = "Ready"
+	reasonPartitionGone = claim.ReasonPartitionGone
+	reasonMPSStopped    = "MPSStopped"
+)
+
+// judge says how a device is, given the conditions of all GPUs. The first finding is
+// the reason, and the message has all.
+func judge(d *claim.LiveDevice, conditions []device.Condition) verdict {
+	failed, others := forUsers(conditions, d)
+	findings := slices.Concat(fromConditions(failed), fromDevice(d), fromConditions(others))
+	if len(findings) == 0 {
+		return verdict{health: kubeletplugin.HealthStatusHealthy, reason: reasonReady, message: "The device is ready."}
+	}
+	total := findings[0]
+	var texts, reasons []string
+	for _, f := range findings {
+		texts, reasons = append(texts, f.message), append(reasons, f.reason+f.findings)
+		if severity[f.health] > severity[total.health] {
+			total.health, total.reason = f.health, f.reason
+		}
+	}
+	total.message, total.findings = strings.Join(texts, " "), strings.Join(reasons, " ")
+	return total
+}
+
+var severity = map[kubeletplugin.HealthStatus]int{
+	kubeletplugin.HealthStatusHealthy: 0, kubeletplugin.HealthStatusUnknown: 1, kubeletplugin.HealthStatusUnhealthy: 2,
+}
+
+// healthOf says what a condition means for a device that a claim has. Of a GPU that does not
+// answer nothing is known, and neither of MPS while its supervisor does not.
+func healthOf(c device.Condition) kubeletplugin.HealthStatus {
+	switch {
+	case !keepsAway(c):
+		return kubeletplugin.HealthStatusHealthy
+	case c.Reason == device.Unresponsive, c.Reason == device.MPSUnavailable:
+		return kubeletplugin.HealthStatusUnknown
+	}
+	return kubeletplugin.HealthStatusUnhealthy
+}
+
+// fromConditions are the findings that conditions are for the users of a device.
+func fromConditions(conditions []device.Condition) (findings []verdict) {
+	for _, c := range conditions {
+		text := usersText(c)
+		findings = append(findings, verdict{health: healthOf(c), reason: eventReason(c.Reason), message: strings.ToUpper(text[:1]) + text[1:], findings: c.Value})
+	}
+	return findings
+}
+
+// fromDevice are the findings about what the claim has.
+func fromDevice(d *claim.LiveDevice) []verdict {
+	var findings []verdict
+	if d.Partition != nil && d.Partition.Gone {
+		findings = append(findings, verdict{
+			health: kubeletplugin.HealthStatusUnhealthy, reason: reasonPartitionGone,
+			message: "The partition was removed by somebody else, or by a reset of the GPU. Containers cannot use it any more: delete the pods of the claim.",
+		})
+	}
+	if d.Session != nil && !d.Session.Running {
+		findings = append(findings, verdict{
+			health: kubeletplugin.HealthStatusUnhealthy, reason: reasonMPSStopped,
+			message: "The MPS server of the device is gone and will be started again. Processes that used it have failed.",
+		})
+	}
+	return findings
+}

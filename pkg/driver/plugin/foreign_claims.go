@@ -1,0 +1,229 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/driver/claim"
+	"github.com/partage-dev/partage/pkg/driver/plugin/internal/loop"
+	"github.com/partage-dev/partage/pkg/driver/unclaimed"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/util/logchange"
+	"github.com/partage-dev/partage/pkg/util/panics"
+	"github.com/partage-dev/partage/pkg/util/quote"
+)
+
+// ForeignClaims finds claims of pods on this node that another driver of this name has prepared. With an error there may be
+// more.
+type ForeignClaims func(ctx context.Context) ([]unclaimed.Claim, error)
+
+const (
+	// firstLookTimeout is for how long the kubelet may keep the GPUs from being published: it
+	// knows which of them are in use.
+	firstLookTimeout = 15 * time.Second
+	firstLookPause   = 500 * time.Millisecond
+)
+
+// others follows who else gives out GPUs of the node: claims of another driver with this driver's name, and other software. Devices of
+// such claims have names that this driver does not publish, so that the scheduler takes their GPUs for free; here they become conditions.
+type others struct {
+	find     ForeignClaims
+	software func(ctx context.Context) []unclaimed.Finding
+	interval time.Duration
+	// changed asks to hand on what has changed.
+	changed loop.Trigger
+	// known is closed when it is known for the first time what there is.
+	known chan struct{}
+
+	problem logchange.Problem
+	panics  panics.Repeated
+
+	mu     sync.Mutex
+	claims []unclaimed.Claim
+	// found are the findings about software, the last of each kind. It is never modified.
+	found map[unclaimed.Kind]unclaimed.Finding
+	// gpus are those of the node, or nil as long as they are not known.
+	gpus []gpu.GPU
+}
+
+func newOthers(find ForeignClaims, software func(context.Context) []unclaimed.Finding, interval time.Duration, changed loop.Trigger) *others {
+	if find == nil {
+		find = func(context.Context) ([]unclaimed.Claim, error) { return nil, nil }
+	}
+	return &others{find: find, software: software, interval: interval, changed: changed, known: make(chan struct{})}
+}
+
+// run looks for them until ctx ends.
+func (f *others) run(ctx context.Context) {
+	f.firstLook(ctx)
+	for loop.Pause(ctx, f.interval) {
+		_ = f.look(ctx) // it is logged
+	}
+}
+
+// firstLook looks until the kubelet has answered, though not for ever.
+func (f *others) firstLook(ctx context.Context) {
+	defer close(f.known)
+	began := time.Now()
+	for {
+		err := f.look(ctx)
+		if !errors.Is(err, unclaimed.ErrKubelet) || time.Since(began) >= firstLookTimeout || !loop.Pause(ctx, firstLookPause) {
+			return
+		}
+	}
+}
+
+// await returns when it is known what there is, or ctx ends.
+func (f *others) await(ctx context.Context) {
+	select {
+	case <-f.known:
+	case <-ctx.Done():
+	}
+}
+
+// look leaves what was known where looking panics.
+func (f *others) look(ctx context.Context) (err error) {
+	defer f.panics.Recover(ctx, &err)
+	found := map[unclaimed.Kind]unclaimed.Finding{}
+	maps.Copy(found, f.findings())
+	for _, one := range f.software(ctx) {
+		found[one.Kind] = one
+	}
+	claims, err := f.find(ctx)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	f.problem.Log(ctx, err, "It is not known for certain which claims on this node another driver has prepared",
+		"It is known again which claims on this node another driver has prepared")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !reflect.DeepEqual(f.claims, claims) || !maps.Equal(f.found, found) {
+		f.claims, f.found = claims, found
+		select {
+		case <-f.known:
+			f.changed.Fire()
+		default: // who hands it on waits for it
+		}
+	}
+	return err
+}
+
+func (f *others) findings() map[unclaimed.Kind]unclaimed.Finding {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.found
+}
+
+// conditions are those of the GPUs of a node that the claims may have, one for each GPU and claim.
+func (f *others) conditions(node *gpu.Node) []device.Condition {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.gpus = nil
+	if node == nil {
+		return nil
+	}
+	f.gpus = slices.Clone(node.GPUs)
+	var conditions []device.Condition
+	for _, c := range f.claims {
+		text := hasForeign(c) + ", and may be using this GPU"
+		for _, address := range c.GPUs(f.gpus) {
+			conditions = append(conditions, device.Condition{
+				PCIAddress: address, Reason: device.ForeignClaim, Value: taintValue(c), Message: text,
+			})
+		}
+	}
+	return conditions
+}
+
+// foreignError is why a claim cannot be prepared because of another driver.
+type foreignError string
+
+func (e foreignError) Error() string { return string(e) }
+
+func refuseForeign(format string, args ...any) error {
+	return &claim.RefusedError{Err: foreignError(fmt.Sprintf(format, args...))}
+}
+
+// otherDriver is who allocated such claims.
+const otherDriver = "another driver with this driver's name, such as NVIDIA's DRA driver"
+
+func hasForeign(c unclaimed.Claim) string {
+	return fmt.Sprintf("claim %s (%s) has %s of %s", c, quote.Plural("pod", c.Pods), quote.Plural("device", c.Devices), otherDriver)
+}
+
+// taintValue names a claim: "namespace.name", cut where that is too long.
+func taintValue(c unclaimed.Claim) string {
+	value := c.Namespace + "." + c.Name
+	return strings.TrimRight(value[:min(len(value), validation.LabelValueMaxLength)], "-.")
+}
+
+// refuse returns why a claim that has these devices of this driver's name and pool cannot be prepared because of another
+// driver. A claim that is prepared keeps what it has.
+func (f *others) refuse(ctx context.Context, uid types.UID, own []resourceapi.DeviceRequestAllocationResult, prepared func(types.UID) bool) error {
+	uses, err := ownDevices(own)
+	if err != nil || len(uses) == 0 {
+		return err
+	}
+	select {
+	case <-f.known:
+	default: // a call may be let through while the plugin still starts
+		if prepared(uid) {
+			return nil
+		}
+		if f.await(ctx); ctx.Err() != nil {
+			return fmt.Errorf("find out which GPUs claims of another driver have: %w", ctx.Err())
+		}
+	}
+	f.mu.Lock()
+	others, gpus := f.claims, f.gpus
+	f.mu.Unlock()
+	if len(others) == 0 || prepared(uid) {
+		return nil
+	}
+	for _, other := range others {
+		if gpus == nil {
+			return foreignError(hasForeign(other) + "; the GPUs of this node are not known yet, so it may be any of them")
+		}
+		for _, address := range other.GPUs(gpus) {
+			if at := slices.IndexFunc(uses, func(name string) bool { return device.IsOf(address, name) }); at >= 0 {
+				return refuseForeign("device %s: %s, and may be using this GPU. The pod can start when the pods of that claim have ended", uses[at], hasForeign(other))
+			}
+		}
+	}
+	return nil
+}
+
+// ownDevices are those of this driver that are used. One of another driver is an error.
+func ownDevices(all []resourceapi.DeviceRequestAllocationResult) (uses []string, err error) {
+	var foreign []string
+	for _, r := range all {
+		switch {
+		case ptr.Deref(r.AdminAccess, false):
+		case device.IsName(r.Device):
+			uses = append(uses, r.Device)
+		case !slices.Contains(foreign, r.Device):
+			foreign = append(foreign, r.Device)
+		}
+	}
+	if len(foreign) > 0 {
+		return nil, refuseForeign("the claim has %s of %s, which this driver does not publish; "+
+			"the scheduler does not change a claim that has a device, so %s", quote.Plural("device", foreign), otherDriver, anotherDevice)
+	}
+	return uses, nil
+}

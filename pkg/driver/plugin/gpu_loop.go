@@ -1,0 +1,292 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/driver/claim"
+	"github.com/partage-dev/partage/pkg/driver/plugin/events"
+	"github.com/partage-dev/partage/pkg/driver/plugin/internal/loop"
+	"github.com/partage-dev/partage/pkg/util/logchange"
+	"github.com/partage-dev/partage/pkg/util/panics"
+)
+
+// ClaimSurveyor knows what claims and others have on the GPUs. Its methods may be
+// called concurrently with all others.
+type ClaimSurveyor interface {
+	// SetInventory replaces the devices that claims can have.
+	SetInventory(inventory *device.Inventory)
+	// Survey compares the GPUs with what claims have. It does not wait for a GPU
+	// that is busy or does not answer.
+	Survey(ctx context.Context) device.Status
+	// Unlooked lists the GPUs of which no survey knows anything yet.
+	Unlooked() []string
+	// InUse lists the devices that claims are known to have, by name. An error says
+	// that there may be more.
+	InUse() ([]string, error)
+	// Statements are what the last survey says of claims.
+	Statements() []claim.Statement
+}
+
+const (
+	// lookPatience is for how long GPUs that are slow, and an MPS supervisor that does not answer, may keep what is stored of all
+	// GPUs from being replaced at the start: it may say more than is known yet.
+	lookPatience = 30 * time.Second
+	lookPause    = time.Second
+)
+
+// changesSettle is how long a change of a claim is left alone for others to join it: preparing a claim alone is several.
+const changesSettle = 200 * time.Millisecond
+
+// gpuLoop joins what is known of the GPUs of this node: what was discovered of them, which takes long and seldom changes, what a
+// survey finds at every poll, and what others say. It hands that on, whatever has changed: to claims, to the publisher, to those
+// who have a device, to metrics, and to people.
+type gpuLoop struct {
+	options    *Options
+	publish    func(w *wanted, complete bool)
+	states     *deviceStates
+	reconciler *reconciler
+	readiness  *readiness
+	startup    *startup
+	board      *events.Board
+	health     healthMonitor
+	others     *others
+	// pollNow asks for a poll, failed for cleaning up.
+	pollNow, failed loop.Trigger
+	// stop ends the driver.
+	stop func(error)
+
+	desired   desired
+	report    gpuReport
+	gpus      knownGPUs
+	discovery discoverer
+	survey    survey
+	// inventory is of these GPUs, nil until there is one.
+	inventory *device.Inventory
+	// live are the claims that have devices, as far as is known, and now is what was wanted last.
+	live []claim.LiveClaim
+	now  wanted
+
+	buildProblem, liveProblem logchange.Problem
+}
+
+// survey is what claims and others have on the GPUs, as it was found last.
+type survey struct {
+	device.Status
+	// at is when that was.
+	at time.Time
+	// enough says that what is known may take the place of what is stored. awaitedSince is since when it is waited for.
+	enough       bool
+	awaitedSince time.Time
+
+	problem logchange.Problem
+	panics  panics.Repeated
+}
+
+// run discovers the GPUs, cleans up what an earlier process left, lets calls
+// through and then keeps claims and slices up to date until ctx ends. Without a
+// driver it cleans up what can be cleaned up and waits: unpreparing must work.
+func (l *gpuLoop) run(ctx context.Context) {
+	defer l.discovery.running.Wait()
+	defer l.startup.finish()
+	changed := l.options.Claims.Changed()
+	l.desired.readStored(ctx)
+	l.recall(ctx)
+	l.discovery.last = time.Now()
+	l.take(ctx, l.discovery.discover(ctx))
+	l.reconciler.runOnce(ctx)
+	// Nothing is offered before it is known which GPUs another driver has given away.
+	l.others.await(ctx)
+	// Claims can have partitions that others made, which only a survey finds.
+	l.look(ctx)
+	l.startup.finish()
+
+	var settled <-chan time.Time
+	ticker := time.NewTicker(l.options.PollInterval)
+	defer ticker.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case found := <-l.discovery.found:
+			l.discovery.inProgress = false
+			wasGone := l.gpus.driverGone != nil
+			l.take(ctx, found)
+			if wasGone && l.gpus.driverGone == nil {
+				l.failed.Fire() // what was left while the driver was away can be removed now
+			}
+			l.look(ctx)
+		case <-ticker.C:
+			l.poll(ctx)
+		case <-l.pollNow:
+			l.poll(ctx)
+		case <-changed:
+			changed, settled = nil, time.After(changesSettle)
+		case <-settled:
+			changed, settled = l.options.Claims.Changed(), nil // before it is looked at what claims have
+			l.handOn(ctx)
+		}
+	}
+}
+
+// poll follows the policy, surveys the GPUs, and starts a discovery if one is due.
+func (l *gpuLoop) poll(ctx context.Context) {
+	l.desired.readStored(ctx)
+	l.rebuild(ctx)
+	l.look(ctx)
+	if l.discovery.isDue(l.gpus.isTrouble(l.survey.Status)) {
+		l.discovery.begin(ctx)
+	}
+}
+
+// recall takes over what an earlier process has discovered.
+func (l *gpuLoop) recall(ctx context.Context) {
+	l.desired.update(ctx, nil)
+	l.gpus.recall(ctx, l.options.Hardware.Removed, l.desired.mayBeInUse)
+	l.rebuild(ctx)
+	l.startup.recalled.Store(l.inventory)
+}
+
+// take takes the result of a discovery.
+func (l *gpuLoop) take(ctx context.Context, found discovery) {
+	switch {
+	case errors.Is(found.err, ErrStop):
+		l.stop(found.err)
+		return
+	case ctx.Err() != nil:
+		return
+	case found.err != nil:
+		l.gpus.fail(found.err)
+	default:
+		l.gpus.take(ctx, found.node)
+	}
+	l.rebuild(ctx)
+	if gone := l.gpus.driverGone; gone != nil {
+		l.readiness.set(ctx, needHardware, gone.Error())
+		return
+	}
+	l.readiness.set(ctx, needHardware, "")
+	l.discovery.problem.Log(ctx, found.err, "The GPUs could not be discovered again, will retry", "")
+}
+
+// rebuild brings up to date what is to be published: the policy may be another one, or claims may have other devices.
+func (l *gpuLoop) rebuild(ctx context.Context) {
+	l.desired.update(ctx, l.now.inventory)
+	if l.gpus.node == nil {
+		return
+	}
+	l.gpus.forget(ctx, l.desired.mayBeInUse)
+	inventory, err := l.desired.build(ctx, l.gpus.node)
+	l.buildProblem.Log(ctx, err, "The published devices stay as they are", "The published devices are up to date again")
+	if err != nil {
+		return
+	}
+	l.inventory = inventory
+	l.report.log(ctx, inventory, l.desired.policy, &l.gpus)
+	status, _ := l.known().status()
+	l.give(inventory.With(status), status)
+}
+
+// look surveys the GPUs and hands on what is known then. When that fails their conditions stay as they were.
+func (l *gpuLoop) look(ctx context.Context) {
+	if l.inventory != nil && ctx.Err() == nil {
+		l.lookAtGPUs(ctx)
+	}
+	l.handOn(ctx)
+}
+
+func (l *gpuLoop) lookAtGPUs(ctx context.Context) {
+	found, err := l.surveyClaims(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	l.survey.problem.Log(ctx, err, "The GPUs could not be surveyed, their conditions stay as they were", "The GPUs can be surveyed again")
+	switch {
+	case err == nil:
+		l.survey.Status, l.survey.at = found, time.Now()
+		l.survey.enough = l.survey.enough || !l.awaitsLook(ctx)
+	case !l.survey.enough:
+		// Nothing is known of what must not be allocated.
+		l.readiness.set(ctx, needSlices, fmt.Sprintf("the GPUs could not be surveyed: %v", err))
+	}
+}
+
+func (l *gpuLoop) surveyClaims(ctx context.Context) (status device.Status, err error) {
+	defer l.survey.panics.Recover(ctx, &err)
+	return l.options.Claims.Survey(ctx), nil
+}
+
+// awaitsLook reports whether the first publication has to wait for a look at some GPU, and sees to it that there is another soon.
+func (l *gpuLoop) awaitsLook(ctx context.Context) bool {
+	unlooked := l.options.Claims.Unlooked()
+	if len(unlooked) == 0 || l.gpus.driverGone != nil {
+		return false
+	}
+	if l.survey.awaitedSince.IsZero() {
+		l.survey.awaitedSince = time.Now()
+	}
+	if time.Since(l.survey.awaitedSince) >= lookPatience {
+		return false
+	}
+	l.readiness.set(ctx, needSlices, fmt.Sprintf("not all GPUs have been looked at yet: %v", unlooked))
+	time.AfterFunc(lookPause, l.pollNow.Fire)
+	return true
+}
+
+// known joins what is known now.
+func (l *gpuLoop) known() *known {
+	k := &known{
+		node: l.desired.node.now.Load(), neighbours: l.others.findings(), policy: cmp.Or(l.desired.policy, noPolicy), policyErr: l.desired.policyErr,
+		gpus: &l.gpus, inventory: l.inventory, enough: l.survey.enough, survey: l.survey.Status, said: l.now.states, now: time.Now(),
+	}
+	if l.inventory == nil {
+		return k
+	}
+	if l.gpus.discovered || l.gpus.driverGone != nil { // before, the hardware is not open, and reading the health of a GPU would fail
+		l.health.Follow(l.gpus.uuids(), k.policy.Health)
+	}
+	k.live, k.statements, k.health, k.foreign = l.live, l.options.Claims.Statements(), l.health.Conditions(), l.others.conditions(l.gpus.node)
+	return k
+}
+
+// readLive reads which claims have devices.
+func (l *gpuLoop) readLive(ctx context.Context) {
+	live, err := l.options.Claims.Live()
+	l.liveProblem.Log(ctx, err, "It is not known what claims have, what was known last is told", "It is known again what claims have")
+	if err == nil {
+		l.live = live
+	}
+}
+
+// give gives claims the devices that they can have now.
+func (l *gpuLoop) give(inventory *device.Inventory, status device.Status) {
+	l.now.inventory, l.now.status = inventory, status
+	l.options.Claims.SetInventory(inventory)
+	l.options.Metrics.SetGPUs(inventory, status)
+}
+
+// handOn tells all others what is known now. Before all GPUs were looked at that is less than what is stored.
+func (l *gpuLoop) handOn(ctx context.Context) {
+	if ctx.Err() != nil {
+		return
+	}
+	if l.inventory != nil {
+		l.readLive(ctx)
+	}
+	l.now = *want(l.known())
+	if l.inventory != nil {
+		l.give(l.now.inventory, l.now.status)
+	}
+	l.board.Say(ctx, "node", l.now.events, l.now.over)
+	if l.inventory == nil || !l.survey.enough {
+		return
+	}
+	l.states.set(l.now.states, l.now.status.Sorted().Conditions, l.survey.at)
+	l.publish(&l.now, l.desired.complete)
+}

@@ -1,0 +1,163 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"unicode"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/driver/plugin/events"
+	"github.com/partage-dev/partage/pkg/driver/plugin/internal/loop"
+	"github.com/partage-dev/partage/pkg/driver/plugin/internal/metawatch"
+	"github.com/partage-dev/partage/pkg/gpu"
+)
+
+// CordonAnnotation of a Node has the PCI addresses of GPUs that pods are kept away from, separated by commas or spaces.
+const CordonAnnotation = "partage.dev/cordoned-gpus"
+
+// Reasons of events about the node.
+const (
+	// The annotation names no GPU.
+	reasonCordonUnknown = "CordonedGPUUnknown"
+	// Pods can have devices of the node by an extended resource, such as nvidia.com/gpu, or not.
+	reasonExtendedOff = "ExtendedResourcesOff"
+	reasonExtendedOn  = "ExtendedResourcesOn"
+	// Others have written labels about GPUs.
+	reasonForeignLabels = "NodeLabelsOfOthers"
+)
+
+// ownNode follows the Node of this machine: it is registered again, its kubelet is upgraded, others change its labels, and an
+// administrator names GPUs to keep pods away from.
+type ownNode struct {
+	watch metawatch.Watch[*corev1.NodeList]
+	name  string
+	// seen takes the node, which has no UID while it is not in the cluster. Kubelets write to it every few minutes.
+	seen func(*corev1.Node)
+	// changed is fired when other devices may have to be published, or tainted.
+	changed loop.Trigger
+	// stop ends the driver.
+	stop func(error)
+	// now is nil as long as it was not read. What was known stays while the API server does not answer.
+	now atomic.Pointer[corev1.Node]
+}
+
+func newOwnNode(client kubernetes.Interface, name string, seen func(*corev1.Node), changed loop.Trigger, stop func(error)) *ownNode {
+	n := &ownNode{name: name, seen: seen, changed: changed, stop: stop}
+	n.watch = metawatch.Watch[*corev1.NodeList]{
+		Client: client.CoreV1().Nodes(), What: "the node", Selector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(),
+		Listed: func(nodes *corev1.NodeList) {
+			if len(nodes.Items) > 0 {
+				n.look(&nodes.Items[0])
+			} else {
+				n.lose()
+			}
+		},
+		Changed: func(object runtime.Object, deleted bool) {
+			switch node, is := object.(*corev1.Node); {
+			case !is:
+			case deleted:
+				n.lose()
+			default:
+				n.look(node)
+			}
+		},
+	}
+	return n
+}
+
+// look takes the node as it is now.
+func (n *ownNode) look(node *corev1.Node) {
+	before := n.now.Swap(node)
+	n.seen(node)
+	if before == nil || before.Annotations[CordonAnnotation] != node.Annotations[CordonAnnotation] || kubeletOf(before) != kubeletOf(node) {
+		n.changed.Fire()
+	}
+}
+
+// lose takes that there is no such node. If there never was one, nothing that is published for it would ever be used.
+func (n *ownNode) lose() {
+	if n.now.Load() == nil {
+		n.stop(fmt.Errorf("the cluster has no node named %q: --node-name (NODE_NAME) must be the name of the Node object that this machine is", n.name))
+		return
+	}
+	gone := n.now.Load().DeepCopy()
+	gone.ObjectMeta = metav1.ObjectMeta{}
+	n.look(gone)
+}
+
+func kubeletOf(node *corev1.Node) string { return node.Status.NodeInfo.KubeletVersion }
+
+// cordon keeps pods away from the GPUs that an administrator has named, and says which of them are none.
+func cordon(node *corev1.Node, gpus *gpu.Node) (conditions []device.Condition, unknown []events.Statement) {
+	if node == nil {
+		return nil, nil
+	}
+	named := strings.FieldsFunc(node.Annotations[CordonAnnotation], func(r rune) bool { return r == ',' || r == ';' || unicode.IsSpace(r) })
+	for _, name := range named {
+		address := strings.ToLower(name)
+		if domain, rest, _ := strings.Cut(address, ":"); len(domain) == len("00000000") {
+			address = strings.TrimPrefix(domain, "0000") + ":" + rest // as nvidia-smi prints it
+		}
+		if !gpus.Has(address) {
+			unknown = append(unknown, events.Statement{Event: events.Event{Reason: reasonCordonUnknown, Text: fmt.Sprintf(
+				"The annotation %s of the node has %q, which is no GPU of it: want PCI addresses, such as 0000:1b:00.0, separated by commas.", CordonAnnotation, name)}})
+			continue
+		}
+		conditions = append(conditions, device.Condition{
+			PCIAddress: address, Reason: device.Cordoned,
+			Message: "an administrator keeps pods away from it with the annotation " + CordonAnnotation + " of the node; pods that run stay",
+		})
+	}
+	return conditions, unknown
+}
+
+// aboutExtended is what pods have or have not.
+const aboutExtended = "devices for extended resources of device classes, such as nvidia.com/gpu"
+
+type kubeletKey string
+
+// extendedResources reports whether the kubelet of a node gives pods devices by extended resources. One that is too old starts a pod that
+// asks for one without the device that the scheduler has allocated for it. So its devices are published for claims only, and so are
+// those of a kubelet whose version is not known, which is an error.
+func extendedResources(node *corev1.Node) (known bool, err error) {
+	if node == nil {
+		return false, errors.New("the node has not been read yet")
+	}
+	return device.KnowsExtendedResources(kubeletOf(node))
+}
+
+// nodeStatements say what holds of the node.
+func nodeStatements(k *known) (all []events.Statement) {
+	for _, kind := range slices.Sorted(maps.Keys(k.neighbours)) {
+		if f := k.neighbours[kind]; f.There {
+			all = append(all, events.Statement{Key: kind, Event: events.Event{Reason: neighbourReasons[kind], Text: sentences(f.Text)}})
+		}
+	}
+	if k.node == nil {
+		return all
+	}
+	off := events.Event{Type: corev1.EventTypeNormal, Reason: reasonExtendedOff}
+	switch knows, err := extendedResources(k.node); {
+	case err != nil:
+		off.Text = fmt.Sprintf("It is not known whether the kubelet gives pods %s, so that devices of this node are for claims only (%v).", aboutExtended, err)
+	case !knows:
+		off.Text = fmt.Sprintf("The kubelet %s would start pods that ask for %s, without a device, "+
+			"so that devices of this node are for claims only. Upgrade the kubelet to 1.36 or later.", kubeletOf(k.node), aboutExtended)
+	default:
+		return all
+	}
+	return append(all, events.Statement{Key: kubeletKey(off.Text), Event: off})
+}

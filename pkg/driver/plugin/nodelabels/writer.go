@@ -1,0 +1,190 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nodelabels
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/driver/plugin/internal/loop"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/util/logchange"
+)
+
+const (
+	// manager is this driver's name among those who write fields of objects.
+	manager = "partage-node-labels"
+	// retryInterval is the pause after a failure, and requestTime bounds one request.
+	retryInterval, requestTime = time.Minute, 10 * time.Second
+)
+
+// Mode says what becomes of the labels: Never leaves the node alone, Write keeps them on the node, and Remove removes
+// those that were written.
+type Mode string
+
+// Values of Mode.
+const (
+	Never  Mode = "Never"
+	Write  Mode = "Write"
+	Remove Mode = "Remove"
+)
+
+// Modes are all values.
+var Modes = []Mode{Never, Write, Remove}
+
+// Options are all mandatory.
+type Options struct {
+	NodeName string
+	// Client has a budget of its own: nothing that pods wait for is to wait for this.
+	Client kubernetes.Interface
+	Mode   Mode
+	// Say takes which labels others have written with other values, nothing if there are none.
+	Say func(ctx context.Context, message string)
+}
+
+// Writer brings the labels of the node to what it was told last. It writes by server-side
+// apply: the API server knows which labels are this driver's, also those of earlier plugins,
+// and refuses to overwrite those of others.
+type Writer struct {
+	Options
+	changed loop.Trigger
+	mu      sync.Mutex
+	// now is how things are, and done how they were after the last write.
+	now, done state
+	problem   logchange.Problem
+}
+
+// state decides whether something is to be written: wanted is nil as long as nothing is, and the UID empty while there is no node.
+type state struct {
+	uid            types.UID
+	labels, wanted map[string]string
+}
+
+// New makes a Writer, which does nothing before Run.
+func New(o Options) *Writer {
+	w := &Writer{Options: o, changed: loop.NewTrigger()}
+	if o.Mode == Remove {
+		w.now.wanted = map[string]string{}
+	}
+	return w
+}
+
+// SetGPUs takes the GPUs that the node offers. It does not block.
+func (w *Writer) SetGPUs(gpus []*gpu.GPU) {
+	if w.Mode == Write {
+		w.set(func() { w.now.wanted = Of(gpus) })
+	}
+}
+
+// SetNode takes the node as it is now. It does not block.
+func (w *Writer) SetNode(uid types.UID, labels map[string]string) {
+	w.set(func() { w.now.uid, w.now.labels = uid, labels })
+}
+
+// set wakes Run only if something is other than before, so that what is told again and again does not cut the pause after a failure short.
+func (w *Writer) set(change func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	before := w.now
+	change()
+	if !reflect.DeepEqual(before, w.now) {
+		w.changed.Fire()
+	}
+}
+
+// Run works until ctx ends. The labels stay then.
+func (w *Writer) Run(ctx context.Context) {
+	for ctx.Err() == nil {
+		var again <-chan time.Time
+		err := w.update(ctx)
+		if err != nil {
+			again = time.After(retryInterval)
+		}
+		if ctx.Err() == nil {
+			w.problem.Log(ctx, err, "The labels of the node are not up to date, will retry", "The labels of the node are up to date again")
+		}
+		select {
+		case <-ctx.Done():
+		case <-w.changed:
+		case <-again:
+		}
+	}
+}
+
+// update writes if something has changed since the last time. What others have written with other values stays and is told.
+func (w *Writer) update(ctx context.Context) error {
+	w.mu.Lock()
+	now := w.now
+	w.mu.Unlock()
+	if now.wanted == nil || now.uid == "" || reflect.DeepEqual(now, w.done) {
+		return nil
+	}
+	node, err := w.apply(ctx, now.uid, now.wanted)
+	by := conflicts(err)
+	if len(by) > 0 {
+		own := maps.Clone(now.wanted)
+		maps.DeleteFunc(own, func(key, _ string) bool { _, others := by[key]; return others })
+		node, err = w.apply(ctx, now.uid, own)
+	}
+	if err != nil {
+		return fmt.Errorf("write labels of the node: %w", err)
+	}
+	if !maps.Equal(node.Labels, now.labels) {
+		klog.FromContext(ctx).Info("Wrote labels of the node", "labels", node.Labels, "before", now.labels)
+	}
+	now.labels = node.Labels
+	w.done = now
+	w.Say(ctx, describe(now, by))
+	return nil
+}
+
+func (w *Writer) apply(ctx context.Context, uid types.UID, labels map[string]string) (*corev1.Node, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTime)
+	defer cancel()
+	// The UID keeps a node of the same name from getting labels of this one.
+	return w.Client.CoreV1().Nodes().Apply(ctx, applycorev1.Node(w.NodeName).WithUID(uid).WithLabels(labels), metav1.ApplyOptions{FieldManager: manager})
+}
+
+// conflicts are the labels that others have written with other values, and who has.
+func conflicts(err error) map[string]string {
+	by := map[string]string{}
+	var status apierrors.APIStatus
+	if apierrors.IsConflict(err) && errors.As(err, &status) && status.Status().Details != nil {
+		for _, cause := range status.Status().Details.Causes {
+			if key, is := strings.CutPrefix(cause.Field, ".metadata.labels."); is {
+				_, after, _ := strings.Cut(cause.Message, `"`) // conflict with "manager" using v1 at 2026-11-22T18:20:55Z
+				by[key], _, _ = strings.Cut(after, `"`)
+			}
+		}
+	}
+	return by
+}
+
+// describe says what others have written with other values.
+func describe(now state, by map[string]string) string {
+	var differ []string
+	for _, key := range slices.Sorted(maps.Keys(by)) {
+		differ = append(differ, fmt.Sprintf("%s=%s of %s instead of %s", key, now.labels[key], by[key], now.wanted[key]))
+	}
+	if len(differ) == 0 {
+		return ""
+	}
+	return "The node has labels that others wrote, which stay as they are: " + strings.Join(differ, ", ") +
+		". Set kubeletPlugin.nodeLabels to Never where GPU feature discovery runs, or remove the labels if it runs no more."
+}

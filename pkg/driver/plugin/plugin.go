@@ -1,0 +1,345 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package plugin connects the driver to the kubelet and to the API server.
+//
+//	registration.go  how the kubelet finds the plugin; prepare.go serves its calls, which go to package claim
+//	gpu_loop.go      joins what is known of the GPUs, and hands it on, whatever has changed
+//	gpus.go          what discovery.go has found of them, also in an earlier process; gpu_report.go says it
+//	gpu_health.go    what package health finds out
+//	foreign_claims.go which of them another driver with the same name has given away, and what else neighbours.go finds on the node
+//	node.go          watches the Node: its identity, its labels, which GPUs are cordoned, and what its kubelet can do
+//	desired.go       which devices are to be published
+//	want.go          what slices, taints, the status of claims, the kubelet, events, labels of the node and metrics should be, given all of this
+//	conditions.go    what people are told of conditions of the GPUs; they become taints in package device
+//	device_states.go how the devices of claims are; claim_status.go says it in the status of claims, which claimstatus/ writes,
+//	                 health_stream.go to the kubelet
+//	publish/         keeps ResourceSlices in the API server
+//	metadata.go      what containers can read about their devices, in files
+//	reconcile.go     cleans up
+//	events/          tells people what holds, and what happens
+//	health.go        why the plugin is not ready, and whether it is alive
+package plugin
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/driver/health"
+	"github.com/partage-dev/partage/pkg/driver/metrics"
+	"github.com/partage-dev/partage/pkg/driver/plugin/claimstatus"
+	"github.com/partage-dev/partage/pkg/driver/plugin/events"
+	"github.com/partage-dev/partage/pkg/driver/plugin/internal/loop"
+	"github.com/partage-dev/partage/pkg/driver/plugin/lastseen"
+	"github.com/partage-dev/partage/pkg/driver/plugin/nodelabels"
+	"github.com/partage-dev/partage/pkg/driver/plugin/publish"
+	"github.com/partage-dev/partage/pkg/driver/plugin/publish/rules"
+)
+
+// Claims keeps the state of claims on this node. All methods may be called
+// concurrently.
+type Claims interface {
+	ClaimPreparer
+	ClaimReconciler
+	ClaimSurveyor
+	ClaimViewer
+}
+
+// Options are all mandatory except where a comment says otherwise.
+type Options struct {
+	DriverName string
+	// NodeName is the node's name and the name of its only pool.
+	NodeName   string
+	KubeClient kubernetes.Interface
+	// MetadataClient reads what needs no more than metadata.
+	MetadataClient metadata.Interface
+	Claims         Claims
+	Hardware       Hardware
+
+	// DataDir holds the DRA socket; it is made if absent. RegistrarDir is where
+	// the kubelet watches for registration sockets; it must exist.
+	DataDir      string
+	RegistrarDir string
+	// BootID is that of this boot of the machine.
+	BootID string
+
+	// PollInterval is the time between two surveys of the GPUs, ReconcileInterval
+	// that between two rounds of cleaning up.
+	PollInterval, ReconcileInterval time.Duration
+
+	// Policy is the admin's sharing policy.
+	Policy PolicySource
+	// Limited says that an interposer library limits time-slice shares.
+	Limited bool
+
+	// PodUID lets two instances overlap during a rolling update, each with its
+	// own sockets. Optional: without it there is one instance at a time.
+	PodUID types.UID
+	// StatusClient writes the status of claims. Optional: without it nothing is written.
+	StatusClient kubernetes.Interface
+	// DeviceMetadata gives containers a file about their devices.
+	DeviceMetadata bool
+	// NodeLabels says what becomes of the node's labels about its GPUs, which LabelClient
+	// writes. Optional: without a mode they are left alone.
+	NodeLabels  nodelabels.Mode
+	LabelClient kubernetes.Interface
+	// CDIDir is the folder of CDI specs, and FileContext the SELinux context of files that
+	// containers read, empty for none.
+	CDIDir, FileContext string
+	// Events reports conditions of the GPUs. Optional.
+	Events events.Tell
+	// Health tells what is wrong with GPUs. Optional: what makes them fail to answer is
+	// noticed without it.
+	Health health.Hardware
+	// Metrics are of what the plugin does. Optional.
+	Metrics *metrics.Metrics
+	// Runtime finds out whether containers without a claim can have GPUs. Optional.
+	Runtime RuntimeCheck
+	// ForeignClaims finds claims of another driver with this driver's name. Optional.
+	ForeignClaims ForeignClaims
+	// HealthListener serves the gRPC health protocol and is closed by Run.
+	// Optional.
+	HealthListener net.Listener
+}
+
+// Times that bound waiting. None of them decides about correctness.
+const (
+	// The kubelet gives a call 45 s and comes back only a minute later, so a
+	// call that arrives while the driver starts had better wait a little: for longer
+	// than a GPU that hangs holds up the first discovery of the others.
+	startupTimeout = 30 * time.Second
+	// A pod gets 30 s between SIGTERM and SIGKILL by default.
+	drainTimeout = 20 * time.Second
+	// A call that was cancelled has nothing to wait for any more.
+	cancelTimeout = 5 * time.Second
+	// The helper closes connections without waiting until answers are written.
+	answerTime  = 500 * time.Millisecond
+	nodeTimeout = 10 * time.Second
+)
+
+// timing has the times that tests change.
+type timing struct {
+	// publishPace is that of the publisher, nil stands for its own.
+	publishPace *rules.Pace
+	// answer is for how long nothing is closed after the last call, whose answer may not be
+	// written yet.
+	answer time.Duration
+}
+
+// Plugin is the running driver.
+type Plugin struct {
+	options   Options
+	timing    timing
+	board     *events.Board
+	readiness *readiness
+	publisher *publish.Publisher
+	// service, the loop of the GPUs and its reconciler share triggers.
+	service *draService
+	gpus    *gpuLoop
+	node    *ownNode
+	labels  *nodelabels.Writer
+	// status is nil where the status of claims is not written.
+	status *claimstatus.Writer
+	// socketUID is part of the names of the sockets.
+	socketUID types.UID
+	// stop ends Run with an error.
+	stop context.CancelCauseFunc
+}
+
+// New does nothing yet.
+func New(o Options) *Plugin {
+	return newPlugin(o, timing{answer: answerTime})
+}
+
+func newPlugin(o Options, t timing) *Plugin {
+	if o.Events == nil {
+		o.Events = func(context.Context, ...events.Event) {}
+	}
+	if o.Metrics == nil {
+		o.Metrics = metrics.New(metrics.Options{}) // nobody asks for them
+	}
+	p := &Plugin{options: o, timing: t, board: events.NewBoard(o.Events), readiness: newReadiness()}
+	stop := func(err error) { p.stop(err) }
+	failed, pollNow, startup := loop.NewTrigger(), loop.NewTrigger(), newStartup()
+	requested := &requestedDevices{driverName: o.DriverName, poolName: o.NodeName}
+	p.publisher = p.newPublisher()
+	if o.StatusClient != nil {
+		p.status = claimstatus.New(claimstatus.Options{DriverName: o.DriverName, Client: o.StatusClient, Newest: p.publisher.Newest})
+	}
+	p.labels = nodelabels.New(nodelabels.Options{
+		NodeName: o.NodeName, Client: o.LabelClient, Mode: o.NodeLabels,
+		Say: func(ctx context.Context, message string) {
+			p.board.SayOne(ctx, events.Event{Reason: reasonForeignLabels, Text: message})
+		},
+	})
+	p.node = newOwnNode(o.KubeClient, o.NodeName, p.seeNode, pollNow, stop)
+	software := &neighbours{node: p.node.now.Load, otherDriver: p.options.otherDriver(), runtime: o.Runtime, observe: o.Metrics.SetNeighbour}
+	p.service = &draService{
+		others: newOthers(o.ForeignClaims, software.find, o.ReconcileInterval, pollNow), devices: newDeviceStates(o.PollInterval),
+		options: &p.options, startup: startup, readiness: p.readiness, requested: requested, failed: failed, stop: stop,
+	}
+	p.gpus = &gpuLoop{
+		options: &p.options, publish: p.publish,
+		reconciler: &reconciler{options: &p.options, failed: failed, pollNow: pollNow},
+		readiness:  p.readiness, startup: startup, board: p.board,
+		health: noHealth{}, others: p.service.others, states: p.service.devices, pollNow: pollNow, failed: failed, stop: stop,
+		discovery: discoverer{hardware: o.Hardware, interval: o.PollInterval, opened: startup.opened, found: make(chan discovery, 1)},
+		gpus:      knownGPUs{file: lastseen.New(o.DataDir, o.BootID)},
+		desired:   desired{options: &p.options, node: p.node, stored: p.publisher, requested: requested, readiness: p.readiness, now: time.Now},
+	}
+	return p
+}
+
+func (p *Plugin) newPublisher() *publish.Publisher {
+	o := &p.options
+	return publish.New(publish.Options{
+		DriverName: o.DriverName, NodeName: o.NodeName, KubeClient: o.KubeClient, MetadataClient: o.MetadataClient,
+		LockFile: filepath.Join(o.DataDir, "publish.lock"),
+		Report:   func(ctx context.Context, reason string) { p.readiness.set(ctx, needSlices, reason) },
+		Say: func(ctx context.Context, reason, message string) {
+			p.board.SayOne(ctx, events.Event{Reason: reason, Text: message})
+		},
+		Observe: func(slices int, err error) {
+			if err != nil {
+				o.Metrics.PublishFailed()
+				return
+			}
+			o.Metrics.Published(slices)
+		},
+		Pace: p.timing.publishPace,
+	})
+}
+
+// seeNode hands on what the API server says of this node.
+func (p *Plugin) seeNode(node *corev1.Node) {
+	p.publisher.SetOwner(node.UID)
+	p.labels.SetNode(node.UID, node.Labels)
+	knows, err := extendedResources(node)
+	if err != nil {
+		p.options.Metrics.SetExtendedResources(nil)
+		return
+	}
+	p.options.Metrics.SetExtendedResources(&knows)
+}
+
+// publish tells the cluster what is wanted. Slices and labels stay as they are as long as it is not known what they should be.
+func (p *Plugin) publish(w *wanted, complete bool) {
+	if p.status != nil {
+		p.status.Set(statusOf(w.states))
+	}
+	if complete {
+		p.labels.SetGPUs(w.offeredGPUs())
+		p.publisher.SetInventory(w.inventory)
+	}
+}
+
+// Run serves until ctx is cancelled, which is a clean end and returns nil, or
+// until an error that retrying cannot mend. Published slices stay: the kubelet
+// removes them if no other instance takes over within 30 s.
+func (p *Plugin) Run(ctx context.Context) error {
+	parent := ctx
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	p.stop = cancel
+
+	p.socketUID = p.options.socketUID(ctx)
+	if p.options.HealthListener != nil {
+		stop := p.serveHealth(ctx)
+		defer stop()
+	}
+	if err := p.prepareDirectories(ctx); err != nil {
+		return err
+	}
+	// The helper stops at once when its context ends. Detached from ctx it
+	// keeps serving until calls in progress have ended.
+	helper, err := kubeletplugin.Start(context.WithoutCancel(ctx), p.service, p.helperOptions()...)
+	if err != nil {
+		return fmt.Errorf("start serving the kubelet in %s and %s: %w", p.options.DataDir, p.options.RegistrarDir, err)
+	}
+	// So do the loops: a call in progress may depend on them.
+	loops, endLoops := context.WithCancel(context.WithoutCancel(ctx))
+	defer endLoops()
+	var running sync.WaitGroup
+	// The kubelet need not wait for the API server, which may be slow.
+	running.Go(func() { p.node.watch.Run(loops) })
+	if monitor := p.newMonitor(); monitor != nil {
+		p.gpus.health = monitor
+		running.Go(func() { monitor.Run(loops) })
+	}
+	running.Go(func() { p.service.others.run(loops) })
+	running.Go(func() { p.gpus.run(loops) })
+	running.Go(func() {
+		<-p.service.startup.done // which cleans up itself
+		p.gpus.reconciler.run(loops)
+	})
+	running.Go(func() { p.publisher.Run(loops) })
+	if p.status != nil {
+		running.Go(func() { p.status.Run(loops) })
+	}
+	running.Go(func() { p.labels.Run(loops) })
+
+	<-ctx.Done()
+	p.shutDown(ctx, helper)
+	endLoops()
+	running.Wait()
+	if parent.Err() != nil {
+		return nil
+	}
+	return context.Cause(ctx)
+}
+
+func (p *Plugin) helperOptions() []kubeletplugin.Option {
+	o := &p.options
+	return append(o.metadataOptions(),
+		kubeletplugin.DriverName(o.DriverName),
+		kubeletplugin.NodeName(o.NodeName),
+		kubeletplugin.KubeClient(o.KubeClient),
+		kubeletplugin.PluginDataDirectoryPath(o.DataDir),
+		kubeletplugin.RegistrarDirectoryPath(o.RegistrarDir),
+		kubeletplugin.RollingUpdate(p.socketUID),
+		// Package claim locks per GPU, across processes.
+		kubeletplugin.Serialize(false),
+		// A kubelet that does not know it, or has it switched off, does not ask.
+		kubeletplugin.HealthService(true),
+		kubeletplugin.GRPCInterceptor(p.onRegistration),
+		kubeletplugin.GRPCInterceptor(onArrival),
+	)
+}
+
+func (p *Plugin) prepareDirectories(ctx context.Context) error {
+	if err := os.MkdirAll(p.options.DataDir, 0o750); err != nil {
+		return fmt.Errorf("make the plugin's data directory: %w", err)
+	}
+	if info, err := os.Stat(p.options.RegistrarDir); err != nil || !info.IsDir() {
+		return fmt.Errorf("the kubelet's registration directory %s is not there; is the kubelet's root directory another one?", p.options.RegistrarDir)
+	}
+	p.options.removeStaleSockets(ctx)
+	return nil
+}
+
+// shutDown lets calls in progress finish, because a half-prepared claim has to be
+// undone by the next instance, then closes the sockets. After it returns no call
+// touches the hardware any more, except one that hangs there, which it logs.
+func (p *Plugin) shutDown(ctx context.Context, helper *kubeletplugin.Helper) {
+	logger := klog.FromContext(ctx)
+	logger.Info("Stopping", "reason", context.Cause(ctx))
+	if !p.service.calls.waitIdle(ctx, drainTimeout, p.timing.answer) {
+		logger.Info("Calls are still running, cancelling them", "waited", drainTimeout)
+	}
+	helper.Stop()
+	if !p.service.calls.waitIdle(ctx, cancelTimeout, 0) {
+		logger.Info("Calls did not end although they were cancelled", "waited", cancelTimeout)
+	}
+}

@@ -1,0 +1,260 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/driver/claim"
+	"github.com/partage-dev/partage/pkg/driver/metrics"
+	"github.com/partage-dev/partage/pkg/driver/plugin/internal/loop"
+	"github.com/partage-dev/partage/pkg/driver/plugin/internal/tenant"
+	"github.com/partage-dev/partage/pkg/util/panics"
+	"github.com/partage-dev/partage/pkg/util/steptime"
+)
+
+// ClaimPreparer prepares and unprepares claims. Its methods may be called
+// concurrently.
+type ClaimPreparer interface {
+	// Prepare is idempotent and prepares a claim completely or not at all.
+	Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]claim.LiveDevice, error)
+	// Unprepare is idempotent; an unknown claim is a success.
+	Unprepare(ctx context.Context, uid types.UID) error
+}
+
+// draService serves the calls of the kubelet, and of the helper that receives them.
+type draService struct {
+	options   *Options
+	devices   *deviceStates
+	startup   *startup
+	readiness *readiness
+	requested *requestedDevices
+	others    *others
+	// calls are those in progress.
+	calls inflight
+	// failed asks to clean up soon.
+	failed loop.Trigger
+	// stop ends the driver.
+	stop func(error)
+}
+
+var _ kubeletplugin.DRAPlugin = (*draService)(nil)
+
+// PrepareResourceClaims prepares all claims of one pod at the same time. Every
+// claim succeeds or fails on its own. An error becomes an event of the pod.
+func (s *draService) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	defer s.calls.begin()()
+	return atOnce(claims, func(c *resourceapi.ResourceClaim) (types.UID, kubeletplugin.PrepareResult) {
+		result := s.prepare(ctx, c)
+		result.Err = tenant.Error(result.Err, c.Namespace, c.UID)
+		return c.UID, result
+	}), nil
+}
+
+// atOnce handles all claims of a call at the same time.
+func atOnce[Claim, Result any](claims []Claim, handle func(Claim) (types.UID, Result)) map[types.UID]Result {
+	results := make(map[types.UID]Result, len(claims))
+	var mu sync.Mutex
+	var running sync.WaitGroup
+	for _, c := range claims {
+		running.Go(func() {
+			uid, result := handle(c)
+			mu.Lock()
+			defer mu.Unlock()
+			results[uid] = result
+		})
+	}
+	running.Wait()
+	return results
+}
+
+func (s *draService) prepare(ctx context.Context, c *resourceapi.ResourceClaim) (result kubeletplugin.PrepareResult) {
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KObj(c), "claimUID", c.UID)
+	ctx = klog.NewContext(ctx, logger)
+	start := time.Now()
+	ctx, times := steptime.With(ctx)
+	end := s.options.Metrics.Begin(metrics.Prepare)
+	defer func() { end(failureReason(result.Err), times) }()
+	defer panics.Recover(ctx, &result.Err)
+	own, devices := s.requested.add(c)
+	waited := times.Begin(steptime.Wait)
+	s.startup.wait(ctx, devices, startupTimeout)
+	waited()
+
+	var prepared []claim.LiveDevice
+	err := s.others.refuse(ctx, c.UID, own, s.isPrepared)
+	if err == nil {
+		prepared, err = s.options.Claims.Prepare(ctx, c)
+	}
+	if err != nil {
+		if trouble := s.devices.trouble(devices); trouble != "" {
+			err = fmt.Errorf("%s: %w", trouble, err)
+		}
+		err = fmt.Errorf("claim %s: %w", klog.KObj(c), err)
+		if reason := s.readiness.hardwareReason(); reason != "" {
+			err = fmt.Errorf("%w (%s)", err, reason)
+		}
+		logger.Error(err, "Prepare failed", "duration", time.Since(start))
+		var refused *claim.RefusedError
+		if !errors.As(err, &refused) {
+			s.failed.Fire()
+		}
+		return kubeletplugin.PrepareResult{Err: err}
+	}
+	names := make([]string, 0, len(prepared))
+	for i := range prepared {
+		d := &prepared[i]
+		names = append(names, d.Device)
+		result.Devices = append(result.Devices, kubeletplugin.Device{
+			Requests:     d.Requests,
+			PoolName:     d.Pool,
+			DeviceName:   d.Device,
+			CDIDeviceIDs: []string{d.CDIDevice},
+			ShareID:      d.ShareID,
+			Metadata:     &kubeletplugin.DeviceMetadata{Attributes: metadataAttributes(d)},
+		})
+	}
+	logger.Info("Prepared", "devices", names, "duration", time.Since(start))
+	return result
+}
+
+// isPrepared reports whether a claim is known to have its devices.
+func (s *draService) isPrepared(uid types.UID) bool {
+	live, err := s.options.Claims.Live()
+	return err == nil && slices.ContainsFunc(live, func(c claim.LiveClaim) bool { return c.Claim.UID == uid })
+}
+
+// UnprepareResourceClaims unprepares all claims of a call at the same time.
+func (s *draService) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	defer s.calls.begin()()
+	return atOnce(claims, func(c kubeletplugin.NamespacedObject) (types.UID, error) {
+		return c.UID, tenant.Error(s.unprepare(ctx, c), c.Namespace, c.UID)
+	}), nil
+}
+
+func (s *draService) unprepare(ctx context.Context, claim kubeletplugin.NamespacedObject) (err error) {
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KRef(claim.Namespace, claim.Name), "claimUID", claim.UID)
+	ctx = klog.NewContext(ctx, logger)
+	start := time.Now()
+	ctx, times := steptime.With(ctx)
+	end := s.options.Metrics.Begin(metrics.Unprepare)
+	defer func() { end(failureReason(err), times) }()
+	defer panics.Recover(ctx, &err)
+	if s.readiness.hardwareReason() != "" {
+		// What needs the GPUs stays undone, and the cleaning up that follows their
+		// discovery may be over before this call is.
+		defer s.failed.Fire()
+	}
+
+	if err := s.options.Claims.Unprepare(ctx, claim.UID); err != nil {
+		err = fmt.Errorf("claim %s/%s: %w", claim.Namespace, claim.Name, err)
+		logger.Error(err, "Unprepare failed", "duration", time.Since(start))
+		s.failed.Fire()
+		return err
+	}
+	logger.Info("Unprepared", "duration", time.Since(start))
+	return nil
+}
+
+// HandleError is called by the helper for failures in the background. Those that
+// the helper retries are logged; any other, such as a gRPC server that died, ends
+// the driver.
+func (s *draService) HandleError(ctx context.Context, err error, msg string) {
+	logger := klog.FromContext(ctx)
+	switch {
+	case errors.Is(err, kubeletplugin.ErrRecoverable):
+		if ctx.Err() == nil {
+			logger.Error(err, "Will be retried", "while", msg)
+		}
+	default:
+		logger.Error(err, "Cannot go on", "while", msg)
+		s.stop(fmt.Errorf("%s: %w", msg, err))
+	}
+}
+
+// WatchHealthStatus reports the health of the devices that claims have.
+func (s *draService) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
+	return s.devices.watch(ctx, reports)
+}
+
+// inflight counts calls. Its zero value is ready.
+type inflight struct {
+	mu    sync.Mutex
+	count int
+	ended time.Time
+}
+
+// begin counts a call until end is called.
+func (f *inflight) begin() (end func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.count++
+	return func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.count--
+		f.ended = time.Now()
+	}
+}
+
+// waitIdle waits until no call is running and none has ended for the time quiet.
+// It returns false if that does not happen within timeout.
+func (f *inflight) waitIdle(ctx context.Context, timeout, quiet time.Duration) bool {
+	isIdle := func(context.Context) (bool, error) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.count == 0 && time.Since(f.ended) >= quiet, nil
+	}
+	return wait.PollUntilContextTimeout(context.WithoutCancel(ctx), 10*time.Millisecond, timeout, true, isIdle) == nil
+}
+
+// requestedDevices are the devices of this driver's pool that the kubelet asked to
+// prepare since the list was last emptied. They are allocated, even if preparing
+// them fails and no record says so.
+type requestedDevices struct {
+	driverName, poolName string
+
+	mu    sync.Mutex
+	names map[string]bool
+}
+
+// add notes the devices that a claim was allocated of this driver's pool, and returns them, also by name.
+func (r *requestedDevices) add(c *resourceapi.ResourceClaim) (own []resourceapi.DeviceRequestAllocationResult, names []string) {
+	if c.Status.Allocation == nil {
+		return nil, nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.names == nil {
+		r.names = map[string]bool{}
+	}
+	for _, result := range c.Status.Allocation.Devices.Results {
+		if result.Driver == r.driverName && result.Pool == r.poolName {
+			own, names = append(own, result), append(names, result.Device)
+			r.names[result.Device] = true
+		}
+	}
+	return own, names
+}
+
+// drain returns the names and empties the list.
+func (r *requestedDevices) drain() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	names := slices.Collect(maps.Keys(r.names))
+	r.names = nil
+	return names
+}

@@ -1,0 +1,247 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package publish
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/driver/plugin/internal/loop"
+)
+
+// Features are what a cluster can do with devices: a set of bits.
+type Features uint8
+
+const (
+	// PartitionableDevices means that the API server stores shared counters.
+	PartitionableDevices Features = 1 << iota
+	// ConsumableCapacity means that the API server stores what several claims need to share
+	// one device.
+	ConsumableCapacity
+	// Taints means that the API server stores them.
+	Taints
+	// ShareCounters means that the scheduler remembers the counters that shares have consumed.
+	ShareCounters
+	// NewTaints means that the API server takes taints that only tell something, and more than four of a device, as from Kubernetes 1.35.
+	NewTaints
+
+	// gates are what the API server says by its feature gates, the others follow from its version.
+	gates = PartitionableDevices | ConsumableCapacity | Taints
+	// AllFeatures are those of Kubernetes 1.36.2 and later by default.
+	AllFeatures = gates | ShareCounters | NewTaints
+)
+
+// names are in the order of the bits, feature gates first.
+var names = []string{gatePartitionable, gateConsumable, gateTaints, "counters of shares", "taints of Kubernetes 1.35"}
+
+// Feature gates without which the API server drops shared counters, what several
+// claims need to share one device, and taints.
+const (
+	gatePartitionable = "DRAPartitionableDevices"
+	gateConsumable    = "DRAConsumableCapacity"
+	gateTaints        = "DRADeviceTaints"
+)
+
+func (f Features) String() string {
+	var has []string
+	for i, name := range names {
+		if f&(1<<i) != 0 {
+			has = append(has, name)
+		}
+	}
+	return strings.Join(has, ", ")
+}
+
+func (f Features) has(all Features) bool { return f&all == all }
+
+// maxTaints is how many taints of a device the API server takes: 4 in Kubernetes 1.34, 16 since.
+func (f Features) maxTaints() int {
+	if f.has(NewTaints) {
+		return resourceapi.DeviceTaintsMaxLength
+	}
+	return 4
+}
+
+// limited returns the features of a cluster of this version whose API server has these gates. Its scheduler is taken for
+// as old as the API server; a version that cannot be read is a new one.
+func (f Features) limited(version string) Features {
+	faults, _ := device.FaultsOfScheduler(version)
+	switch {
+	case faults.IgnoresCounters: // before 1.35
+		return f&Taints | ShareCounters
+	case !f.has(PartitionableDevices):
+		// Without counters nothing would keep a share and the whole GPU from being allocated together.
+		f &^= ConsumableCapacity
+	}
+	if !faults.ForgetsShares {
+		f |= ShareCounters
+	}
+	return f | NewTaints
+}
+
+// usedBy returns the features without which these slices would be others.
+func usedBy(stored ...*resourceapi.ResourceSlice) (used Features) {
+	for _, slice := range stored {
+		if len(slice.Spec.SharedCounters) > 0 {
+			used |= PartitionableDevices
+		}
+		for _, d := range slice.Spec.Devices {
+			if len(d.ConsumesCounters) > 0 {
+				used |= PartitionableDevices
+			}
+			if len(d.Taints) > 0 {
+				used |= Taints
+			}
+			if d.AllowMultipleAllocations != nil {
+				used |= ConsumableCapacity
+				if len(d.ConsumesCounters) > 0 {
+					used |= ShareCounters
+				}
+			}
+		}
+	}
+	return used
+}
+
+// While a control plane is upgraded its servers differ, and whichever answers is
+// one of them. Devices that disappear for that time may be allocated. So another
+// answer than the one before counts when, for changeAfter, all answers, at least
+// changeAnswers of them, were like it.
+const (
+	changeAfter   = 10 * time.Minute
+	changeAnswers = 3
+)
+
+// Times between questions. They vary, so that the plugins of many nodes do not ask
+// together.
+const (
+	// calmAfter is for asking when nothing is missing, and askAfter when something is: feature gates may have been turned on.
+	calmAfter, askAfter = time.Hour, 20 * time.Minute
+	// confirmAfter is for asking again after an answer that was another one.
+	confirmAfter = time.Minute
+	// firstAnswers are asked for, with firstPause in between, where nothing tells
+	// whether the first one is typical.
+	firstAnswers, firstPause = 3, 5 * time.Second
+)
+
+// features are those of the cluster as far as is known. It is for one goroutine.
+type features struct {
+	prober prober
+
+	// begun says that now is known.
+	begun bool
+	now   Features
+	// other is what answers have said instead since a time, if there were any.
+	other   Features
+	answers int
+	since   time.Time
+	// doubted means that fields were refused or dropped since an answer was as before.
+	doubted bool
+
+	// version is that of the server that was asked last.
+	version string
+	// next is when to ask again.
+	next time.Time
+}
+
+// begin finds out which features the cluster has, before anything is published that
+// would be misunderstood without them. What is stored tells what it had.
+func (f *features) begin(ctx context.Context, stored []*resourceapi.ResourceSlice) error {
+	answer, err := f.ask(ctx)
+	for n := 1; n < firstAnswers && err == nil && len(stored) == 0 && !answer.has(gates); n++ {
+		if !loop.Pause(ctx, firstPause) {
+			return ctx.Err()
+		}
+		var another Features
+		another, err = f.ask(ctx)
+		// Whether fields are stored shows when they are written. What a scheduler
+		// does never shows.
+		answer = (answer|another)&gates | answer&another
+	}
+	if err != nil {
+		return err
+	}
+	f.begun, f.now = true, answer|usedBy(stored...)
+	f.settle(ctx, answer)
+	return nil
+}
+
+// due reports whether it is time to ask again.
+func (f *features) due() bool { return !time.Now().Before(f.next) }
+
+// check asks again.
+func (f *features) check(ctx context.Context) {
+	answer, err := f.ask(ctx)
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Could not ask the API server which features it has, will retry", "err", err)
+		f.schedule()
+		return
+	}
+	f.settle(ctx, answer)
+}
+
+// settle takes an answer.
+func (f *features) settle(ctx context.Context, answer Features) {
+	logger := klog.FromContext(ctx)
+	switch {
+	case answer == f.now:
+		f.answers, f.doubted = 0, false
+	case f.answers == 0, answer != f.other:
+		f.other, f.answers, f.since = answer, 1, time.Now()
+		logger.Info("An API server has other features than before; this will count if it lasts", "version", f.version, "features", answer, "before", f.now)
+	default:
+		f.answers++
+		if f.answers >= changeAnswers && time.Since(f.since) >= changeAfter {
+			logger.Info("The API servers have other features, publishing accordingly", "version", f.version, "features", answer, "before", f.now)
+			f.now, f.answers, f.doubted = answer, 0, false
+		}
+	}
+	f.schedule()
+}
+
+// doubt brings the next question forward.
+func (f *features) doubt() {
+	f.doubted = true
+	if soon := time.Now().Add(confirmAfter / 2); soon.Before(f.next) {
+		f.next = soon
+	}
+}
+
+// schedule sets the time of the next question.
+func (f *features) schedule() {
+	after := calmAfter
+	switch {
+	case f.answers > 0 || f.doubted:
+		after = confirmAfter
+	case f.now != AllFeatures:
+		after = askAfter
+	}
+	f.next = time.Now().Add(wait.Jitter(after/2, 1))
+}
+
+// ask returns the features of one server. It tries them out only if that may have
+// another result than the last time.
+func (f *features) ask(ctx context.Context) (Features, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	version, err := f.prober.version(ctx)
+	if err != nil {
+		return 0, err
+	}
+	found := f.now & gates
+	if version != f.version || f.answers > 0 || f.doubted || found != gates {
+		if found, err = f.prober.gates(ctx, version); err != nil {
+			return 0, fmt.Errorf("could not try out which features the API server has: %w", err)
+		}
+	}
+	f.version = version
+	return found.limited(version), nil
+}

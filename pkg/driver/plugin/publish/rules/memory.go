@@ -1,0 +1,189 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package rules
+
+import (
+	"maps"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+)
+
+// Pace has the times that only say when.
+type Pace struct {
+	// TellLatest is after what time a taint without effect is written by itself, and TellOnce how often at most for a slice.
+	TellLatest, TellOnce Time
+	// Hold is how long a taint stays that nobody wants any more and that has ended before in HoldForgotten. The first time it goes at once.
+	Hold, HoldForgotten Time
+	// Repair is the time before what others have changed is put back for the second time, and RepairMost at most. Others must
+	// have changed nothing for RepairForgotten, so that it is done at once again.
+	Repair, RepairMost, RepairForgotten Time
+	// Retry is the time before a request that has failed is tried again, and RetryMost at most.
+	Retry, RetryMost Time
+	// Burst is how many writes that can wait are made at once, and Every the time until there is one more.
+	Burst int
+	Every Time
+}
+
+// Usual is the pace of the driver.
+var Usual = Pace{
+	TellLatest: 5 * time.Minute, TellOnce: 10 * time.Minute,
+	Hold: 20 * time.Second, HoldForgotten: 10 * time.Minute,
+	Repair: time.Second, RepairMost: 5 * time.Minute, RepairForgotten: 10 * time.Minute,
+	Retry: time.Second, RetryMost: 20 * time.Second,
+	Burst: 60, Every: 30 * time.Second,
+}
+
+// debt is how many writes the budget can be short of.
+const debt = 10
+
+type taintKey struct{ device, key string }
+
+type wantedTaint struct {
+	taintKey
+	effect resourceapi.DeviceTaintEffect
+}
+
+// ending is when a taint was last not wanted any more, and whether that was so before, not long ago.
+type ending struct {
+	at    Time
+	again bool
+}
+
+// written is what was answered last when a slice was written.
+type written struct {
+	version string
+	// news is when the latest taint was wanted that the slice has and that keeps pods away, told when taints without effect were written last.
+	news, told Time
+}
+
+// Memory is what Decide remembers for pace. With a new one the same is written, perhaps at another time. It is for one goroutine.
+type Memory struct {
+	p *Pace
+	// doubt asks for a list. heard means that others may have changed something since the last comparison, and repaired that a write
+	// has succeeded since others were last slowed down.
+	doubt, heard, repaired bool
+	// said is when a taint was first wanted, and ended when one was not any more.
+	said  map[wantedTaint]Time
+	ended map[taintKey]ending
+	// wrote is by the names of slices.
+	wrote map[string]written
+	// repairAt is when what others have changed may be put back.
+	repairDelay, repairAt Time
+	// triedAt is when the last request was answered, or not.
+	retryDelay, retryAt, triedAt Time
+	// paid is until when the budget has been spent.
+	paid Time
+}
+
+// NewMemory is that of a process that begins.
+func NewMemory(p *Pace) *Memory {
+	return &Memory{
+		p: p, doubt: true, repaired: true, said: map[wantedTaint]Time{}, ended: map[taintKey]ending{}, wrote: map[string]written{},
+		repairAt: Never, retryAt: Never, triedAt: Never, paid: Never,
+	}
+}
+
+// say notes since when taints are wanted, and when one has ended.
+func (m *Memory) say(all []slot, now Time) {
+	said := map[wantedTaint]Time{}
+	for i := range all {
+		s := &all[i]
+		for _, device := range s.want.Spec.Devices {
+			for _, t := range device.Taints {
+				k := wantedTaint{taintKey{device.Name, t.Key}, t.Effect}
+				since, known := m.said[k]
+				if !known {
+					since = now
+				}
+				said[k] = since
+				if keepsAway(t.Effect) {
+					s.news = max(s.news, since)
+				}
+			}
+		}
+	}
+	maps.DeleteFunc(m.ended, func(_ taintKey, e ending) bool { return now-e.at > m.p.HoldForgotten })
+	for k := range m.said {
+		if _, still := said[k]; !still {
+			_, again := m.ended[k.taintKey]
+			m.ended[k.taintKey] = ending{now, again}
+		}
+	}
+	m.said = said
+}
+
+// last is what was written last of a slice.
+func (m *Memory) last(name string) written {
+	if w, known := m.wrote[name]; known {
+		return w
+	}
+	return written{news: Never, told: Never}
+}
+
+// repairs returns when what others have changed may be put back. Who changes something again is answered more slowly.
+func (m *Memory) repairs(now Time) Time {
+	if m.heard && m.repaired && now >= m.repairAt {
+		if now-m.repairAt > m.p.RepairForgotten {
+			m.repairDelay = 0
+		}
+		m.repaired, m.repairAt = false, now+m.repairDelay
+		m.repairDelay = min(max(m.p.Repair, 2*m.repairDelay), m.p.RepairMost)
+	}
+	return m.repairAt
+}
+
+// Doubt has the slices read: something else may be stored than is known.
+func (m *Memory) Doubt() { m.doubt = true }
+
+// Registered is called when the kubelet has registered the plugin: what it has deleted comes back at once.
+func (m *Memory) Registered() {
+	m.doubt, m.repairDelay, m.repairAt, m.retryAt = true, 0, Never, Never
+}
+
+// Listed takes note that the slices were read.
+func (m *Memory) Listed(now Time) {
+	m.doubt, m.heard = false, true
+	m.triedAt, m.retryAt = now, Never
+}
+
+// Wrote takes the version that was answered to a write.
+func (m *Memory) Wrote(w *Write, version string, now Time) {
+	told := m.last(w.Slice.Name).told
+	if w.tells {
+		told = now
+	}
+	m.wrote[w.Slice.Name] = written{version, w.News, told}
+	// What cannot wait may be in debt, for which the rest waits.
+	if w.spends {
+		m.paid = min(max(m.paid, now-Time(m.p.Burst)*m.p.Every)+m.p.Every, now+debt*m.p.Every)
+	}
+	m.succeeded(now)
+}
+
+// Changed takes note that something else was stored than was sent: that is a change by others.
+func (m *Memory) Changed(w *Write) {
+	was := m.last(w.Slice.Name)
+	m.wrote[w.Slice.Name] = written{"", was.news, was.told}
+	m.heard, m.repaired = true, true
+}
+
+// Deleted takes note that a slice was deleted, or is not there.
+func (m *Memory) Deleted(name string, now Time) {
+	delete(m.wrote, name)
+	m.succeeded(now)
+}
+
+func (m *Memory) succeeded(now Time) {
+	m.repaired, m.triedAt, m.retryDelay, m.retryAt = true, now, 0, Never
+}
+
+// Refused takes note that a request has failed. jitter is between 0 and 1.
+func (m *Memory) Refused(now Time, jitter float64) {
+	m.retryDelay = min(max(m.p.Retry, m.retryDelay*3/2), m.p.RetryMost)
+	m.triedAt, m.retryAt = now, now+m.retryDelay+Time(jitter*float64(m.retryDelay)/2)
+}
+
+// RetryAt is when a request may be tried again after one has failed.
+func (m *Memory) RetryAt() Time { return m.retryAt }

@@ -1,0 +1,129 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/driver/claim"
+	"github.com/partage-dev/partage/pkg/driver/plugin/events"
+	"github.com/partage-dev/partage/pkg/driver/unclaimed"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
+)
+
+// known is what all sources say holds now. None of it says who has changed what, or what was said before, but for the words that
+// users of devices read.
+type known struct {
+	// node is nil as long as it was not read, and neighbours are what else on it gives out its GPUs.
+	node       *corev1.Node
+	neighbours map[unclaimed.Kind]unclaimed.Finding
+	// policy is the last valid one, or noPolicy, and policyErr why the present one is not.
+	policy    *policy.Policy
+	policyErr error
+
+	// gpus were found, and inventory has the devices of them that are to be published. It is nil as long as there are none.
+	gpus      *knownGPUs
+	inventory *device.Inventory
+	// survey says what claims and others have on the GPUs, also in statements, if enough of them were looked at. health and foreign are
+	// what package health and the kubelet say.
+	enough          bool
+	survey          device.Status
+	statements      []claim.Statement
+	health, foreign []device.Condition
+
+	// live are the claims that have devices, and said is how these were before.
+	live []claim.LiveClaim
+	said []claimState
+	now  time.Time
+}
+
+// wanted is what claims, the cluster and people are told.
+type wanted struct {
+	*known
+	// status and inventory are for claims and metrics. Slices and labels of the node are made of the inventory, taints of its status.
+	status    device.Status
+	inventory *device.Inventory
+	// states are for the status of claims and the kubelet.
+	states []claimState
+	// events hold now.
+	events []events.Statement
+}
+
+// want says what all are to be told. It is a pure function: the same is told after a restart.
+func want(k *known) *wanted {
+	w := &wanted{known: k, events: slices.Concat(nodeStatements(k), policyStatements(k))}
+	if k.inventory == nil {
+		return w
+	}
+	status, unknown := k.status()
+	w.status = status
+	w.inventory = k.inventory.With(w.status)
+	w.states = judgeAll(k.live, w.status.Sorted().Conditions, k.said, k.now)
+	w.events = append(w.events, gpuStatements(k)...)
+	if k.gpus.discovered { // before, there may be more GPUs
+		w.events = append(w.events, unknown...)
+	}
+	if k.enough {
+		w.events = slices.Concat(w.events, claimStatements(k.statements), conditionStatements(w.status), userStatements(k.live, w.status.Conditions))
+	}
+	return w
+}
+
+// status says what holds of the GPUs, and which GPUs that are to be cordoned are none.
+func (k *known) status() (status device.Status, unknown []events.Statement) {
+	cordoned, unknown := cordon(k.node, k.gpus.node)
+	return device.Status{
+		Static:     k.survey.Static,
+		Conditions: join(&k.policy.Health, k.gpus.conditions(), k.survey.Conditions, k.health, k.foreign, cordoned),
+	}, unknown
+}
+
+// over says that something does not hold any more, if that is known and there is something to be said.
+func (w *wanted) over(was events.Statement) (e events.Event, is bool) {
+	switch key := was.Key.(type) {
+	case policyKey:
+		return events.Event{Type: corev1.EventTypeNormal, Reason: reasonPolicyValid, Text: "The sharing policy can be used again"}, w.policyErr == nil
+	case kubeletKey:
+		knows, err := extendedResources(w.node)
+		return events.Event{Type: corev1.EventTypeNormal, Reason: reasonExtendedOn, Text: "The kubelet gives pods " + aboutExtended + "."}, knows && err == nil
+	case unclaimed.Kind:
+		return events.Event{Type: corev1.EventTypeNormal, Reason: goneReasons[key], Text: sentences(w.neighbours[key].Text)}, true
+	case unlistedKey:
+		return events.Event{
+			Type: corev1.EventTypeNormal, Reason: recoveryReason(device.Lost), Subjects: was.Subjects,
+			Text: "the NVIDIA driver lists it now, or it is not on the PCI bus any more.",
+		}, true
+	case conditionKey:
+		// A GPU that is not there any more has not recovered, and neither has one that does not work for another reason.
+		inTrouble := slices.ContainsFunc(w.status.Conditions, func(is device.Condition) bool {
+			return is.PCIAddress == key.PCIAddress && (is.Reason == key.Reason || isFailure(is))
+		})
+		return recovery(key.Condition), w.gpus.node.Has(key.PCIAddress) && !inTrouble
+	case userKey:
+		d := deviceOf(w.live, key)
+		inTrouble := d != nil && slices.ContainsFunc(slices.Concat(forUsers(w.status.Conditions, d)), func(c device.Condition) bool {
+			return c.Reason == key.reason || isFailure(c)
+		})
+		return events.Event{
+			Claim: was.Claim, Type: corev1.EventTypeNormal, Reason: recoveryReason(key.reason), Subjects: was.Subjects,
+			Text: sentences(overText(key.reason), "Processes that have failed must be restarted"),
+		}, d != nil && !inTrouble
+	}
+	return events.Event{}, false
+}
+
+// offeredGPUs are those that have devices which are not withdrawn. One that is broken at the moment is among them: its devices are tainted.
+func (w *wanted) offeredGPUs() (gpus []*gpu.GPU) {
+	for _, d := range offered(w.inventory) {
+		if len(gpus) == 0 || gpus[len(gpus)-1] != d.GPU {
+			gpus = append(gpus, d.GPU)
+		}
+	}
+	return gpus
+}

@@ -1,0 +1,83 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package plugin
+
+import (
+	"errors"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/driver/claim"
+	"github.com/partage-dev/partage/pkg/driver/unclaimed"
+)
+
+// everything is known at a time, and something is wrong wherever that is possible.
+func everything(now time.Time) *known {
+	ref := claim.Ref{Namespace: "n", Name: "c", UID: "u"}
+	k := surveyed(device.Status{
+		Static:     []device.Static{{PCIAddress: firstGPU, UUID: "MIG-1"}},
+		Conditions: []device.Condition{{PCIAddress: firstGPU, Reason: device.Lost, Message: "it fell off"}},
+	}, []claim.LiveClaim{uses(ref, firstName, firstGPU, nil)})
+	k.node, k.now, k.policyErr = nodeOf("v1.35.9"), now, errors.New("odd")
+	k.node.Annotations = map[string]string{CordonAnnotation: secondGPU + " gpu-1"}
+	k.neighbours = map[unclaimed.Kind]unclaimed.Finding{unclaimed.DevicePlugin: {Kind: unclaimed.DevicePlugin, There: true, Text: "it is there"}}
+	k.gpus.discovered, k.gpus.unlisted = true, []string{"0000:ff:00.0"}
+	k.health = []device.Condition{{PCIAddress: secondGPU, Reason: device.Throttled, Message: "hot"}}
+	k.foreign = []device.Condition{{PCIAddress: secondGPU, Reason: device.ForeignClaim, Value: "n.c", Message: "claim n/c has it"}}
+	k.statements = []claim.Statement{{Claim: ref, Reason: claim.ReasonOrphanInUse, Text: "kept"}}
+	return k
+}
+
+// TestWantIsPure: a process that has just started wants the same as one that has said it before, and asking changes nothing.
+func TestWantIsPure(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1, 0)
+	k, untouched := everything(now), everything(now)
+	first := want(k)
+	if !reflect.DeepEqual(k.survey, untouched.survey) || !reflect.DeepEqual(k.live, untouched.live) || !reflect.DeepEqual(k.node, untouched.node) {
+		t.Error("what is known is another thing after the question")
+	}
+	if again := want(k); !reflect.DeepEqual(first.states, again.states) || !reflect.DeepEqual(first.events, again.events) || !reflect.DeepEqual(first.status, again.status) {
+		t.Error("the same question has two answers")
+	}
+	k.said, k.now = first.states, now.Add(time.Minute)
+	if later := want(k); !reflect.DeepEqual(first.states, later.states) || !reflect.DeepEqual(first.events, later.events) {
+		t.Errorf("a minute later: %+v and %+v", later.states, later.events)
+	}
+}
+
+// TestWantHasEverySource: what each source says reaches people, and nothing of GPUs does before enough of them were looked at.
+func TestWantHasEverySource(t *testing.T) {
+	t.Parallel()
+	reasons := func(k *known) map[string]bool {
+		found := map[string]bool{}
+		for _, e := range want(k).events {
+			found[e.Reason] = true
+		}
+		return found
+	}
+	always := []string{reasonPolicyInvalid, reasonExtendedOff, reasonDevicePlugin, reasonUnlisted, reasonCordonUnknown}
+	looked := []string{reasonStaticPartitions, "GPULost", "GPUThrottled", "GPUForeignClaim", "GPUCordoned", claim.ReasonOrphanInUse}
+	for _, enough := range []bool{false, true} {
+		k := everything(time.Unix(1, 0))
+		k.enough = enough
+		got := reasons(k)
+		for _, reason := range always {
+			if !got[reason] {
+				t.Errorf("enough %t: no event %s", enough, reason)
+			}
+		}
+		for _, reason := range looked {
+			if got[reason] != enough {
+				t.Errorf("enough %t: event %s: %t", enough, reason, got[reason])
+			}
+		}
+	}
+	w := want(everything(time.Unix(1, 0)))
+	if len(w.states) != 1 || w.states[0].devices[0].ready() || len(w.status.Conditions) != 4 || len(w.offeredGPUs()) != 2 {
+		t.Errorf("states %+v, conditions %+v, %d GPUs", w.states, w.status.Conditions, len(w.offeredGPUs()))
+	}
+}

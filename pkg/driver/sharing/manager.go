@@ -1,0 +1,101 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package sharing
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/call"
+	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/node/host"
+)
+
+// Modes reads and sets the compute modes of GPUs and MIG devices.
+type Modes interface {
+	// ComputeMode and SetComputeMode are about the GPU at the address, or about
+	// one of its MIG devices. The error wraps gpu.ErrNotFound if the device with
+	// this UUID is gone.
+	ComputeMode(ctx context.Context, pciAddress, uuid string) (gpu.ComputeMode, error)
+	SetComputeMode(ctx context.Context, pciAddress, uuid string, mode gpu.ComputeMode) error
+}
+
+// Supervisor runs MPS sessions. Its errors name the session or the supervisor. They
+// wrap mps.ErrUnavailable if it does not answer; then the change may have been made or
+// not.
+type Supervisor interface {
+	// Ensure makes a session run as specified.
+	Ensure(ctx context.Context, spec mps.Spec) (mps.Status, error)
+	// Stop succeeds if there is no such session.
+	Stop(ctx context.Context, id string) error
+	List(ctx context.Context) ([]mps.Status, error)
+}
+
+// Options configure a Manager.
+type Options struct {
+	// Roots locate the driver's programs.
+	Roots      host.Roots
+	Modes      Modes
+	Supervisor Supervisor
+	// Calls are the queues of the process, or nil for some of the caller's own.
+	Calls *call.Queues
+	// CommandLimit is how long nvidia-smi may take. 0 means 10 s.
+	CommandLimit time.Duration
+}
+
+const defaultCommandLimit = 10 * time.Second
+
+// Manager shares the devices of one node.
+type Manager struct {
+	roots        host.Roots
+	modes        Modes
+	supervisor   Supervisor
+	calls        *call.Queues
+	commandLimit time.Duration
+	execute      func(ctx context.Context, program host.Program, args []string) (string, error)
+	tool         trust
+}
+
+// New returns a Manager. It does nothing to the devices yet.
+func New(o Options) *Manager {
+	return &Manager{
+		roots:        o.Roots,
+		modes:        o.Modes,
+		supervisor:   o.Supervisor,
+		calls:        o.Calls,
+		commandLimit: cmp.Or(o.CommandLimit, defaultCommandLimit),
+		execute:      execute,
+	}
+}
+
+// Sessions returns the sessions of the node by ID. The error wraps ErrNoSupervisor: nobody
+// knows of sessions but the supervisor.
+func (m *Manager) Sessions(ctx context.Context) (map[string]mps.Status, error) {
+	list, err := m.supervisor.List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list MPS sessions: %w", noSupervisorError{err})
+	}
+	sessions := make(map[string]mps.Status, len(list))
+	for _, status := range list {
+		sessions[status.Spec.ID] = status
+	}
+	return sessions, nil
+}
+
+// wrapUnavailable makes an error that wraps mps.ErrUnavailable wrap ErrNoSupervisor
+// too. Its text stays.
+func wrapUnavailable(err error) error {
+	if errors.Is(err, mps.ErrUnavailable) {
+		return noSupervisorError{err}
+	}
+	return err
+}
+
+type noSupervisorError struct{ error }
+
+func (e noSupervisorError) Unwrap() []error { return []error{ErrNoSupervisor, e.error} }

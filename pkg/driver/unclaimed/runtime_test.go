@@ -1,0 +1,339 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package unclaimed
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const (
+	shim     = "/usr/bin/containerd-shim-runc-v2\x00-namespace\x00k8s.io\x00-id\x00abc\x00"
+	refuse   = option + " = false\n"
+	accept   = option + " = true\n"
+	operator = "/usr/local/nvidia/toolkit/nvidia-container-runtime"
+	beside   = "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"
+	hookFile = "/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json"
+)
+
+// machine makes the proc file system of a host on which process 42 has started the
+// container. Files are the host's; "runtime", "cmdline" and "environ" are the process's.
+func machine(t *testing.T, files map[string]string) Starter {
+	t.Helper()
+	proc, root, bundle := t.TempDir(), t.TempDir(), t.TempDir()
+	process := filepath.Join(proc, "42")
+	if err := os.Mkdir(process, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, target := range map[string]string{"root": root, "cwd": bundle} {
+		if err := os.Symlink(target, filepath.Join(process, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, content := range files {
+		path := filepath.Join(process, name)
+		switch {
+		case name == "runtime":
+			path = filepath.Join(bundle, name)
+		case filepath.IsAbs(name):
+			path = filepath.Join(root, name)
+		}
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if target, link := strings.CutPrefix(content, "-> "); link {
+			if err := os.Symlink(target, path); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return Starter{Proc: proc, PID: 42}
+}
+
+// trusted is what the chart's policy takes.
+var trusted = []string{"partage", "gpu-operator"}
+
+func TestAccess(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		files    map[string]string
+		handlers []string
+		want     Access
+		open     bool
+	}{
+		"containerd": {
+			files: map[string]string{"cmdline": shim, "runtime": "/usr/sbin/runc", systemConfig: accept},
+			want:  Access{Runtime: "/usr/sbin/runc"},
+		},
+		"containerd with the runtime that it is built for": {
+			files: map[string]string{"cmdline": shim, "runtime": ""},
+			want:  Access{Runtime: "runc"},
+		},
+		"NVIDIA's as installed": {
+			files: map[string]string{"cmdline": shim, "runtime": "/usr/bin/nvidia-container-runtime"},
+			want:  Access{Runtime: "/usr/bin/nvidia-container-runtime", Through: "/usr/bin/nvidia-container-runtime", Config: systemConfig, Accepts: true},
+			open:  true,
+		},
+		"a variant by name, with the option left out": {
+			files: map[string]string{"cmdline": shim, "runtime": "nvidia-container-runtime.cdi", systemConfig: "disable-require = true\n"},
+			want:  Access{Runtime: "nvidia-container-runtime.cdi", Through: "nvidia-container-runtime.cdi", Config: systemConfig, Accepts: true},
+			open:  true,
+		},
+		"NVIDIA's that refuses": {
+			files: map[string]string{"cmdline": shim, "runtime": "/usr/bin/nvidia-container-runtime", systemConfig: refuse},
+			want:  Access{Runtime: "/usr/bin/nvidia-container-runtime", Through: "/usr/bin/nvidia-container-runtime", Config: systemConfig},
+		},
+		"the operator's: its own configuration counts": {
+			files: map[string]string{"cmdline": shim, "runtime": operator, beside: accept, systemConfig: refuse},
+			want:  Access{Runtime: operator, Through: operator, Config: beside, Accepts: true},
+			open:  true,
+		},
+		"the operator's that refuses": {
+			files: map[string]string{"cmdline": shim, "runtime": operator, beside: refuse, systemConfig: accept},
+			want:  Access{Runtime: operator, Through: operator, Config: beside},
+		},
+		"a configuration named by the environment": {
+			files: map[string]string{
+				"cmdline": shim, "runtime": "/usr/bin/nvidia-container-runtime", systemConfig: accept,
+				"environ": "PATH=/bin\x00XDG_CONFIG_HOME=/srv\x00NVIDIA_CTK_CONFIG_FILE_PATH=/opt/config.toml\x00", "/opt/config.toml": refuse,
+				"/srv/nvidia-container-runtime/config.toml": accept,
+			},
+			want: Access{Runtime: "/usr/bin/nvidia-container-runtime", Through: "/usr/bin/nvidia-container-runtime", Config: "/opt/config.toml"},
+		},
+		"a folder of configurations named by the environment": {
+			files: map[string]string{
+				"cmdline": shim, "runtime": "/usr/bin/nvidia-container-runtime", systemConfig: accept,
+				"environ": "XDG_CONFIG_HOME=/opt\x00", "/opt/nvidia-container-runtime/config.toml": refuse,
+			},
+			want: Access{Runtime: "/usr/bin/nvidia-container-runtime", Through: "/usr/bin/nvidia-container-runtime", Config: "/opt/nvidia-container-runtime/config.toml"},
+		},
+		"a link that is the host's": {
+			files: map[string]string{
+				"cmdline": shim, "runtime": "/usr/bin/nvidia-container-runtime",
+				systemConfig: "-> /opt/nvidia.toml", "/opt/nvidia.toml": refuse,
+			},
+			want: Access{Runtime: "/usr/bin/nvidia-container-runtime", Through: "/usr/bin/nvidia-container-runtime", Config: systemConfig},
+		},
+		"CRI-O": {
+			files: map[string]string{"cmdline": "/usr/bin/conmon\x00-b\x00/run/x\x00-r\x00/usr/bin/crun\x00--runtime-arg\x00--root=/run/crun\x00"},
+			want:  Access{Runtime: "/usr/bin/crun"},
+		},
+		"CRI-O with NVIDIA's": {
+			files: map[string]string{"cmdline": "conmonrs\x00--runtime=/usr/bin/nvidia-container-runtime\x00"},
+			want:  Access{Runtime: "/usr/bin/nvidia-container-runtime", Through: "/usr/bin/nvidia-container-runtime", Config: systemConfig, Accepts: true},
+			open:  true,
+		},
+		"CRI-O with NVIDIA's hook": {
+			files: map[string]string{
+				"cmdline": "/usr/bin/conmon\x00-r\x00/usr/bin/crun\x00", systemConfig: refuse, beside: accept,
+				hookFile: `{"version": "1.0.0", "hook": {"path": "/usr/local/nvidia/toolkit/nvidia-container-runtime-hook"}, "when": {"always": true}, "stages": ["prestart"]}`,
+				"/usr/share/containers/oci/hooks.d/a.json": `{"version": "1.0.0", "hook": {"path": "/usr/libexec/oci/other"}}`,
+			},
+			want: Access{Runtime: "/usr/bin/crun", Through: hookFile, Config: beside, Accepts: true},
+			open: true,
+		},
+		"a hook that containerd does not read": {
+			files: map[string]string{"cmdline": shim, "runtime": "runc", hookFile: `{"hook": {"path": "/usr/bin/nvidia-container-runtime-hook"}}`},
+			want:  Access{Runtime: "runc"},
+		},
+		"a handler": {
+			files:    map[string]string{"cmdline": shim, "runtime": "runc"},
+			handlers: []string{"", "runc", "nvidia", "nvidia-cdi"},
+			want:     Access{Runtime: "runc", Handlers: []string{"nvidia", "nvidia-cdi"}, Config: systemConfig, Accepts: true},
+			open:     true,
+		},
+		"a handler that refuses": {
+			files:    map[string]string{"cmdline": shim, "runtime": "runc", systemConfig: refuse},
+			handlers: []string{"nvidia"},
+			want:     Access{Runtime: "runc", Handlers: []string{"nvidia"}, Config: systemConfig},
+		},
+		"a handler, one of two configurations accepts": {
+			files:    map[string]string{"cmdline": shim, "runtime": "runc", beside: refuse, systemConfig: accept},
+			handlers: []string{"nvidia"},
+			want:     Access{Runtime: "runc", Handlers: []string{"nvidia"}, Config: systemConfig, Accepts: true},
+			open:     true,
+		},
+		"other handlers": {
+			files:    map[string]string{"cmdline": shim, "runtime": "runc", systemConfig: accept},
+			handlers: []string{"", "runc", "kata"},
+			want:     Access{Runtime: "runc"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := machine(t, test.files)
+			s.Trusted, test.want.Trusted = trusted, trusted
+			got, err := s.Access(append([]string{}, test.handlers...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if got.Open() != test.open {
+				t.Errorf("open: %t", got.Open())
+			}
+		})
+	}
+}
+
+// TestInjector: NVIDIA's NRI plugin is found by its program, if it is told to be one and has the host's socket of the container runtime.
+func TestInjector(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		cmdline, environ string
+		// socket is where the process has the host's, and own one that it has made itself.
+		socket, own string
+		// circle is a symbolic link to itself.
+		circle string
+		want   bool
+	}{
+		"by a variable":      {cmdline: "nvidia-toolkit\x00--no-daemon=false\x00", environ: "A=b\x00ENABLE_NRI_PLUGIN=true\x00", socket: nriSocket, want: true},
+		"by a flag":          {cmdline: "/work/nvidia-ctk-installer\x00--enable-nri-plugin\x00", environ: "A=b\x00", socket: nriSocket, want: true},
+		"flags come first":   {cmdline: "nvidia-ctk-installer\x00--enable-nri-plugin=false\x00", environ: "ENABLE_NRI_PLUGIN=true\x00", socket: nriSocket},
+		"another socket":     {cmdline: "nvidia-ctk-installer\x00--nri-socket\x00/nri.sock\x00", environ: "ENABLE_NRI_PLUGIN=1\x00", socket: "/nri.sock", want: true},
+		"not told":           {cmdline: "nvidia-ctk-installer\x00", environ: "A=b\x00", socket: nriSocket},
+		"another program":    {cmdline: "installer\x00--enable-nri-plugin\x00", environ: "A=b\x00", socket: nriSocket},
+		"without the socket": {cmdline: "nvidia-ctk-installer\x00--enable-nri-plugin\x00", environ: "A=b\x00"},
+		"that of a tenant":   {cmdline: "nvidia-ctk-installer\x00--enable-nri-plugin\x00", environ: "A=b\x00", own: nriSocket},
+		"a thread":           {cmdline: "", environ: ""},
+		// What it says of itself must not keep anything from being found out.
+		"of a tenant, without variables": {cmdline: "nvidia-ctk-installer\x00--enable-nri-plugin\x00", environ: "", own: nriSocket},
+		"of a tenant, in a circle":       {cmdline: "nvidia-ctk-installer\x00--enable-nri-plugin\x00--nri-socket=/x/s\x00", environ: "A=b\x00", circle: "/x"},
+		"of a tenant, below a file":      {cmdline: "nvidia-ctk-installer\x00--enable-nri-plugin\x00--nri-socket=/x/s\x00", environ: "A=b\x00", own: "/x"},
+		"without variables":              {cmdline: "nvidia-ctk-installer\x00--enable-nri-plugin\x00", environ: "", socket: nriSocket, want: true},
+		"it hides its setting":           {cmdline: "nvidia-ctk-installer\x00--enable-nri-plugin=\x00", environ: "ENABLE_NRI_PLUGIN=yes\x00", socket: nriSocket},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := machine(t, map[string]string{"cmdline": shim, "runtime": "runc", nriSocket: "the host's"})
+			process := machine(t, map[string]string{"cmdline": test.cmdline, "environ": test.environ})
+			if err := os.Rename(filepath.Join(process.Proc, "42"), filepath.Join(s.Proc, "77")); err != nil {
+				t.Fatal(err)
+			}
+			put := func(path string, make func(path string) error) {
+				if path == "" {
+					return
+				}
+				at := filepath.Join(s.Proc, "77", "root", path)
+				if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), make(at)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			put(test.socket, func(at string) error { return os.Link(filepath.Join(s.path("root"), nriSocket), at) })
+			put(test.circle, func(at string) error { return os.Symlink(filepath.Base(at), at) })
+			put(test.own, func(at string) error { return os.WriteFile(at, nil, 0o600) })
+			got, err := s.Access([]string{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if is := got.Injector == 77; is != test.want || got.Open() != test.want {
+				t.Errorf("got %+v", got)
+			}
+			got.Trusted = trusted
+			if got.Open() || strings.Contains(got.Text(), "of the namespaces partage, gpu-operator: NVIDIA's NRI plugin") != test.want {
+				t.Errorf("where a policy refuses the annotations: %s", got.Text())
+			}
+		})
+	}
+}
+
+// TestDoubt: what cannot be looked at is unknown, unless something else is open.
+func TestDoubt(t *testing.T) {
+	t.Parallel()
+	const crio, nvidia = "conmon\x00-r\x00/usr/bin/crun\x00", "/usr/bin/nvidia-container-runtime"
+	for name, test := range map[string]struct {
+		files    map[string]string
+		handlers []string
+		trusted  []string
+		want     string
+		open     bool
+	}{
+		"CRI-O, no policy":                      {files: map[string]string{"cmdline": crio}, handlers: []string{}, want: "annotationPolicy"},
+		"CRI-O with a policy":                   {files: map[string]string{"cmdline": crio}, handlers: []string{}, trusted: trusted},
+		"NVIDIA's refuses variables, no policy": {files: map[string]string{"cmdline": shim, "runtime": nvidia, systemConfig: refuse}, handlers: []string{}, want: "annotationPolicy"},
+		"a handler refuses, no policy":          {files: map[string]string{"cmdline": shim, "runtime": "runc", systemConfig: refuse}, handlers: []string{"nvidia"}, want: "annotationPolicy"},
+		"CRI-O with NVIDIA's, no policy":        {files: map[string]string{"cmdline": "conmon\x00-r\x00" + nvidia + "\x00"}, handlers: []string{}, open: true},
+		"handlers that nobody tells":            {files: map[string]string{"cmdline": shim, "runtime": "runc"}, trusted: trusted, want: "does not tell the kubelet"},
+		"NVIDIA's, handlers that nobody tells":  {files: map[string]string{"cmdline": shim, "runtime": nvidia}, trusted: trusted, open: true},
+		"containerd alone, no policy":           {files: map[string]string{"cmdline": shim, "runtime": "runc"}, handlers: []string{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := machine(t, test.files)
+			s.Trusted = test.trusted
+			got, err := s.Access(test.handlers)
+			if got.Open() != test.open || (err != nil) != (test.want != "") || err != nil && !strings.Contains(err.Error(), test.want) {
+				t.Errorf("open %t, error %v, want %t and one with %q", got.Open(), err, test.open, test.want)
+			}
+		})
+	}
+}
+
+// TestAccessFails: what cannot be found out is neither open nor closed.
+func TestAccessFails(t *testing.T) {
+	t.Parallel()
+	nvidia := map[string]string{"cmdline": shim, "runtime": "/usr/bin/nvidia-container-runtime"}
+	with := func(name, content string) map[string]string {
+		files := map[string]string{name: content}
+		for name, content := range nvidia {
+			files[name] = content
+		}
+		return files
+	}
+	for name, test := range map[string]struct {
+		files map[string]string
+		want  string
+	}{
+		"no process":           {want: "find out what started this container: open"},
+		"a kernel thread":      {files: map[string]string{"cmdline": ""}, want: "cmdline: it is empty"},
+		"a shell":              {files: map[string]string{"cmdline": "/bin/bash\x00"}, want: "process 42 (bash): it is none of the programs"},
+		"a shim without notes": {files: map[string]string{"cmdline": shim}, want: "process 42 (containerd-shim-runc-v2): open"},
+		"a silent monitor":     {files: map[string]string{"cmdline": "conmon\x00-b\x00"}, want: "process 42 (conmon): its command line names no runtime"},
+		"no TOML":              {files: with(systemConfig, "["), want: "in " + systemConfig},
+		"another type":         {files: with(systemConfig, option+" = \"no\"\n"), want: option + " is no, want true or false"},
+		"a damaged hook": {
+			files: map[string]string{"cmdline": "conmon\x00-r\x00crun\x00", hookFile: "{"},
+			want:  "read the hook " + hookFile,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := machine(t, test.files).Access([]string{})
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("found %+v, error %v, want one with %q", got, err, test.want)
+			}
+		})
+	}
+}
+
+func TestText(t *testing.T) {
+	t.Parallel()
+	const set = " to containers whose image or pod sets NVIDIA_VISIBLE_DEVICES. Set " + option + " = false in " + systemConfig +
+		" (GPU operator: " + optionEnvironment + "=false in toolkit.env), or "
+	for want, access := range map[string]Access{
+		"Containers have GPUs of this node through claims only": {Runtime: "runc", Accepts: true},
+		"Every container on this node can have all GPUs without a claim: /bin/x gives them" + set + "make another runtime the default": {
+			Through: "/bin/x", Handlers: []string{"nvidia"}, Config: systemConfig, Accepts: true,
+		},
+		"Pods can have all GPUs of this node without a claim: a RuntimeClass with handler nvidia or nvidia-cdi gives them" + set + "remove the handler": {
+			Handlers: []string{"nvidia", "nvidia-cdi"}, Config: systemConfig, Accepts: true, Injector: 7, Trusted: []string{"partage"},
+		},
+		"Pods can have all GPUs of this node without a claim, and those of others' claims: NVIDIA's NRI plugin (process 7) gives containers what annotations " +
+			"nvidia.cdi.k8s.io of their pod name. Have the chart's annotationPolicy refuse them, or turn the plugin off (GPU operator: cdi.nriPluginEnabled=false)": {Injector: 7},
+	} {
+		if got := access.Text(); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+}

@@ -1,0 +1,271 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	kubetesting "k8s.io/client-go/testing"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
+)
+
+// forbidden hides what a user may not list.
+func forbidden(f *fleettest.Fleet, resources ...string) {
+	for _, r := range resources {
+		f.Missing = append(f.Missing, fleet.Missing{Resource: r, Err: apierrors.NewForbidden(resourceapi.Resource(r), "", errors.New("no"))})
+	}
+}
+
+// claimed mounts a volume claim into a pod.
+func claimed(pod *corev1.Pod, name string) *corev1.Pod {
+	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "data", VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name},
+	}})
+	return pod
+}
+
+func event(component, reason, message string) corev1.Event {
+	return corev1.Event{Type: corev1.EventTypeWarning, Reason: reason, Message: message, Source: corev1.EventSource{Component: component}}
+}
+
+// template adds a template for one GPU and a pod whose claim has not been made of it.
+func template(f *fleettest.Fleet) *corev1.Pod {
+	f.Templates = append(f.Templates, &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "one"}})
+	f.Templates[0].Spec.Spec.Devices.Requests = []resourceapi.DeviceRequest{fleettest.Request(whole)}
+	return f.Pod("team", "llm", corev1.PodResourceClaim{Name: "gpu", ResourceClaimTemplateName: new("one")})
+}
+
+func limits(pod *corev1.Pod, name corev1.ResourceName) *corev1.Pod {
+	pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{name: resource.MustParse("1")}
+	return pod
+}
+
+// uncertain are states in which devices are free, or look free, and that is not all there is to it.
+var uncertain = []struct {
+	explained
+	events []corev1.Event
+	unread error
+	// volumes are those that there are, with what is to be said of them.
+	volumes map[string]string
+}{
+	{explained: explained{name: "claims of others cannot be read", make: func(f *fleettest.Fleet) *corev1.Pod {
+		forbidden(f, fleet.ResourceClaims)
+		return waits(fleettest.Request(whole))(f)
+	}, verdict: Unknown, says: []string{"claims of other namespaces"}}},
+	{explained: explained{name: "nor what would help", make: func(f *fleettest.Fleet) *corev1.Pod {
+		forbidden(f, fleet.ResourceClaims)
+		return waits(fleettest.Request(mig, fleettest.Profile("1g.5gb")))(f)
+	}, verdict: Waits, cause: NotSelected, says: []string{"as far as can be seen", "1g.10gb"}}},
+	{explained: explained{name: "rules cannot be read", make: func(f *fleettest.Fleet) *corev1.Pod {
+		forbidden(f, fleet.ResourceTaintRules)
+		return waits(fleettest.Request(whole))(f)
+	}, verdict: Unknown, says: []string{"rules that taint devices"}}},
+	{explained: explained{name: "rules that there are not", make: func(f *fleettest.Fleet) *corev1.Pod {
+		f.Missing = []fleet.Missing{{Resource: fleet.ResourceTaintRules, Err: errors.New("none"), Absent: true}}
+		return waits(fleettest.Request(whole))(f)
+	}, verdict: Allocatable}},
+	{explained: explained{name: "pods of others cannot be read", make: func(f *fleettest.Fleet) *corev1.Pod {
+		forbidden(f, fleet.ResourcePods)
+		return waits(fleettest.Request(whole))(f)
+	}, verdict: Unknown, says: []string{"CPU"}}},
+	{explained: explained{name: "affinity between pods", make: func(f *fleettest.Fleet) *corev1.Pod {
+		pod := waits(fleettest.Request(whole))(f)
+		pod.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{TopologyKey: "kubernetes.io/hostname"}}}}
+		return pod
+	}, verdict: Unknown, says: []string{"affinity"}}},
+	{explained: explained{name: "topology spread and a port", make: func(f *fleettest.Fleet) *corev1.Pod {
+		pod := waits(fleettest.Request(whole))(f)
+		pod.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{WhenUnsatisfiable: corev1.DoNotSchedule}}
+		pod.Spec.Containers[0].Ports = []corev1.ContainerPort{{HostPort: 80}}
+		return pod
+	}, verdict: Unknown, says: []string{"topology spread", "ports"}}},
+	{explained: explained{name: "another scheduler", make: func(f *fleettest.Fleet) *corev1.Pod {
+		pod := waits(fleettest.Request(whole))(f)
+		pod.Spec.SchedulerName = "volcano"
+		return pod
+	}, verdict: Unknown, says: []string{"scheduler volcano"}}},
+	{explained: explained{name: "quota", make: template, verdict: Waits, cause: ClaimNotCreated, says: []string{"exceeded quota: gpus", "kubectl describe quota -n team"}},
+		events: []corev1.Event{event("resource_claim", "FailedResourceClaimCreation", `PodResourceClaim gpu: failed to create claim: resourceclaims "llm-gpu-x" is forbidden: exceeded quota: gpus`)}},
+	{explained: explained{name: "quota in time", make: func(f *fleettest.Fleet) *corev1.Pod {
+		pod := template(f)
+		claim := f.Claim("team", "llm-gpu-x", fleettest.Request(whole))
+		claim.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID, Controller: new(true)}}
+		pod.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "gpu", ResourceClaimName: &claim.Name}}
+		return pod
+	}, verdict: Allocatable}, events: []corev1.Event{event("resource_claim", "FailedResourceClaimCreation", "exceeded quota")}},
+	{explained: explained{name: "events cannot be read", make: template, verdict: Unknown, says: []string{"events"}}, unread: errors.New("forbidden")},
+	{explained: explained{name: "another controller", make: waits(fleettest.Request(whole)), verdict: Unknown, says: []string{"gang-controller", "waits for two more"}},
+		events: []corev1.Event{event("default-scheduler", "FailedScheduling", "none"), event("gang-controller", "GangIncomplete", "waits for two more")}},
+	{explained: explained{name: "no volume", make: func(f *fleettest.Fleet) *corev1.Pod { return claimed(waits(fleettest.Request(whole))(f), "models") },
+		verdict: Waits, cause: VolumeMissing, says: []string{"PersistentVolumeClaim models, which does not exist in namespace team"}},
+		volumes: map[string]string{}},
+	{explained: explained{name: "volume not bound", make: func(f *fleettest.Fleet) *corev1.Pod { return claimed(waits(fleettest.Request(whole))(f), "models") },
+		verdict: Unknown, says: []string{"PersistentVolumeClaim models is not bound"}},
+		volumes: map[string]string{"models": "is not bound"}},
+	{explained: explained{name: "volume", make: func(f *fleettest.Fleet) *corev1.Pod { return claimed(waits(fleettest.Request(whole))(f), "models") },
+		verdict: Allocatable}, volumes: map[string]string{"models": ""}},
+	{explained: explained{name: "partition of the device plugin", make: func(f *fleettest.Fleet) *corev1.Pod { return limits(f.Pod("team", "llm"), "nvidia.com/mig-1g.10gb") },
+		verdict: Waits, cause: ResourceUnserved, says: []string{"nvidia.com/mig-1g.10gb", "class mig.nvidia.com", "profile 1g.10gb"}, silent: []string{"asks for no devices"}}},
+	{explained: explained{name: "misspelt resource", make: func(f *fleettest.Fleet) *corev1.Pod {
+		f.Classes[0].Spec.ExtendedResourceName = new("nvidia.com/gpu")
+		return limits(f.Pod("team", "llm"), "nvidia.com/gpus")
+	}, verdict: Waits, cause: ResourceUnserved, says: []string{"nvidia.com/gpus", "nvidia.com/gpu: did you mean that?"}}},
+	{explained: explained{name: "resource of a device plugin", make: func(f *fleettest.Fleet) *corev1.Pod {
+		f.Nodes[0].Status.Allocatable["example.com/card"] = resource.MustParse("2")
+		return limits(f.Pod("team", "llm"), "example.com/card")
+	}, verdict: NoDevices}},
+	{explained: explained{name: "nodes that could offer it cannot be read", make: func(f *fleettest.Fleet) *corev1.Pod {
+		forbidden(f, fleet.ResourceNodes)
+		f.Nodes = nil
+		return limits(f.Pod("team", "llm"), "nvidia.com/mig-1g.10gb")
+	}, verdict: Unknown, says: []string{"nvidia.com/mig-1g.10gb"}}},
+	{explained: explained{name: "its own predecessor", make: func(f *fleettest.Fleet) *corev1.Pod {
+		fill(f)
+		pod := waits(fleettest.Request(whole))(f)
+		f.Claims = slices.DeleteFunc(f.Claims, func(c *resourceapi.ResourceClaim) bool { return c.Name == "n1-0" })
+		f.Held("team", "old", "n1", fleettest.Request(whole))
+		for hash, p := range map[string]*corev1.Pod{"new": pod, "old": f.Pods[len(f.Pods)-1]} {
+			p.Labels = map[string]string{"pod-template-hash": hash}
+			p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web-" + hash, Controller: new(true)}}
+		}
+		return pod
+	}, verdict: Waits, cause: OwnPredecessor, says: []string{"deployment web", "maxSurge", "maxUnavailable"}}},
+	{explained: explained{name: "priority", make: func(f *fleettest.Fleet) *corev1.Pod {
+		fill(f)
+		pod := waits(fleettest.Request(whole))(f)
+		pod.Spec.Priority = new(int32(1000))
+		return pod
+	}, verdict: Waits, cause: Held, says: []string{"priority 1000", "does not preempt"}}},
+	{explained: explained{name: "more than a GPU", make: waits(fleettest.Share(mps, "10Gi", "200")), verdict: Waits, cause: CapacityTooLarge,
+		says: []string{"smPercent 200 is too much"}, silent: []string{"In the way"}}},
+	{explained: explained{name: "more than a GPU of a full cluster", make: func(f *fleettest.Fleet) *corev1.Pod {
+		for _, node := range []string{"n1", "n2"} {
+			for i := range 2 {
+				f.Held("other", node+string(rune('a'+i)), node, fleettest.Share(mps, "60Gi", "100"))
+			}
+		}
+		return waits(fleettest.Share(mps, "10Gi", "200"))(f)
+	}, verdict: Waits, cause: CapacityTooLarge, says: []string{"smPercent 200 is too much", "with smPercent 100 in place of 200; then it waits for"}, silent: []string{"In the way", "memory left"}}},
+	{explained: explained{name: "partition of too much memory", make: waits(fleettest.Share(mig, "80Gi", "")), verdict: Waits, cause: CapacityTooLarge,
+		says: []string{"no device has more than 79.2Gi"}, silent: []string{"20096Mi"}}},
+	{explained: explained{name: "no share left", make: func(f *fleettest.Fleet) *corev1.Pod {
+		for _, n := range []string{"n1", "n2"} {
+			f.Held("other", n, n, fleettest.Request(whole))
+			f.Held("other", n+"x", n, fleettest.Count(1, slice))
+		}
+		for _, c := range f.Claims {
+			for i := range c.Status.Allocation.Devices.Results {
+				if r := &c.Status.Allocation.Devices.Results[i]; r.ShareID != nil {
+					r.ConsumedCapacity["shares"] = resource.MustParse("1000")
+				}
+			}
+		}
+		return waits(fleettest.Request(slice))(f)
+	}, verdict: Waits, cause: CapacityUsed, says: []string{"no share left"}, silent: []string{"too little shares"}}},
+	{explained: explained{name: "typo on a full cluster", make: func(f *fleettest.Fleet) *corev1.Pod {
+		fill(f)
+		return waits(fleettest.Request(mig, fleettest.Profile("3g.20gb")))(f)
+	}, verdict: Waits, cause: NotSelected, says: []string{"with profile 3g.40gb in place of 3g.20gb; then it waits for other/"}}},
+	{explained: explained{name: "misspelt capacity", make: func(f *fleettest.Fleet) *corev1.Pod {
+		r := fleettest.Share(mps, "10Gi", "")
+		r.Exactly.Capacity.Requests["memroy"] = resource.MustParse("10Gi")
+		delete(r.Exactly.Capacity.Requests, "memory")
+		return waits(r)(f)
+	}, verdict: Waits, cause: CapacityUnknown, says: []string{"with capacity memory in place of memroy"}}},
+	{explained: explained{name: "withdrawn by the policy", make: func(f *fleettest.Fleet) *corev1.Pod {
+		taint(f)
+		since := metav1.NewTime(fleettest.Start)
+		f.TaintRules[0].Spec.Taint = resourceapi.DeviceTaint{Key: fleettest.Driver + "/withdrawn", Effect: resourceapi.DeviceTaintEffectNoSchedule, TimeAdded: &since}
+		return waits(fleettest.Request(slice))(f)
+	}, verdict: Waits, cause: Tainted, says: []string{"not offered any more by the administrator's sharing policy, since " + fleettest.Start.UTC().Format("2006-01-02 15:04Z")},
+		silent: []string{"tainted: "}}},
+	{explained: explained{name: "headline of nodes", make: func(f *fleettest.Fleet) *corev1.Pod {
+		pod := waits(fleettest.Request(whole))(f)
+		pod.Spec.NodeSelector = map[string]string{"pool": "none"}
+		return pod
+	}, verdict: Waits, cause: NodeExcluded, says: []string{"Pod team/llm waits: something other than devices keeps it from nodes."}}},
+	{explained: explained{name: "headline of gates", make: func(f *fleettest.Fleet) *corev1.Pod {
+		pod := waits(fleettest.Request(whole))(f)
+		pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "x"}}
+		return pod
+	}, verdict: Waits, cause: Gated, says: []string{"Pod team/llm waits: the scheduler does not look at it yet."}}},
+}
+
+// TestUncertain: that devices can be allocated is said only after everything was looked at that could contradict it.
+func TestUncertain(t *testing.T) {
+	for _, c := range uncertain {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			f := fleettest.New(t)
+			f.AddNode("n1", "h100-80-sxm", 2)
+			f.AddNode("n2", "h100-80-sxm", 2)
+			pod := c.make(f)
+			x := New(t.Context(), f.Snapshot, fleettest.Driver, now)
+			x.Events = func(*corev1.Pod, []*resourceapi.ResourceClaim) ([]corev1.Event, error) { return c.events, c.unread }
+			x.Volume = func(_, name string) (bool, string) { doubt, is := c.volumes[name]; return is, doubt }
+			e := x.Pod(t.Context(), pod)
+			got := text(t, e)
+			if e.Verdict != c.verdict || c.cause != "" && (len(e.Reasons) == 0 || e.Reasons[0].Cause != c.cause) {
+				t.Errorf("%s, %+v; want %s, %s", e.Verdict, e.Reasons, c.verdict, c.cause)
+			}
+			if c.verdict == Unknown {
+				c.silent = append(c.silent, "can be allocated now", "fits on")
+			}
+			if found := c.verdict != Allocatable && c.verdict != NoDevices; e.Found() != found || len(e.FitsOn) > 0 && c.verdict != Allocatable {
+				t.Errorf("found %t, want %t; fits on %v", e.Found(), found, e.FitsOn)
+			}
+			for _, part := range c.says {
+				if !strings.Contains(got, part) {
+					t.Errorf("want %q in:\n%s", part, got)
+				}
+			}
+			for _, part := range c.silent {
+				if strings.Contains(got, part) {
+					t.Errorf("%q in:\n%s", part, got)
+				}
+			}
+		})
+	}
+}
+
+// TestVolume: what the API server says of a volume's claim.
+func TestVolume(t *testing.T) {
+	bound := func(name, volume string) *corev1.PersistentVolumeClaim {
+		return &corev1.PersistentVolumeClaim{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: volume},
+			Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound},
+		}
+	}
+	client := fake.NewClientset(bound("models", "anywhere"), bound("scratch", "local"), bound("hidden", "hidden"),
+		&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "new"}, Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimPending}},
+		&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "anywhere"}},
+		&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "local"}, Spec: corev1.PersistentVolumeSpec{NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{}}}})
+	client.PrependReactor("get", "persistentvolumeclaims", func(a kubetesting.Action) (bool, runtime.Object, error) {
+		return a.GetNamespace() == "other", nil, apierrors.NewForbidden(corev1.Resource("persistentvolumeclaims"), "x", errors.New("no"))
+	})
+	for _, c := range []struct {
+		namespace, name, doubt string
+		is                     bool
+	}{
+		{"team", "models", "", true}, {"team", "none", "", false}, {"team", "new", "is not bound", true}, {"team", "scratch", "of some nodes only", true},
+		{"team", "hidden", "a volume that cannot be read", true}, {"other", "x", "cannot be read", false},
+	} {
+		is, doubt := volume(t.Context(), client, c.namespace, c.name)
+		if is != c.is || (doubt == "") != (c.doubt == "") || !strings.Contains(doubt, c.doubt) {
+			t.Errorf("%s: %t, %q", c.name, is, doubt)
+		}
+	}
+}

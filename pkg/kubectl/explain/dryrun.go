@@ -1,0 +1,159 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/partage-dev/partage/pkg/kubectl/allocation"
+)
+
+// tryToCreate adds to an explanation what the API server would refuse of objects, and what it could not be asked.
+func (x *Explainer) tryToCreate(e *Explanation, objects ...runtime.Object) *Explanation {
+	if x.Refused == nil {
+		return e
+	}
+	q := &inquiry{Explainer: x, Explanation: e}
+	for _, o := range objects {
+		u, err := unstructuredOf(o)
+		if err != nil {
+			q.Unseen = append(q.Unseen, err.Error())
+			continue
+		}
+		refused, doubt := x.Refused(u)
+		if doubt != "" {
+			q.Unseen = append(q.Unseen, doubt)
+		}
+		if refused != "" {
+			q.before(Reason{Cause: Refused, Text: refused})
+		}
+	}
+	q.settle()
+	return e
+}
+
+// objectsOf returns what would be written for a pod to be there, the pod and the claims that controllers would make among it.
+func (m *Manifest) objectsOf(x *Explainer, pod *corev1.Pod) []runtime.Object {
+	var out []runtime.Object
+	for _, class := range m.Classes {
+		out = append(out, class)
+	}
+	for _, ref := range pod.Spec.ResourceClaims {
+		for _, c := range m.Claims {
+			if ref.ResourceClaimName != nil && c.Name == *ref.ResourceClaimName && c.Namespace == pod.Namespace {
+				out = append(out, c)
+			}
+		}
+		for _, t := range m.Templates {
+			if ref.ResourceClaimTemplateName != nil && t.Name == *ref.ResourceClaimTemplateName && t.Namespace == pod.Namespace {
+				out = append(out, t)
+			}
+		}
+	}
+	for _, c := range allocation.ClaimsOf(x.model.Snapshot, pod) {
+		if c.New {
+			claim := c.Claim.DeepCopy()
+			claim.Name, claim.GenerateName = "", claim.Name+"-"
+			out = append(out, claim)
+		}
+	}
+	if owner := m.owners[pod]; owner != nil {
+		pod = pod.DeepCopy()
+		pod.Name, pod.GenerateName = "", pod.Name+"-"
+		out = append(out, owner)
+	}
+	return append(out, pod)
+}
+
+func unstructuredOf(o runtime.Object) (*unstructured.Unstructured, error) {
+	kinds, _, err := scheme.Scheme.ObjectKinds(o)
+	if err != nil {
+		return nil, fmt.Errorf("find out the kind of a %T: %w", o, err)
+	}
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
+	if err != nil {
+		return nil, fmt.Errorf("encode a %s: %w", kinds[0].Kind, err)
+	}
+	u := &unstructured.Unstructured{Object: content}
+	u.SetGroupVersionKind(kinds[0])
+	unstructured.RemoveNestedField(u.Object, "status")
+	return u, nil
+}
+
+// dryRun asks the API server whether it would accept an object. What it would refuse is a sentence, and so is why it cannot be asked.
+func dryRun(ctx context.Context, client kubernetes.Interface, writer dynamic.Interface, o *unstructured.Unstructured) (refused, doubt string) {
+	resource, _ := meta.UnsafeGuessKindToResource(o.GroupVersionKind())
+	what := strings.TrimSpace(o.GetKind() + " " + o.GetName())
+	if o.GetName() == "" {
+		what = "the " + o.GetKind() + " that a controller would make"
+	}
+	if why := mayNot(ctx, client, "create", resource, o.GetNamespace()); why != "" {
+		return "", fmt.Sprintf("whether the API server would accept %s: %s", what, why)
+	}
+	var into dynamic.ResourceInterface = writer.Resource(resource)
+	if o.GetNamespace() != "" {
+		into = writer.Resource(resource).Namespace(o.GetNamespace())
+	}
+	_, err := into.Create(ctx, o, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	if apierrors.IsAlreadyExists(err) {
+		if why := mayNot(ctx, client, "patch", resource, o.GetNamespace()); why != "" {
+			return "", fmt.Sprintf("%s exists already, and whether the API server would accept this change: %s", what, why)
+		}
+		_, err = into.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{DryRun: []string{metav1.DryRunAll}, Force: true, FieldManager: "kubectl-gpu"})
+	}
+	switch {
+	case err == nil:
+		return "", ""
+	case refuses(err):
+		return fmt.Sprintf("the API server refuses %s: %v", what, err), ""
+	}
+	return "", fmt.Sprintf("whether the API server would accept %s: %v", what, err)
+}
+
+// refuses reports whether an error says that an object is not accepted, rather than that the API server could not tell.
+func refuses(err error) bool {
+	status := apierrors.APIStatus(nil)
+	if !errors.As(err, &status) || strings.Contains(err.Error(), "does not support dry run") {
+		return false
+	}
+	switch code := status.Status().Code; code {
+	case http.StatusUnauthorized, http.StatusRequestTimeout, http.StatusTooManyRequests, http.StatusMethodNotAllowed:
+		return false
+	default:
+		return code >= http.StatusBadRequest && code < http.StatusInternalServerError
+	}
+}
+
+// mayNot says why the user may not write objects, or "".
+func mayNot(ctx context.Context, client kubernetes.Interface, verb string, r schema.GroupVersionResource, namespace string) string {
+	review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
+		Namespace: namespace, Verb: verb, Group: r.Group, Version: r.Version, Resource: r.Resource,
+	}}}
+	answer, err := client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
+	switch {
+	case err != nil:
+		return fmt.Sprintf("ask whether you may %s %s: %v", verb, r.Resource, err)
+	case answer.Status.Allowed:
+		return ""
+	case namespace != "":
+		return fmt.Sprintf("you may not %s %s in namespace %s", verb, r.Resource, namespace)
+	}
+	return fmt.Sprintf("you may not %s %s", verb, r.Resource)
+}

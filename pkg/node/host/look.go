@@ -1,0 +1,32 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"os"
+
+	"github.com/partage-dev/partage/pkg/gpu/call"
+)
+
+// Within returns the roots for looks that take no longer than ctx. Others take no longer than a call may.
+func (r Roots) Within(ctx context.Context) Roots {
+	r.ctx = ctx
+	return r
+}
+
+// look looks at what the NVIDIA driver or a bus answers for, which may never happen. Looks at one thing, of a GPU if
+// there is an address, are made one after the other.
+func look[T any](r Roots, pciAddress, at, name string, f func() (T, error)) (T, error) {
+	ctx := r.ctx
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	return call.Look(ctx, r.Calls.Of(pciAddress, at), name, f)
+}
+
+// driverFile reads a file of the NVIDIA driver.
+func (r Roots) driverFile(pciAddress, at, path string) ([]byte, error) {
+	return look(r, pciAddress, at, "read of "+path, func() ([]byte, error) { return os.ReadFile(path) })
+}
