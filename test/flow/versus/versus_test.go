@@ -159,7 +159,8 @@ func resting(b *testing.B, result *table, sides []*side, when string, goals bool
 	for _, s := range sides {
 		all = append(all, process{s.name, "plugin", s.driver.Cmd.Process.Pid, goal{most: 0.5}, goal{most: 80}, goal{most: 12}})
 		if s.supervisor != nil {
-			all = append(all, process{s.name, "MPS supervisor", s.supervisor.Cmd.Process.Pid, goal{}, goal{most: 12}, goal{most: 4}})
+			// Go's collector leaves a heap below 4 MiB alone, and every process gets there: what is below that depends on when it is measured.
+			all = append(all, process{s.name, "MPS supervisor", s.supervisor.Cmd.Process.Pid, goal{}, goal{most: 24}, goal{most: 8}})
 		}
 	}
 	before := make([]time.Duration, len(all))
