@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command cuda-probe is a small CUDA program that says, as lines of JSON, what it gets:
-// devices, multiprocessors, memory. The conformance kit runs it where it wants to know
+// devices, multiprocessors, memory. The conformance program runs it where it wants to know
 // that. It is a program of its own because a client of MPS is a process, which others
 // must be able to end in every way.
 package main

@@ -40,7 +40,7 @@ const (
 	// Class is the second part.
 	Class = "claim"
 
-	// Conformance is in the place of a claim's UID in the spec of the conformance kit, which runs beside the driver.
+	// Conformance is in the place of a claim's UID in the spec of the conformance checks, which runs beside the driver.
 	Conformance types.UID = "partage-conformance"
 
 	// DefaultHookPath is where NVIDIA's packages install nvidia-cdi-hook.
@@ -166,8 +166,8 @@ func (s *Specs) Remove(claimUID types.UID) error {
 	return nil
 }
 
-// List returns the claims that have a spec, or of which a process that was killed has begun to write one, without that of the
-// conformance kit: the driver removes specs that have no record.
+// List returns the claims that have a spec, or of which a process that was killed started to write one, without that of the
+// conformance checks: the driver removes specs that have no record.
 func (s *Specs) List() ([]types.UID, error) {
 	entries, err := os.ReadDir(s.root)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

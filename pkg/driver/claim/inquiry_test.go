@@ -291,7 +291,7 @@ func TestNoAnswerAboutOrphan(t *testing.T) {
 		a.answer(errors.New("connection refused"))
 		a.run(t, seen+DefaultOrphanGrace+10*time.Minute-time.Since(a.start))
 		a.answer(nil)
-		a.run(t, 2*doubtPause)
+		a.run(t, 2*recheckPause)
 		a.wantNothing()
 	})
 }

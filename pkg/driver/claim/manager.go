@@ -144,9 +144,9 @@ func NewManager(o Options) (*Manager, error) {
 	m.orphans = &orphans{
 		engine: m.engine, cluster: o.Cluster, pods: o.Pods, driver: o.DriverName, pool: o.PoolName,
 		grace: cmp.Or(o.OrphanGrace, DefaultOrphanGrace), interval: cmp.Or(o.CheckInterval, DefaultCheckInterval),
-		budget: rate.NewLimiter(0, inquiryBurst), doubted: make(chan struct{}, 1), claims: map[types.UID]inquiry{},
+		budget: rate.NewLimiter(0, inquiryBurst), rechecks: make(chan struct{}, 1), claims: map[types.UID]inquiry{},
 	}
-	m.engine.Doubt = m.orphans.doubt
+	m.engine.Recheck = m.orphans.recheck
 	return m, nil
 }
 

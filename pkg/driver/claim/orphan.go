@@ -38,10 +38,10 @@ const (
 	// DefaultCheckInterval is in what time the API server is asked about each prepared claim
 	// once. A cluster with 5,000 nodes and 56 claims on each gets 233 requests per second.
 	DefaultCheckInterval = 20 * time.Minute
-	// doubtPause is the time between two questions that are asked besides the regular
-	// ones, on average, and also between two about one claim. Where every node has doubts
+	// recheckPause is the time between two questions that are asked besides the regular
+	// ones, on average, and also between two about one claim. Where every node rechecks
 	// all the time, the cluster above gets 67 more requests per second.
-	doubtPause = 75 * time.Second
+	recheckPause = 75 * time.Second
 	// inquiryBurst is how many questions may be asked at once.
 	inquiryBurst = 8
 	// orphanTime bounds the release of an orphan. What is left is tried again.
@@ -60,8 +60,8 @@ type orphans struct {
 	problem         logchange.Problem
 	// budget is how often the API server may be asked.
 	budget *rate.Limiter
-	// doubted has something when a claim is to be asked about sooner.
-	doubted chan struct{}
+	// rechecks has something when a claim is to be asked about sooner.
+	rechecks chan struct{}
 
 	mu     sync.Mutex
 	claims map[types.UID]inquiry
@@ -85,7 +85,7 @@ func (o *orphans) run(ctx context.Context) {
 		r, due := o.next()
 		select {
 		case <-ctx.Done():
-		case <-o.doubted:
+		case <-o.rechecks:
 		case <-time.After(time.Until(due)):
 			if r != nil {
 				o.ask(ctx, r)
@@ -123,7 +123,7 @@ func (o *orphans) next() (next *record.Record, due time.Time) {
 			next, due = r, i.due
 		}
 	}
-	o.budget.SetLimit(rate.Limit(float64(len(o.claims))/o.interval.Seconds() + 1/doubtPause.Seconds()))
+	o.budget.SetLimit(rate.Limit(float64(len(o.claims))/o.interval.Seconds() + 1/recheckPause.Seconds()))
 	return next, due
 }
 
@@ -139,15 +139,15 @@ func (o *orphans) ask(ctx context.Context, r *record.Record) {
 	case again > 0:
 		o.problem.Log(ctx, err, "Claims are left alone, will ask again", "It is known again which claims still exist")
 	default:
-		again = min(o.interval, doubtPause)
+		again = min(o.interval, recheckPause)
 		klog.FromContext(ctx).Info("A claim could not be released that does not have its devices any more, will try again", "claim", r.Claim, "reason", err)
 	}
 	o.note(r.Claim.UID, func(i *inquiry) { i.due = time.Now().Add(again) })
 }
 
-// doubt lets the claims be asked about at once that may be in the way of another one. Of a share any other claim may be the
+// recheck lets the claims be asked about at once that may be in the way of another one. Of a share any other claim may be the
 // one that is gone. It asks nobody itself.
-func (o *orphans) doubt(other types.UID) {
+func (o *orphans) recheck(other types.UID) {
 	snapshot := o.engine.Store.Snapshot()
 	r := snapshot.Of(other)
 	if r == nil {
@@ -159,14 +159,14 @@ func (o *orphans) doubt(other types.UID) {
 	for _, one := range snapshot.Records {
 		if slices.ContainsFunc(one.Devices, has) {
 			o.note(one.Claim.UID, func(i *inquiry) {
-				if at := i.asked.Add(doubtPause); at.Before(i.due) {
+				if at := i.asked.Add(recheckPause); at.Before(i.due) {
 					i.due = at
 				}
 			})
 		}
 	}
 	select {
-	case o.doubted <- struct{}{}:
+	case o.rechecks <- struct{}{}:
 	default:
 	}
 }
@@ -203,9 +203,9 @@ func (o *orphans) check(ctx context.Context, r *record.Record) (again time.Durat
 	}).since
 	switch left := since + o.grace - now; {
 	case err != nil && since > 0:
-		return min(o.interval, doubtPause), err
+		return min(o.interval, recheckPause), err
 	case err != nil || since == 0:
-		// An API server in trouble is asked no more often than any other. A claim that is in the way is doubted again.
+		// An API server that fails is asked no more often than any other. A claim that is in the way is rechecked again.
 		return o.interval, err
 	case left > 0:
 		return left, nil

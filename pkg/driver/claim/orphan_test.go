@@ -345,7 +345,7 @@ func TestOrphansRecordsUnreadable(t *testing.T) {
 	mustPrepare(t, m, newClaim("u1", wholeC))
 	o := m.orphans
 	o.next()
-	o.doubt("u1")
+	o.recheck("u1")
 	first, due := o.next()
 	if first == nil || due.After(time.Now()) {
 		t.Fatalf("claim %v is asked about next, at %v", first, due)

@@ -140,7 +140,7 @@ type record struct {
 // judge decides what is wrong. It is for one goroutine at a time.
 type judge struct {
 	gpus map[string]*record
-	// changed says that something was begun or ended since it was last set to false, and
+	// changed says that something started or ended since it was last set to false, and
 	// touched that anything is different.
 	changed, touched bool
 	// held are those that were not told of yet.

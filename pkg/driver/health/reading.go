@@ -59,7 +59,7 @@ func (j *judge) read(pciAddress string, now reading) {
 	if less(r.Uncorrected, now.Health.UncorrectedECC) && !r.has(device.UncorrectedECC) {
 		found = append(found, uncorrected())
 	}
-	for _, f := range r.lasting(found, now) {
+	for _, f := range r.persistent(found, now) {
 		j.see(r, f, now.Ended)
 	}
 	j.clear(r, found, now)
@@ -166,8 +166,8 @@ func isFailure(reason device.Reason) bool {
 	return reason == device.Lost || reason == device.ResetRequired || reason == device.Unresponsive
 }
 
-// lasting leaves out what has not lasted long enough. What was not asked lasts.
-func (r *record) lasting(found []*fault, now reading) []*fault {
+// persistent leaves out what has not persisted for long enough. What was not asked about persists.
+func (r *record) persistent(found []*fault, now reading) []*fault {
 	maps.DeleteFunc(r.since, func(reason device.Reason, _ time.Time) bool {
 		still := slices.ContainsFunc(found, func(f *fault) bool { return f.patient && f.Reason == reason })
 		return !still && now.asked(reason)

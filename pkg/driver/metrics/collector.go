@@ -79,8 +79,8 @@ func (e *emitter) flag(d Definition, value bool, labels ...string) {
 	e.emit(d, 0, labels...)
 }
 
-// scene is what is known when metrics are asked for.
-type scene struct {
+// snapshot is what is known when metrics are asked for.
+type snapshot struct {
 	usage.Snapshot
 
 	driver, node string
@@ -91,8 +91,8 @@ type scene struct {
 	serious      []uint64
 }
 
-func (m *Metrics) scene() *scene {
-	s := &scene{driver: m.o.Driver, node: m.o.Node, serious: m.o.XIDs}
+func (m *Metrics) snapshot() *snapshot {
+	s := &snapshot{driver: m.o.Driver, node: m.o.Node, serious: m.o.XIDs}
 	if m.o.Usage != nil {
 		s.Snapshot = m.o.Usage()
 	}
@@ -105,7 +105,7 @@ func (m *Metrics) scene() *scene {
 // Collect implements prometheus.Collector.
 func (c *collector) Collect(out chan<- prometheus.Metric) {
 	e := &emitter{out: out, seen: map[string]bool{}}
-	s := c.scene()
+	s := c.snapshot()
 	for i := range s.Claims {
 		s.claim(e, &s.Claims[i])
 	}
@@ -130,7 +130,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-func (s *scene) claim(e *emitter, c *usage.Claim) {
+func (s *snapshot) claim(e *emitter, c *usage.Claim) {
 	profile, instance := "", ""
 	if c.Partition != nil {
 		profile, instance = c.Partition.Profile, strconv.Itoa(c.Partition.InstanceID)
@@ -172,7 +172,7 @@ func (s *scene) claim(e *emitter, c *usage.Claim) {
 }
 
 // uuidOf is that of a GPU.
-func (s *scene) uuidOf(pciAddress string) string {
+func (s *snapshot) uuidOf(pciAddress string) string {
 	for i := range s.gpus {
 		if s.gpus[i].GPU.PCIAddress == pciAddress {
 			return s.gpus[i].GPU.UUID
@@ -181,7 +181,7 @@ func (s *scene) uuidOf(pciAddress string) string {
 	return ""
 }
 
-func (s *scene) gpu(e *emitter, g *device.Summary) {
+func (s *snapshot) gpu(e *emitter, g *device.Summary) {
 	address := g.GPU.PCIAddress
 	e.emit(gpuInfo, 1, address, g.GPU.UUID, g.GPU.ProductName, g.GPU.Architecture, g.DriverVersion)
 	e.emit(gpuMemory, float64(g.GPU.Resources.MemoryBytes), address)
@@ -211,7 +211,7 @@ func (s *scene) gpu(e *emitter, g *device.Summary) {
 	s.gpuUsage(e, address)
 }
 
-func (s *scene) gpuUsage(e *emitter, address string) {
+func (s *snapshot) gpuUsage(e *emitter, address string) {
 	used, known := s.GPUs[address]
 	if !known || used.Sampled.IsZero() {
 		return
@@ -239,7 +239,7 @@ func (s *scene) gpuUsage(e *emitter, address string) {
 	}
 }
 
-func (s *scene) xidErrors(e *emitter) {
+func (s *snapshot) xidErrors(e *emitter) {
 	for key, n := range s.xids {
 		e.emit(gpuXIDs, float64(n), key.pciAddress, strconv.FormatUint(key.xid, 10))
 	}

@@ -38,7 +38,7 @@ type occupancy struct {
 	allocated uint64
 }
 
-func occupancyOf(s *scene, g *device.Summary) *occupancy {
+func occupancyOf(s *snapshot, g *device.Summary) *occupancy {
 	o := &occupancy{gpu: g, role: roleFree}
 	for i := range s.Claims {
 		if s.Claims[i].PCIAddress == g.GPU.PCIAddress {

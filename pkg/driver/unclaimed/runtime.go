@@ -157,11 +157,11 @@ func (s Starter) Access(handlers []string) (Access, error) {
 	if a.Injector, err = s.injector(); a.Open() {
 		return a, nil
 	}
-	return a, cmp.Or(err, a.doubt(handlers, strings.HasPrefix(starter, "conmon")))
+	return a, cmp.Or(err, a.uncertain(handlers, strings.HasPrefix(starter, "conmon")))
 }
 
-// doubt is why nothing that was found says that containers have GPUs through claims only.
-func (a Access) doubt(handlers []string, crio bool) error {
+// uncertain is why nothing that was found says that containers have GPUs through claims only.
+func (a Access) uncertain(handlers []string, crio bool) error {
 	switch {
 	case handlers == nil:
 		return errors.New("the container runtime does not tell the kubelet which handlers it has, of which one may be NVIDIA's: " +

@@ -143,7 +143,7 @@ func (w Watcher) watch(ctx context.Context, handler Handler, connected func()) e
 type view struct {
 	handler Handler
 	now     func() time.Time
-	// initial: these pods were there before, so that their grace period may have begun.
+	// initial: these pods were there before, so that their grace period may run already.
 	initial bool
 	// known are the ends that were announced, by their grace period.
 	known map[types.UID]time.Duration

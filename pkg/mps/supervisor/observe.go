@@ -112,7 +112,7 @@ func (o *observation) observeServers(listed []control.Server) {
 		children, err := process.Children(s.record.Daemon.PID)
 		o.Childless = err == nil && len(children) == 0
 	}
-	if o.Killed = s.watch.killed(); o.Killed != "" || s.record.Doubt != "" {
+	if o.Killed = s.watch.killed(); o.Killed != "" || s.record.ClientKilled != "" {
 		o.Harmed = s.watch.harmed(o.Clients)
 	}
 	s.watch.see(o.Clients, s.record.Servers)

@@ -227,8 +227,8 @@ func (s *session) note(ctx context.Context, d *rules.Decision, o *observation) {
 	if d.Record.Losses > s.record.Losses {
 		logger.Info("MPS clients lost their server", "reason", d.Record.LastLoss, "losses", d.Record.Losses)
 	}
-	if d.Record.Doubt != s.record.Doubt && d.Record.Doubt != "" {
-		logger.Info("A client of MPS was killed", "reason", d.Record.Doubt, "others", o.Harmed)
+	if d.Record.ClientKilled != s.record.ClientKilled && d.Record.ClientKilled != "" {
+		logger.Info("A client of MPS was killed", "reason", d.Record.ClientKilled, "others", o.Harmed)
 	}
 	if d.Record.Kills > s.record.Kills {
 		logger.Info("An MPS server may not work correctly any more; it is replaced as soon as it has no clients", "reason", d.Record.LastKill, "clients", o.Harmed)

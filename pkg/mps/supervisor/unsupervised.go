@@ -17,7 +17,7 @@ import (
 )
 
 // Unsupervised runs MPS as a Supervisor does, outside of any session: for the
-// conformance kit, which wants to see what NVIDIA's programs do by themselves. A
+// conformance program, which wants to see what NVIDIA's programs do by themselves. A
 // program that uses it must have LaunchCommand.
 type Unsupervised struct {
 	// DaemonPipe is the pipe folder of the daemon, ClientPipe an empty one beside it, in the
@@ -35,7 +35,7 @@ func NewUnsupervised(roots host.Roots, dir string) (Unsupervised, error) {
 	if err != nil {
 		return Unsupervised{}, err
 	}
-	_ = allowOpenFiles() // a check of the conformance kit says what came of it
+	_ = allowOpenFiles() // a check of the conformance program says what came of it
 	const everybody = 0o777 | os.ModeSticky
 	for path, mode := range map[string]os.FileMode{
 		f.daemonPipe(): folderMode, f.clientPipe(): folderMode, string(f.logs()): folderMode, f.memory().shm(): everybody,

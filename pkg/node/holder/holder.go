@@ -79,7 +79,7 @@ func (f *Finder) Describe(ctx context.Context, pciAddress string, instanceID int
 	if holders = join(holders, on); len(holders) > 0 {
 		return f.text(ctx, pciAddress, holders, nil)
 	}
-	// Whoever may configure partitions needs no capability. What others have open says
+	// A process that may configure partitions needs no capability. What others have open says
 	// that they are on another partition.
 	others := slices.DeleteFunc(slices.Clone(open), func(p Process) bool {
 		return p.has(firstCapability+perGPU*minor, firstCapability+perGPU*(minor+1))

@@ -29,7 +29,7 @@ func ReplaceFile(path string, data []byte, mode fs.FileMode) error {
 }
 
 // ReplaceUnsynced is ReplaceFile for what need not outlive the machine: all processes see
-// the old or the new content in full, whoever is killed, but a power loss may damage the
+// the old or the new content in full, whatever process is killed, but a power loss may damage the
 // file. It does not wait for the disk.
 func ReplaceUnsynced(path string, data []byte, mode fs.FileMode) error {
 	return replace(path, data, mode, func(*os.File) error { return nil }, exchange)

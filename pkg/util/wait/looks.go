@@ -29,7 +29,7 @@ type look[T any] struct {
 }
 
 // Do returns what f returns, or ErrNoAnswer if that takes longer than limit since the
-// first caller with this key has begun. Callers that share a look share the value, too.
+// first caller with this key came. Callers that share a look share the value, too.
 func (l *Looks[K, T]) Do(key K, limit time.Duration, f func() (T, error)) (T, error) {
 	one := l.join(key, f)
 	timer := time.NewTimer(limit - time.Since(one.began))

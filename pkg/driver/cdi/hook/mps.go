@@ -97,7 +97,7 @@ func reach(ctx context.Context, folder, name string) error {
 		select {
 		case <-ticker.C:
 		case <-end.C:
-			// The look before may have begun long ago, where the node does much else.
+			// The check before may have been long ago, where the node does much else.
 			return checkListener(ctx, folder, name)
 		case <-ctx.Done():
 			return err

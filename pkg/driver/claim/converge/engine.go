@@ -87,8 +87,8 @@ type Engine struct {
 	Shareable func(pciAddress string) bool
 	// GPUs lists the PCI addresses of all GPUs of the node.
 	GPUs func() []string
-	// Doubt is told which claim another one waits for: the API server may not know it any more.
-	Doubt func(other types.UID)
+	// Recheck asks the API server soon whether a claim that another one waits for still exists. It must not block.
+	Recheck func(other types.UID)
 
 	// calls are the preparations that are at work in this process, *Call by the claim's UID.
 	calls sync.Map

@@ -81,7 +81,7 @@ func (o *observation) observeHardware(ctx context.Context, needs rules.Needs) {
 	h := &o.Hardware
 	var err error
 	o.state, err = e.Partitions.State(ctx, o.GPU)
-	// Drivers in trouble say "not supported". A GPU on which a claim has a partition, or which can have any, has MIG.
+	// Drivers that fail may say "not supported". A GPU on which a claim has a partition, or which can have any, has MIG.
 	isDivisible := func(_ *rules.Record, p *rules.Part) bool { return p.Divisible || p.Place != rules.Undivided }
 	if errors.Is(err, gpu.ErrNotSupported) && !o.has(isDivisible) {
 		err = nil

@@ -218,7 +218,7 @@ func (c *Call) waitsFor(ctx context.Context, v rules.Verdict, was *rules.Verdict
 	if was == nil || was.Why != v.Why {
 		klog.FromContext(ctx).Info("Waiting", "reason", v.Why)
 		if v.Other != "" {
-			c.engine.Doubt(v.Other)
+			c.engine.Recheck(v.Other)
 		}
 	}
 	if c.engine.SilentFor() > 0 {

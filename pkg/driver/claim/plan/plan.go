@@ -40,7 +40,7 @@ type allocated struct {
 	config api.Config
 }
 
-// New returns what is written down when the preparation of all devices has begun. They are in the order in which they are
+// New returns what is written down when the preparation of all devices starts. They are in the order in which they are
 // made: by PCI address, then the whole GPU, then partitions by placement; one that is only observed comes last in its place.
 //
 // Errors are about the claim (not allocated, a configuration that is invalid, not supported or for another kind of device) or

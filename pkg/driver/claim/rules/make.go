@@ -61,7 +61,7 @@ func (v *Verdict) isOfInstance() bool {
 	return errors.Is(v, partition.ErrForeign) || errors.Is(v, partition.ErrDivided)
 }
 
-// unmake takes back what was begun with a part that the hardware refuses.
+// unmake takes back what was started of a part that the hardware refuses.
 func (c *claim) unmake(p part) {
 	c.verdict(c.Refused.verdict())
 	if c.Phase == Prepared || p.Mark != Started || len(p.sharers()) > 0 {

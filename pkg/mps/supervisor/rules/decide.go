@@ -244,7 +244,7 @@ func (d *decision) noteEnds() bool {
 		}
 		r.lose(text, d.Now)
 	}
-	r.Doubt, r.Reported, r.ServerUser = "", false, ""
+	r.ClientKilled, r.Reported, r.ServerUser = "", false, ""
 	r.Servers = slices.DeleteFunc(slices.Clone(r.Servers), func(id process.ID) bool { return slices.Contains(d.Gone, id) })
 	return true
 }
@@ -330,20 +330,20 @@ func (d *decision) judgeServers() {
 func (d *decision) serve() {
 	r := &d.Record
 	d.do(Rest, mps.Running, "")
-	if r.Doubt == "" && d.Killed != "" {
-		r.Doubt, d.out.Do = d.Killed, Save
+	if r.ClientKilled == "" && d.Killed != "" {
+		r.ClientKilled, d.out.Do = d.Killed, Save
 	}
 	switch {
 	case len(d.Doomed) > 0:
 		d.out.Do = Terminate
-	case r.Doubt != "" && d.Harmed == 0:
+	case r.ClientKilled != "" && d.Harmed == 0:
 		r.Serving = false // nobody loses anything
-		d.replaceServers(r.Doubt + undefinedState)
-	case r.Doubt != "" && r.Spec.OnClientKilled == mps.RestartServer:
-		d.replaceServers(r.Doubt + undefinedState + ", and the sharing policy asks for a restart")
-	case r.Doubt != "" && !r.Reported:
+		d.replaceServers(r.ClientKilled + undefinedState)
+	case r.ClientKilled != "" && r.Spec.OnClientKilled == mps.RestartServer:
+		d.replaceServers(r.ClientKilled + undefinedState + ", and the sharing policy asks for a restart")
+	case r.ClientKilled != "" && !r.Reported:
 		r.Kills++
-		r.LastKill, r.Reported = r.Doubt, true
+		r.LastKill, r.Reported = r.ClientKilled, true
 		d.out.Do = Save
 	case r.Spec.OnClientKilled != d.Wanted.OnClientKilled:
 		r.Spec.OnClientKilled = d.Wanted.OnClientKilled
@@ -354,11 +354,12 @@ func (d *decision) serve() {
 }
 
 // replaceServers ends the servers; then their end is noted, and another is started. The daemon goes on, so that clients
-// which come meanwhile wait instead of doing without MPS. Until then the doubt stays: who looks next must not trust them.
+// which come meanwhile wait instead of doing without MPS. Until then it stays noted that a client was killed: the
+// next observation must not trust them.
 func (d *decision) replaceServers(why string) {
-	doubt := d.Record.Doubt
+	killed := d.Record.ClientKilled
 	d.Record.lose(why, d.Now)
-	d.Record.Doubt = doubt
+	d.Record.ClientKilled = killed
 	d.do(ReplaceServers, mps.Starting, why)
 }
 

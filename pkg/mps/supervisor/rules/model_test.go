@@ -92,8 +92,8 @@ func (w *world) checkRunning() error {
 		return errors.New("a loss was not counted")
 	case !w.Record.Serving || !w.Record.Started || w.Record.Server != w.ID:
 		return errors.New("it runs and is not recorded")
-	case w.Killed && !w.Record.Doubt:
-		return errors.New("a client was killed, and the server is not doubted")
+	case w.Killed && !w.Record.ClientKilled:
+		return errors.New("a client was killed, and that is not noted")
 	case w.Record.Removing:
 		return errors.New("it runs although it is to be removed")
 	case w.Unmounted || w.Foreign:
@@ -114,7 +114,7 @@ func (w *world) effects(do Do) []func() error {
 		}
 		w.endDaemon()
 		w.Ended = false
-		w.Record.Daemon, w.Record.Sockets, w.Record.Server, w.Record.Doubt = false, false, -1, false
+		w.Record.Daemon, w.Record.Sockets, w.Record.Server, w.Record.ClientKilled = false, false, -1, false
 		return nil
 	}
 	set := func(change func()) func() error { return func() error { change(); return nil } }
@@ -360,7 +360,7 @@ var mutants = map[string]mutant{
 	"limits are not compared":             {sees: func(o *Observation) { setServers(o, func(s *Server) { s.Unlimited = "" }) }},
 	"a server is ready at once":           {sees: func(o *Observation) { setServers(o, func(s *Server) { s.State = control.StateActive }) }},
 	"killed clients are not noticed":      {sees: func(o *Observation) { o.Killed = "" }},
-	"doubts do not matter":                {sees: func(o *Observation) { o.Record.Doubt, o.Record.Reported, o.Killed = "", false, "" }},
+	"killed clients do not matter":        {sees: func(o *Observation) { o.Record.ClientKilled, o.Record.Reported, o.Killed = "", false, "" }},
 	"clients of the server do not count":  {sees: func(o *Observation) { o.Harmed = 0 }},
 	"clients of a silent daemon are gone": {sees: func(o *Observation) { o.Harmed *= len(o.Servers) }},
 	"a fault lasts too long at once":      {sees: func(o *Observation) { o.Pace.Faulty = longAgo.time() }},

@@ -35,15 +35,15 @@ type Record struct {
 
 	mps.History
 
-	// Doubt is how a client of the present servers was killed, after which nobody knows
-	// whether they work. Reported: it is one of Kills.
-	Doubt    string `json:"doubt,omitempty"`
-	Reported bool   `json:"reported,omitempty"`
+	// ClientKilled is how a client of the present servers was killed, after which their state is
+	// undefined. Reported: it is one of Kills.
+	ClientKilled string `json:"clientKilled,omitempty"`
+	Reported     bool   `json:"reported,omitempty"`
 }
 
 // lose counts a loss, if there was anything to lose. What happened to clients of the servers that are gone is over.
 func (r *Record) lose(text string, now time.Time) {
-	r.Doubt, r.Reported = "", false
+	r.ClientKilled, r.Reported = "", false
 	if r.Serving {
 		r.Serving = false
 		r.Losses++

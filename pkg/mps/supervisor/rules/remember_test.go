@@ -79,7 +79,7 @@ func TestWrittenDown(t *testing.T) {
 		t.Errorf("suspended: %+v", suspended)
 	}
 	killed := Decide(observed(func(w *world, _ *Observation) { w.Killed = true }))
-	if r := killed.Record; r.Kills != 1 || r.LastKill != "a client was killed" || !r.Reported || r.Doubt == "" {
+	if r := killed.Record; r.Kills != 1 || r.LastKill != "a client was killed" || !r.Reported || r.ClientKilled == "" {
 		t.Errorf("a client was killed: %+v", r)
 	}
 	if again := Decide(observed(func(_ *world, o *Observation) {
@@ -90,7 +90,7 @@ func TestWrittenDown(t *testing.T) {
 		t.Errorf("a kill is counted again: %+v", again)
 	}
 	replaced := Decide(observed(func(w *world, _ *Observation) { w.Killed, w.Clients = true, 0 }))
-	if replaced.Do != ReplaceServers || replaced.Record.Doubt == "" || replaced.Record.Losses != 0 {
+	if replaced.Do != ReplaceServers || replaced.Record.ClientKilled == "" || replaced.Record.Losses != 0 {
 		t.Errorf("who looks next must not trust the servers: %+v", replaced)
 	}
 }

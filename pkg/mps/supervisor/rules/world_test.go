@@ -74,10 +74,10 @@ type paceState struct {
 
 // recordState is what is written down. A session without record is gone.
 type recordState struct {
-	Started, Removing, Serving, Daemon, Sockets, Doubt, Reported bool
-	Server                                                       int8
-	Limits                                                       int8
-	Losses, Kills                                                int8
+	Started, Removing, Serving, Daemon, Sockets, ClientKilled, Reported bool
+	Server                                                              int8
+	Limits                                                              int8
+	Losses, Kills                                                       int8
 }
 
 type world struct {
@@ -133,8 +133,8 @@ func (w *world) record() Record {
 	if w.Record.Server >= 0 {
 		r.Servers = []process.ID{server(w.Record.Server)}
 	}
-	if w.Record.Doubt {
-		r.Doubt = "a client was killed"
+	if w.Record.ClientKilled {
+		r.ClientKilled = "a client was killed"
 	}
 	return r
 }
@@ -143,7 +143,7 @@ func (w *world) record() Record {
 func (w *world) remember(r *Record) {
 	w.Record = recordState{
 		Started: r.Started, Removing: r.Removing, Serving: r.Serving, Daemon: r.Daemon != nil, Sockets: len(r.Sockets) > 0,
-		Doubt: r.Doubt != "", Reported: r.Reported, Server: -1, Limits: int8(r.Spec.ThreadPercentage / 10), Losses: int8(r.Losses), Kills: int8(r.Kills),
+		ClientKilled: r.ClientKilled != "", Reported: r.Reported, Server: -1, Limits: int8(r.Spec.ThreadPercentage / 10), Losses: int8(r.Losses), Kills: int8(r.Kills),
 	}
 	if len(r.Servers) > 0 {
 		w.Record.Server = int8(r.Servers[0].PID - 1)
@@ -236,5 +236,5 @@ func (w *world) endDaemon() {
 
 // isWell reports whether there is no reason to end anything.
 func (w *world) isWell() bool {
-	return w.Daemon == answers && w.Server == active && !w.Foreign && !w.Unmounted && !w.Record.Doubt && !w.Killed
+	return w.Daemon == answers && w.Server == active && !w.Foreign && !w.Unmounted && !w.Record.ClientKilled && !w.Killed
 }
