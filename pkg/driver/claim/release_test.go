@@ -6,6 +6,7 @@ package claim
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"sync"
@@ -179,4 +180,40 @@ func TestReleaseOfGuardUnwritten(t *testing.T) {
 			t.Errorf("left: %q", left)
 		}
 	})
+}
+
+// TestReleasedWhileSpecIsWritten: whatever reconciliation was about to write of a claim is gone when its release has returned, also
+// where the record cannot be read any more, so that no round looks after the claim.
+func TestReleasedWhileSpecIsWritten(t *testing.T) {
+	for name, other := range map[string]func(*box, *Manager) *Manager{
+		"in this process":    func(_ *box, m *Manager) *Manager { return m },
+		"in another process": func(b *box, _ *Manager) *Manager { return b.manager() },
+	} {
+		for _, damaged := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, damaged %t", name, damaged), func(t *testing.T) {
+				b := newBox(t)
+				m := b.manager()
+				mustPrepare(t, m, newClaim("u1", sliceA0))
+				b.specs["u1"] = nil // the driver was upgraded
+				releaser := other(b, m)
+				release := sync.OnceFunc(func() {
+					if damaged {
+						damage(t, m, "u1")
+					}
+					mustUnprepare(t, releaser, "u1")
+				})
+				b.hooks(func(effect string) error {
+					if effect == "write spec" {
+						release()
+					}
+					return nil
+				}, nil)
+				_ = m.Reconcile(t.Context())
+				b.hooks(nil, nil)
+				if left, found := b.specs["u1"]; found {
+					t.Errorf("the spec is there again: %v", left)
+				}
+			})
+		}
+	}
 }

@@ -126,8 +126,13 @@ func (w *work) do(ctx context.Context, actions []rules.Action) error {
 	a := actions[0]
 	switch a.Do {
 	case rules.Start, rules.Announce, rules.Unstart, rules.MarkLost, rules.MarkPrepared:
-		defer steptime.Of(ctx).Begin(steptime.Journal)()
-		return w.note(actions)
+		end := steptime.Of(ctx).Begin(steptime.Journal)
+		err := w.note(actions)
+		if end(); err != nil && w.ids != nil && w.Store.Released(a.Claim, w.record(a).Arrived) {
+			// The release did not wait for the GPU, and may have removed the spec before it was written.
+			err = errors.Join(err, w.Specs.Remove(ctx, a.Claim))
+		}
+		return err
 	case rules.NoteSessions:
 		return w.tellOfSessions(ctx, a)
 	case rules.Clear:
