@@ -115,7 +115,7 @@ func (m *machine) engine() *Engine {
 		Store: store, Locks: locks, Partitions: hardware{m}, Sharing: hardware{m}, Users: hardware{m},
 		Specs:     &spec.Specs{CDI: hardware{m}, Roots: roots, Hook: "/hook", LimitsDir: filepath.Join(m.root, "limits"), Unmount: os.RemoveAll},
 		Warn:      func(context.Context, record.Ref, string, string) {},
-		Shareable: func(string) bool { return true }, Doubt: func(types.UID) {},
+		Shareable: func(string) bool { return true }, Recheck: func(types.UID) {},
 		Clock: m.clock, GPU: func(pciAddress string) *gpu.GPU { return &gpu.GPU{UUID: "GPU-" + pciAddress} }, GPUs: func() []string { return []string{pciA, pciB} },
 	}
 }
