@@ -219,6 +219,6 @@ func TestRecordIsWrittenLater(t *testing.T) {
 	}
 	eventually(t, "the kill to be written down", func() bool {
 		r, err := folder.load()
-		return err == nil && r.Kills == 1 && r.Doubt != ""
+		return err == nil && r.Kills == 1 && r.ClientKilled != ""
 	})
 }
