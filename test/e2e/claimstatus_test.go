@@ -70,7 +70,7 @@ func waitHealth(t *testing.T, ns, pod, claim string, want corev1.ResourceHealthS
 }
 
 // TestClaimStatus checks that the status of a claim names the partition that its container has, that the container can read about it,
-// that a GPU that must be reset shows in the claim and in the pod, and that nothing is said of a claim that is not prepared.
+// that the claim has a record, that a GPU that must be reset shows in the claim and in the pod, and that nothing is said of a claim that is not prepared.
 func TestClaimStatus(t *testing.T) {
 	t.Parallel()
 	ns, gpus := reserve(t, 1)
@@ -81,6 +81,9 @@ func TestClaimStatus(t *testing.T) {
 		t.Errorf("the container has %s of GPU %s, the status says %+v", uuid, gpus[0].UUID, said)
 	}
 	waitHealth(t, ns, "p", "c", corev1.ResourceHealthStatusHealthy, "")
+	if uid, all := claimUIDs(t, ns)[0], records(); !strings.Contains(strings.Join(all, "\n"), uid) {
+		t.Errorf("claim %s has no record where tests look for what is left: %v", uid, all)
+	}
 
 	out, err := inPod(ns, "p", "cat", "/var/run/kubernetes.io/dra-device-attributes/resourceclaims/c/gpu/"+driverName+"-metadata.json")
 	if err != nil {

@@ -54,7 +54,7 @@ func TestNodeConformance(t *testing.T) {
 	if len(held) != 4 {
 		t.Errorf("not all was examined: %v\n%s", held, stderr.String())
 	}
-	left := filepath.Join(filepath.Dir(journalDir), "conformance", "undo.json")
+	left := filepath.Join(pluginDir, "conformance", "undo.json")
 	if _, err := os.Stat(left); !os.IsNotExist(err) {
 		t.Errorf("there is something to undo in %s: %v", left, err)
 	}

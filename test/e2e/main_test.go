@@ -31,7 +31,8 @@ const (
 	demoImage       = "partage.invalid/demo:dev"
 	machineRoot     = "/run/gpusim"
 	cdiDir          = "/var/run/cdi"
-	journalDir      = "/var/lib/kubelet/plugins/gpu.nvidia.com/claims"
+	pluginDir       = "/var/lib/kubelet/plugins/gpu.nvidia.com"
+	recordsDir      = pluginDir + "/records"
 	mpsDir          = "/run/partage/mps"
 
 	// Values of the label app.kubernetes.io/component.

@@ -101,10 +101,7 @@ func leftOnNode(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	left := append(changedModes(machine.GPUs), mountsBelow(mpsDir)...)
-	for _, dir := range []string{cdiDir, journalDir} {
-		left = append(left, filesIn(dir)...)
-	}
+	left := slices.Concat(changedModes(machine.GPUs), mountsBelow(mpsDir), filesIn(cdiDir), records())
 	return append(left, mpsSessions()...), nil
 }
 
@@ -118,7 +115,7 @@ func leftBy(ctx context.Context, gpus []simulatedGPU, claims []string) ([]string
 		return !slices.ContainsFunc(gpus, func(own simulatedGPU) bool { return own.UUID == g.UUID })
 	})
 	left := changedModes(used)
-	for _, path := range append(filesIn(cdiDir), filesIn(journalDir)...) {
+	for _, path := range append(filesIn(cdiDir), records()...) {
 		if slices.ContainsFunc(claims, func(uid string) bool { return strings.Contains(path, uid) }) {
 			left = append(left, path)
 		}
@@ -129,6 +126,17 @@ func leftBy(ctx context.Context, gpus []simulatedGPU, claims []string) ([]string
 		}
 	}
 	return left, nil
+}
+
+// released is in files that say only when a claim was released.
+const released = " state=released "
+
+// records lists the files of records, without those.
+func records() []string {
+	return slices.DeleteFunc(filesIn(recordsDir), func(path string) bool {
+		content, err := os.ReadFile(path)
+		return os.IsNotExist(err) || strings.Contains(string(content), released)
+	})
 }
 
 // mpsSessions lists the folders of MPS sessions. The files beside them are the supervisor's own.
