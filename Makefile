@@ -313,6 +313,14 @@ test-kueue: root setup build cluster images ## Let a real Kueue hold jobs back u
 	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
 	test/e2e/run kueue
 
+.PHONY: test-ai-conformance
+test-ai-conformance: root setup build cluster images ## Run the tests of Kubernetes AI Conformance, and ours for what they do not try yet
+	$(call say,building the tests of others (the first time takes minutes))
+	test/aiconformance/build
+	$(call say,Kubernetes AI Conformance: log in $(OUT)/test-cluster/ai-conformance.log)
+	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
+	test/e2e/run ai-conformance
+
 .PHONY: test-migration
 test-migration: root setup build cluster images ## Follow the migration guides, from NVIDIA's device plugin and DRA driver
 	$(call say,building what users come from (the first time takes minutes))
