@@ -168,7 +168,10 @@ var errNoInventory = fmt.Errorf("the GPUs of this node are not known yet: %w", g
 //
 // A GPU whose driver is not loaded has nothing to say, which readiness does.
 func (m *Manager) Survey(ctx context.Context) device.Status {
-	return m.surveyor.survey(ctx, m.devices())
+	status := m.surveyor.survey(ctx, m.devices())
+	_, kept := m.orphans.kept()
+	status.Conditions = append(status.Conditions, kept...)
+	return status
 }
 
 // Unlooked lists the GPUs of the inventory of which no survey of this process knows anything yet, because they are slow or busy, or
@@ -184,7 +187,8 @@ func (m *Manager) Statements() []Statement {
 	for _, address := range m.GPUs() {
 		all = append(all, m.surveyor.last(address).claims...)
 	}
-	return append(all, m.orphans.statements()...)
+	kept, _ := m.orphans.kept()
+	return append(all, kept...)
 }
 
 // ReleaseOrphans releases prepared claims that do not have their devices any more, until ctx ends. It is called once.

@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
+	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/claim/converge"
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
@@ -286,14 +287,28 @@ func isOut(err error) bool {
 	return errors.Is(err, gpu.ErrHung) || errors.Is(err, gpu.ErrLost) || errors.Is(err, gpu.ErrNotFound) || errors.Is(err, gpu.ErrResetRequired)
 }
 
-// statements say which claims are kept.
-func (o *orphans) statements() (all []Statement) {
+// kept says which claims are kept, and which devices the scheduler takes for free meanwhile. Of a device that claims share it may give
+// out the rest.
+func (o *orphans) kept() (statements []Statement, conditions []device.Condition) {
+	snapshot := o.engine.Store.Snapshot()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for _, i := range o.claims {
-		if i.kept != nil {
-			all = append(all, *i.kept)
+	for uid, i := range o.claims {
+		r := snapshot.Of(uid)
+		if i.kept == nil || r == nil || r.State != record.Prepared || r.Arrived != i.prepared {
+			continue
+		}
+		statements = append(statements, *i.kept)
+		for _, d := range r.Devices {
+			if d.Admin || d.Type.IsShare() {
+				continue
+			}
+			c := device.Condition{PCIAddress: d.PCIAddress, Reason: device.ReleasePending, Message: i.kept.Text}
+			if d.Partition != nil {
+				c.Where, c.ProfileID = &d.Partition.Placement, &d.Partition.ProfileID
+			}
+			conditions = append(conditions, c)
 		}
 	}
-	return all
+	return statements, conditions
 }

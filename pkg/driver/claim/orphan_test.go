@@ -98,10 +98,12 @@ func TestOrphanInUse(t *testing.T) {
 	for name, test := range map[string]struct {
 		device string
 		at     partition.Address // nothing for a whole GPU
+		taint  []string
 	}{
-		"whole":     {device: wholeA},
-		"static":    {device: staticA0, at: addressA0},
-		"partition": {device: sliceA4, at: addressA4},
+		"whole":     {device: wholeA, taint: []string{"release-pending " + pciA + " whole"}},
+		"static":    {device: staticA0, at: addressA0, taint: []string{static(addressA0), "release-pending " + pciA + " 19@0:1"}},
+		"partition": {device: sliceA4, at: addressA4, taint: []string{"release-pending " + pciA + " 19@4:1"}},
+		"share":     {device: mpsA}, // others may have the rest
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBox(t)
@@ -125,6 +127,9 @@ func TestOrphanInUse(t *testing.T) {
 			}
 			b.wantState(t, "in use", before)
 			b.wantStatements(m, []string{"u1 OrphanedClaimInUse", "default/claim-u1", "process 4711 (", "process 4712 ("})
+			if diff := cmp.Diff(test.taint, findings(m.Survey(t.Context()))); diff != "" {
+				t.Errorf("the scheduler takes its device for free: -want +got:\n%s", diff)
+			}
 
 			b.breakDown(pciA, gpu.ErrUnknown)
 			wantError(t, reconcile(t, m), "claim u1", "no", pciA)
@@ -132,12 +137,15 @@ func TestOrphanInUse(t *testing.T) {
 			b.breakDown(pciA, nil)
 
 			b.run(pciA, gpu.Process{PID: 4713, InstanceID: 99}) // on another instance
-			if name == "whole" {
+			if name == "whole" || name == "share" {
 				b.run(pciA)
 			}
 			mustReconcile(t, m)
 			b.wantState(t, "released", want)
 			b.wantStatements(m)
+			for _, c := range m.Survey(t.Context()).Conditions {
+				t.Errorf("it is released: %+v", c)
+			}
 			b.wantWarnings([]string{"u1 OrphanedClaimReleased"})
 		})
 	}
