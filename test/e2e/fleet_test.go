@@ -90,8 +90,8 @@ func waitNothingLeft(t *testing.T, node string) {
 		if err != nil {
 			return false, err.Error()
 		}
-		script := fmt.Sprintf(`ls -d %s/* %s/*/ 2>/dev/null; grep -sL "%s" %s/*; cut -d" " -f5 /proc/self/mountinfo | grep ^%s/; true`,
-			cdiDir, mpsDir, released, recordsDir, mpsDir)
+		script := fmt.Sprintf(`ls -d %s/* %s/* %s/*/ 2>/dev/null; grep -sL "%s" %s/*; cut -d" " -f5 /proc/self/mountinfo | grep ^%s/; true`,
+			cdiDir, limitsDir, mpsDir, released, recordsDir, mpsDir)
 		files, err := onNode(ctx, node, "sh", "-c", script)
 		if err != nil {
 			return false, err.Error()

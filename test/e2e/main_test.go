@@ -33,6 +33,7 @@ const (
 	cdiDir          = "/var/run/cdi"
 	pluginDir       = "/var/lib/kubelet/plugins/gpu.nvidia.com"
 	recordsDir      = pluginDir + "/records"
+	limitsDir       = pluginDir + "/limits"
 	mpsDir          = "/run/partage/mps"
 
 	// Values of the label app.kubernetes.io/component.

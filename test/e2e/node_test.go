@@ -101,7 +101,7 @@ func leftOnNode(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	left := slices.Concat(changedModes(machine.GPUs), mountsBelow(mpsDir), filesIn(cdiDir), records())
+	left := slices.Concat(changedModes(machine.GPUs), mountsBelow(mpsDir), filesIn(cdiDir), filesIn(limitsDir), records())
 	return append(left, mpsSessions()...), nil
 }
 
@@ -115,7 +115,7 @@ func leftBy(ctx context.Context, gpus []simulatedGPU, claims []string) ([]string
 		return !slices.ContainsFunc(gpus, func(own simulatedGPU) bool { return own.UUID == g.UUID })
 	})
 	left := changedModes(used)
-	for _, path := range append(filesIn(cdiDir), records()...) {
+	for _, path := range slices.Concat(filesIn(cdiDir), filesIn(limitsDir), records()) {
 		if slices.ContainsFunc(claims, func(uid string) bool { return strings.Contains(path, uid) }) {
 			left = append(left, path)
 		}
