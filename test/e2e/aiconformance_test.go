@@ -90,7 +90,7 @@ func TestAIConformanceMetrics(t *testing.T) {
 		}
 		var missing []string
 		for _, names := range []string{"util", "mem", "temperature", "power|watt|energy", "nvlink|pcie_tx|bandwidth"} {
-			of := regexp.MustCompile(`(?m)^[a-z_]*(` + names + `)[a-z_]*\{[^}]*\bgpu="([^"]+)"`).FindAllStringSubmatch(string(text), -1)
+			of := regexp.MustCompile(`(?m)^[a-z_]*(`+names+`)[a-z_]*\{[^}]*\bgpu="([^"]+)"`).FindAllStringSubmatch(string(text), -1)
 			found := map[string]bool{}
 			for _, match := range of {
 				found[match[2]] = true
