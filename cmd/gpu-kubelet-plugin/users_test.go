@@ -65,7 +65,7 @@ func TestUsersOfGPUs(t *testing.T) {
 			holders := &holder.Finder{Roots: c.roots(), Proc: filepath.Join(dir, "processes"), PodName: names.Name}
 			m := machine{pid, test.server}
 			var finder converge.Users = c.users(t.Context(), holders, m, m)
-			if got, _ := finder.Users(t.Context(), pci, nil, nil); (got != "") != test.want {
+			if got, _, _ := finder.Users(t.Context(), pci, nil, nil); (got != "") != test.want {
 				t.Errorf("got %q, want users: %t", got, test.want)
 			}
 		})

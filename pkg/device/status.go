@@ -86,6 +86,9 @@ const (
 	// ReleasePending says that the resources of an ended claim could not be removed
 	// yet.
 	ReleasePending Reason = "release-pending"
+	// Opened says that a process without a claim has had the GPU's device node open
+	// for so long that it does not keep the GPU back.
+	Opened Reason = "opened"
 	// Unresponsive says that the GPU does not answer, or that a call on it has
 	// not returned.
 	Unresponsive Reason = "unresponsive"

@@ -204,7 +204,7 @@ type observing struct {
 	then  func()
 }
 
-func (o observing) Users(ctx context.Context, pciAddress string, claims []*record.Record, orphan *record.Record) (string, map[int]string) {
+func (o observing) Users(ctx context.Context, pciAddress string, claims []*record.Record, orphan *record.Record) (string, map[int]string, string) {
 	o.then()
 	return o.users.Users(ctx, pciAddress, claims, orphan)
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/driver/claim/rules"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/util/panics"
 )
 
@@ -132,6 +133,7 @@ var conditions = map[rules.Reason]device.Condition{
 	rules.Occupied:         {Reason: device.Occupied},
 	rules.ReleasePending:   {Reason: device.ReleasePending},
 	rules.UsedByOthers:     {Reason: device.ReleasePending, Undivided: true},
+	rules.OpenedByOthers:   {Reason: device.Opened, Undivided: true, Effect: policy.EffectNone},
 	rules.RecordUnreadable: {Reason: device.ReleasePending, Undivided: true}, // partitions are seen on the hardware
 	rules.SessionUnwell:    {Reason: device.MPSUnhealthy},
 	rules.Unsupervised:     {Reason: device.MPSUnavailable, Kind: device.MPS},

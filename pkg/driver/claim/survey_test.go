@@ -16,8 +16,10 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/driver/partition"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // findings renders a status, one line for each entry.
@@ -329,5 +331,38 @@ func TestRefusalIsOver(t *testing.T) {
 	b.pass(time.Hour)
 	for _, c := range m.Survey(t.Context()).Conditions {
 		t.Errorf("process 4711 has ended an hour ago: %s %s: %s", c.Reason, c.Kind, c.Message)
+	}
+}
+
+// opened says of a GPU that a process has had its node open for too long to count.
+type opened struct{ by, pciAddress string }
+
+func (o opened) Users(_ context.Context, pciAddress string, _ []*record.Record, _ *record.Record) (string, map[int]string, string) {
+	if pciAddress == o.pciAddress {
+		return "", nil, o.by
+	}
+	return "", nil, ""
+}
+
+// TestSurveyOfOpenNode: a GPU whose node a process without a claim has had open for too long is given out all the same, and people are told.
+func TestSurveyOfOpenNode(t *testing.T) {
+	b := newBox(t)
+	o := b.options()
+	o.Users = opened{"process 4711 in pod monitoring/agent", pciA}
+	m, err := NewManager(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.SetInventory(testInventory(t))
+	said := m.Survey(t.Context()).Conditions
+	if diff := cmp.Diff([]string{"opened " + pciA + " whole"}, findings(device.Status{Conditions: said})); diff != "" {
+		t.Fatalf("-want +got:\n%s", diff)
+	}
+	if c := said[0]; c.EffectInForce() != policy.EffectNone || !strings.Contains(c.Message, "pod monitoring/agent") {
+		t.Errorf("got %+v", c)
+	}
+	mustPrepare(t, m, newClaim("u1", wholeA))
+	for _, c := range m.Survey(t.Context()).Conditions {
+		t.Errorf("it was there before the claim: %+v", c)
 	}
 }

@@ -110,6 +110,10 @@ var conditionTexts = map[device.Reason]conditionText{
 		admin: "Take it out of the annotation to offer it again",
 		over:  "no annotation of the node names it any more",
 	},
+	device.Opened: {
+		admin: "The next claim of the GPU gets it all the same. See what the process wants there; an agent of the node belongs into kubeletPlugin.ignoredNamespaces",
+		over:  "no process without a claim has its device node open any more",
+	},
 	device.Occupied:       {over: "no instance of others is in the way any more"},
 	device.ReleasePending: {over: "what ended claims had left is released"},
 }

@@ -114,6 +114,8 @@ var taintRemedy = map[string]struct {
 		"delete its pods, so that they are made again with devices of this driver (docs/how-to/troubleshoot.md#another-gpu-driver-runs-on-the-node)"},
 	"release-pending": {Warning, "What a claim left could not be removed yet. If it lasts, the event GPUReleasePending of the node says what " +
 		"prevents it, often a process that still runs"},
+	"opened": {Warning, "A process without a claim has the GPU's device node open; the event GPUOpened of the node says which. " +
+		"An agent of the node belongs into kubeletPlugin.ignoredNamespaces (docs/how-to/free-gpus.md)"},
 	"unresponsive":        {Error, "See whether the NVIDIA driver is loaded. If it lasts, drain the node and restart it"},
 	"gpu-lost":            {Error, "Drain the node and restart it. If it happens again, have the GPU looked at"},
 	"reset-required":      {Error, "End what uses the GPU, then reset it, or restart the node (docs/how-to/troubleshoot.md#how-to-reset-a-gpu)"},

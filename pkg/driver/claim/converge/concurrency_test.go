@@ -155,7 +155,7 @@ type hooked struct {
 	hook func()
 }
 
-func (h hooked) Users(ctx context.Context, pciAddress string, claims []*record.Record, orphan *record.Record) (string, map[int]string) {
+func (h hooked) Users(ctx context.Context, pciAddress string, claims []*record.Record, orphan *record.Record) (string, map[int]string, string) {
 	h.hook()
 	return h.hardware.Users(ctx, pciAddress, claims, orphan)
 }

@@ -64,9 +64,10 @@ type Sharing interface {
 
 // Users finds the processes on a GPU that no claim explains.
 type Users interface {
-	// Users is bounded. The second result is by the ID of GPU instances. Processes of claims may be on GPUs. Where an orphan
-	// is, or nil, also processes count that use GPUs without a claim as a rule.
-	Users(ctx context.Context, pciAddress string, claims []*record.Record, orphan *record.Record) (string, map[int]string)
+	// Users is bounded. The second result is by the ID of GPU instances; the third has had the node open for so long that it does not
+	// keep the GPU back. Processes of claims may be on GPUs. Where an orphan is, or nil, also processes count that use GPUs without a
+	// claim as a rule.
+	Users(ctx context.Context, pciAddress string, claims []*record.Record, orphan *record.Record) (users string, ofInstances map[int]string, opened string)
 }
 
 // Engine observes GPUs, decides and acts. All methods may be called concurrently, in several processes at once.

@@ -368,10 +368,10 @@ func (h hardware) SetInterval(_ context.Context, d sharing.Device, interval shar
 	})
 }
 
-func (h hardware) Users(_ context.Context, pciAddress string, _ []*record.Record, _ *record.Record) (string, map[int]string) {
+func (h hardware) Users(_ context.Context, pciAddress string, _ []*record.Record, _ *record.Record) (string, map[int]string, string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.users[pciAddress], nil
+	return h.users[pciAddress], nil, ""
 }
 
 func (h hardware) Write(_ context.Context, uid types.UID, devices []cdi.Device) (map[string]string, error) {

@@ -109,7 +109,7 @@ func (o *observation) observeHardware(ctx context.Context, needs rules.Needs) {
 			return r.State == record.Prepared && (o.orphan == nil || r.Claim != o.orphan.Claim)
 		}
 		owners := slices.DeleteFunc(slices.Clone(o.snapshot.Records), func(r *record.Record) bool { return !isOwner(r) })
-		h.Users, h.InstanceUsers = e.Users.Users(ctx, o.GPU, owners, o.orphan)
+		h.Users, h.InstanceUsers, h.Opened = e.Users.Users(ctx, o.GPU, owners, o.orphan)
 	}
 }
 

@@ -158,6 +158,7 @@ type Hardware struct {
 	// Needs asks for them, or nothing: "process 4711 (python), pod team-a/train, container main".
 	Users         string
 	InstanceUsers map[int]string
+	Opened        string // the processes that have had its device node, and nothing else of it, open for so long that they do not count
 }
 
 // Observation is everything that is known about one GPU at one moment.

@@ -27,9 +27,14 @@ func (d *decision) survey() {
 	instances, sessions := d.surveyInstances(), d.surveySessions()
 	clear := instances && sessions
 	isUsed := func(p part) bool { return p.of.Phase == Prepared && p.Place == Undivided }
-	if users := d.Hardware.Users; users != "" && len(d.started(isUsed)) == 0 {
+	switch users, opened := d.Hardware.Users, d.Hardware.Opened; {
+	case len(d.started(isUsed)) > 0:
+	case users != "":
 		clear = false
 		d.say(Statement{Reason: UsedByOthers, Text: "GPU " + d.GPU + ": processes that no claim explains use it: " + users})
+	case opened != "":
+		d.say(Statement{Reason: OpenedByOthers, Text: "GPU " + d.GPU + ": processes without a claim have had its device node open for ten minutes, " +
+			"and nothing else of it, and keep it back no longer: " + opened})
 	}
 	for i := range d.Guards {
 		g := &d.Guards[i]

@@ -125,6 +125,7 @@ const (
 	Occupied         Reason = "Occupied"
 	PartitionGone    Reason = "PartitionGone"
 	UsedByOthers     Reason = "UsedByOthers"
+	OpenedByOthers   Reason = "OpenedByOthers"
 	RecordUnreadable Reason = "RecordUnreadable"
 	SessionUnwell    Reason = "SessionUnwell"
 	Unsupervised     Reason = "Unsupervised"

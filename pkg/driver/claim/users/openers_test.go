@@ -46,7 +46,7 @@ func TestTexts(t *testing.T) {
 				n.listed = []gpu.Process{{PID: 5000001, InstanceID: -1}}
 				test.want = strings.Replace(test.want, ", has /dev/nvidia2 open", "", 1)
 			}
-			if got, _ := n.users.Users(t.Context(), pci, nil, nil); got != test.want {
+			if got, _, _ := n.users.Users(t.Context(), pci, nil, nil); got != test.want {
 				t.Errorf("got %s, want %s", got, test.want)
 			}
 		})
@@ -60,7 +60,7 @@ func TestEnded(t *testing.T) {
 	n := newNode(t)
 	n.listed = []gpu.Process{{PID: 5000001, InstanceID: -1}}
 	want := "process 5000001 (has ended, its memory is still held)"
-	if got, _ := n.users.Users(t.Context(), pci, nil, nil); got != want {
+	if got, _, _ := n.users.Users(t.Context(), pci, nil, nil); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 }
@@ -76,7 +76,7 @@ func TestJustEnded(t *testing.T) {
 		}
 		return []gpu.Process{{PID: 5000001, InstanceID: -1}}, nil
 	}
-	if got, _ := n.users.Users(t.Context(), pci, nil, nil); got != "" {
+	if got, _, _ := n.users.Users(t.Context(), pci, nil, nil); got != "" {
 		t.Errorf("got %q", got)
 	}
 }
@@ -91,8 +91,12 @@ func TestOpenNodeInTime(t *testing.T) {
 	want := func(when string, now time.Duration, open bool) {
 		t.Helper()
 		n.now = now
-		if got, _ := n.users.Users(t.Context(), pci, prepared(at), nil); kindOf(got) == "open" != open || kindOf(got) == "memory" {
+		got, _, opened := n.users.Users(t.Context(), pci, prepared(at), nil)
+		if kindOf(got) == "open" != open || kindOf(got) == "memory" {
 			t.Errorf("%s: got %+v", when, got)
+		}
+		if told := strings.Contains(when, "for long"); kindOf(opened) == "open" != told {
+			t.Errorf("%s: of those that do not count it says %q", when, opened)
 		}
 	}
 	monitor(30 * time.Minute)
@@ -128,7 +132,7 @@ func TestOpenNodeInChildren(t *testing.T) {
 		if i > 0 {
 			n.end(5000000 + i)
 		}
-		got, _ := n.users.Users(t.Context(), pci, nil, nil)
+		got, _, _ := n.users.Users(t.Context(), pci, nil, nil)
 		if want := time.Duration(i)*pause < openLimit; kindOf(got) == "open" != want {
 			t.Errorf("after %s: got %+v", time.Duration(i)*pause, got)
 		}
@@ -158,7 +162,7 @@ func TestFirstLook(t *testing.T) {
 				}
 			}
 			look := func() string {
-				got, _ := n.users.Users(t.Context(), pci, prepared(time.Hour), nil)
+				got, _, _ := n.users.Users(t.Context(), pci, prepared(time.Hour), nil)
 				return got
 			}
 			for range 2 {
@@ -182,7 +186,7 @@ func TestManyUsers(t *testing.T) {
 		n.listed = append(n.listed, gpu.Process{PID: 5000001 + pid, InstanceID: -1})
 		n.run(5000001+pid, train, 0, false)
 	}
-	if got, _ := n.users.Users(t.Context(), pci, nil, nil); strings.Count(got, "process") != shown || !strings.HasSuffix(got, ", and 35 more") {
+	if got, _, _ := n.users.Users(t.Context(), pci, nil, nil); strings.Count(got, "process") != shown || !strings.HasSuffix(got, ", and 35 more") {
 		t.Errorf("got %s", got)
 	}
 }
@@ -197,14 +201,14 @@ func TestOpenersUnknown(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(n.dir, "driver")); err != nil {
 		t.Fatal(err)
 	}
-	if got, _ := n.users.Users(t.Context(), pci, nil, nil); kindOf(got) != "memory" {
+	if got, _, _ := n.users.Users(t.Context(), pci, nil, nil); kindOf(got) != "memory" {
 		t.Errorf("got %+v", got)
 	}
 	n.listed, n.listError = nil, gpu.ErrNotSupported
-	if got, _ := n.users.Users(t.Context(), pci, nil, nil); got != "" {
+	if got, _, _ := n.users.Users(t.Context(), pci, nil, nil); got != "" {
 		t.Errorf("without a list: got %+v", got)
 	}
-	if got, _ := n.users.Users(t.Context(), pci, nil, claim("o", nil, pci)); kindOf(got) != "memory" || !strings.Contains(got, "is not known") {
+	if got, _, _ := n.users.Users(t.Context(), pci, nil, claim("o", nil, pci)); kindOf(got) != "memory" || !strings.Contains(got, "is not known") {
 		t.Errorf("without a list, with an orphan: got %+v", got)
 	}
 }
@@ -256,7 +260,7 @@ func TestUsersBesideOrphan(t *testing.T) {
 				}
 				return nil, test.supervisor
 			}
-			got, instances := n.users.Users(t.Context(), pci, test.claims, test.orphan)
+			got, instances, _ := n.users.Users(t.Context(), pci, test.claims, test.orphan)
 			if got != "" != test.undivided || instances[7] != "" != test.partition {
 				t.Errorf("got %+v and %+v", got, instances)
 			}

@@ -95,13 +95,14 @@ type look struct {
 	orphaned []int
 	servers  func() []int
 	listed   []gpu.Process
-	// users describe those that count, by the ID of GPU instances.
-	users map[int][]string
+	// users describe those that count, by the ID of GPU instances, and opened those that have had the node open for too long to count.
+	users  map[int][]string
+	opened []string
 }
 
 // Users implements converge.Users. Where the driver does not say who uses the GPU, that counts as use: nobody knows that it
 // is free.
-func (u *Users) Users(ctx context.Context, pciAddress string, claims []*record.Record, orphan *record.Record) (string, map[int]string) {
+func (u *Users) Users(ctx context.Context, pciAddress string, claims []*record.Record, orphan *record.Record) (users string, ofInstances map[int]string, opened string) {
 	until := time.Now().Add(limit)
 	ctx, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
@@ -178,18 +179,23 @@ func (l *look) add(instanceID int, text string) {
 	}
 }
 
-// result are the users of the undivided GPU and of its instances.
-func (l *look) result() (string, map[int]string) {
+// result are the users of the undivided GPU and of its instances, and who else has its node open.
+func (l *look) result() (string, map[int]string, string) {
 	found := map[int]string{}
 	for at, users := range l.users {
-		if more := len(users) - shown; more > 0 {
-			users = append(users[:shown], fmt.Sprintf("and %d more", more))
-		}
-		found[at] = strings.Join(users, ", ")
+		found[at] = describe(users)
 	}
 	whole := found[undivided]
 	delete(found, undivided)
-	return whole, found
+	return whole, found, describe(l.opened)
+}
+
+// describe joins the first texts, and says how many there are besides.
+func describe(users []string) string {
+	if more := len(users) - shown; more > 0 {
+		users = append(users[:shown], fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(users, ", ")
 }
 
 // addOpeners counts processes that have the GPU's device node open but no context or memory on it. A process that had the node
@@ -223,8 +229,12 @@ func (l *look) addOpeners(ctx context.Context, open []holder.Process) {
 		s.before = s.before || s.first <= prepared
 		present[key] = s
 		kept = kept || !s.before
-		if !s.before && now-since < openLimit {
+		switch {
+		case s.before:
+		case now-since < openLimit:
 			l.users[undivided] = append(l.users[undivided], text)
+		default:
+			l.opened = append(l.opened, text)
 		}
 	}
 	l.mu.Lock()

@@ -193,7 +193,7 @@ func TestUsers(t *testing.T) {
 			if test.change != nil {
 				test.change(n)
 			}
-			got, instances := n.users.Users(t.Context(), pci, test.claims, nil)
+			got, instances, _ := n.users.Users(t.Context(), pci, test.claims, nil)
 			for id, text := range instances {
 				instances[id] = kindOf(text)
 			}
@@ -225,7 +225,7 @@ func TestMonitorRestarted(t *testing.T) {
 	step := func(when string, now time.Duration, open bool, claims ...*record.Record) {
 		t.Helper()
 		n.now = now
-		if got, _ := n.users.Users(t.Context(), pci, claims, nil); kindOf(got) == "open" != open || kindOf(got) == "memory" {
+		if got, _, _ := n.users.Users(t.Context(), pci, claims, nil); kindOf(got) == "open" != open || kindOf(got) == "memory" {
 			t.Errorf("%s: got %+v", when, got)
 		}
 	}
@@ -256,7 +256,7 @@ func TestSlowSupervisor(t *testing.T) {
 		n.listed = append(n.listed, gpu.Process{PID: 5000001 + i, InstanceID: -1})
 	}
 	began := time.Now()
-	got, _ := n.users.Users(t.Context(), pci, []*record.Record{claim("a", nil, pci), claim("b", nil, pci)}, nil)
+	got, _, _ := n.users.Users(t.Context(), pci, []*record.Record{claim("a", nil, pci), claim("b", nil, pci)}, nil)
 	if took := time.Since(began); took > 2*time.Second || got == "" || !strings.Contains(got, "third/x") || strings.Contains(got, "stray") {
 		t.Errorf("got %+v after %s", got, took)
 	}

@@ -25,6 +25,7 @@ type condition struct {
 var conditions = map[device.Reason]condition{
 	device.Occupied:           {"occupied", "An instance that was not made for a claim is in the place, or uses an engine that is needed.", true},
 	device.ReleasePending:     {"release pending", "What an ended claim had could not be removed yet. The driver keeps trying.", true},
+	device.Opened:             {"opened", "A process without a claim has the GPU's device node open. It keeps nobody from using the GPU.", true},
 	device.Unresponsive:       {"unresponsive", "The GPU does not answer.", false},
 	device.Lost:               {"GPU lost", "The GPU has fallen off the bus, or is not there any more. Restart the node.", false},
 	device.ResetRequired:      {"reset required", "The GPU does nothing until it is reset.", false},
