@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"time"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
@@ -41,11 +42,6 @@ const (
 // ErrNoAnswer says that the node did not answer a question in time.
 var ErrNoAnswer = errors.New("no answer")
 
-// source answers questions: the machine, or a transcript.
-type source interface {
-	answer(ctx context.Context, kind Kind, question string, live func(context.Context) (json.RawMessage, error)) Entry
-}
-
 // ask puts a question to the node, or to the transcript that is replayed. The text of the
 // question is the same on every node: it names no root, and nothing that a run makes up. A
 // question that is asked twice has two answers.
@@ -59,13 +55,49 @@ func ask[T any](ctx context.Context, n *Node, kind Kind, question string, live f
 
 // put returns what the transcript gets of a question.
 func put[T any](ctx context.Context, n *Node, kind Kind, question string, live func(context.Context, *machine) (T, error)) Entry {
-	return n.source.answer(ctx, kind, question, func(ctx context.Context) (json.RawMessage, error) {
-		found, err := live(ctx, n.machine)
-		if err != nil {
-			return nil, err
+	if n.machine == nil {
+		return n.recorded.answer(kind, question)
+	}
+	start := time.Now()
+	answer, err := within(ctx, n.machine, live)
+	entry := Entry{Kind: kind, Question: question, Took: time.Since(start).Round(time.Microsecond).String()}
+	if err == nil {
+		entry.Answer, err = json.Marshal(answer)
+	}
+	entry.Failure = failure(err)
+	n.transcript.add(entry)
+	return entry
+}
+
+// within runs live and leaves it behind when it takes too long: a call into a driver that
+// hangs cannot be cancelled.
+func within[T any](ctx context.Context, m *machine, live func(context.Context, *machine) (T, error)) (value T, err error) {
+	if ctx.Err() != nil {
+		return value, fmt.Errorf("%w: the time for all checks is over", ErrNoAnswer)
+	}
+	type answer struct {
+		value T
+		err   error
+	}
+	asking, cancel := context.WithTimeout(ctx, m.Limit)
+	defer cancel()
+	answers := make(chan answer, 1)
+	go func() {
+		value, err := live(asking, m)
+		answers <- answer{value, err}
+	}()
+	select {
+	case a := <-answers:
+		switch {
+		case gpu.IsPending(a.err):
+			a.err = fmt.Errorf("%w in %s: %w", ErrNoAnswer, m.Limit/callsInLimit, a.err)
+		case a.err != nil && asking.Err() != nil:
+			a.err = fmt.Errorf("%w in %s: %w", ErrNoAnswer, m.Limit, a.err)
 		}
-		return json.Marshal(found)
-	})
+		return a.value, a.err
+	case <-asking.Done():
+		return value, fmt.Errorf("%w in %s", ErrNoAnswer, m.Limit)
+	}
 }
 
 // decode reads an answer as it is read from a transcript, so that a live run sees no more than a
@@ -153,11 +185,13 @@ func (f *Failure) Unwrap() error {
 
 // failure keeps of an error its text and what checks tell apart.
 func failure(err error) *Failure {
+	if err == nil {
+		return nil
+	}
 	f := &Failure{Text: err.Error()}
 	for _, r := range reasons {
-		if errors.Is(err, r.err) {
+		if f.Is == "" && errors.Is(err, r.err) {
 			f.Is = r.name
-			break
 		}
 	}
 	return f

@@ -175,9 +175,9 @@ const endOfSession = "nvmlShutdown"
 
 // medians returns how long half of the calls on some GPUs, or on the node, took at most, of
 // those that succeeded. Functions that take no time to speak of are left out.
-func (c *calls) medians(gpus []string) map[string]time.Duration {
+func (t *transcript) medians(gpus []string) map[string]time.Duration {
 	found := map[string]time.Duration{}
-	for function, times := range c.times(func(c nvml.Call) bool {
+	for function, times := range t.times(func(c nvml.Call) bool {
 		return c.Err == nil && c.Function != endOfSession && (c.PCIAddress == "" || slices.Contains(gpus, c.PCIAddress))
 	}) {
 		// As a transcript has it.
@@ -230,7 +230,7 @@ func (n *Node) writeProduct(ctx context.Context, out io.Writer, g *gpu.GPU, same
 	if err != nil {
 		return err
 	}
-	calls := n.calls.medians(same)
+	calls := n.transcript.medians(same)
 	if more.serverStart >= leastLatency {
 		calls["mps_server_start"] = more.serverStart
 	}

@@ -203,9 +203,9 @@ func (n *Node) unusedSubject(ctx context.Context) (*gpu.GPU, string) {
 	return g, ""
 }
 
-// readOnly runs the checks of part A on what is so now.
+// readOnly runs the checks of part A on what is so now, not on what is known.
 func (n *Node) readOnly(ctx context.Context) []Result {
-	n.forget()
+	clear(n.known)
 	r := &Report{}
 	r.run(ctx, n, n.partA)
 	return r.Results

@@ -375,7 +375,7 @@ type latencies struct {
 // asked: a transcript has the later ones, too.
 var latenciesSoFar = fact[latencies]{NVML, "latency so far", func(_ context.Context, m *machine) (latencies, error) {
 	found := latencies{Limit: m.CallLimit}
-	for function, times := range m.calls.times(func(nvml.Call) bool { return true }) {
+	for function, times := range m.transcript.times(func(nvml.Call) bool { return true }) {
 		found.Functions = append(found.Functions, Latency{function, times[len(times)-1]})
 	}
 	slices.SortFunc(found.Functions, func(a, b Latency) int { return int(b.Longest - a.Longest) })

@@ -22,23 +22,23 @@ const lockLimit = defaultLimit / 2
 // reservations are the driver's locks of GPUs that this process has: while it has one, the
 // driver prepares no claim on that GPU. The kernel frees those that it has at its end.
 type reservations struct {
-	calls *call.Queues
+	locks func() (*lock.Locks, error) // makes the folder
 
-	mu    sync.Mutex // a question that was left behind may still take one
-	locks *lock.Locks
-	held  map[string]func() // by PCI address
+	mu   sync.Mutex        // a question that was left behind may still take one
+	held map[string]func() // by PCI address
+}
+
+func newReservations(dataDir string, calls *call.Queues) *reservations {
+	return &reservations{locks: sync.OnceValues(func() (*lock.Locks, error) { return lock.New(dataDir, calls) }), held: map[string]func(){}}
 }
 
 // take waits for the locks of GPUs.
-func (r *reservations) take(ctx context.Context, dataDir string, pciAddresses ...string) error {
+func (r *reservations) take(ctx context.Context, pciAddresses ...string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.locks == nil {
-		locks, err := lock.New(dataDir, r.calls)
-		if err != nil {
-			return err
-		}
-		r.locks, r.held = locks, map[string]func(){}
+	locks, err := r.locks()
+	if err != nil {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, lockLimit)
 	defer cancel()
@@ -46,11 +46,10 @@ func (r *reservations) take(ctx context.Context, dataDir string, pciAddresses ..
 		if r.held[address] != nil {
 			continue
 		}
-		release, err := r.locks.GPUs(ctx, []string{address})
-		if err != nil {
+		if r.held[address], err = locks.GPUs(ctx, []string{address}); err != nil {
+			delete(r.held, address)
 			return err
 		}
-		r.held[address] = release
 	}
 	return nil
 }
@@ -73,7 +72,7 @@ func (n *Node) reserve(ctx context.Context, g *gpu.GPU, more func(*machine) ([]s
 		if err != nil {
 			return false, err
 		}
-		return true, m.reserved.take(ctx, m.DataDir, append(addresses, g.PCIAddress)...)
+		return true, m.reserved.take(ctx, append(addresses, g.PCIAddress)...)
 	})
 	if err != nil {
 		return nil, fmt.Sprintf("cannot be kept from claims: %v", err)

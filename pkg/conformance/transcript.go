@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -49,22 +50,18 @@ type Entry struct {
 // transcript writes entries as lines, each as soon as it is known: what hangs the node
 // leaves a transcript of all that was before.
 type transcript struct {
-	mu  sync.Mutex
-	out io.Writer
-	err error
+	mu    sync.Mutex
+	out   io.Writer // nil where none is wanted
+	err   error
+	calls []nvml.Call // into NVML so far; from a transcript they are without answers
 }
 
 func (t *transcript) add(line any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.out == nil || t.err != nil {
-		return
+	if t.out != nil && t.err == nil {
+		t.err = json.NewEncoder(t.out).Encode(line)
 	}
-	data, err := json.Marshal(line)
-	if err == nil {
-		_, err = t.out.Write(append(data, '\n'))
-	}
-	t.err = err
 }
 
 // failed returns the first error. A run goes on after it: what was changed has to be undone.
@@ -74,56 +71,86 @@ func (t *transcript) failed() error {
 	return t.err
 }
 
-// player is the source that answers from a transcript.
-type player struct {
-	entries map[string][]Entry // by kind and question, in the order of asking
-	calls   []nvml.Call        // without answers
+// observe notes a call into NVML.
+func (t *transcript) observe(_ context.Context, c nvml.Call) {
+	question := c.Function
+	if c.PCIAddress != "" {
+		question += ofGPUWord + c.PCIAddress
+	}
+	entry := Entry{Kind: Call, Question: question, Took: c.Took.Round(time.Microsecond).String(), Failure: failure(c.Err)}
+	if c.Err == nil {
+		entry.Answer, _ = json.Marshal(c.Answer) // nobody reads it back
+	}
+	t.add(entry)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.calls = append(t.calls, c)
 }
+
+// times returns how long the calls of each function took, in order, of those that matter.
+func (t *transcript) times(matters func(nvml.Call) bool) map[string][]time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	took := map[string][]time.Duration{}
+	for _, call := range t.calls {
+		if matters(call) {
+			took[call.Function] = append(took[call.Function], call.Took)
+		}
+	}
+	for _, times := range took {
+		slices.Sort(times)
+	}
+	return took
+}
+
+// recording are the answers of a transcript, by kind and question, in the order of asking.
+type recording map[string][]Entry
 
 func key(kind Kind, question string) string { return string(kind) + ": " + question }
 
 // answer takes what is missing for not answered: checks ask more than they did when the
 // transcript was made.
-func (p *player) answer(_ context.Context, kind Kind, question string, _ func(context.Context) (json.RawMessage, error)) Entry {
+func (r recording) answer(kind Kind, question string) Entry {
 	k := key(kind, question)
-	if len(p.entries[k]) == 0 {
+	if len(r[k]) == 0 {
 		return Entry{Kind: kind, Question: question, Failure: failure(fmt.Errorf("%w: the transcript does not have %s", ErrNoAnswer, k))}
 	}
-	entry := p.entries[k][0]
-	p.entries[k] = p.entries[k][1:]
+	entry := r[k][0]
+	r[k] = r[k][1:]
 	return entry
 }
 
-// readTranscript reads what a run has written. The last line may be cut off.
-func readTranscript(in io.Reader) (Header, *player, error) {
+// Replay returns the node that a transcript is about. The last line may be cut off.
+func Replay(in io.Reader) (*Node, error) {
 	lines := json.NewDecoder(bufio.NewReader(in))
 	var header Header
 	if err := lines.Decode(&header); err != nil {
-		return Header{}, nil, fmt.Errorf("read the first line of the transcript: %w", err)
+		return nil, fmt.Errorf("read the first line of the transcript: %w", err)
 	}
 	if header.Transcript != transcriptVersion {
-		return Header{}, nil, fmt.Errorf("the first line of the transcript has version %d: want %d", header.Transcript, transcriptVersion)
+		return nil, fmt.Errorf("the first line of the transcript has version %d: want %d", header.Transcript, transcriptVersion)
 	}
-	p := &player{entries: map[string][]Entry{}}
+	header.Transcript = 0
+	n := newNode(header)
+	n.recorded = recording{}
 	for line := 2; ; line++ {
 		var entry Entry
 		err := lines.Decode(&entry)
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			return header, p, nil
+			return n, nil
 		}
-		if err != nil {
-			return Header{}, nil, fmt.Errorf("read line %d of the transcript: %w", line, err)
+		var call nvml.Call
+		if err == nil && entry.Kind == Call {
+			call, err = entry.call()
 		}
-		if entry.Kind == Call {
-			call, err := entry.call()
-			if err != nil {
-				return Header{}, nil, fmt.Errorf("read line %d of the transcript: %w", line, err)
-			}
-			p.calls = append(p.calls, call)
-			continue
+		switch k := key(entry.Kind, entry.Question); {
+		case err != nil:
+			return nil, fmt.Errorf("read line %d of the transcript: %w", line, err)
+		case entry.Kind == Call:
+			n.transcript.calls = append(n.transcript.calls, call)
+		default:
+			n.recorded[k] = append(n.recorded[k], entry)
 		}
-		k := key(entry.Kind, entry.Question)
-		p.entries[k] = append(p.entries[k], entry)
 	}
 }
 
