@@ -48,7 +48,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		err = enter(options)
 	}
 	if err == nil {
-		err = newSession(options, stdout).finish(ctx, stdin)
+		err = finish(ctx, options, stdin, stdout)
 	}
 	if err != nil {
 		_, _ = fmt.Fprintf(stderr, "%s: %s\n", name, strings.ReplaceAll(err.Error(), "\n", "; "))

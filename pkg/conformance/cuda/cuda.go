@@ -69,13 +69,6 @@ func (d *Driver) result(call string, code C.int) error {
 // its client.
 func (d *Driver) Init() error { return d.result("cuInit", C.driver_init(&d.functions)) }
 
-// Version returns the CUDA version that the library was made for, 13000 for 13.0.
-func (d *Driver) Version() (int, error) {
-	var version C.int
-	err := d.result("cuDriverGetVersion", C.driver_version(&d.functions, &version))
-	return int(version), err
-}
-
 // Count returns the number of devices that this process sees.
 func (d *Driver) Count() (int, error) {
 	var count C.int
@@ -85,33 +78,28 @@ func (d *Driver) Count() (int, error) {
 
 // Device is what a process can find out about a device without using it.
 type Device struct {
-	Name string
 	// UUID is without NVML's prefix, since CUDA has none.
 	UUID            string
 	Multiprocessors int
 	TotalBytes      uint64
 }
 
-const nameLength = 256
-
 // Device describes a device.
 func (d *Driver) Device(ordinal int) (Device, error) {
 	var handle, multiprocessors C.int
-	var name [nameLength]C.char
 	var uuid [16]C.uchar
 	var total C.size_t
 	if err := d.result("cuDeviceGet", C.driver_get(&d.functions, &handle, C.int(ordinal))); err != nil {
 		return Device{}, err
 	}
 	err := errors.Join(
-		d.result("cuDeviceGetName", C.driver_name(&d.functions, &name[0], nameLength, handle)),
 		d.result("cuDeviceGetUuid", C.driver_uuid(&d.functions, &uuid[0], handle)),
 		d.result("cuDeviceTotalMem", C.driver_total(&d.functions, &total, handle)),
 		d.result("cuDeviceGetAttribute", C.driver_multiprocessors(&d.functions, &multiprocessors, handle)),
 	)
 	bytes := C.GoBytes(unsafe.Pointer(&uuid[0]), 16)
 	return Device{
-		Name: C.GoString(&name[0]), Multiprocessors: int(multiprocessors), TotalBytes: uint64(total),
+		Multiprocessors: int(multiprocessors), TotalBytes: uint64(total),
 		UUID: fmt.Sprintf("%x-%x-%x-%x-%x", bytes[:4], bytes[4:6], bytes[6:8], bytes[8:10], bytes[10:]),
 	}, err
 }
@@ -127,11 +115,13 @@ func (d *Driver) DestroyContext() error {
 }
 
 // ContextMultiprocessors returns how many multiprocessors this thread's context may
-// use, and false where the library cannot tell (before CUDA 11.4).
-func (d *Driver) ContextMultiprocessors() (int, bool) {
+// use, and 0 where the library cannot tell (before CUDA 11.4).
+func (d *Driver) ContextMultiprocessors() int {
 	var count C.uint
-	ok := C.driver_affinity(&d.functions, &count) == 0
-	return int(count), ok
+	if C.driver_affinity(&d.functions, &count) != 0 {
+		return 0
+	}
+	return int(count)
 }
 
 // Memory returns how much memory is free and how much there is, in bytes, as programs

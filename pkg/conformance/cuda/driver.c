@@ -26,10 +26,8 @@ const char *driver_load(const char *library, struct driver *d)
 	if (l == NULL)
 		return dlerror();
 	d->init = find(l, "cuInit", NULL, &missing);
-	d->version = find(l, "cuDriverGetVersion", NULL, &missing);
 	d->count = find(l, "cuDeviceGetCount", NULL, &missing);
 	d->get = find(l, "cuDeviceGet", NULL, &missing);
-	d->name = find(l, "cuDeviceGetName", NULL, &missing);
 	// The first version gives a MIG device the UUID of its GPU.
 	d->uuid = find(l, "cuDeviceGetUuid_v2", "cuDeviceGetUuid", &missing);
 	d->total = find(l, "cuDeviceTotalMem_v2", NULL, &missing);
@@ -53,11 +51,6 @@ int driver_init(const struct driver *d)
 	return d->init(0);
 }
 
-int driver_version(const struct driver *d, int *version)
-{
-	return d->version(version);
-}
-
 int driver_count(const struct driver *d, int *count)
 {
 	return d->count(count);
@@ -66,11 +59,6 @@ int driver_count(const struct driver *d, int *count)
 int driver_get(const struct driver *d, int *device, int ordinal)
 {
 	return d->get(device, ordinal);
-}
-
-int driver_name(const struct driver *d, char *name, int length, int device)
-{
-	return d->name(name, length, device);
 }
 
 int driver_uuid(const struct driver *d, unsigned char *uuid, int device)

@@ -9,10 +9,8 @@
 // The functions, by the names and signatures of cuda.h; a CUresult is an int.
 struct driver {
 	int (*init)(unsigned int);
-	int (*version)(int *);
 	int (*count)(int *);
 	int (*get)(int *, int);
-	int (*name)(char *, int, int);
 	int (*uuid)(unsigned char *, int);
 	int (*total)(size_t *, int);
 	int (*attribute)(int *, int, int);
@@ -31,10 +29,8 @@ struct driver {
 const char *driver_load(const char *library, struct driver *d);
 
 int driver_init(const struct driver *d);
-int driver_version(const struct driver *d, int *version);
 int driver_count(const struct driver *d, int *count);
 int driver_get(const struct driver *d, int *device, int ordinal);
-int driver_name(const struct driver *d, char *name, int length, int device);
 int driver_uuid(const struct driver *d, unsigned char *uuid, int device);
 int driver_total(const struct driver *d, size_t *bytes, int device);
 int driver_multiprocessors(const struct driver *d, int *count, int device);

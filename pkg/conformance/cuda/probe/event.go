@@ -10,19 +10,7 @@ package probe
 type Event struct {
 	Kind Kind `json:"event"`
 
-	// Library and Version are of Loaded; Version is 13000 for CUDA 13.0.
-	Library string `json:"library,omitempty"`
-	Version int    `json:"version,omitempty"`
-
-	// Milliseconds is how long cuInit (Initialized) or cuCtxCreate (Context) took.
-	Milliseconds float64 `json:"milliseconds,omitempty"`
-	// Devices is how many the process sees (Initialized).
-	Devices int `json:"devices,omitempty"`
-
-	// Device is the number of the device, of Device and Context.
-	Device int    `json:"device,omitempty"`
-	Name   string `json:"name,omitempty"`
-	// UUID is without the prefix that NVML has.
+	// UUID is a Device's, without the prefix that NVML has.
 	UUID string `json:"uuid,omitempty"`
 	// Multiprocessors are the device's as the process is told (Device, Context).
 	Multiprocessors int `json:"multiprocessors,omitempty"`
@@ -35,33 +23,25 @@ type Event struct {
 	FreeBytes  uint64 `json:"freeBytes,omitempty"`
 	TotalBytes uint64 `json:"totalBytes,omitempty"`
 
-	// Bytes is an allocation (Allocated, Refused), AllocatedBytes the sum of all.
-	Bytes          uint64 `json:"bytes,omitempty"`
+	// AllocatedBytes is the sum of all allocations so far (Refused, Done).
 	AllocatedBytes uint64 `json:"allocatedBytes,omitempty"`
 
-	// PID is the process as it sees itself (Holding).
-	PID int `json:"pid,omitempty"`
-
-	// Call, Code and Result are of a call that failed (Failed, Refused): "cuInit", 100,
+	// Call and Result are of a call that failed (Failed, Refused): "cuInit",
 	// "CUDA_ERROR_NO_DEVICE". Without a Call, Result says what else went wrong.
 	Call   string `json:"call,omitempty"`
-	Code   int    `json:"code,omitempty"`
 	Result string `json:"result,omitempty"`
 }
 
-// Kind is what an event says.
+// Kind is what an event says. Transcripts of earlier versions have others, too.
 type Kind string
 
 // The kinds, in the order in which they come.
 const (
-	Loaded      Kind = "loaded"      // libcuda is loaded
-	Initialized Kind = "initialized" // cuInit has succeeded
-	Device      Kind = "device"      // one for each device
-	Context     Kind = "context"     // there is a context on a device
-	Memory      Kind = "memory"      // what cuMemGetInfo says, before allocations and after them
-	Allocated   Kind = "allocated"   // an allocation, or with a bound what all of them came to
-	Refused     Kind = "refused"     // an allocation failed; others may follow
-	Holding     Kind = "holding"     // all is done, the context stays until the program is asked to end
-	Failed      Kind = "failed"      // a call failed, which is the end
-	Done        Kind = "done"        // the program ends, its context is destroyed
+	Device  Kind = "device"  // one for each device
+	Context Kind = "context" // there is a context on a device
+	Memory  Kind = "memory"  // what cuMemGetInfo says, before allocations and after them
+	Refused Kind = "refused" // an allocation failed
+	Holding Kind = "holding" // all is done, the context stays until the program is asked to end
+	Failed  Kind = "failed"  // a call failed, which is the end
+	Done    Kind = "done"    // the program ends, its context is destroyed
 )

@@ -56,11 +56,11 @@ func TestProcess(t *testing.T) {
 		last   Kind
 		err    string
 	}{
-		"ends":      {`echo '{"event":"loaded"}'; echo '{"event":"done"}'`, Done, ""},
+		"ends":      {`echo '{"event":"device"}'; echo '{"event":"done"}'`, Done, ""},
 		"fails":     {`echo '{"event":"failed","call":"cuInit","code":100}'; exit 1`, Failed, ""},
-		"crashes":   {`echo '{"event":"loaded"}'; kill -SEGV $$`, Loaded, "segmentation fault"},
+		"crashes":   {`echo '{"event":"device"}'; kill -SEGV $$`, Device, "segmentation fault"},
 		"complains": {`echo no libcuda >&2; exit 1`, "", "exit status 1: no libcuda"},
-		"no JSON":   {`echo '{"event":"loaded"}'; echo Hello; echo '{"event":"done"}'`, Loaded, "without saying how"},
+		"no JSON":   {`echo '{"event":"device"}'; echo Hello; echo '{"event":"done"}'`, Device, "without saying how"},
 		"waits":     {`echo '{"event":"holding"}'; cat; echo '{"event":"done"}'`, Done, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
