@@ -5,6 +5,7 @@ package conformance
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	_ "embed" // boards.json
 	"encoding/json"
@@ -62,25 +63,18 @@ func differingMIG(board, catalogue *Board) []string {
 	if is == nil || known == nil {
 		return []string{fmt.Sprintf("MIG is possible: %t, in the catalogue %t", is != nil, known != nil)}
 	}
-	var found []string
-	if is.MemorySlices != known.MemorySlices {
-		found = append(found, fmt.Sprintf("%d memory slices, in the catalogue %d", is.MemorySlices, known.MemorySlices))
-	}
-	if is.ResetToSwitch != known.ResetToSwitch {
-		found = append(found, fmt.Sprintf("the MIG mode needs a reset: %t, in the catalogue %t", is.ResetToSwitch, known.ResetToSwitch))
-	}
+	found := differing("", is, known, known.Tags)
 	byName := map[string]Profile{}
 	for _, p := range known.Profiles {
 		byName[p.Name] = p
 	}
 	for _, p := range is.Profiles {
-		expected, ok := byName[p.Name]
-		delete(byName, p.Name)
-		if !ok {
+		if expected, ok := byName[p.Name]; ok {
+			found = append(found, differing(p.Name+" ", p, expected, expected.Tags)...)
+		} else {
 			found = append(found, p.Name+" is not in the catalogue")
-			continue
 		}
-		found = append(found, differing(p.Name+" ", p, expected, expected.Tags)...)
+		delete(byName, p.Name)
 	}
 	for _, name := range slices.Sorted(maps.Keys(byName)) {
 		found = append(found, name+" is in the catalogue only")
@@ -89,7 +83,7 @@ func differingMIG(board, catalogue *Board) []string {
 }
 
 // differing lists the values of a section that were measured and are others than those of
-// the catalogue, by their keys there.
+// the catalogue, by their keys there. Profiles are sections of their own.
 func differing(prefix string, is, known any, tags Tags) []string {
 	measured, err := fields(is)
 	expected, knownErr := fields(known)
@@ -98,14 +92,10 @@ func differing(prefix string, is, known any, tags Tags) []string {
 	}
 	var found []string
 	for _, key := range slices.Sorted(maps.Keys(measured)) {
-		if key == "source" || key == "except" || measured[key] == expected[key] || expected[key] == "" {
+		if slices.Contains([]string{"source", "except", "profiles"}, key) || measured[key] == expected[key] || expected[key] == "" {
 			continue
 		}
-		source := tags.Source
-		if other, ok := tags.Except[key]; ok {
-			source = other
-		}
-		found = append(found, fmt.Sprintf("%s%s %s, in the catalogue %s (%s)", prefix, key, measured[key], expected[key], source))
+		found = append(found, fmt.Sprintf("%s%s %s, in the catalogue %s (%s)", prefix, key, measured[key], expected[key], cmp.Or(tags.Except[key], tags.Source)))
 	}
 	return found
 }
@@ -113,18 +103,15 @@ func differing(prefix string, is, known any, tags Tags) []string {
 // fields returns the values of a section as text.
 func fields(section any) (map[string]string, error) {
 	data, err := json.Marshal(section)
-	if err != nil {
-		return nil, err
-	}
 	var raw map[string]json.RawMessage
-	if err := json.Unmarshal(data, &raw); err != nil {
-		return nil, err
+	if err == nil {
+		err = json.Unmarshal(data, &raw)
 	}
 	out := map[string]string{}
 	for key, value := range raw {
 		out[key] = strings.Trim(string(value), `"`)
 	}
-	return out, nil
+	return out, err
 }
 
 // measurements are what parts B and C have measured of a product, beside what part A reads.
@@ -201,17 +188,17 @@ func (n *Node) WriteCataloguePatch(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("write what was measured: %w", err)
 	}
-	products := map[string][]string{} // PCI addresses
+	var products []*gpu.GPU // the first of each
+	same := map[string][]string{}
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
-		products[g.ProductName] = append(products[g.ProductName], g.PCIAddress)
-	}
-	for i := range node.GPUs {
-		g := &node.GPUs[i]
-		if products[g.ProductName][0] != g.PCIAddress {
-			continue
+		if same[g.ProductName] == nil {
+			products = append(products, g)
 		}
-		if err := n.writeProduct(ctx, out, g, products[g.ProductName]); err != nil {
+		same[g.ProductName] = append(same[g.ProductName], g.PCIAddress)
+	}
+	for _, g := range products {
+		if err := n.writeProduct(ctx, out, g, same[g.ProductName]); err != nil {
 			return fmt.Errorf("write what was measured of %s: %w", g.ProductName, err)
 		}
 	}
@@ -245,7 +232,7 @@ func (n *Node) writeProduct(ctx context.Context, out io.Writer, g *gpu.GPU, same
 }
 
 // document writes a board with the layout of the catalogue's files, so that the two are easily
-// compared: JSON is YAML, whose sections are set apart here.
+// compared: JSON is YAML.
 func document(b *Board) (*bytes.Buffer, error) {
 	data, err := json.Marshal(b)
 	if err != nil {
@@ -257,17 +244,10 @@ func document(b *Board) (*bytes.Buffer, error) {
 	}
 	layOut(&parsed)
 	text := bytes.NewBufferString("---\n")
-	sections := parsed.Content[0].Content // a key, its value, the next key …
-	for i := 0; i < len(sections); i += 2 {
-		if i > 0 {
-			text.WriteByte('\n')
-		}
-		encoder := yaml.NewEncoder(text)
-		encoder.SetIndent(2)
-		encoder.CompactSeqIndent()
-		err = errors.Join(err, encoder.Encode(&yaml.Node{Kind: yaml.MappingNode, Content: sections[i : i+2]}), encoder.Close())
-	}
-	return text, err
+	encoder := yaml.NewEncoder(text)
+	encoder.SetIndent(2)
+	encoder.CompactSeqIndent()
+	return text, errors.Join(encoder.Encode(&parsed), encoder.Close())
 }
 
 // layOut keeps what has numbers only in one line, as the catalogue has them, and the quotes of
