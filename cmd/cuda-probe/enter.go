@@ -84,19 +84,9 @@ var plain = []string{"null", "zero", "full", "random", "urandom"}
 // replaceNodes makes a /dev with the NVIDIA nodes of another one. In a user namespace no
 // node can be made, so they are bound.
 func replaceNodes(from string) error {
-	nodes := map[string]*os.File{} // by path below /dev
-	add := func(folder, path string) error {
-		fd, err := unix.Open(filepath.Join(folder, path), unix.O_PATH|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return fmt.Errorf("look at %s: %w", filepath.Join(folder, path), err)
-		}
-		nodes[path] = os.NewFile(uintptr(fd), path)
-		return nil
-	}
-	for _, path := range plain {
-		if err := add("/dev", path); err != nil {
-			return err
-		}
+	paths := map[string]string{} // by where they go
+	for _, node := range plain {
+		paths[node] = filepath.Join("/dev", node)
 	}
 	for _, pattern := range []string{"nvidia*", "nvidia-caps/*"} {
 		found, err := filepath.Glob(filepath.Join(from, pattern))
@@ -104,13 +94,18 @@ func replaceNodes(from string) error {
 			return err
 		}
 		for _, path := range found {
-			if info, err := os.Stat(path); err != nil || info.Mode()&os.ModeCharDevice == 0 {
-				continue
-			}
-			if err := add(from, strings.TrimPrefix(path, from)); err != nil {
-				return err
+			if info, err := os.Stat(path); err == nil && info.Mode()&os.ModeCharDevice != 0 {
+				paths[strings.TrimPrefix(path, from)] = path
 			}
 		}
+	}
+	nodes := map[string]*os.File{} // open, since /dev is going to be hidden
+	for to, path := range paths {
+		node, err := os.OpenFile(path, unix.O_PATH, 0)
+		if err != nil {
+			return err
+		}
+		nodes[to] = node
 	}
 	if err := unix.Mount(name, "/dev", "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=755"); err != nil {
 		return fmt.Errorf("mount a tmpfs on /dev: %w", err)

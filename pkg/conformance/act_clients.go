@@ -131,53 +131,6 @@ func memoryInUse(moment string) gpuFact[*uint64] {
 	})
 }
 
-// chooseGPU returns a GPU that nobody uses, that is in compute mode DEFAULT and not in MIG
-// mode, or why there is none. It keeps claims off it.
-func (n *Node) chooseGPU(ctx context.Context) (*gpu.GPU, string) {
-	_, err := onDaemon(ctx, n, Daemon, "end what an earlier run left", func(ctx context.Context, d *daemon) (bool, error) { return true, d.sweep(ctx) })
-	if err != nil {
-		return nil, err.Error()
-	}
-	node, err := gpus.answer(ctx, n)
-	if err != nil {
-		return nil, fmt.Sprintf("the GPUs cannot be read: %v", err)
-	}
-	var reasons []string
-	for i := range node.GPUs {
-		g := &node.GPUs[i]
-		if n.header.GPU != "" && n.header.GPU != g.UUID {
-			continue
-		}
-		why := n.reserveUnused(ctx, g)
-		if why == "" {
-			return g, ""
-		}
-		reasons = append(reasons, g.PCIAddress+" "+why)
-	}
-	if len(reasons) == 0 {
-		return nil, fmt.Sprintf("there is no GPU %s", n.header.GPU)
-	}
-	return nil, "no GPU is free for it: " + strings.Join(reasons, "; ")
-}
-
-// reserveUnused keeps claims off a GPU, unless that cannot be used; then it returns why.
-func (n *Node) reserveUnused(ctx context.Context, g *gpu.GPU) string {
-	claims, why := n.reserve(ctx, g, func(*machine) ([]string, error) { return nil, nil })
-	if why != "" {
-		return why
-	}
-	if why = claimed(claims, g.PCIAddress); why == "" && inMIG(g) {
-		why = "is in MIG mode"
-	}
-	if why == "" {
-		why = n.inUse(ctx, g, listedBefore)
-	}
-	if why != "" && n.machine != nil {
-		n.machine.reserved.release(g.PCIAddress)
-	}
-	return why
-}
-
 // recognition is whom the daemon takes a client for.
 type recognition struct {
 	Servers []string `json:"servers"`
@@ -193,11 +146,8 @@ func (d *daemon) recognize(ctx context.Context, s surroundings, user int) (who r
 		return who, err
 	}
 	servers, err := d.command(ctx, "get_server_list")
-	if err != nil {
-		return who, err
-	}
-	clients, err := d.command(ctx, "get_client_list SERVER")
-	if err != nil {
+	clients, clientsErr := d.command(ctx, "get_client_list SERVER")
+	if err := errors.Join(err, clientsErr); err != nil {
 		return who, err
 	}
 	who = recognition{Servers: strings.Fields(servers), Clients: strings.Fields(clients)}

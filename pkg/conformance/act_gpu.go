@@ -60,7 +60,7 @@ func change[T any](ctx context.Context, n *Node, question string, u *undo, do fu
 // changeAndKeep is change that leaves the GPU in the MIG mode that do has set, unless do fails.
 func changeAndKeep[T any](ctx context.Context, n *Node, question string, u *undo, do func(context.Context, *machine) (T, error)) (T, error) {
 	return ask(ctx, n, Change, question, func(ctx context.Context, m *machine) (value T, err error) {
-		if err := errors.Join(m.hardware.Open(ctx), m.undoFile().write(u)); err != nil {
+		if err := errors.Join(m.hardware.Open(ctx), m.writeUndo(u)); err != nil {
 			return value, err
 		}
 		if value, err = do(ctx, m); err != nil {
@@ -71,36 +71,32 @@ func changeAndKeep[T any](ctx context.Context, n *Node, question string, u *undo
 }
 
 // undoFile is where an undo is kept.
-type undoFile string
+func (m *machine) undoFile() string { return filepath.Join(m.DataDir, "conformance", "undo.json") }
 
-func (m *machine) undoFile() undoFile {
-	return undoFile(filepath.Join(m.DataDir, "conformance", "undo.json"))
-}
-
-// read returns nil if there is nothing to undo.
-func (f undoFile) read() (*undo, error) {
-	data, err := os.ReadFile(string(f))
+// readUndo returns nil if there is nothing to undo.
+func (m *machine) readUndo() (*undo, error) {
+	data, err := os.ReadFile(m.undoFile())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	var u undo
+	u := &undo{}
 	if err == nil {
-		err = json.Unmarshal(data, &u)
+		err = json.Unmarshal(data, u)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read what an earlier run left: %s: %w", f, err)
+		return nil, fmt.Errorf("read what an earlier run left: %s: %w", m.undoFile(), err)
 	}
-	return &u, nil
+	return u, nil
 }
 
-// write replaces the file in one piece: a run may be killed meanwhile.
-func (f undoFile) write(u *undo) error {
+// writeUndo replaces the file in one piece: a run may be killed meanwhile.
+func (m *machine) writeUndo(u *undo) error {
 	data, err := json.Marshal(u)
 	if err == nil {
-		err = os.MkdirAll(filepath.Dir(string(f)), 0o750)
+		err = os.MkdirAll(filepath.Dir(m.undoFile()), 0o750)
 	}
 	if err == nil {
-		err = host.ReplaceFile(string(f), append(data, '\n'), 0o600)
+		err = host.ReplaceFile(m.undoFile(), append(data, '\n'), 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("write how to undo: %w", err)
@@ -111,7 +107,7 @@ func (f undoFile) write(u *undo) error {
 // undo puts a GPU back that this run, or an earlier one, has changed, and forgets that it has
 // to.
 func (m *machine) undo(ctx context.Context) error {
-	u, err := m.undoFile().read()
+	u, err := m.readUndo()
 	if u == nil || err != nil {
 		return err
 	}
@@ -123,7 +119,7 @@ func (m *machine) undo(ctx context.Context) error {
 	if err := m.putBack(ctx, u); err != nil {
 		return fmt.Errorf("undo what was done to GPU %s (%s): %w", u.PCIAddress, m.undoFile(), err)
 	}
-	return host.RemoveFile(string(m.undoFile()))
+	return host.RemoveFile(m.undoFile())
 }
 
 // putBack undoes in the order that the hardware asks for: a GPU with a partition keeps its MIG
@@ -156,7 +152,7 @@ func (m *machine) putBack(ctx context.Context, u *undo) error {
 // undo.
 func (m *machine) undoEarlier(ctx context.Context, gpus []gpu.GPU) error {
 	swept := m.daemon.sweep(ctx)
-	u, err := m.undoFile().read()
+	u, err := m.readUndo()
 	if u == nil || err != nil {
 		return errors.Join(swept, err)
 	}
@@ -253,12 +249,10 @@ func (m *machine) mpsOn(ctx context.Context, g *gpu.GPU, at partition.Address) (
 	if err != nil {
 		return got, err
 	}
-	switch err := m.hardware.SetComputeMode(ctx, g.PCIAddress, live.UUID, gpu.ComputeExclusiveProcess); {
-	case err == nil:
-		got.Exclusive = "possible"
-	case errors.Is(err, gpu.ErrNotSupported):
+	got.Exclusive = "possible"
+	if err := m.hardware.SetComputeMode(ctx, g.PCIAddress, live.UUID, gpu.ComputeExclusiveProcess); errors.Is(err, gpu.ErrNotSupported) {
 		got.Exclusive = impossible
-	default:
+	} else if err != nil {
 		got.Exclusive = err.Error()
 	}
 	d := m.daemon

@@ -4,6 +4,7 @@
 package conformance
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -104,6 +105,15 @@ func (d *daemon) start(ctx context.Context, device string) (took daemonStart, er
 	return took, nil
 }
 
+func (d *daemon) hasEnded() bool {
+	select {
+	case <-d.ended:
+		return true
+	default:
+		return false
+	}
+}
+
 // log is where the daemon prints; its own logs say less when it does not start.
 func (d *daemon) log() string { return filepath.Join(d.folder, "log", "output") }
 
@@ -114,16 +124,13 @@ func (d *daemon) tail() string {
 		return ""
 	}
 	const most = 400
-	text := string(data[max(0, len(data)-most):])
-	return fmt.Sprintf(": it printed %q", strings.TrimSpace(text))
+	return fmt.Sprintf(": it printed %q", bytes.TrimSpace(data[max(0, len(data)-most):]))
 }
 
 // answers reports whether the daemon answers. It is an error if it has ended.
 func (d *daemon) answers(ctx context.Context) (bool, error) {
-	select {
-	case <-d.ended:
+	if d.hasEnded() {
 		return false, errors.New("it has ended")
-	default:
 	}
 	if _, err := os.Stat(filepath.Join(d.mps.DaemonPipe, "control")); err != nil {
 		return false, nil //nolint:nilerr // it is still starting
@@ -150,13 +157,10 @@ func (d *daemon) awaitServer(ctx context.Context) error {
 			return false, err
 		}
 		pid, err := strconv.Atoi(answer)
-		if err != nil {
-			if seen {
-				return false, errors.New("it has ended")
-			}
-			return false, nil // there is none yet
-		}
-		if pid == old.PID {
+		switch {
+		case err != nil && seen:
+			return false, errors.New("it has ended")
+		case err != nil || pid == old.PID: // there is none yet
 			return false, nil
 		}
 		id, err := d.serverID(pid)
@@ -177,14 +181,8 @@ func (d *daemon) serverID(pid int) (process.ID, error) {
 	if pid > 0 && errors.Is(err, fs.ErrNotExist) {
 		return process.ID{}, nil
 	}
-	if err == nil {
-		var keeper process.ID
-		keeper, err = process.Identify(d.keeper.Process.Pid)
-		if err == nil && !id.DescendsFrom(keeper) {
-			err = fs.ErrInvalid
-		}
-	}
-	if err != nil {
+	keeper, keeperErr := process.Identify(d.keeper.Process.Pid)
+	if err != nil || keeperErr != nil || !id.DescendsFrom(keeper) {
 		return process.ID{}, fmt.Errorf("get_server_list answers %d, which is no process of this daemon", pid)
 	}
 	return id, nil
@@ -254,16 +252,14 @@ type surroundings struct {
 
 const nowhere = "/nonexistent" // a pipe folder without a daemon
 
-// program describes a CUDA program and what it does.
-func (d *daemon) program(s surroundings, o probe.Options) (probe.Program, probe.Options, error) {
-	library, err := d.roots.CUDALibraryPath()
-	if err == nil && d.mps == nil && s.pipe != nowhere {
-		err = errNoDaemon
+// launch starts a CUDA program.
+func (d *daemon) launch(ctx context.Context, s surroundings, o probe.Options) (_ *probe.Process, err error) {
+	if o.Library, err = d.roots.CUDALibraryPath(); err != nil {
+		return nil, err
 	}
-	if err != nil {
-		return probe.Program{}, o, err
+	if d.mps == nil && s.pipe != nowhere {
+		return nil, errNoDaemon
 	}
-	o.Library = library
 	if nodes := d.roots.DevRoot().Path; nodes != "/" {
 		o.DevRoot = nodes
 	}
@@ -277,36 +273,30 @@ func (d *daemon) program(s surroundings, o probe.Options) (probe.Program, probe.
 			o.SharedMemory = d.mps.SharedMemory
 		}
 	}
-	return probe.Program{
+	program := probe.Program{
 		Path: d.probe, Device: cmp.Or(s.device, d.device), Env: append([]string{"CUDA_MPS_PIPE_DIRECTORY=" + pipe}, s.env...),
 		Namespaces: s.namespaces,
-	}, o, nil
+	}
+	return program.Start(ctx, o)
 }
 
 // run runs a CUDA program to its end.
 func (d *daemon) run(ctx context.Context, s surroundings, o probe.Options) ([]probe.Event, error) {
-	program, o, err := d.program(s, o)
+	run, err := d.launch(ctx, s, o)
 	if err != nil {
 		return nil, err
 	}
-	return program.Run(ctx, o)
+	return run.Finish(ctx)
 }
 
 // hold starts a CUDA program and waits until it has its context. It is killed with ctx.
 func (d *daemon) hold(ctx context.Context, s surroundings, o probe.Options) (*probe.Process, error) {
-	program, o, err := d.program(s, o)
-	if err != nil {
-		return nil, err
-	}
-	run, err := program.Start(ctx, o)
+	run, err := d.launch(ctx, s, o)
 	if err != nil {
 		return nil, err
 	}
 	events, err := run.Until(ctx, probe.Holding)
-	if refused := refusal(events); err == nil && refused != nil {
-		err = refused
-	}
-	return run, err
+	return run, cmp.Or(err, refusal(events))
 }
 
 // replaceServer kills the server, since it may not be as it was and yet say that it is.
@@ -329,16 +319,8 @@ func (d *daemon) quit(ctx context.Context) (string, error) {
 	if _, err := d.command(ctx, "quit -t 1"); err != nil {
 		return "", err
 	}
-	err := wait.Until(ctx, func() (bool, error) {
-		select {
-		case <-d.ended:
-			return !d.server.Alive(), nil
-		default:
-			return false, nil
-		}
-	})
-	if err != nil {
-		return "daemon or server go on", nil //nolint:nilerr // that is the answer
+	if wait.Until(ctx, func() (bool, error) { return d.hasEnded() && !d.server.Alive(), nil }) != nil {
+		return "daemon or server go on", nil
 	}
 	return "", nil
 }

@@ -95,7 +95,7 @@ const attempts = 5
 // runPod runs cuda-probe in a pod with a device, which u says how to remove.
 func (m *machine) runPod(ctx context.Context, runtime containerRuntime, g *gpu.GPU, u *undo) (seen inPod, err error) {
 	u.Pod = &podLeft{Socket: runtime.Socket, CDIDir: m.CDIDir}
-	if err := m.undoFile().write(u); err != nil {
+	if err := m.writeUndo(u); err != nil {
 		return seen, err
 	}
 	uuid, device, err := m.podDevice(ctx, g, u)

@@ -104,11 +104,11 @@ func checkAllGPUs(ctx context.Context, n *Node) []Finding {
 	}
 	var findings []Finding
 	for _, b := range node.Broken {
-		f := expect(false, "%s", b.Reason)
+		err := errors.New(b.Reason)
 		if strings.Contains(b.Reason, gpu.ErrHung.Error()) || strings.Contains(b.Reason, "has not returned") {
-			f = failed(fmt.Errorf("%w: %s", ErrNoAnswer, b.Reason))
+			err = fmt.Errorf("%w: %w", ErrNoAnswer, err)
 		}
-		findings = append(findings, f.withSubject(b.PCIAddress))
+		findings = append(findings, failed(err).withSubject(b.PCIAddress))
 	}
 	for _, address := range present {
 		broken := slices.ContainsFunc(node.Broken, func(b gpu.Broken) bool { return b.PCIAddress == address })

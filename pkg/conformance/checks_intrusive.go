@@ -154,29 +154,16 @@ func checkBegin(ctx context.Context, n *Node) (Finding, error) {
 	return expect(true, "nobody uses it").withSubject(n.gpu.PCIAddress), nil
 }
 
-// subject returns the GPU, or why there is none.
-func (n *Node) subject(ctx context.Context) (*gpu.GPU, string) {
-	node, err := gpus.answer(ctx, n)
-	if err != nil {
-		return nil, fmt.Sprintf("the GPUs cannot be read: %v", err)
-	}
-	i := slices.IndexFunc(node.GPUs, func(g gpu.GPU) bool { return g.UUID == n.header.GPU })
-	if i < 0 {
-		return nil, "there is no GPU " + n.header.GPU
-	}
-	return &node.GPUs[i], ""
-}
-
 // reserveSubject keeps claims off the GPU for as long as this process lives, and off the GPU
 // that an earlier run has changed: that may have a claim by now, whose partition must not be
 // taken for the earlier run's. It returns why that is not possible.
 func (n *Node) reserveSubject(ctx context.Context) string {
-	g, missing := n.subject(ctx)
+	found, missing := n.candidates(ctx)
 	if missing != "" {
 		return missing
 	}
-	claims, why := n.reserve(ctx, g, func(m *machine) ([]string, error) {
-		left, err := m.undoFile().read()
+	claims, why := n.reserve(ctx, found[0], func(m *machine) ([]string, error) {
+		left, err := m.readUndo()
 		if left == nil {
 			return nil, err
 		}
@@ -193,14 +180,14 @@ func (n *Node) reserveSubject(ctx context.Context) string {
 
 // unusedSubject returns the GPU as it is now, or why it must be left alone.
 func (n *Node) unusedSubject(ctx context.Context) (*gpu.GPU, string) {
-	g, missing := n.subject(ctx)
+	found, missing := n.candidates(ctx)
 	if missing != "" {
 		return nil, missing
 	}
-	if why := n.inUse(ctx, g, listed); why != "" {
+	if why := n.inUse(ctx, found[0], listed); why != "" {
 		return nil, "the GPU " + why
 	}
-	return g, ""
+	return found[0], ""
 }
 
 // readOnly runs the checks of part A on what is so now, not on what is known.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/partage-dev/partage/pkg/driver/claim/lock"
@@ -82,6 +83,63 @@ func (n *Node) reserve(ctx context.Context, g *gpu.GPU, more func(*machine) ([]s
 		return nil, fmt.Sprintf("may have claims, which cannot be read: %v", err)
 	}
 	return claims, ""
+}
+
+// candidates returns the GPUs that may be worked on: the one that was asked for, or all; or why there is none.
+func (n *Node) candidates(ctx context.Context) (found []*gpu.GPU, missing string) {
+	node, err := gpus.answer(ctx, n)
+	if err != nil {
+		return nil, fmt.Sprintf("the GPUs cannot be read: %v", err)
+	}
+	for i := range node.GPUs {
+		if g := &node.GPUs[i]; n.header.GPU == "" || n.header.GPU == g.UUID {
+			found = append(found, g)
+		}
+	}
+	if len(found) == 0 {
+		missing = "there is no GPU " + n.header.GPU
+	}
+	return found, missing
+}
+
+// chooseGPU returns a GPU that nobody uses, that is in compute mode DEFAULT and not in MIG
+// mode, or why there is none. It keeps claims off it.
+func (n *Node) chooseGPU(ctx context.Context) (*gpu.GPU, string) {
+	_, err := onDaemon(ctx, n, Daemon, "end what an earlier run left", func(ctx context.Context, d *daemon) (bool, error) { return true, d.sweep(ctx) })
+	if err != nil {
+		return nil, err.Error()
+	}
+	candidates, missing := n.candidates(ctx)
+	if missing != "" {
+		return nil, missing
+	}
+	var reasons []string
+	for _, g := range candidates {
+		why := n.reserveUnused(ctx, g)
+		if why == "" {
+			return g, ""
+		}
+		reasons = append(reasons, g.PCIAddress+" "+why)
+	}
+	return nil, "no GPU is free for it: " + strings.Join(reasons, "; ")
+}
+
+// reserveUnused keeps claims off a GPU, unless that cannot be used; then it returns why.
+func (n *Node) reserveUnused(ctx context.Context, g *gpu.GPU) string {
+	claims, why := n.reserve(ctx, g, func(*machine) ([]string, error) { return nil, nil })
+	if why != "" {
+		return why
+	}
+	if why = claimed(claims, g.PCIAddress); why == "" && inMIG(g) {
+		why = "is in MIG mode"
+	}
+	if why == "" {
+		why = n.inUse(ctx, g, listedBefore)
+	}
+	if why != "" && n.machine != nil {
+		n.machine.reserved.release(g.PCIAddress)
+	}
+	return why
 }
 
 // inUse returns why a GPU must be left alone, as the end of "GPU X", by the processes that NVML

@@ -4,12 +4,11 @@
 package probe
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
+	"strings"
 )
 
 // Options say what a run of cuda-probe does.
@@ -47,31 +46,20 @@ func (o Options) Arguments() []string {
 	return []string{string(text)}
 }
 
-// Parse reads the arguments of cuda-probe: the inverse of Arguments. The error names
-// the option, its value and what would be right.
-func Parse(args []string) (Options, error) {
+// Parse reads the arguments of cuda-probe: the inverse of Arguments.
+func Parse(args []string) (o Options, err error) {
 	if len(args) != 1 {
-		return Options{}, fmt.Errorf("got %d arguments: want one, an object of JSON with options", len(args))
+		return o, fmt.Errorf("got %d arguments: want one, an object of JSON with options", len(args))
 	}
-	var o Options
-	decoder := json.NewDecoder(bytes.NewBufferString(args[0]))
+	decoder := json.NewDecoder(strings.NewReader(args[0]))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(&o); err != nil {
-		return Options{}, fmt.Errorf("read the options: %w", err)
+		return o, fmt.Errorf("read the options: %w", err)
 	}
-	var errs []error
 	if o.Library == "" {
-		errs = append(errs, errors.New(`library is "": want a path or the name of a library`))
+		return o, errors.New(`library is "": want a path or the name of a library`)
 	}
-	if o.User < 0 {
-		errs = append(errs, fmt.Errorf("user is %d: want 0 or more", o.User))
-	}
-	for name, folder := range map[string]string{"devRoot": o.DevRoot, "sharedMemory": o.SharedMemory} {
-		if folder != "" && !filepath.IsAbs(folder) {
-			errs = append(errs, fmt.Errorf("%s is %q: want an absolute path", name, folder))
-		}
-	}
-	return o, errors.Join(errs...)
+	return o, nil
 }
 
 // Read returns the events that cuda-probe has printed, up to what is none.

@@ -33,8 +33,6 @@ func TestOptions(t *testing.T) {
 func TestWrongOptions(t *testing.T) {
 	for argument, want := range map[string]string{
 		`{}`:                               `library is "": want a path`,
-		`{"library":"l","user":-1}`:        "user is -1: want 0 or more",
-		`{"library":"l","devRoot":"dev"}`:  `devRoot is "dev": want an absolute path`,
 		`{"library":"l","allocate":"1Ti"}`: "read the options",
 		`{"library":"l","allocated":1}`:    `unknown field "allocated"`,
 		`-library=l`:                       "read the options",

@@ -34,22 +34,6 @@ const firstUser, users = 100000, 65536
 // endLimit is how long the output of a program may take after its end.
 const endLimit = 5 * time.Second
 
-// command returns the command for a run.
-func (p Program) command(ctx context.Context, o Options) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, p.Path, o.Arguments()...)
-	cmd.Env = append(slices.Clone(p.Env), "CUDA_VISIBLE_DEVICES="+p.Device) // of two values the last one counts
-	cmd.Dir = "/"
-	cmd.WaitDelay = endLimit
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL, Cloneflags: p.Namespaces}
-	if p.Namespaces&syscall.CLONE_NEWUSER != 0 {
-		all := []syscall.SysProcIDMap{{ContainerID: 0, HostID: firstUser, Size: users}}
-		cmd.SysProcAttr.UidMappings, cmd.SysProcAttr.GidMappings = all, all
-		cmd.SysProcAttr.GidMappingsEnableSetgroups = true
-		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 0, Gid: 0} // in the namespace
-	}
-	return cmd
-}
-
 // Run runs the program to its end and returns what it said, also if CUDA did not do
 // what it was to do: the last event is then Failed.
 func (p Program) Run(ctx context.Context, o Options) ([]Event, error) {
@@ -62,21 +46,28 @@ func (p Program) Run(ctx context.Context, o Options) ([]Event, error) {
 
 // Start starts the program. ctx ends it, by SIGKILL.
 func (p Program) Start(ctx context.Context, o Options) (*Process, error) {
-	cmd := p.command(ctx, o)
-	run := &Process{cmd: cmd, events: make(chan Event, 1), done: make(chan struct{})}
+	cmd := exec.CommandContext(ctx, p.Path, o.Arguments()...)
+	cmd.Env = append(slices.Clone(p.Env), "CUDA_VISIBLE_DEVICES="+p.Device) // of two values the last one counts
+	cmd.Dir = "/"
+	cmd.WaitDelay = endLimit
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL, Cloneflags: p.Namespaces}
+	if p.Namespaces&syscall.CLONE_NEWUSER != 0 {
+		all := []syscall.SysProcIDMap{{ContainerID: 0, HostID: firstUser, Size: users}}
+		cmd.SysProcAttr.UidMappings, cmd.SysProcAttr.GidMappings = all, all
+		cmd.SysProcAttr.GidMappingsEnableSetgroups = true
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 0, Gid: 0} // in the namespace
+	}
+	run := &Process{cmd: cmd, events: make(chan Event, 1)}
 	cmd.Stderr = &run.stderr
 	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, fmt.Errorf("run %s: %w", p.Path, err)
+	stdout, outErr := cmd.StdoutPipe()
+	if err = errors.Join(err, outErr); err == nil {
+		err = cmd.Start()
 	}
-	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		return nil, fmt.Errorf("run %s: %w", p.Path, err)
 	}
 	run.stdin = stdin
-	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("run %s: %w", p.Path, err)
-	}
 	go run.read(stdout)
 	return run, nil
 }
@@ -86,25 +77,24 @@ type Process struct {
 	cmd    *exec.Cmd
 	stdin  io.Closer
 	stderr strings.Builder
-	events chan Event
+	events chan Event // closed when the process has ended; err is valid then
 	seen   []Event
-	done   chan struct{} // closed when the process has ended; err is valid then
 	err    error
 }
 
+// read passes on what the program says until its end.
 func (p *Process) read(stdout io.Reader) {
+	defer close(p.events)
 	decoder := json.NewDecoder(stdout)
 	for {
 		var e Event
-		if err := decoder.Decode(&e); err != nil {
+		if decoder.Decode(&e) != nil {
 			break
 		}
 		p.events <- e
 	}
 	_, _ = io.Copy(io.Discard, stdout) // what is no event
 	p.err = p.cmd.Wait()
-	close(p.done)
-	close(p.events)
 }
 
 // PID is the process's ID in this process's namespace.
@@ -113,11 +103,11 @@ func (p *Process) PID() int { return p.cmd.Process.Pid }
 // Until waits for an event of the kind, and returns all that there were so far. If the
 // program fails instead, that is the last event.
 func (p *Process) Until(ctx context.Context, kind Kind) ([]Event, error) {
-	return p.until(ctx, func(e Event) bool { return e.Kind == kind || e.Kind == Failed })
+	return p.until(ctx, kind, Failed)
 }
 
-// until waits for an event that is enough, or for the program's end.
-func (p *Process) until(ctx context.Context, enough func(Event) bool) ([]Event, error) {
+// until waits for an event of the kinds, or for the program's end.
+func (p *Process) until(ctx context.Context, kinds ...Kind) ([]Event, error) {
 	for {
 		select {
 		case e, ok := <-p.events:
@@ -125,7 +115,7 @@ func (p *Process) until(ctx context.Context, enough func(Event) bool) ([]Event, 
 				return p.seen, p.failure()
 			}
 			p.seen = append(p.seen, e)
-			if enough(e) {
+			if slices.Contains(kinds, e.Kind) {
 				return p.seen, nil
 			}
 		case <-ctx.Done():
@@ -152,21 +142,17 @@ func (p *Process) failure() error {
 // Finish asks the program to end, waits for that, and returns all that it said.
 func (p *Process) Finish(ctx context.Context) ([]Event, error) {
 	_ = p.stdin.Close()
-	return p.drain(ctx)
+	return p.until(ctx)
 }
 
 // Kill ends the program by SIGKILL, and returns all that it said.
 func (p *Process) Kill(ctx context.Context) ([]Event, error) {
 	_ = p.cmd.Process.Kill()
-	seen, err := p.drain(ctx)
+	seen, err := p.until(ctx)
 	if ctx.Err() == nil {
 		err = nil // its end was wanted
 	}
 	return seen, err
-}
-
-func (p *Process) drain(ctx context.Context) ([]Event, error) {
-	return p.until(ctx, func(Event) bool { return false })
 }
 
 // Find returns the last event of a kind.
