@@ -14,17 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/conformance/cuda/probe"
+	"github.com/partage-dev/partage/pkg/node/process"
 )
 
-// entered is set in the environment of the program that enter has run.
-const entered = "PARTAGE_CUDA_PROBE_ENTERED"
-
-// enter gives the program the file system and the user that its options ask for. A
-// mount namespace belongs to a thread, and this program has several, so it runs itself
-// again from the one that has it.
+// enter gives the program the file system and the user that its options ask for. A mount
+// namespace belongs to a thread: the main one, which does all that CUDA does, and to the
+// threads that CUDA starts from it.
 func enter(o probe.Options) error {
-	if os.Getenv(entered) == "" && (o.DevRoot != "" || o.SharedMemory != "" || lost()) {
-		return reenter(o)
+	if err := mountAll(o); err != nil {
+		return err
 	}
 	if o.User == 0 {
 		return nil
@@ -48,19 +46,16 @@ func lost() bool {
 	return err == nil && self != strconv.Itoa(os.Getpid())
 }
 
-// reenter makes the mount namespace and runs this program again in it.
-func reenter(o probe.Options) error {
-	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("make a mount namespace: %w", err)
+// mountAll makes a mount namespace with what the options ask for, if they do.
+func mountAll(o probe.Options) error {
+	lost := lost()
+	if !lost && o.DevRoot == "" && o.SharedMemory == "" {
+		return nil
 	}
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
-		return fmt.Errorf("separate the mount namespace: %w", err)
+	if err := process.OwnMounts(); err != nil {
+		return err
 	}
-	self, err := os.Open("/proc/self/exe") // it may be in a folder that is going to be hidden
-	if err != nil {
-		return fmt.Errorf("find %s: %w", name, err)
-	}
-	if lost() {
+	if lost {
 		if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 			return fmt.Errorf("mount a /proc: %w", err)
 		}
@@ -75,7 +70,7 @@ func reenter(o probe.Options) error {
 			return fmt.Errorf("bind %s to /dev/shm: %w", o.SharedMemory, err)
 		}
 	}
-	return fmt.Errorf("run %s again: %w", name, unix.Exec(fmt.Sprintf("/proc/self/fd/%d", self.Fd()), os.Args, append(os.Environ(), entered+"=1")))
+	return nil
 }
 
 // plain are the nodes that programs need besides NVIDIA's.

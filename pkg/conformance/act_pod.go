@@ -112,12 +112,11 @@ func (m *machine) runPod(ctx context.Context, runtime containerRuntime, g *gpu.G
 	}
 	defer func() { _ = client.Close() }()
 	var events []probe.Event
-	done := false
 	for range attempts {
 		var output string
 		output, err = client.Run(ctx, program)
 		events = probe.Read(strings.NewReader(output))
-		if _, done = probe.Find(events, probe.Done); done || said(events) != "" {
+		if hasEnded(events) {
 			err = nil // what comes after that changes nothing
 		}
 		if !errors.Is(err, cri.ErrEnded) {
@@ -125,15 +124,21 @@ func (m *machine) runPod(ctx context.Context, runtime containerRuntime, g *gpu.G
 		}
 	}
 	seen = inPod{UUID: uuid, Outcome: outcome(events, nil)}
+	if !hasEnded(events) {
+		seen.Outcome = "ends without saying how"
+	}
 	for _, e := range events {
 		if e.Kind == probe.Device {
 			seen.Devices = append(seen.Devices, e.UUID)
 		}
 	}
-	if !done && said(events) == "" {
-		seen.Outcome = "ends without saying how"
-	}
 	return seen, err
+}
+
+// hasEnded reports whether a program said how it ended.
+func hasEnded(events []probe.Event) bool {
+	_, done := probe.Find(events, probe.Done)
+	return done || said(events) != ""
 }
 
 // podDevice makes the partition, or takes the whole GPU, and returns its UUID and what a

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/mps/supervisor"
+	"github.com/partage-dev/partage/pkg/node/process"
 )
 
 const (
@@ -65,11 +66,8 @@ func Enter(workDir string) error {
 		return fmt.Errorf("make a folder for MPS: %w", err)
 	}
 	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("make a mount namespace, for which root is needed: %w", err)
-	}
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
-		return fmt.Errorf("separate the mount namespace: %w", err)
+	if err := process.OwnMounts(); err != nil {
+		return err
 	}
 	if err := unix.Mount("partage-conformance", at, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf("mode=755,size=%d", workSize)); err != nil {
 		return fmt.Errorf("mount a tmpfs on %s: %w", at, err)

@@ -12,8 +12,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -83,17 +85,13 @@ func (c *Client) ImageOf(ctx context.Context, id, podUID string) (string, error)
 	if err != nil {
 		return "", fmt.Errorf("containers of the node: %w", err)
 	}
-	inPod := ""
-	for _, one := range all.GetContainers() {
-		if id != "" && one.GetId() == id {
-			return one.GetImage().GetImage(), nil
-		}
-		if inPod == "" && podUID != "" && one.GetLabels()[labelPodUID] == podUID {
-			inPod = one.GetImage().GetImage()
-		}
+	found := all.GetContainers()
+	i := slices.IndexFunc(found, func(c *runtimeapi.Container) bool { return id != "" && c.GetId() == id })
+	if i < 0 {
+		i = slices.IndexFunc(found, func(c *runtimeapi.Container) bool { return podUID != "" && c.GetLabels()[labelPodUID] == podUID })
 	}
-	if inPod != "" {
-		return inPod, nil
+	if i >= 0 {
+		return found[i].GetImage().GetImage(), nil
 	}
 	return "", fmt.Errorf("the runtime has no container with ID %q and none of a pod with UID %q", id, podUID)
 }
@@ -138,10 +136,9 @@ type Program struct {
 // Run runs a program to its end in a pod of its own, and returns its standard output. Nothing of the pod stays, unless ctx ends or the runtime fails: see RemoveAll.
 func (c *Client) Run(ctx context.Context, p Program) (output string, err error) {
 	uid := string(uuid.NewUUID())
-	labels := map[string]string{label: "true", labelPodName: podName, labelNamespace: podName, labelPodUID: uid}
 	sandbox := &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: podName, Namespace: podName, Uid: uid},
-		Labels:       labels,
+		Labels:       map[string]string{label: "true", labelPodName: podName, labelNamespace: podName, labelPodUID: uid},
 		LogDirectory: p.LogDir,
 		Linux: &runtimeapi.LinuxPodSandboxConfig{
 			CgroupParent: p.CgroupParent,
@@ -175,10 +172,8 @@ func namespaces() *runtimeapi.NamespaceOption {
 const containerName = "program"
 
 func (c *Client) runIn(ctx context.Context, sandboxID string, sandbox *runtimeapi.PodSandboxConfig, p Program) (string, int, error) {
-	labels := map[string]string{labelContainer: containerName}
-	for key, value := range sandbox.GetLabels() {
-		labels[key] = value
-	}
+	labels := maps.Clone(sandbox.GetLabels())
+	labels[labelContainer] = containerName
 	// A log of its own: a runtime appends to one that there is.
 	logName := sandbox.GetMetadata().GetUid() + ".log"
 	config := &runtimeapi.ContainerConfig{
@@ -195,9 +190,7 @@ func (c *Client) runIn(ctx context.Context, sandboxID string, sandbox *runtimeap
 	for _, name := range p.CDIDevices {
 		config.CDIDevices = append(config.CDIDevices, &runtimeapi.CDIDevice{Name: name})
 	}
-	made, err := c.runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{
-		PodSandboxId: sandboxID, Config: config, SandboxConfig: sandbox,
-	})
+	made, err := c.runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: sandboxID, Config: config, SandboxConfig: sandbox})
 	if err != nil {
 		return "", 0, fmt.Errorf("make a container: %w", err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/partage-dev/partage/pkg/node/process"
 	"github.com/partage-dev/partage/pkg/node/process/keeper"
 )
 
@@ -51,13 +52,8 @@ func Launch(args []string) error {
 
 // mount gives this thread the file systems that the daemon and its servers have.
 func (l launch) mount() error {
-	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("make a mount namespace: %w", err)
-	}
-	// Mounts made here stay here, but what the host unmounts must be unmounted here
-	// too: otherwise its file system stays busy for as long as the daemon runs.
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
-		return fmt.Errorf("separate the mount namespace: %w", err)
+	if err := process.OwnMounts(); err != nil {
+		return err
 	}
 	if l.Dev != "" {
 		if err := bind(l.Dev, filepath.Join("/", l.Root, "dev")); err != nil {
