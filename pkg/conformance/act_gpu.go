@@ -64,9 +64,9 @@ func changeAndKeep[T any](ctx context.Context, n *Node, question string, u *undo
 			return value, err
 		}
 		if value, err = do(ctx, m); err != nil {
-			return value, errors.Join(err, m.undo(ctx))
+			err = errors.Join(err, m.undo(ctx))
 		}
-		return value, nil
+		return value, err
 	})
 }
 

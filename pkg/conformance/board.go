@@ -88,16 +88,18 @@ const mib = 1 << 20
 
 const measured = "measured"
 
-// measure returns the board of a GPU, with all that was read of it.
-func measure(g *gpu.GPU, facts nvml.Facts) Board {
+// measure returns the board of a GPU, with all that was read of it. known is what the catalogue has of it, or nil.
+func measure(g *gpu.GPU, facts nvml.Facts, known *Board) Board {
 	p := Product{
 		Tags: Tags{Source: measured}, Name: g.ProductName,
 		Architecture:      strings.ToLower(strings.Fields(g.Architecture + " ?")[0]),
 		ComputeCapability: fmt.Sprintf("%d.%d", g.ComputeCapability.Major, g.ComputeCapability.Minor),
-		PCIDevice:         pciDevice(g.PCIDeviceID),
 		MemoryMiB:         g.Resources.MemoryBytes / mib,
 		AddressingMode:    strings.ToLower(g.AddressingMode),
 		ECC:               "unsupported",
+	}
+	if vendor, device, ok := strings.Cut(g.PCIDeviceID, ":"); ok { // the other way round, as the catalogue has it
+		p.PCIDevice = device + ":" + vendor
 	}
 	if facts.ECC != nil {
 		p.ECC = map[bool]string{true: "enabled", false: "disabled"}[*facts.ECC]
@@ -108,10 +110,18 @@ func measure(g *gpu.GPU, facts nvml.Facts) Board {
 		p.ReservedMiB = &reserved
 	}
 	// NVML has the number of cores only: that of multiprocessors is what a partition can have.
-	if known := catalogued(g.ProductName); facts.Cores != nil && known != nil && known.Product.CoresPerSM > 0 {
+	if facts.Cores != nil && known != nil && known.Product.CoresPerSM > 0 {
 		p.SMs = *facts.Cores / known.Product.CoresPerSM
 	}
-	return Board{Name: boardName(g.ProductName), Product: p, MIG: measureMIG(g.MIG)}
+	b := Board{Product: p, MIG: measureMIG(g.MIG)}
+	if known != nil {
+		b.Name = known.Name
+		return b
+	}
+	b.Name = strings.Join(strings.FieldsFunc(strings.ToLower(g.ProductName), func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < '0' || r > '9')
+	}), "-")
+	return b
 }
 
 // add adds what parts B and C have measured.
@@ -127,25 +137,6 @@ func (b *Board) add(m *measurements) {
 		p := &b.MIG.Profiles[i]
 		p.InstanceIDs = m.instanceIDs[p.Name]
 	}
-}
-
-// pciDevice turns "10de:2330" into the catalogue's "2330:10de".
-func pciDevice(id string) string {
-	vendor, device, ok := strings.Cut(id, ":")
-	if !ok {
-		return ""
-	}
-	return device + ":" + vendor
-}
-
-// boardName returns the name of the board in the catalogue, or makes one.
-func boardName(product string) string {
-	if known := catalogued(product); known != nil {
-		return known.Name
-	}
-	return strings.Join(strings.FieldsFunc(strings.ToLower(product), func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < '0' || r > '9')
-	}), "-")
 }
 
 // measureMIG returns how a GPU can be partitioned, nil where it cannot.

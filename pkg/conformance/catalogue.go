@@ -49,7 +49,7 @@ func compare(g *gpu.GPU, facts nvml.Facts, differences func(is, known *Board) []
 	if known == nil {
 		return cannot("the catalogue has no %s; --catalogue-patch writes what is known now", g.ProductName)
 	}
-	is := measure(g, facts)
+	is := measure(g, facts, known)
 	if found := differences(&is, known); len(found) > 0 {
 		return expect(false, "%s", strings.Join(found, "; "))
 	}
@@ -135,11 +135,7 @@ func (n *Node) measuredOf(g *gpu.GPU) *measurements {
 // contextMemory notes what a context has taken of a limit. The least counts: what a program
 // cannot get may also be too small a piece.
 func contextMemory(of **uint64, limit, taken uint64) {
-	if taken == 0 || taken >= limit {
-		return
-	}
-	took := (limit - taken) / mib
-	if *of == nil || took < **of {
+	if took := (limit - taken) / mib; taken > 0 && taken < limit && (*of == nil || took < **of) {
 		*of = &took
 	}
 }
@@ -147,11 +143,10 @@ func contextMemory(of **uint64, limit, taken uint64) {
 // server notes what an MPS server had of a GPU's memory, by what was in use with it and
 // after it.
 func (m *measurements) server(with, after *uint64) {
-	if with == nil || after == nil || *with <= *after {
-		return
+	if with != nil && after != nil && *with > *after {
+		took := (*with - *after) / mib
+		m.mps.ServerMiB = &took
 	}
-	took := (*with - *after) / mib
-	m.mps.ServerMiB = &took
 }
 
 // leastLatency is how long a call takes that the catalogue has an entry for.
@@ -211,7 +206,7 @@ func (n *Node) writeProduct(ctx context.Context, out io.Writer, g *gpu.GPU, same
 	if err != nil {
 		return err
 	}
-	board, more := measure(g, facts), n.measuredOf(g)
+	board, more := measure(g, facts, catalogued(g.ProductName)), n.measuredOf(g)
 	board.add(more)
 	text, err := document(&board)
 	if err != nil {
