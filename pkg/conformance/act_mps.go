@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -40,8 +39,7 @@ type daemon struct {
 	mu     sync.Mutex
 	mps    *supervisor.Unsupervised
 	device string // UUID
-	keeper *exec.Cmd
-	ended  chan struct{} // closed when all that it has started has ended
+	keeper process.ID // ends with all that it has started
 	server process.ID
 }
 
@@ -87,12 +85,12 @@ func (d *daemon) start(ctx context.Context, device string) (took daemonStart, er
 	if err := errors.Join(cmd.Start(), log.Close()); err != nil {
 		return took, fmt.Errorf("start the control daemon: %w", err)
 	}
-	ended := make(chan struct{})
-	go func() {
-		_ = cmd.Wait()
-		close(ended)
-	}()
-	d.mps, d.device, d.keeper, d.ended = &programs, device, cmd, ended
+	d.keeper, err = process.Identify(cmd.Process.Pid) // it was not waited for yet
+	go func() { _ = cmd.Wait() }()
+	if err != nil {
+		return took, errors.Join(err, cmd.Process.Kill())
+	}
+	d.mps, d.device = &programs, device
 	if err := wait.Until(ctx, func() (bool, error) { return d.answers(ctx) }); err != nil {
 		return took, fmt.Errorf("the control daemon does not answer: %w%s", err, d.tail())
 	}
@@ -103,15 +101,6 @@ func (d *daemon) start(ctx context.Context, device string) (took daemonStart, er
 	}
 	took.ServerTook = time.Since(began).Round(time.Millisecond).String()
 	return took, nil
-}
-
-func (d *daemon) hasEnded() bool {
-	select {
-	case <-d.ended:
-		return true
-	default:
-		return false
-	}
 }
 
 // log is where the daemon prints; its own logs say less when it does not start.
@@ -129,7 +118,7 @@ func (d *daemon) tail() string {
 
 // answers reports whether the daemon answers. It is an error if it has ended.
 func (d *daemon) answers(ctx context.Context) (bool, error) {
-	if d.hasEnded() {
+	if !d.keeper.Alive() {
 		return false, errors.New("it has ended")
 	}
 	if _, err := os.Stat(filepath.Join(d.mps.DaemonPipe, "control")); err != nil {
@@ -181,8 +170,7 @@ func (d *daemon) serverID(pid int) (process.ID, error) {
 	if pid > 0 && errors.Is(err, fs.ErrNotExist) {
 		return process.ID{}, nil
 	}
-	keeper, keeperErr := process.Identify(d.keeper.Process.Pid)
-	if err != nil || keeperErr != nil || !id.DescendsFrom(keeper) {
+	if err != nil || !id.DescendsFrom(d.keeper) {
 		return process.ID{}, fmt.Errorf("get_server_list answers %d, which is no process of this daemon", pid)
 	}
 	return id, nil
@@ -190,7 +178,7 @@ func (d *daemon) serverID(pid int) (process.ID, error) {
 
 // control returns the process of the control daemon, which its keeper has started.
 func (d *daemon) control() (process.ID, error) {
-	kept, err := process.Children(d.keeper.Process.Pid)
+	kept, err := process.Children(d.keeper.PID)
 	if err == nil && len(kept) == 0 {
 		err = errors.New("the control daemon has ended")
 	}
@@ -319,7 +307,7 @@ func (d *daemon) quit(ctx context.Context) (string, error) {
 	if _, err := d.command(ctx, "quit -t 1"); err != nil {
 		return "", err
 	}
-	if wait.Until(ctx, func() (bool, error) { return d.hasEnded() && !d.server.Alive(), nil }) != nil {
+	if wait.Until(ctx, func() (bool, error) { return !d.keeper.Alive() && !d.server.Alive(), nil }) != nil {
 		return "daemon or server go on", nil
 	}
 	return "", nil
@@ -342,15 +330,16 @@ func (d *daemon) clear(ctx context.Context) error {
 	if err := d.sweep(ctx); err != nil {
 		return err
 	}
-	if d.ended != nil {
-		_ = d.keeper.Process.Signal(syscall.SIGTERM) // it may not have come to be found
-		select {
-		case <-d.ended:
-		case <-ctx.Done():
-			return fmt.Errorf("the control daemon does not end: %w", context.Cause(ctx))
+	if d.mps != nil {
+		err := d.keeper.Signal(unix.SIGTERM) // it may not have come to be found
+		if err == nil {
+			err = wait.Until(ctx, func() (bool, error) { return !d.keeper.Alive(), nil })
+		}
+		if err != nil {
+			return fmt.Errorf("the control daemon does not end: %w", err)
 		}
 	}
-	d.mps, d.device, d.keeper, d.ended, d.server = nil, "", nil, nil, process.ID{}
+	d.mps, d.device, d.keeper, d.server = nil, "", process.ID{}, process.ID{}
 	return host.RemoveTree(ctx, d.folder)
 }
 
