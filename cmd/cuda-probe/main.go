@@ -18,7 +18,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/partage-dev/partage/pkg/conformance/cuda/probe"
+	"github.com/partage-dev/partage/pkg/conformance/probe"
 )
 
 const name = "cuda-probe"

@@ -10,19 +10,18 @@ import (
 	"io"
 	"time"
 
-	"github.com/partage-dev/partage/pkg/conformance/cuda"
-	"github.com/partage-dev/partage/pkg/conformance/cuda/probe"
+	"github.com/partage-dev/partage/pkg/conformance/probe"
 )
 
 // session is one run.
 type session struct {
 	probe.Options
+	driver
 
-	driver *cuda.Driver
 	// say prints an event. Who reads them ends this program when it ends.
 	say func(probe.Event)
 	// taken are the allocations, and their sum in bytes.
-	taken []cuda.Allocation
+	taken []allocation
 	sum   uint64
 }
 
@@ -30,7 +29,7 @@ type session struct {
 func finish(ctx context.Context, o probe.Options, stdin io.Reader, stdout io.Writer) error {
 	encoder := json.NewEncoder(stdout)
 	s := &session{Options: o, say: func(e probe.Event) { _ = encoder.Encode(e) }}
-	for _, step := range []func() error{s.start, s.makeContext, s.take, func() error { return s.hold(ctx, stdin) }, s.destroy} {
+	for _, step := range []func() error{s.start, s.take, func() error { return s.hold(ctx, stdin) }, s.destroyContext} {
 		if err := step(); err != nil {
 			s.say(failure(probe.Failed, err))
 			return err
@@ -42,53 +41,36 @@ func finish(ctx context.Context, o probe.Options, stdin io.Reader, stdout io.Wri
 
 // failure makes an event of an error.
 func failure(kind probe.Kind, err error) probe.Event {
-	var result *cuda.Error
+	var result *cudaError
 	if errors.As(err, &result) {
-		return probe.Event{Kind: kind, Call: result.Call, Result: result.Name}
+		return probe.Event{Kind: kind, Call: result.call, Result: result.name}
 	}
 	return probe.Event{Kind: kind, Result: err.Error()}
 }
 
-// start loads and initialises CUDA, and lists the devices.
-func (s *session) start() (err error) {
-	if s.driver, err = cuda.Load(s.Library); err != nil {
+// start loads CUDA, lists the devices, and makes a context on the only one that the caller
+// lets this program see.
+func (s *session) start() error {
+	if err := s.load(s.Library); err != nil {
 		return err
 	}
-	if err := s.driver.Init(); err != nil {
-		return err
-	}
-	count, err := s.driver.Count()
+	count, err := s.count()
 	for i := 0; i < count && err == nil; i++ {
-		var d cuda.Device
-		if d, err = s.driver.Device(i); err == nil {
-			s.say(probe.Event{Kind: probe.Device, UUID: d.UUID, Multiprocessors: d.Multiprocessors, TotalBytes: d.TotalBytes})
-		}
+		err = s.sayIf(s.device(i))
+	}
+	if err == nil {
+		err = s.sayIf(s.makeContext())
+	}
+	if err == nil {
+		err = s.sayIf(s.memory())
 	}
 	return err
 }
 
-// makeContext makes a context on the only device that the caller lets this program see.
-func (s *session) makeContext() error {
-	if err := s.driver.CreateContext(0); err != nil {
-		return err
-	}
-	// A percentage of MPS may show only now.
-	d, err := s.driver.Device(0)
-	if err != nil {
-		return err
-	}
-	s.say(probe.Event{
-		Kind: probe.Context, Multiprocessors: d.Multiprocessors, ContextMultiprocessors: s.driver.ContextMultiprocessors(),
-	})
-	return s.sayMemory()
-}
-
-func (s *session) destroy() error { return s.driver.DestroyContext() }
-
-func (s *session) sayMemory() error {
-	free, total, err := s.driver.Memory()
+// sayIf says what was found out, unless that failed.
+func (s *session) sayIf(e probe.Event, err error) error {
 	if err == nil {
-		s.say(probe.Event{Kind: probe.Memory, FreeBytes: free, TotalBytes: total})
+		s.say(e)
 	}
 	return err
 }
@@ -103,12 +85,12 @@ const (
 // what the caller wants to know.
 func (s *session) take() (err error) {
 	if s.Allocate > 0 {
-		err = s.allocate(s.Allocate)
+		err = s.get(s.Allocate)
 	}
 	if s.FillUpTo > 0 && err == nil {
-		err = s.fill()
+		err = s.getAll()
 	}
-	if full(err) {
+	if isFull(err) {
 		e := failure(probe.Refused, err)
 		e.AllocatedBytes, err = s.sum, nil
 		s.say(e)
@@ -116,30 +98,25 @@ func (s *session) take() (err error) {
 	if len(s.taken) == 0 || err != nil {
 		return err
 	}
-	return s.sayMemory()
+	return s.sayIf(s.memory())
 }
 
-func (s *session) allocate(bytes uint64) error {
-	a, err := s.driver.Allocate(bytes)
+func (s *session) get(bytes uint64) error {
+	a, err := s.allocate(bytes)
 	if err == nil {
 		s.taken, s.sum = append(s.taken, a), s.sum+bytes
 	}
 	return err
 }
 
-func full(err error) bool {
-	var result *cuda.Error
-	return errors.As(err, &result) && result.Code == cuda.OutOfMemory
-}
-
-// fill takes memory in ever smaller pieces until there is no more, which is the error then.
-func (s *session) fill() (err error) {
+// getAll takes memory in ever smaller pieces until there is no more, which is the error then.
+func (s *session) getAll() (err error) {
 	for piece := uint64(largestPiece); piece >= smallestPiece; {
 		if s.sum+piece <= s.FillUpTo {
-			if err = s.allocate(piece); err == nil {
+			if err = s.get(piece); err == nil {
 				continue
 			}
-			if !full(err) {
+			if !isFull(err) {
 				return err
 			}
 		}
@@ -172,7 +149,7 @@ func (s *session) hold(ctx context.Context, stdin io.Reader) error {
 	for {
 		select {
 		case <-ctx.Done():
-			return s.driver.Synchronize()
+			return s.synchronize()
 		case <-time.After(pause):
 		}
 		if err := s.work(); err != nil {
@@ -185,12 +162,12 @@ func (s *session) hold(ctx context.Context, stdin io.Reader) error {
 // instead, and never waits for it, so that there is some whenever the program is killed.
 func (s *session) work() error {
 	if !s.Busy {
-		return s.driver.Synchronize()
+		return s.synchronize()
 	}
 	const rounds = 8
 	for range rounds {
 		for _, a := range s.taken {
-			if err := s.driver.Fill(a); err != nil {
+			if err := s.fill(a); err != nil {
 				return err
 			}
 		}

@@ -13,7 +13,7 @@ import (
 	"strings"
 
 	"github.com/partage-dev/partage/pkg/conformance/cri"
-	"github.com/partage-dev/partage/pkg/conformance/cuda/probe"
+	"github.com/partage-dev/partage/pkg/conformance/probe"
 	"github.com/partage-dev/partage/pkg/driver/cdi"
 	"github.com/partage-dev/partage/pkg/driver/cdi/edit"
 	"github.com/partage-dev/partage/pkg/gpu"

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/partage-dev/partage/pkg/conformance/cuda/probe"
+	"github.com/partage-dev/partage/pkg/conformance/probe"
 )
 
 const (

@@ -47,7 +47,7 @@ var folders = []struct {
 	part   Part
 }{
 	{"pkg/kubectl/", Kubectl}, {"cmd/kubectl-gpu/", Kubectl}, {"templates/", Kubectl},
-	{"pkg/conformance/", Conformance}, {"pkg/conformance/cuda/", Conformance}, {"pkg/conformance/cri/", Conformance}, {"cmd/cuda-probe/", Conformance},
+	{"pkg/conformance/", Conformance}, {"cmd/cuda-probe/", Conformance},
 	{"test/", Helpers},
 }
 

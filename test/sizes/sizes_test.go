@@ -30,7 +30,7 @@ func TestPartOf(t *testing.T) {
 		"pkg/driver/claim/prepare.go":  Driver,
 		"cmd/mps-supervisor/main.go":   Driver,
 		"pkg/kubectl/tree/tree.go":     Kubectl,
-		"pkg/conformance/cuda/cuda.go": Conformance,
+		"pkg/conformance/probe/event.go": Conformance,
 		"test/flow/harness/node.go":    Helpers,
 		"test/gpusim/lib/call.c":       C,
 		"pkg/kubectl/tree/two_test.go": Tests,

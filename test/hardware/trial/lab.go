@@ -18,7 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/partage-dev/partage/pkg/conformance/cuda/probe"
+	"github.com/partage-dev/partage/pkg/conformance/probe"
 	"github.com/partage-dev/partage/pkg/node/host"
 	mpsprocess "github.com/partage-dev/partage/pkg/node/process"
 	"github.com/partage-dev/partage/pkg/util/wait"
