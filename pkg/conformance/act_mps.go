@@ -38,7 +38,7 @@ type daemon struct {
 	// mu is held by one question at a time. One that was left behind keeps it.
 	mu     sync.Mutex
 	mps    *supervisor.Unsupervised
-	device string // UUID
+	device string     // UUID
 	keeper process.ID // ends with all that it has started
 	server process.ID
 }
@@ -225,10 +225,8 @@ func (d *daemon) ask(ctx context.Context, text string) (string, error) {
 // surroundings are what a CUDA program finds. The zero value is a container with a
 // share of the device.
 type surroundings struct {
-	// pipe is the pipe folder; by default the daemon's. With controlAlone it is one in which
-	// is nothing but a link to the socket control.
-	pipe         string
-	controlAlone bool
+	// pipe is the pipe folder; by default the daemon's.
+	pipe string
 	// ownMemory leaves the program the /dev/shm of this process.
 	ownMemory bool
 	env       []string
@@ -238,7 +236,11 @@ type surroundings struct {
 	device string
 }
 
-const nowhere = "/nonexistent" // a pipe folder without a daemon
+// Pipe folders: one without a daemon, and one in which is nothing but a link to the socket control.
+const (
+	nowhere      = "/nonexistent"
+	controlAlone = "control alone"
+)
 
 // launch starts a CUDA program.
 func (d *daemon) launch(ctx context.Context, s surroundings, o probe.Options) (_ *probe.Process, err error) {
@@ -253,8 +255,7 @@ func (d *daemon) launch(ctx context.Context, s surroundings, o probe.Options) (_
 	}
 	pipe := s.pipe
 	if d.mps != nil {
-		pipe = cmp.Or(pipe, d.mps.DaemonPipe)
-		if s.controlAlone {
+		if pipe = cmp.Or(pipe, d.mps.DaemonPipe); pipe == controlAlone {
 			pipe = d.mps.ClientPipe
 		}
 		if !s.ownMemory {

@@ -243,7 +243,7 @@ func checkControlAlone(ctx context.Context, n *Node) []Finding {
 	if err != nil {
 		return []Finding{failed(err)}
 	}
-	alone := greedy("a directory with control only", "a client in whose pipe directory is control only", surroundings{controlAlone: true}, equals(isLimited))
+	alone := greedy("a directory with control only", "a client in whose pipe directory is control only", surroundings{pipe: controlAlone}, equals(isLimited))
 	alone.so = "containers need more of the daemon's files: --extra-container-files of the MPS supervisor gives them"
 	// Where the server's memory has no name, as with driver 580, nobody needs the folder.
 	own := greedy("another /dev/shm", "a client with a /dev/shm of its own", surroundings{ownMemory: true}, isBounded)

@@ -6,7 +6,6 @@ package conformance
 import (
 	"context"
 	"fmt"
-	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -201,8 +200,8 @@ func (n *Node) readOnly(ctx context.Context) []Result {
 // checkProfile stops at the first placement that fails, which is enough to say so of the profile.
 func checkProfile(ctx context.Context, n *Node, g *gpu.GPU, p gpu.Profile) Finding {
 	var creation, destruction time.Duration
-	ids := map[int]int{} // by where the placement starts
-	for _, placement := range p.Placements {
+	var ids []int // in the order of the placements
+	for _, placement := range slices.SortedFunc(slices.Values(p.Placements), func(a, b gpu.Placement) int { return a.Start - b.Start }) {
 		at := partition.Address{PCIAddress: g.PCIAddress, ProfileID: p.ID, Placement: placement}
 		question := fmt.Sprintf("create and destroy %s at %d:%d", p.Name, placement.Start, placement.Size)
 		took, err := changeAndKeep(ctx, n, question, undoOf(g, &at), func(ctx context.Context, m *machine) (created, error) {
@@ -215,13 +214,9 @@ func checkProfile(ctx context.Context, n *Node, g *gpu.GPU, p gpu.Profile) Findi
 			return failed(fmt.Errorf("at %d:%d: %w", placement.Start, placement.Size, err))
 		}
 		creation, destruction = max(creation, took.Create), max(destruction, took.Destroy)
-		ids[placement.Start] = took.InstanceID
+		ids = append(ids, took.InstanceID)
 	}
-	var inOrder []int
-	for _, start := range slices.Sorted(maps.Keys(ids)) {
-		inOrder = append(inOrder, ids[start])
-	}
-	n.measuredOf(g).instanceIDs[p.Name] = inOrder
+	n.measuredOf(g).instanceIDs[p.Name] = ids
 	return expect(true, "%d placements, created in at most %s, destroyed in at most %s",
 		len(p.Placements), creation.Round(time.Millisecond), destruction.Round(time.Millisecond))
 }
