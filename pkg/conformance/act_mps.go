@@ -146,10 +146,13 @@ func (d *daemon) awaitServer(ctx context.Context) error {
 			return false, err
 		}
 		pid, err := strconv.Atoi(answer)
-		switch {
-		case err != nil && seen:
-			return false, errors.New("it has ended")
-		case err != nil || pid == old.PID: // there is none yet
+		if err != nil {
+			if seen {
+				return false, errors.New("it has ended")
+			}
+			return false, nil // there is none yet
+		}
+		if pid == old.PID {
 			return false, nil
 		}
 		id, err := d.serverID(pid)
@@ -308,8 +311,8 @@ func (d *daemon) quit(ctx context.Context) (string, error) {
 	if _, err := d.command(ctx, "quit -t 1"); err != nil {
 		return "", err
 	}
-	if wait.Until(ctx, func() (bool, error) { return !d.keeper.Alive() && !d.server.Alive(), nil }) != nil {
-		return "daemon or server go on", nil
+	if err := wait.Until(ctx, func() (bool, error) { return !d.keeper.Alive() && !d.server.Alive(), nil }); err != nil {
+		return "daemon or server go on", nil //nolint:nilerr // that is the answer
 	}
 	return "", nil
 }
