@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -291,11 +292,15 @@ func (d *daemon) hold(ctx context.Context, s surroundings, o probe.Options) (*pr
 	return run, cmp.Or(err, refusal(events))
 }
 
-// replaceServer kills the server, since it may not be as it was and yet say that it is.
+// replaceServer kills the server, since it may not be as it was and yet say that it is. A daemon
+// that has not noticed the end takes the server for there, and starts no other.
 func (d *daemon) replaceServer(ctx context.Context) error {
 	err := d.server.Signal(unix.SIGKILL)
 	if err == nil {
-		err = wait.Until(ctx, func() (bool, error) { return !d.server.Alive(), nil })
+		err = wait.Until(ctx, func() (bool, error) {
+			listed, err := d.command(ctx, "get_server_list")
+			return !d.server.Alive() && !slices.Contains(strings.Fields(listed), strconv.Itoa(d.server.PID)), err
+		})
 	}
 	if err == nil {
 		err = d.startServer(ctx)
