@@ -27,14 +27,14 @@ func TestCount(t *testing.T) {
 
 func TestPartOf(t *testing.T) {
 	for name, want := range map[string]Part{
-		"pkg/driver/claim/prepare.go":  Driver,
-		"cmd/mps-supervisor/main.go":   Driver,
-		"pkg/kubectl/tree/tree.go":     Kubectl,
+		"pkg/driver/claim/prepare.go":    Driver,
+		"cmd/mps-supervisor/main.go":     Driver,
+		"pkg/kubectl/tree/tree.go":       Kubectl,
 		"pkg/conformance/probe/event.go": Conformance,
-		"test/flow/harness/node.go":    Helpers,
-		"test/gpusim/lib/call.c":       C,
-		"pkg/kubectl/tree/two_test.go": Tests,
-		"docs/README.md":               "",
+		"test/flow/harness/node.go":      Helpers,
+		"test/gpusim/lib/call.c":         C,
+		"pkg/kubectl/tree/two_test.go":   Tests,
+		"docs/README.md":                 "",
 	} {
 		if got := partOf(name, "package x\n"); got != want {
 			t.Errorf("%s: got %q, want %q", name, got, want)
