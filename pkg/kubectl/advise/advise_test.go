@@ -234,7 +234,7 @@ func allocate(t *testing.T, f *fleettest.Fleet, like *resourceapi.ResourceClaim)
 	t.Helper()
 	planner := allocation.New(f.Snapshot)
 	c := f.Claim("team", fmt.Sprint("claim-", len(f.Claims)), like.Spec.Devices.Requests...)
-	for _, n := range planner.Nodes() {
+	for _, n := range planner.Cluster.Nodes {
 		a := planner.OnNode(context.Background(), n, []*resourceapi.ResourceClaim{c})
 		if a.Verdict != allocation.Fits {
 			continue

@@ -42,7 +42,7 @@ func TestMemoryRequest(t *testing.T) {
 			claim := one(f.Claim("a", "c", fleettest.Share(test.class, test.memory, "")))
 			planner := allocation.New(f.Snapshot, patient)
 			var got, consumed string
-			for _, n := range planner.Nodes() {
+			for _, n := range planner.Cluster.Nodes {
 				answer := planner.OnNode(t.Context(), n, claim)
 				if answer.Verdict != allocation.Fits {
 					continue

@@ -5,8 +5,8 @@
 // nodes of a fleet.Snapshot, and what it would allocate if something were different: a claim
 // changed, other claims gone, a taint removed.
 //
-// A Planner is made of a Snapshot once and is never changed; its methods Without, With and
-// WithoutTaints return another one. All of its methods may be called concurrently.
+// A Planner is made of a Snapshot once and is never changed; Without returns another one, for other
+// circumstances. A Cluster is what there is, whoever has it. All methods may be called concurrently.
 //
 // Fleets are large and their nodes alike. Two things make an answer for 500 nodes cheap, and
 // neither changes it: the allocator sees only those devices of a node that a request of the

@@ -24,17 +24,17 @@ const ExtendedClaimName = "<extended-resources>"
 
 // ExtendedClass returns the class that provides an extended resource: the newest that names it,
 // or the class that the resource is named after. It is nil if there is none.
-func (p *Planner) ExtendedClass(name corev1.ResourceName) *resourceapi.DeviceClass {
+func (c *Cluster) ExtendedClass(name corev1.ResourceName) *resourceapi.DeviceClass {
 	if class, is := strings.CutPrefix(string(name), resourceapi.ResourceDeviceClassPrefix); is {
-		return p.classes[class]
+		return c.classes[class]
 	}
 	var newest *resourceapi.DeviceClass
-	for _, c := range p.snapshot.Classes {
-		if ptr.Deref(c.Spec.ExtendedResourceName, "") != string(name) {
+	for _, class := range c.classes {
+		if ptr.Deref(class.Spec.ExtendedResourceName, "") != string(name) {
 			continue
 		}
-		if newest == nil || cmp.Or(c.CreationTimestamp.Compare(newest.CreationTimestamp.Time), cmp.Compare(newest.Name, c.Name)) > 0 {
-			newest = c
+		if newest == nil || cmp.Or(class.CreationTimestamp.Compare(newest.CreationTimestamp.Time), cmp.Compare(newest.Name, class.Name)) > 0 {
+			newest = class
 		}
 	}
 	return newest
@@ -43,10 +43,10 @@ func (p *Planner) ExtendedClass(name corev1.ResourceName) *resourceapi.DeviceCla
 // ExtendedClaim returns the claim that the scheduler makes for the extended resources of a pod
 // on a node, or nil if it makes none. A resource that a device plugin of the node offers is not
 // in it. The node may be nil: one without device plugins.
-func (p *Planner) ExtendedClaim(pod *corev1.Pod, node *corev1.Node) *resourceapi.ResourceClaim {
+func (c *Cluster) ExtendedClaim(pod *corev1.Pod, node *corev1.Node) *resourceapi.ResourceClaim {
 	wanted := sets.New[corev1.ResourceName]()
 	for name, amount := range PodRequests(pod) {
-		if amount.IsZero() || !isExtended(name) || p.ExtendedClass(name) == nil {
+		if amount.IsZero() || !isExtended(name) || c.ExtendedClass(name) == nil {
 			continue
 		}
 		if node != nil {
@@ -66,20 +66,20 @@ func (p *Planner) ExtendedClaim(pod *corev1.Pod, node *corev1.Node) *resourceapi
 		},
 	}
 	for _, name := range sets.List(wanted) {
-		claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, p.extendedRequests(pod, name)...)
+		claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, extendedRequests(pod, name, c.ExtendedClass(name).Name)...)
 	}
 	slices.SortFunc(claim.Spec.Devices.Requests, func(a, b resourceapi.DeviceRequest) int { return cmp.Compare(a.Name, b.Name) })
 	return claim
 }
 
 // Unserved returns the extended resources of a pod that neither a class nor the device plugin of a node provides.
-func (p *Planner) Unserved(pod *corev1.Pod) []corev1.ResourceName {
+func (c *Cluster) Unserved(pod *corev1.Pod) []corev1.ResourceName {
 	var out []corev1.ResourceName
 	requests := PodRequests(pod)
 	for _, name := range sets.List(sets.KeySet(requests)) {
 		amount := requests[name]
 		offers := func(n *corev1.Node) bool { _, has := n.Status.Allocatable[name]; return has }
-		if !amount.IsZero() && isExtended(name) && p.ExtendedClass(name) == nil && !slices.ContainsFunc(p.nodes, offers) {
+		if !amount.IsZero() && isExtended(name) && c.ExtendedClass(name) == nil && !slices.ContainsFunc(c.Nodes, offers) {
 			out = append(out, name)
 		}
 	}
@@ -118,8 +118,7 @@ func isExtended(name corev1.ResourceName) bool {
 
 // extendedRequests returns one request per container that runs to the end of the pod, and one
 // more for what an init container wants beyond what those that start after it have.
-func (p *Planner) extendedRequests(pod *corev1.Pod, name corev1.ResourceName) []resourceapi.DeviceRequest {
-	class := p.ExtendedClass(name).Name
+func extendedRequests(pod *corev1.Pod, name corev1.ResourceName, class string) []resourceapi.DeviceRequest {
 	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
 	lasting := make([]int64, len(containers))
 	var requests []resourceapi.DeviceRequest

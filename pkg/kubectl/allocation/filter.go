@@ -74,7 +74,7 @@ func (f *NodeFilter) Partial() bool { return f.partial }
 
 // Obstacles returns what keeps a pod off a node, apart from devices. Topology spread, affinity
 // between pods, volumes and ports are not looked at; neither is what cannot be read of the node.
-func (f *NodeFilter) Obstacles(p *Planner, pod *corev1.Pod, node *corev1.Node) []Obstacle {
+func (f *NodeFilter) Obstacles(c *Cluster, pod *corev1.Pod, node *corev1.Node) []Obstacle {
 	var out []Obstacle
 	add := func(kind ObstacleKind, format string, a ...any) {
 		out = append(out, Obstacle{Kind: kind, Text: fmt.Sprintf(format, a...)})
@@ -82,7 +82,7 @@ func (f *NodeFilter) Obstacles(p *Planner, pod *corev1.Pod, node *corev1.Node) [
 	if pod.Spec.NodeName != "" && pod.Spec.NodeName != node.Name && pod.Status.Phase == corev1.PodPending {
 		add(ByNodeName, "spec.nodeName is %s", pod.Spec.NodeName)
 	}
-	if p.Unread(node) {
+	if c.Unread(node) {
 		return out
 	}
 	cordon := corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}
@@ -104,7 +104,7 @@ func (f *NodeFilter) Obstacles(p *Planner, pod *corev1.Pod, node *corev1.Node) [
 		}
 		add(ByNodeTaint, "the pod does not tolerate the node's taint %s", t.ToString())
 	}
-	for _, text := range f.lacks(p, pod, node) {
+	for _, text := range f.lacks(c, pod, node) {
 		add(ByNodeResources, "%s", text)
 	}
 	return out
@@ -131,7 +131,7 @@ func tolerates(pod *corev1.Pod, t *corev1.Taint) bool {
 
 // lacks returns the resources of which a node has too little left. What classes provide is not
 // among them, and neither is anything where the node says nothing about itself.
-func (f *NodeFilter) lacks(p *Planner, pod *corev1.Pod, node *corev1.Node) []string {
+func (f *NodeFilter) lacks(c *Cluster, pod *corev1.Pod, node *corev1.Node) []string {
 	if len(node.Status.Allocatable) == 0 || pod.Spec.NodeName == node.Name {
 		return nil
 	}
@@ -139,7 +139,7 @@ func (f *NodeFilter) lacks(p *Planner, pod *corev1.Pod, node *corev1.Node) []str
 	requests := PodRequests(pod)
 	for _, name := range sets.List(sets.KeySet(requests)) {
 		want, has := requests[name], node.Status.Allocatable[name]
-		if want.IsZero() || has.IsZero() && p.ExtendedClass(name) != nil {
+		if want.IsZero() || has.IsZero() && c.ExtendedClass(name) != nil {
 			continue
 		}
 		free := has.DeepCopy()

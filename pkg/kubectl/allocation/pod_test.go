@@ -49,7 +49,7 @@ func TestExtendedClaim(t *testing.T) {
 		pod := f.Pod("a", name)
 		pod.Spec.InitContainers, pod.Spec.Containers = c.init, c.main
 		var got []string
-		if claim := p.ExtendedClaim(pod, nil); claim != nil {
+		if claim := p.Cluster.ExtendedClaim(pod, nil); claim != nil {
 			for _, r := range claim.Spec.Devices.Requests {
 				got = append(got, fmt.Sprint(r.Name, " ", r.Exactly.Count))
 				if r.Exactly.DeviceClassName != "new" {
@@ -61,7 +61,7 @@ func TestExtendedClaim(t *testing.T) {
 			t.Errorf("%s: -want +got:\n%s", name, diff)
 		}
 		plugin := &corev1.Node{Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8")}}}
-		if claim := p.ExtendedClaim(pod, plugin); claim != nil {
+		if claim := p.Cluster.ExtendedClaim(pod, plugin); claim != nil {
 			t.Errorf("%s: a claim where a device plugin offers the resource", name)
 		}
 	}
@@ -99,11 +99,11 @@ func TestPoolsOn(t *testing.T) {
 		f.Slices = append(f.Slices, newer)
 	}
 	f.Slices = f.Slices[:len(f.Slices)-1]
-	pools := allocation.New(f.Snapshot).PoolsOn("n")
+	pools := allocation.New(f.Snapshot).Cluster.Pools("n")
 	if len(pools) != 1 || !pools[0].Incomplete() || len(pools[0].Slices) != len(old)-1 {
 		t.Errorf("%+v", pools)
 	}
-	if got := allocation.New(f.Snapshot).PoolsOn("other"); len(got) != 0 {
+	if got := allocation.New(f.Snapshot).Cluster.Pools("other"); len(got) != 0 {
 		t.Errorf("%+v", got)
 	}
 }
@@ -133,7 +133,7 @@ func TestObstacles(t *testing.T) {
 		pod := f.Pod("a", "pod")
 		pod.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}
 		change(pod, node)
-		got := allocation.NewNodeFilter(f.Snapshot).Obstacles(allocation.New(f.Snapshot), pod, node)
+		got := allocation.NewNodeFilter(f.Snapshot).Obstacles(allocation.New(f.Snapshot).Cluster, pod, node)
 		if kind == "" && len(got) == 0 {
 			continue
 		}
@@ -146,15 +146,15 @@ func TestObstacles(t *testing.T) {
 // TestFeatures: what slices show is not assumed.
 func TestFeatures(t *testing.T) {
 	f := fleettest.New(t)
-	if p := allocation.New(f.Snapshot); p.Features() != allocation.DefaultFeatures || !strings.Contains(p.Assumptions()[0], "DRAPartitionableDevices") {
-		t.Errorf("%+v, %v", p.Features(), p.Assumptions())
+	if p := allocation.New(f.Snapshot); p.Cluster.Features != allocation.DefaultFeatures || !strings.Contains(p.Cluster.Assumptions[0], "DRAPartitionableDevices") {
+		t.Errorf("%+v, %v", p.Cluster.Features, p.Cluster.Assumptions)
 	}
 	f.AddNode("n", "h100-80-sxm", 1)
-	if p := allocation.New(f.Snapshot); strings.Contains(p.Assumptions()[0], "DRAPartitionableDevices") {
-		t.Error(p.Assumptions())
+	if p := allocation.New(f.Snapshot); strings.Contains(p.Cluster.Assumptions[0], "DRAPartitionableDevices") {
+		t.Error(p.Cluster.Assumptions)
 	}
 	f.Slices[0].Spec.Devices = []resourceapi.Device{{Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"a": {IntValues: []int64{1}}}}}
-	if p := allocation.New(f.Snapshot); !p.Features().ListTypeAttributes {
+	if p := allocation.New(f.Snapshot); !p.Cluster.Features.ListTypeAttributes {
 		t.Error("list attributes are not seen")
 	}
 }

@@ -5,7 +5,6 @@ package allocation
 
 import (
 	"cmp"
-	"iter"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -86,10 +85,36 @@ func countersExist(consumed []resourceapi.DeviceCounterConsumption, sets map[str
 	return true
 }
 
-func sortedPools(ids iter.Seq[poolID]) []poolID {
-	return slices.SortedFunc(ids, comparePools)
-}
-
 func comparePools(a, b poolID) int {
 	return cmp.Or(cmp.Compare(a.driver, b.driver), cmp.Compare(a.pool, b.pool))
+}
+
+// Pool is what a node sees of a pool: the slices of its newest generation.
+type Pool struct {
+	Driver, Name string
+	Slices       []*resourceapi.ResourceSlice
+	// Expected is how many slices the pool should have. With fewer the scheduler allocates
+	// nothing of it.
+	Expected int64
+	// Invalid says that a name occurs twice, or a counter is not there: the scheduler allocates
+	// nothing of it either.
+	Invalid bool
+}
+
+// Incomplete reports whether slices are missing.
+func (p *Pool) Incomplete() bool { return int64(len(p.Slices)) != p.Expected }
+
+func (p *pool) newest(id poolID) Pool {
+	out := Pool{Driver: id.driver, Name: id.pool}
+	generation := int64(-1)
+	for _, s := range p.slices {
+		if s.Spec.Pool.Generation > generation {
+			generation, out.Slices, out.Expected = s.Spec.Pool.Generation, nil, s.Spec.Pool.ResourceSliceCount
+		}
+		if s.Spec.Pool.Generation == generation {
+			out.Slices = append(out.Slices, s)
+		}
+	}
+	out.Invalid = !out.Incomplete() && !intact(out.Slices)
+	return out
 }

@@ -13,15 +13,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 )
 
 // query is about one list of claims on any number of nodes.
 type query struct {
-	*Planner
-	claims []*resourceapi.ResourceClaim
+	planner *Planner
+	cluster *Cluster
+	claims  []*resourceapi.ResourceClaim
 	// alternatives are the selectors of each request and subrequest: all expressions of one
 	// have to be true.
 	alternatives [][]string
@@ -36,8 +36,8 @@ type query struct {
 	selectable map[uint64]bool
 }
 
-func (p *Planner) newQuery(claims []*resourceapi.ResourceClaim) *query {
-	q := &query{Planner: p, claims: claims, whole: p.everything, selectable: map[uint64]bool{}, attributes: attributes{ids: sets.New[string]()}}
+func newQuery(p *Planner, claims []*resourceapi.ResourceClaim) *query {
+	q := &query{planner: p, cluster: p.Cluster, claims: claims, whole: p.everything, selectable: map[uint64]bool{}, attributes: attributes{ids: sets.New[string]()}}
 	for _, c := range claims {
 		for i := range c.Spec.Devices.Requests {
 			q.addRequest(&c.Spec.Devices.Requests[i])
@@ -65,7 +65,7 @@ func (q *query) addRequest(r *resourceapi.DeviceRequest) {
 }
 
 func (q *query) addAlternative(className string, selectors []resourceapi.DeviceSelector) {
-	class := q.classes[className]
+	class := q.cluster.classes[className]
 	if class == nil {
 		q.whole = true
 		return
@@ -76,7 +76,7 @@ func (q *query) addAlternative(className string, selectors []resourceapi.DeviceS
 			q.whole = true
 			return
 		}
-		needed := q.selectors.attributesOf(s.CEL.Expression)
+		needed := q.cluster.selectors.attributesOf(s.CEL.Expression)
 		q.attributes.all = q.attributes.all || needed.all
 		q.attributes.ids = q.attributes.ids.Union(needed.ids)
 		expressions = append(expressions, s.CEL.Expression)
@@ -95,12 +95,10 @@ type part struct {
 
 // part returns what matters on a node.
 func (q *query) part(ctx context.Context, node *corev1.Node) *part {
-	out := &part{node: node, pools: slices.Concat(q.onNode[node.Name], q.anywhere)}
-	slices.SortFunc(out.pools, comparePools)
-	out.pools = slices.Compact(out.pools)
+	out := &part{node: node, pools: q.cluster.poolsOn(node.Name)}
 	w := &keyWriter{}
 	w.h.SetSeed(seed)
-	if q.everything {
+	if q.planner.everything {
 		w.text(node.Name)
 	}
 	ordinals := map[uint64]uint64{}
@@ -113,7 +111,7 @@ func (q *query) part(ctx context.Context, node *corev1.Node) *part {
 }
 
 func (q *query) addPool(ctx context.Context, out *part, w *keyWriter, id poolID, ordinals map[uint64]uint64) {
-	p, held := q.pools[id], q.states[id]
+	p, held := q.cluster.pools[id], q.planner.held.states[id]
 	sets := map[string]uint64{}
 	for _, s := range p.slices {
 		for _, set := range s.Spec.SharedCounters {
@@ -166,7 +164,7 @@ func (q *query) writeNode(w *keyWriter, s *resourceapi.ResourceSlice, node *core
 		w.truth(name == node.Name)
 		return
 	}
-	matches, err := structured.NodeMatches(q.features, node, "", ptr.Deref(s.Spec.AllNodes, false), s.Spec.NodeSelector)
+	matches, err := structured.NodeMatches(q.cluster.Features, node, "", ptr.Deref(s.Spec.AllNodes, false), s.Spec.NodeSelector)
 	if err != nil || ptr.Deref(s.Spec.PerDeviceNodeSelection, false) {
 		w.text(node.Name)
 		return
@@ -237,7 +235,7 @@ func (q *query) mayBeSelected(ctx context.Context, driver string, d *resourceapi
 	}
 	selected := slices.ContainsFunc(q.alternatives, func(expressions []string) bool {
 		for _, e := range expressions {
-			if matches, err := q.evaluate(ctx, e, driver, d); err != nil || !matches {
+			if matches, err := q.cluster.evaluate(ctx, e, driver, d); err != nil || !matches {
 				return err != nil
 			}
 		}
@@ -245,16 +243,6 @@ func (q *query) mayBeSelected(ctx context.Context, driver string, d *resourceapi
 	})
 	q.selectable[content] = selected
 	return selected
-}
-
-// evaluate says what the allocator finds for an expression and a device.
-func (p *Planner) evaluate(ctx context.Context, expression, driver string, d *resourceapi.Device) (bool, error) {
-	compiled := p.cel.GetOrCompile(expression)
-	if compiled.Error != nil {
-		return false, compiled.Error
-	}
-	matches, _, err := compiled.DeviceMatches(ctx, cel.Device{Driver: driver, AllowMultipleAllocations: d.AllowMultipleAllocations, Attributes: d.Attributes, Capacity: d.Capacity})
-	return matches, err
 }
 
 // Attribute returns an attribute by its fully qualified name. A name in a slice without domain

@@ -50,7 +50,7 @@ type Answer struct {
 
 // OnNode says whether claims fit on a node, all of them.
 func (p *Planner) OnNode(ctx context.Context, node *corev1.Node, claims []*resourceapi.ResourceClaim) Answer {
-	q := p.newQuery(claims)
+	q := newQuery(p, claims)
 	return q.search(ctx, q.part(ctx, node))
 }
 
@@ -58,7 +58,7 @@ func (p *Planner) OnNode(ctx context.Context, node *corev1.Node, claims []*resou
 // searched. When a search exceeds the time limit, nodes that were not reached yet are not searched: neither does the scheduler get any
 // further.
 func (p *Planner) OnNodes(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) []Answer {
-	q := p.newQuery(claims)
+	q := newQuery(p, claims)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	kinds := q.kinds(ctx, nodes)
@@ -141,7 +141,7 @@ func inParallel(n int, f func(int)) {
 
 // Anywhere reports whether claims fit on one of the nodes, and on which. It stops at the first.
 func (p *Planner) Anywhere(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (Answer, bool) {
-	q, refused := p.newQuery(claims), sets.New[uint64]()
+	q, refused := newQuery(p, claims), sets.New[uint64]()
 	for _, n := range nodes {
 		part := q.part(ctx, n)
 		if refused.Has(part.key) {
@@ -163,9 +163,9 @@ func (q *query) search(ctx context.Context, p *part) Answer {
 		a.Verdict, a.Err = NotSearched, context.Cause(ctx)
 		return a
 	}
-	limited, cancel := context.WithTimeout(ctx, q.timeLimit)
+	limited, cancel := context.WithTimeout(ctx, q.planner.TimeLimit)
 	defer cancel()
-	allocator, err := structured.NewAllocator(limited, q.features, q.allocated(p.pools), q.classes, p.slices, q.cel)
+	allocator, err := structured.NewAllocator(limited, q.cluster.Features, q.planner.held.allocated(p.pools), q.cluster.classes, p.slices, q.cluster.cel)
 	if err != nil {
 		a.Verdict, a.Err = Failed, fmt.Errorf("make an allocator: %w", err)
 		return a

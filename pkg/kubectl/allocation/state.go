@@ -5,6 +5,7 @@ package allocation
 
 import (
 	"maps"
+	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -27,47 +28,57 @@ func (s *state) holds(device string) bool {
 	return s != nil && (s.alone.Has(device) || len(s.shared[device]) > 0)
 }
 
-// setClaims takes what claims hold.
-func (p *Planner) setClaims(all []*resourceapi.ResourceClaim) {
-	p.claims, p.holders = nil, map[poolID][]*resourceapi.ResourceClaim{}
+// holders are the claims that hold devices, those of each pool, and the states that follow from them. They are never changed: those of
+// other circumstances share what is the same.
+type holders struct {
+	features structured.Features
+	claims   []*resourceapi.ResourceClaim
+	ofPool   map[poolID][]*resourceapi.ResourceClaim
+	states   map[poolID]*state
+}
+
+// holdersOf takes what claims hold.
+func holdersOf(all []*resourceapi.ResourceClaim, f structured.Features) *holders {
+	h := &holders{features: f, ofPool: map[poolID][]*resourceapi.ResourceClaim{}, states: map[poolID]*state{}}
 	for _, c := range all {
 		if c.Status.Allocation != nil {
-			p.claims = append(p.claims, c)
+			h.claims = append(h.claims, c)
 			for id := range poolsHeld(c) {
-				p.holders[id] = append(p.holders[id], c)
+				h.ofPool[id] = append(h.ofPool[id], c)
 			}
 		}
 	}
-	p.states = make(map[poolID]*state, len(p.holders))
-	for id := range p.holders {
-		p.states[id] = p.stateOf(id)
+	for id := range h.ofPool {
+		h.states[id] = h.stateOf(id)
 	}
+	return h
 }
 
-// changeHolders takes claims from, or adds them to, the pools that they hold devices of. Pools
-// that they do not concern, which are nearly all, stay those of the Planner that p was cloned of.
-func (p *Planner) changeHolders(changed []*resourceapi.ResourceClaim, change func(of []*resourceapi.ResourceClaim, c *resourceapi.ResourceClaim) []*resourceapi.ResourceClaim) {
-	holders, stale := maps.Clone(p.holders), sets.New[poolID]()
-	for _, c := range changed {
-		for id := range poolsHeld(c) {
-			holders[id] = change(holders[id], c)
-			stale.Insert(id)
-		}
+// without returns holders without some claims. Pools that these do not concern, which are nearly all, stay the same.
+func (h *holders) without(ended []*resourceapi.ResourceClaim) *holders {
+	gone, stale := sets.New(ended...), sets.New[poolID]()
+	left := func(of []*resourceapi.ResourceClaim) []*resourceapi.ResourceClaim {
+		return slices.DeleteFunc(slices.Clone(of), gone.Has)
 	}
-	p.holders, p.states = holders, maps.Clone(p.states)
+	rest := &holders{features: h.features, claims: left(h.claims), ofPool: maps.Clone(h.ofPool), states: maps.Clone(h.states)}
+	for _, c := range ended {
+		stale = stale.Union(poolsHeld(c))
+	}
 	for id := range stale {
-		p.states[id] = p.stateOf(id)
+		rest.ofPool[id] = left(h.ofPool[id])
+		rest.states[id] = rest.stateOf(id)
 	}
+	return rest
 }
 
 // stateOf computes the state of a pool.
-func (p *Planner) stateOf(id poolID) *state {
+func (h *holders) stateOf(id poolID) *state {
 	s := newState()
-	for _, c := range p.holders[id] {
+	for _, c := range h.ofPool[id] {
 		forEachDevice(c, func(r *resourceapi.DeviceRequestAllocationResult) {
 			switch {
 			case r.Driver != id.driver || r.Pool != id.pool:
-			case isShare(r, p.features):
+			case isShare(r, h.features):
 				s.shared[r.Device] = append(s.shared[r.Device], r)
 			default:
 				s.alone.Insert(r.Device)
@@ -101,14 +112,14 @@ func isShare(r *resourceapi.DeviceRequestAllocationResult, f structured.Features
 }
 
 // allocated returns the allocator's view of what is held of some pools.
-func (p *Planner) allocated(pools []poolID) structured.AllocatedState {
+func (h *holders) allocated(pools []poolID) structured.AllocatedState {
 	out := structured.AllocatedState{
 		AllocatedDevices:         sets.New[structured.DeviceID](),
 		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
 		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
 	}
 	for _, id := range pools {
-		s := p.states[id]
+		s := h.states[id]
 		if s == nil {
 			continue
 		}

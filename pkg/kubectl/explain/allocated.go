@@ -12,64 +12,86 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/stuck"
 )
 
-// scheduled explains a pod that has a node.
-func (q *inquiry) scheduled(claims []*resourceapi.ResourceClaim) {
-	q.Verdict = Allocated
-	for _, c := range claims {
-		q.describe(c)
-	}
-	q.kubelets()
-	if !stuck.Waits(q.pod, q.now) {
+// started explains a pod that has a node.
+func started(s *sight, e *Explanation) {
+	e.Verdict, e.Allocations = Allocated, allocations(s)
+	e.take(kubelets(s, nil))
+	e.take(evicted(s))
+	if !stuck.Waits(s.pod, s.x.now) {
 		return
 	}
-	q.Verdict = IsStuck
-	in := stuck.Input{Pod: q.pod, Claims: claims, Pods: q.model.Pods, Driver: q.model.Driver, AllPods: !q.filter.Partial()}
-	for _, n := range q.model.Snapshot.Nodes {
-		if n.Name == q.pod.Spec.NodeName {
+	e.Verdict = IsStuck
+	in := stuck.Input{Pod: s.pod, Claims: s.own, Pods: s.x.model.Pods, Driver: s.x.model.Driver, AllPods: !s.x.filter.Partial()}
+	for _, n := range s.x.model.Snapshot.Nodes {
+		if n.Name == s.pod.Spec.NodeName {
 			in.Node = n
 		}
 	}
-	if q.Events != nil {
-		events, err := q.Events(q.pod, claims)
+	if s.x.Events != nil {
+		events, err := s.x.Events(s.pod, s.own)
 		if err != nil {
-			q.Notes = append(q.Notes, fmt.Sprintf("Events cannot be read: %v; without them it is unknown what the kubelet says.", err))
+			e.Notes = append(e.Notes, fmt.Sprintf("Events cannot be read: %v; without them it is unknown what the kubelet says.", err))
 		}
 		in.Events = events
 	}
-	q.Stuck = stuck.Causes(in)
+	e.Stuck = stuck.Causes(in)
 }
 
-// describe adds what a claim got.
-func (q *inquiry) describe(c *resourceapi.ResourceClaim) {
-	if c.Status.Allocation == nil {
-		return
+// evicted notes that a pod which asks for extended resources stays on a device whose taint evicts the pods of other claims.
+func evicted(s *sight) found {
+	var f found
+	status := s.pod.Status.ExtendedResourceClaimStatus
+	for _, h := range s.x.model.Holdings {
+		if status == nil || h.Claim.Namespace != s.pod.Namespace || h.Claim.Name != status.ResourceClaimName || h.Device == nil {
+			continue
+		}
+		for _, t := range h.Device.Taints {
+			if t.Effect == resourceapi.DeviceTaintEffectNoExecute {
+				f.notes = append(f.notes, fmt.Sprintf("Device %s has the taint %s, which evicts pods that have a claim. Kubernetes does not evict a pod that asks for an extended resource "+
+					"(kubernetes#141290): kubectl delete pod -n %s %s", h.Device.Name, taintText(&t), s.pod.Namespace, s.pod.Name))
+			}
+		}
 	}
-	for i := range c.Status.Allocation.Devices.Results {
-		r := &c.Status.Allocation.Devices.Results[i]
-		a := Allocation{Claim: c.Name, Request: r.Request, Driver: r.Driver, Device: r.Device, AdminAccess: ptr.Deref(r.AdminAccess, false)}
-		if len(r.ConsumedCapacity) > 0 {
-			a.Share = map[string]string{}
-			for name, amount := range r.ConsumedCapacity {
-				if amount.IsZero() {
-					continue
-				}
+	return f
+}
+
+// allocations are what claims got.
+func allocations(s *sight) []Allocation {
+	var out []Allocation
+	for _, c := range s.own {
+		if c.Status.Allocation == nil {
+			continue
+		}
+		for i := range c.Status.Allocation.Devices.Results {
+			out = append(out, allocated(s, c, &c.Status.Allocation.Devices.Results[i]))
+		}
+	}
+	return out
+}
+
+func allocated(s *sight, c *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) Allocation {
+	a := Allocation{Claim: c.Name, Request: r.Request, Driver: r.Driver, Device: r.Device, AdminAccess: ptr.Deref(r.AdminAccess, false)}
+	if len(r.ConsumedCapacity) > 0 {
+		a.Share = map[string]string{}
+		for name, amount := range r.ConsumedCapacity {
+			if !amount.IsZero() {
 				a.Share[string(name)] = amount.String()
 			}
 		}
-		for _, h := range q.model.Holdings {
-			if h.Claim != c || h.Result != r {
-				continue
-			}
-			if h.Device != nil {
-				a.Node, a.Profile, a.Placement = h.Device.GPU.Node.Name, h.Device.Profile, h.Device.Placement
-			}
-			if h.Status != nil {
-				a.Conditions = h.Status.Conditions
-				if h.Status.Data != nil {
-					a.Data = string(h.Status.Data.Raw)
-				}
+	}
+	for _, h := range s.x.model.Holdings {
+		if h.Claim != c || h.Result != r {
+			continue
+		}
+		if h.Device != nil {
+			a.Node, a.Profile, a.Placement = h.Device.GPU.Node.Name, h.Device.Profile, h.Device.Placement
+		}
+		if h.Status != nil {
+			a.Conditions = h.Status.Conditions
+			if h.Status.Data != nil {
+				a.Data = string(h.Status.Data.Raw)
 			}
 		}
-		q.Allocations = append(q.Allocations, a)
 	}
+	return a
 }

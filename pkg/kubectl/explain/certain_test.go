@@ -185,13 +185,55 @@ var uncertain = []struct {
 		delete(r.Exactly.Capacity.Requests, "memory")
 		return waits(r)(f)
 	}, verdict: Waits, cause: CapacityUnknown, says: []string{"with capacity memory in place of memroy"}}},
+	{explained: explained{name: "misspelt capacity on a full cluster", make: func(f *fleettest.Fleet) *corev1.Pod {
+		fill(f)
+		r := fleettest.Share(mps, "10Gi", "")
+		r.Exactly.Capacity.Requests["memroy"] = resource.MustParse("10Gi")
+		delete(r.Exactly.Capacity.Requests, "memory")
+		return waits(r)(f)
+	}, verdict: Waits, cause: CapacityUnknown, says: []string{"with capacity memory in place of memroy; then it waits for other/"}}},
+	{explained: explained{name: "too much memory on a full cluster", make: func(f *fleettest.Fleet) *corev1.Pod {
+		fill(f)
+		return waits(fleettest.Request(mig, "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('200Gi')) >= 0"))(f)
+	}, verdict: Waits, cause: NotSelected, says: []string{"with memory 79Gi in place of 200Gi; then it waits for other/"}}},
+	{explained: explained{name: "all alternatives are taken", make: func(f *fleettest.Fleet) *corev1.Pod {
+		fill(f)
+		return waits(alternatives(fleettest.Request(whole), fleettest.Request(mig, fleettest.Profile("3g.40gb")), fleettest.Share(mps, "10Gi", "")))(f)
+	}, verdict: Waits, cause: Held, says: []string{
+		"Pod team/llm waits: all 3 alternatives are taken.", "none of the 3 alternatives of request gpu of claim llm can be allocated:\n    choice-0: 4 of 4 matching devices are held by claims\n    choice-1: ",
+	}, silent: []string{"(claim llm, request gpu/choice-0)"}}},
+	{explained: explained{name: "one alternative is misspelt, and the other taken", make: func(f *fleettest.Fleet) *corev1.Pod {
+		fill(f)
+		return waits(alternatives(fleettest.Request(mig, fleettest.Profile("3g.20gb")), fleettest.Request(whole)))(f)
+	}, verdict: Waits, cause: Held, says: []string{"Pod team/llm waits: what it could use is taken.", "choice-0: none of 72 devices", "No device has profile 3g.20gb"}}},
+	{explained: explained{name: "one alternative of two requests", make: func(f *fleettest.Fleet) *corev1.Pod {
+		fill(f)
+		other := fleettest.Request("network")
+		other.Name = "network"
+		attach(f, nil, func(d *resourceapi.Device) { d.NodeName = new("elsewhere") })
+		return waits(alternatives(fleettest.Request(whole), fleettest.Share(mps, "10Gi", "")), other)(f)
+	}, verdict: Waits, cause: NotOfClass, says: []string{"Pod team/llm waits: no device is what it asks for.", "is of class network", "none of the 2 alternatives"}}},
+	{explained: explained{name: "a control plane is no reason", make: func(f *fleettest.Fleet) *corev1.Pod {
+		fill(f)
+		f.Nodes = append(f.Nodes, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "control"}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: "node-role.kubernetes.io/control-plane", Effect: corev1.TaintEffectNoSchedule}}}})
+		return waits(fleettest.Request(whole))(f)
+	}, verdict: Waits, cause: Held, says: []string{"Pod team/llm waits: what it could use is taken.", "node control excluded"}}},
+	{explained: explained{name: "kept from the nodes with devices, and these are full", make: func(f *fleettest.Fleet) *corev1.Pod {
+		fill(f)
+		f.Nodes = append(f.Nodes, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "small", Labels: map[string]string{"pool": "small"}}})
+		pod := waits(fleettest.Request(whole))(f)
+		pod.Spec.NodeSelector = map[string]string{"pool": "small"}
+		return pod
+	}, verdict: Waits, cause: NodeExcluded, says: []string{"Pod team/llm waits: something other than devices keeps it from nodes.", "nodes n1, n2 would fit if less were taken, but excluded: nodeSelector wants pool=small", "with a nodeSelector that node n1 has; then it waits for other/n1-0"}}},
 	{explained: explained{name: "withdrawn by the policy", make: func(f *fleettest.Fleet) *corev1.Pod {
 		taint(f)
 		since := metav1.NewTime(fleettest.Start)
 		f.TaintRules[0].Spec.Taint = resourceapi.DeviceTaint{Key: fleettest.Driver + "/withdrawn", Effect: resourceapi.DeviceTaintEffectNoSchedule, TimeAdded: &since}
 		return waits(fleettest.Request(slice))(f)
-	}, verdict: Waits, cause: Tainted, says: []string{"not offered any more by the administrator's sharing policy, since " + fleettest.Start.UTC().Format("2006-01-02 15:04Z")},
-		silent: []string{"tainted: "}}},
+	}, verdict: Waits, cause: Withdrawn, says: []string{
+		"the administrator does not offer what it asks for any more.",
+		"the administrator's sharing policy does not offer time slices any more, since " + fleettest.Start.UTC().Format("2006-01-02 15:04Z"),
+	}, silent: []string{"are tainted"}}},
 	{explained: explained{name: "headline of nodes", make: func(f *fleettest.Fleet) *corev1.Pod {
 		pod := waits(fleettest.Request(whole))(f)
 		pod.Spec.NodeSelector = map[string]string{"pool": "none"}

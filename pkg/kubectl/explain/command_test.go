@@ -63,6 +63,9 @@ func TestCommand(t *testing.T) {
 	waits := f.Pod("team", "waits", fleettest.Uses(f.Claim("team", "waits", fleettest.Request(whole))))
 	waits.Labels = map[string]string{"pod-template-hash": "5d4"}
 	waits.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web-5d4", Controller: new(true)}}
+	for kind, name := range map[string]string{"StatefulSet": "db", "Job": "train"} {
+		f.Pod("team", name+"-0", fleettest.Uses(f.Claim("team", name, fleettest.Request(whole)))).OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: kind, Name: name, Controller: new(true)}}
+	}
 	f.Pod("other", "more", fleettest.Uses(f.Claim("other", "more", fleettest.Request(whole))))
 	server := serve(t, f)
 	for name, c := range map[string]struct {
@@ -87,6 +90,8 @@ func TestCommand(t *testing.T) {
 		"what waits anywhere":  {arguments: []string{"-A"}, out: "Pod other/more waits", found: true},
 		"two words":            {arguments: []string{"pod", "waits"}, out: "Pod team/waits waits", found: true},
 		"a workload":           {arguments: []string{"deploy/web"}, out: "Pod team/waits waits", found: true},
+		"a StatefulSet":        {arguments: []string{"sts/db"}, out: "Pod team/db-0 waits", silent: "train", found: true},
+		"a Job":                {arguments: []string{"job/train"}, out: "Pod team/train-0 waits", silent: "db-0", found: true},
 		"a workload of none":   {arguments: []string{"sts/web"}, err: "kubectl describe statefulset -n team web"},
 		"a kind that is not":   {arguments: []string{"node/n1"}, err: "the kind must be pod, claim"},
 		"a name and a file":    {arguments: []string{"waits", "-f", "-"}, err: "name one object"},

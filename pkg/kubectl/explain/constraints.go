@@ -19,24 +19,24 @@ import (
 
 // unmet says of every constraint which values of its attribute free devices have, on the node that
 // has most of them.
-func (q *inquiry) unmet(ctx context.Context, j *judge) []string {
+func unmet(ctx context.Context, s *sight, j *judge) []string {
 	var out []string
-	for _, c := range q.claims {
+	for _, c := range s.claims {
 		for i := range c.Spec.Devices.Constraints {
 			constraint := &c.Spec.Devices.Constraints[i]
 			if constraintName(constraint) == "" {
 				continue
 			}
-			out = append(out, q.compared(ctx, j, c, constraint))
+			out = append(out, compared(ctx, s, j, c, constraint))
 		}
 	}
 	return out
 }
 
 // compared says what one constraint compares.
-func (q *inquiry) compared(ctx context.Context, j *judge, c *resourceapi.ResourceClaim, constraint *resourceapi.DeviceConstraint) string {
+func compared(ctx context.Context, s *sight, j *judge, c *resourceapi.ResourceClaim, constraint *resourceapi.DeviceConstraint) string {
 	most, node, shown := -1, "", []string(nil)
-	for _, kind := range q.eligible() {
+	for _, kind := range s.eligible() {
 		total := 0
 		var of []string
 		for _, a := range asksOf(c) {

@@ -30,23 +30,23 @@ func (x *Explainer) tryToCreate(e *Explanation, objects ...runtime.Object) *Expl
 	if x.Refused == nil {
 		return e
 	}
-	q := &inquiry{Explainer: x, Explanation: e}
+	var f found
 	for _, o := range objects {
 		u, err := unstructuredOf(o)
 		if err != nil {
-			q.Unseen = append(q.Unseen, err.Error())
+			f.unseen = append(f.unseen, err.Error())
 			continue
 		}
 		refused, doubt := x.Refused(u)
 		if doubt != "" {
-			q.Unseen = append(q.Unseen, doubt)
+			f.unseen = append(f.unseen, doubt)
 		}
 		if refused != "" {
-			q.before(Reason{Cause: Refused, Text: refused})
+			f.reasons = append(f.reasons, Reason{Cause: Refused, Text: refused})
 		}
 	}
-	q.settle()
-	return e
+	e.take(f)
+	return e.settle()
 }
 
 // objectsOf returns what would be written for a pod to be there, the pod and the claims that controllers would make among it.

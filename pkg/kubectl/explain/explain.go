@@ -7,14 +7,13 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -23,6 +22,9 @@ import (
 
 // Kind is that of the objects that explain prints.
 const Kind = "Explanation"
+
+// searchBudget is how long is looked for what would help, beyond the verdict.
+const searchBudget = 10 * time.Second
 
 // Explainer explains pods and claims of one Snapshot.
 type Explainer struct {
@@ -54,116 +56,102 @@ func New(ctx context.Context, s *fleet.Snapshot, driver string, now time.Time, o
 	parts.Go(func() { x.filter = allocation.NewNodeFilter(s) })
 	x.planner = allocation.New(s, options...)
 	parts.Wait()
-	x.kinds = sync.OnceValue(func() [][]*corev1.Node { return x.planner.Kinds(ctx, x.planner.Nodes()) })
+	x.kinds = sync.OnceValue(func() [][]*corev1.Node { return x.planner.Kinds(ctx, x.planner.Cluster.Nodes) })
 	return x
 }
 
-// inquiry is one explanation that is being made.
-type inquiry struct {
-	*Explainer
-	*Explanation
-
-	// pod is nil where a claim is asked for alone.
-	pod *corev1.Pod
-	// claims are those that have to be allocated together.
-	claims []*resourceapi.ResourceClaim
-	// own are all claims of the pod, those that have devices among them.
-	own []*resourceapi.ResourceClaim
-	// nodes are those that nothing but devices keeps the pod from, and excluded the others.
-	nodes    []*corev1.Node
-	excluded []exclusion
-	answers  []allocation.Answer
-	// holdings are the claims that are in the way, by node.
-	holdings map[string][]*holding
+// found is what a look at one side of a sight finds.
+type found struct {
+	reasons []Reason
+	// unseen could contradict that it can be allocated, and notes cannot.
+	unseen, notes []string
 }
 
-type exclusion struct {
-	node      *corev1.Node
-	obstacles []allocation.Obstacle
-}
-
-func (x *Explainer) begin(kind, namespace, name string) *inquiry {
-	q := &inquiry{Explainer: x, Explanation: &Explanation{TypeMeta: printer.TypeMeta(Kind), Subject: Subject{kind, namespace, name}}}
-	q.Assumptions = x.planner.Assumptions()
+func (x *Explainer) begin(kind string, o metav1.Object) *Explanation {
+	e := &Explanation{TypeMeta: printer.TypeMeta(Kind), Subject: Subject{kind, o.GetNamespace(), o.GetName()}, Assumptions: x.planner.Cluster.Assumptions}
 	for _, m := range x.model.Missing {
-		q.Notes = append(q.Notes, m.String())
+		e.Notes = append(e.Notes, m.String())
 	}
-	return q
+	return e
+}
+
+// take adds what was found. What does not fit as far as can be seen does not fit, whatever else there is.
+func (e *Explanation) take(f found) {
+	e.Reasons, e.Unseen, e.Notes = append(e.Reasons, f.reasons...), append(e.Unseen, f.unseen...), append(e.Notes, f.notes...)
+	if len(f.reasons) > 0 {
+		e.Verdict, e.FitsOn = Waits, nil
+	}
+}
+
+// settle makes a verdict unknown that something could contradict which was not looked at, and puts the most informative reason first, and
+// what helps with it.
+func (e *Explanation) settle() *Explanation {
+	if len(e.Unseen) > 0 && (e.Verdict == Allocatable || e.Verdict == "") {
+		e.Verdict, e.FitsOn = Unknown, nil
+	}
+	sortReasons(e.Reasons)
+	var help []Suggestion
+	for i := range e.Reasons {
+		help, e.Reasons[i].help = append(help, e.Reasons[i].help...), nil
+	}
+	e.Suggestions = append(help, e.Suggestions...)
+	return e
 }
 
 // Claim explains a claim.
 func (x *Explainer) Claim(ctx context.Context, c *resourceapi.ResourceClaim) *Explanation {
-	q := x.begin("ResourceClaim", c.Namespace, c.Name)
+	e, s := x.begin("ResourceClaim", c), &sight{x: x, own: []*resourceapi.ResourceClaim{c}, nodes: x.planner.Cluster.Nodes}
 	if c.Status.Allocation != nil {
-		q.Verdict = Allocated
-		q.describe(c)
-		return q.Explanation
+		e.Verdict, e.Allocations = Allocated, allocations(s)
+		return e
 	}
-	if q.deleted(c); len(q.Reasons) > 0 {
-		q.Verdict = Waits
-		return q.Explanation
+	if e.take(found{reasons: deleted(c)}); e.Verdict != Waits {
+		allocate(ctx, s, e)
 	}
-	if q.blind() {
-		return q.Explanation
+	if e.settle(); e.Verdict == Allocatable {
+		e.Notes = append(e.Notes, "A claim is allocated when a pod that refers to it is scheduled.")
 	}
-	q.hide()
-	q.nodes = x.planner.Nodes()
-	if q.check(ctx, complete(c)) {
-		q.decide(ctx)
-	}
-	if q.settle(); q.Verdict == Allocatable {
-		q.Notes = append(q.Notes, "A claim is allocated when a pod that refers to it is scheduled.")
-	}
-	return q.Explanation
+	return e
 }
 
 // Pod explains a pod.
 func (x *Explainer) Pod(ctx context.Context, pod *corev1.Pod) *Explanation {
-	q := x.begin("Pod", pod.Namespace, pod.Name)
-	q.pod = pod
+	e := x.begin("Pod", pod)
 	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
-		q.Verdict = Finished
-		return q.Explanation
+		e.Verdict = Finished
+		return e
 	}
-	claims := q.podClaims()
-	q.own = claims
+	s := x.look(pod)
+	e.take(references(s))
 	if !scheduled(pod) {
-		q.unserved()
+		e.take(unusable(s))
+		e.take(unserved(s))
 	}
 	switch {
-	case q.Verdict == Unknown:
-		return q.Explanation
-	case len(q.Reasons) > 0:
-		q.Verdict = Waits
-		return q.Explanation
-	case len(claims) == 0 && x.planner.ExtendedClaim(pod, nil) == nil && pod.Status.ExtendedResourceClaimStatus == nil:
-		q.Verdict = NoDevices
-		return q.Explanation
+	case e.Verdict == Waits || len(e.Unseen) > 0:
+	case len(s.own) == 0 && s.extended(nil) == nil && pod.Status.ExtendedResourceClaimStatus == nil:
+		e.Verdict = NoDevices
 	case scheduled(pod):
-		q.scheduled(claims)
-		return q.Explanation
-	}
-	if q.blind() {
-		return q.Explanation
-	}
-	q.hide()
-	q.place(claims)
-	for _, c := range claims {
-		if c.Status.Allocation == nil && !q.check(ctx, complete(c)) {
-			return q.Explanation
+		started(s, e)
+	default:
+		s.place()
+		if allocate(ctx, s, e) {
+			e.take(kubelets(s, e.FitsOn))
+			e.take(rollout(s, e.InTheWay))
+			e.take(priority(s, e.InTheWay))
+			e.take(volumes(s))
+			e.take(controllers(s, e.Verdict == Allocatable))
+			if e.Verdict == Allocatable {
+				e.take(unexamined(s))
+			}
+			e.take(gates(s))
 		}
-		if c.Status.Allocation != nil {
-			q.describe(c)
-		}
+		e.Allocations = allocations(s)
+		e.settle()
+		e.take(schedulerSays(s, e.Verdict == Allocatable))
+		return e
 	}
-	q.decide(ctx)
-	q.kubelets()
-	q.rollout()
-	q.priority()
-	q.outside()
-	q.settle()
-	q.sayScheduler()
-	return q.Explanation
+	return e.settle()
 }
 
 // scheduled reports whether a pod has a node. In a file that is a wish.
@@ -171,167 +159,61 @@ func scheduled(pod *corev1.Pod) bool {
 	return pod.Spec.NodeName != "" && (pod.Status.Phase != "" || pod.Status.StartTime != nil)
 }
 
-// place tells the nodes apart that the pod may run on, devices aside.
-func (q *inquiry) place(claims []*resourceapi.ResourceClaim) {
-	for _, n := range q.planner.Nodes() {
-		obstacles := q.filter.Obstacles(q.planner, q.pod, n)
-		for _, c := range claims {
-			if c.Status.Allocation == nil || c.Status.Allocation.NodeSelector == nil {
-				continue
-			}
-			if q.planner.Unread(n) && selectsLabels(c.Status.Allocation.NodeSelector) {
-				continue
-			}
-			if matches, err := nodeaffinity.NewLazyErrorNodeSelector(c.Status.Allocation.NodeSelector).Match(n); err != nil || !matches {
-				obstacles = append(obstacles, allocation.Obstacle{Kind: byClaim, Text: fmt.Sprintf("claim %s has its devices on another node", c.Name)})
-			}
-		}
-		if len(obstacles) > 0 {
-			q.excluded = append(q.excluded, exclusion{n, obstacles})
-			continue
-		}
-		q.nodes = append(q.nodes, n)
+// allocate asks the allocator for what has no devices yet. It reports whether the allocator could be asked.
+func allocate(ctx context.Context, s *sight, e *Explanation) bool {
+	if s.hides(fleet.ResourceSlices, "") || s.hides(fleet.ResourceClasses, "") {
+		// The notes say which right is missing.
+		e.Verdict = Unknown
+		return false
 	}
-}
-
-// selectsLabels reports whether a selector looks at more than names of nodes.
-func selectsLabels(s *corev1.NodeSelector) bool {
-	return slices.ContainsFunc(s.NodeSelectorTerms, func(t corev1.NodeSelectorTerm) bool { return len(t.MatchExpressions) > 0 })
-}
-
-// byClaim is an obstacle that filters of nodes do not know.
-const byClaim allocation.ObstacleKind = "ClaimElsewhere"
-
-// blind reports whether devices or classes cannot be read. The notes say which right is missing.
-func (q *inquiry) blind() bool {
-	if q.unreadable(fleet.ResourceSlices, "") || q.unreadable(fleet.ResourceClasses, "") {
-		q.Verdict = Unknown
-		return true
-	}
-	return false
-}
-
-func (q *inquiry) unreadable(resource, namespace string) bool {
-	return slices.ContainsFunc(q.model.Missing, func(m fleet.Missing) bool { return m.Resource == resource && m.Namespace == namespace })
-}
-
-// claimsFor returns the claims that have to be allocated on a node.
-func (q *inquiry) claimsFor(n *corev1.Node) []*resourceapi.ResourceClaim {
-	if q.pod == nil {
-		return q.claims
-	}
-	if extended := q.planner.ExtendedClaim(q.pod, n); extended != nil {
-		return append(slices.Clip(q.claims), extended)
-	}
-	return q.claims
-}
-
-// search asks the allocator about nodes. Nodes whose device plugins offer what the pod wants
-// have other claims.
-func (q *inquiry) search(ctx context.Context, nodes []*corev1.Node) []allocation.Answer {
-	groups := map[string][]*corev1.Node{}
-	for _, n := range nodes {
-		groups[requestNames(q.claimsFor(n))] = append(groups[requestNames(q.claimsFor(n))], n)
-	}
-	byName := map[string]allocation.Answer{}
-	for _, group := range groups {
-		claims := q.claimsFor(group[0])
-		if len(claims) == 0 {
-			for _, n := range group {
-				byName[n.Name] = allocation.Answer{Node: n.Name, Verdict: allocation.Fits}
-			}
-			continue
-		}
-		for _, a := range q.planner.OnNodes(ctx, group, claims) {
-			byName[a.Node] = a
+	e.take(hidden(s))
+	for _, c := range s.own {
+		if c.Status.Allocation == nil {
+			s.claims = append(s.claims, complete(c))
 		}
 	}
-	out := make([]allocation.Answer, 0, len(nodes))
-	for _, n := range nodes {
-		out = append(out, byName[n.Name])
+	if e.take(refusedClaims(s)); e.Verdict != Waits {
+		e.take(classes(ctx, s))
 	}
-	return out
+	if e.Verdict == Waits {
+		return false
+	}
+	decide(ctx, s, e)
+	return true
 }
 
-func requestNames(claims []*resourceapi.ResourceClaim) string {
-	var names []string
-	for _, c := range claims {
-		for _, r := range c.Spec.Devices.Requests {
-			names = append(names, r.Name)
-		}
-	}
-	return strings.Join(names, " ")
-}
-
-// decide asks the allocator, and says why it refuses.
-func (q *inquiry) decide(ctx context.Context) {
-	q.answers = q.search(ctx, q.nodes)
-	broken := slices.IndexFunc(q.answers, func(a allocation.Answer) bool {
+// decide takes the allocator's answer, and says why it refuses, who is in the way, and what would help.
+func decide(ctx context.Context, s *sight, e *Explanation) {
+	answers := s.search(ctx, s.x.planner, s.nodes)
+	broken := slices.IndexFunc(answers, func(a allocation.Answer) bool {
 		return a.Verdict == allocation.Failed || a.Verdict == allocation.TimedOut
 	})
-	for _, a := range q.answers {
-		if a.Verdict == allocation.Fits {
-			q.FitsOn = append(q.FitsOn, a.Node)
+	for _, a := range answers {
+		if broken < 0 && a.Verdict == allocation.Fits {
+			e.FitsOn = append(e.FitsOn, a.Node)
 		}
 	}
-	switch {
-	case broken >= 0:
-		q.Verdict = Waits
-		q.broken(&q.answers[broken])
-	case len(q.FitsOn) > 0:
-		q.Verdict = Allocatable
-		q.remark()
+	if len(e.FitsOn) > 0 {
+		e.Verdict = Allocatable
+		e.take(remarks(s))
 		return
-	default:
-		q.Verdict = Waits
-		q.refused(ctx)
 	}
-	limited, cancel := context.WithTimeout(ctx, q.budget)
+	e.Verdict = Waits
+	limited, cancel := context.WithTimeout(ctx, s.x.budget)
 	defer cancel()
-	q.suggest(limited)
+	h := newHelper(limited, s)
+	if broken >= 0 {
+		e.take(found{reasons: []Reason{gaveUp(s, &answers[broken])}})
+	} else {
+		j := newJudge(s.x.planner)
+		if e.take(found{reasons: refusals(ctx, s, j, h.empty)}); slices.ContainsFunc(e.Reasons, isTaken) {
+			held, f := inTheWay(ctx, s, j)
+			h.held, e.InTheWay = held, holders(held, s.x.now)
+			e.take(f)
+		}
+	}
+	e.Suggestions = h.suggest(limited)
 	if limited.Err() != nil && ctx.Err() == nil {
-		q.Notes = append(q.Notes, fmt.Sprintf("Looking for what would help was stopped after %s.", q.budget))
+		e.Notes = append(e.Notes, fmt.Sprintf("Looking for what would help was stopped after %s.", s.x.budget))
 	}
-}
-
-// remark says what a claim gets that may not be what was meant.
-func (q *inquiry) remark() {
-	for _, c := range q.claims {
-		for _, a := range asksOf(c) {
-			if *a.capacity == nil {
-				continue
-			}
-			memory, has := (*a.capacity).Requests[fleet.CapacityMemory]
-			if has && memory.Value() < 1<<20 {
-				q.Notes = append(q.Notes, fmt.Sprintf("Request %s of claim %s asks for %s bytes of memory, which is rounded up to the smallest share: was a unit such as Gi meant?", a.name, c.Name, memory.String()))
-			}
-		}
-	}
-}
-
-// sayScheduler notes what the scheduler itself said last.
-func (q *inquiry) sayScheduler() {
-	for _, c := range q.pod.Status.Conditions {
-		if c.Type != corev1.PodScheduled || c.Status != corev1.ConditionFalse || c.Message == "" {
-			continue
-		}
-		q.Notes = append(q.Notes, "The scheduler said: "+c.Message)
-		if q.Verdict == Allocatable {
-			q.Notes = append(q.Notes, "Its devices could be allocated now: the scheduler has not tried again yet.")
-		}
-	}
-}
-
-// gated says that the scheduler does not look at the pod, whatever there is.
-func (q *inquiry) gated() {
-	if len(q.pod.Spec.SchedulingGates) == 0 {
-		return
-	}
-	var names []string
-	for _, gate := range q.pod.Spec.SchedulingGates {
-		names = append(names, gate.Name)
-	}
-	gates := strings.Join(names, ", ")
-	q.before(Reason{Cause: Gated, Text: "the pod has scheduling gates, and the scheduler does not look at it until they are removed: " + gates},
-		Suggestion{Kind: RemoveGates, Text: "after the scheduling gates have been removed by what set them: " + gates})
 }

@@ -56,6 +56,30 @@ func TestAllocated(t *testing.T) {
 	}
 }
 
+// TestNotEvicted: Kubernetes evicts pods with claims from a device, and leaves alone those that ask for an extended resource.
+func TestNotEvicted(t *testing.T) {
+	for name, extended := range map[string]bool{"a claim": false, "an extended resource": true} {
+		f := fleettest.New(t)
+		f.AddNode("n1", "h100-80-sxm", 1)
+		claim := f.Held("team", "llm", "n1", fleettest.Request(whole))
+		f.TaintRules = append(f.TaintRules, &resourceapi.DeviceTaintRule{Spec: resourceapi.DeviceTaintRuleSpec{
+			DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: new(fleettest.Driver)},
+			Taint:          resourceapi.DeviceTaint{Key: fleettest.Driver + "/xid", Value: "79", Effect: resourceapi.DeviceTaintEffectNoExecute},
+		}})
+		pod := f.Pods[0]
+		if extended {
+			pod.Spec.ResourceClaims = nil
+			pod.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: claim.Name}
+		}
+		got := text(t, New(t.Context(), f.Snapshot, fleettest.Driver, now).Pod(t.Context(), pod))
+		for _, part := range []string{"taint gpu.nvidia.com/xid=79:NoExecute", "does not evict", "kubernetes#141290", "kubectl delete pod -n team llm"} {
+			if strings.Contains(got, part) != extended {
+				t.Errorf("%s: %q, want %t:\n%s", name, part, extended, got)
+			}
+		}
+	}
+}
+
 // TestAllocatable: a claim that fits waits for a pod, a pod that fits for the scheduler.
 func TestAllocatable(t *testing.T) {
 	f := fleettest.New(t)

@@ -7,8 +7,9 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
-	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -34,12 +35,12 @@ type holding struct {
 	devices sets.Set[string]
 }
 
-// inTheWay finds the claims that have what the requests could use.
-func (q *inquiry) inTheWay(ctx context.Context, j *judge) {
+// inTheWay finds the claims that have what the requests could use, by node.
+func inTheWay(ctx context.Context, s *sight, j *judge) (map[string][]*holding, found) {
 	byDevice := map[deviceName][]*resourceapi.ResourceClaim{}
-	for _, c := range q.planner.Claims() {
+	for _, c := range s.x.planner.Claims() {
 		// The pod cannot wait for the end of what it needs itself.
-		if slices.Contains(q.own, c) {
+		if slices.Contains(s.own, c) {
 			continue
 		}
 		for _, r := range c.Status.Allocation.Devices.Results {
@@ -49,61 +50,48 @@ func (q *inquiry) inTheWay(ctx context.Context, j *judge) {
 			}
 		}
 	}
-	q.holdings = map[string][]*holding{}
-	left := 0
-	for _, n := range q.nodes {
-		if len(q.holdings) == most {
+	held, left := map[string][]*holding{}, 0
+	for _, n := range s.nodes {
+		if len(held) == most {
 			left++
-			continue
-		}
-		if found := q.holdingsOn(ctx, j, n, byDevice); len(found) > 0 {
-			q.holdings[n.Name] = found
+		} else if on := holdingsOn(ctx, s, j, n, byDevice); len(on) > 0 {
+			held[n.Name] = on
 		}
 	}
 	if left > 0 {
-		q.Notes = append(q.Notes, fmt.Sprintf("Who is in the way was not looked for on %d more nodes.", left))
+		return held, found{notes: []string{fmt.Sprintf("Who is in the way was not looked for on %d more nodes.", left)}}
 	}
-	for _, node := range sets.List(sets.KeySet(q.holdings)) {
-		for _, h := range q.holdings[node] {
-			q.InTheWay = append(q.InTheWay, q.holder(h, node))
-		}
-	}
+	return held, found{}
 }
 
-func (q *inquiry) holdingsOn(ctx context.Context, j *judge, n *corev1.Node, byDevice map[deviceName][]*resourceapi.ResourceClaim) []*holding {
-	found := map[*resourceapi.ResourceClaim]*holding{}
-	add := func(d deviceName) {
-		for _, c := range byDevice[d] {
-			if found[c] == nil {
-				found[c] = &holding{c, sets.New[string]()}
+func holdingsOn(ctx context.Context, s *sight, j *judge, n *corev1.Node, byDevice map[deviceName][]*resourceapi.ResourceClaim) []*holding {
+	byClaim := map[*resourceapi.ResourceClaim]*holding{}
+	add := func(p *allocation.Pool, device string) {
+		for _, c := range byDevice[deviceName{p.Driver, p.Name, device}] {
+			if byClaim[c] == nil {
+				byClaim[c] = &holding{c, sets.New[string]()}
 			}
-			found[c].devices.Insert(d.device)
+			byClaim[c].devices.Insert(device)
 		}
 	}
-	for _, c := range q.allClaims() {
+	for _, c := range s.wanted(nil) {
 		for _, a := range asksOf(c) {
 			for _, f := range j.onNode(ctx, n, a) {
-				switch f.cause() {
-				case Held, CapacityUsed:
-					add(deviceName{f.pool.Driver, f.pool.Name, f.device.Name})
+				if cause := f.cause(); cause == Held || cause == CapacityUsed {
+					add(f.pool, f.device.Name)
 				}
 				if slices.Contains(f.causes, CountersUsed) {
 					for _, name := range neighbours(f.pool, f.device) {
-						add(deviceName{f.pool.Driver, f.pool.Name, name})
+						add(f.pool, name)
 					}
 				}
 			}
 		}
 	}
-	var out []*holding
-	for _, h := range found {
-		out = append(out, h)
-	}
-	slices.SortFunc(out, func(a, b *holding) int {
+	return slices.SortedFunc(maps.Values(byClaim), func(a, b *holding) int {
 		return cmp.Or(cmp.Compare(len(a.claim.Status.ReservedFor), len(b.claim.Status.ReservedFor)),
 			cmp.Compare(a.claim.Namespace, b.claim.Namespace), cmp.Compare(a.claim.Name, b.claim.Name))
 	})
-	return out
 }
 
 // neighbours returns the devices that need the same counters as one.
@@ -136,47 +124,27 @@ func overlap(a, b *resourceapi.Device) bool {
 	return false
 }
 
-func (q *inquiry) holder(h *holding, node string) Holder {
-	c := h.claim
-	out := Holder{Namespace: c.Namespace, Claim: c.Name, Node: node, Devices: sets.List(h.devices)}
-	for _, r := range c.Status.ReservedFor {
-		out.Pods = append(out.Pods, r.Name)
-	}
-	since := c.CreationTimestamp
-	if t := c.Status.Allocation.AllocationTimestamp; t != nil {
-		since = *t
-	}
-	if !since.IsZero() {
-		out.Since, out.For = &since, &metav1.Duration{Duration: q.now.Sub(since.Time)}
+// holders says who has what, for people and programs.
+func holders(held map[string][]*holding, now time.Time) []Holder {
+	var out []Holder
+	for _, node := range sets.List(sets.KeySet(held)) {
+		for _, h := range held[node] {
+			c := h.claim
+			one := Holder{Namespace: c.Namespace, Claim: c.Name, Node: node, Devices: sets.List(h.devices)}
+			for _, r := range c.Status.ReservedFor {
+				one.Pods = append(one.Pods, r.Name)
+			}
+			since := c.CreationTimestamp
+			if t := c.Status.Allocation.AllocationTimestamp; t != nil {
+				since = *t
+			}
+			if !since.IsZero() {
+				one.Since, one.For = &since, &metav1.Duration{Duration: now.Sub(since.Time)}
+			}
+			out = append(out, one)
+		}
 	}
 	return out
-}
-
-// endings returns the fewest claims after whose end everything fits, and the node.
-func (q *inquiry) endings(ctx context.Context) ([]*resourceapi.ResourceClaim, string) {
-	var best []*resourceapi.ResourceClaim
-	on := ""
-	for _, n := range q.nodes {
-		held := q.holdings[n.Name]
-		if len(held) == 0 || ctx.Err() != nil {
-			continue
-		}
-		var claims []*resourceapi.ResourceClaim
-		for _, h := range held {
-			claims = append(claims, h.claim)
-		}
-		fits := func(ended ...*resourceapi.ResourceClaim) bool {
-			_, ok := q.try(ctx, q.planner.Without(ended...), []*corev1.Node{n}, q.allClaims())
-			return ok
-		}
-		if set := fewest(claims, fits); set != nil && (best == nil || len(set) < len(best)) {
-			best, on = set, n.Name
-		}
-		if len(best) == 1 {
-			break
-		}
-	}
-	return best, on
 }
 
 // fewest returns a smallest set of claims after whose end it fits or, of many claims, one of
@@ -206,32 +174,4 @@ func fewest(claims []*resourceapi.ResourceClaim, fits func(...*resourceapi.Resou
 		}
 	}
 	return set
-}
-
-// holding returns the fewest claims of a node that have to end before others fit there.
-func (q *inquiry) holding(ctx context.Context, node string, claims []*resourceapi.ResourceClaim) []string {
-	var on []*corev1.Node
-	for _, n := range q.nodes {
-		if n.Name == node {
-			on = append(on, n)
-		}
-	}
-	var names []string
-	for _, c := range fewest(q.planner.ClaimsOn(node), func(ended ...*resourceapi.ResourceClaim) bool {
-		_, fits := q.try(ctx, q.planner.Without(ended...), on, claims)
-		return fits
-	}) {
-		names = append(names, c.Namespace+"/"+c.Name)
-	}
-	return names
-}
-
-func claimsText(names []string) string {
-	switch len(names) {
-	case 0:
-		return "other claims to end"
-	case 1, 2:
-		return strings.Join(names, " and ")
-	}
-	return fmt.Sprintf("%d claims: %s", len(names), strings.Join(names, ", "))
 }

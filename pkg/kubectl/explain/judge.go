@@ -4,6 +4,7 @@
 package explain
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
 // judge looks at single devices the way the allocator does.
@@ -64,29 +66,21 @@ func (f *finding) add(c Cause, format string, a ...any) {
 }
 
 func newJudge(p *allocation.Planner) *judge {
-	return &judge{planner: p, matcher: p.NewMatcher(), free: map[poolName]map[string]map[string]resourceapi.Counter{}}
+	return &judge{planner: p, matcher: allocation.NewMatcher(p.Cluster), free: map[poolName]map[string]map[string]resourceapi.Counter{}}
 }
 
 // onNode judges all devices of a node.
 func (j *judge) onNode(ctx context.Context, node *corev1.Node, a ask) []finding {
 	var out []finding
-	for _, pool := range j.planner.PoolsOn(node.Name) {
-		for _, s := range pool.Slices {
-			reaches := j.planner.Reaches(s, node)
-			for i := range s.Spec.Devices {
-				if !reaches(&s.Spec.Devices[i]) {
-					continue
-				}
-				out = append(out, j.device(ctx, &pool, s, i, a))
-			}
-		}
+	for d := range j.planner.Cluster.Devices(node) {
+		out = append(out, j.device(ctx, d, a))
 	}
 	return out
 }
 
 // device judges one. What is not selected is of no interest, whatever else applies to it.
-func (j *judge) device(ctx context.Context, pool *allocation.Pool, s *resourceapi.ResourceSlice, i int, a ask) finding {
-	f := finding{pool: pool, device: &s.Spec.Devices[i]}
+func (j *judge) device(ctx context.Context, p allocation.Published, a ask) finding {
+	f, pool := finding{pool: p.Pool, device: p.Device()}, p.Pool
 	switch {
 	case pool.Incomplete():
 		f.add(PoolIncomplete, "%d of %d slices of pool %s are there: the driver is just writing them, or stopped in between", len(pool.Slices), pool.Expected, pool.Name)
@@ -95,7 +89,7 @@ func (j *judge) device(ctx context.Context, pool *allocation.Pool, s *resourceap
 		f.add(PoolInvalid, "pool %s has a name twice, or a counter that does not exist", pool.Name)
 		return f
 	}
-	if j.selected(ctx, &f, s, i, a); len(f.causes) > 0 {
+	if j.selected(ctx, &f, p, a); len(f.causes) > 0 {
 		return f
 	}
 	j.capacity(&f, a)
@@ -105,7 +99,11 @@ func (j *judge) device(ctx context.Context, pool *allocation.Pool, s *resourceap
 		j.counters(&f)
 	}
 	for _, t := range untolerated(f.device, *a.tolerations) {
-		f.add(Tainted, "%s", taintReason(&t))
+		if strings.HasSuffix(t.Key, "/"+string(device.Withdrawn)) {
+			f.add(Withdrawn, "%s", withdrawnText(f.device, &t))
+		} else {
+			f.add(Tainted, "%s", taintText(&t))
+		}
 	}
 	for _, c := range a.claim.Spec.Devices.Constraints {
 		if name := constraintName(&c); name != "" && constrains(&c, a) {
@@ -118,8 +116,8 @@ func (j *judge) device(ctx context.Context, pool *allocation.Pool, s *resourceap
 }
 
 // selected adds why the class or the request does not select a device.
-func (j *judge) selected(ctx context.Context, f *finding, s *resourceapi.ResourceSlice, i int, a ask) {
-	class := j.planner.Class(*a.class)
+func (j *judge) selected(ctx context.Context, f *finding, p allocation.Published, a ask) {
+	class := j.planner.Cluster.Class(*a.class)
 	if class == nil {
 		f.add(ClassMissing, "%s", *a.class)
 		return
@@ -135,7 +133,7 @@ func (j *judge) selected(ctx context.Context, f *finding, s *resourceapi.Resourc
 				f.add(ExpressionError, "selector %d of %s", n, of.where)
 				return
 			}
-			matches, err := j.matcher.Matches(ctx, selector.CEL.Expression, s, i)
+			matches, err := j.matcher.Matches(ctx, selector.CEL.Expression, p)
 			if err != nil {
 				f.err = cel.EnhanceRuntimeError(err)
 				f.add(ExpressionError, "selector %d of %s", n, of.where)
@@ -215,12 +213,14 @@ func untolerated(d *resourceapi.Device, tolerations []resourceapi.DeviceTolerati
 	return out
 }
 
-// taintReason says what a taint means where it is the policy's, and names it otherwise.
-func taintReason(t *resourceapi.DeviceTaint) string {
-	if !strings.HasSuffix(t.Key, "/"+string(device.Withdrawn)) {
-		return "tainted: " + taintText(t)
-	}
-	text := "not offered any more by the administrator's sharing policy"
+// kindsOffered are the types of devices in the words of the sharing policy.
+var kindsOffered = map[string]string{
+	fleet.TypeGPU: "whole GPUs", fleet.TypeMIG: "MIG partitions", fleet.TypeMPS: "MPS shares", fleet.TypeTimeSlice: "time slices",
+}
+
+// withdrawnText says what the sharing policy does not offer any more, and since when.
+func withdrawnText(d *resourceapi.Device, t *resourceapi.DeviceTaint) string {
+	text := "the administrator's sharing policy does not offer " + cmp.Or(kindsOffered[textOf(d, "type")], "them") + " any more"
 	if t.TimeAdded != nil {
 		text += ", since " + t.TimeAdded.UTC().Format("2006-01-02 15:04Z")
 	}

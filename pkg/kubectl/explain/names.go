@@ -29,22 +29,14 @@ const enginesUndivided = "nothing divides engines among claims"
 
 // whoHas says which types of a driver's devices have an attribute or capacity where others do not. It is
 // empty where none has it, or all have.
-func (q *inquiry) whoHas(driver, name string) string {
+func whoHas(s *sight, driver, name string) string {
 	having, lacking := sets.New[string](), sets.New[string]()
-	for _, kind := range q.kinds() {
-		for _, pool := range q.planner.PoolsOn(kind[0].Name) {
-			if pool.Driver != driver {
-				continue
-			}
-			for _, s := range pool.Slices {
-				for i := range s.Spec.Devices {
-					d := &s.Spec.Devices[i]
-					if has(d, name) {
-						having.Insert(textOf(d, "type"))
-					} else {
-						lacking.Insert(textOf(d, "type"))
-					}
-				}
+	for _, kind := range s.x.kinds() {
+		for p := range s.x.planner.Cluster.Devices(kind[0]) {
+			if d := p.Device(); p.Pool.Driver == driver && has(d, name) {
+				having.Insert(textOf(d, "type"))
+			} else if p.Pool.Driver == driver {
+				lacking.Insert(textOf(d, "type"))
 			}
 		}
 	}

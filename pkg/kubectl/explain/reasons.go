@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -19,14 +18,13 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
-// broken says why the scheduler gives up for all nodes.
-func (q *inquiry) broken(a *allocation.Answer) {
+// gaveUp says why the scheduler gives up for all nodes.
+func gaveUp(s *sight, a *allocation.Answer) Reason {
 	if a.Verdict == allocation.TimedOut {
-		q.Reasons = append(q.Reasons, Reason{
+		return Reason{
 			Cause: SearchTooLong, Nodes: []string{a.Node},
-			Text: fmt.Sprintf("the search for devices on node %s takes longer than %s: the scheduler stops, too, and tries again without getting any further. Ask for fewer devices in one claim, or for devices by stricter selectors", a.Node, q.planner.TimeLimit()),
-		})
-		return
+			Text: fmt.Sprintf("the search for devices on node %s takes longer than %s: the scheduler stops, too, and tries again without getting any further. Ask for fewer devices in one claim, or for devices by stricter selectors", a.Node, s.x.planner.TimeLimit),
+		}
 	}
 	cause, text := Unexplained, a.Err.Error()
 	switch {
@@ -37,7 +35,7 @@ func (q *inquiry) broken(a *allocation.Answer) {
 		cause = ExpressionError
 		text += ". The scheduler gives up for all nodes"
 		if missing := missingName.FindStringSubmatch(text); missing != nil {
-			if who := q.whoHas(missing[1], missing[2]); who != "" {
+			if who := whoHas(s, missing[1], missing[2]); who != "" {
 				text += ". " + who
 			}
 		}
@@ -48,7 +46,7 @@ func (q *inquiry) broken(a *allocation.Answer) {
 	case strings.Contains(text, "a claim constraint would not be satisfied"):
 		cause = NotTogether
 	}
-	q.Reasons = append(q.Reasons, Reason{Cause: cause, Text: text, Nodes: []string{a.Node}})
+	return Reason{Cause: cause, Text: text, Nodes: []string{a.Node}}
 }
 
 // tally counts why devices do not do for a request.
@@ -57,15 +55,15 @@ type tally struct {
 	causes     map[Cause]int
 	nodes      map[Cause]sets.Set[string]
 	details    map[Cause]map[string]int
-	// mostOfKind and mostFit are of the node that has most.
+	// mostCapable and mostFit are of the node that has most.
 	mostCapable, mostFit int
 	bestNode             string
 	first                map[Cause]finding
 }
 
-func (q *inquiry) tally(ctx context.Context, j *judge, a ask) *tally {
+func count(ctx context.Context, s *sight, j *judge, a ask) *tally {
 	t := &tally{causes: map[Cause]int{}, nodes: map[Cause]sets.Set[string]{}, details: map[Cause]map[string]int{}, first: map[Cause]finding{}}
-	for _, kind := range q.eligible() {
+	for _, kind := range s.eligible() {
 		capable, fit := 0, 0
 		for _, f := range j.onNode(ctx, kind[0], a) {
 			t.add(&f, kind)
@@ -73,7 +71,7 @@ func (q *inquiry) tally(ctx context.Context, j *judge, a ask) *tally {
 			case "":
 				fit++
 				capable++
-			case Held, CountersUsed, CapacityUsed, Tainted, Unconstrained:
+			case Held, CountersUsed, CapacityUsed, Tainted, Withdrawn, Unconstrained:
 				capable++
 			}
 		}
@@ -112,35 +110,21 @@ func (t *tally) often(c Cause) []string {
 	return details
 }
 
-// eligible returns the nodes that the pod may run on, those of a kind together.
-func (q *inquiry) eligible() [][]*corev1.Node {
-	allowed := sets.New(q.nodes...)
-	var out [][]*corev1.Node
-	for _, kind := range q.kinds() {
-		if some := slices.DeleteFunc(slices.Clone(kind), func(n *corev1.Node) bool { return !allowed.Has(n) }); len(some) > 0 {
-			out = append(out, some)
-		}
+// refusals are the reasons why no node does. The Planner is that of a cluster without claims if not even that would do on the nodes that
+// the pod may run on.
+func refusals(ctx context.Context, s *sight, j *judge, empty *allocation.Planner) []Reason {
+	out := excludedNodes(ctx, s, empty)
+	if len(s.nodes) == 0 {
+		return out
+	}
+	before := len(out)
+	for _, c := range s.wanted(nil) {
+		out = append(out, ofClaim(ctx, s, j, c)...)
+	}
+	if len(out) == before {
+		out = append(out, together(ctx, s, j))
 	}
 	return out
-}
-
-// refused gives the reasons why no node does.
-func (q *inquiry) refused(ctx context.Context) {
-	j := newJudge(q.planner)
-	q.excludedNodes(ctx)
-	if len(q.nodes) > 0 {
-		before := len(q.Reasons)
-		for _, c := range q.allClaims() {
-			q.ofClaim(ctx, j, c)
-		}
-		if len(q.Reasons) == before {
-			q.together(ctx, j)
-		}
-		if slices.ContainsFunc(q.Reasons, isTaken) {
-			q.inTheWay(ctx, j)
-		}
-	}
-	slices.SortStableFunc(q.Reasons, func(a, b Reason) int { return cmp.Compare(a.rank(), b.rank()) })
 }
 
 // isTaken reports whether a reason is that claims have devices.
@@ -148,41 +132,61 @@ func isTaken(r Reason) bool {
 	return slices.Contains([]Cause{Held, CapacityUsed, CountersUsed, NotTogether}, r.Cause)
 }
 
-// allClaims returns the claims to be allocated, with that of extended resources.
-func (q *inquiry) allClaims() []*resourceapi.ResourceClaim {
-	if q.pod == nil {
-		return q.claims
+// ofClaim gives the reasons of a claim's requests. Of a request with alternatives none is a reason as
+// long as one of them would do.
+func ofClaim(ctx context.Context, s *sight, j *judge, c *resourceapi.ResourceClaim) []Reason {
+	does, reasons := sets.New[int](), make([][][]Reason, len(c.Spec.Devices.Requests))
+	for _, a := range asksOf(c) {
+		i, of := a.position.request, ofRequest(ctx, s, j, a)
+		if !slices.ContainsFunc(of, Reason.refuses) {
+			does.Insert(i)
+		}
+		reasons[i] = append(reasons[i], of)
 	}
-	if extended := q.planner.ExtendedClaim(q.pod, nil); extended != nil {
-		return append(slices.Clip(q.claims), extended)
+	var out []Reason
+	for i, alternatives := range reasons {
+		for n := range alternatives {
+			alternatives[n] = slices.DeleteFunc(alternatives[n], func(r Reason) bool { return does.Has(i) && r.refuses() })
+		}
+		out = append(out, nearestFirst(alternatives)...)
 	}
-	return q.claims
+	return out
 }
 
-// ranks is the order in which causes are told.
-var ranks = []Cause{
-	Gated, Refused, ResourceUnserved, VolumeMissing, ClaimNotCreated, OwnPredecessor,
-	ClaimMissing, TemplateMissing, ClaimNotOwned, ClaimDeleted, ClaimInvalid, NotBound, ClassMissing, ClaimFull, AdminForbidden, TooManyResults, ExpressionError, NoSlices, SearchTooLong,
-	NotOfClass, NotSelected, CapacityUnknown, CapacityTooLarge, TooFewDevices, NodeExcluded, Tainted, Unconstrained, Held, CapacityUsed, CountersUsed,
-	PoolIncomplete, PoolInvalid, NotTogether, Unexplained,
+// refuses reports whether a reason of a request is about all devices that could do, not about a
+// pool that is not whole.
+func (r Reason) refuses() bool { return r.Cause != PoolIncomplete && r.Cause != PoolInvalid }
+
+// nearestFirst joins the reasons of alternatives. Any of these would do: that decides which comes nearest to being allocated.
+func nearestFirst(alternatives [][]Reason) []Reason {
+	for _, reasons := range alternatives {
+		sortReasons(reasons)
+	}
+	alternatives = slices.DeleteFunc(alternatives, func(of []Reason) bool { return len(of) == 0 })
+	slices.SortStableFunc(alternatives, func(a, b []Reason) int { return cmp.Compare(group(b[0].Cause), group(a[0].Cause)) })
+	out := slices.Concat(alternatives...)
+	for i := range out {
+		out[i].order = out[0].order
+	}
+	return out
 }
 
-func rank(c Cause) int { return slices.Index(ranks, c) }
-
-// rank is that of its cause. Where there is a node with the devices, what keeps the pod from it
-// says more than what other nodes lack.
-func (r Reason) rank() int {
-	if r.wouldFit {
-		return 2*rank(NotOfClass) - 1
+// sortReasons puts the most informative first. Those of alternatives stay together.
+func sortReasons(all []Reason) {
+	for i := range all {
+		if all[i].order == 0 {
+			all[i].order = 1 + order(&all[i])
+		}
 	}
-	return 2 * rank(r.Cause)
+	slices.SortStableFunc(all, func(a, b Reason) int { return cmp.Compare(a.order, b.order) })
 }
 
 // ofRequest gives the reasons of one request.
-func (q *inquiry) ofRequest(ctx context.Context, j *judge, a ask) {
-	t := q.tally(ctx, j, a)
+func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
+	var out []Reason
+	t := count(ctx, s, j, a)
 	add := func(c Cause, format string, args ...any) {
-		q.Reasons = append(q.Reasons, Reason{
+		out = append(out, Reason{
 			Cause: c, Claim: a.claim.Name, Request: a.name, Devices: t.causes[c], Nodes: sets.List(t.nodes[c]), Text: fmt.Sprintf(format, args...),
 		})
 	}
@@ -202,22 +206,23 @@ func (q *inquiry) ofRequest(ctx context.Context, j *judge, a ask) {
 	case ofClass == 0:
 		add(NotOfClass, "none of %d devices is of class %s", usable, *a.class)
 	case selected == 0:
-		add(NotSelected, "none of %d devices of class %s is selected: %s", ofClass, *a.class, q.whySelected(ctx, a, t, ofClass))
+		add(NotSelected, "none of %d devices of class %s is selected: %s", ofClass, *a.class, whySelected(ctx, s, a, t, ofClass))
 	case capable == 0 && t.causes[CapacityTooLarge] > 0:
 		// That of the device that has most.
 		add(CapacityTooLarge, "%s", t.first[CapacityTooLarge].detail)
 	case capable == 0:
 		name := t.often(CapacityUnknown)[0]
 		text := fmt.Sprintf("the %d devices that are selected have no capacity %s", selected, name)
-		if who := q.whoHas(t.first[CapacityUnknown].pool.Driver, unqualified(name)); who != "" {
+		if who := whoHas(s, t.first[CapacityUnknown].pool.Driver, unqualified(name)); who != "" {
 			text += ". " + who
 		}
 		add(CapacityUnknown, "%s", text)
 	case a.mode == resourceapi.DeviceAllocationModeExactCount && int(*a.count) > t.mostCapable:
 		add(TooFewDevices, "%s are wanted, and no node has more than %d that %s", a.wants(), t.mostCapable, match(t.mostCapable))
 	case t.mostFit < wanted(a), a.mode == resourceapi.DeviceAllocationModeAll && t.fit < capable:
-		q.taken(a, t, capable, add)
+		taken(a, t, capable, add)
 	}
+	return out
 }
 
 func match(n int) string {
@@ -236,7 +241,7 @@ func wanted(a ask) int {
 }
 
 // taken says what keeps the devices that would do from being allocated.
-func (q *inquiry) taken(a ask, t *tally, capable int, add func(Cause, string, ...any)) {
+func taken(a ask, t *tally, capable int, add func(Cause, string, ...any)) {
 	free := ""
 	if t.mostFit > 0 && a.mode == resourceapi.DeviceAllocationModeExactCount {
 		free = fmt.Sprintf("; %d free on node %s, %d wanted", t.mostFit, t.bestNode, *a.count)
@@ -246,7 +251,8 @@ func (q *inquiry) taken(a ask, t *tally, capable int, add func(Cause, string, ..
 		one, many string
 		rest      string
 	}{
-		{Tainted, "is", "are", strings.Join(t.often(Tainted), ", ")},
+		{Tainted, "is", "are", "tainted: " + strings.Join(t.often(Tainted), ", ")},
+		{Withdrawn, "is", "are", "withdrawn: " + strings.Join(t.often(Withdrawn), ", ")},
 		{Unconstrained, "has", "have", "no attribute " + strings.Join(t.often(Unconstrained), ", ") + ", which a constraint compares"},
 		{Held, "is", "are", "held by claims"},
 		{CapacityUsed, "has", "have", tooLittle(t.often(CapacityUsed))},
@@ -267,69 +273,54 @@ func tooLittle(names []string) string {
 }
 
 // together says that each device does by itself, but not all of them at once.
-func (q *inquiry) together(ctx context.Context, j *judge) {
+func together(ctx context.Context, s *sight, j *judge) Reason {
 	text := "devices are free for each request by itself, but not for all of them at once on one node"
-	if unmet := q.unmet(ctx, j); len(unmet) > 0 {
+	if unmet := unmet(ctx, s, j); len(unmet) > 0 {
 		text += ", or not such that constraints are met: " + strings.Join(unmet, ". ")
 	}
-	q.Reasons = append(q.Reasons, Reason{Cause: NotTogether, Text: text})
+	return Reason{Cause: NotTogether, Text: text}
 }
 
 // excludedNodes says which nodes something other than devices keeps the pod from, and where it
-// would find its devices otherwise.
-func (q *inquiry) excludedNodes(ctx context.Context) {
-	if len(q.excluded) == 0 {
-		return
-	}
+// would find its devices otherwise. Where the other nodes could never serve it, those count that could, however full they are.
+func excludedNodes(ctx context.Context, s *sight, empty *allocation.Planner) []Reason {
 	var nodes []*corev1.Node
-	for _, e := range q.excluded {
+	for _, e := range s.excluded {
 		nodes = append(nodes, e.node)
 	}
-	fits := sets.New[string]()
-	for _, a := range q.search(ctx, nodes) {
-		if a.Verdict == allocation.Fits {
-			fits.Insert(a.Node)
+	verdicts := map[string]string{}
+	ask := func(p *allocation.Planner, text string) {
+		for _, a := range s.search(ctx, p, nodes) {
+			if a.Verdict == allocation.Fits && verdicts[a.Node] == "" {
+				verdicts[a.Node] = text
+			}
 		}
 	}
-	for _, e := range q.excluded {
-		if slices.ContainsFunc(e.obstacles, func(o allocation.Obstacle) bool { return o.Kind == byClaim }) {
-			fits.Delete(e.node.Name)
+	ask(s.x.planner, "would fit, but excluded")
+	if empty != nil && len(s.nodes) > 0 {
+		ask(empty, "would fit if less were taken, but excluded")
+	}
+	groups, texts := map[string][]string{}, []string(nil)
+	for _, e := range s.excluded {
+		verdict := verdicts[e.node.Name]
+		if verdict == "" || slices.ContainsFunc(e.obstacles, func(o allocation.Obstacle) bool { return o.Kind == byClaim }) {
+			verdict = "excluded"
 		}
-	}
-	type group struct {
-		text string
-		fits bool
-	}
-	groups, order := map[group][]string{}, []group{}
-	for _, e := range q.excluded {
-		g := group{allocation.Summary(e.obstacles), fits.Has(e.node.Name)}
-		if groups[g] == nil {
-			order = append(order, g)
+		text := verdict + ": " + allocation.Summary(e.obstacles)
+		if groups[text] == nil {
+			texts = append(texts, text)
 		}
-		groups[g] = append(groups[g], e.node.Name)
+		groups[text] = append(groups[text], e.node.Name)
 	}
-	slices.SortStableFunc(order, func(a, b group) int { return cmp.Compare(truth(b.fits), truth(a.fits)) })
-	for _, g := range order {
-		text := "%s excluded: %s"
-		if g.fits {
-			text = "%s would fit, but excluded: %s"
-		}
-		q.Reasons = append(q.Reasons, Reason{Cause: NodeExcluded, Nodes: groups[g], Text: fmt.Sprintf(text, nodesText(groups[g]), g.text), wouldFit: g.fits})
+	var out []Reason
+	for _, text := range texts {
+		out = append(out, Reason{Cause: NodeExcluded, Nodes: groups[text], Text: nodesText(groups[text]) + " " + text, wouldFit: strings.HasPrefix(text, "would fit")})
 	}
+	return out
 }
-
-func truth(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
-}
-
-// equality finds comparisons of an attribute with a text, such as .profile == '1g.10gb'.
-var equality = regexp.MustCompile(`\.([A-Za-z_][A-Za-z0-9_]*)\s*==\s*(?:'([^'\\]*)'|"([^"\\]*)")`)
 
 // whySelected names the selectors that are false, and what the devices have instead.
-func (q *inquiry) whySelected(ctx context.Context, a ask, t *tally, ofClass int) string {
+func whySelected(ctx context.Context, s *sight, a ask, t *tally, ofClass int) string {
 	var parts []string
 	for _, index := range t.often(NotSelected) {
 		var n int
@@ -342,7 +333,7 @@ func (q *inquiry) whySelected(ctx context.Context, a ask, t *tally, ofClass int)
 			part = fmt.Sprintf("selector %d is false for all: %s", n, oneLine(expression))
 		}
 		for _, m := range equality.FindAllStringSubmatch(expression, -1) {
-			values := q.valuesOf(ctx, *a.class, m[1])
+			values := valuesOf(ctx, s, *a.class, m[1])
 			asked := m[2] + m[3]
 			if len(values) > 0 && !slices.Contains(values, asked) {
 				part += fmt.Sprintf(". No device has %s %s; there are %s", m[1], asked, strings.Join(values, ", "))
@@ -356,42 +347,10 @@ func (q *inquiry) whySelected(ctx context.Context, a ask, t *tally, ofClass int)
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
 // valuesOf returns the texts that an attribute has among the devices of a class.
-func (q *inquiry) valuesOf(ctx context.Context, class, attribute string) []string {
+func valuesOf(ctx context.Context, s *sight, class, attribute string) []string {
 	values := sets.New[string]()
-	for _, d := range q.devicesOf(ctx, class) {
+	for _, d := range s.devicesOf(ctx, class) {
 		values.Insert(textOf(d, attribute))
 	}
-	values.Delete("")
-	return sets.List(values)
-}
-
-// devicesOf returns the devices of a class on the nodes that the pod may run on, of one node of
-// each kind.
-func (q *inquiry) devicesOf(ctx context.Context, name string) []*resourceapi.Device {
-	class := q.planner.Class(name)
-	if class == nil {
-		return nil
-	}
-	var out []*resourceapi.Device
-	matcher := q.planner.NewMatcher()
-	for _, kind := range q.eligible() {
-		for _, pool := range q.planner.PoolsOn(kind[0].Name) {
-			for _, s := range pool.Slices {
-				reaches := q.planner.Reaches(s, kind[0])
-				for i := range s.Spec.Devices {
-					is := reaches(&s.Spec.Devices[i]) && !slices.ContainsFunc(class.Spec.Selectors, func(selector resourceapi.DeviceSelector) bool {
-						if selector.CEL == nil {
-							return true
-						}
-						matches, err := matcher.Matches(ctx, selector.CEL.Expression, s, i)
-						return err != nil || !matches
-					})
-					if is {
-						out = append(out, &s.Spec.Devices[i])
-					}
-				}
-			}
-		}
-	}
-	return out
+	return sets.List(values.Delete(""))
 }

@@ -4,7 +4,7 @@
 package explain
 
 import (
-	"time"
+	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -35,44 +35,92 @@ const (
 // Cause is why something waits, for programs.
 type Cause string
 
-// Causes, the most informative first: an explanation begins with the first that applies.
+// Causes.
 const (
 	Gated            Cause = "SchedulingGated"
 	Refused          Cause = "RefusedByAPIServer"
 	ResourceUnserved Cause = "ExtendedResourceNotProvided"
 	VolumeMissing    Cause = "VolumeMissing"
 	ClaimNotCreated  Cause = "ClaimNotCreated"
-	OwnPredecessor   Cause = "WaitsForOwnPredecessor"
 	ClaimMissing     Cause = "ClaimMissing"
 	TemplateMissing  Cause = "TemplateMissing"
+	OwnPredecessor   Cause = "WaitsForOwnPredecessor"
 	ClaimNotOwned    Cause = "ClaimNotOwned"
 	ClaimDeleted     Cause = "ClaimBeingDeleted"
-	ClaimInvalid     Cause = "ClaimInvalid"
-	NotBound         Cause = "BindingConditionsNotMet"
-	ClassMissing     Cause = "ClassMissing"
 	ClaimFull        Cause = "ClaimReservedByTooMany"
-	ClaimElsewhere   Cause = "ClaimOnOtherNode"
+	NotBound         Cause = "BindingConditionsNotMet"
+	ClaimInvalid     Cause = "ClaimInvalid"
 	AdminForbidden   Cause = "AdminAccessForbidden"
-	TooManyResults   Cause = "TooManyDevices"
-	ExpressionError  Cause = "SelectorError"
 	NoSlices         Cause = "NoResourceSlices"
 	SearchTooLong    Cause = "SearchTooLong"
-	PoolIncomplete   Cause = "PoolIncomplete"
-	PoolInvalid      Cause = "PoolInvalid"
+	ClassMissing     Cause = "ClassMissing"
+	TooManyResults   Cause = "TooManyDevices"
+	ExpressionError  Cause = "SelectorError"
 	NotOfClass       Cause = "NoDeviceOfClass"
 	NotSelected      Cause = "NoDeviceSelected"
 	CapacityUnknown  Cause = "CapacityNotOffered"
 	CapacityTooLarge Cause = "CapacityTooLarge"
 	TooFewDevices    Cause = "TooFewDevices"
-	Tainted          Cause = "DevicesTainted"
 	Unconstrained    Cause = "ConstraintAttributeMissing"
+	Tainted          Cause = "DevicesTainted"
+	Withdrawn        Cause = "WithdrawnByPolicy"
 	Held             Cause = "DeviceHeld"
 	CapacityUsed     Cause = "CapacityUsed"
 	CountersUsed     Cause = "PartOfGPUHeld"
-	NotTogether      Cause = "NotTogether"
 	NodeExcluded     Cause = "NodeExcluded"
+	PoolIncomplete   Cause = "PoolIncomplete"
+	PoolInvalid      Cause = "PoolInvalid"
+	NotTogether      Cause = "NotTogether"
 	Unexplained      Cause = "Unexplained"
 )
+
+// unallocated is the headline of what says no more.
+const unallocated = "waits: its devices cannot be allocated."
+
+// told are the causes in the order in which they are told, the most informative first, with the headlines of what waits for them. Of
+// alternatives that of the last headline comes nearest to being allocated.
+var told = []struct {
+	headline string
+	causes   []Cause
+}{
+	{"waits: the scheduler does not look at it yet.", []Cause{Gated}},
+	{"would be refused by the API server.", []Cause{Refused}},
+	{"waits: nobody provides a resource that it asks for.", []Cause{ResourceUnserved}},
+	{"waits: a volume of it does not exist.", []Cause{VolumeMissing}},
+	{"waits: its claim is not there.", []Cause{ClaimNotCreated, ClaimMissing, TemplateMissing}},
+	{"waits for its own predecessor.", []Cause{OwnPredecessor}},
+	{"waits: its claim cannot be used.", []Cause{ClaimNotOwned, ClaimDeleted, ClaimFull, NotBound}},
+	{"waits: the API server refuses its claim.", []Cause{ClaimInvalid, AdminForbidden}},
+	{unallocated, []Cause{NoSlices, SearchTooLong}},
+	{"waits: no device is what it asks for.", []Cause{
+		ClassMissing, TooManyResults, ExpressionError, NotOfClass, NotSelected, CapacityUnknown, CapacityTooLarge, TooFewDevices, Unconstrained}},
+	{"waits: the devices that it could use have taints.", []Cause{Tainted}},
+	{"waits: the administrator does not offer what it asks for any more.", []Cause{Withdrawn}},
+	{"waits: what it could use is taken.", []Cause{Held, CapacityUsed, CountersUsed}},
+	{"waits: something other than devices keeps it from nodes.", []Cause{NodeExcluded}},
+	{unallocated, []Cause{PoolIncomplete, PoolInvalid, NotTogether, Unexplained}},
+}
+
+// group is the index of a cause's headline.
+func group(c Cause) int {
+	for i := range told {
+		if slices.Contains(told[i].causes, c) {
+			return i
+		}
+	}
+	return len(told) - 1
+}
+
+// order is the place of a reason among others. Where there is a node with the devices, what keeps the pod from it
+// says more than what other nodes lack.
+func order(r *Reason) int {
+	const each = 100
+	of := group(r.Cause)
+	if r.wouldFit {
+		return group(NoSlices)*each - 1
+	}
+	return of*each + slices.Index(told[of].causes, r.Cause)
+}
 
 // Subject is what is explained.
 type Subject struct {
@@ -119,6 +167,9 @@ type Reason struct {
 	Nodes   []string `json:"nodes,omitempty"`
 	// wouldFit says that the excluded nodes have the devices.
 	wouldFit bool
+	// order is its place among others, and help what would help with it.
+	order int
+	help  []Suggestion
 }
 
 // Holder is a claim that has a device.
@@ -189,6 +240,3 @@ type Allocation struct {
 func (e *Explanation) Found() bool {
 	return e.Verdict == Waits || e.Verdict == IsStuck || e.Verdict == Unknown
 }
-
-// searchBudget is how long is looked for what would help, beyond the verdict.
-const searchBudget = 10 * time.Second

@@ -78,31 +78,11 @@ var headlines = map[Verdict]struct {
 }{
 	Allocated:   {"has its devices.", printer.Good},
 	Allocatable: {"can be allocated now.", printer.Good},
-	Waits:       {"waits: its devices cannot be allocated.", printer.Bad},
+	Waits:       {unallocated, printer.Bad},
 	IsStuck:     {"has its devices, but its containers do not start.", printer.Bad},
 	Unknown:     {"may wait or not: that is unknown.", printer.Warn},
 	Finished:    {"has ended, and needs its devices no more.", printer.Plain},
 	NoDevices:   {"asks for no devices.", printer.Plain},
-}
-
-// waiting are the headlines of what waits, by the first cause.
-var waiting = []struct {
-	text   string
-	causes []Cause
-}{
-	{"waits: the scheduler does not look at it yet.", []Cause{Gated}},
-	{"would be refused by the API server.", []Cause{Refused}},
-	{"waits: the API server refuses its claim.", []Cause{ClaimInvalid, AdminForbidden}},
-	{"waits: nobody provides a resource that it asks for.", []Cause{ResourceUnserved}},
-	{"waits: a volume of it does not exist.", []Cause{VolumeMissing}},
-	{"waits: its claim is not there.", []Cause{ClaimNotCreated, ClaimMissing, TemplateMissing}},
-	{"waits: its claim cannot be used.", []Cause{ClaimNotOwned, ClaimDeleted, ClaimFull, NotBound}},
-	{"waits for its own predecessor.", []Cause{OwnPredecessor}},
-	{"waits: something other than devices keeps it from nodes.", []Cause{NodeExcluded}},
-	{"waits: no device is what it asks for.", []Cause{
-		ClassMissing, NotOfClass, NotSelected, CapacityUnknown, CapacityTooLarge, TooFewDevices, TooManyResults, ExpressionError, Unconstrained}},
-	{"waits: what it could use is taken.", []Cause{Held, CapacityUsed, CountersUsed}},
-	{"waits: the devices that it could use have taints.", []Cause{Tainted}},
 }
 
 // headline returns that of an explanation: for what waits, the first reason decides.
@@ -112,13 +92,46 @@ func headline(e *Explanation) (string, printer.Style) {
 	case len(e.Allocations) == 0 && e.Verdict == IsStuck:
 		h.text = "has a node, but not its devices."
 	case e.Verdict == Waits && len(e.Reasons) > 0:
-		for _, w := range waiting {
-			if slices.Contains(w.causes, e.Reasons[0].Cause) {
-				h.text = w.text
-			}
+		h.text = told[group(e.Reasons[0].Cause)].headline
+		if whole, n := choicesOf(e.Reasons); n > 1 && !slices.ContainsFunc(e.Reasons[:whole], func(r Reason) bool { return group(r.Cause) != group(Held) }) {
+			h.text = fmt.Sprintf("waits: all %d alternatives are taken.", n)
 		}
 	}
 	return h.text, h.style
+}
+
+// choicesOf returns how many of the first reasons are those of one request's alternatives, and of how many of these.
+func choicesOf(reasons []Reason) (whole, alternatives int) {
+	request, _, is := strings.Cut(reasons[0].Request, "/")
+	seen := sets.New[string]()
+	for _, r := range reasons {
+		if of, _, _ := strings.Cut(r.Request, "/"); !is || of != request || r.Claim != reasons[0].Claim {
+			break
+		}
+		seen.Insert(r.Request)
+		whole++
+	}
+	return whole, seen.Len()
+}
+
+// reasonTexts are the reasons, those of the alternatives of a request together.
+func reasonTexts(reasons []Reason) []string {
+	var out []string
+	for len(reasons) > 0 {
+		whole, n := choicesOf(reasons)
+		if n < 2 {
+			out, reasons = append(out, oneLine(reasons[0].Text)+reasons[0].of()), reasons[1:]
+			continue
+		}
+		request, _, _ := strings.Cut(reasons[0].Request, "/")
+		text := fmt.Sprintf("none of the %d alternatives of request %s of claim %s can be allocated:", n, request, reasons[0].Claim)
+		for _, r := range reasons[:whole] {
+			_, name, _ := strings.Cut(r.Request, "/")
+			text += fmt.Sprintf("\n    %s: %s", name, oneLine(r.Text))
+		}
+		out, reasons = append(out, text), reasons[whole:]
+	}
+	return out
 }
 
 func (p *page) explanation(e *Explanation) {
@@ -136,10 +149,8 @@ func (p *page) explanation(e *Explanation) {
 	if e.Verdict == Unknown {
 		p.section("Not looked at", len(e.Unseen), func(i int) string { return oneLine(e.Unseen[i]) })
 	}
-	p.section("Why", len(e.Reasons), func(i int) string {
-		r := e.Reasons[i]
-		return oneLine(r.Text) + r.of()
-	})
+	why := reasonTexts(e.Reasons)
+	p.section("Why", len(why), func(i int) string { return why[i] })
 	p.section("In the way", len(e.InTheWay), func(i int) string { return e.InTheWay[i].text() })
 	help := "What would help"
 	if len(e.Unseen) > 0 {

@@ -226,7 +226,7 @@ func (f *Fleet) Held(namespace, name, node string, requests ...resourceapi.Devic
 	f.tb.Helper()
 	planner := allocation.New(f.Snapshot)
 	c := f.Claim(namespace, name, requests...)
-	for _, n := range planner.Nodes() {
+	for _, n := range planner.Cluster.Nodes {
 		if n.Name != node {
 			continue
 		}

@@ -1,0 +1,214 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/partage-dev/partage/pkg/kubectl/allocation"
+)
+
+const (
+	tryFor = time.Second
+	// mostKinds is how many kinds of nodes changes are tried on.
+	mostKinds = 64
+)
+
+// try asks the allocator where claims fit under other circumstances.
+func try(ctx context.Context, x *Explainer, p *allocation.Planner, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (string, bool) {
+	hasty := *p
+	hasty.TimeLimit = min(x.tryFor, p.TimeLimit)
+	a, fits := hasty.Anywhere(ctx, nodes, claims)
+	return a.Node, fits
+}
+
+// places returns the nodes that changes are tried on.
+func (s *sight) places() []*corev1.Node {
+	var nodes []*corev1.Node
+	for _, kind := range s.eligible() {
+		nodes = append(nodes, kind[0])
+	}
+	return nodes[:min(len(nodes), mostKinds)]
+}
+
+// helper looks for what would help. All that it suggests the allocator has confirmed.
+type helper struct {
+	s     *sight
+	nodes []*corev1.Node
+	// empty is the cluster without claims where not even that would do, or nil.
+	empty *allocation.Planner
+	// held is who is in the way, by node.
+	held map[string][]*holding
+	out  []Suggestion
+}
+
+func newHelper(ctx context.Context, s *sight) *helper {
+	h := &helper{s: s, nodes: s.places()}
+	empty := s.x.planner.Without(s.x.planner.Claims()...)
+	if _, fits := try(ctx, s.x, empty, h.nodes, s.wanted(nil)); !fits {
+		h.empty = empty
+	}
+	return h
+}
+
+// suggest looks for changes that help, the smallest first.
+func (h *helper) suggest(ctx context.Context) []Suggestion {
+	for _, c := range h.s.claims {
+		for _, a := range asksOf(c) {
+			for _, list := range h.changes(ctx, a) {
+				told := 0
+				for _, change := range list.of {
+					if told < list.most && h.confirm(ctx, a, change) {
+						told++
+					}
+				}
+			}
+		}
+		h.constraints(ctx, c)
+	}
+	h.endings(ctx)
+	h.otherNodes(ctx)
+	return h.out
+}
+
+// confirm adds a change of a request if the allocator allocates everything after it, or would as soon as others have ended: what nothing
+// can serve is to be corrected first.
+func (h *helper) confirm(ctx context.Context, a ask, c change) bool {
+	s, fits := h.fits(ctx, h.nodes, h.with(a.claim, a.changed(c.edit)))
+	if !fits {
+		return false
+	}
+	if len(h.s.claims) > 1 || len(asksOf(a.claim)) > 1 {
+		c.text += fmt.Sprintf(" (claim %s, request %s)", a.claim.Name, a.name)
+	}
+	s.Kind, s.Text = c.kind, c.text+s.Text
+	h.out = append(h.out, s)
+	return true
+}
+
+// fits reports whether claims can be allocated, and on which node, or on which claims they wait then.
+func (h *helper) fits(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (Suggestion, bool) {
+	node, fits := try(ctx, h.s.x, h.s.x.planner, nodes, claims)
+	if fits || h.empty == nil {
+		return Suggestion{Node: node}, fits
+	}
+	if node, fits = try(ctx, h.s.x, h.empty, nodes, claims); !fits {
+		return Suggestion{}, false
+	}
+	on := nodes[slices.IndexFunc(nodes, func(n *corev1.Node) bool { return n.Name == node })]
+	names := h.fewest(ctx, h.s.x.planner.ClaimsOn(node), on, claims)
+	return Suggestion{Text: "; then it waits for " + claimsText(names), Claims: names}, true
+}
+
+// with returns all claims, one of them replaced.
+func (h *helper) with(claim, other *resourceapi.ResourceClaim) []*resourceapi.ResourceClaim {
+	claims := slices.Clone(h.s.wanted(nil))
+	claims[slices.Index(claims, claim)] = other
+	return claims
+}
+
+// constraints tries to do without one.
+func (h *helper) constraints(ctx context.Context, c *resourceapi.ResourceClaim) {
+	for i := range c.Spec.Devices.Constraints {
+		other := c.DeepCopy()
+		other.Spec.Devices.Constraints = slices.Delete(other.Spec.Devices.Constraints, i, i+1)
+		if node, fits := try(ctx, h.s.x, h.s.x.planner, h.nodes, h.with(c, other)); fits {
+			h.out = append(h.out, Suggestion{
+				Kind: DropConstraint, Node: node, Text: fmt.Sprintf("without the constraint on %s of claim %s", constraintName(&c.Spec.Devices.Constraints[i]), c.Name),
+			})
+		}
+	}
+}
+
+// endings suggests the end of the fewest claims after which everything fits.
+func (h *helper) endings(ctx context.Context) {
+	best := Suggestion{Kind: EndClaims}
+	for _, n := range h.s.nodes {
+		var claims []*resourceapi.ResourceClaim
+		for _, one := range h.held[n.Name] {
+			claims = append(claims, one.claim)
+		}
+		if len(claims) == 0 || ctx.Err() != nil {
+			continue
+		}
+		if ended := h.fewest(ctx, claims, n, h.s.wanted(nil)); len(ended) > 0 && (best.Claims == nil || len(ended) < len(best.Claims)) {
+			best.Claims, best.Node = ended, n.Name
+		}
+		if len(best.Claims) == 1 {
+			break
+		}
+	}
+	switch n := len(best.Claims); n {
+	case 0:
+		return
+	case 1, 2:
+		best.Text = fmt.Sprintf("when %s %s", claimsText(best.Claims), plural(n, "ends", "have ended"))
+	default:
+		best.Text = fmt.Sprintf("when these %s have ended", claimsText(best.Claims))
+	}
+	h.out = append(h.out, best)
+}
+
+// fewest names the fewest of some claims after whose end others fit on a node.
+func (h *helper) fewest(ctx context.Context, of []*resourceapi.ResourceClaim, node *corev1.Node, claims []*resourceapi.ResourceClaim) []string {
+	var out []string
+	for _, c := range fewest(of, func(ended ...*resourceapi.ResourceClaim) bool {
+		_, fits := try(ctx, h.s.x, h.s.x.planner.Without(ended...), []*corev1.Node{node}, claims)
+		return fits
+	}) {
+		out = append(out, c.Namespace+"/"+c.Name)
+	}
+	return out
+}
+
+func claimsText(names []string) string {
+	switch len(names) {
+	case 0:
+		return "other claims to end"
+	case 1, 2:
+		return strings.Join(names, " and ")
+	}
+	return fmt.Sprintf("%d claims: %s", len(names), strings.Join(names, ", "))
+}
+
+func plural(n int, one, many string) string {
+	if n == 1 {
+		return one
+	}
+	return many
+}
+
+// otherNodes says how the pod could use nodes that it is kept from.
+func (h *helper) otherNodes(ctx context.Context) {
+	advised := sets.New[allocation.ObstacleKind]()
+	slices.SortStableFunc(h.s.excluded, func(a, b exclusion) int { return cmp.Compare(len(a.obstacles), len(b.obstacles)) })
+	for _, e := range h.s.excluded {
+		kind := e.obstacles[0].Kind
+		if len(e.obstacles) != 1 || advised.Has(kind) || advice[kind] == "" {
+			continue
+		}
+		if s, fits := h.fits(ctx, []*corev1.Node{e.node}, h.s.wanted(nil)); fits {
+			advised.Insert(kind)
+			h.out = append(h.out, Suggestion{Kind: ChangeNode, Node: e.node.Name, Text: fmt.Sprintf(advice[kind], e.node.Name) + s.Text, Claims: s.Claims})
+		}
+	}
+}
+
+var advice = map[allocation.ObstacleKind]string{
+	allocation.ByNodeName:      "without spec.nodeName, or with %s",
+	allocation.ByCordon:        "after kubectl uncordon %s",
+	allocation.ByNodeSelector:  "with a nodeSelector that node %s has",
+	allocation.ByNodeAffinity:  "with a node affinity that node %s matches",
+	allocation.ByNodeTaint:     "with a toleration of the taint of node %s in the pod",
+	allocation.ByNodeResources: "with less CPU, memory or other resources asked for, on node %s",
+}

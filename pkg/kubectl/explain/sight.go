@@ -1,0 +1,208 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+
+	"github.com/partage-dev/partage/pkg/kubectl/allocation"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+)
+
+// sight is what was read about one pod or claim. What stands in the way, and what would help, are functions of it.
+type sight struct {
+	x *Explainer
+	// pod is nil where a claim is asked for alone.
+	pod *corev1.Pod
+	// references are what the pod calls its claims, own are all of these that there are, and claims those that have to be allocated
+	// together.
+	references  []allocation.PodClaim
+	own, claims []*resourceapi.ResourceClaim
+	// nodes are those that nothing but devices keeps the pod from, and excluded the others.
+	nodes    []*corev1.Node
+	excluded []exclusion
+}
+
+type exclusion struct {
+	node      *corev1.Node
+	obstacles []allocation.Obstacle
+}
+
+// byClaim is an obstacle that filters of nodes do not know.
+const byClaim allocation.ObstacleKind = "ClaimElsewhere"
+
+// look reads what there is about a pod.
+func (x *Explainer) look(pod *corev1.Pod) *sight {
+	s := &sight{x: x, pod: pod, references: allocation.ClaimsOf(x.model.Snapshot, pod)}
+	for _, c := range s.references {
+		if c.Err == nil && c.Claim != nil {
+			s.own = append(s.own, c.Claim)
+		}
+	}
+	if status := pod.Status.ExtendedResourceClaimStatus; status != nil {
+		for _, c := range x.model.Claims {
+			if c.Namespace == pod.Namespace && c.Name == status.ResourceClaimName {
+				s.own = append(s.own, c)
+			}
+		}
+	}
+	return s
+}
+
+// place tells the nodes apart that the pod may run on, devices aside.
+func (s *sight) place() {
+	cluster := s.x.planner.Cluster
+	for _, n := range cluster.Nodes {
+		obstacles := s.x.filter.Obstacles(cluster, s.pod, n)
+		for _, c := range s.own {
+			if c.Status.Allocation == nil || c.Status.Allocation.NodeSelector == nil {
+				continue
+			}
+			if cluster.Unread(n) && selectsLabels(c.Status.Allocation.NodeSelector) {
+				continue
+			}
+			if matches, err := nodeaffinity.NewLazyErrorNodeSelector(c.Status.Allocation.NodeSelector).Match(n); err != nil || !matches {
+				obstacles = append(obstacles, allocation.Obstacle{Kind: byClaim, Text: fmt.Sprintf("claim %s has its devices on another node", c.Name)})
+			}
+		}
+		if len(obstacles) > 0 {
+			s.excluded = append(s.excluded, exclusion{n, obstacles})
+			continue
+		}
+		s.nodes = append(s.nodes, n)
+	}
+}
+
+// selectsLabels reports whether a selector looks at more than names of nodes.
+func selectsLabels(s *corev1.NodeSelector) bool {
+	return slices.ContainsFunc(s.NodeSelectorTerms, func(t corev1.NodeSelectorTerm) bool { return len(t.MatchExpressions) > 0 })
+}
+
+// hides reports whether the objects of a namespace cannot be read.
+func (s *sight) hides(resource, namespace string) bool {
+	return slices.ContainsFunc(s.x.model.Missing, func(m fleet.Missing) bool { return m.Resource == resource && m.Namespace == namespace })
+}
+
+// extended returns the claim that the scheduler makes for extended resources on a node, or nil.
+func (s *sight) extended(n *corev1.Node) *resourceapi.ResourceClaim {
+	if s.pod == nil {
+		return nil
+	}
+	return s.x.planner.Cluster.ExtendedClaim(s.pod, n)
+}
+
+// wanted returns the claims that have to be allocated on a node, and with nil on one without device plugins.
+func (s *sight) wanted(n *corev1.Node) []*resourceapi.ResourceClaim {
+	if extended := s.extended(n); extended != nil {
+		return append(slices.Clip(s.claims), extended)
+	}
+	return s.claims
+}
+
+// search asks the allocator about nodes. Nodes whose device plugins offer what the pod wants
+// have other claims.
+func (s *sight) search(ctx context.Context, p *allocation.Planner, nodes []*corev1.Node) []allocation.Answer {
+	groups := map[string][]*corev1.Node{}
+	for _, n := range nodes {
+		names := requestNames(s.wanted(n))
+		groups[names] = append(groups[names], n)
+	}
+	byName := map[string]allocation.Answer{}
+	for _, group := range groups {
+		claims := s.wanted(group[0])
+		if len(claims) == 0 {
+			for _, n := range group {
+				byName[n.Name] = allocation.Answer{Node: n.Name, Verdict: allocation.Fits}
+			}
+			continue
+		}
+		for _, a := range p.OnNodes(ctx, group, claims) {
+			byName[a.Node] = a
+		}
+	}
+	out := make([]allocation.Answer, 0, len(nodes))
+	for _, n := range nodes {
+		out = append(out, byName[n.Name])
+	}
+	return out
+}
+
+func requestNames(claims []*resourceapi.ResourceClaim) string {
+	var names []string
+	for _, c := range claims {
+		for _, r := range c.Spec.Devices.Requests {
+			names = append(names, r.Name)
+		}
+	}
+	return strings.Join(names, " ")
+}
+
+// eligible returns the nodes that the pod may run on, those of a kind together.
+func (s *sight) eligible() [][]*corev1.Node {
+	allowed := sets.New(s.nodes...)
+	var out [][]*corev1.Node
+	for _, kind := range s.x.kinds() {
+		if some := slices.DeleteFunc(slices.Clone(kind), func(n *corev1.Node) bool { return !allowed.Has(n) }); len(some) > 0 {
+			out = append(out, some)
+		}
+	}
+	return out
+}
+
+// devicesOf returns the devices of a class on the nodes that the pod may run on, of one node of
+// each kind.
+func (s *sight) devicesOf(ctx context.Context, name string) []*resourceapi.Device {
+	class := s.x.planner.Cluster.Class(name)
+	if class == nil {
+		return nil
+	}
+	var out []*resourceapi.Device
+	matcher := allocation.NewMatcher(s.x.planner.Cluster)
+	for _, kind := range s.eligible() {
+		for d := range s.x.planner.Cluster.Devices(kind[0]) {
+			if !slices.ContainsFunc(class.Spec.Selectors, func(selector resourceapi.DeviceSelector) bool {
+				if selector.CEL == nil {
+					return true
+				}
+				matches, err := matcher.Matches(ctx, selector.CEL.Expression, d)
+				return err != nil || !matches
+			}) {
+				out = append(out, d.Device())
+			}
+		}
+	}
+	return out
+}
+
+// names returns those of the objects of a namespace.
+func names[T metav1.Object](all []T, namespace string) []string {
+	var out []string
+	for _, o := range all {
+		if o.GetNamespace() == namespace {
+			out = append(out, o.GetName())
+		}
+	}
+	return out
+}
+
+// textOf returns an attribute by its name without domain, and amountOf a capacity.
+func textOf(d *resourceapi.Device, attribute string) string {
+	for name, a := range d.Attributes {
+		if unqualified(string(name)) == attribute && a.StringValue != nil {
+			return *a.StringValue
+		}
+	}
+	return ""
+}
+
+func unqualified(name string) string { return name[strings.LastIndexByte(name, '/')+1:] }
