@@ -130,7 +130,7 @@ func Advise(q Query, s *Supply) (*Advice, error) {
 			Count: c.count, MemoryBytes: rounded(c), SMPercent: c.smPercent, GPUs: products(c.models),
 		},
 		Cost: costOf(q, c), MemoryNote: memoryNote(q), Assumed: q.Assumed,
-		Warnings: warnings(q, s, c), Alternatives: alternatives(q, c.mechanism, all),
+		Warnings: append(lostFaults(q, f, c), warnings(q, s, c)...), Alternatives: alternatives(q, c.mechanism, all),
 	}
 	for _, n := range decision.Notes {
 		a.Notes = append(a.Notes, ruleOf(n))
@@ -201,6 +201,19 @@ func alternatives(q Query, chosen economics.Mechanism, all map[economics.Mechani
 		others = append(others, a)
 	}
 	return others
+}
+
+// lostFaults says that the latency that is wanted has moved the workload to a mechanism that isolates faults less.
+func lostFaults(q Query, f economics.Fleet, c *candidate) []string {
+	patient := q.Workload
+	patient.Latency = ""
+	other, ok := economics.Decide(patient, f)
+	from, to := economics.Guarantees[other.Mechanism].Fault, economics.Guarantees[c.mechanism].Fault
+	if q.Latency == "" || !ok || from == to || from != economics.Guarantees[economics.Partition].Fault {
+		return nil
+	}
+	return []string{fmt.Sprintf("Because of --latency %s this is %s and not %s. Faults are isolated there (%s), and not here (%s); --trust %s gives the former.",
+		q.Latency, withArticle(c.mechanism), withArticle(other.Mechanism), from, to, economics.OtherTenants)}
 }
 
 // Tables of others put models from 13 to 34 billion parameters into 3g.40gb, where those above

@@ -250,6 +250,35 @@ func allocate(t *testing.T, f *fleettest.Fleet, like *resourceapi.ResourceClaim)
 	return nil
 }
 
+// TestLatencyForFaults: that a latency moves a workload to weaker isolation of faults is said, and nothing of the kind where it does not.
+func TestLatencyForFaults(t *testing.T) {
+	const moved = "Because of --latency p99-ms this is an MPS share and not a MIG partition"
+	for name, c := range map[string]struct {
+		fleet func(*testing.T) *fleettest.Fleet
+		flags flags
+		want  bool
+	}{
+		"from a partition":           {dgx, flags{modelSize: "7B", quantized: true, latency: "p99-ms"}, true},
+		"without a latency":          {dgx, flags{modelSize: "7B", quantized: true}, false},
+		"shared anyway":              {dgx, flags{modelSize: "1.5B", latency: "p99-ms"}, false},
+		"a partition all the same":   {dgx, flags{modelSize: "7B", trust: "regulated", latency: "p99-ms"}, false},
+		"no partition could be had":  {func(t *testing.T) *fleettest.Fleet { return with(t, "l4", 2) }, flags{memory: "9Gi", latency: "p99-ms"}, false},
+		"nor one that is not shared": {dgx, flags{workload: "notebook", latency: "p99-ms"}, false},
+	} {
+		q, err := c.flags.query(fleettest.Driver)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, err := Advise(q, SupplyOf(fleet.New(c.fleet(t).Snapshot, fleettest.Driver)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(strings.Join(a.Warnings, " "), moved); got != c.want {
+			t.Errorf("%s: %s, warnings %q, want %t", name, a.Mechanism, a.Warnings, c.want)
+		}
+	}
+}
+
 // TestTemplates: the claims of all templates fit on a node with eight H100, all at once.
 func TestTemplates(t *testing.T) {
 	f := dgx(t)
