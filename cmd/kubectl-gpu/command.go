@@ -11,10 +11,9 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
-	"github.com/partage-dev/partage/pkg/kubectl/advise"
 	"github.com/partage-dev/partage/pkg/kubectl/completion"
-	"github.com/partage-dev/partage/pkg/kubectl/cost"
 	"github.com/partage-dev/partage/pkg/kubectl/doctor"
+	"github.com/partage-dev/partage/pkg/kubectl/economics"
 	"github.com/partage-dev/partage/pkg/kubectl/explain"
 	"github.com/partage-dev/partage/pkg/kubectl/idle"
 	"github.com/partage-dev/partage/pkg/kubectl/migrate"
@@ -53,8 +52,8 @@ func groups() []group {
 			{explain.NewCommand, completion.PodsAndClaims},
 		}},
 		{"choose", "Choose how to share:", []entry{
-			{advise.NewCommand, nil},
-			{cost.NewCommand, nil},
+			{economics.NewAdvise, nil},
+			{economics.NewCost, nil},
 			{migrate.NewCommand, nil},
 			{rightsize.NewCommand, nil},
 			{sliceset.NewCommand, nil},

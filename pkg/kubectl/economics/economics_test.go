@@ -15,8 +15,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/kubectl/boards"
 )
 
 // TestFormulas has the check values of the published formulas, by their ids.
@@ -59,9 +57,6 @@ func TestFormulas(t *testing.T) {
 				if got := Overhead(m); got != want {
 					t.Errorf("%s: %v, want %v", m, got, want)
 				}
-			}
-			if OverheadTimeSliceOther != (Range{0.08, 0.09}) {
-				t.Errorf("other source: %v", OverheadTimeSliceOther)
 			}
 		},
 	}
@@ -129,8 +124,6 @@ func noMIG() Fleet {
 	}
 	return f
 }
-
-const gib = 1 << 30
 
 // TestRules has the published rules of decision, by their ids.
 func TestRules(t *testing.T) {
@@ -274,14 +267,6 @@ func TestIsolation(t *testing.T) {
 		Partition:      {"hardware", "hardware", "hardware", "negligible"},
 		SoftwareLimits: {"software", "software", "partial", "low to medium"},
 	}
-	if len(Published) != len(want) {
-		t.Errorf("%d mechanisms are published, want %d", len(Published), len(want))
-	}
-	for m, w := range want {
-		if Published[m] != w {
-			t.Errorf("%s: %v, want %v", m, Published[m], w)
-		}
-	}
 	if got := Guarantees[TimeSlice]; got.Fault != "none" || !strings.Contains(got.Note, "partial") {
 		t.Errorf("time-slicing: Partage is stricter about faults and says so, but has %q and %q", got.Fault, got.Note)
 	}
@@ -289,7 +274,7 @@ func TestIsolation(t *testing.T) {
 		t.Errorf("%d guarantees for %d mechanisms", len(Guarantees), len(Mechanisms))
 	}
 	for _, m := range []Mechanism{Whole, Partition} {
-		if Guarantees[m].Isolation != Published[Partition] {
+		if Guarantees[m].Isolation != want[Partition] {
 			t.Errorf("%s: %v", m, Guarantees[m].Isolation)
 		}
 	}
@@ -344,93 +329,13 @@ func goldenSlices(t *testing.T, name string) []resourceapi.ResourceSlice {
 	return all
 }
 
-// TestHardware has the published table.
-func TestHardware(t *testing.T) {
-	for alias, mig := range map[string]bool{
-		"t4": false, "v100": false, "a10": false, "l4": false, "a100": true, "h100": true, "h200": true, "b200": true,
-	} {
-		g, known := Find(strings.ToUpper(alias))
-		if !known || g.MIG() != mig {
-			t.Errorf("%s: known %v, MIG %v, want %v", alias, known, g.MIG(), mig)
-		}
-	}
-	if g, known := Find("x100"); known {
-		t.Errorf("x100 is %v", g)
-	}
-	a100, _ := Find("a100")
-	for name, most := range map[string]int{"1g.10gb": 7, "2g.20gb": 3, "3g.40gb": 2, "4g.40gb": 1, "7g.80gb": 1} {
-		if n := slices.IndexFunc(a100.Profiles, func(p Profile) bool { return p.Name == name }); n < 0 || a100.Profiles[n].Most != most {
-			t.Errorf("A100 80 GB: %s is not there %d times", name, most)
-		}
-	}
-	p100, _ := Find("p100")
-	for _, c := range []struct {
-		g            GPU
-		major, minor int
-		want         int
-	}{{p100, 12, 0, 16}, {p100, 13, 1, 16}, {a100, 13, 0, 48}, {a100, 13, 1, 60}, {a100, 14, 0, 60}} {
-		if got := c.g.MPSClients(c.major, c.minor); got != c.want {
-			t.Errorf("%s with CUDA %d.%d: %d MPS clients, want %d", c.g.Alias, c.major, c.minor, got, c.want)
-		}
-	}
-}
-
-// TestHardwareIsWhatTheDriverReports compares the table with the facts of package device, and
-// the numbers of clients with those of the driver.
-func TestHardwareIsWhatTheDriverReports(t *testing.T) {
-	names := map[string]string{
-		"t4": "t4", "a10": "a10", "l4": "l4", "a30": "a30", "a100-40": "a100-40", "a100": "a100-80", "h100": "h100-80-sxm",
-		"h200": "h200", "b200": "b200", "rtx-pro-6000": "rtx-pro-6000",
-	}
-	compared := 0
-	for _, g := range GPUs {
-		board, has := names[g.Alias]
-		if !has {
-			if g.Alias != "p100" && g.Alias != "v100" {
-				t.Errorf("%s is compared with nothing", g.Alias)
-			}
-			continue
-		}
-		compared++
-		node, err := boards.Load(board)
-		if err != nil {
-			t.Fatal(err)
-		}
-		fact := node.GPUs[0]
-		if g.ProductName != fact.ProductName || g.Architecture != fact.Architecture || g.Major != fact.ComputeCapability.Major ||
-			g.Minor != fact.ComputeCapability.Minor || g.MemoryMiB != int64(fact.Resources.MemoryBytes>>20) || g.DriverMiB != int64(fact.ReservedBytes>>20) {
-			t.Errorf("%s: %+v\ndiffers from %s %s %v, %d MiB, %d reserved", g.Alias, g, fact.ProductName, fact.Architecture,
-				fact.ComputeCapability, fact.Resources.MemoryBytes>>20, fact.ReservedBytes>>20)
-		}
-		for _, v := range []gpu.Version{{Major: 13, Minor: 0}, {Major: 13, Minor: 1}} {
-			if got, want := g.MPSClients(v.Major, v.Minor), fact.MPSClients(v, nil); got != want {
-				t.Errorf("%s: %d MPS clients, the driver says %d", g.Alias, got, want)
-			}
-		}
-		var profiles []Profile
-		if fact.MIG != nil {
-			for _, p := range fact.MIG.Profiles {
-				if !strings.ContainsAny(p.Name, "+-") {
-					profiles = append(profiles, Profile{p.Name, p.MaxInstances, int64(p.Resources.MemoryBytes >> 20)})
-				}
-			}
-		}
-		byName := func(a, b Profile) int { return strings.Compare(a.Name, b.Name) }
-		slices.SortFunc(profiles, byName)
-		if known := slices.SortedFunc(slices.Values(g.Profiles), byName); !slices.Equal(known, profiles) {
-			t.Errorf("%s: profiles %v, want %v", g.Alias, known, profiles)
-		}
-	}
-	if compared != len(names) {
-		t.Errorf("%d models were compared, want %d", compared, len(names))
-	}
-}
-
 // TestModelSizes has the published rules of thumb for a GPU with 80 GB. 34 billion parameters
 // are in 3g.40gb only if they are quantized: at 16 bits their weights alone have 63 GiB.
 func TestModelSizes(t *testing.T) {
-	a100, _ := Find("a100")
-	h100, _ := Find("h100")
+	supply, err := SupplyOfNames([]string{"a100", "h100"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		billions  float64
 		quantized bool
@@ -439,7 +344,7 @@ func TestModelSizes(t *testing.T) {
 		{7, true, "1g.10gb"}, {8, true, "1g.10gb"}, {7, false, "2g.20gb"}, {13, false, "3g.40gb"}, {13, true, "2g.20gb"},
 		{34, true, "3g.40gb"}, {34, false, ""}, {70, true, ""}, {70, false, ""}, {180, true, ""},
 	} {
-		for _, g := range []GPU{a100, h100} {
+		for _, g := range supply.Models {
 			var parts []Profile
 			for _, p := range g.Profiles {
 				if p.Name != "7g.80gb" {
@@ -448,7 +353,7 @@ func TestModelSizes(t *testing.T) {
 			}
 			got, found := SmallestProfile(parts, ModelMemory(c.billions, c.quantized))
 			if got.Name != c.profile || found != (c.profile != "") {
-				t.Errorf("%s, %gB, quantized %v: %q, want %q", g.Alias, c.billions, c.quantized, got.Name, c.profile)
+				t.Errorf("%s, %gB, quantized %v: %q, want %q", g.Product, c.billions, c.quantized, got.Name, c.profile)
 			}
 		}
 	}

@@ -69,6 +69,3 @@ func Overhead(m Mechanism) Range {
 	}
 	return Range{}
 }
-
-// OverheadTimeSliceOther is what another source has measured for time-slicing (E6).
-var OverheadTimeSliceOther = Range{0.08, 0.09}

@@ -28,14 +28,6 @@ type Isolation struct {
 	Jitter  string `json:"jitter"`
 }
 
-// Published is the matrix as articles have it.
-var Published = map[Mechanism]Isolation{
-	TimeSlice:      {"none", "none", "partial", "high"},
-	MPS:            {"partial", "none", "none", "low to medium"},
-	Partition:      {"hardware", "hardware", "hardware", "negligible"},
-	SoftwareLimits: {"software", "software", "partial", "low to medium"},
-}
-
 // Guarantee is what Partage says of a mechanism.
 type Guarantee struct {
 	Isolation

@@ -88,11 +88,12 @@ type Fleet struct {
 // Rule is a rule of decision.
 type Rule struct {
 	// ID is D1 to D10.
-	ID string
+	ID string `json:"id"`
 	// When and Then say it in words.
-	When, Then string
+	When string `json:"when"`
+	Then string `json:"then"`
 	// Prefer are the mechanisms, the best first. A rule that only adds to another one has none.
-	Prefer []Mechanism
+	Prefer []Mechanism `json:"-"`
 	// applies decides.
 	applies func(Workload, Fleet) bool
 }

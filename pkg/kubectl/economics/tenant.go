@@ -1,13 +1,12 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cost
+package economics
 
 import (
 	"cmp"
 	"slices"
 
-	"github.com/partage-dev/partage/pkg/kubectl/economics"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
@@ -68,16 +67,9 @@ func tenantsOf(g *fleet.GPU) []*tenant {
 // shareRoom returns how many claims a GPU has room for as shares that are offered: of the whole
 // GPU, or of as many partitions of a profile as fit.
 func shareRoom(g *fleet.GPU) int {
-	alike := map[string][]*fleet.Device{}
-	for _, d := range g.Devices {
-		if d.Shared() {
-			alike[d.Type+d.Profile] = append(alike[d.Type+d.Profile], d)
-		}
-	}
 	room := 0
-	for _, devices := range alike {
-		clients := devices[0].Published.Capacity[fleet.CapacityShares]
-		room = max(room, economics.SharedCapacity(g.Most(devices), int(clients.Value.Value())))
+	for _, s := range newModel(g).Shares {
+		room = max(room, s.room(0))
 	}
 	return room
 }

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cost
+package economics
 
 import (
 	"context"
@@ -20,7 +20,7 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 )
 
-const long = `Show what workloads cost on the GPUs of the cluster, and what sharing saves.
+const costLong = `Show what workloads cost on the GPUs of the cluster, and what sharing saves.
 
 It goes by what claims have now, as if it stayed so; it knows no history. A GPU in use is paid
 by the claims on it, each by its part of memory or multiprocessors, whichever is more, or of
@@ -29,7 +29,7 @@ command speaks of GPUs and hours only.
 
 -n shows the claims of one namespace; the GPUs are always those of the whole cluster.`
 
-const example = `  kubectl gpu cost
+const costExample = `  kubectl gpu cost
   kubectl gpu cost --price 3.25 -o wide
 
   # A price for each product; the first line that matches counts
@@ -39,21 +39,21 @@ const example = `  kubectl gpu cost
   EOF
   kubectl gpu cost --prices prices.yaml`
 
-// flags are those of the command.
-type flags struct {
+// costFlags are those of the command.
+type costFlags struct {
 	file      string
 	price     float64
 	overheads Overheads
 }
 
-// NewCommand returns the command.
-func NewCommand(o *options.Options) *cobra.Command {
-	f := &flags{overheads: DefaultOverheads()}
+// NewCost returns the command.
+func NewCost(o *options.Options) *cobra.Command {
+	f := &costFlags{overheads: DefaultOverheads()}
 	c := &cobra.Command{
 		Use:               "cost",
 		Short:             "Show what workloads cost, and what sharing saves",
-		Long:              long,
-		Example:           example,
+		Long:              costLong,
+		Example:           costExample,
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -65,7 +65,7 @@ func NewCommand(o *options.Options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return Run(c.Context(), o, client, prices, f.overheads)
+			return runCost(c.Context(), o, client, prices, f.overheads)
 		},
 	}
 	s := c.Flags()
@@ -77,8 +77,8 @@ func NewCommand(o *options.Options) *cobra.Command {
 	return c
 }
 
-// Run reads the cluster and prints the report.
-func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, prices Prices, overheads Overheads) error {
+// runCost reads the cluster and prints the report.
+func runCost(ctx context.Context, o *options.Options, client kubernetes.Interface, prices Prices, overheads Overheads) error {
 	namespace, err := o.Namespace()
 	if err != nil {
 		return err
@@ -91,11 +91,11 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, p
 		return errors.New(snapshot.Missing[n].String())
 	}
 	snapshot.Warn(o.ErrOut, fleet.ResourceNodes, fleet.ResourceTaintRules, fleet.ResourceClasses, fleet.ResourceTemplates, fleet.ResourcePods)
-	report := New(fleet.New(snapshot, o.Driver), prices, overheads)
+	report := NewReport(fleet.New(snapshot, o.Driver), prices, overheads)
 	if only := ptr.Deref(o.Config.Namespace, ""); only != "" {
 		report.only(only)
 	}
-	return printer.Print(o, report, view(report, prices))
+	return printer.Print(o, report, costView(report, prices))
 }
 
 // only leaves the claims of one namespace.
@@ -105,8 +105,8 @@ func (r *Report) only(namespace string) {
 	r.Namespaces = slices.DeleteFunc(r.Namespaces, func(n Namespace) bool { return n.Name != namespace })
 }
 
-// prices reads the flags about money.
-func (f *flags) prices(hasPrice bool) (Prices, error) {
+// prices reads the costFlags about money.
+func (f *costFlags) prices(hasPrice bool) (Prices, error) {
 	for name, percent := range map[string]float64{"overhead-mps": f.overheads.MPS, "overhead-time-slice": f.overheads.TimeSlice} {
 		if !(percent >= 0 && percent <= 1000) {
 			return Prices{}, fmt.Errorf("--%s %g: it must be a percentage from 0 to 1000", name, percent)

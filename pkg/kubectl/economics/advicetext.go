@@ -1,14 +1,13 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package advise
+package economics
 
 import (
 	"fmt"
 	"io"
 	"strings"
 
-	"github.com/partage-dev/partage/pkg/kubectl/economics"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 )
 
@@ -18,8 +17,8 @@ const (
 	margin = 13
 )
 
-// view returns the advice for people.
-func view(a *Advice) printer.View {
+// adviceView returns the advice for people.
+func adviceView(a *Advice) printer.View {
 	return &printer.Text{
 		Named: []string{a.Template},
 		Render: func(w io.Writer, f printer.Format) error {
@@ -97,7 +96,7 @@ func (r Request) text() string {
 }
 
 // text says what the replicas cost.
-func (c Cost) text(m economics.Mechanism, devices int64) []string {
+func (c Cost) text(m Mechanism, devices int64) []string {
 	var lines []string
 	switch {
 	case devices > 1:
@@ -106,7 +105,7 @@ func (c Cost) text(m economics.Mechanism, devices int64) []string {
 		lines = append(lines, "a GPU for each")
 	default:
 		lines = append(lines, fmt.Sprintf("1/%d of a GPU for each: a full GPU saves %.0f %% of the GPUs that they would have alone", c.PerGPU,
-			economics.RoundHalfUp(100*economics.Saving(1, float64(c.PerGPU)), 0)))
+			RoundHalfUp(100*Saving(1, float64(c.PerGPU)), 0)))
 	}
 	if c.Unshared > devices {
 		lines = append(lines, fmt.Sprintf("all together %s instead of %d: %.0f %% less", gpus(c.GPUs), c.Unshared, c.SavingPercent))
@@ -132,14 +131,14 @@ func gpus(n int64) string {
 }
 
 // withArticle returns "an MPS share" and "a MIG partition".
-func withArticle(m economics.Mechanism) string {
-	if m == economics.MPS || m == economics.PartitionMPS {
+func withArticle(m Mechanism) string {
+	if m == MPS || m == PartitionMPS {
 		return "an " + string(m)
 	}
 	return "a " + string(m)
 }
 
-func plural(m economics.Mechanism) string {
+func plural(m Mechanism) string {
 	return capital(strings.Replace(string(m), "share", "shares", 1))
 }
 

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package advise
+package economics
 
 import (
 	"bytes"
@@ -11,7 +11,7 @@ import (
 
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
-	"github.com/partage-dev/partage/pkg/kubectl/economics"
+	"github.com/partage-dev/partage/pkg/kubectl/boards"
 	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 )
@@ -21,7 +21,7 @@ func call(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
 	o := options.New(genericiooptions.IOStreams{Out: &out, ErrOut: &out})
-	c := NewCommand(o)
+	c := NewAdvise(o)
 	c.SetArgs(args)
 	c.SetOut(&out)
 	c.SetErr(&out)
@@ -51,7 +51,7 @@ func TestOutputs(t *testing.T) {
 	if err := json.Unmarshal([]byte(text), &a); err != nil {
 		t.Fatal(err)
 	}
-	if a.Kind != "Advice" || a.APIVersion != "kubectl.partage.dev/v1alpha1" || a.Mechanism != economics.Partition || a.Manifest != manifest {
+	if a.Kind != "Advice" || a.APIVersion != "kubectl.partage.dev/v1alpha1" || a.Mechanism != Partition || a.Manifest != manifest {
 		t.Errorf("%+v", a)
 	}
 	if text, err = call(t, append(args, "-o", "name")...); err != nil || text != "inference.yaml\n" {
@@ -84,7 +84,7 @@ func TestMistakes(t *testing.T) {
 		"--memory lots":                        "--memory lots: it must be an amount",
 		"--memory -1Gi":                        "--memory -1Gi: it must be an amount",
 		"--memory 10":                          "--memory 10: it must be an amount of at least 1Mi",
-		"--workload ci --gpu h1000":            "--gpu h1000: the model must be one of p100, v100, t4",
+		"--workload ci --gpu h1000":            "--gpu h1000: the GPU model \"h1000\" is not known; there are a10, a100-40",
 		"--workload ci --gpu h100=0":           "--gpu h100=0: the number of GPUs must be 1 or more",
 		"--workload ci --gpu h100=two":         "--gpu h100=two: the number of GPUs must be 1 or more",
 		"--workload ci --gpu h100=2x":          "--gpu h100=2x: the number of GPUs must be 1 or more",
@@ -97,10 +97,10 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-// TestModelSizes: what people write.
-func TestModelSizes(t *testing.T) {
+// TestModelSizeFlag: what people write.
+func TestModelSizeFlag(t *testing.T) {
 	for given, want := range map[string]float64{"13B": 13, "1.5b": 1.5, "350M": 0.35, "0.5B": 0.5, "405B": 405} {
-		q, err := (&flags{modelSize: given}).query(fleettest.Driver)
+		q, err := (&adviseFlags{modelSize: given}).query(fleettest.Driver)
 		if err != nil || q.Billions != want {
 			t.Errorf("%s: %g, %v", given, q.Billions, err)
 		}
@@ -111,17 +111,17 @@ func TestModelSizes(t *testing.T) {
 // decodes, and whoever is not trusted shares nothing but partitions.
 func TestEveryQuery(t *testing.T) {
 	n := 0
-	for _, alias := range economics.Aliases() {
+	for _, alias := range boards.Names() {
 		s, err := SupplyOfNames([]string{alias})
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, kind := range economics.Kinds {
-			for _, trust := range economics.Trusts {
+		for _, kind := range Kinds {
+			for _, trust := range Trusts {
 				for _, latency := range []string{"", "p99-ms", "relaxed"} {
 					for _, memory := range []string{"1Gi", "9Gi", "50Gi", "200Gi"} {
 						n++
-						f := flags{workload: string(kind), trust: string(trust), latency: latency, memory: memory, count: 3}
+						f := adviseFlags{workload: string(kind), trust: string(trust), latency: latency, memory: memory, count: 3}
 						q, err := f.query(fleettest.Driver)
 						if err != nil {
 							t.Fatal(err)
@@ -130,7 +130,7 @@ func TestEveryQuery(t *testing.T) {
 						if err != nil {
 							t.Fatalf("%s, %+v: %v", alias, f, err)
 						}
-						if trust != economics.SameTeam && economics.Guarantees[a.Mechanism].Attribute != "hardware" {
+						if trust != SameTeam && Guarantees[a.Mechanism].Attribute != "hardware" {
 							t.Errorf("%s, %+v: %s", alias, f, a.Mechanism)
 						}
 						if a.Cost.GPUs > a.Cost.Unshared || a.Cost.GPUs < 1 {
@@ -144,7 +144,7 @@ func TestEveryQuery(t *testing.T) {
 			}
 		}
 	}
-	if want := len(economics.GPUs) * 5 * 3 * 3 * 4; n != want {
+	if want := len(boards.Names()) * 5 * 3 * 3 * 4; n != want {
 		t.Errorf("%d queries, want %d", n, want)
 	}
 }

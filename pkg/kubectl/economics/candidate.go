@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package advise
+package economics
 
 import (
 	"fmt"
@@ -9,13 +9,12 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/partage-dev/partage/pkg/kubectl/economics"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
 // candidate is a mechanism with a device of the fleet, or why there is none.
 type candidate struct {
-	mechanism economics.Mechanism
+	mechanism Mechanism
 	class     string
 	// profiles are those to ask for, one of each model; for shares "" is that of whole GPUs.
 	profiles []string
@@ -38,31 +37,31 @@ type candidate struct {
 }
 
 // mechanismInfo is where a mechanism is found in what is published.
-var mechanismInfo = map[economics.Mechanism]struct {
+var mechanismInfo = map[Mechanism]struct {
 	class, deviceType string
 	ofPartitions      bool
 }{
-	economics.Whole:              {classWhole, fleet.TypeGPU, false},
-	economics.Partition:          {classPartition, fleet.TypeMIG, false},
-	economics.MPS:                {classMPS, fleet.TypeMPS, false},
-	economics.TimeSlice:          {classTimeSlice, fleet.TypeTimeSlice, false},
-	economics.SoftwareLimits:     {classTimeSlice, fleet.TypeTimeSlice, false},
-	economics.PartitionMPS:       {classMPS, fleet.TypeMPS, true},
-	economics.PartitionTimeSlice: {classTimeSlice, fleet.TypeTimeSlice, true},
+	Whole:              {classWhole, fleet.TypeGPU, false},
+	Partition:          {classPartition, fleet.TypeMIG, false},
+	MPS:                {classMPS, fleet.TypeMPS, false},
+	TimeSlice:          {classTimeSlice, fleet.TypeTimeSlice, false},
+	SoftwareLimits:     {classTimeSlice, fleet.TypeTimeSlice, false},
+	PartitionMPS:       {classMPS, fleet.TypeMPS, true},
+	PartitionTimeSlice: {classTimeSlice, fleet.TypeTimeSlice, true},
 }
 
 // candidates returns one for each mechanism.
-func candidates(s *Supply, memory int64) map[economics.Mechanism]*candidate {
-	all := map[economics.Mechanism]*candidate{}
-	for _, m := range economics.Mechanisms {
+func candidates(s *Supply, memory int64) map[Mechanism]*candidate {
+	all := map[Mechanism]*candidate{}
+	for _, m := range Mechanisms {
 		info := mechanismInfo[m]
 		c := &candidate{mechanism: m, class: info.class, count: 1}
 		switch {
 		case s.lacksClass(info.class):
 			c.missing = "the cluster has no device class " + info.class
-		case m == economics.Whole:
+		case m == Whole:
 			c.whole(s, memory)
-		case m == economics.Partition:
+		case m == Partition:
 			c.partition(s, memory)
 		default:
 			c.share(s, memory)
@@ -117,7 +116,7 @@ func (c *candidate) partition(s *Supply, memory int64) {
 	mig := false
 	for _, m := range s.Models {
 		mig = mig || len(m.Profiles) > 0
-		p, found := economics.SmallestProfile(m.parts(), memory)
+		p, found := SmallestProfile(m.parts(), memory)
 		if !found {
 			continue
 		}
@@ -136,7 +135,7 @@ func (c *candidate) partition(s *Supply, memory int64) {
 }
 
 // parts are the profiles that are less than the GPU, and all where the GPU is not offered whole.
-func (m *Model) parts() []economics.Profile {
+func (m *Model) parts() []Profile {
 	if !m.Whole {
 		return m.Profiles
 	}
@@ -144,7 +143,7 @@ func (m *Model) parts() []economics.Profile {
 	for _, p := range m.Profiles {
 		most = max(most, p.Slices())
 	}
-	return slices.DeleteFunc(slices.Clone(m.Profiles), func(p economics.Profile) bool { return p.Slices() == most })
+	return slices.DeleteFunc(slices.Clone(m.Profiles), func(p Profile) bool { return p.Slices() == most })
 }
 
 // share takes shares of whole GPUs or of partitions. One that leaves no room for a second claim
@@ -185,11 +184,11 @@ func (c *candidate) noShare(s *Supply, offered bool, memory int64) string {
 	switch {
 	case offered:
 		return fmt.Sprintf("no GPU has room for two shares with %s", amount(memory))
-	case c.mechanism == economics.SoftwareLimits:
+	case c.mechanism == SoftwareLimits:
 		return "no node has an interposer library (value softwareLimits.interposerLibrary of the chart)"
 	case mechanismInfo[c.mechanism].ofPartitions:
 		return "the sharing policy offers no such shares of partitions"
-	case c.mechanism == economics.MPS && allPreVolta(s):
+	case c.mechanism == MPS && allPreVolta(s):
 		return "MPS has no limits before Volta, and is not offered there"
 	}
 	return "no GPU is offered with such shares"
@@ -198,11 +197,11 @@ func (c *candidate) noShare(s *Supply, offered bool, memory int64) string {
 // suits tells time-slice shares with software limits from those without.
 func (c *candidate) suits(s *Share) bool {
 	switch c.mechanism {
-	case economics.TimeSlice, economics.PartitionTimeSlice:
+	case TimeSlice, PartitionTimeSlice:
 		return !s.Limited
-	case economics.SoftwareLimits:
+	case SoftwareLimits:
 		return s.Limited
-	case economics.Whole, economics.Partition, economics.MPS, economics.PartitionMPS:
+	case Whole, Partition, MPS, PartitionMPS:
 	}
 	return true
 }
@@ -220,8 +219,8 @@ func allPreVolta(s *Supply) bool {
 }
 
 // fleetOf returns what the rules want to know of a fleet.
-func fleetOf(s *Supply, all map[economics.Mechanism]*candidate, memory int64) economics.Fleet {
-	f := economics.Fleet{Offered: map[economics.Mechanism]bool{}, PreVolta: allPreVolta(s), Models: len(products(s.Models))}
+func fleetOf(s *Supply, all map[Mechanism]*candidate, memory int64) Fleet {
+	f := Fleet{Offered: map[Mechanism]bool{}, PreVolta: allPreVolta(s), Models: len(products(s.Models))}
 	for m, c := range all {
 		f.Offered[m] = c.missing == ""
 	}
@@ -231,7 +230,7 @@ func fleetOf(s *Supply, all map[economics.Mechanism]*candidate, memory int64) ec
 		largest = max(largest, m.Memory)
 	}
 	f.Fills = memory*2 > largest
-	f.Room = max(all[economics.MPS].room, all[economics.TimeSlice].room)
+	f.Room = max(all[MPS].room, all[TimeSlice].room)
 	return f
 }
 

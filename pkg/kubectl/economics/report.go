@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cost
+package economics
 
 import (
 	"cmp"
@@ -10,7 +10,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/partage-dev/partage/pkg/kubectl/economics"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 )
@@ -27,7 +26,7 @@ type Report struct {
 	Overheads Overheads `json:"overheadPercent"`
 	// Fleet, Models and Idle are missing where claims of other namespaces could not be read: how the GPUs are used is unknown then.
 	Fleet      *Usage      `json:"fleet,omitempty"`
-	Models     []Model     `json:"models,omitempty"`
+	Models     []ModelCost `json:"models,omitempty"`
 	Namespaces []Namespace `json:"namespaces"`
 	// Idle is what no claim has. With the namespaces it adds up to all GPUs.
 	Idle   *Idle   `json:"idle,omitempty"`
@@ -44,7 +43,7 @@ type Overheads struct {
 
 // DefaultOverheads are the larger ones of those published, so that savings are rather too small.
 func DefaultOverheads() Overheads {
-	return Overheads{MPS: 100 * economics.Overhead(economics.MPS).High, TimeSlice: 100 * economics.Overhead(economics.TimeSlice).High}
+	return Overheads{MPS: 100 * Overhead(MPS).High, TimeSlice: 100 * Overhead(TimeSlice).High}
 }
 
 // Usage is how GPUs are used.
@@ -75,8 +74,8 @@ type Idle struct {
 	some    bool
 }
 
-// Model is the usage of the GPUs of a model.
-type Model struct {
+// ModelCost is the usage of the GPUs of a model.
+type ModelCost struct {
 	Product string `json:"product"`
 	Usage   `json:",inline"`
 	// ShareRoom is how many claims its GPUs have room for as the shares that are offered.
@@ -132,8 +131,8 @@ func sum(a, b *float64, first bool) *float64 {
 	return new(*a + *b)
 }
 
-// New makes the report of a fleet.
-func New(m *fleet.Model, prices Prices, overheads Overheads) *Report {
+// NewReport makes the report of a fleet.
+func NewReport(m *fleet.Model, prices Prices, overheads Overheads) *Report {
 	c := &calculation{prices: prices, overheads: overheads, claims: map[string]*Claim{}, models: map[string]*modelSum{}}
 	for _, n := range m.Nodes {
 		for _, g := range n.GPUs {
@@ -141,7 +140,7 @@ func New(m *fleet.Model, prices Prices, overheads Overheads) *Report {
 		}
 	}
 	r := &Report{
-		TypeMeta: printer.TypeMeta("Cost"), TimeBase: TimeBase, Overheads: overheads, Fleet: &Usage{}, Models: []Model{}, Idle: &c.idle,
+		TypeMeta: printer.TypeMeta("Cost"), TimeBase: TimeBase, Overheads: overheads, Fleet: &Usage{}, Models: []ModelCost{}, Idle: &c.idle,
 		Namespaces: []Namespace{}, Claims: []Claim{},
 	}
 	c.addModels(r)
@@ -155,7 +154,7 @@ func New(m *fleet.Model, prices Prices, overheads Overheads) *Report {
 
 // modelSum is a model while GPUs are added.
 type modelSum struct {
-	Model
+	ModelCost
 	claims map[string]bool
 	// shared is what the claims cost together, with overheads.
 	shared float64
@@ -173,7 +172,7 @@ type calculation struct {
 func (c *calculation) addGPU(g *fleet.GPU) {
 	m := c.models[g.ProductName]
 	if m == nil {
-		m = &modelSum{Model: Model{Product: g.ProductName}, claims: map[string]bool{}}
+		m = &modelSum{ModelCost: ModelCost{Product: g.ProductName}, claims: map[string]bool{}}
 		if dollar, known := c.prices.Of(g.ProductName); known {
 			m.Price = new(dollar)
 		}
@@ -192,7 +191,7 @@ func (c *calculation) addGPU(g *fleet.GPU) {
 	}
 	m.InUse++
 	m.Unshared += len(tenants)
-	m.RecoveredPerDay += economics.RecoveredPerDay(1, len(tenants))
+	m.RecoveredPerDay += RecoveredPerDay(1, len(tenants))
 	for _, t := range tenants {
 		overhead := t.overhead(c.overheads)
 		m.claims[t.key] = true
@@ -209,7 +208,7 @@ func (c *calculation) addGPU(g *fleet.GPU) {
 		money := Money{}
 		if m.Price != nil {
 			// Of the price, the tenant pays its part. Work that sharing slows needs it for longer.
-			m.shared += economics.CostPerWorkload(*m.Price*t.part, overhead/100, 1)
+			m.shared += CostPerWorkload(*m.Price*t.part, overhead/100, 1)
 			money = Money{PerHour: new(*m.Price * t.part), UnsharedPerHour: m.Price}
 		}
 		claim.add(money, first)
@@ -232,7 +231,7 @@ func (c *calculation) addModels(r *Report) {
 	for _, product := range slices.Sorted(maps.Keys(c.models)) {
 		m := c.models[product]
 		m.Claims = len(m.claims)
-		m.SavingPercent = 100 * economics.Saving(float64(m.InUse), float64(m.Unshared))
+		m.SavingPercent = 100 * Saving(float64(m.InUse), float64(m.Unshared))
 		if m.Price != nil {
 			m.price(float64(m.InUse)**m.Price, float64(m.Unshared)**m.Price)
 			if m.Claims > 0 {
@@ -246,9 +245,9 @@ func (c *calculation) addModels(r *Report) {
 		f := r.Fleet
 		f.GPUs, f.InUse, f.Unshared = f.GPUs+m.GPUs, f.InUse+m.InUse, f.Unshared+m.Unshared
 		f.RecoveredPerDay += m.RecoveredPerDay
-		r.Models = append(r.Models, m.Model)
+		r.Models = append(r.Models, m.ModelCost)
 	}
-	r.Fleet.SavingPercent = 100 * economics.Saving(float64(r.Fleet.InUse), float64(r.Fleet.Unshared))
+	r.Fleet.SavingPercent = 100 * Saving(float64(r.Fleet.InUse), float64(r.Fleet.Unshared))
 	if known && !c.prices.None() {
 		r.Fleet.price(hour, unshared)
 	}
@@ -256,7 +255,7 @@ func (c *calculation) addModels(r *Report) {
 
 func (u *Usage) price(hour, unshared float64) {
 	u.PerHour, u.UnsharedPerHour = &hour, &unshared
-	u.PerMonth, u.UnsharedMonth = new(economics.MonthlyCost(1, hour)), new(economics.MonthlyCost(1, unshared))
+	u.PerMonth, u.UnsharedMonth = new(MonthlyCost(1, hour)), new(MonthlyCost(1, unshared))
 }
 
 // addClaims adds claims, and namespaces of them.

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package advise
+package economics
 
 import (
 	"cmp"
@@ -12,7 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/kubectl/economics"
+	"github.com/partage-dev/partage/pkg/kubectl/boards"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/util/quote"
 )
@@ -54,7 +54,7 @@ type Model struct {
 	PreVolta bool
 	// Whole says that they are offered whole.
 	Whole    bool
-	Profiles []economics.Profile
+	Profiles []Profile
 	// Shares are those of whole GPUs and of partitions.
 	Shares []Share
 }
@@ -132,14 +132,14 @@ func newModel(g *fleet.GPU) *Model {
 		case fleet.TypeGPU:
 			m.Whole = true
 		case fleet.TypeMIG:
-			if !slices.ContainsFunc(m.Profiles, func(p economics.Profile) bool { return p.Name == d.Profile }) {
-				m.Profiles = append(m.Profiles, economics.Profile{Name: d.Profile, Most: g.Most(alike[d.Type+d.Profile]), MemoryMiB: capacity(d, fleet.CapacityMemory) / mib})
+			if !slices.ContainsFunc(m.Profiles, func(p Profile) bool { return p.Name == d.Profile }) {
+				m.Profiles = append(m.Profiles, Profile{Name: d.Profile, Most: g.Most(alike[d.Type+d.Profile]), MemoryMiB: capacity(d, fleet.CapacityMemory) / mib})
 			}
 		case fleet.TypeMPS, fleet.TypeTimeSlice:
 			if !slices.ContainsFunc(m.Shares, func(s Share) bool { return s.Type == d.Type && s.Profile == d.Profile }) {
 				m.Shares = append(m.Shares, Share{
 					Type: d.Type, Profile: d.Profile, Devices: g.Most(alike[d.Type+d.Profile]), Clients: int(capacity(d, fleet.CapacityShares)),
-					Memory: capacity(d, fleet.CapacityMemory), Most: mostOf(d), Limited: d.Isolation != economics.Guarantees[economics.TimeSlice].Attribute,
+					Memory: capacity(d, fleet.CapacityMemory), Most: mostOf(d), Limited: d.Isolation != Guarantees[TimeSlice].Attribute,
 				})
 			}
 		}
@@ -169,53 +169,52 @@ const builtinClients = 4
 func SupplyOfNames(names []string) (*Supply, error) {
 	s := &Supply{}
 	for _, name := range names {
-		alias, number, hasNumber := strings.Cut(name, "=")
+		board, number, hasNumber := strings.Cut(name, "=")
 		count := 1
 		if hasNumber {
 			if _, err := fmt.Sscanf(number+"\n", "%d\n", &count); err != nil || count < 1 {
-				return nil, fmt.Errorf("--gpu %s: the number of GPUs must be 1 or more, as in %s=8", name, alias)
+				return nil, fmt.Errorf("--gpu %s: the number of GPUs must be 1 or more, as in %s=8", name, board)
 			}
 		}
-		g, known := economics.Find(strings.TrimSpace(alias))
-		if !known {
-			return nil, fmt.Errorf("--gpu %s: the model must be one of %s", name, strings.Join(economics.Aliases(), ", "))
+		facts, err := boards.Load(strings.TrimSpace(board))
+		if err != nil {
+			return nil, fmt.Errorf("--gpu %s: %w", name, err)
 		}
-		s.Models = append(s.Models, modelOf(g, count))
+		s.Models = append(s.Models, modelOf(&facts.GPUs[0], count))
 	}
 	s.sort()
 	return s, nil
 }
 
-func modelOf(g economics.GPU, count int) *Model {
+// modelOf returns what the built-in policy offers of GPUs, and the shares of partitions that a policy could. MPS shares have what remains
+// of the memory when the server and all clients' contexts have theirs.
+func modelOf(g *gpu.GPU, count int) *Model {
+	memory := int64(g.Resources.MemoryBytes)
+	usable := memory - int64(g.ReservedMemory(nil))
+	limited := usable - int64(g.MPSServerMemory()+builtinClients*g.ContextMemory(nil))
 	m := &Model{
-		Product: g.ProductName, Architecture: g.Architecture, GPUs: count, PerNode: map[string]int{"": count}, Memory: g.MemoryMiB * mib, PreVolta: g.PreVolta(), Whole: true, Profiles: g.Profiles,
+		Product: g.ProductName, Architecture: g.Architecture, GPUs: count, PerNode: map[string]int{"": count}, Memory: memory, Whole: true,
+		Shares: []Share{
+			{Type: fleet.TypeMPS, Devices: 1, Clients: builtinClients, Memory: limited, Most: limited, Limited: true},
+			{Type: fleet.TypeTimeSlice, Devices: 1, Clients: builtinClients, Memory: usable, Most: usable},
+		},
 	}
-	if !g.PreVolta() {
-		m.Shares = append(m.Shares, mpsOf(g))
+	if g.MIG == nil {
+		return m
 	}
-	facts := factsOf(g)
-	usable := g.MemoryMiB*mib - int64(facts.ReservedMemory(nil))
-	m.Shares = append(m.Shares, Share{Type: fleet.TypeTimeSlice, Devices: 1, Clients: builtinClients, Memory: usable, Most: usable})
-	for _, p := range g.Profiles {
-		memory := p.MemoryMiB*mib - int64(facts.ReservedMemory(&gpu.Profile{Slices: p.Slices()}))
+	for _, p := range g.MIG.Profiles {
+		// Variants, such as 1g.10gb+me, are nothing that a workload asks for.
+		if strings.ContainsAny(p.Name, "+-") {
+			continue
+		}
+		one := Profile{Name: p.Name, Most: p.MaxInstances, MemoryMiB: int64(p.Resources.MemoryBytes >> 20)}
+		m.Profiles = append(m.Profiles, one)
+		memory := one.MemoryMiB*mib - int64(g.ReservedMemory(&gpu.Profile{Slices: one.Slices()}))
 		m.Shares = append(m.Shares, Share{
-			Type: fleet.TypeTimeSlice, Profile: p.Name, Devices: p.Most, Clients: builtinClients, Memory: memory, Most: memory, Policy: true,
+			Type: fleet.TypeTimeSlice, Profile: p.Name, Devices: p.MaxInstances, Clients: builtinClients, Memory: memory, Most: memory, Policy: true,
 		})
 	}
 	return m
-}
-
-// factsOf returns what the driver would find out about a GPU, as far as memory depends on it.
-func factsOf(g economics.GPU) *gpu.GPU {
-	return &gpu.GPU{ComputeCapability: gpu.Version{Major: g.Major, Minor: g.Minor}, ReservedBytes: uint64(max(0, g.DriverMiB)) * mib}
-}
-
-// mpsOf returns the MPS share that the built-in policy offers: what remains of the memory when
-// the server and all clients' contexts have theirs.
-func mpsOf(g economics.GPU) Share {
-	facts := factsOf(g)
-	memory := g.MemoryMiB*mib - int64(facts.ReservedMemory(nil)+facts.MPSServerMemory()+builtinClients*facts.ContextMemory(nil))
-	return Share{Type: fleet.TypeMPS, Devices: 1, Clients: builtinClients, Memory: memory, Most: memory, Limited: true}
 }
 
 // share returns the share of a type of a whole GPU, or of its partitions with enough memory,
@@ -243,7 +242,7 @@ func (s *Share) claims(memory int64) int {
 }
 
 // room returns how many claims with so much memory share one GPU.
-func (s *Share) room(memory int64) int { return economics.SharedCapacity(s.Devices, s.claims(memory)) }
+func (s *Share) room(memory int64) int { return SharedCapacity(s.Devices, s.claims(memory)) }
 
 // products returns the names of models, each once.
 func products(models []*Model) []string {

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package advise
+package economics
 
 import (
 	"context"
@@ -24,7 +24,6 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 	"github.com/partage-dev/partage/pkg/kubectl/boards"
-	"github.com/partage-dev/partage/pkg/kubectl/economics"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
@@ -91,28 +90,28 @@ func mixed(t *testing.T) *fleettest.Fleet {
 // goldens are queries with their fleets; each rule has one at least.
 var goldens = []struct {
 	name, rule string
-	mechanism  economics.Mechanism
+	mechanism  Mechanism
 	fleet      func(*testing.T) *fleettest.Fleet
-	flags      flags
+	flags      adviseFlags
 }{
-	{"D1-regulated", "D1", economics.Partition, dgx, flags{modelSize: "7B", trust: "regulated", latency: "p99-ms", count: 2, price: 3.25}},
-	{"D1-without-mig", "D1", economics.Whole, func(t *testing.T) *fleettest.Fleet { return with(t, "l4", 2) }, flags{memory: "6Gi", trust: "other-tenants"}},
-	{"D1-guaranteed", "D1", economics.Partition, dgx, flags{modelSize: "13B", image: "registry.example.com/llm:1"}},
-	{"D2-small-model", "D2", economics.MPS, dgx, flags{modelSize: "1.5B", count: 4, price: 3.25}},
-	{"D2-mpi", "D2", economics.MPS, dgx, flags{workload: "mpi", count: 8}},
-	{"D3-notebook", "D3", economics.TimeSlice, func(t *testing.T) *fleettest.Fleet { return with(t, "t4", 2) }, flags{workload: "notebook", memory: "3Gi", count: 5}},
-	{"D3-ci", "D3", economics.TimeSlice, dgx, flags{workload: "ci"}},
-	{"D3-bursty", "D3", economics.TimeSlice, dgx, flags{modelSize: "7B", quantized: true, traffic: "bursty"}},
-	{"D4-trusted", "D4", economics.MPS, dgx, flags{modelSize: "7B", quantized: true, latency: "p99-ms"}},
-	{"D4-large", "D4", economics.MPS, func(t *testing.T) *fleettest.Fleet { return with(t, "l4", 2) }, flags{memory: "9Gi", latency: "p99-ms", count: 4}},
-	{"D5-training", "D5", economics.Whole, dgx, flags{workload: "training"}},
-	{"D5-unquantized", "D5", economics.Whole, dgx, flags{modelSize: "34B"}},
-	{"D5-large-model", "D5", economics.Whole, dgx, flags{modelSize: "70B"}},
-	{"D6-software-limits", "D6", economics.SoftwareLimits, limited, flags{workload: "notebook", memory: "4Gi"}},
-	{"D7-pascal", "D7", economics.TimeSlice, old, flags{memory: "2Gi"}},
-	{"D8-density", "D8", economics.PartitionTimeSlice, shared, flags{workload: "notebook", memory: "2Gi", count: 28}},
-	{"D9-mixed-models", "D1", economics.Partition, mixed, flags{memory: "5Gi", trust: "other-tenants", count: 3}},
-	{"D10-replicas", "D1", economics.Partition, dgx, flags{modelSize: "7B", count: 6}},
+	{"D1-regulated", "D1", Partition, dgx, adviseFlags{modelSize: "7B", trust: "regulated", latency: "p99-ms", count: 2, price: 3.25}},
+	{"D1-without-mig", "D1", Whole, func(t *testing.T) *fleettest.Fleet { return with(t, "l4", 2) }, adviseFlags{memory: "6Gi", trust: "other-tenants"}},
+	{"D1-guaranteed", "D1", Partition, dgx, adviseFlags{modelSize: "13B", image: "registry.example.com/llm:1"}},
+	{"D2-small-model", "D2", MPS, dgx, adviseFlags{modelSize: "1.5B", count: 4, price: 3.25}},
+	{"D2-mpi", "D2", MPS, dgx, adviseFlags{workload: "mpi", count: 8}},
+	{"D3-notebook", "D3", TimeSlice, func(t *testing.T) *fleettest.Fleet { return with(t, "t4", 2) }, adviseFlags{workload: "notebook", memory: "3Gi", count: 5}},
+	{"D3-ci", "D3", TimeSlice, dgx, adviseFlags{workload: "ci"}},
+	{"D3-bursty", "D3", TimeSlice, dgx, adviseFlags{modelSize: "7B", quantized: true, traffic: "bursty"}},
+	{"D4-trusted", "D4", MPS, dgx, adviseFlags{modelSize: "7B", quantized: true, latency: "p99-ms"}},
+	{"D4-large", "D4", MPS, func(t *testing.T) *fleettest.Fleet { return with(t, "l4", 2) }, adviseFlags{memory: "9Gi", latency: "p99-ms", count: 4}},
+	{"D5-training", "D5", Whole, dgx, adviseFlags{workload: "training"}},
+	{"D5-unquantized", "D5", Whole, dgx, adviseFlags{modelSize: "34B"}},
+	{"D5-large-model", "D5", Whole, dgx, adviseFlags{modelSize: "70B"}},
+	{"D6-software-limits", "D6", SoftwareLimits, limited, adviseFlags{workload: "notebook", memory: "4Gi"}},
+	{"D7-pascal", "D7", TimeSlice, old, adviseFlags{memory: "2Gi"}},
+	{"D8-density", "D8", PartitionTimeSlice, shared, adviseFlags{workload: "notebook", memory: "2Gi", count: 28}},
+	{"D9-mixed-models", "D1", Partition, mixed, adviseFlags{memory: "5Gi", trust: "other-tenants", count: 3}},
+	{"D10-replicas", "D1", Partition, dgx, adviseFlags{modelSize: "7B", count: 6}},
 }
 
 // TestAdvise compares what is advised with golden files, and lets the scheduler's allocator
@@ -157,7 +156,7 @@ func TestAdvise(t *testing.T) {
 			t.Errorf("no golden file is about rule %s", id)
 		}
 	}
-	files, err := filepath.Glob("testdata/*.txt")
+	files, err := filepath.Glob("testdata/D*.txt")
 	if err != nil || len(files) != len(goldens) {
 		t.Errorf("%d golden files for %d queries (%v)", len(files), len(goldens), err)
 	}
@@ -255,15 +254,15 @@ func TestLatencyForFaults(t *testing.T) {
 	const moved = "Because of --latency p99-ms this is an MPS share and not a MIG partition"
 	for name, c := range map[string]struct {
 		fleet func(*testing.T) *fleettest.Fleet
-		flags flags
+		flags adviseFlags
 		want  bool
 	}{
-		"from a partition":           {dgx, flags{modelSize: "7B", quantized: true, latency: "p99-ms"}, true},
-		"without a latency":          {dgx, flags{modelSize: "7B", quantized: true}, false},
-		"shared anyway":              {dgx, flags{modelSize: "1.5B", latency: "p99-ms"}, false},
-		"a partition all the same":   {dgx, flags{modelSize: "7B", trust: "regulated", latency: "p99-ms"}, false},
-		"no partition could be had":  {func(t *testing.T) *fleettest.Fleet { return with(t, "l4", 2) }, flags{memory: "9Gi", latency: "p99-ms"}, false},
-		"nor one that is not shared": {dgx, flags{workload: "notebook", latency: "p99-ms"}, false},
+		"from a partition":           {dgx, adviseFlags{modelSize: "7B", quantized: true, latency: "p99-ms"}, true},
+		"without a latency":          {dgx, adviseFlags{modelSize: "7B", quantized: true}, false},
+		"shared anyway":              {dgx, adviseFlags{modelSize: "1.5B", latency: "p99-ms"}, false},
+		"a partition all the same":   {dgx, adviseFlags{modelSize: "7B", trust: "regulated", latency: "p99-ms"}, false},
+		"no partition could be had":  {func(t *testing.T) *fleettest.Fleet { return with(t, "l4", 2) }, adviseFlags{memory: "9Gi", latency: "p99-ms"}, false},
+		"nor one that is not shared": {dgx, adviseFlags{workload: "notebook", latency: "p99-ms"}, false},
 	} {
 		q, err := c.flags.query(fleettest.Driver)
 		if err != nil {
@@ -322,13 +321,9 @@ func TestTemplates(t *testing.T) {
 // TestNamesAreLikeSlices: what is assumed of a model by its name is what the driver publishes,
 // except for the shares of partitions, which need a policy.
 func TestNamesAreLikeSlices(t *testing.T) {
-	boards := map[string]string{
-		"t4": "t4", "a10": "a10", "l4": "l4", "a30": "a30", "a100-40": "a100-40", "a100": "a100-80", "h100": "h100-80-sxm", "h200": "h200", "b200": "b200",
-		"rtx-pro-6000": "rtx-pro-6000",
-	}
-	for alias, board := range boards {
-		t.Run(alias, func(t *testing.T) {
-			byName, err := SupplyOfNames([]string{alias + "=3"})
+	for _, board := range append(boards.Names(), "h100") {
+		t.Run(board, func(t *testing.T) {
+			byName, err := SupplyOfNames([]string{board + "=3"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -343,8 +338,8 @@ func TestNamesAreLikeSlices(t *testing.T) {
 			}
 			named := byName.Models[0]
 			named.Shares = slices.DeleteFunc(named.Shares, func(s Share) bool { return s.Policy })
-			order := func(a, b economics.Profile) int { return strings.Compare(a.Name, b.Name) }
-			profiles := func(m *Model) []economics.Profile { return slices.SortedFunc(slices.Values(m.Profiles), order) }
+			order := func(a, b Profile) int { return strings.Compare(a.Name, b.Name) }
+			profiles := func(m *Model) []Profile { return slices.SortedFunc(slices.Values(m.Profiles), order) }
 			if !slices.Equal(profiles(named), profiles(published)) {
 				t.Errorf("profiles %v, published are %v", profiles(named), profiles(published))
 			}
@@ -375,7 +370,7 @@ func TestOffersOfOneProduct(t *testing.T) {
 	}
 	s := SupplyOf(fleet.New(f.Snapshot, fleettest.Driver))
 	all := candidates(s, 9<<30)
-	for m, want := range map[economics.Mechanism]int{economics.Partition: 3 * 7, economics.Whole: 2, economics.MPS: 2 * 4} {
+	for m, want := range map[Mechanism]int{Partition: 3 * 7, Whole: 2, MPS: 2 * 4} {
 		if all[m].room != want {
 			t.Errorf("%s: room for %d, want %d", m, all[m].room, want)
 		}
@@ -383,7 +378,7 @@ func TestOffersOfOneProduct(t *testing.T) {
 	if got := fleetOf(s, all, 9<<30).Models; got != 1 {
 		t.Errorf("%d models, want 1", got)
 	}
-	q, err := (&flags{memory: "9Gi", trust: "regulated", count: 22}).query(fleettest.Driver)
+	q, err := (&adviseFlags{memory: "9Gi", trust: "regulated", count: 22}).query(fleettest.Driver)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -397,21 +392,21 @@ func TestOffersOfOneProduct(t *testing.T) {
 func TestMissingClass(t *testing.T) {
 	f := dgx(t)
 	f.Classes = slices.DeleteFunc(f.Classes, func(c *resourceapi.DeviceClass) bool { return c.Name == classPartition })
-	q, err := (&flags{memory: "9Gi", trust: "regulated"}).query(fleettest.Driver)
+	q, err := (&adviseFlags{memory: "9Gi", trust: "regulated"}).query(fleettest.Driver)
 	if err != nil {
 		t.Fatal(err)
 	}
 	a, err := Advise(q, SupplyOf(fleet.New(f.Snapshot, fleettest.Driver)))
-	if err != nil || a.Mechanism != economics.Whole {
+	if err != nil || a.Mechanism != Whole {
 		t.Fatalf("%+v, %v", a, err)
 	}
-	n := slices.IndexFunc(a.Alternatives, func(x Alternative) bool { return x.Mechanism == economics.Partition })
+	n := slices.IndexFunc(a.Alternatives, func(x Alternative) bool { return x.Mechanism == Partition })
 	if n < 0 || a.Alternatives[n].Offered || !strings.Contains(a.Alternatives[n].Why, "no device class mig.nvidia.com") {
 		t.Errorf("alternatives: %+v", a.Alternatives)
 	}
 	// Without the right to see classes nothing is said of them.
 	f.Missing = []fleet.Missing{{Resource: "deviceclasses.resource.k8s.io", Err: errors.New("forbidden")}}
-	if a, err = Advise(q, SupplyOf(fleet.New(f.Snapshot, fleettest.Driver))); err != nil || a.Mechanism != economics.Partition {
+	if a, err = Advise(q, SupplyOf(fleet.New(f.Snapshot, fleettest.Driver))); err != nil || a.Mechanism != Partition {
 		t.Errorf("%+v, %v", a, err)
 	}
 }
@@ -419,7 +414,7 @@ func TestMissingClass(t *testing.T) {
 // TestNothingFits: the error names the rule, what it wants, and why that is not there.
 func TestNothingFits(t *testing.T) {
 	f := shared(t)
-	q, err := (&flags{workload: "training", count: 1}).query(fleettest.Driver)
+	q, err := (&adviseFlags{workload: "training", count: 1}).query(fleettest.Driver)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -437,7 +432,7 @@ func TestNothingFits(t *testing.T) {
 func TestWithoutRights(t *testing.T) {
 	f := fleettest.New(t)
 	f.Missing = []fleet.Missing{{Resource: fleet.ResourceSlices, Err: errors.New("forbidden: no role")}}
-	q, err := (&flags{workload: "ci"}).query(fleettest.Driver)
+	q, err := (&adviseFlags{workload: "ci"}).query(fleettest.Driver)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -449,7 +444,7 @@ func TestWithoutRights(t *testing.T) {
 
 // TestOtherDriver: selectors are about the attributes of the driver that was named.
 func TestOtherDriver(t *testing.T) {
-	q, err := (&flags{modelSize: "7B"}).query("gpu.example.com")
+	q, err := (&adviseFlags{modelSize: "7B"}).query("gpu.example.com")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -480,7 +475,7 @@ func factsOfBoard(t *testing.T, board string, mig bool) *gpu.Node {
 func TestGPUsOfOneNode(t *testing.T) {
 	apart := with(t, "h100-80-sxm", 1)
 	apart.AddNode("n2", "h100-80-sxm", 1)
-	q, err := (&flags{modelSize: "70B"}).query(fleettest.Driver)
+	q, err := (&adviseFlags{modelSize: "70B"}).query(fleettest.Driver)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package advise
+package economics
 
 import (
 	"errors"
@@ -11,13 +11,12 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/partage-dev/partage/pkg/kubectl/economics"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 )
 
 // Query is what is asked.
 type Query struct {
-	economics.Workload
+	Workload
 	// Billions of parameters, 0 if the memory is given.
 	Billions  float64
 	Quantized bool
@@ -27,7 +26,7 @@ type Query struct {
 	Image string
 	// Driver is the driver's name.
 	Driver string
-	// Assumed are flags that were not given.
+	// Assumed are adviseFlags that were not given.
 	Assumed []string
 }
 
@@ -35,11 +34,11 @@ type Query struct {
 type Advice struct {
 	metav1.TypeMeta `json:",inline"`
 
-	Mechanism economics.Mechanism `json:"mechanism"`
-	Rule      Rule                `json:"rule"`
+	Mechanism Mechanism `json:"mechanism"`
+	Rule      Rule      `json:"rule"`
 	// Isolation is that from others on the GPU, in Partage's own words.
-	Isolation     economics.Isolation `json:"isolation"`
-	IsolationNote string              `json:"isolationNote,omitempty"`
+	Isolation     Isolation `json:"isolation"`
+	IsolationNote string    `json:"isolationNote,omitempty"`
 	// Request is what a replica asks for.
 	Request Request `json:"request"`
 	Cost    Cost    `json:"cost"`
@@ -52,13 +51,6 @@ type Advice struct {
 	// Template is the file that the manifest was made of.
 	Template string `json:"template"`
 	Manifest string `json:"manifest"`
-}
-
-// Rule is one of decision.
-type Rule struct {
-	ID   string `json:"id"`
-	When string `json:"when"`
-	Then string `json:"then"`
 }
 
 // Request is what a replica asks for.
@@ -97,7 +89,7 @@ type OverheadRange struct {
 
 // Alternative is another mechanism.
 type Alternative struct {
-	Mechanism economics.Mechanism `json:"mechanism"`
+	Mechanism Mechanism `json:"mechanism"`
 	// Offered says that the fleet has it.
 	Offered bool   `json:"offered"`
 	Why     string `json:"why"`
@@ -112,18 +104,18 @@ func Advise(q Query, s *Supply) (*Advice, error) {
 		return nil, errors.New("the cluster publishes no GPUs: is the driver installed, and is its name the one of --driver? Without a cluster use --gpu, as in --gpu h100")
 	}
 	if q.Billions > 0 {
-		q.Memory = economics.ModelMemory(q.Billions, q.Quantized)
+		q.Memory = ModelMemory(q.Billions, q.Quantized)
 	}
 	all := candidates(s, q.Memory)
 	f := fleetOf(s, all, q.Memory)
-	decision, ok := economics.Decide(q.Workload, f)
+	decision, ok := Decide(q.Workload, f)
 	if !ok {
 		return nil, noneFits(decision, all)
 	}
 	c := all[decision.Mechanism]
-	guarantee := economics.Guarantees[c.mechanism]
+	guarantee := Guarantees[c.mechanism]
 	a := &Advice{
-		TypeMeta: printer.TypeMeta("Advice"), Mechanism: c.mechanism, Rule: ruleOf(decision.Rule),
+		TypeMeta: printer.TypeMeta("Advice"), Mechanism: c.mechanism, Rule: decision.Rule,
 		Isolation: guarantee.Isolation, IsolationNote: guarantee.Note,
 		Request: Request{
 			DeviceClass: c.class, Profiles: slices.DeleteFunc(slices.Clone(c.profiles), func(p string) bool { return p == "" }),
@@ -131,9 +123,7 @@ func Advise(q Query, s *Supply) (*Advice, error) {
 		},
 		Cost: costOf(q, c), MemoryNote: memoryNote(q), Assumed: q.Assumed,
 		Warnings: append(lostFaults(q, f, c), warnings(q, s, c)...), Alternatives: alternatives(q, c.mechanism, all),
-	}
-	for _, n := range decision.Notes {
-		a.Notes = append(a.Notes, ruleOf(n))
+		Notes: decision.Notes,
 	}
 	var err error
 	a.Template, a.Manifest, err = render(q, s, c)
@@ -141,7 +131,7 @@ func Advise(q Query, s *Supply) (*Advice, error) {
 }
 
 // noneFits says what the rule wanted and why the fleet does not have it.
-func noneFits(d economics.Decision, all map[economics.Mechanism]*candidate) error {
+func noneFits(d Decision, all map[Mechanism]*candidate) error {
 	var why []string
 	for _, m := range d.Missing {
 		why = append(why, fmt.Sprintf("no %s: %s", m, all[m].missing))
@@ -149,10 +139,8 @@ func noneFits(d economics.Decision, all map[economics.Mechanism]*candidate) erro
 	return fmt.Errorf("the fleet has nothing for this workload (rule %s: %s): %s", d.Rule.ID, d.Rule.When, strings.Join(why, "; "))
 }
 
-func ruleOf(r economics.Rule) Rule { return Rule{r.ID, r.When, r.Then} }
-
 func costOf(q Query, c *candidate) Cost {
-	overhead := economics.Overhead(c.mechanism)
+	overhead := Overhead(c.mechanism)
 	replicas := int64(max(1, q.Count))
 	cost := Cost{PerGPU: c.perGPU, Unshared: replicas * c.count, OverheadPercent: OverheadRange{100 * overhead.Low, 100 * overhead.High}}
 	if c.count > 1 {
@@ -161,11 +149,11 @@ func costOf(q Query, c *candidate) Cost {
 		perGPU := int64(max(1, c.perGPU))
 		cost.GPUs = (replicas + perGPU - 1) / perGPU
 	}
-	cost.SavingPercent = economics.RoundHalfUp(100*economics.Saving(float64(cost.GPUs), float64(cost.Unshared)), 0)
+	cost.SavingPercent = RoundHalfUp(100*Saving(float64(cost.GPUs), float64(cost.Unshared)), 0)
 	if q.Price > 0 {
-		each := economics.CostPerWorkload(q.Price*float64(c.count), overhead.High, max(1, cost.PerGPU))
-		cost.PerReplica = new(economics.RoundHalfUp(each, 2))
-		cost.Month = new(economics.RoundHalfUp(economics.MonthlyCost(float64(cost.GPUs), q.Price), 0))
+		each := CostPerWorkload(q.Price*float64(c.count), overhead.High, max(1, cost.PerGPU))
+		cost.PerReplica = new(RoundHalfUp(each, 2))
+		cost.Month = new(RoundHalfUp(MonthlyCost(float64(cost.GPUs), q.Price), 0))
 	}
 	return cost
 }
@@ -182,18 +170,18 @@ func memoryNote(q Query) string {
 }
 
 // basic are the mechanisms about which something is said even where there is no such device.
-var basic = []economics.Mechanism{economics.Whole, economics.Partition, economics.MPS, economics.TimeSlice}
+var basic = []Mechanism{Whole, Partition, MPS, TimeSlice}
 
 // alternatives are the other mechanisms, and why not.
-func alternatives(q Query, chosen economics.Mechanism, all map[economics.Mechanism]*candidate) []Alternative {
+func alternatives(q Query, chosen Mechanism, all map[Mechanism]*candidate) []Alternative {
 	var others []Alternative
-	for _, m := range economics.Mechanisms {
+	for _, m := range Mechanisms {
 		if m == chosen || all[m].missing != "" && !slices.Contains(basic, m) {
 			continue
 		}
 		a := Alternative{Mechanism: m, Offered: all[m].missing == "", Why: all[m].missing}
 		if a.Offered {
-			a.Why = economics.WhyNot(m, q.Workload)
+			a.Why = WhyNot(m, q.Workload)
 			if all[m].policy {
 				a.Why += "; the sharing policy has to offer it"
 			}
@@ -204,16 +192,16 @@ func alternatives(q Query, chosen economics.Mechanism, all map[economics.Mechani
 }
 
 // lostFaults says that the latency that is wanted has moved the workload to a mechanism that isolates faults less.
-func lostFaults(q Query, f economics.Fleet, c *candidate) []string {
+func lostFaults(q Query, f Fleet, c *candidate) []string {
 	patient := q.Workload
 	patient.Latency = ""
-	other, ok := economics.Decide(patient, f)
-	from, to := economics.Guarantees[other.Mechanism].Fault, economics.Guarantees[c.mechanism].Fault
-	if q.Latency == "" || !ok || from == to || from != economics.Guarantees[economics.Partition].Fault {
+	other, ok := Decide(patient, f)
+	from, to := Guarantees[other.Mechanism].Fault, Guarantees[c.mechanism].Fault
+	if q.Latency == "" || !ok || from == to || from != Guarantees[Partition].Fault {
 		return nil
 	}
 	return []string{fmt.Sprintf("Because of --latency %s this is %s and not %s. Faults are isolated there (%s), and not here (%s); --trust %s gives the former.",
-		q.Latency, withArticle(c.mechanism), withArticle(other.Mechanism), from, to, economics.OtherTenants)}
+		q.Latency, withArticle(c.mechanism), withArticle(other.Mechanism), from, to, OtherTenants)}
 }
 
 // Tables of others put models from 13 to 34 billion parameters into 3g.40gb, where those above
@@ -231,22 +219,22 @@ func warnings(q Query, s *Supply, c *candidate) []string {
 			w = append(w, text)
 		}
 	}
-	untrusted := q.Trust == economics.OtherTenants || q.Trust == economics.Regulated
+	untrusted := q.Trust == OtherTenants || q.Trust == Regulated
 	mechanism := c.mechanism
 	add(c.policy, "The sharing policy has to offer these shares first: see templates/policy-per-model.values.yaml.")
-	add(untrusted && mechanism == economics.Whole && !slices.ContainsFunc(c.models, func(m *Model) bool { return len(m.Profiles) > 0 }),
+	add(untrusted && mechanism == Whole && !slices.ContainsFunc(c.models, func(m *Model) bool { return len(m.Profiles) > 0 }),
 		"These GPUs have no MIG: no sharing on them gives what these tenants need.")
-	add(mechanism == economics.MPS || mechanism == economics.PartitionMPS,
+	add(mechanism == MPS || mechanism == PartitionMPS,
 		"A fatal fault of one client ends all clients that share the device. Limits are for each process, /dev/shm is shared, a container can have one MPS share only, and pods with hostUsers: false cannot have any.")
-	add(mechanism == economics.TimeSlice || mechanism == economics.PartitionTimeSlice,
+	add(mechanism == TimeSlice || mechanism == PartitionTimeSlice,
 		"Nothing is limited: a process that takes all of the memory leaves none to the others. The scheduler counts the memory that claims ask for.")
-	add(mechanism == economics.SoftwareLimits, "A statically linked program escapes the limits, and so does one that changes its environment.")
-	add(mechanism == economics.Partition && slices.ContainsFunc(c.models, func(m *Model) bool { return m.Architecture == "Ampere" }),
+	add(mechanism == SoftwareLimits, "A statically linked program escapes the limits, and so does one that changes its environment.")
+	add(mechanism == Partition && slices.ContainsFunc(c.models, func(m *Model) bool { return m.Architecture == "Ampere" }),
 		"On Ampere the MIG mode has to be on beforehand; Partage never changes it there. From Hopper on it follows the claims.")
 	add(q.Count > c.room, fmt.Sprintf("The fleet has room for %d of the %d replicas, if nothing else runs.", c.room, q.Count))
-	add(q.Billions > quantizedFrom && q.Billions <= quantizedTo && !q.Quantized && mechanism == economics.Whole,
+	add(q.Billions > quantizedFrom && q.Billions <= quantizedTo && !q.Quantized && mechanism == Whole,
 		"Tables that put models of this size into the partition 3g.40gb mean quantized ones: --quantized.")
-	add(q.Kind == economics.Training && c.count == 1 && q.Count > 1, "Pods of one job that must start together need a scheduler that starts all or none, such as Kueue: docs/how-to/kueue.md.")
+	add(q.Kind == Training && c.count == 1 && q.Count > 1, "Pods of one job that must start together need a scheduler that starts all or none, such as Kueue: docs/how-to/kueue.md.")
 	add(q.Image == "", "The image in the manifest is that of the demos, which only the local cluster has: use --image.")
 	add(!s.Cluster, "No cluster was asked: the manifest is for these models with the chart's classes and the built-in policy.")
 	return w

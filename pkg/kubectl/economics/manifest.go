@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package advise
+package economics
 
 import (
 	"bytes"
@@ -12,25 +12,24 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/partage-dev/partage/pkg/kubectl/economics"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/templates"
 )
 
 // templateOf returns the file for a workload. Its claim is replaced.
-func templateOf(q Query, m economics.Mechanism) string {
+func templateOf(q Query, m Mechanism) string {
 	switch q.Kind {
-	case economics.Training:
+	case Training:
 		return "training.yaml"
-	case economics.Notebook:
+	case Notebook:
 		return "notebook.yaml"
-	case economics.CI:
+	case CI:
 		return "ci.yaml"
-	case economics.MPI:
+	case MPI:
 		return "mpi.yaml"
-	case economics.Inference:
+	case Inference:
 	}
-	if economics.Small(q.Memory) && (m == economics.MPS || m == economics.PartitionMPS) {
+	if Small(q.Memory) && (m == MPS || m == PartitionMPS) {
 		return "inference-small-models.yaml"
 	}
 	return "inference.yaml"

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package advise
+package economics
 
 import (
 	"context"
@@ -17,19 +17,19 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"github.com/partage-dev/partage/pkg/kubectl/economics"
+	"github.com/partage-dev/partage/pkg/kubectl/boards"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 )
 
-const long = `Say which way to share a GPU suits a workload, why, what it costs, and what speaks
+const adviseLong = `Say which way to share a GPU suits a workload, why, what it costs, and what speaks
 against the others. The answer ends with a manifest; -o yaml prints the manifest alone.
 
 The fleet is that of the cluster, or with --gpu one of the given models, for which no
 cluster is needed.`
 
-const example = `  # A service with a model of 7 billion parameters, on what the cluster has
+const adviseExample = `  # A service with a model of 7 billion parameters, on what the cluster has
   kubectl gpu advise --model-size 7B --trust other-tenants
 
   # The same, applied
@@ -38,8 +38,8 @@ const example = `  # A service with a model of 7 billion parameters, on what the
   # Twenty notebooks on four T4, without a cluster
   kubectl gpu advise --workload notebook --count 20 --gpu t4=4`
 
-// flags are those of the command, as they were given.
-type flags struct {
+// adviseFlags are those of the command, as they were given.
+type adviseFlags struct {
 	workload, latency, trust, traffic string
 	modelSize, memory, image          string
 	quantized                         bool
@@ -48,34 +48,34 @@ type flags struct {
 	gpus                              []string
 }
 
-// NewCommand returns the command.
-func NewCommand(o *options.Options) *cobra.Command {
-	f := &flags{}
+// NewAdvise returns the command.
+func NewAdvise(o *options.Options) *cobra.Command {
+	f := &adviseFlags{}
 	c := &cobra.Command{
 		Use:               "advise",
 		Short:             "Say which way to share a GPU suits a workload, with the manifest",
-		Long:              long,
-		Example:           example,
+		Long:              adviseLong,
+		Example:           adviseExample,
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE:              func(c *cobra.Command, _ []string) error { return run(c.Context(), o, f) },
+		RunE:              func(c *cobra.Command, _ []string) error { return runAdvise(c.Context(), o, f) },
 	}
 	s := c.Flags()
-	s.StringVar(&f.workload, "workload", "", "What it is: "+list(economics.Kinds)+" (default inference)")
+	s.StringVar(&f.workload, "workload", "", "What it is: "+list(Kinds)+" (default inference)")
 	s.StringVar(&f.modelSize, "model-size", "", "Parameters of the model, such as 13B or 350M")
 	s.BoolVar(&f.quantized, "quantized", false, "The model's weights have 8 bits")
 	s.StringVar(&f.memory, "memory", "", "Memory that one replica needs, such as 20Gi, instead of --model-size")
 	s.StringVar(&f.latency, "latency", "", "How late answers may be: p99-ms (tens of milliseconds) or relaxed")
-	s.StringVar(&f.trust, "trust", "", "Who may be the neighbours: "+list(economics.Trusts)+" (default same-team)")
-	s.StringVar(&f.traffic, "traffic", "", "When it has work: "+list(economics.Traffics)+" (default steady)")
+	s.StringVar(&f.trust, "trust", "", "Who may be the neighbours: "+list(Trusts)+" (default same-team)")
+	s.StringVar(&f.traffic, "traffic", "", "When it has work: "+list(Traffics)+" (default steady)")
 	s.IntVar(&f.count, "count", 0, "Number of replicas (default 1)")
 	s.Float64Var(&f.price, "price", 0, "What a GPU costs for an hour, in dollars")
 	s.StringVar(&f.image, "image", "", "Image of the container in the manifest")
-	s.StringSliceVar(&f.gpus, "gpu", nil, "Ask for these models instead of a cluster, such as h100,t4=8: "+strings.Join(economics.Aliases(), ", "))
+	s.StringSliceVar(&f.gpus, "gpu", nil, "Ask for these models instead of a cluster, such as h100,t4=8: "+strings.Join(boards.Names(), ", "))
 	o.AddOutputFlag(c)
 	for name, values := range map[string][]string{
-		"workload": texts(economics.Kinds), "latency": texts(economics.Latencies), "trust": texts(economics.Trusts),
-		"traffic": texts(economics.Traffics), "gpu": economics.Aliases(),
+		"workload": texts(Kinds), "latency": texts(Latencies), "trust": texts(Trusts),
+		"traffic": texts(Traffics), "gpu": boards.Names(),
 	} {
 		// The error is that of a flag that does not exist.
 		_ = c.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
@@ -83,7 +83,7 @@ func NewCommand(o *options.Options) *cobra.Command {
 	return c
 }
 
-func run(ctx context.Context, o *options.Options, f *flags) error {
+func runAdvise(ctx context.Context, o *options.Options, f *adviseFlags) error {
 	q, err := f.query(o.Driver)
 	if err != nil {
 		return err
@@ -101,7 +101,7 @@ func run(ctx context.Context, o *options.Options, f *flags) error {
 		_, err := io.WriteString(o.Out, a.Manifest)
 		return err
 	}
-	return printer.Print(o, a, view(a))
+	return printer.Print(o, a, adviceView(a))
 }
 
 // supplyFor asks the cluster, or takes the given models.
@@ -125,22 +125,19 @@ func supplyFor(ctx context.Context, o *options.Options, gpus []string) (*Supply,
 	return SupplyOf(fleet.New(snapshot, o.Driver)), nil
 }
 
-// More than a cluster has pods, and than a GPU costs for an hour.
-const (
-	maxCount = 1_000_000
-	maxPrice = 1e6
-)
+// maxCount is more than a cluster has pods.
+const maxCount = 1_000_000
 
 var modelSizeForm = regexp.MustCompile(`^([0-9]{1,6}(?:\.[0-9]{1,3})?)([BbMm])$`)
 
-// query checks the flags and fills in what was not given.
-func (f *flags) query(driver string) (Query, error) {
+// query checks the adviseFlags and fills in what was not given.
+func (f *adviseFlags) query(driver string) (Query, error) {
 	q := Query{Quantized: f.quantized, Price: f.price, Image: f.image, Driver: driver}
 	var errs [4]error
-	q.Kind, errs[0] = choice(&q, "workload", f.workload, economics.Inference, economics.Kinds)
-	q.Trust, errs[1] = choice(&q, "trust", f.trust, economics.SameTeam, economics.Trusts)
-	q.Traffic, errs[2] = choice(&q, "traffic", f.traffic, economics.Steady, economics.Traffics)
-	q.Latency, errs[3] = choice(&q, "latency", f.latency, "", economics.Latencies)
+	q.Kind, errs[0] = choice(&q, "workload", f.workload, Inference, Kinds)
+	q.Trust, errs[1] = choice(&q, "trust", f.trust, SameTeam, Trusts)
+	q.Traffic, errs[2] = choice(&q, "traffic", f.traffic, Steady, Traffics)
+	q.Latency, errs[3] = choice(&q, "latency", f.latency, "", Latencies)
 	if err := errors.Join(errs[:]...); err != nil {
 		return q, err
 	}
@@ -156,14 +153,14 @@ func (f *flags) query(driver string) (Query, error) {
 		return q, errors.New("--model-size and --memory both say how much memory is needed: give one of them")
 	case f.quantized && f.modelSize == "":
 		return q, errors.New("--quantized says something about --model-size, which is missing")
-	case q.Kind == economics.Inference && f.modelSize == "" && f.memory == "":
+	case q.Kind == Inference && f.modelSize == "" && f.memory == "":
 		return q, errors.New("for inference --model-size or --memory is needed, as in --model-size 7B: without it nobody can say which part of a GPU is enough")
 	}
 	return q, f.size(&q)
 }
 
 // size reads how much memory is needed.
-func (f *flags) size(q *Query) error {
+func (f *adviseFlags) size(q *Query) error {
 	if f.memory != "" {
 		quantity, err := resource.ParseQuantity(f.memory)
 		if err != nil || quantity.Sign() <= 0 || quantity.Value() < mib {

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cost
+package economics
 
 import (
 	"fmt"
@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/partage-dev/partage/pkg/kubectl/economics"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 )
 
@@ -17,8 +16,8 @@ import (
 const howToGivePrices = `Without prices there is no money here. Give them with --price 3.25, dollars for an hour of any GPU, or with --prices FILE,
 a YAML file with a line for each product: "NVIDIA H100*": 3.25`
 
-// view returns the report for people.
-func view(r *Report, prices Prices) printer.View {
+// costView returns the report for people.
+func costView(r *Report, prices Prices) printer.View {
 	var names []string
 	for _, c := range r.Claims {
 		names = append(names, fmt.Sprintf("resourceclaim.resource.k8s.io/%s", c.Name))
@@ -36,9 +35,9 @@ func (r *Report) write(w io.Writer, f printer.Format, prices Prices) error {
 	} else if lines.table(r.modelTable(), f); r.Fleet.Claims > 0 {
 		u := r.Fleet
 		lines.printf("\nSharing: %d claims on %d GPUs instead of %d, %.0f %% less; %.0f GPU-hours recovered a day.\n",
-			u.Claims, u.InUse, u.Unshared, economics.RoundHalfUp(u.SavingPercent, 0), economics.RoundHalfUp(u.RecoveredPerDay, 0))
+			u.Claims, u.InUse, u.Unshared, RoundHalfUp(u.SavingPercent, 0), RoundHalfUp(u.RecoveredPerDay, 0))
 		if u.PerMonth != nil {
-			lines.printf("In money: $%.0f a month for the GPUs in use, instead of $%.0f.\n", economics.RoundHalfUp(*u.PerMonth, 0), economics.RoundHalfUp(*u.UnsharedMonth, 0))
+			lines.printf("In money: $%.0f a month for the GPUs in use, instead of $%.0f.\n", RoundHalfUp(*u.PerMonth, 0), RoundHalfUp(*u.UnsharedMonth, 0))
 		}
 		lines.printf("\n")
 		lines.table(r.namespaceTable(), f)
@@ -92,7 +91,7 @@ func (r *Report) modelTable() *printer.Table {
 func usageCells(name string, u Usage) []string {
 	return []string{
 		name, strconv.Itoa(u.GPUs), strconv.Itoa(u.InUse), strconv.Itoa(u.Claims), strconv.Itoa(u.Unshared),
-		fmt.Sprintf("%.0f%%", economics.RoundHalfUp(u.SavingPercent, 0)), fmt.Sprintf("%g", economics.RoundHalfUp(u.RecoveredPerDay, 1)), dollars(u.PerHour),
+		fmt.Sprintf("%.0f%%", RoundHalfUp(u.SavingPercent, 0)), fmt.Sprintf("%g", RoundHalfUp(u.RecoveredPerDay, 1)), dollars(u.PerHour),
 	}
 }
 
@@ -100,11 +99,11 @@ func (r *Report) namespaceTable() *printer.Table {
 	t := &printer.Table{Columns: printer.Columns("NAMESPACE", "CLAIMS", "GPUS", "UNSHARED", "$/H", "$/H UNSHARED")}
 	for _, n := range r.Namespaces {
 		t.Rows = append(t.Rows, printer.Row{Cells: []string{
-			n.Name, strconv.Itoa(n.Claims), gpus(n.GPUs), strconv.Itoa(n.Unshared), dollars(n.PerHour), dollars(n.UnsharedPerHour),
+			n.Name, strconv.Itoa(n.Claims), parts(n.GPUs), strconv.Itoa(n.Unshared), dollars(n.PerHour), dollars(n.UnsharedPerHour),
 		}})
 	}
 	if r.Idle != nil {
-		t.Rows = append(t.Rows, printer.Row{Style: printer.Faint, Cells: []string{"(idle: no claim has it)", "", gpus(r.Idle.GPUs), "", dollars(r.Idle.PerHour), ""}})
+		t.Rows = append(t.Rows, printer.Row{Style: printer.Faint, Cells: []string{"(idle: no claim has it)", "", parts(r.Idle.GPUs), "", dollars(r.Idle.PerHour), ""}})
 	}
 	return t
 }
@@ -113,18 +112,18 @@ func (r *Report) claimTable() *printer.Table {
 	t := &printer.Table{Columns: printer.Columns("NAMESPACE", "CLAIM", "DEVICES", "GPUS", "OVERHEAD", "$/H", "$/H UNSHARED")}
 	for _, c := range r.Claims {
 		t.Rows = append(t.Rows, printer.Row{Cells: []string{
-			c.Namespace, c.Name, strings.Join(c.Devices, ","), gpus(c.GPUs), fmt.Sprintf("%g%%", c.OverheadPercent), dollars(c.PerHour), dollars(c.UnsharedPerHour),
+			c.Namespace, c.Name, strings.Join(c.Devices, ","), parts(c.GPUs), fmt.Sprintf("%g%%", c.OverheadPercent), dollars(c.PerHour), dollars(c.UnsharedPerHour),
 		}})
 	}
 	return t
 }
 
-func gpus(n float64) string { return fmt.Sprintf("%.2f", economics.RoundHalfUp(n, 2)) }
+func parts(n float64) string { return fmt.Sprintf("%.2f", RoundHalfUp(n, 2)) }
 
 // dollars writes money, "-" where it is not known.
 func dollars(amount *float64) string {
 	if amount == nil {
 		return "-"
 	}
-	return fmt.Sprintf("%.2f", economics.RoundHalfUp(*amount, 2))
+	return fmt.Sprintf("%.2f", RoundHalfUp(*amount, 2))
 }

@@ -1,12 +1,11 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cost
+package economics
 
 import (
 	"bytes"
 	"errors"
-	"flag"
 	"fmt"
 	"math"
 	"os"
@@ -26,15 +25,12 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/kubectl/boards"
-	"github.com/partage-dev/partage/pkg/kubectl/economics"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 	"github.com/partage-dev/partage/pkg/policy"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
 
 // Requests, and what each is by itself.
 func timeSlice() resourceapi.DeviceRequest { return fleettest.Request("timeslice.partage.dev") }
@@ -63,7 +59,7 @@ func TestPublishedFigures(t *testing.T) {
 		before, after := report(alone, 3.25, DefaultOverheads()).Fleet, report(shared, 3.25, DefaultOverheads()).Fleet
 		is(t, "four GPUs a month", *before.PerMonth, 9490)
 		is(t, "one GPU a month", *after.PerMonth, 2372.50)
-		is(t, "rounded", economics.RoundHalfUp(*after.PerMonth, 0), 2373)
+		is(t, "rounded", RoundHalfUp(*after.PerMonth, 0), 2373)
 		is(t, "unshared", *after.UnsharedMonth, 9490)
 	})
 	for name, mechanism := range map[string]struct {
@@ -94,9 +90,9 @@ func TestPublishedFigures(t *testing.T) {
 	run("E3", "ten A100 with four tenants each", func(t *testing.T) {
 		m := ten(t).Models[0]
 		is(t, "tenants", float64(m.Unshared)/float64(m.InUse), 4)
-		is(t, "shared", economics.RoundHalfUp(*m.PerClaim, 2), 0.95)
+		is(t, "shared", RoundHalfUp(*m.PerClaim, 2), 0.95)
 		is(t, "alone", *m.Price, 3.50)
-		is(t, "saved", economics.RoundHalfUp(100*economics.Saving(*m.PerClaim, *m.Price), 0), 73)
+		is(t, "saved", RoundHalfUp(100*Saving(*m.PerClaim, *m.Price), 0), 73)
 	})
 	run("E4", "the same", func(t *testing.T) { is(t, "recovered", ten(t).Fleet.RecoveredPerDay, 180) })
 	for name, c := range map[string]struct {
@@ -145,7 +141,7 @@ func report(f *fleettest.Fleet, price float64, overheads Overheads) *Report {
 	if price > 0 {
 		prices = Flat(price)
 	}
-	return New(fleet.New(f.Snapshot, fleettest.Driver), prices, overheads)
+	return NewReport(fleet.New(f.Snapshot, fleettest.Driver), prices, overheads)
 }
 
 func facts(t *testing.T, board string, mig bool) *gpu.Node {
@@ -160,9 +156,9 @@ func facts(t *testing.T, board string, mig bool) *gpu.Node {
 	return node
 }
 
-// mixed is a fleet of two models with claims of two teams: partitions of different size on one
+// mixedFleet is a fleet of two models with claims of two teams: partitions of different size on one
 // GPU, MPS shares of different size, time slices, and a whole GPU.
-func mixed(t *testing.T) *fleettest.Fleet {
+func mixedFleet(t *testing.T) *fleettest.Fleet {
 	t.Helper()
 	f := fleettest.New(t)
 	f.AddNode("n1", "h100-80-sxm", 4)
@@ -190,9 +186,9 @@ func TestParts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := New(fleet.New(mixed(t).Snapshot, fleettest.Driver), prices, Overheads{})
+	r := NewReport(fleet.New(mixedFleet(t).Snapshot, fleettest.Driver), prices, Overheads{})
 	parts := map[string]float64{}
-	for _, h := range fleet.New(mixed(t).Snapshot, fleettest.Driver).Holdings {
+	for _, h := range fleet.New(mixedFleet(t).Snapshot, fleettest.Driver).Holdings {
 		parts[h.Claim.Name] = h.Part()
 	}
 	if len(r.Claims) != len(parts) {
@@ -213,7 +209,7 @@ func TestParts(t *testing.T) {
 	}
 	is(t, "all namespaces and what is idle", sum, 4*3.25+2*0.5)
 	// Overheads change no sum: they say how much longer the work of those who share a device takes.
-	slowed := New(fleet.New(mixed(t).Snapshot, fleettest.Driver), prices, Overheads{MPS: 5, TimeSlice: 15})
+	slowed := NewReport(fleet.New(mixedFleet(t).Snapshot, fleettest.Driver), prices, Overheads{MPS: 5, TimeSlice: 15})
 	for i, c := range slowed.Claims {
 		want := map[bool]float64{strings.HasPrefix(c.Name, "mps"): 5, strings.HasPrefix(c.Name, "notebook"): 15}[true]
 		is(t, c.Name, c.OverheadPercent, want)
@@ -223,12 +219,12 @@ func TestParts(t *testing.T) {
 
 // TestHiddenClaims: where claims of others cannot be read, no GPU is said to be idle.
 func TestHiddenClaims(t *testing.T) {
-	f := mixed(t)
+	f := mixedFleet(t)
 	f.Claims = slices.DeleteFunc(f.Claims, func(c *resourceapi.ResourceClaim) bool { return c.Namespace != "team-a" })
 	f.Missing = []fleet.Missing{{Resource: fleet.ResourceClaims}}
 	r := report(f, 3.25, DefaultOverheads())
 	var out bytes.Buffer
-	if err := view(r, Flat(3.25)).Write(&out, printer.Format{}); err != nil {
+	if err := costView(r, Flat(3.25)).Write(&out, printer.Format{}); err != nil {
 		t.Fatal(err)
 	}
 	if r.Fleet != nil || r.Models != nil || r.Idle != nil || len(r.Claims) != 3 || strings.Contains(out.String(), "IN USE") || !strings.Contains(out.String(), "is unknown") {
@@ -253,7 +249,7 @@ func TestMissingPrice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := New(fleet.New(mixed(t).Snapshot, fleettest.Driver), prices, DefaultOverheads())
+	r := NewReport(fleet.New(mixedFleet(t).Snapshot, fleettest.Driver), prices, DefaultOverheads())
 	if r.Fleet.PerHour != nil || len(r.WithoutPrice) != 1 || r.WithoutPrice[0] != "NVIDIA H100 80GB HBM3" {
 		t.Errorf("fleet %v, without price %v", r.Fleet.PerHour, r.WithoutPrice)
 	}
@@ -295,26 +291,26 @@ func TestPrices(t *testing.T) {
 // TestFlags: what contradicts itself, or is no price, is an error that names the flag.
 func TestFlags(t *testing.T) {
 	for _, c := range []struct {
-		f        flags
+		f        costFlags
 		hasPrice bool
 		want     string
 	}{
-		{flags{price: 1, file: "x"}, true, "give one of them"},
-		{flags{price: -1}, true, "--price -1"},
-		{flags{price: math.NaN()}, true, "--price NaN"},
-		{flags{file: "/nonexistent/prices.yaml"}, false, "read the prices"},
-		{flags{overheads: Overheads{MPS: -3}}, false, "--overhead-mps -3"},
-		{flags{overheads: Overheads{TimeSlice: math.NaN()}}, false, "--overhead-time-slice"},
+		{costFlags{price: 1, file: "x"}, true, "give one of them"},
+		{costFlags{price: -1}, true, "--price -1"},
+		{costFlags{price: math.NaN()}, true, "--price NaN"},
+		{costFlags{file: "/nonexistent/prices.yaml"}, false, "read the prices"},
+		{costFlags{overheads: Overheads{MPS: -3}}, false, "--overhead-mps -3"},
+		{costFlags{overheads: Overheads{TimeSlice: math.NaN()}}, false, "--overhead-time-slice"},
 	} {
 		if _, err := c.f.prices(c.hasPrice); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: error %v, want one with %q", c.f, err, c.want)
 		}
 	}
-	if p, err := (&flags{}).prices(false); err != nil || !p.None() {
+	if p, err := (&costFlags{}).prices(false); err != nil || !p.None() {
 		t.Errorf("without flags: %v, %v", p, err)
 	}
 	// A price of 0 is one.
-	if p, err := (&flags{}).prices(true); err != nil || p.None() {
+	if p, err := (&costFlags{}).prices(true); err != nil || p.None() {
 		t.Errorf("--price 0: %v, %v", p, err)
 	}
 }
@@ -326,14 +322,14 @@ func TestOutput(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct {
-		flags             flags
+		flags             costFlags
 		output, namespace string
 	}{
-		"hours.txt":     {flags: flags{overheads: DefaultOverheads()}},
-		"money.txt":     {flags: flags{file: file, overheads: DefaultOverheads()}, output: "wide"},
-		"money.json":    {flags: flags{file: file, overheads: DefaultOverheads()}, output: "json"},
-		"namespace.txt": {flags: flags{file: file, overheads: DefaultOverheads()}, output: "wide", namespace: "team-a"},
-		"names.txt":     {flags: flags{overheads: DefaultOverheads()}, output: "name"},
+		"hours.txt":     {flags: costFlags{overheads: DefaultOverheads()}},
+		"money.txt":     {flags: costFlags{file: file, overheads: DefaultOverheads()}, output: "wide"},
+		"money.json":    {flags: costFlags{file: file, overheads: DefaultOverheads()}, output: "json"},
+		"namespace.txt": {flags: costFlags{file: file, overheads: DefaultOverheads()}, output: "wide", namespace: "team-a"},
+		"names.txt":     {flags: costFlags{overheads: DefaultOverheads()}, output: "name"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out, errOut bytes.Buffer
@@ -344,7 +340,7 @@ func TestOutput(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := Run(t.Context(), o, client(mixed(t)), prices, c.flags.overheads); err != nil {
+			if err := runCost(t.Context(), o, client(mixedFleet(t)), prices, c.flags.overheads); err != nil {
 				t.Fatal(err)
 			}
 			golden(t, name, out.String())
@@ -355,15 +351,15 @@ func TestOutput(t *testing.T) {
 	}
 }
 
-// TestWithoutRights: nobody is told that there are no GPUs who may not see them.
-func TestWithoutRights(t *testing.T) {
+// TestCostWithoutRights: nobody is told that there are no GPUs who may not see them.
+func TestCostWithoutRights(t *testing.T) {
 	var out, errOut bytes.Buffer
 	o := options.New(genericiooptions.IOStreams{Out: &out, ErrOut: &errOut})
-	c := client(mixed(t))
+	c := client(mixedFleet(t))
 	c.PrependReactor("list", "resourceslices", func(k8stesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceslices"}, "", errors.New("no role"))
 	})
-	err := Run(t.Context(), o, c, Prices{}, DefaultOverheads())
+	err := runCost(t.Context(), o, c, Prices{}, DefaultOverheads())
 	if err == nil || !strings.Contains(err.Error(), "resourceslices.resource.k8s.io") || out.Len() > 0 {
 		t.Errorf("error %v, output %q", err, &out)
 	}
@@ -392,24 +388,4 @@ func client(f *fleettest.Fleet) *fake.Clientset {
 		_ = c.Tracker().Add(x)
 	}
 	return c
-}
-
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.MkdirAll("testdata", 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("%s differs (-update writes it):\n%s", path, got)
-	}
 }
