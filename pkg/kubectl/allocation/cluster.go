@@ -44,8 +44,9 @@ type Cluster struct {
 	anywhere []poolID
 }
 
-// read takes nodes and pools of a Snapshot. Features are known by then.
-func (c *Cluster) read(s *fleet.Snapshot) {
+func newCluster(s *fleet.Snapshot) *Cluster {
+	c := &Cluster{classes: classesOf(s.Classes)}
+	c.Features, c.Assumptions = featuresOf(s)
 	c.Nodes, c.unread = nodesOf(s)
 	c.cel = cel.NewCache(compiledSelectors, cel.Features{
 		EnableConsumableCapacity: c.Features.ConsumableCapacity, EnableListTypeAttributes: c.Features.ListTypeAttributes,
@@ -61,6 +62,7 @@ func (c *Cluster) read(s *fleet.Snapshot) {
 			c.onNode[node] = append(c.onNode[node], id)
 		}
 	}
+	return c
 }
 
 // Unread reports whether no more than the name of a node is known: its labels, its taints and what

@@ -9,7 +9,6 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
@@ -33,11 +32,6 @@ type poolID struct{ driver, pool string }
 // Option changes a Planner that is being made.
 type Option func(*Planner)
 
-// WithFeatures sets what the allocator supports, in place of what New derives of the Snapshot.
-func WithFeatures(f structured.Features) Option {
-	return func(p *Planner) { p.Cluster.Features, p.Cluster.Assumptions = f, nil }
-}
-
 // WithTimeLimit sets how long is searched on one node.
 func WithTimeLimit(d time.Duration) Option { return func(p *Planner) { p.TimeLimit = d } }
 
@@ -48,13 +42,11 @@ func WithEverything() Option { return func(p *Planner) { p.everything = true } }
 // New returns a Planner for what a Snapshot has: taint rules are applied to slices, and what
 // claims hold is taken.
 func New(s *fleet.Snapshot, options ...Option) *Planner {
-	p := &Planner{TimeLimit: DefaultTimeLimit, Cluster: &Cluster{classes: classesOf(s.Classes)}}
-	p.Cluster.Features, p.Cluster.Assumptions = featuresOf(s)
+	p := &Planner{TimeLimit: DefaultTimeLimit, Cluster: newCluster(s)}
+	p.held = holdersOf(s.Claims, p.Cluster.Features)
 	for _, o := range options {
 		o(p)
 	}
-	p.Cluster.read(s)
-	p.held = holdersOf(s.Claims, p.Cluster.Features)
 	return p
 }
 

@@ -8,7 +8,6 @@ import (
 	"encoding/binary"
 	"hash/maphash"
 	"slices"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -29,15 +28,12 @@ type query struct {
 	// constraints are the attributes that claims compare devices by.
 	constraints []string
 	// whole means that nothing is known about what is selected: the allocator has to see it all.
-	whole bool
-
-	mu sync.Mutex
-	// selectable is what is known about devices of equal content.
-	selectable map[uint64]bool
+	whole   bool
+	matcher *Matcher
 }
 
 func newQuery(p *Planner, claims []*resourceapi.ResourceClaim) *query {
-	q := &query{planner: p, cluster: p.Cluster, claims: claims, whole: p.everything, selectable: map[uint64]bool{}, attributes: attributes{ids: sets.New[string]()}}
+	q := &query{planner: p, cluster: p.Cluster, claims: claims, whole: p.everything, matcher: NewMatcher(p.Cluster), attributes: attributes{ids: sets.New[string]()}}
 	for _, c := range claims {
 		for i := range c.Spec.Devices.Requests {
 			q.addRequest(&c.Spec.Devices.Requests[i])
@@ -228,21 +224,14 @@ func writeState(w *keyWriter, s *state, device string) {
 // mayBeSelected reports whether a request could select a device. Whatever is not a plain no
 // counts as yes: an error is for the allocator to find.
 func (q *query) mayBeSelected(ctx context.Context, driver string, d *resourceapi.Device, content uint64) bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if known, has := q.selectable[content]; has {
-		return known
-	}
-	selected := slices.ContainsFunc(q.alternatives, func(expressions []string) bool {
+	return slices.ContainsFunc(q.alternatives, func(expressions []string) bool {
 		for _, e := range expressions {
-			if matches, err := q.cluster.evaluate(ctx, e, driver, d); err != nil || !matches {
+			if matches, err := q.matcher.matches(ctx, e, driver, d, content); err != nil || !matches {
 				return err != nil
 			}
 		}
 		return true
 	})
-	q.selectable[content] = selected
-	return selected
 }
 
 // Attribute returns an attribute by its fully qualified name. A name in a slice without domain

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
@@ -35,7 +36,12 @@ func NewMatcher(c *Cluster) *Matcher { return &Matcher{cluster: c, known: map[ma
 func (m *Matcher) Matches(ctx context.Context, expression string, p Published) (bool, error) {
 	d, driver := p.Device(), p.Pool.Driver
 	static := m.cluster.pools[poolID{driver, p.Pool.Name}].devices[p.Slice][p.Index]
-	key := matchKey{expression, contentWith(driver, d, static, m.cluster.selectors.attributesOf(expression))}
+	return m.matches(ctx, expression, driver, d, contentWith(driver, d, static, m.cluster.selectors.attributesOf(expression)))
+}
+
+// matches is about a device whose content stands for all that the expression looks at.
+func (m *Matcher) matches(ctx context.Context, expression, driver string, d *resourceapi.Device, content uint64) (bool, error) {
+	key := matchKey{expression, content}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if known, has := m.known[key]; has {

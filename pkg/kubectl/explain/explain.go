@@ -6,6 +6,7 @@ package explain
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -208,7 +209,10 @@ func decide(ctx context.Context, s *sight, e *Explanation) {
 		j := newJudge(s.x.planner)
 		if e.take(found{reasons: refusals(ctx, s, j, h.empty)}); slices.ContainsFunc(e.Reasons, isTaken) {
 			held, f := inTheWay(ctx, s, j)
-			h.held, e.InTheWay = held, holders(held, s.x.now)
+			for _, node := range slices.Sorted(maps.Keys(held)) {
+				e.InTheWay = append(e.InTheWay, held[node]...)
+			}
+			h.held = held
 			e.take(f)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -182,33 +183,15 @@ func (m *Manifest) Over(s *fleet.Snapshot) *fleet.Snapshot {
 	out := *s
 	out.Classes = replaced(s.Classes, m.Classes)
 	out.Templates = replaced(s.Templates, m.Templates)
-	out.Claims = append([]*resourceapi.ResourceClaim(nil), s.Claims...)
-	for _, c := range m.Claims {
-		if existing(s.Claims, c) == nil {
-			out.Claims = append(out.Claims, c)
-		}
-	}
+	out.Claims = replaced(m.Claims, s.Claims)
 	return &out
 }
 
+// replaced returns added objects, and the old ones of other names.
 func replaced[T metav1.Object](old, added []T) []T {
-	var out []T
-	for _, o := range old {
-		if existing(added, o) == nil {
-			out = append(out, o)
-		}
-	}
-	return append(out, added...)
-}
-
-// existing returns the object of the same name.
-func existing[T metav1.Object](all []T, as metav1.Object) metav1.Object {
-	for _, o := range all {
-		if o.GetName() == as.GetName() && o.GetNamespace() == as.GetNamespace() {
-			return o
-		}
-	}
-	return nil
+	return append(slices.DeleteFunc(slices.Clone(old), func(o T) bool {
+		return slices.ContainsFunc(added, func(a T) bool { return a.GetName() == o.GetName() && a.GetNamespace() == o.GetNamespace() })
+	}), added...)
 }
 
 // Manifest explains what a file has: its pods and, if it has none, its claims and templates. The

@@ -48,7 +48,7 @@ type helper struct {
 	// empty is the cluster without claims where not even that would do, or nil.
 	empty *allocation.Planner
 	// held is who is in the way, by node.
-	held map[string][]*holding
+	held map[string][]Holder
 	out  []Suggestion
 }
 

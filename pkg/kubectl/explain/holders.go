@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -29,14 +28,8 @@ const (
 
 type deviceName struct{ driver, pool, device string }
 
-// holding is a claim and what it has on a node.
-type holding struct {
-	claim   *resourceapi.ResourceClaim
-	devices sets.Set[string]
-}
-
 // inTheWay finds the claims that have what the requests could use, by node.
-func inTheWay(ctx context.Context, s *sight, j *judge) (map[string][]*holding, found) {
+func inTheWay(ctx context.Context, s *sight, j *judge) (map[string][]Holder, found) {
 	byDevice := map[deviceName][]*resourceapi.ResourceClaim{}
 	for _, c := range s.x.planner.Claims() {
 		// The pod cannot wait for the end of what it needs itself.
@@ -50,7 +43,7 @@ func inTheWay(ctx context.Context, s *sight, j *judge) (map[string][]*holding, f
 			}
 		}
 	}
-	held, left := map[string][]*holding{}, 0
+	held, left := map[string][]Holder{}, 0
 	for _, n := range s.nodes {
 		if len(held) == most {
 			left++
@@ -64,14 +57,14 @@ func inTheWay(ctx context.Context, s *sight, j *judge) (map[string][]*holding, f
 	return held, found{}
 }
 
-func holdingsOn(ctx context.Context, s *sight, j *judge, n *corev1.Node, byDevice map[deviceName][]*resourceapi.ResourceClaim) []*holding {
-	byClaim := map[*resourceapi.ResourceClaim]*holding{}
+func holdingsOn(ctx context.Context, s *sight, j *judge, n *corev1.Node, byDevice map[deviceName][]*resourceapi.ResourceClaim) []Holder {
+	byClaim := map[*resourceapi.ResourceClaim]sets.Set[string]{}
 	add := func(p *allocation.Pool, device string) {
 		for _, c := range byDevice[deviceName{p.Driver, p.Name, device}] {
 			if byClaim[c] == nil {
-				byClaim[c] = &holding{c, sets.New[string]()}
+				byClaim[c] = sets.New[string]()
 			}
-			byClaim[c].devices.Insert(device)
+			byClaim[c].Insert(device)
 		}
 	}
 	for _, c := range s.wanted(nil) {
@@ -88,10 +81,30 @@ func holdingsOn(ctx context.Context, s *sight, j *judge, n *corev1.Node, byDevic
 			}
 		}
 	}
-	return slices.SortedFunc(maps.Values(byClaim), func(a, b *holding) int {
-		return cmp.Or(cmp.Compare(len(a.claim.Status.ReservedFor), len(b.claim.Status.ReservedFor)),
-			cmp.Compare(a.claim.Namespace, b.claim.Namespace), cmp.Compare(a.claim.Name, b.claim.Name))
+	var out []Holder
+	for c, devices := range byClaim {
+		out = append(out, holder(c, n.Name, sets.List(devices), s.x.now))
+	}
+	slices.SortFunc(out, func(a, b Holder) int {
+		return cmp.Or(cmp.Compare(len(a.Pods), len(b.Pods)), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Claim, b.Claim))
 	})
+	return out
+}
+
+// holder says what a claim has, for people and programs.
+func holder(c *resourceapi.ResourceClaim, node string, devices []string, now time.Time) Holder {
+	h := Holder{Namespace: c.Namespace, Claim: c.Name, Node: node, Devices: devices, claim: c}
+	for _, r := range c.Status.ReservedFor {
+		h.Pods = append(h.Pods, r.Name)
+	}
+	since := c.CreationTimestamp
+	if t := c.Status.Allocation.AllocationTimestamp; t != nil {
+		since = *t
+	}
+	if !since.IsZero() {
+		h.Since, h.For = &since, &metav1.Duration{Duration: now.Sub(since.Time)}
+	}
+	return h
 }
 
 // neighbours returns the devices that need the same counters as one.
@@ -122,29 +135,6 @@ func overlap(a, b *resourceapi.Device) bool {
 		}
 	}
 	return false
-}
-
-// holders says who has what, for people and programs.
-func holders(held map[string][]*holding, now time.Time) []Holder {
-	var out []Holder
-	for _, node := range sets.List(sets.KeySet(held)) {
-		for _, h := range held[node] {
-			c := h.claim
-			one := Holder{Namespace: c.Namespace, Claim: c.Name, Node: node, Devices: sets.List(h.devices)}
-			for _, r := range c.Status.ReservedFor {
-				one.Pods = append(one.Pods, r.Name)
-			}
-			since := c.CreationTimestamp
-			if t := c.Status.Allocation.AllocationTimestamp; t != nil {
-				since = *t
-			}
-			if !since.IsZero() {
-				one.Since, one.For = &since, &metav1.Duration{Duration: now.Sub(since.Time)}
-			}
-			out = append(out, one)
-		}
-	}
-	return out
 }
 
 // fewest returns a smallest set of claims after whose end it fits or, of many claims, one of

@@ -6,6 +6,7 @@ package explain
 import (
 	"slices"
 
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/partage-dev/partage/pkg/kubectl/stuck"
@@ -181,6 +182,7 @@ type Holder struct {
 	Devices   []string         `json:"devices"`
 	Since     *metav1.Time     `json:"since,omitempty"`
 	For       *metav1.Duration `json:"for,omitempty"`
+	claim     *resourceapi.ResourceClaim
 }
 
 // SuggestionKind is what would be changed.

@@ -35,13 +35,13 @@ func View(all ...*Explanation) *printer.Text {
 			return err
 		}
 		for i, e := range all {
+			p := &page{format: f}
 			if i > 0 {
-				fmt.Fprintln(w)
+				p.line("")
 			}
-			p := &page{w: w, format: f}
 			p.explanation(e)
-			if p.err != nil {
-				return p.err
+			if _, err := io.WriteString(w, p.text.String()); err != nil {
+				return err
 			}
 		}
 		return nil
@@ -52,24 +52,15 @@ func View(all ...*Explanation) *printer.Text {
 // mostLines is how much of a list is shown unless the output is wide.
 const mostLines = 5
 
-// page writes, and remembers the first error.
+// page is the text of an explanation.
 type page struct {
-	w      io.Writer
+	text   strings.Builder
 	format printer.Format
-	err    error
 }
 
-func (p *page) line(format string, a ...any) {
-	if p.err == nil {
-		_, p.err = fmt.Fprintln(p.w, fmt.Sprintf(format, a...))
-	}
-}
+func (p *page) line(format string, a ...any) { fmt.Fprintf(&p.text, format+"\n", a...) }
 
-func (p *page) title(s printer.Style, text string) {
-	if p.err == nil {
-		_, p.err = fmt.Fprintln(p.w, p.format.Paint(s, text))
-	}
-}
+func (p *page) title(s printer.Style, text string) { p.line("%s", p.format.Paint(s, text)) }
 
 // headlines say how something is.
 var headlines = map[Verdict]struct {
