@@ -26,10 +26,15 @@ const (
 
 // try asks the allocator where claims fit under other circumstances.
 func try(ctx context.Context, x *Explainer, p *allocation.Planner, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (string, bool) {
-	hasty := *p
-	hasty.TimeLimit = min(x.tryFor, p.TimeLimit)
-	a, fits := hasty.Anywhere(ctx, nodes, claims)
+	a, fits := x.hasty(p).Anywhere(ctx, nodes, claims)
 	return a.Node, fits
+}
+
+// hasty returns a Planner that gives a hard search up.
+func (x *Explainer) hasty(p *allocation.Planner) *allocation.Planner {
+	q := *p
+	q.TimeLimit = min(x.tryFor, p.TimeLimit)
+	return &q
 }
 
 // places returns the nodes that changes are tried on.

@@ -298,7 +298,7 @@ func excludedNodes(ctx context.Context, s *sight, empty *allocation.Planner) []R
 	}
 	ask(s.x.planner, "would fit, but excluded")
 	if empty != nil && len(s.nodes) > 0 {
-		ask(empty, "would fit if less were taken, but excluded")
+		ask(s.x.hasty(empty), "would fit if less were taken, but excluded")
 	}
 	groups, texts := map[string][]string{}, []string(nil)
 	for _, e := range s.excluded {

@@ -166,13 +166,10 @@ func (p *page) explanation(e *Explanation) {
 
 // of says what a reason is about.
 func (r *Reason) of() string {
-	switch {
-	case r.Request != "" && r.Claim != "":
-		return fmt.Sprintf(" (claim %s, request %s)", r.Claim, r.Request)
-	case r.Request != "":
-		return fmt.Sprintf(" (request %s)", r.Request)
+	if r.Request == "" {
+		return ""
 	}
-	return ""
+	return fmt.Sprintf(" (claim %s, request %s)", r.Claim, r.Request)
 }
 
 func (h *Holder) text() string {
