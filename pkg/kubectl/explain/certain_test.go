@@ -234,6 +234,13 @@ var uncertain = []struct {
 		"the administrator does not offer what it asks for any more.",
 		"the administrator's sharing policy does not offer time slices any more, since " + fleettest.Start.UTC().Format("2006-01-02 15:04Z"),
 	}, silent: []string{"are tainted"}}},
+	{explained: explained{name: "withdrawn long ago", make: func(f *fleettest.Fleet) *corev1.Pod {
+		for i := range f.Slices {
+			f.Slices[i] = f.Slices[i].DeepCopy()
+			f.Slices[i].Spec.Devices = slices.DeleteFunc(f.Slices[i].Spec.Devices, func(d resourceapi.Device) bool { return textOf(&d, "type") == fleet.TypeTimeSlice })
+		}
+		return waits(fleettest.Request(slice))(f)
+	}, verdict: Waits, cause: NotOfClass, says: []string{"is of class timeslice.partage.dev: the administrator's sharing policy does not offer time slices there, or the GPUs cannot have them"}}},
 	{explained: explained{name: "headline of nodes", make: func(f *fleettest.Fleet) *corev1.Pod {
 		pod := waits(fleettest.Request(whole))(f)
 		pod.Spec.NodeSelector = map[string]string{"pool": "none"}

@@ -204,7 +204,7 @@ func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 		add(NoSlices, "the nodes that it may run on publish no devices: does the driver run there?")
 	case usable == 0:
 	case ofClass == 0:
-		add(NotOfClass, "none of %d devices is of class %s", usable, *a.class)
+		add(NotOfClass, "none of %d devices is of class %s%s", usable, *a.class, notOffered(s, *a.class))
 	case selected == 0:
 		add(NotSelected, "none of %d devices of class %s is selected: %s", ofClass, *a.class, whySelected(ctx, s, a, t, ofClass))
 	case capable == 0 && t.causes[CapacityTooLarge] > 0:
@@ -223,6 +223,27 @@ func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 		taken(a, t, capable, add)
 	}
 	return out
+}
+
+// notOffered says of a class for a kind of devices that the nodes which the pod may run on publish none of that kind.
+func notOffered(s *sight, name string) string {
+	published := sets.New[string]()
+	for _, nodes := range s.eligible() {
+		for d := range s.x.planner.Cluster.Devices(nodes[0]) {
+			published.Insert(textOf(d.Device(), "type"))
+		}
+	}
+	for _, selector := range s.x.planner.Cluster.Class(name).Spec.Selectors {
+		if selector.CEL == nil {
+			continue
+		}
+		for _, m := range equality.FindAllStringSubmatch(selector.CEL.Expression, -1) {
+			if kind := kindsOffered[m[2]+m[3]]; m[1] == "type" && kind != "" && !published.Has(m[2]+m[3]) {
+				return ": the administrator's sharing policy does not offer " + kind + " there, or the GPUs cannot have them"
+			}
+		}
+	}
+	return ""
 }
 
 func match(n int) string {
