@@ -19,6 +19,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 const (
@@ -59,7 +60,8 @@ func selected(a ask, form *regexp.Regexp, f func(name, asked string, with func(v
 			from, to := max(at[4], at[6]), max(at[5], at[7])
 			f(text(1), text(2)+text(3), func(value string) func(ask) {
 				whole := text(0)
-				other := s.CEL.Expression[at[0]:from-1] + quotedCEL(value) + s.CEL.Expression[to+1:at[1]]
+				// What devices publish is not to be part of an expression.
+				other := s.CEL.Expression[at[0]:from-1] + quote.CEL(value) + s.CEL.Expression[to+1:at[1]]
 				expression := strings.ReplaceAll(s.CEL.Expression, whole, other)
 				return func(a ask) { (*a.selectors)[i].CEL = &resourceapi.CELDeviceSelector{Expression: expression} }
 			})
@@ -72,11 +74,6 @@ var (
 	equality = regexp.MustCompile(`\.([A-Za-z_][A-Za-z0-9_]*)\s*==\s*(?:'([^'\\]*)'|"([^"\\]*)")`)
 	quantity = regexp.MustCompile(`\.([a-zA-Z_][a-zA-Z0-9_]*)\.(?:compareTo|isGreaterThan)\(quantity\((?:'([^']*)'|"([^"]*)")\)\)`)
 )
-
-// quotedCEL returns a text as CEL has it. What devices publish is not to be part of an expression.
-func quotedCEL(text string) string {
-	return "'" + strings.NewReplacer(`\`, `\\`, `'`, `\'`, "\n", `\n`, "\r", `\r`).Replace(text) + "'"
-}
 
 // otherValues are what devices have in place of a text that a selector compares.
 func otherValues(ctx context.Context, s *sight, a ask) []choices {

@@ -162,22 +162,13 @@ func (s *sight) eligible() [][]*corev1.Node {
 // devicesOf returns the devices of a class on the nodes that the pod may run on, of one node of
 // each kind.
 func (s *sight) devicesOf(ctx context.Context, name string) []*resourceapi.Device {
-	class := s.x.planner.Cluster.Class(name)
-	if class == nil {
-		return nil
-	}
 	var out []*resourceapi.Device
-	matcher := allocation.NewMatcher(s.x.planner.Cluster)
+	j, class := newJudge(s.x.planner), ask{class: &name, selectors: &[]resourceapi.DeviceSelector{}}
 	for _, kind := range s.eligible() {
-		for d := range s.x.planner.Cluster.Devices(kind[0]) {
-			if !slices.ContainsFunc(class.Spec.Selectors, func(selector resourceapi.DeviceSelector) bool {
-				if selector.CEL == nil {
-					return true
-				}
-				matches, err := matcher.Matches(ctx, selector.CEL.Expression, d)
-				return err != nil || !matches
-			}) {
-				out = append(out, d.Device())
+		for p := range s.x.planner.Cluster.Devices(kind[0]) {
+			var f finding
+			if j.selected(ctx, &f, p, class); f.cause() == "" {
+				out = append(out, p.Device())
 			}
 		}
 	}
