@@ -74,17 +74,11 @@ type Cost struct {
 	// SavingPercent is the part of the unshared GPUs that is not needed.
 	SavingPercent float64 `json:"savingPercent"`
 	// Overhead is by how much the mechanism slows the work, in percent.
-	OverheadPercent OverheadRange `json:"overheadPercent"`
+	OverheadPercent Range `json:"overheadPercent"`
 	// PerReplica is the price of a replica and hour on a full GPU, with the larger overhead; Month
 	// is that of all GPUs. Both are absent without a price.
 	PerReplica *float64 `json:"perReplicaAndHour,omitempty"`
 	Month      *float64 `json:"month,omitempty"`
-}
-
-// OverheadRange is in percent.
-type OverheadRange struct {
-	Low  float64 `json:"low"`
-	High float64 `json:"high"`
 }
 
 // Alternative is another mechanism.
@@ -142,7 +136,7 @@ func noneFits(d Decision, all map[Mechanism]*candidate) error {
 func costOf(q Query, c *candidate) Cost {
 	overhead := Overhead(c.mechanism)
 	replicas := int64(max(1, q.Count))
-	cost := Cost{PerGPU: c.perGPU, Unshared: replicas * c.count, OverheadPercent: OverheadRange{100 * overhead.Low, 100 * overhead.High}}
+	cost := Cost{PerGPU: c.perGPU, Unshared: replicas * c.count, OverheadPercent: Range{100 * overhead.Low, 100 * overhead.High}}
 	if c.count > 1 {
 		cost.PerGPU, cost.GPUs = 0, cost.Unshared
 	} else {

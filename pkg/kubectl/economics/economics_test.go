@@ -14,7 +14,6 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"sigs.k8s.io/yaml"
-
 )
 
 // TestFormulas has the check values of the published formulas, by their ids.

@@ -54,7 +54,10 @@ func RoundHalfUp(x float64, places int) float64 {
 }
 
 // Range is from Low to High, both included.
-type Range struct{ Low, High float64 }
+type Range struct {
+	Low  float64 `json:"low"`
+	High float64 `json:"high"`
+}
 
 // Overhead is by how much each mechanism slows the work, as a part of it (E6). It depends on
 // the workload: these are published averages. A software limit costs something with each

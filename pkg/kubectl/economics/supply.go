@@ -209,9 +209,9 @@ func modelOf(g *gpu.GPU, count int) *Model {
 		}
 		one := Profile{Name: p.Name, Most: p.MaxInstances, MemoryMiB: int64(p.Resources.MemoryBytes >> 20)}
 		m.Profiles = append(m.Profiles, one)
-		memory := one.MemoryMiB*mib - int64(g.ReservedMemory(&gpu.Profile{Slices: one.Slices()}))
+		each := one.MemoryMiB*mib - int64(g.ReservedMemory(&gpu.Profile{Slices: one.Slices()}))
 		m.Shares = append(m.Shares, Share{
-			Type: fleet.TypeTimeSlice, Profile: p.Name, Devices: p.MaxInstances, Clients: builtinClients, Memory: memory, Most: memory, Policy: true,
+			Type: fleet.TypeTimeSlice, Profile: p.Name, Devices: p.MaxInstances, Clients: builtinClients, Memory: each, Most: each, Policy: true,
 		})
 	}
 	return m
