@@ -194,7 +194,7 @@ func lostFaults(q Query, f Fleet, c *candidate) []string {
 	if q.Latency == "" || !ok || from == to || from != Guarantees[Partition].Fault {
 		return nil
 	}
-	return []string{fmt.Sprintf("Because of --latency %s this is %s and not %s. Faults are isolated there (%s), and not here (%s); --trust %s gives the former.",
+	return []string{fmt.Sprintf("Because of --latency %s this is %s and not %s. Faults are isolated there (%s), and not here (%s); --trust %s gives %[3]s.",
 		q.Latency, withArticle(c.mechanism), withArticle(other.Mechanism), from, to, OtherTenants)}
 }
 
