@@ -141,6 +141,7 @@ func (l *gpuLoop) poll(ctx context.Context) {
 	l.rebuild(ctx)
 	l.look(ctx)
 	if l.discovery.isDue(l.gpus.isTrouble(l.survey.Status)) {
+		l.gpus.back = nil
 		l.discovery.begin(ctx)
 	}
 }
@@ -209,6 +210,7 @@ func (l *gpuLoop) lookAtGPUs(ctx context.Context) {
 	l.survey.problem.Log(ctx, err, "The GPUs could not be surveyed, their conditions stay as they were", "The GPUs can be surveyed again")
 	switch {
 	case err == nil:
+		l.gpus.compare(l.survey.Status, found)
 		l.survey.Status, l.survey.at = found, time.Now()
 		l.survey.enough = l.survey.enough || !l.awaitsLook(ctx)
 	case !l.survey.enough:

@@ -150,6 +150,52 @@ func TestHungDiscovery(t *testing.T) {
 	}
 }
 
+// TestDiscoveryFromBeforeReturn: a discovery that began before a GPU came back, and ends after a survey has found it, does not say
+// once more that it is lost. The next one may.
+func TestDiscoveryFromBeforeReturn(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	well := testNodeWith(firstGPU, secondGPU)
+	r.hardware.setNode(well)
+	r.start(t)
+	untainted, lostOne := devicesOf(map[string][]string{firstGPU: nil, secondGPU: nil}), devicesOf(map[string][]string{firstGPU: nil, secondGPU: {"gpu-lost"}})
+	r.untilTainted(t, untainted)
+
+	began, end, again := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	discoveries := 0
+	isLost := withBroken(testNodeWith(firstGPU), broken(secondGPU, gpu.ErrLost))
+	r.claims.setStatus(lost(secondGPU))
+	r.hardware.mu.Lock()
+	r.hardware.node = isLost
+	r.hardware.onDiscover = func(ctx context.Context) error {
+		switch discoveries++; discoveries {
+		case 1: // it has read of the node what was so before
+			close(began)
+			select {
+			case <-end:
+			case <-ctx.Done():
+			}
+		case 2:
+			close(again)
+		}
+		return nil
+	}
+	r.hardware.mu.Unlock()
+	r.untilTainted(t, lostOne)
+	<-began
+	r.hardware.setNode(well)
+	r.claims.setStatus(device.Status{})
+	r.untilTainted(t, untainted)
+	close(end)
+	<-again // one begins when the loop has taken the one before
+	if got := r.events.list(); len(got) != 2 || !strings.HasPrefix(got[0], "GPULost: ") || !strings.HasPrefix(got[1], "GPURecovered: ") {
+		t.Errorf("events: %q", got)
+	}
+
+	r.hardware.setNode(isLost)
+	r.untilTainted(t, lostOne)
+}
+
 // TestSurveyIsPublished: conditions and partitions of others, as they come and
 // go, to claims as well as to the cluster.
 func TestSurveyIsPublished(t *testing.T) {

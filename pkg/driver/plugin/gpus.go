@@ -31,6 +31,8 @@ type knownGPUs struct {
 	// driver knows nothing.
 	missing  []device.Condition
 	unlisted []string
+	// back are those that a survey has found to work again since the last discovery began, which may have read before what it says of them.
+	back []string
 	// driverGone is why no GPU can be used, or nil.
 	driverGone error
 
@@ -75,9 +77,21 @@ func (k *knownGPUs) forget(ctx context.Context, mayBeInUse func(pciAddress strin
 func (k *knownGPUs) take(ctx context.Context, found *gpu.Node) {
 	all, kept := found.Keeping(k.node)
 	k.removed = slices.DeleteFunc(k.removed, func(address string) bool { return !slices.Contains(kept, address) })
-	k.node, k.missing, k.unlisted = all, missingGPUs(found, kept), found.Unlisted
+	missing := missingGPUs(found, kept)
+	k.missing = slices.DeleteFunc(missing, func(c device.Condition) bool { return slices.Contains(k.back, c.PCIAddress) })
+	k.node, k.unlisted = all, found.Unlisted
 	k.discovered, k.driverGone = true, nil
 	k.write(ctx)
+}
+
+// compare notes which GPUs have failed at the survey before and do not any more, nor at the last discovery. They are said to have recovered.
+func (k *knownGPUs) compare(before, now device.Status) {
+	for _, was := range before.Conditions {
+		fails := func(c device.Condition) bool { return c.PCIAddress == was.PCIAddress && isFailure(c) }
+		if isFailure(was) && !slices.ContainsFunc(slices.Concat(now.Conditions, k.missing), fails) {
+			k.back = append(k.back, was.PCIAddress)
+		}
+	}
 }
 
 // fail takes the error of a discovery. One that says that there is no driver makes all GPUs unusable, and so does any other before
