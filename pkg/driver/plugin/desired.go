@@ -42,12 +42,10 @@ type storedSlices interface {
 // and those that must stay although it does not offer them any more, because
 // claims may have them. It is for one goroutine.
 type desired struct {
-	options   *Options
-	node      *ownNode
-	stored    storedSlices
-	requested *requestedDevices
-	readiness *readiness
-	now       func() time.Time
+	*shared
+	node   *ownNode
+	stored storedSlices
+	now    func() time.Time
 
 	// policy is the last valid one. As long as there is none it is not known what
 	// the admin wants: nothing new is published, and what is published stays.

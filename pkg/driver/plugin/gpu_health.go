@@ -27,21 +27,15 @@ type healthMonitor interface {
 	Conditions() []device.Condition
 }
 
-// noHealth knows nothing.
-type noHealth struct{}
-
-func (noHealth) Follow(map[string]string, policy.Health) {}
-func (noHealth) Conditions() []device.Condition          { return nil }
-
 // newMonitor makes what follows the health of GPUs, or nil.
 func (p *Plugin) newMonitor() *health.Monitor {
-	o := &p.options
+	o := p.options
 	if o.Health == nil {
 		return nil
 	}
 	return health.New(health.Options{
 		Hardware: o.Health, DataDir: o.DataDir, BootID: o.BootID, Interval: o.PollInterval,
-		Changed: p.gpus.pollNow.Fire, Report: p.reportProgramError, HeldBack: p.reportHeldBack,
+		Changed: p.pollNow.Fire, Report: p.reportProgramError, HeldBack: p.reportHeldBack,
 		ObserveEvent: p.countEvent, ObserveHealth: o.Metrics.SetHealth,
 	})
 }

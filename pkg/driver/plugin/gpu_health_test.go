@@ -157,7 +157,7 @@ func TestReportProgramError(t *testing.T) {
 		uses(claim.Ref{Name: "two", UID: "2"}, "B", firstGPU, at(1)),
 		uses(claim.Ref{Name: "other", UID: "3"}, "C", secondGPU, nil),
 	}
-	p := &Plugin{options: Options{Claims: claims, Events: told.Tell}}
+	p := &Plugin{shared: &shared{options: &Options{Claims: claims, Events: told.Tell}}}
 	p.reportProgramError(t.Context(), health.ProgramError{PCIAddress: firstGPU, Place: at(1), Text: "XID 31 (a name). Look for it"})
 	p.reportProgramError(t.Context(), health.ProgramError{PCIAddress: secondGPU, Text: "XID 13 (a name)"})
 	p.reportHeldBack(t.Context(), health.Hold{PCIAddress: firstGPU, Reason: device.Lost, Earlier: 2, Until: time.Unix(0, 0)})

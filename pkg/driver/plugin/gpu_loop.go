@@ -12,8 +12,6 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/claim"
-	"github.com/partage-dev/partage/pkg/driver/plugin/events"
-	"github.com/partage-dev/partage/pkg/driver/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/util/logchange"
 	"github.com/partage-dev/partage/pkg/util/panics"
 )
@@ -49,19 +47,11 @@ const changesSettle = 200 * time.Millisecond
 // survey finds at every poll, and what others say. It hands that on, whatever has changed: to claims, to the publisher, to those
 // who have a device, to metrics, and to people.
 type gpuLoop struct {
-	options    *Options
+	*shared
 	publish    func(w *wanted, complete bool)
-	states     *deviceStates
 	reconciler *reconciler
-	readiness  *readiness
-	startup    *startup
-	board      *events.Board
-	health     healthMonitor
-	others     *others
-	// pollNow asks for a poll, failed for cleaning up.
-	pollNow, failed loop.Trigger
-	// stop ends the driver.
-	stop func(error)
+	// health is nil where nothing tells what is wrong with GPUs that answer.
+	health healthMonitor
 
 	desired   desired
 	report    gpuReport
@@ -250,10 +240,13 @@ func (l *gpuLoop) known() *known {
 	if l.inventory == nil {
 		return k
 	}
-	if l.gpus.discovered || l.gpus.driverGone != nil { // before, the hardware is not open, and reading the health of a GPU would fail
-		l.health.Follow(l.gpus.uuids(), k.policy.Health)
+	if l.health != nil {
+		if l.gpus.discovered || l.gpus.driverGone != nil { // before, the hardware is not open, and reading the health of a GPU would fail
+			l.health.Follow(l.gpus.uuids(), k.policy.Health)
+		}
+		k.health = l.health.Conditions()
 	}
-	k.live, k.statements, k.health, k.foreign = l.live, l.options.Claims.Statements(), l.health.Conditions(), l.others.conditions(l.gpus.node)
+	k.live, k.statements, k.foreign = l.live, l.options.Claims.Statements(), l.others.conditions(l.gpus.node)
 	return k
 }
 

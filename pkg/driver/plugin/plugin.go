@@ -138,24 +138,34 @@ type timing struct {
 	answer time.Duration
 }
 
+// shared is what the parts of the driver have in common.
+type shared struct {
+	options   *Options
+	readiness *readiness
+	startup   *startup
+	board     *events.Board
+	others    *others
+	states    *deviceStates
+	requested *requestedDevices
+	// pollNow asks for a poll of the GPUs, failed for cleaning up.
+	pollNow, failed loop.Trigger
+	// stop ends Run with an error.
+	stop context.CancelCauseFunc
+}
+
 // Plugin is the running driver.
 type Plugin struct {
-	options   Options
+	*shared
 	timing    timing
-	board     *events.Board
-	readiness *readiness
 	publisher *publish.Publisher
-	// service, the loop of the GPUs and its reconciler share triggers.
-	service *draService
-	gpus    *gpuLoop
-	node    *ownNode
-	labels  *nodelabels.Writer
+	service   *draService
+	gpus      *gpuLoop
+	node      *ownNode
+	labels    *nodelabels.Writer
 	// status is nil where the status of claims is not written.
 	status *claimstatus.Writer
 	// socketUID is part of the names of the sockets.
 	socketUID types.UID
-	// stop ends Run with an error.
-	stop context.CancelCauseFunc
 }
 
 // New does nothing yet.
@@ -170,10 +180,11 @@ func newPlugin(o Options, t timing) *Plugin {
 	if o.Metrics == nil {
 		o.Metrics = metrics.New(metrics.Options{}) // nobody asks for them
 	}
-	p := &Plugin{options: o, timing: t, board: events.NewBoard(o.Events), readiness: newReadiness()}
-	stop := func(err error) { p.stop(err) }
-	failed, pollNow, startup := loop.NewTrigger(), loop.NewTrigger(), newStartup()
-	requested := &requestedDevices{driverName: o.DriverName, poolName: o.NodeName}
+	all := &shared{
+		options: &o, readiness: newReadiness(), startup: newStartup(), board: events.NewBoard(o.Events), states: newDeviceStates(o.PollInterval),
+		requested: &requestedDevices{driverName: o.DriverName, poolName: o.NodeName}, pollNow: loop.NewTrigger(), failed: loop.NewTrigger(),
+	}
+	p := &Plugin{shared: all, timing: t, service: &draService{shared: all}}
 	p.publisher = p.newPublisher()
 	if o.StatusClient != nil {
 		p.status = claimstatus.New(claimstatus.Options{DriverName: o.DriverName, Client: o.StatusClient, Newest: p.publisher.Newest})
@@ -184,26 +195,20 @@ func newPlugin(o Options, t timing) *Plugin {
 			p.board.SayOne(ctx, events.Event{Reason: reasonForeignLabels, Text: message})
 		},
 	})
-	p.node = newOwnNode(o.KubeClient, o.NodeName, p.seeNode, pollNow, stop)
-	software := &neighbours{node: p.node.now.Load, otherDriver: p.options.otherDriver(), runtime: o.Runtime, observe: o.Metrics.SetNeighbour}
-	p.service = &draService{
-		others: newOthers(o.ForeignClaims, software.find, o.ReconcileInterval, pollNow), devices: newDeviceStates(o.PollInterval),
-		options: &p.options, startup: startup, readiness: p.readiness, requested: requested, failed: failed, stop: stop,
-	}
+	p.node = newOwnNode(o.KubeClient, o.NodeName, p.seeNode, p.pollNow, func(err error) { p.stop(err) })
+	software := &neighbours{node: p.node.now.Load, otherDriver: o.otherDriver(), runtime: o.Runtime, observe: o.Metrics.SetNeighbour}
+	p.others = newOthers(o.ForeignClaims, software.find, o.ReconcileInterval, p.pollNow)
 	p.gpus = &gpuLoop{
-		options: &p.options, publish: p.publish,
-		reconciler: &reconciler{options: &p.options, failed: failed, pollNow: pollNow},
-		readiness:  p.readiness, startup: startup, board: p.board,
-		health: noHealth{}, others: p.service.others, states: p.service.devices, pollNow: pollNow, failed: failed, stop: stop,
-		discovery: discoverer{hardware: o.Hardware, interval: o.PollInterval, opened: startup.opened, found: make(chan discovery, 1)},
+		shared: all, publish: p.publish, reconciler: &reconciler{options: &o, failed: p.failed, pollNow: p.pollNow},
+		discovery: discoverer{hardware: o.Hardware, interval: o.PollInterval, opened: p.startup.opened, found: make(chan discovery, 1)},
 		gpus:      knownGPUs{file: lastseen.New(o.DataDir, o.BootID)},
-		desired:   desired{options: &p.options, node: p.node, stored: p.publisher, requested: requested, readiness: p.readiness, now: time.Now},
+		desired:   desired{shared: all, node: p.node, stored: p.publisher, now: time.Now},
 	}
 	return p
 }
 
 func (p *Plugin) newPublisher() *publish.Publisher {
-	o := &p.options
+	o := p.options
 	return publish.New(publish.Options{
 		DriverName: o.DriverName, NodeName: o.NodeName, KubeClient: o.KubeClient, MetadataClient: o.MetadataClient,
 		LockFile: filepath.Join(o.DataDir, "publish.lock"),
@@ -278,10 +283,10 @@ func (p *Plugin) Run(ctx context.Context) error {
 		p.gpus.health = monitor
 		running.Go(func() { monitor.Run(loops) })
 	}
-	running.Go(func() { p.service.others.run(loops) })
+	running.Go(func() { p.others.run(loops) })
 	running.Go(func() { p.gpus.run(loops) })
 	running.Go(func() {
-		<-p.service.startup.done // which cleans up itself
+		<-p.startup.done // which cleans up itself
 		p.gpus.reconciler.run(loops)
 	})
 	running.Go(func() { p.publisher.Run(loops) })
@@ -301,7 +306,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 }
 
 func (p *Plugin) helperOptions() []kubeletplugin.Option {
-	o := &p.options
+	o := p.options
 	return append(o.metadataOptions(),
 		kubeletplugin.DriverName(o.DriverName),
 		kubeletplugin.NodeName(o.NodeName),

@@ -20,7 +20,6 @@ import (
 
 	"github.com/partage-dev/partage/pkg/driver/claim"
 	"github.com/partage-dev/partage/pkg/driver/metrics"
-	"github.com/partage-dev/partage/pkg/driver/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/driver/plugin/internal/tenant"
 	"github.com/partage-dev/partage/pkg/util/panics"
 	"github.com/partage-dev/partage/pkg/util/steptime"
@@ -37,18 +36,9 @@ type ClaimPreparer interface {
 
 // draService serves the calls of the kubelet, and of the helper that receives them.
 type draService struct {
-	options   *Options
-	devices   *deviceStates
-	startup   *startup
-	readiness *readiness
-	requested *requestedDevices
-	others    *others
+	*shared
 	// calls are those in progress.
 	calls inflight
-	// failed asks to clean up soon.
-	failed loop.Trigger
-	// stop ends the driver.
-	stop func(error)
 }
 
 var _ kubeletplugin.DRAPlugin = (*draService)(nil)
@@ -100,7 +90,7 @@ func (s *draService) prepare(ctx context.Context, c *resourceapi.ResourceClaim) 
 		prepared, err = s.options.Claims.Prepare(ctx, c)
 	}
 	if err != nil {
-		if trouble := s.devices.trouble(devices); trouble != "" {
+		if trouble := s.states.trouble(devices); trouble != "" {
 			err = fmt.Errorf("%s: %w", trouble, err)
 		}
 		err = fmt.Errorf("claim %s: %w", klog.KObj(c), err)
@@ -187,7 +177,7 @@ func (s *draService) HandleError(ctx context.Context, err error, msg string) {
 
 // WatchHealthStatus reports the health of the devices that claims have.
 func (s *draService) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
-	return s.devices.watch(ctx, reports)
+	return s.states.watch(ctx, reports)
 }
 
 // inflight counts calls. Its zero value is ready.
