@@ -6,14 +6,20 @@ package plugin
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"sync"
+	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/driver/plugin/events"
 	"github.com/partage-dev/partage/pkg/driver/plugin/lastseen"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/util/logchange"
+	"github.com/partage-dev/partage/pkg/util/panics"
 )
 
 // knownGPUs are the GPUs of this node as they were found last, so that those that do not answer now stay published, tainted. It is
@@ -183,4 +189,149 @@ func conditionOf(b gpu.Broken, pciAddress string) device.Condition {
 		c.Reason = device.ResetRequired
 	}
 	return c
+}
+
+// ErrStop ends Run when an error of Hardware.Open wraps it. Every other error of
+// the hardware is retried for ever.
+var ErrStop = errors.New("the plugin must be restarted")
+
+// Hardware finds the GPUs of this machine. Its methods return in bounded time,
+// with an error that wraps gpu.ErrHung where the hardware does not.
+type Hardware interface {
+	// Open returns an error that wraps gpu.ErrDriverNotLoaded while there is no
+	// driver. It is called again after it succeeded.
+	Open(ctx context.Context) error
+	Discover(ctx context.Context) (*gpu.Node, error)
+	// Removed reports whether a GPU was taken out, or given to another driver.
+	Removed(pciAddress string) bool
+}
+
+// rediscoverAfter is the number of intervals after which the GPUs are discovered again although nothing seems to be wrong: a MIG mode
+// that an administrator changed, or a GPU that was added, shows nowhere else.
+const rediscoverAfter = 6
+
+// discoverer reads everything about all GPUs, which takes as long as the hardware does.
+type discoverer struct {
+	hardware Hardware
+	interval time.Duration
+	// opened is told when the GPUs can be used.
+	opened func()
+	// found has room for the one that may be in progress, which is over when it was received.
+	found      chan discovery
+	running    sync.WaitGroup
+	inProgress bool
+	// last is when the last began, and inTrouble says that a GPU failed then.
+	last      time.Time
+	inTrouble bool
+
+	problem logchange.Problem
+	panics  panics.Repeated
+}
+
+// discovery is the result.
+type discovery struct {
+	node *gpu.Node
+	err  error
+}
+
+// isDue is asked at each poll, of which there may be some between those of the interval. What was discovered may not hold while a GPU
+// fails, nor when that is over.
+func (d *discoverer) isDue(isTrouble bool) bool {
+	after := rediscoverAfter * d.interval
+	if isTrouble || d.inTrouble {
+		after = d.interval
+	}
+	if d.inProgress || time.Since(d.last) < after-d.interval/2 {
+		return false
+	}
+	d.last, d.inTrouble = time.Now(), isTrouble
+	return true
+}
+
+// begin discovers in a goroutine of its own, since a GPU that does not answer delays it.
+func (d *discoverer) begin(ctx context.Context) {
+	d.inProgress = true
+	d.running.Go(func() { d.found <- d.discover(ctx) })
+}
+
+// discover ends soon after ctx does.
+func (d *discoverer) discover(ctx context.Context) (found discovery) {
+	defer d.panics.Recover(ctx, &found.err)
+	if err := d.hardware.Open(ctx); err != nil {
+		return discovery{err: err}
+	}
+	d.opened()
+	node, err := d.hardware.Discover(ctx)
+	if err != nil {
+		return discovery{err: fmt.Errorf("discover the GPUs: %w", err)}
+	}
+	return discovery{node: node}
+}
+
+// Reasons of events of the node.
+const (
+	reasonUnlisted        = "GPUNotListed"
+	reasonUnknownProfiles = "SharingPolicyProfilesUnknown"
+)
+
+// gpuReport logs which GPUs there are and what is offered of them, where that changes. It is for one goroutine.
+type gpuReport struct {
+	problems logchange.Set[string, error]
+	summary  logchange.Value[summary]
+	policies logchange.Set[gpuPolicy, *gpu.GPU]
+}
+
+// summary is of all GPUs.
+type summary struct {
+	gpus, devices int
+	driverVersion string
+}
+
+// gpuPolicy is a GPU under a policy.
+type gpuPolicy struct {
+	policy *policy.Policy
+	uuid   string
+}
+
+const unlistedText = "it is on the PCI bus, and the NVIDIA driver does not list it, so that it is not offered. " +
+	"See what the kernel log (NVRM) says about it, and whether its kernel driver is nvidia (lspci -k). " +
+	"If the GPU is not to be used here, bind it to vfio-pci or take it out."
+
+type unlistedKey string
+
+// gpuStatements say which GPUs the driver does not list, of those that it has never listed: one that was listed before has a condition.
+// And they say which profiles of the policy match nothing on this node: a typing error shows nowhere else.
+func gpuStatements(k *known) (all []events.Statement) {
+	for _, address := range k.gpus.unlisted {
+		if !k.gpus.node.Has(address) {
+			all = append(all, events.Statement{Key: unlistedKey(address), Event: events.Event{Reason: reasonUnlisted, Subjects: []string{address}, Text: unlistedText}})
+		}
+	}
+	for _, profile := range k.policy.UnknownProfiles(k.gpus.node.GPUs) {
+		all = append(all, events.Statement{Event: events.Event{Reason: reasonUnknownProfiles, Text: profile.String()}})
+	}
+	return all
+}
+
+// log logs what cannot be published, too. There may be no policy.
+func (r *gpuReport) log(ctx context.Context, inventory *device.Inventory, current *policy.Policy, known *knownGPUs) {
+	logger := klog.FromContext(ctx)
+	if now := (summary{len(known.node.GPUs), len(inventory.Devices()), known.node.DriverVersion}); known.discovered && r.summary.Set(now) {
+		logger.Info("Discovered", "gpus", now.gpus, "devices", now.devices, "driverVersion", now.driverVersion)
+	}
+	problems, _ := r.problems.Update(inventory.Problems(), error.Error)
+	for _, problem := range problems {
+		logger.Error(problem, "Not everything can be published")
+	}
+	if current == nil {
+		return
+	}
+	gpus := make([]*gpu.GPU, len(known.node.GPUs))
+	for i := range known.node.GPUs {
+		gpus[i] = &known.node.GPUs[i]
+	}
+	appeared, _ := r.policies.Update(gpus, func(g *gpu.GPU) gpuPolicy { return gpuPolicy{current, g.UUID} })
+	for _, g := range appeared {
+		logger.Info("Sharing policy", "pciAddress", g.PCIAddress, "productName", g.ProductName, "offers", current.For(g).String())
+	}
 }

@@ -5,15 +5,15 @@
 //
 //	registration.go  how the kubelet finds the plugin; prepare.go serves its calls, which go to package claim
 //	gpu_loop.go      joins what is known of the GPUs, and hands it on, whatever has changed
-//	gpus.go          what discovery.go has found of them, also in an earlier process; gpu_report.go says it
+//	gpus.go          what was discovered of them, also by an earlier process
 //	gpu_health.go    what package health finds out
-//	foreign_claims.go which of them another driver with the same name has given away, and what else neighbours.go finds on the node
+//	others.go        which of them another driver with the same name has given away, and what else on the node gives out GPUs
 //	node.go          watches the Node: its identity, its labels, which GPUs are cordoned, and what its kubelet can do
 //	desired.go       which devices are to be published
 //	want.go          what slices, taints, the status of claims, the kubelet, events, labels of the node and metrics should be, given all of this
 //	conditions.go    what people are told of conditions of the GPUs; they become taints in package device
-//	device_states.go how the devices of claims are; claim_status.go says it in the status of claims, which claimstatus/ writes,
-//	                 health_stream.go to the kubelet
+//	device_states.go how the devices of claims are, which the kubelet is told; claim_status.go says it in the status of claims, which
+//	                 claimstatus/ writes
 //	publish/         keeps ResourceSlices in the API server
 //	metadata.go      what containers can read about their devices, in files
 //	reconcile.go     cleans up

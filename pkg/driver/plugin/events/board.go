@@ -1,12 +1,18 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
+// Package events tells people what happens to the GPUs of a node, in Events of Kubernetes.
+//
+//	board.go     what is told, and when: it compares what holds now with what was told
+//	recorder.go  writes it: about the node, about claims, and about the pods that use them
 package events
 
 import (
+	"cmp"
 	"context"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -14,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/driver/claim"
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 const (
@@ -43,20 +50,17 @@ type Over func(was Statement) (e Event, is bool)
 type Board struct {
 	tell Tell
 
-	mu      sync.Mutex
-	sources map[string]*source
+	mu  sync.Mutex
+	all []told
 }
 
-// source is what one says, and what it has said.
-type source struct {
-	all  []told
-	over Over
-}
-
-// told is a statement, and when it is to be told next. It is kept for a time after its end, to count how often it comes back.
+// told is what a source says, or has said, and when it is to be told next. It is kept for a time after its end, to count how often it
+// comes back.
 type told struct {
 	Statement
-	next time.Time
+	source string
+	over   Over
+	next   time.Time
 	// gone is since when it does not hold, or zero.
 	gone  time.Time
 	ended bool
@@ -64,28 +68,23 @@ type told struct {
 }
 
 // NewBoard makes a Board.
-func NewBoard(tell Tell) *Board { return &Board{tell: tell, sources: map[string]*source{}} }
+func NewBoard(tell Tell) *Board { return &Board{tell: tell} }
 
 // Say takes all that a source knows to hold now, and tells what is due of all sources: some say something all the time. Over is
 // optional.
-func (b *Board) Say(ctx context.Context, name string, now []Statement, over Over) {
+func (b *Board) Say(ctx context.Context, source string, now []Statement, over Over) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.sources[name] == nil {
-		b.sources[name] = &source{}
-	}
-	b.sources[name].take(now, over)
-	for _, s := range b.sources {
-		due := s.due(time.Now())
-		for i := range due {
-			logger := klog.FromContext(ctx)
-			if due[i].Claim != (claim.Ref{}) {
-				logger = logger.V(2)
-			}
-			logger.Info("Event", "event", due[i].String())
+	b.take(source, now, over)
+	due := b.due(time.Now())
+	for i := range due {
+		logger := klog.FromContext(ctx)
+		if due[i].Claim != (claim.Ref{}) {
+			logger = logger.V(2)
 		}
-		b.tell(ctx, due...)
+		logger.Info("Event", "event", due[i].String())
 	}
+	b.tell(ctx, due...)
 }
 
 // SayOne takes what holds now of a reason of which there is one event at a time. Without a text nothing does.
@@ -97,23 +96,24 @@ func (b *Board) SayOne(ctx context.Context, e Event) {
 	b.Say(ctx, e.Reason, now, nil)
 }
 
-func (s *source) take(now []Statement, over Over) {
-	s.over = over
-	for i := range s.all {
-		if s.all[i].gone.IsZero() {
-			s.all[i].gone = time.Now()
+func (b *Board) take(source string, now []Statement, over Over) {
+	for i := range b.all {
+		if is := &b.all[i]; is.source == source {
+			is.over = over
+			if is.gone.IsZero() {
+				is.gone = time.Now()
+			}
 		}
 	}
 	for _, one := range now {
 		if one.Key == nil {
 			one.Key = one.Text
 		}
-		at := slices.IndexFunc(s.all, func(t told) bool { return t.Key == one.Key })
+		at := slices.IndexFunc(b.all, func(t told) bool { return t.source == source && t.Key == one.Key })
 		if at < 0 {
-			s.all = append(s.all, told{Statement: one})
-			continue
+			b.all, at = append(b.all, told{source: source, over: over}), len(b.all)
 		}
-		is := &s.all[at]
+		is := &b.all[at]
 		is.Statement, is.gone = one, time.Time{}
 		if is.ended {
 			is.ended, is.back, is.next = false, is.back+1, time.Time{}
@@ -122,10 +122,10 @@ func (s *source) take(now []Statement, over Over) {
 }
 
 // due returns what is to be told at a time, and forgets what has long been over.
-func (s *source) due(now time.Time) (due []Event) {
+func (b *Board) due(now time.Time) (due []Event) {
 	again := now.Add(repeatAfter - rand.N(repeatJitter)) //nolint:gosec // no secret; the same for what begins together
-	for i := range s.all {
-		switch is := &s.all[i]; {
+	for i := range b.all {
+		switch is := &b.all[i]; {
 		case is.gone.IsZero():
 			if is.next.IsZero() || is.eventType() == corev1.EventTypeWarning && !now.Before(is.next) {
 				due = append(due, is.Event)
@@ -133,14 +133,82 @@ func (s *source) due(now time.Time) (due []Event) {
 			}
 		case !is.ended && (is.back < often || now.Sub(is.gone) >= calm):
 			is.ended = true
-			if s.over == nil {
+			if is.over == nil {
 				continue
 			}
-			if e, told := s.over(is.Statement); told {
+			if e, told := is.over(is.Statement); told {
 				due = append(due, e)
 			}
 		}
 	}
-	s.all = slices.DeleteFunc(s.all, func(t told) bool { return t.ended && now.Sub(t.gone) >= calm })
+	b.all = slices.DeleteFunc(b.all, func(t told) bool { return t.ended && now.Sub(t.gone) >= calm })
 	return join(due)
+}
+
+// Event is something that people should read.
+type Event struct {
+	// Claim is the claim that it is about, which the pods that use it are told, too. The zero value is the node.
+	Claim claim.Ref
+	// Type is corev1.EventTypeWarning if it is empty.
+	Type   string
+	Reason string
+	// Subjects are the GPUs of the node, by PCI address, or the devices of the claim that it is about. The message begins with
+	// them. Without any the text says what it is about.
+	Subjects []string
+	// Text says what has happened and what to do.
+	Text string
+
+	// pod uses the claim, and is told of it, unless it is the zero value.
+	pod corev1.ObjectReference
+}
+
+func (e *Event) eventType() string { return cmp.Or(e.Type, corev1.EventTypeWarning) }
+
+// Message is the text of the event.
+func (e *Event) Message() string {
+	var about []string
+	switch {
+	case len(e.Subjects) == 0:
+	case e.Claim == (claim.Ref{}):
+		about = append(about, quote.Plural("GPU", e.Subjects))
+	default:
+		about = append(about, quote.Plural("device", e.Subjects))
+	}
+	switch {
+	case e.pod.Name != "":
+		about = append(about, "claim "+quote.Name(e.Claim.Name))
+	case e.Claim.Name == "" && e.Claim.UID != "": // its name is not known
+		about = append(about, "claim with UID "+quote.Name(e.Claim.UID))
+	}
+	if len(about) == 0 {
+		return e.Text
+	}
+	subject := strings.Join(about, " of ")
+	return strings.ToUpper(subject[:1]) + subject[1:] + ": " + e.Text
+}
+
+// String is for tests and logs.
+func (e *Event) String() string {
+	text := e.Reason + ": " + e.Message()
+	if e.Claim.Name != "" {
+		text = e.Claim.Name + ": " + text
+	}
+	return text
+}
+
+// join makes one event of those that say the same of several GPUs or devices.
+func join(all []Event) (joined []Event) {
+	for _, e := range all {
+		at := slices.IndexFunc(joined, func(j Event) bool {
+			return j.Claim == e.Claim && j.Type == e.Type && j.Reason == e.Reason && j.Text == e.Text && len(j.Subjects) > 0 && len(e.Subjects) > 0
+		})
+		if at < 0 {
+			joined = append(joined, e)
+			continue
+		}
+		subjects := slices.Concat(joined[at].Subjects, e.Subjects)
+		slices.Sort(subjects)
+		joined[at].Subjects = slices.Compact(subjects)
+	}
+	return joined
 }

@@ -9,8 +9,7 @@
 //	act.go         one request, and what its answer means
 //	tell.go        what is said of what is stored, and which of several instances publishes
 //	versions.go    whether somebody else has changed what is stored
-//	features.go    what the cluster can do with devices; probe.go asks for it
-//	warnings.go    what people are told of that
+//	features.go    what the cluster can do with devices, and what people are told of that; probe.go asks for it
 //
 // It does not use the slice controller of k8s.io/dynamic-resource-allocation, see
 // docs/design/publishing.md.
