@@ -277,14 +277,8 @@ const (
 // gpuReport logs which GPUs there are and what is offered of them, where that changes. It is for one goroutine.
 type gpuReport struct {
 	problems logchange.Set[string, error]
-	summary  logchange.Value[summary]
-	policies logchange.Set[gpuPolicy, *gpu.GPU]
-}
-
-// summary is of all GPUs.
-type summary struct {
-	gpus, devices int
-	driverVersion string
+	summary  logchange.Value[string]
+	policies logchange.Set[gpuPolicy, gpu.GPU]
 }
 
 // gpuPolicy is a GPU under a policy.
@@ -316,8 +310,9 @@ func gpuStatements(k *known) (all []events.Statement) {
 // log logs what cannot be published, too. There may be no policy.
 func (r *gpuReport) log(ctx context.Context, inventory *device.Inventory, current *policy.Policy, known *knownGPUs) {
 	logger := klog.FromContext(ctx)
-	if now := (summary{len(known.node.GPUs), len(inventory.Devices()), known.node.DriverVersion}); known.discovered && r.summary.Set(now) {
-		logger.Info("Discovered", "gpus", now.gpus, "devices", now.devices, "driverVersion", now.driverVersion)
+	gpus, devices, version := len(known.node.GPUs), len(inventory.Devices()), known.node.DriverVersion
+	if known.discovered && r.summary.Set(fmt.Sprint(gpus, devices, version)) {
+		logger.Info("Discovered", "gpus", gpus, "devices", devices, "driverVersion", version)
 	}
 	problems, _ := r.problems.Update(inventory.Problems(), error.Error)
 	for _, problem := range problems {
@@ -326,12 +321,8 @@ func (r *gpuReport) log(ctx context.Context, inventory *device.Inventory, curren
 	if current == nil {
 		return
 	}
-	gpus := make([]*gpu.GPU, len(known.node.GPUs))
-	for i := range known.node.GPUs {
-		gpus[i] = &known.node.GPUs[i]
-	}
-	appeared, _ := r.policies.Update(gpus, func(g *gpu.GPU) gpuPolicy { return gpuPolicy{current, g.UUID} })
-	for _, g := range appeared {
-		logger.Info("Sharing policy", "pciAddress", g.PCIAddress, "productName", g.ProductName, "offers", current.For(g).String())
+	appeared, _ := r.policies.Update(known.node.GPUs, func(g gpu.GPU) gpuPolicy { return gpuPolicy{current, g.UUID} })
+	for i := range appeared {
+		logger.Info("Sharing policy", "pciAddress", appeared[i].PCIAddress, "productName", appeared[i].ProductName, "offers", current.For(&appeared[i]).String())
 	}
 }

@@ -18,6 +18,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/device"
@@ -81,13 +82,9 @@ func (f *others) run(ctx context.Context) {
 // firstLook looks until the kubelet has answered, though not for ever.
 func (f *others) firstLook(ctx context.Context) {
 	defer close(f.known)
-	began := time.Now()
-	for {
-		err := f.look(ctx)
-		if !errors.Is(err, unclaimed.ErrKubelet) || time.Since(began) >= firstLookTimeout || !loop.Pause(ctx, firstLookPause) {
-			return
-		}
-	}
+	_ = wait.PollUntilContextTimeout(ctx, firstLookPause, firstLookTimeout, true, func(context.Context) (bool, error) {
+		return !errors.Is(f.look(ctx), unclaimed.ErrKubelet), nil
+	})
 }
 
 // await returns when it is known what there is, or ctx ends.

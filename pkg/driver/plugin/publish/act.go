@@ -37,7 +37,7 @@ func (p *Publisher) act(ctx context.Context, w *rules.Write) {
 		if w.What != rules.List {
 			p.says.failure = nil
 		}
-		p.observe(len(p.stored.Slices), nil)
+		p.Observe(len(p.stored.Slices), nil)
 		return
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err), apierrors.IsAlreadyExists(err):
 		// What became of a request without an answer shows the same way when it is repeated.
@@ -53,7 +53,7 @@ func (p *Publisher) refused(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
 	}
-	p.observe(0, err)
+	p.Observe(0, err)
 	p.says.failure = err
 	p.memory.Refused(p.now(), rand.Float64()) //nolint:gosec // no secret
 }

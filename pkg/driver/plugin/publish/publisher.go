@@ -9,7 +9,7 @@
 //	act.go         one request, and what its answer means
 //	tell.go        what is said of what is stored, and which of several instances publishes
 //	versions.go    whether somebody else has changed what is stored
-//	features.go    what the cluster can do with devices, and what people are told of that; probe.go asks for it
+//	features.go    what the cluster can do with devices, which is asked for, and what people are told of that
 //
 // It does not use the slice controller of k8s.io/dynamic-resource-allocation, see
 // docs/design/publishing.md.
@@ -73,9 +73,9 @@ type Options struct {
 // Publisher publishes the ResourceSlices of one node. Its methods may be called
 // concurrently, except Run.
 type Publisher struct {
-	pool    pool
-	slices  typedresource.ResourceSliceInterface
-	observe func(slices int, err error)
+	Options
+	pool   pool
+	slices typedresource.ResourceSliceInterface
 
 	// inventory is what is to be published, nil until there is one.
 	inventory atomic.Pointer[device.Inventory]
@@ -116,16 +116,15 @@ func New(o Options) *Publisher {
 	}
 	pool := pool{driverName: o.DriverName, nodeName: o.NodeName}
 	return &Publisher{
+		Options:    o,
 		pool:       pool,
 		slices:     o.KubeClient.ResourceV1().ResourceSlices(),
-		observe:    o.Observe,
 		changed:    loop.NewTrigger(),
 		registered: loop.NewTrigger(),
 		versions:   newVersions(o.MetadataClient, pool),
 		precedence: precedence.New(o.LockFile),
 		memory:     rules.NewMemory(o.Pace),
 		features:   features{prober: prober{pool: pool, client: o.KubeClient.ResourceV1().RESTClient()}},
-		says:       says{report: o.Report},
 		sayLacks:   o.Say,
 	}
 }

@@ -25,7 +25,6 @@ const (
 
 // says says what is stored.
 type says struct {
-	report func(ctx context.Context, reason string)
 	// confirmed means that everything was stored at some time, and wrongSince is when it was not any more.
 	confirmed  bool
 	wrongSince time.Time
@@ -57,7 +56,7 @@ func (p *Publisher) tell(ctx context.Context, plan *rules.Plan) (next rules.Time
 			klog.FromContext(ctx).Info("Published", "resourceSlices", len(p.stored.Slices), "devices", devices)
 		}
 		s.confirmed = true
-		s.report(ctx, "")
+		p.Report(ctx, "")
 		return plan.Next
 	}
 	if s.confirmed && since < usualTime {
@@ -68,7 +67,7 @@ func (p *Publisher) tell(ctx context.Context, plan *rules.Plan) (next rules.Time
 	if reason == nil {
 		reason = fmt.Errorf("of %d, %d are missing and %d have other content; somebody else changes them again and again", len(p.wanted.Slices), plan.Missing, plan.Wrong)
 	}
-	s.report(ctx, fmt.Sprintf("the ResourceSlices are not in the API server as they should be: %v", reason))
+	p.Report(ctx, fmt.Sprintf("the ResourceSlices are not in the API server as they should be: %v", reason))
 	// Where this instance is refused for long, because it lacks rights, for example, an older one may still be able to write.
 	isRefused := apierrors.IsForbidden(reason) || apierrors.IsUnauthorized(reason) || apierrors.IsInvalid(reason)
 	if isRefused && since >= usualTime && p.precedence.GiveWay() {
@@ -93,14 +92,14 @@ func (p *Publisher) isMine(ctx context.Context) bool {
 		p.memory.Doubt()
 		klog.FromContext(ctx).Info("The newer instance of the plugin has ended, publishing again")
 	case !mine && was:
-		p.observe(0, nil)
+		p.Observe(0, nil)
 		if gaveWay {
 			break // it is said why
 		}
 		p.says.note(true)
 		klog.FromContext(ctx).Info("A newer instance of the plugin publishes the ResourceSlices of this node")
 		if !p.says.confirmed {
-			p.says.report(ctx, "a newer instance of the plugin on this node publishes")
+			p.Report(ctx, "a newer instance of the plugin on this node publishes")
 		}
 	}
 	return mine
