@@ -27,24 +27,18 @@ type healthMonitor interface {
 	Conditions() []device.Condition
 }
 
-// newMonitor makes what follows the health of GPUs, or nil.
+// newMonitor makes what follows the health of GPUs.
 func (p *Plugin) newMonitor() *health.Monitor {
 	o := p.options
-	if o.Health == nil {
-		return nil
-	}
 	return health.New(health.Options{
 		Hardware: o.Health, DataDir: o.DataDir, BootID: o.BootID, Interval: o.PollInterval,
-		Changed: p.pollNow.Fire, Report: p.reportProgramError, HeldBack: p.reportHeldBack,
-		ObserveEvent: p.countEvent, ObserveHealth: o.Metrics.SetHealth,
+		Changed: p.pollNow.Fire, Report: p.reportProgramError, HeldBack: p.reportHeldBack, ObserveHealth: o.Metrics.SetHealth,
+		ObserveEvent: func(e gpu.Event) {
+			if e.Kind == gpu.EventXID {
+				o.Metrics.XID(e.PCIAddress, e.XID)
+			}
+		},
 	})
-}
-
-// countEvent counts errors that the driver reports.
-func (p *Plugin) countEvent(e gpu.Event) {
-	if e.Kind == gpu.EventXID {
-		p.options.Metrics.XID(e.PCIAddress, e.XID)
-	}
 }
 
 // reasonProgramError is the reason of an event of claims and pods.

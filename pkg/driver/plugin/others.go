@@ -293,14 +293,3 @@ func (n *neighbours) find(ctx context.Context) (found []unclaimed.Finding) {
 	}
 	return found
 }
-
-// otherDriver looks for a DRA driver of the same name, which has the socket that this one would
-// have without the UID of its pod.
-func (o *Options) otherDriver() func(ctx context.Context) unclaimed.Finding {
-	if o.PodUID == "" {
-		return nil
-	}
-	return func(ctx context.Context) unclaimed.Finding {
-		return unclaimed.OtherDriver(ctx, o.RegistrarDir, o.DriverName)
-	}
-}

@@ -46,6 +46,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/plugin/nodelabels"
 	"github.com/partage-dev/partage/pkg/driver/plugin/publish"
 	"github.com/partage-dev/partage/pkg/driver/plugin/publish/rules"
+	"github.com/partage-dev/partage/pkg/driver/unclaimed"
 )
 
 // Claims keeps the state of claims on this node. All methods may be called
@@ -196,7 +197,12 @@ func newPlugin(o Options, t timing) *Plugin {
 		},
 	})
 	p.node = newOwnNode(o.KubeClient, o.NodeName, p.seeNode, p.pollNow, func(err error) { p.stop(err) })
-	software := &neighbours{node: p.node.now.Load, otherDriver: o.otherDriver(), runtime: o.Runtime, observe: o.Metrics.SetNeighbour}
+	software := &neighbours{node: p.node.now.Load, runtime: o.Runtime, observe: o.Metrics.SetNeighbour}
+	if o.PodUID != "" { // without it this driver has the socket that the other one would have
+		software.otherDriver = func(ctx context.Context) unclaimed.Finding {
+			return unclaimed.OtherDriver(ctx, o.RegistrarDir, o.DriverName)
+		}
+	}
 	p.others = newOthers(o.ForeignClaims, software.find, o.ReconcileInterval, p.pollNow)
 	p.gpus = &gpuLoop{
 		shared: all, publish: p.publish, reconciler: &reconciler{options: &o, failed: p.failed, pollNow: p.pollNow},
@@ -279,7 +285,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	// The kubelet need not wait for the API server, which may be slow.
 	running.Go(func() { p.node.watch.Run(loops) })
-	if monitor := p.newMonitor(); monitor != nil {
+	if p.options.Health != nil {
+		monitor := p.newMonitor()
 		p.gpus.health = monitor
 		running.Go(func() { monitor.Run(loops) })
 	}

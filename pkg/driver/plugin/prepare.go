@@ -166,14 +166,11 @@ func (s *draService) unprepare(ctx context.Context, claim kubeletplugin.Namespac
 // the driver.
 func (s *draService) HandleError(ctx context.Context, err error, msg string) {
 	logger := klog.FromContext(ctx)
-	switch {
-	case errors.Is(err, kubeletplugin.ErrRecoverable):
-		if ctx.Err() == nil {
-			logger.Error(err, "Will be retried", "while", msg)
-		}
-	default:
+	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
 		logger.Error(err, "Cannot go on", "while", msg)
 		s.stop(fmt.Errorf("%s: %w", msg, err))
+	} else if ctx.Err() == nil {
+		logger.Error(err, "Will be retried", "while", msg)
 	}
 }
 
