@@ -31,12 +31,14 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
+	"github.com/partage-dev/partage/pkg/driver/claim"
 	"github.com/partage-dev/partage/pkg/driver/health"
 	"github.com/partage-dev/partage/pkg/driver/metrics"
 	"github.com/partage-dev/partage/pkg/driver/plugin/claimstatus"
@@ -52,7 +54,11 @@ import (
 // Claims keeps the state of claims on this node. All methods may be called
 // concurrently.
 type Claims interface {
-	ClaimPreparer
+	// Prepare is idempotent and prepares a claim completely or not at all.
+	Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]claim.LiveDevice, error)
+	// Unprepare is idempotent; an unknown claim is a success.
+	Unprepare(ctx context.Context, uid types.UID) error
+
 	ClaimReconciler
 	ClaimSurveyor
 	ClaimViewer

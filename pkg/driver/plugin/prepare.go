@@ -27,15 +27,6 @@ import (
 	"github.com/partage-dev/partage/pkg/util/steptime"
 )
 
-// ClaimPreparer prepares and unprepares claims. Its methods may be called
-// concurrently.
-type ClaimPreparer interface {
-	// Prepare is idempotent and prepares a claim completely or not at all.
-	Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]claim.LiveDevice, error)
-	// Unprepare is idempotent; an unknown claim is a success.
-	Unprepare(ctx context.Context, uid types.UID) error
-}
-
 // draService serves the calls of the kubelet, and of the helper that receives them.
 type draService struct {
 	*shared
