@@ -86,17 +86,13 @@ func (c *Cluster) Claim(ctx context.Context, ref claim.Ref) (*resourceapi.Resour
 // no UID.
 func (c *Cluster) get(ctx context.Context, ref claim.Ref, o metav1.GetOptions) (*resourceapi.ResourceClaim, error) {
 	found, err := c.client.ResourceV1().ResourceClaims(ref.Namespace).Get(ctx, ref.Name, o)
+	// A path that is not served, or a proxy's "404 page not found", does not stand for an object that does not exist.
+	isMissing := apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 	switch {
-	case apierrors.IsNotFound(err) && !notServed(err), err == nil && ref.UID != "" && found.UID != ref.UID:
+	case isMissing, err == nil && ref.UID != "" && found.UID != ref.UID:
 		return nil, nil //nolint:nilnil // not finding it is an answer, and a claim with another UID is another claim
 	case err != nil:
 		return nil, fmt.Errorf("ask the API server for claim %s: %w", ref, err)
 	}
 	return found, nil
-}
-
-// notServed reports whether an error stands for a path that is not served, or for
-// a proxy's "404 page not found", and not for an object that does not exist.
-func notServed(err error) bool {
-	return apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }

@@ -250,15 +250,6 @@ func (l *gpuLoop) known() *known {
 	return k
 }
 
-// readLive reads which claims have devices.
-func (l *gpuLoop) readLive(ctx context.Context) {
-	live, err := l.options.Claims.Live()
-	l.liveProblem.Log(ctx, err, "It is not known what claims have, what was known last is told", "It is known again what claims have")
-	if err == nil {
-		l.live = live
-	}
-}
-
 // give gives claims the devices that they can have now.
 func (l *gpuLoop) give(inventory *device.Inventory, status device.Status) {
 	l.now.inventory, l.now.status = inventory, status
@@ -272,7 +263,11 @@ func (l *gpuLoop) handOn(ctx context.Context) {
 		return
 	}
 	if l.inventory != nil {
-		l.readLive(ctx)
+		live, err := l.options.Claims.Live()
+		l.liveProblem.Log(ctx, err, "It is not known what claims have, what was known last is told", "It is known again what claims have")
+		if err == nil {
+			l.live = live
+		}
 	}
 	l.now = *want(l.known())
 	if l.inventory != nil {

@@ -112,7 +112,8 @@ func (w *Writer) Set(claims []Claim) {
 	for _, c := range claims {
 		e := before[c.Ref.UID]
 		if e == nil {
-			if e = newEntry(); before != nil {
+			e = &entry{budget: rate.NewLimiter(rate.Every(writeInterval), burst)}
+			if before != nil {
 				e.believe(nil)
 			}
 		}
@@ -271,8 +272,6 @@ type entry struct {
 	// budget is for writes.
 	budget *rate.Limiter
 }
-
-func newEntry() *entry { return &entry{budget: rate.NewLimiter(rate.Every(writeInterval), burst)} }
 
 // believe takes what the API server has.
 func (e *entry) believe(stored []resourceapi.AllocatedDeviceStatus) {
