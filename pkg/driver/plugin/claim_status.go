@@ -37,14 +37,6 @@ func statusOf(states []claimState) []claimstatus.Claim {
 
 // statusData is the driver's own part of a device's status.
 func statusData(d *claim.LiveDevice) []byte {
-	data, err := json.Marshal(deviceStatus(d))
-	if err != nil {
-		return []byte("{}") // not with these types
-	}
-	return data
-}
-
-func deviceStatus(d *claim.LiveDevice) *api.DeviceStatus {
 	s := &api.DeviceStatus{
 		TypeMeta: metav1.TypeMeta{APIVersion: api.StatusVersion, Kind: api.DeviceStatusKind},
 		Type:     string(d.Kind), UUID: d.UUID(), ParentUUID: d.GPU, PCIBusID: d.PCIAddress, TimeSlice: string(d.Interval),
@@ -64,5 +56,9 @@ func deviceStatus(d *claim.LiveDevice) *api.DeviceStatus {
 	if d.Session != nil {
 		s.MPS = &api.MPSStatus{Session: d.Session.ID, ServersLost: d.Session.Losses, ClientPriority: api.ClientPriority(d.Session.Priority)}
 	}
-	return s
+	data, err := json.Marshal(s)
+	if err != nil {
+		return []byte("{}") // not with these types
+	}
+	return data
 }

@@ -177,9 +177,6 @@ func (d *desired) mayBeInUse(pciAddress string) bool {
 
 // markNeeded keeps devices for the time of grace from now.
 func (d *desired) markNeeded(names ...string) {
-	if d.needed == nil {
-		d.needed = map[string]time.Time{}
-	}
 	for _, name := range names {
 		d.needed[name] = d.now()
 	}

@@ -214,7 +214,7 @@ func newPlugin(o Options, t timing) *Plugin {
 		shared: all, publish: p.publish, reconciler: &reconciler{options: &o, failed: p.failed, pollNow: p.pollNow},
 		discovery: discoverer{hardware: o.Hardware, interval: o.PollInterval, opened: p.startup.opened, found: make(chan discovery, 1)},
 		gpus:      knownGPUs{file: lastseen.New(o.DataDir, o.BootID)},
-		desired:   desired{shared: all, node: p.node, stored: p.publisher, now: time.Now},
+		desired:   desired{shared: all, node: p.node, stored: p.publisher, now: time.Now, needed: map[string]time.Time{}},
 	}
 	return p
 }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -15,6 +14,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
@@ -208,7 +208,7 @@ type requestedDevices struct {
 	driverName, poolName string
 
 	mu    sync.Mutex
-	names map[string]bool
+	names sets.Set[string]
 }
 
 // add notes the devices that a claim was allocated of this driver's pool, and returns them, also by name.
@@ -218,15 +218,12 @@ func (r *requestedDevices) add(c *resourceapi.ResourceClaim) (own []resourceapi.
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.names == nil {
-		r.names = map[string]bool{}
-	}
 	for _, result := range c.Status.Allocation.Devices.Results {
 		if result.Driver == r.driverName && result.Pool == r.poolName {
 			own, names = append(own, result), append(names, result.Device)
-			r.names[result.Device] = true
 		}
 	}
+	r.names = sets.New(names...).Union(r.names)
 	return own, names
 }
 
@@ -234,9 +231,8 @@ func (r *requestedDevices) add(c *resourceapi.ResourceClaim) (own []resourceapi.
 func (r *requestedDevices) drain() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	names := slices.Collect(maps.Keys(r.names))
-	r.names = nil
-	return names
+	defer r.names.Clear()
+	return r.names.UnsortedList()
 }
 
 // startPatience is for how long a GPU that does not answer holds up claims on GPUs
