@@ -24,7 +24,7 @@ type mpsMemory struct {
 func (c *catalog) mpsMemory(profile *gpu.Profile, offer policy.MPSOffer) mpsMemory {
 	m := mpsMemory{
 		usable:   c.usableMemory(profile),
-		server:   mebibytes(c.gpu.MPSServerMemory()),
+		server:   mebibytes(gpu.MPSServerMemory),
 		context:  mebibytes(c.gpu.ContextMemory(profile)),
 		reserved: mebibytes(uint64(max(0, offer.ReservedMemoryBytes))),
 	}

@@ -4,6 +4,7 @@
 package gpu
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -66,12 +67,14 @@ type Error struct {
 	Err error
 }
 
-func (e *Error) Error() string {
-	on := ""
-	if e.PCIAddress != "" {
-		on = " on GPU " + e.PCIAddress
+func (e *Error) Error() string { return onGPU(e.Call, e.PCIAddress) + ": " + e.Text }
+
+// onGPU names a call and its GPU, if there is one.
+func onGPU(call, pciAddress string) string {
+	if pciAddress == "" {
+		return call
 	}
-	return fmt.Sprintf("%s%s: %s", e.Call, on, e.Text)
+	return call + " on GPU " + pciAddress
 }
 
 func (e *Error) Unwrap() error { return e.Err }
@@ -96,9 +99,9 @@ type PendingError struct {
 }
 
 func (e *PendingError) Error() string {
-	text := fmt.Sprintf("%s has not returned since %s", e.what(), e.Since.Format(time.TimeOnly))
+	text := fmt.Sprintf("%s has not returned since %s", onGPU(e.Call, e.PCIAddress), e.Since.Format(time.TimeOnly))
 	if e.Behind != nil {
-		text += fmt.Sprintf(", behind %s, out since %s", e.Behind.what(), e.Behind.Since.Format(time.TimeOnly))
+		text += fmt.Sprintf(", behind %s, out since %s", onGPU(e.Behind.Call, e.Behind.PCIAddress), e.Behind.Since.Format(time.TimeOnly))
 	}
 	if e.Err != nil && e.Err != ErrHung { //nolint:errorlint // what is wrapped with it is said
 		text += ": " + e.Err.Error()
@@ -106,32 +109,7 @@ func (e *PendingError) Error() string {
 	return text
 }
 
-func (e *PendingError) what() string {
-	if e.PCIAddress == "" {
-		return e.Call
-	}
-	return e.Call + " on GPU " + e.PCIAddress
-}
-
-func (e *PendingError) Unwrap() error {
-	if e.Err == nil {
-		return ErrHung
-	}
-	return e.Err
-}
-
-// IsOut reports whether the call has still not returned. A nil error is that of none.
-func (e *PendingError) IsOut() bool {
-	if e == nil {
-		return false
-	}
-	select {
-	case <-e.Done:
-		return false
-	default:
-		return true
-	}
-}
+func (e *PendingError) Unwrap() error { return cmp.Or(e.Err, ErrHung) }
 
 // IsPending reports whether an error is that of a call that has not returned.
 func IsPending(err error) bool {

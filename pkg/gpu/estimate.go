@@ -18,9 +18,9 @@ const (
 	// instanceReservedWithGraphics is that of chips whose partitions can have graphics: an
 	// empty 1g.24gb of an RTX PRO 6000 (compute capability 12.0) shows 64 MiB.
 	instanceReservedWithGraphics = 64 * mib
-	// mpsServer is what an MPS server has: 74 MiB on an H100 with driver 580. NVIDIA's MIG
+	// MPSServerMemory is what an MPS server takes of a device: 74 MiB on an H100 with driver 580. NVIDIA's MIG
 	// user guide shows 60 MiB on a partition.
-	mpsServer = 80 * mib
+	MPSServerMemory = 80 * mib
 )
 
 // A context has about as much as the multiprocessors can have threads, so that it
@@ -52,9 +52,6 @@ func (g *GPU) ReservedMemory(profile *Profile) uint64 {
 	return unknownReserved
 }
 
-// MPSServerMemory estimates how many bytes an MPS server takes of a device.
-func (g *GPU) MPSServerMemory() uint64 { return mpsServer }
-
 // ContextMemory estimates how many bytes of an undivided GPU (nil), or of a partition, a
 // program's CUDA context takes beside what the program allocates. MPS counts only a part of
 // them, if any, against the program's limit.
@@ -85,11 +82,8 @@ func (g *GPU) MPSClients(cuda Version, profile *Profile) int {
 	if cuda.Major > 13 || cuda.Major == 13 && cuda.Minor >= 1 {
 		clients = 60
 	}
-	if profile == nil {
-		return clients
-	}
 	whole := g.Resources.Multiprocessors
-	if whole <= 0 {
+	if profile == nil || whole <= 0 {
 		return clients
 	}
 	return max(1, clients*profile.Resources.Multiprocessors/whole)
@@ -99,29 +93,25 @@ func (g *GPU) MPSClients(cuda Version, profile *Profile) int {
 // on GPUs from Volta on. MPS gives whole clusters.
 const clusterMultiprocessors = 2
 
-// fewestMultiprocessors is how many a client of MPS has at least. An H100 gave 8 to one with
-// 1 %, as many as the CUDA driver API documents for the smallest part of a GPU of its compute
-// capability (cuDevSmResourceSplitByCount), which the others are taken from.
-func (g *GPU) fewestMultiprocessors() int {
-	switch major := g.ComputeCapability.Major; {
-	case major >= 9:
-		return 8
-	case major == 8:
-		return 4
-	}
-	return clusterMultiprocessors
-}
-
 // MPSMultiprocessors returns how many of the multiprocessors of the GPU, or of a partition, a client of MPS can
 // use that has a percentage of them, from 1 to 100, where 0 is no limit. It is 0 if the
 // device's number is not known, which is 0, too.
 //
 // NVIDIA documents that the driver rounds down to what the hardware supports ("Volta MPS
 // Execution Resource Provisioning"). That these are whole clusters was seen on an H100, with
-// fifteen percentages.
+// fifteen percentages. It gave 8 to a client with 1 %, as many as the CUDA driver API documents for
+// the smallest part of a GPU of its compute capability (cuDevSmResourceSplitByCount), which the others are
+// taken from.
 func (g *GPU) MPSMultiprocessors(of, percentage int) int {
 	if percentage <= 0 || percentage >= 100 {
 		return of
 	}
-	return min(of, max(g.fewestMultiprocessors(), of*percentage/100/clusterMultiprocessors*clusterMultiprocessors))
+	fewest := clusterMultiprocessors
+	switch major := g.ComputeCapability.Major; {
+	case major >= 9:
+		fewest = 8
+	case major == 8:
+		fewest = 4
+	}
+	return min(of, max(fewest, of*percentage/100/clusterMultiprocessors*clusterMultiprocessors))
 }

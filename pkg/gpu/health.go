@@ -43,17 +43,10 @@ type Event struct {
 // RecoveryAction is what the driver wants to be done about a GPU.
 type RecoveryAction string
 
-// Values of RecoveryAction, as nvidia-smi -q names them. The names of the last three, which
-// are newer, follow nvml.h. A driver may know more.
+// Values of RecoveryAction that are told apart, as nvidia-smi -q names them. There are more.
 const (
-	RecoveryNone          RecoveryAction = "None"
-	RecoveryReset         RecoveryAction = "Reset"
-	RecoveryReboot        RecoveryAction = "Reboot"
-	RecoveryDrainP2P      RecoveryAction = "Drain P2P"
-	RecoveryDrainAndReset RecoveryAction = "Drain and Reset"
-	RecoveryIMEXDomain    RecoveryAction = "Recover IMEX Domain"
-	RecoveryBusReset      RecoveryAction = "Bus Reset"
-	RecoverySystemReboot  RecoveryAction = "System Reboot"
+	RecoveryNone  RecoveryAction = "None"
+	RecoveryReset RecoveryAction = "Reset"
 )
 
 // Throttling is a reason for which clocks are lower than they could be and which means
@@ -71,16 +64,13 @@ const (
 // driver does not report is nil or empty.
 type Health struct {
 	RecoveryAction RecoveryAction
-	RemappedRows   *RemappedRows
-	// PageRetirementPending says that pages of memory will be retired at the next reset of the GPU. That is
-	// what GPUs before Ampere do instead of remapping rows.
-	PageRetirementPending bool
-	// UncorrectedECC and CorrectedECC count memory errors since the driver was loaded or
-	// the GPU was reset.
-	UncorrectedECC, CorrectedECC *uint64
-	// RepairPending says that the driver will repair memory or multiprocessors at the next
-	// reset of the GPU.
+	// UncorrectedECC counts memory errors since the driver was loaded or the GPU was reset.
+	UncorrectedECC *uint64
+	// RepairPending says that the driver will repair memory or multiprocessors at the next reset of the GPU:
+	// rows of memory will be replaced by spare ones or, on GPUs before Ampere, pages retired.
 	RepairPending bool
+	// RowRemapFailed says that a row of memory could not be replaced.
+	RowRemapFailed bool
 	// Unrepairable says that memory is broken for good.
 	Unrepairable bool
 	// FabricUnhealthy describes what is wrong with the connection to the NVLink fabric;
@@ -93,13 +83,4 @@ type Health struct {
 	Throttling    []Throttling
 	// Temperature is in degrees Celsius.
 	Temperature *int
-}
-
-// RemappedRows are rows of memory that were replaced by spare ones.
-type RemappedRows struct {
-	Corrected, Uncorrected int
-	// Pending says that rows will be replaced at the next reset of the GPU.
-	Pending bool
-	// Failed says that a row could not be replaced.
-	Failed bool
 }

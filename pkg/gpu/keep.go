@@ -19,30 +19,26 @@ import (
 //
 // The earlier node may be nil. Neither node changes.
 func (n *Node) Keeping(earlier *Node) (all *Node, kept []string) {
-	merged := n.KeepingHidden(earlier)
-	if earlier != nil {
-		for _, g := range earlier.GPUs {
-			if !n.Has(g.PCIAddress) {
-				if slices.ContainsFunc(n.GPUs, func(now GPU) bool { return now.UUID == g.UUID }) {
-					g.UUID = ""
-				}
-				merged.GPUs = append(merged.GPUs, g)
-				kept = append(kept, g.PCIAddress)
-			}
+	all = n.KeepingHidden(earlier)
+	for _, g := range cmp.Or(earlier, &Node{}).GPUs {
+		if n.Has(g.PCIAddress) {
+			continue
 		}
+		if slices.ContainsFunc(n.GPUs, func(now GPU) bool { return now.UUID == g.UUID }) {
+			g.UUID = ""
+		}
+		all.GPUs = append(all.GPUs, g)
+		kept = append(kept, g.PCIAddress)
 	}
-	slices.SortFunc(merged.GPUs, func(a, b GPU) int { return ComparePCIAddresses(a.PCIAddress, b.PCIAddress) })
-	return merged, SortPCIAddresses(kept)
+	slices.SortFunc(all.GPUs, func(a, b GPU) int { return ComparePCIAddresses(a.PCIAddress, b.PCIAddress) })
+	return all, SortPCIAddresses(kept)
 }
 
 // KeepingHidden returns the node with what MIG mode hides as Keeping has it, and with no
 // other GPUs than its own.
 func (n *Node) KeepingHidden(earlier *Node) *Node {
 	merged := n.Without()
-	if earlier == nil {
-		return merged
-	}
-	for _, g := range earlier.GPUs {
+	for _, g := range cmp.Or(earlier, &Node{}).GPUs {
 		i := merged.index(g.PCIAddress)
 		if i < 0 || merged.GPUs[i].UUID != g.UUID {
 			continue

@@ -9,8 +9,9 @@ import "time"
 // is nil, which is not zero.
 type Usage struct {
 	// Time is when reading it had ended.
-	Time   time.Time
-	Memory MemoryUsage
+	Time time.Time
+	// UsedBytes is the memory that programs have, without what the driver keeps for itself.
+	UsedBytes uint64
 	// Utilization is the part of the time, 0 to 1, in which a kernel ran. A GPU whose MIG
 	// mode is on does not report it.
 	Utilization *float64
@@ -34,16 +35,6 @@ type Usage struct {
 // Traffic is what a GPU sends and receives.
 type Traffic struct{ Sent, Received uint64 }
 
-// MemoryUsage is the memory of a GPU or of a partition.
-type MemoryUsage struct {
-	TotalBytes uint64
-	// UsedBytes is what programs have, without ReservedBytes, where the driver tells the two
-	// apart.
-	UsedBytes uint64
-	// ReservedBytes is what the driver keeps for itself.
-	ReservedBytes uint64
-}
-
 // PartitionID finds a partition among those that exist on a GPU. Without the UUID, the ids
 // may be those of a later partition.
 type PartitionID struct {
@@ -55,7 +46,7 @@ type PartitionID struct {
 type PartitionUsage struct {
 	PartitionID
 
-	Memory MemoryUsage
+	UsedBytes uint64
 	// Utilization is the part of the time, 0 to 1, in which a kernel ran.
 	Utilization *float64
 }

@@ -146,7 +146,7 @@ type MPSOffer struct {
 	ReservedMemoryBytes int64
 	// ServerMemoryBytes is what the MPS server needs, ContextMemoryBytes what the
 	// processes of each claim do beside what they allocate. Nil means an estimate that
-	// depends on the device, see gpu.GPU.MPSServerMemory and gpu.GPU.ContextMemory.
+	// depends on the device, see gpu.MPSServerMemory and gpu.GPU.ContextMemory.
 	ServerMemoryBytes, ContextMemoryBytes *int64
 	// ComputeOvercommit, at least 1, is the same for the multiprocessors. With 2 each claim
 	// is limited to twice an equal part, which NVIDIA recommends for clients that pause.

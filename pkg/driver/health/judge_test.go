@@ -178,7 +178,7 @@ func TestJudge(t *testing.T) {
 		"later the driver wants a reset": {xid(94, nil), wantsNothing(), shows("xid=94 None"), wantsReset(), shows("xid=94 NoSchedule; recovery-required=reset NoSchedule")},
 		"held back, although the driver wants nothing now": {
 			xid(95, nil), wantsReset(), wantsNothing(), shows(""), xid(95, nil), wantsReset(), wantsNothing(), shows("xid=95 NoSchedule; recovery-required=reset NoSchedule")},
-		"another action":                      {reads(gpu.Health{RecoveryAction: gpu.RecoveryDrainAndReset}, nil), shows("recovery-required=drain-and-reset NoSchedule")},
+		"another action":                      {reads(gpu.Health{RecoveryAction: "Drain and Reset"}, nil), shows("recovery-required=drain-and-reset NoSchedule")},
 		"memory errors start at 0 in a reset": {errorsOf(3), xid(95, nil), errorsOf(3), shows("xid=95 NoExecute"), errorsOf(0), shows("")},
 
 		"lost and back":                       {lost, shows("gpu-lost NoSchedule"), lost, well(), shows("")},
@@ -200,10 +200,10 @@ func TestJudge(t *testing.T) {
 			xid(79, nil), lost, reads(gpu.Health{Temperature: new(40)}, gpu.ErrUnknown), shows("")},
 
 		"memory": {
-			reads(gpu.Health{RemappedRows: &gpu.RemappedRows{Pending: true}}, nil), shows("row-remap-pending None"),
-			reads(gpu.Health{RemappedRows: &gpu.RemappedRows{Pending: true, Failed: true}}, nil), shows("row-remap-pending None; row-remap-failed NoSchedule"),
+			reads(gpu.Health{RepairPending: true}, nil), shows("row-remap-pending None"),
+			reads(gpu.Health{RepairPending: true, RowRemapFailed: true}, nil), shows("row-remap-pending None; row-remap-failed NoSchedule"),
 			reads(gpu.Health{RepairPending: true, Unrepairable: true}, nil), shows("row-remap-pending None; memory-unrepairable NoSchedule"), well(), shows("")},
-		"pages that will be retired": {xid(63, nil), reads(gpu.Health{PageRetirementPending: true}, nil), shows("row-remap-pending None"), well(), shows("")},
+		"pages that will be retired": {xid(63, nil), reads(gpu.Health{RepairPending: true}, nil), shows("row-remap-pending None"), well(), shows("")},
 		"memory errors are counted":  {errorsOf(2), shows(""), errorsOf(3), shows("uncorrected-ecc NoSchedule"), after(quiet), errorsOf(3), shows("")},
 		"memory errors are events":   {errorsOf(2), event(gpu.EventUncorrectedECC), shows("uncorrected-ecc NoSchedule"), errorsOf(3), shows("uncorrected-ecc NoSchedule")},
 		"fabric":                     {reads(gpu.Health{FabricUnhealthy: "degraded bandwidth"}, nil), shows("fabric-unhealthy NoSchedule"), well(), shows("")},

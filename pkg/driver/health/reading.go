@@ -240,12 +240,8 @@ func faultsOfHealth(h gpu.Health) []*fault {
 	action := h.RecoveryAction
 	add(action != "" && action != gpu.RecoveryNone, device.RecoveryRequired, labelValue(string(action)),
 		fmt.Sprintf("the driver wants this to be done: %s", action))
-	var rows gpu.RemappedRows
-	if h.RemappedRows != nil {
-		rows = *h.RemappedRows
-	}
-	add(rows.Failed, device.RowRemapFailed, "", "a broken row of memory could not be replaced")
-	add(rows.Pending || h.RepairPending || h.PageRetirementPending, device.RowRemapPending, "",
+	add(h.RowRemapFailed, device.RowRemapFailed, "", "a broken row of memory could not be replaced")
+	add(h.RepairPending, device.RowRemapPending, "",
 		"broken memory will be replaced, retired or repaired at the next reset")
 	add(h.Unrepairable, device.MemoryUnrepairable, "", "memory is broken and cannot be repaired")
 	add(h.FabricUnhealthy != "", device.FabricUnhealthy, "", "the connection to the NVLink fabric is not in order: "+h.FabricUnhealthy)

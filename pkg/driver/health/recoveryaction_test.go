@@ -114,7 +114,7 @@ func TestMemoryErrorsAreReadAtOnce(t *testing.T) {
 		s := newStation(t, t.TempDir(), h)
 		defer s.end()
 		time.Sleep(5 * time.Second)
-		h.set(func() { h.health[pciA] = gpu.Health{PageRetirementPending: true} })
+		h.set(func() { h.health[pciA] = gpu.Health{RepairPending: true} })
 		s.send(pciA, 63, -1)
 		s.want(t, "a page is retired", "row-remap-pending None")
 	})

@@ -220,7 +220,7 @@ func (s *snapshot) gpuUsage(e *emitter, address string) {
 	if used.Usage == nil {
 		return
 	}
-	e.emit(gpuMemoryUsed, float64(used.Usage.Memory.UsedBytes), address)
+	e.emit(gpuMemoryUsed, float64(used.Usage.UsedBytes), address)
 	e.emit(gpuMemoryUnattributed, float64(used.UnattributedBytes), address)
 	if used.Usage.Utilization != nil {
 		e.emit(gpuUtilization, *used.Usage.Utilization, address)

@@ -50,7 +50,7 @@ func busyNode(t testing.TB, gpus int) (*device.Inventory, usage.Snapshot) {
 		g := board
 		g.PCIAddress, g.UUID = fmt.Sprintf("0000:%02x:00.0", 0x10+n), fmt.Sprintf("GPU-%08d-0000-4000-8000-000000000000", n)
 		node.GPUs = append(node.GPUs, g)
-		used := gpu.Usage{Memory: gpu.MemoryUsage{TotalBytes: 80 << 30, UsedBytes: 7 << 30}}
+		used := gpu.Usage{UsedBytes: 7 << 30}
 		snapshot.GPUs[g.PCIAddress] = usage.GPU{Sampled: time.Unix(1_800_000_000, 0), Usage: &used, UnattributedBytes: 1 << 20}
 	}
 	inventory, err := device.NewInventory(node, device.Terms{})

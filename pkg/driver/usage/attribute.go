@@ -26,7 +26,7 @@ type pods struct {
 // process: a process counts for the claim if its pod may use that claim and no other on the
 // same device. What cannot be told is nobody's.
 func attribute(u *gpu.Usage, held []Holding, p pods) (by []Measured, unattributed uint64, strangers []string) {
-	unattributed = u.Memory.UsedBytes
+	unattributed = u.UsedBytes
 	by = make([]Measured, len(held))
 	for i := range held {
 		if held[i].Kind.IsShare() {
@@ -79,11 +79,11 @@ func sharersOf(held []Holding, instance int) []int {
 // exclusive is what is used of a device that a claim has alone.
 func exclusive(u *gpu.Usage, h *Holding) Measured {
 	if h.Partition == nil {
-		return Measured{MemoryBytes: new(u.Memory.UsedBytes), Utilization: u.Utilization, Processes: count(u, -1)}
+		return Measured{MemoryBytes: new(u.UsedBytes), Utilization: u.Utilization, Processes: count(u, -1)}
 	}
 	for _, p := range u.Partitions {
 		if p.UUID == h.Partition.UUID && p.UUID != "" {
-			return Measured{MemoryBytes: new(p.Memory.UsedBytes), Utilization: p.Utilization, Processes: count(u, p.InstanceID)}
+			return Measured{MemoryBytes: new(p.UsedBytes), Utilization: p.Utilization, Processes: count(u, p.InstanceID)}
 		}
 	}
 	return Measured{}

@@ -36,7 +36,7 @@ func TestAttribute(t *testing.T) {
 	t.Parallel()
 	partition := &claim.LivePartition{PartitionID: gpu.PartitionID{InstanceID: 7, UUID: "MIG-7"}}
 	gone := &claim.LivePartition{PartitionID: gpu.PartitionID{InstanceID: 7, UUID: "MIG-6"}}
-	on7 := []gpu.PartitionUsage{{PartitionID: partition.PartitionID, Memory: gpu.MemoryUsage{UsedBytes: 40}, Utilization: new(0.7)}}
+	on7 := []gpu.PartitionUsage{{PartitionID: partition.PartitionID, UsedBytes: 40, Utilization: new(0.7)}}
 	measured := func(memory uint64, processes int, utilization *float64) Measured {
 		return Measured{MemoryBytes: &memory, Processes: &processes, Utilization: utilization}
 	}
@@ -47,32 +47,32 @@ func TestAttribute(t *testing.T) {
 		unattributed uint64
 		strangers    []string
 	}{
-		"nobody": {usage: gpu.Usage{Memory: gpu.MemoryUsage{UsedBytes: 9}}, want: []Measured{}, unattributed: 9},
+		"nobody": {usage: gpu.Usage{UsedBytes: 9}, want: []Measured{}, unattributed: 9},
 		"whole, used by whomever": {
-			usage: gpu.Usage{Memory: gpu.MemoryUsage{UsedBytes: 100}, Utilization: new(0.5), Processes: []gpu.ProcessUsage{process(10, -1, 60), process(99, -1, 30)}},
+			usage: gpu.Usage{UsedBytes: 100, Utilization: new(0.5), Processes: []gpu.ProcessUsage{process(10, -1, 60), process(99, -1, 30)}},
 			held:  []Holding{holding(device.Whole, "a", nil)},
 			want:  []Measured{measured(100, 2, new(0.5))},
 		},
 		"whole, where processes are not told": {
-			usage: gpu.Usage{Memory: gpu.MemoryUsage{UsedBytes: 100}},
+			usage: gpu.Usage{UsedBytes: 100},
 			held:  []Holding{holding(device.Whole, "a", nil)},
 			want:  []Measured{{MemoryBytes: new(uint64(100))}},
 		},
 		"partition beside memory of the GPU's own": {
-			usage:        gpu.Usage{Memory: gpu.MemoryUsage{UsedBytes: 50}, Partitions: on7, Processes: []gpu.ProcessUsage{process(10, 7, 30), process(20, 8, 5)}},
+			usage:        gpu.Usage{UsedBytes: 50, Partitions: on7, Processes: []gpu.ProcessUsage{process(10, 7, 30), process(20, 8, 5)}},
 			held:         []Holding{holding(device.Partition, "a", partition)},
 			want:         []Measured{measured(40, 1, new(0.7))},
 			unattributed: 10,
 		},
 		"partition whose ids another one has": {
-			usage:        gpu.Usage{Memory: gpu.MemoryUsage{UsedBytes: 50}, Partitions: on7, Processes: []gpu.ProcessUsage{process(10, 7, 30)}},
+			usage:        gpu.Usage{UsedBytes: 50, Partitions: on7, Processes: []gpu.ProcessUsage{process(10, 7, 30)}},
 			held:         []Holding{holding(device.Partition, "a", gone)},
 			want:         []Measured{{}},
 			unattributed: 50,
 		},
 		"shares with an MPS server and a stranger": {
 			usage: gpu.Usage{
-				Memory: gpu.MemoryUsage{UsedBytes: 100}, ProcessUtilization: true,
+				UsedBytes: 100, ProcessUtilization: true,
 				Processes: []gpu.ProcessUsage{process(10, -1, 20), process(11, -1, 5), process(20, -1, 30), process(30, -1, 8), process(99, -1, 2)},
 			},
 			held:         []Holding{holding(device.MPS, "a", nil), holding(device.MPS, "b", nil), holding(device.MPS, "idle", nil)},
@@ -81,20 +81,20 @@ func TestAttribute(t *testing.T) {
 			strangers:    []string{"c"},
 		},
 		"a pod with two claims to one device": {
-			usage:        gpu.Usage{Memory: gpu.MemoryUsage{UsedBytes: 20}, Processes: []gpu.ProcessUsage{process(10, -1, 20)}},
+			usage:        gpu.Usage{UsedBytes: 20, Processes: []gpu.ProcessUsage{process(10, -1, 20)}},
 			held:         []Holding{holding(device.TimeSlice, "a", nil), {Claim: claim.Ref{Name: "x", Namespace: "a"}, Kind: device.TimeSlice}},
 			want:         []Measured{measured(0, 0, nil), measured(0, 0, nil)},
 			unattributed: 20,
 		},
 		"shares of a partition": {
-			usage:        gpu.Usage{Memory: gpu.MemoryUsage{UsedBytes: 40}, ProcessUtilization: true, Partitions: on7, Processes: []gpu.ProcessUsage{process(10, 7, 15), process(20, -1, 5)}},
+			usage:        gpu.Usage{UsedBytes: 40, ProcessUtilization: true, Partitions: on7, Processes: []gpu.ProcessUsage{process(10, 7, 15), process(20, -1, 5)}},
 			held:         []Holding{holding(device.MPS, "a", partition), holding(device.MPS, "b", partition)},
 			want:         []Measured{measured(15, 1, nil), measured(0, 0, nil)},
 			unattributed: 25,
 		},
 		"a process whose memory is not told": {
 			usage: gpu.Usage{
-				Memory:    gpu.MemoryUsage{UsedBytes: 40},
+				UsedBytes: 40,
 				Processes: []gpu.ProcessUsage{process(10, -1, 15), {Process: gpu.Process{PID: 11, InstanceID: -1}}, process(12, -1, 1)},
 			},
 			held:         []Holding{holding(device.TimeSlice, "a", nil)},

@@ -74,7 +74,7 @@ func (w *world) hold(live ...claim.LiveClaim) {
 func (w *world) use(pci string, memory uint64, processes ...gpu.ProcessUsage) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.used[pci] = gpu.Usage{Memory: gpu.MemoryUsage{UsedBytes: memory}, Processes: append([]gpu.ProcessUsage{}, processes...)}
+	w.used[pci] = gpu.Usage{UsedBytes: memory, Processes: append([]gpu.ProcessUsage{}, processes...)}
 }
 
 func (w *world) Usage(_ context.Context, pci string, _ []gpu.PartitionID, _ time.Time) (gpu.Usage, error) {

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/util/panics"
 )
 
 const (
@@ -60,96 +61,66 @@ var ErrNoAnswer = errors.New("no answer")
 // its error is not that of a pending call but wraps ErrNoAnswer.
 func Look[T any](ctx context.Context, q *Queue, name string, f func() (T, error)) (T, error) {
 	value, err := do(ctx, q, name, f, false)
-	var out *gpu.PendingError
-	switch {
-	case !errors.As(err, &out):
-	case ctx.Err() != nil:
-		err = fmt.Errorf("%w: %v: %w", ErrNoAnswer, err, ctx.Err()) //nolint:errorlint // whoever asks would wait for it
-	default:
-		err = fmt.Errorf("%w: %v", ErrNoAnswer, err) //nolint:errorlint // as above
+	if gpu.IsPending(err) {
+		err = fmt.Errorf("%w: %v", ErrNoAnswer, err) //nolint:errorlint // whoever asks would wait for it
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%w: %w", err, ctx.Err())
+		}
 	}
 	return value, err
 }
 
 // do waits a moment longer than ctx where a call changes something.
 func do[T any](ctx context.Context, q *Queue, name string, f func() (T, error), changes bool) (T, error) {
-	var none T
+	var value, none T
 	c, err := q.enter(ctx, name)
 	if err != nil {
 		return none, err
 	}
-	answers := make(chan answer[T], 1)
+	var failure error
 	go func() {
-		a := run(ctx, q, name, f)
-		q.leave(ctx, c, a.err)
-		answers <- a
+		value, failure = run(ctx, q, name, f)
+		q.leave(ctx, c, failure)
 	}()
-	answered, cause := waitFor(ctx, q.all.limit, answers, changes)
-	if answered == nil {
-		if err := q.abandon(c, cause); err != nil {
-			return none, err
-		}
-		a := <-answers // at the last moment
-		answered = &a
+	if err := q.abandon(c, c.wait(ctx, changes)); err != nil {
+		return none, err
 	}
-	return answered.value, answered.err
-}
-
-// answer is what a call has returned.
-type answer[T any] struct {
-	value T
-	err   error
+	return value, failure // nobody writes them any more
 }
 
 // run makes a call. A panic in it must not end the work on the other GPUs.
-func run[T any](ctx context.Context, q *Queue, name string, f func() (T, error)) (a answer[T]) {
-	var panicked error
-	func() {
-		defer q.panics.Recover(ctx, &panicked)
-		a.value, a.err = f()
+func run[T any](ctx context.Context, q *Queue, name string, f func() (T, error)) (value T, err error) {
+	defer func() {
+		if errors.Is(err, panics.ErrDefect) {
+			err = &gpu.Error{Call: name, PCIAddress: q.PCIAddress, Text: err.Error(), Err: err}
+		}
 	}()
-	if panicked != nil {
-		a.err = &gpu.Error{Call: name, PCIAddress: q.pci, Text: panicked.Error(), Err: panicked}
-	}
-	return a
+	defer q.panics.Recover(ctx, &err)
+	return f()
 }
 
-// waitFor returns the answer, or nil when the time is over, and then the error of ctx if that is why.
-func waitFor[T any](ctx context.Context, limit time.Duration, answers <-chan answer[T], changes bool) (answered *answer[T], cause error) {
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
+// wait waits until a call has returned or may be waited for no longer, and returns the error of ctx if that ended it.
+func (c *made) wait(ctx context.Context, changes bool) error {
 	select {
-	case a := <-answers:
-		return &a, nil
-	case <-timer.C:
-		return nil, nil
+	case <-c.done:
+		return nil
+	case <-c.hung:
+		return nil
 	case <-ctx.Done():
 	}
 	more := grace
 	switch {
 	case !changes:
-		return nil, ctx.Err()
+		more = 0
 	case errors.Is(ctx.Err(), context.Canceled):
 		more = whileCancelled
 	}
 	last := time.NewTimer(more)
 	defer last.Stop()
 	select {
-	case a := <-answers:
-		return &a, nil
+	case <-c.done:
+	case <-c.hung:
 	case <-last.C:
-	case <-timer.C: // it is hung
 	}
-	return nil, ctx.Err()
-}
-
-func notAttempted(q *Queue, name string, err error) error {
-	return &gpu.Error{Call: name, PCIAddress: q.pci, Text: "not attempted: " + err.Error(), Err: err}
-}
-
-func waitedInVain(name string, waited time.Duration, ahead *gpu.PendingError, cause error) error {
-	if cause == nil {
-		return fmt.Errorf("%s is not attempted: %w", name, ahead)
-	}
-	return fmt.Errorf("%s is not attempted after %s in the queue: %w", name, waited.Round(time.Millisecond), ahead)
+	return ctx.Err()
 }

@@ -240,7 +240,7 @@ func TestWaitInVain(t *testing.T) {
 				release()
 				t.Log("the call ahead:", <-ahead)
 				synctest.Wait()
-				if made || q.all.Pending("") != nil || len(q.waiting) > 0 || q.current != nil {
+				if made || q.all.Pending("") != nil || !q.Idle() || q.current != nil {
 					t.Errorf("made: %v; left: %v, %+v", made, q.all.Pending(""), q)
 				}
 			})
@@ -272,31 +272,38 @@ func TestHungIsKnown(t *testing.T) {
 
 // TestTurnComesToOneWhoGivesUp: the turn of a caller whose time is over at that moment goes on to the next one.
 func TestTurnComesToOneWhoGivesUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		q := New(0).GPU(first)
-		c, err := q.enter(t.Context(), "nvmlAhead")
-		if err != nil {
-			t.Fatal(err)
-		}
-		w := &waiter{name: "nvmlLate", turn: make(chan *made, 1)}
-		q.waiting = append(q.waiting, w)
-		next := make(chan error, 1)
-		go func() {
-			_, err := Do(t.Context(), q, "nvmlNext", takes(0))
-			next <- err
-		}()
-		synctest.Wait()
-		q.leave(t.Context(), c, nil)
-		if made, err := q.giveUp(w, context.Canceled, time.Now()); made != nil || !errors.Is(err, context.Canceled) {
-			t.Errorf("%v, %v", made, err)
-		}
-		if err := <-next; err != nil {
-			t.Errorf("the next one: %v", err)
-		}
-	})
+	for range 100 { // it may see either first
+		synctest.Test(t, func(t *testing.T) {
+			q := New(0).GPU(first)
+			c, err := q.enter(t.Context(), "nvmlAhead")
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			late, next := make(chan error, 1), make(chan error, 1)
+			for _, one := range []struct {
+				ctx  context.Context
+				said chan error
+			}{{ctx, late}, {t.Context(), next}} {
+				go func() {
+					_, err := Do(one.ctx, q, "nvmlWaiting", takes(0))
+					one.said <- err
+				}()
+				synctest.Wait()
+			}
+			cancel()
+			q.leave(t.Context(), c, nil)
+			if err := <-late; !errors.Is(err, context.Canceled) {
+				t.Errorf("the one who gives up: %v", err)
+			}
+			if err := <-next; err != nil {
+				t.Errorf("the next one: %v", err)
+			}
+		})
+	}
 }
 
-// TestTurnComesInsteadOfHung: where the call ahead returns at the moment at which it would be hung, the next is made.
+// TestTurnComesInsteadOfHung: where the call ahead returns at the moment at which it would be hung, nobody gives up.
 func TestTurnComesInsteadOfHung(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := New(0).GPU(first)
@@ -304,11 +311,19 @@ func TestTurnComesInsteadOfHung(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w := &waiter{name: "nvmlNext", turn: make(chan *made, 1)}
-		q.waiting = append(q.waiting, w)
+		time.Sleep(DefaultLimit)
+		if err := q.inVain("nvmlNext", time.Now(), nil); !errors.Is(err, gpu.ErrHung) {
+			t.Errorf("it has not returned: %v", err)
+		}
 		q.leave(t.Context(), c, nil)
-		if made, err := q.giveUp(w, nil, time.Now()); made == nil || err != nil {
-			t.Errorf("%v, %v", made, err)
+		if err := q.inVain("nvmlNext", time.Now(), nil); err != nil {
+			t.Errorf("it has returned: %v", err)
+		}
+		if _, err := q.enter(t.Context(), "nvmlNext"); err != nil {
+			t.Errorf("the next one: %v", err)
+		}
+		if err := q.inVain("nvmlAfter", time.Now(), nil); err != nil {
+			t.Errorf("another call has begun: %v", err)
 		}
 	})
 }

@@ -27,22 +27,24 @@ type Queues struct {
 	limit time.Duration
 
 	mu     sync.Mutex
-	queues map[key]*Queue
+	queues map[[2]string]*Queue // by PCI address and what else they are for
 	// out are the calls that have not returned, in the order in which they were made.
 	out []*made
 }
 
-type key struct{ pci, of string }
-
 // Queue is what calls wait in, in the order in which they come.
 type Queue struct {
+	// PCIAddress is empty for a queue that belongs to no GPU.
+	PCIAddress string
+
 	all    *Queues
-	pci    string
 	panics panics.Repeated
 
-	// current is the call that has not returned, or nil, and waiting are those behind it; all.mu guards them.
+	// turn has one place, that of the call that is made.
+	turn chan struct{}
+	// current is the call that has not returned, or nil, and hung is closed when that is hung; all.mu guards them.
 	current *made
-	waiting []*waiter
+	hung    chan struct{}
 }
 
 // made is a call that was made.
@@ -52,29 +54,20 @@ type made struct {
 	since time.Time
 	// unexplained is since when no older call is out that may keep it from returning.
 	unexplained time.Time
-	done        chan struct{}
+	// done is closed when it has returned, and hung when the timer says that it is hung.
+	done, hung chan struct{}
+	timer      *time.Timer
 	// abandoned says that nobody waits for it.
 	abandoned bool
 }
 
-type waiter struct {
-	name string
-	// turn has room for the call.
-	turn chan *made
-}
-
 // New returns queues whose calls are hung after a limit, or DefaultLimit if it is 0.
 func New(limit time.Duration) *Queues {
-	return &Queues{limit: cmp.Or(limit, DefaultLimit), queues: map[key]*Queue{}}
+	return &Queues{limit: cmp.Or(limit, DefaultLimit), queues: map[[2]string]*Queue{}}
 }
 
 // Limit returns how long a call may take that is not hung.
-func (q *Queues) Limit() time.Duration {
-	if q == nil {
-		return DefaultLimit
-	}
-	return q.limit
-}
+func (q *Queues) Limit() time.Duration { return q.limit }
 
 // GPU returns the queue of everything that is done with a GPU, by its PCI address.
 func (q *Queues) GPU(pciAddress string) *Queue { return q.Of(pciAddress, "") }
@@ -87,10 +80,11 @@ func (q *Queues) Of(pciAddress, what string) *Queue {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	found := q.queues[key{pciAddress, what}]
+	key := [2]string{pciAddress, what}
+	found := q.queues[key]
 	if found == nil {
-		found = &Queue{all: q, pci: pciAddress}
-		q.queues[key{pciAddress, what}] = found
+		found = &Queue{PCIAddress: pciAddress, all: q, turn: make(chan struct{}, 1), hung: make(chan struct{})}
+		q.queues[key] = found
 	}
 	return found
 }
@@ -98,126 +92,103 @@ func (q *Queues) Of(pciAddress, what string) *Queue {
 // Pending returns the oldest call whose name has the prefix, for which nobody waits any more and which has not
 // returned, or nil.
 func (q *Queues) Pending(prefix string) *gpu.PendingError {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for _, c := range q.out {
-		if c.abandoned && strings.HasPrefix(c.name, prefix) {
-			return c.pending(nil)
-		}
-	}
-	return nil
+	return q.pending(func(c *made) bool { return strings.HasPrefix(c.name, prefix) })
 }
 
 // Pending returns the call of this queue for which nobody waits any more and which has not returned, or nil. It may
 // still take effect.
 func (q *Queue) Pending() *gpu.PendingError {
-	q.all.mu.Lock()
-	defer q.all.mu.Unlock()
-	if q.current == nil || !q.current.abandoned {
+	return q.all.pending(func(c *made) bool { return c.queue == q })
+}
+
+func (q *Queues) pending(wanted func(*made) bool) *gpu.PendingError {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	i := slices.IndexFunc(q.out, func(c *made) bool { return c.abandoned && wanted(c) })
+	if i < 0 {
 		return nil
 	}
-	return q.current.pending(nil)
+	return q.out[i].pending(nil)
 }
-
-// Limit returns how long a call may take that is not hung.
-func (q *Queue) Limit() time.Duration { return q.all.limit }
 
 // Idle reports whether no call is out and none waits, so that one that takes its time is in nobody's way just now.
-func (q *Queue) Idle() bool {
-	q.all.mu.Lock()
-	defer q.all.mu.Unlock()
-	return q.current == nil
-}
-
-// PCIAddress is empty for a queue that belongs to no GPU.
-func (q *Queue) PCIAddress() string { return q.pci }
+func (q *Queue) Idle() bool { return len(q.turn) == 0 }
 
 // enter waits until it is the turn of a call, and then notes that it is made.
 func (q *Queue) enter(ctx context.Context, name string) (*made, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, notAttempted(q, name, err)
-	}
 	began := time.Now()
-	q.all.mu.Lock()
-	ahead := q.current
-	if ahead == nil {
-		defer q.all.mu.Unlock()
-		return q.begin(name), nil
-	}
-	w := &waiter{name: name, turn: make(chan *made, 1)}
-	q.waiting = append(q.waiting, w)
-	q.all.mu.Unlock()
-	for {
-		hung := time.NewTimer(time.Until(ahead.since.Add(q.all.limit)))
-		select {
-		case c := <-w.turn:
-			hung.Stop()
-			return c, nil
-		case <-ctx.Done():
-			hung.Stop()
-			return q.giveUp(w, ctx.Err(), began)
-		case <-hung.C:
-		}
+	for ctx.Err() == nil {
 		q.all.mu.Lock()
-		before := ahead
-		ahead = q.current // there is one: at least this call, if its turn has come
+		hung := q.hung
 		q.all.mu.Unlock()
-		if ahead == before {
-			return q.giveUp(w, nil, began)
+		select {
+		case q.turn <- struct{}{}: // callers come in the order in which they began to wait
+			if ctx.Err() == nil {
+				return q.begin(name), nil
+			}
+			<-q.turn
+		case <-ctx.Done():
+			return nil, q.inVain(name, began, ctx.Err())
+		case <-hung:
+			if err := q.inVain(name, began, nil); err != nil {
+				return nil, err
+			}
 		}
 	}
+	return nil, q.notAttempted(name, ctx.Err())
 }
 
-// begin needs all.mu and an empty place.
 func (q *Queue) begin(name string) *made {
-	now := time.Now()
-	q.current = &made{queue: q, name: name, since: now, unexplained: now, done: make(chan struct{})}
+	q.all.mu.Lock()
+	defer q.all.mu.Unlock()
+	now, hung := time.Now(), q.hung
+	q.current = &made{
+		queue: q, name: name, since: now, unexplained: now, done: make(chan struct{}), hung: hung,
+		timer: time.AfterFunc(q.all.limit, func() { close(hung) }),
+	}
 	q.all.out = append(q.all.out, q.current)
 	return q.current
 }
 
-// giveUp leaves the queue because the caller's time is over, which is the cause, or without one because the call ahead is
-// hung. It returns the call if its turn has come meanwhile and there is time for it.
-func (q *Queue) giveUp(w *waiter, cause error, began time.Time) (*made, error) {
+// inVain returns the error of a caller who waits for its turn no longer because its time is over, which is the cause, or
+// without one because the call ahead is hung. It is nil if that one has just returned.
+func (q *Queue) inVain(name string, began time.Time, cause error) error {
 	q.all.mu.Lock()
 	defer q.all.mu.Unlock()
-	if i := slices.Index(q.waiting, w); i >= 0 {
-		q.waiting = slices.Delete(q.waiting, i, i+1)
-		return nil, waitedInVain(w.name, time.Since(began), q.current.pending(cause), cause)
+	switch {
+	case cause == nil && (q.current == nil || time.Since(q.current.since) < q.all.limit):
+		return nil
+	case cause == nil:
+		return fmt.Errorf("%s is not attempted: %w", name, q.current.pending(nil))
+	case q.current == nil:
+		return q.notAttempted(name, cause)
 	}
-	c := <-w.turn
-	if cause == nil {
-		return c, nil
-	}
-	q.end(c)
-	return nil, notAttempted(q, w.name, cause)
+	return fmt.Errorf("%s is not attempted after %s in the queue: %w", name, time.Since(began).Round(time.Millisecond), q.current.pending(cause))
 }
 
-// leave notes that a call has returned.
+func (q *Queue) notAttempted(name string, err error) error {
+	return &gpu.Error{Call: name, PCIAddress: q.PCIAddress, Text: "not attempted: " + err.Error(), Err: err}
+}
+
+// leave notes that a call has returned, and makes place for the next one.
 func (q *Queue) leave(ctx context.Context, c *made, err error) {
 	q.all.mu.Lock()
-	abandoned := c.abandoned
-	q.end(c)
-	q.all.mu.Unlock()
-	if abandoned {
-		klog.FromContext(ctx).Info("A call that nobody waited for any more has returned", "call", c.name, "pciAddress", q.pci,
-			"took", time.Since(c.since).Round(time.Millisecond), "error", err)
-	}
-}
-
-// end makes place for the next call. It needs all.mu.
-func (q *Queue) end(c *made) {
 	at := slices.Index(q.all.out, c)
 	q.all.out = slices.Delete(q.all.out, at, at+1)
 	for _, younger := range q.all.out[at:] {
 		younger.unexplained = time.Now()
 	}
-	close(c.done)
+	if !c.timer.Stop() {
+		q.hung = make(chan struct{})
+	}
 	q.current = nil
-	if len(q.waiting) > 0 {
-		next := q.waiting[0]
-		q.waiting = slices.Delete(q.waiting, 0, 1)
-		next.turn <- q.begin(next.name) // has room
+	<-q.turn
+	close(c.done)
+	abandoned := c.abandoned
+	q.all.mu.Unlock()
+	if abandoned {
+		klog.FromContext(ctx).Info("A call that nobody waited for any more has returned", "call", c.name, "pciAddress", q.PCIAddress,
+			"took", time.Since(c.since).Round(time.Millisecond), "error", err)
 	}
 }
 
@@ -235,13 +206,13 @@ func (q *Queue) abandon(c *made, cause error) error {
 // pending describes a call that is out, for those who stopped waiting for a cause, or never waited. It needs all.mu.
 func (c *made) pending(cause error) *gpu.PendingError {
 	all, now := c.queue.all, time.Now()
-	p := &gpu.PendingError{Call: c.name, PCIAddress: c.queue.pci, Since: c.since, Done: c.done, Err: cmp.Or(cause, gpu.ErrSlow)}
+	p := &gpu.PendingError{Call: c.name, PCIAddress: c.queue.PCIAddress, Since: c.since, Done: c.done, Err: cmp.Or(cause, gpu.ErrSlow)}
 	slowAfter := min(SlowAfter, all.limit)
 	if now.Sub(c.since) < slowAfter {
 		return p
 	}
 	if older := c.behind(); older != nil {
-		p.Behind = &gpu.PendingError{Call: older.name, PCIAddress: older.queue.pci, Since: older.since, Done: older.done}
+		p.Behind = &gpu.PendingError{Call: older.name, PCIAddress: older.queue.PCIAddress, Since: older.since, Done: older.done}
 	}
 	p.Err = gpu.ErrSlow
 	if now.Sub(c.since) >= all.limit && now.Sub(c.unexplained) >= slowAfter && p.Behind == nil {
@@ -258,7 +229,7 @@ func (c *made) behind() *made {
 	for _, older := range c.queue.all.out {
 		after := c.since.Sub(older.since)
 		switch {
-		case after <= moment, older.queue.pci != "" && older.queue.pci == c.queue.pci:
+		case after <= moment, older.queue.PCIAddress != "" && older.queue.PCIAddress == c.queue.PCIAddress:
 			return nil
 		case after <= explains:
 			return older

@@ -11,9 +11,7 @@
 // # Calls that do not return
 //
 // Every call is made by package call, in the queue of its GPU or in that of none, so that any method may
-// fail with a *gpu.PendingError: because the call takes longer than Options.Calls allow, or than ctx and a moment
-// more, or because one before it does. Calls on other GPUs are not affected. A change that has not
-// returned may take effect at any time: an instance may appear whose id is unknown, one may go, MIG mode or a compute
+// fail with a *gpu.PendingError, and calls on other GPUs are not affected. A change that has not returned may take effect at any time: an instance may appear whose id is unknown, one may go, MIG mode or a compute
 // mode may change. A caller that changes the GPU must wait for PendingError.Done and read the GPU's state again.
 //
 // Waiting for events, asking what NVLinks lead to and reading the driver's parameters keep nothing else on the GPU waiting.
@@ -23,6 +21,7 @@
 package nvml
 
 import (
+	"cmp"
 	"context"
 	"sync"
 
@@ -36,9 +35,6 @@ import (
 // Options configure a Client.
 type Options struct {
 	Roots host.Roots
-	// LibraryPath is the library. By default it is looked for under Roots.Driver. A
-	// name without a slash is resolved by the dynamic linker.
-	LibraryPath string
 	// Calls are the queues of the process, or nil for some of the client's own.
 	Calls *call.Queues
 	// Observe, if there is one, gets every call into the library when it has returned or
@@ -58,19 +54,12 @@ type Client struct {
 
 // New returns a client that has no session yet; see Open.
 func New(o Options) *Client {
-	if o.Calls == nil {
-		o.Calls = call.New(0)
-	}
-	if o.Roots.Calls == nil {
-		o.Roots.Calls = o.Calls
-	}
-	return &Client{session: session{
-		roots:       o.Roots.Complete(),
-		libraryPath: o.LibraryPath,
-		load: func(path string) nvml.Interface {
-			return nvml.New(nvml.WithLibraryPath(path))
-		},
-		calls:   o.Calls,
-		observe: o.Observe,
+	o.Calls = cmp.Or(o.Calls, call.New(0))
+	o.Roots.Calls = cmp.Or(o.Roots.Calls, o.Calls)
+	roots := o.Roots.Complete()
+	return &Client{ids: idOwners{gpus: map[string]map[int]idOwner{}}, session: session{
+		roots: roots, calls: o.Calls, observe: o.Observe,
+		find: roots.LibraryPath,
+		load: func(path string) nvml.Interface { return nvml.New(nvml.WithLibraryPath(path)) },
 	}}
 }

@@ -47,8 +47,8 @@ func TestOpenFailures(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			c := New(Options{LibraryPath: "fake"})
-			c.load = func(string) nvml.Interface { return test.lib }
+			c := New(Options{})
+			c.uses(test.lib)
 			err := c.Open(t.Context())
 			if err == nil || (test.is != nil && !errors.Is(err, test.is)) || !strings.Contains(err.Error(), test.says) {
 				t.Errorf("error %v does not wrap %v and say %q", err, test.is, test.says)
@@ -148,8 +148,9 @@ func TestUpgradedDriverNeedsNewProcess(t *testing.T) {
 		if err := errors.Join(os.RemoveAll(link), os.Symlink(path, link)); err != nil {
 			t.Fatal(err)
 		}
-		c := New(Options{LibraryPath: link})
-		c.load = func(string) nvml.Interface { return &fakeLibrary{initResult: step.initResult} }
+		c := New(Options{})
+		c.uses(&fakeLibrary{initResult: step.initResult})
+		c.find = func() (string, error) { return link, nil }
 		if err := c.Open(t.Context()); !errors.Is(err, step.want) {
 			t.Errorf("%s: %v, want %v", step.version, err, step.want)
 		}

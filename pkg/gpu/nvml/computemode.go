@@ -42,10 +42,7 @@ func (c *Client) ComputeMode(ctx context.Context, pciAddress, uuid string) (gpu.
 func (c *Client) SetComputeMode(ctx context.Context, pciAddress, uuid string, mode gpu.ComputeMode) error {
 	target, ok := computeModes[mode]
 	if !ok {
-		return &gpu.Error{
-			Call: setComputeMode, PCIAddress: pciAddress, Err: gpu.ErrInvalid,
-			Text: fmt.Sprintf("no compute mode is called %q", mode),
-		}
+		return &gpu.Error{Call: setComputeMode, PCIAddress: pciAddress, Text: fmt.Sprintf("no compute mode is called %q", mode), Err: gpu.ErrInvalid}
 	}
 	_, err := onGPU(ctx, &c.session, pciAddress, func(r *reading) any {
 		dev := r.device(uuid)

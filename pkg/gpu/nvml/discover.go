@@ -56,9 +56,7 @@ func (c *Client) Discover(ctx context.Context) (*gpu.Node, error) {
 			continue
 		}
 		klog.FromContext(ctx).V(4).Info("GPU does not answer", "index", index, "pciAddress", g.PCIAddress, "reason", err)
-		node.Broken = append(node.Broken, gpu.Broken{
-			Index: index, PCIAddress: g.PCIAddress, Reason: err.Error(), Err: err,
-		})
+		node.Broken = append(node.Broken, gpu.Broken{Index: index, PCIAddress: g.PCIAddress, Reason: err.Error(), Err: err})
 	}
 	slices.SortFunc(node.GPUs, func(a, b gpu.GPU) int { return cmp.Compare(a.PCIAddress, b.PCIAddress) })
 	return node, nil
@@ -117,19 +115,18 @@ func readProduct(r *reading, g *gpu.GPU) {
 // until the driver is loaded again. What cannot be read now is unknown until the next discovery. A file that
 // hangs is no reason to do without the GPU.
 func readCoherence(r *reading, roots host.Roots, g *gpu.GPU) {
-	g.CoherentMemory = lasting(&r.coherentMemory, func() (memory gpu.CoherentMemory, known bool) {
+	g.CoherentMemory = lasting(&r.coherentMemory, func() (gpu.CoherentMemory, bool) {
 		if !isCoherent(r, g) {
 			return "", false
 		}
-		managed, err := roots.Within(r.ctx).DriverManagesMemory()
-		if err != nil {
+		switch managed, err := roots.Within(r.ctx).DriverManagesMemory(); {
+		case err != nil:
 			klog.FromContext(r.ctx).Error(err, "Who manages the memory of a coherent GPU is unknown", "pciAddress", g.PCIAddress)
 			return gpu.CoherentUnknown, false
+		case managed:
+			return gpu.CoherentDriver, true
 		}
-		if managed {
-			memory = gpu.CoherentDriver
-		}
-		return memory, true
+		return "", true
 	})
 }
 
@@ -145,4 +142,38 @@ func isCoherent(r *reading, g *gpu.GPU) bool {
 		r.err = failed
 	}
 	return link.IsC2cEnabled != 0
+}
+
+// Facts are what a report says of a GPU beside what Discover reads: nothing is decided by
+// them. What the library or the GPU does not support is nil.
+type Facts struct {
+	// Persistence is true where the driver stays initialised without clients.
+	Persistence *bool `json:"persistence,omitempty"`
+	// ReservedBytes is the part of the memory that the driver keeps for itself.
+	ReservedBytes *uint64 `json:"reservedBytes,omitempty"`
+	// UsedBytes is what programs have of the memory.
+	UsedBytes *uint64 `json:"usedBytes,omitempty"`
+	// ECC is true where the memory's errors are corrected.
+	ECC *bool `json:"ecc,omitempty"`
+	// Cores is the number of CUDA cores.
+	Cores *int `json:"cores,omitempty"`
+}
+
+// Facts reads them. It changes nothing.
+func (c *Client) Facts(ctx context.Context, pciAddress string) (Facts, error) {
+	return onGPU(ctx, &c.session, pciAddress, func(r *reading) (facts Facts) {
+		facts.Persistence = known(r, "nvmlDeviceGetPersistenceMode", func() (bool, nvml.Return) {
+			mode, ret := r.dev.GetPersistenceMode()
+			return mode == nvml.FEATURE_ENABLED, ret
+		})
+		if memory := known(r, "nvmlDeviceGetMemoryInfo_v2", r.dev.GetMemoryInfo_v2); memory != nil {
+			facts.ReservedBytes, facts.UsedBytes = &memory.Reserved, &memory.Used
+		}
+		facts.ECC = known(r, "nvmlDeviceGetEccMode", func() (bool, nvml.Return) {
+			mode, _, ret := r.dev.GetEccMode()
+			return mode == nvml.FEATURE_ENABLED, ret
+		})
+		facts.Cores = known(r, "nvmlDeviceGetNumGpuCores", r.dev.GetNumGpuCores)
+		return facts
+	})
 }

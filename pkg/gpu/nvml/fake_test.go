@@ -372,13 +372,19 @@ type fakeMIGDevice struct {
 
 func (d fakeMIGDevice) GetUUID() (string, nvml.Return) { return d.uuid, nvml.SUCCESS }
 
+// uses lets a client find and load lib.
+func (c *Client) uses(lib nvml.Interface) {
+	c.find = func() (string, error) { return "fake", nil }
+	c.load = func(string) nvml.Interface { return lib }
+}
+
 // openFake returns a client on lib.
 func openFake(t *testing.T, lib *fakeLibrary) *Client {
 	t.Helper()
 	lib.missing = append(lib.missing, "nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlDeviceGetMPSComputeRunningProcesses_v3")
-	c := New(Options{LibraryPath: "fake"})
+	c := New(Options{})
 	c.roots.Sys = t.TempDir()
-	c.load = func(string) nvml.Interface { return lib }
+	c.uses(lib)
 	if err := c.Open(t.Context()); err != nil {
 		t.Fatal(err)
 	}

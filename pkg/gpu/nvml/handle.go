@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"sync/atomic"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -25,11 +24,9 @@ type handle struct {
 
 	instanceProfiles atomic.Pointer[[]*instanceProfile]
 	coherentMemory   atomic.Pointer[gpu.CoherentMemory]
-	// nvlink is what the links lead to, and linksOut a call about them that nobody waited for any more.
-	nvlink   atomic.Pointer[*gpu.NVLink]
-	linksOut atomic.Pointer[gpu.PendingError]
-
-	mu      sync.Mutex // not held during calls, which may hang
+	// nvlink is what the links lead to.
+	nvlink atomic.Pointer[*gpu.NVLink]
+	// samples are for Usage alone.
 	samples map[gpu.PartitionID]nvml.GpmSample
 }
 
@@ -48,23 +45,22 @@ func lasting[T any](kept *atomic.Pointer[T], read func() (value T, known bool)) 
 // onGPU runs f on the GPU. If a cached handle turns out to be stale, for example
 // after a reset, f runs again on a new one; so what f does before it meets a stale
 // handle must be repeatable.
-func onGPU[T any](ctx context.Context, s *session, pci string, f func(*reading) T) (T, error) {
+func onGPU[T any](ctx context.Context, s *session, pci string, f func(*reading) T) (value T, err error) {
 	h, cached, err := s.handle(ctx, pci)
 	if err != nil {
-		var none T
-		return none, err
+		return value, err
 	}
 	r := s.reading(ctx, h)
-	value := f(r)
+	value = f(r)
 	if !cached || !maybeStale(r.err) {
 		return value, r.err
 	}
 	h.lib.forget(h)
 	fresh, _, err := s.handle(ctx, pci)
-	if err != nil {
+	switch {
+	case err != nil:
 		return value, errors.Join(r.err, err)
-	}
-	if fresh.dev == h.dev {
+	case fresh.dev == h.dev:
 		return value, r.err // the handle was good, the refusal is meant
 	}
 	r = s.reading(ctx, fresh)

@@ -16,7 +16,7 @@ import (
 )
 
 // Health reads what a GPU says about its own state. What the GPU or its driver does not
-// support is nil or empty. It makes up to 13 calls of the library.
+// support is nil or empty. It makes up to 12 calls of the library.
 //
 // A value that cannot be read for another reason is empty, too, and the error says why; the
 // others are there all the same. Only a GPU that does not answer is not asked for the rest.
@@ -39,28 +39,34 @@ func (c *Client) Health(ctx context.Context, pciAddress string) (gpu.Health, err
 	})
 }
 
+// recoveryActions are named as nvidia-smi -q does, the last three, which are newer, as nvml.h does. A driver may know more.
 var recoveryActions = map[nvml.DeviceGpuRecoveryAction]gpu.RecoveryAction{
 	nvml.GPU_RECOVERY_ACTION_NONE:                gpu.RecoveryNone,
 	nvml.GPU_RECOVERY_ACTION_GPU_RESET:           gpu.RecoveryReset,
-	nvml.GPU_RECOVERY_ACTION_NODE_REBOOT:         gpu.RecoveryReboot,
-	nvml.GPU_RECOVERY_ACTION_DRAIN_P2P:           gpu.RecoveryDrainP2P,
-	nvml.GPU_RECOVERY_ACTION_DRAIN_AND_RESET:     gpu.RecoveryDrainAndReset,
-	nvml.GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: gpu.RecoveryIMEXDomain,
-	nvml.GPU_RECOVERY_ACTION_BUS_RESET:           gpu.RecoveryBusReset,
-	nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT:       gpu.RecoverySystemReboot,
+	nvml.GPU_RECOVERY_ACTION_NODE_REBOOT:         "Reboot",
+	nvml.GPU_RECOVERY_ACTION_DRAIN_P2P:           "Drain P2P",
+	nvml.GPU_RECOVERY_ACTION_DRAIN_AND_RESET:     "Drain and Reset",
+	nvml.GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: "Recover IMEX Domain",
+	nvml.GPU_RECOVERY_ACTION_BUS_RESET:           "Bus Reset",
+	nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT:       "System Reboot",
 }
 
-// readRecoveryAction reads the field that nvidia-smi -q shows as "GPU Recovery Action". A driver
-// that does not know the field says so in the field's own code.
-func readRecoveryAction(r *reading, health *gpu.Health) {
-	field, known := ask(r, "nvmlDeviceGetFieldValues", func() (nvml.FieldValue, nvml.Return) {
-		fields := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
+// readFields reads fields of the GPU, all or none. A driver that does not know one says so in the field's own code.
+func readFields(r *reading, fields ...nvml.FieldValue) (values []nvml.FieldValue, known bool) {
+	return ask(r, "nvmlDeviceGetFieldValues", func() ([]nvml.FieldValue, nvml.Return) {
 		ret := r.dev.GetFieldValues(fields)
-		if ret == nvml.SUCCESS {
-			ret = nvml.Return(fields[0].NvmlReturn)
+		for i := range fields {
+			if ret == nvml.SUCCESS {
+				ret = nvml.Return(fields[i].NvmlReturn)
+			}
 		}
-		return fields[0], ret
+		return fields, ret
 	})
+}
+
+// readRecoveryAction reads the field that nvidia-smi -q shows as "GPU Recovery Action".
+func readRecoveryAction(r *reading, health *gpu.Health) {
+	fields, known := readFields(r, nvml.FieldValue{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION})
 	if errors.Is(r.err, gpu.ErrInvalid) { // so a driver calls a field that is newer
 		r.err = nil
 	}
@@ -68,7 +74,7 @@ func readRecoveryAction(r *reading, health *gpu.Health) {
 		return
 	}
 	// Of whatever width the number is, its lowest bytes come first.
-	number := nvml.DeviceGpuRecoveryAction(binary.LittleEndian.Uint16(field.Value[:]))
+	number := nvml.DeviceGpuRecoveryAction(binary.LittleEndian.Uint16(fields[0].Value[:]))
 	action, known := recoveryActions[number]
 	if !known {
 		action = gpu.RecoveryAction(fmt.Sprintf("Recovery action %d", number))
@@ -77,30 +83,27 @@ func readRecoveryAction(r *reading, health *gpu.Health) {
 }
 
 func readRemappedRows(r *reading, health *gpu.Health) {
-	health.RemappedRows = known(r, "nvmlDeviceGetRemappedRows", func() (gpu.RemappedRows, nvml.Return) {
-		corrected, uncorrected, pending, failed, ret := r.dev.GetRemappedRows()
-		return gpu.RemappedRows{Corrected: corrected, Uncorrected: uncorrected, Pending: pending, Failed: failed}, ret
+	rows, known := ask(r, "nvmlDeviceGetRemappedRows", func() (rows struct{ Pending, Failed bool }, ret nvml.Return) {
+		_, _, rows.Pending, rows.Failed, ret = r.dev.GetRemappedRows()
+		return rows, ret
 	})
-	if health.RemappedRows == nil { // GPUs that do not remap rows
-		pending, _ := ask(r, "nvmlDeviceGetRetiredPagesPendingStatus", r.dev.GetRetiredPagesPendingStatus)
-		health.PageRetirementPending = pending == nvml.FEATURE_ENABLED
+	health.RepairPending, health.RowRemapFailed = rows.Pending, rows.Failed
+	if !known { // GPUs that retire pages instead
+		pages, _ := ask(r, "nvmlDeviceGetRetiredPagesPendingStatus", r.dev.GetRetiredPagesPendingStatus)
+		health.RepairPending = pages == nvml.FEATURE_ENABLED
 	}
 }
 
 func readECC(r *reading, health *gpu.Health) {
-	read := func(kind nvml.MemoryErrorType) *uint64 {
-		return known(r, "nvmlDeviceGetTotalEccErrors", func() (uint64, nvml.Return) {
-			return r.dev.GetTotalEccErrors(kind, nvml.VOLATILE_ECC)
-		})
-	}
-	health.UncorrectedECC = read(nvml.MEMORY_ERROR_TYPE_UNCORRECTED)
-	health.CorrectedECC = read(nvml.MEMORY_ERROR_TYPE_CORRECTED)
+	health.UncorrectedECC = known(r, "nvmlDeviceGetTotalEccErrors", func() (uint64, nvml.Return) {
+		return r.dev.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)
+	})
 }
 
 // readRepairs reads what is to be repaired, and what cannot be.
 func readRepairs(r *reading, health *gpu.Health) {
 	repair, _ := ask(r, "nvmlDeviceGetRepairStatus", r.dev.GetRepairStatus)
-	health.RepairPending = repair.BChannelRepairPending != 0 || repair.BTpcRepairPending != 0
+	health.RepairPending = health.RepairPending || repair.BChannelRepairPending != 0 || repair.BTpcRepairPending != 0
 	memory, _ := ask(r, "nvmlDeviceGetUnrepairableMemoryFlag_v1", r.dev.GetUnrepairableMemoryFlag_v1)
 	health.Unrepairable = memory.BUnrepairableMemory != 0
 }
@@ -119,17 +122,12 @@ var fabricHealth = []struct {
 // readFabric reads the state of the GPU's registration with the NVLink fabric.
 func readFabric(r *reading, health *gpu.Health) {
 	info, known := readFabricInfo(r)
-	if !known {
-		return
-	}
-	if info.State != nvml.GPU_FABRIC_STATE_COMPLETED {
-		pending := fabricPendings[info.State]
-		if pending == "" {
-			return
-		}
+	if pending := fabricPendings[info.State]; known && pending != "" {
 		if mode, _ := ask(r, "nvmlDeviceGetMigMode", r.getMIGMode); !mode.current && r.err == nil {
 			health.FabricPending = pending
 		}
+	}
+	if !known || info.State != nvml.GPU_FABRIC_STATE_COMPLETED {
 		return
 	}
 	var wrong []string

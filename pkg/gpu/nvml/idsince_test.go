@@ -32,7 +32,7 @@ func TestIDOwners(t *testing.T) {
 		"found by the only look there": {[][]string{{"MIG-a"}}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ids := &idOwners{}
+			ids := &idOwners{gpus: map[string]map[int]idOwner{}}
 			var last gpu.Instance
 			for second, uuids := range test.looks {
 				over := start.Add(time.Duration(second) * time.Second)

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -26,7 +27,12 @@ import (
 // empty H100, 37 on one with seven partitions.
 func (c *Client) MIGState(ctx context.Context, pciAddress string) (gpu.MIGState, error) {
 	state, err := onGPU(ctx, &c.session, pciAddress, func(r *reading) gpu.MIGState {
-		r.present()
+		// The functions for MIG do not promise to report that the GPU has fallen off the bus or waits for a
+		// reset; this one asks the GPU. Any other error will be that of the next call too.
+		_ = must(r, "nvmlDeviceGetMemoryInfo", r.dev.GetMemoryInfo)
+		if !errors.Is(r.err, gpu.ErrLost) && !errors.Is(r.err, gpu.ErrResetRequired) {
+			r.err = nil
+		}
 		mode := r.migMode()
 		if !mode.current || r.err != nil {
 			// There can be no instances, and listing them is refused.
@@ -39,15 +45,6 @@ func (c *Client) MIGState(ctx context.Context, pciAddress string) (gpu.MIGState,
 	}
 	c.ids.note(pciAddress, state.Instances, time.Now())
 	return state, nil
-}
-
-// present fails if the GPU has fallen off the bus or waits for a reset. The functions
-// for MIG do not promise to report that; the one called here asks the GPU.
-func (r *reading) present() {
-	_ = must(r, "nvmlDeviceGetMemoryInfo", r.dev.GetMemoryInfo)
-	if !errors.Is(r.err, gpu.ErrLost) && !errors.Is(r.err, gpu.ErrResetRequired) {
-		r.err = nil // any other error will be that of the next call too
-	}
 }
 
 // instances lists the instances of one profile after the other, since the library has
@@ -137,16 +134,14 @@ func (c *Client) SetMIGMode(ctx context.Context, pciAddress string, enabled bool
 	if enabled {
 		target = nvml.DEVICE_MIG_ENABLE
 	}
-	unchanged := false
 	activation, err := onGPU(ctx, &c.session, pciAddress, func(r *reading) nvml.Return {
-		mode := r.migMode()
-		if unchanged = mode == (migMode{enabled, enabled}); unchanged || r.err != nil {
+		if mode := r.migMode(); mode == (migMode{enabled, enabled}) || r.err != nil {
 			return nvml.SUCCESS
 		}
 		defer r.lib.forget(r.handle) // the change may reset the GPU
 		return must(r, call, func() (activation, ret nvml.Return) { return r.dev.SetMigMode(target) })
 	})
-	if err != nil || unchanged {
+	if err != nil {
 		return err
 	}
 	mode, err := onGPU(ctx, &c.session, pciAddress, (*reading).migMode)
@@ -158,14 +153,57 @@ func (c *Client) SetMIGMode(ctx context.Context, pciAddress string, enabled bool
 	case activation != nvml.SUCCESS:
 		return failure(call+" (activation)", pciAddress, activation)
 	case mode.pending == enabled:
-		return &gpu.Error{
-			Call: call, PCIAddress: pciAddress, Err: gpu.ErrResetRequired,
-			Text: "the change is pending until the GPU is reset",
+		return &gpu.Error{Call: call, PCIAddress: pciAddress, Text: "the change is pending until the GPU is reset", Err: gpu.ErrResetRequired}
+	}
+	is := map[bool]string{true: "on", false: "off"}[mode.current]
+	return &gpu.Error{Call: call, PCIAddress: pciAddress, Text: "answered success, but the mode is still " + is}
+}
+
+// idOwners are those who have the instance ids of each GPU, as far as looks at the instances show
+// it. The driver uses ids again. Whoever destroys an instance of ours looks at it before, so
+// that nothing but an instance of somebody else, made and gone between two looks, is missed.
+type idOwners struct {
+	mu   sync.Mutex
+	gpus map[string]map[int]idOwner
+}
+
+// idOwner is who has an id, by the UUIDs of its compute instances, and empty if nobody; and from
+// when on no other was seen to have it.
+type idOwner struct {
+	uuids string
+	since time.Time
+}
+
+// firstLook is an id that no instance has. Its owner is since the first look: nothing is known of the time before.
+const firstLook = -1
+
+// note takes what a look has shown that was over at a time, and completes it with IDSince.
+func (ids *idOwners) note(pci string, instances []gpu.Instance, over time.Time) {
+	ids.mu.Lock()
+	defer ids.mu.Unlock()
+	owners := ids.gpus[pci]
+	if owners == nil {
+		owners = map[int]idOwner{firstLook: {since: over}}
+		ids.gpus[pci] = owners
+	}
+	now := map[int]string{}
+	for _, i := range instances {
+		if _, seen := owners[i.ID]; !seen {
+			owners[i.ID] = owners[firstLook]
 		}
-	default:
-		return &gpu.Error{
-			Call: call, PCIAddress: pciAddress,
-			Text: "answered success, but the mode is still " + map[bool]string{true: "on", false: "off"}[mode.current],
+		for _, c := range i.Compute {
+			now[i.ID] += c.UUID + " "
+		}
+	}
+	for id, o := range owners {
+		if o.uuids != "" && o.uuids != now[id] {
+			o.since = over
+		}
+		owners[id] = idOwner{now[id], o.since}
+	}
+	for i := range instances {
+		if id := instances[i].ID; now[id] != "" { // no program can be on one without compute instances
+			instances[i].IDSince = owners[id].since
 		}
 	}
 }

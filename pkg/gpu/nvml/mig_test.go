@@ -252,7 +252,7 @@ func TestCreationIsUndone(t *testing.T) {
 		1000: gpu.ErrUnknown,
 		// The caller's time is up after the handle was found and the instance
 		// was made, which is no excuse.
-		2: context.DeadlineExceeded,
+		4: context.DeadlineExceeded,
 	} {
 		c.lib.handles = map[string]*handle{}
 		_, err := c.CreateInstance(&expiring{t.Context(), looks}, pci, 19, gpu.Placement{Start: 4, Size: 1})

@@ -22,105 +22,82 @@ const maxEnum = 128
 
 const mib = 1 << 20
 
-// instanceProfile is a GPU instance profile together with the constant under
-// which NVML enumerates it.
+// instanceProfile is a GPU instance profile.
 type instanceProfile struct {
-	enum int
-	info nvml.GpuInstanceProfileInfo
+	enumerated[nvml.GpuInstanceProfileInfo]
 	// compute are the compute instance profiles of its instances, nil until they were read.
 	compute atomic.Pointer[[]nvml.ComputeInstanceProfileInfo]
 }
 
-// enumerate visits 0, 1, 2, … until the library returns INVALID_ARGUMENT, and skips
-// what is not supported. nvml.h recommends this for forward compatibility: new
-// profiles need no change here.
-func enumerate[T any](r *reading, call string, f func(enum int) (T, nvml.Return), visit func(enum int, value T)) {
-	for enum := range maxEnum {
-		value, known := ask(r, call, func() (T, nvml.Return) { return f(enum) })
-		switch {
-		case known:
-			visit(enum, value)
-		case errors.Is(r.err, gpu.ErrInvalid) && enum > 0:
-			r.err = nil
-			return
-		case r.err != nil:
-			return
-		}
-	}
+// enumerated is a profile together with the constant under which NVML enumerates it.
+type enumerated[T any] struct {
+	enum int
+	info T
 }
 
-// distinct returns the first of each driver id.
-func distinct[T any](all []T, id func(T) uint32) (out []T) {
-	seen := map[uint32]bool{}
-	for _, one := range all {
-		if !seen[id(one)] {
-			out = append(out, one)
+// enumerate returns what the library has for 0, 1, 2, … until it returns INVALID_ARGUMENT, each driver id once, without
+// what is not supported. nvml.h recommends this for forward compatibility: new profiles need no change here.
+func enumerate[T any](r *reading, call string, f func(enum int) (T, nvml.Return), id func(T) uint32) (all []enumerated[T]) {
+	for enum := range maxEnum {
+		info, known := ask(r, call, func() (T, nvml.Return) { return f(enum) })
+		switch {
+		case known:
+			if !slices.ContainsFunc(all, func(e enumerated[T]) bool { return id(e.info) == id(info) }) {
+				all = append(all, enumerated[T]{enum, info})
+			}
+		case errors.Is(r.err, gpu.ErrInvalid) && enum > 0:
+			r.err = nil
+			return all
+		case r.err != nil:
+			return nil
 		}
-		seen[id(one)] = true
 	}
-	return out
+	return all
 }
 
 // agreed enumerates until two enumerations in a row agree, a few times at most. A profile that is said not to be supported for a
 // moment would hide its instances for as long as the list is kept.
-func agreed[T any](r *reading, call string, f func(enum int) (T, nvml.Return), id func(T) uint32, visit func(enum int, value T)) {
-	type one struct {
-		enum  int
-		value T
-	}
-	same := func(a, b one) bool { return a.enum == b.enum && id(a.value) == id(b.value) }
-	var last []one
-	for attempt := range 3 {
-		var all []one
-		enumerate(r, call, f, func(enum int, value T) { all = append(all, one{enum, value}) })
-		if r.err != nil {
-			return
-		}
-		if attempt > 0 && slices.EqualFunc(all, last, same) {
-			for _, a := range all {
-				visit(a.enum, a.value)
-			}
-			return
+func agreed[T any](r *reading, call string, f func(enum int) (T, nvml.Return), id func(T) uint32) []enumerated[T] {
+	same := func(a, b enumerated[T]) bool { return a.enum == b.enum && id(a.info) == id(b.info) }
+	last := enumerate(r, call, f, id)
+	for range 2 {
+		all := enumerate(r, call, f, id)
+		if r.err != nil || slices.EqualFunc(all, last, same) {
+			return all
 		}
 		last = all
 	}
 	r.fail(call, nil, "lists other profiles each time")
+	return nil
 }
 
-// readProfiles returns the GPU instance profiles, each driver id once, in their order. It works
-// with MIG mode off, too. Without any the next call may find some.
+// readProfiles returns the GPU instance profiles in the order of their ids. It works with MIG mode
+// off, too. Without any the next call may find some.
 func readProfiles(r *reading) []*instanceProfile {
 	return lasting(&r.instanceProfiles, func() (found []*instanceProfile, known bool) {
 		id := func(info nvml.GpuInstanceProfileInfo) uint32 { return info.Id }
-		agreed(r, "nvmlDeviceGetGpuInstanceProfileInfo", r.dev.GetGpuInstanceProfileInfo, id, func(enum int, info nvml.GpuInstanceProfileInfo) {
-			found = append(found, &instanceProfile{enum: enum, info: info})
-		})
-		found = distinct(found, func(p *instanceProfile) uint32 { return p.info.Id })
+		for _, e := range agreed(r, "nvmlDeviceGetGpuInstanceProfileInfo", r.dev.GetGpuInstanceProfileInfo, id) {
+			found = append(found, &instanceProfile{enumerated: e})
+		}
 		slices.SortFunc(found, func(a, b *instanceProfile) int { return cmp.Compare(a.info.Id, b.info.Id) })
 		return found, r.err == nil && len(found) > 0
 	})
 }
 
-// readComputeProfiles returns the compute instance profiles of a GPU instance, each driver id once, the largest
+// readComputeProfiles returns the compute instance profiles of a GPU instance, the largest
 // first. They depend on the GPU instance's profile only.
 func readComputeProfiles(r *reading, gi nvml.GpuInstance, p *instanceProfile) []nvml.ComputeInstanceProfileInfo {
 	return lasting(&p.compute, func() (found []nvml.ComputeInstanceProfileInfo, known bool) {
-		// The variants of a size come last: one slice has a revision 1, seven slices have one that is
-		// tuned for several GPUs at once (NVL).
-		var plain, variants []nvml.ComputeInstanceProfileInfo
 		id := func(info nvml.ComputeInstanceProfileInfo) uint32 { return info.Id }
-		agreed(r, "nvmlGpuInstanceGetComputeInstanceProfileInfo", func(enum int) (nvml.ComputeInstanceProfileInfo, nvml.Return) {
+		for _, e := range agreed(r, "nvmlGpuInstanceGetComputeInstanceProfileInfo", func(enum int) (nvml.ComputeInstanceProfileInfo, nvml.Return) {
 			return gi.GetComputeInstanceProfileInfo(enum, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
-		}, id, func(enum int, info nvml.ComputeInstanceProfileInfo) {
-			if enum == nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1 || enum == nvml.COMPUTE_INSTANCE_PROFILE_7_SLICE_NVL {
-				variants = append(variants, info)
-			} else {
-				plain = append(plain, info)
-			}
-		})
-		found = distinct(append(plain, variants...), func(p nvml.ComputeInstanceProfileInfo) uint32 { return p.Id })
+		}, id) {
+			found = append(found, e.info)
+		}
 		// The slices alone do not say which is larger: a 1g instance with double memory has 26
 		// multiprocessors on an H100, of which the plain one-slice profile takes 16 and its revision 1 all.
+		// Where both are alike the plain one stays first: the variants of a size, such as that of seven slices
+		// which is tuned for several GPUs at once (NVL), have the larger constants.
 		slices.SortStableFunc(found, func(a, b nvml.ComputeInstanceProfileInfo) int {
 			return cmp.Or(cmp.Compare(b.SliceCount, a.SliceCount), cmp.Compare(b.MultiprocessorCount, a.MultiprocessorCount))
 		})
@@ -169,3 +146,72 @@ func readProfileName(r *reading, p *instanceProfile) string {
 }
 
 func withoutName(slices int, id uint32) string { return fmt.Sprintf("%dg.id%d", slices, id) }
+
+// migMode is the result of nvmlDeviceGetMigMode.
+type migMode struct{ current, pending bool }
+
+func (r *reading) migMode() migMode { return must(r, "nvmlDeviceGetMigMode", r.getMIGMode) }
+
+func (h *handle) getMIGMode() (migMode, nvml.Return) {
+	current, pending, ret := h.dev.GetMigMode()
+	return migMode{current: current == nvml.DEVICE_MIG_ENABLE, pending: pending == nvml.DEVICE_MIG_ENABLE}, ret
+}
+
+// readMIG reads how the GPU can be partitioned. If that fails the GPU is broken: it
+// would otherwise be published as undivided.
+func readMIG(r *reading, g *gpu.GPU) {
+	mode, capable := ask(r, "nvmlDeviceGetMigMode", r.getMIGMode)
+	if !capable {
+		return
+	}
+	mig := &gpu.MIG{Enabled: mode.current, Dynamic: modeIsDynamic(r)}
+	for _, p := range readProfiles(r) {
+		places := readPlacements(r, p)
+		if len(places) == 0 {
+			continue // known to the driver, not possible on this board
+		}
+		// The driver does not report the number itself.
+		for _, at := range places {
+			mig.MemorySlices = max(mig.MemorySlices, at.Start+at.Size)
+		}
+		mig.Profiles = append(mig.Profiles, gpu.Profile{
+			ID:           p.info.Id,
+			Name:         readProfileName(r, p),
+			Slices:       int(p.info.SliceCount),
+			MaxInstances: int(p.info.InstanceCount),
+			Resources:    profileResources(p.info),
+			Placements:   places,
+		})
+	}
+	if r.err != nil || len(mig.Profiles) == 0 {
+		return
+	}
+	g.Resources = wholeResources(g.Resources.MemoryBytes, mig.Profiles)
+	g.MIG = mig
+}
+
+// modeIsDynamic reports whether MIG mode can be changed without a GPU reset: from
+// Hopper on, and not in a vGPU guest, where the hypervisor decides.
+func modeIsDynamic(r *reading) bool {
+	arch, _ := ask(r, "nvmlDeviceGetArchitecture", r.dev.GetArchitecture)
+	virtualization, _ := ask(r, "nvmlDeviceGetVirtualizationMode", r.dev.GetVirtualizationMode)
+	return arch >= nvml.DEVICE_ARCH_HOPPER && arch != nvml.DEVICE_ARCH_UNKNOWN &&
+		virtualization != nvml.GPU_VIRTUALIZATION_MODE_VGPU
+}
+
+// wholeResources returns the resources of the undivided GPU: of each, the most that a
+// profile has. NVML has no call for it. On all known boards this is what the largest
+// profile has.
+func wholeResources(memoryBytes uint64, profiles []gpu.Profile) gpu.Resources {
+	whole := gpu.Resources{MemoryBytes: memoryBytes}
+	for _, p := range profiles {
+		r := p.Resources
+		whole.Multiprocessors = max(whole.Multiprocessors, r.Multiprocessors)
+		whole.CopyEngines = max(whole.CopyEngines, r.CopyEngines)
+		whole.Decoders = max(whole.Decoders, r.Decoders)
+		whole.Encoders = max(whole.Encoders, r.Encoders)
+		whole.JPEGEngines = max(whole.JPEGEngines, r.JPEGEngines)
+		whole.OFAEngines = max(whole.OFAEngines, r.OFAEngines)
+	}
+	return whole
+}

@@ -8,7 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"k8s.io/klog/v2"
@@ -25,12 +29,11 @@ const (
 
 // session is one session of the library at a time.
 type session struct {
-	roots       host.Roots
-	libraryPath string
-	load        func(path string) nvml.Interface
-
+	roots   host.Roots
 	calls   *call.Queues
 	observe func(context.Context, Call)
+	find    func() (path string, err error)
+	load    func(path string) nvml.Interface
 
 	mu  sync.Mutex
 	lib *library // nil without a session
@@ -66,15 +69,24 @@ func (s *session) reading(ctx context.Context, h *handle) *reading {
 // answer it is a *gpu.PendingError; the next Open goes on with the result of that call.
 func (s *session) Open(ctx context.Context) error {
 	if lib, err := s.library(); err == nil {
-		if dead, err := s.verify(ctx, lib); !dead || err != nil {
-			return err
+		_, dead := get(ctx, s.driver(lib), "nvmlDeviceGetCount_v2", lib.DeviceGetCount)
+		if !errors.Is(dead, gpu.ErrDriverNotLoaded) {
+			return dead
+		}
+		klog.FromContext(ctx).Info("NVML session is dead and will be replaced", "reason", dead)
+		// A session that is gone cannot be shut down, which is no failure.
+		if err := s.end(ctx, lib); gpu.IsPending(err) {
+			return fmt.Errorf("replace the dead NVML session (%w): %w", dead, err)
 		}
 	}
-	path, err := s.findLibrary(ctx)
-	if err != nil {
-		return err
+	path, err := call.Look(ctx, s.calls.Of("", call.DriverFiles), "look for the NVML library", func() (string, error) {
+		path, err := s.find()
+		return path, errors.Join(err, checkBound(path))
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: %w", gpu.ErrDriverNotLoaded, err)
 	}
-	if err := checkBound(path); err != nil {
+	if err != nil {
 		return err
 	}
 	_, err = observed(ctx, s.driver(nil), initialise, func() (any, error) { return nil, s.start(path) })
@@ -98,7 +110,8 @@ func (s *session) start(path string) error {
 	// machine with broken GPUs, not one without a driver.
 	ret := lib.InitWithFlags(nvml.INIT_FLAG_NO_GPUS)
 	if ret != nvml.ERROR_LIBRARY_NOT_FOUND {
-		bind(path)
+		version := libraryVersion(path)
+		bound.CompareAndSwap(nil, &version)
 	}
 	if ret != nvml.SUCCESS {
 		return failure(initialise, "", ret)
@@ -112,41 +125,22 @@ func (s *session) start(path string) error {
 	return nil
 }
 
-// verify makes a cheap call and ends the session if it is dead. While a call is out
-// the session stays: NVML counts its users, and initialises again only after the last
-// of them has left.
-func (s *session) verify(ctx context.Context, lib *library) (dead bool, err error) {
-	_, err = get(ctx, s.driver(lib), "nvmlDeviceGetCount_v2", lib.DeviceGetCount)
-	if !errors.Is(err, gpu.ErrDriverNotLoaded) {
-		return false, err
-	}
-	if out := s.calls.Pending(prefix); out != nil {
-		return true, fmt.Errorf("replace the dead NVML session (%w): %w", err, out)
-	}
-	klog.FromContext(ctx).Info("NVML session is dead and will be replaced", "reason", err)
-	// A session that is gone cannot be shut down, which is no failure.
-	if err := s.end(ctx, lib); gpu.IsPending(err) {
-		return true, err
-	}
-	return true, nil
-}
-
 // Close ends the session, when the calls in progress have returned. While a call is out for which nobody
 // waits any more, the session stays, for the next Open. Close takes no longer than a call may.
 func (s *session) Close() {
-	lib, err := s.library()
-	if err != nil {
-		return
+	if lib, err := s.library(); err == nil {
+		if err := s.end(context.Background(), lib); err != nil {
+			klog.Background().Info("NVML is not shut down", "reason", err)
+		}
 	}
-	if out := s.calls.Pending(prefix); out != nil {
-		klog.Background().Info("NVML is not shut down, because a call is out", "reason", out)
-		return
-	}
-	_ = s.end(context.Background(), lib) // there is nothing to be done about a failure
 }
 
-// end ends a session, unless somebody has.
+// end ends a session, unless somebody has. While a call is out the session stays: NVML counts its users, and initialises
+// again only after the last of them has left.
 func (s *session) end(ctx context.Context, lib *library) error {
+	if out := s.calls.Pending(prefix); out != nil {
+		return out
+	}
 	s.mu.Lock()
 	ended := s.lib != lib
 	if !ended {
@@ -163,17 +157,6 @@ func (s *session) end(ctx context.Context, lib *library) error {
 	return err
 }
 
-func (s *session) findLibrary(ctx context.Context) (string, error) {
-	if s.libraryPath != "" {
-		return s.libraryPath, nil
-	}
-	path, err := call.Look(ctx, s.calls.Of("", call.DriverFiles), "look for the NVML library", s.roots.LibraryPath)
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("%w: %w", gpu.ErrDriverNotLoaded, err)
-	}
-	return path, err
-}
-
 // library is the library in one session, and what belongs to the session.
 type library struct {
 	nvml.Interface
@@ -181,9 +164,6 @@ type library struct {
 	// using is held by calls, so that nothing that they work on is freed, and for ever by the one
 	// that shuts the library down.
 	using sync.RWMutex
-
-	// functions are those that the library is known to have: to look for one takes longer than many a call.
-	functions sync.Map
 
 	mu      sync.Mutex
 	handles map[string]*handle // by PCI address
@@ -199,9 +179,53 @@ func guarded[T any](lib *library, function string, f func() (T, nvml.Return)) (n
 		return none, nvml.ERROR_UNINITIALIZED
 	}
 	defer lib.using.RUnlock()
-	if _, known := lib.functions.Load(function); !known && lib.Extensions().LookupSymbol(function) != nil {
+	if lib.Extensions().LookupSymbol(function) != nil {
 		return none, nvml.ERROR_FUNCTION_NOT_FOUND
 	}
-	lib.functions.Store(function, true)
 	return f()
+}
+
+// ErrRestartRequired means that this process has loaded the library of another driver
+// version than the installed one, and cannot load a second one.
+var ErrRestartRequired = errors.New("the process must be restarted to use the installed driver")
+
+// oldest is the first driver that has all that is needed to use a GPU.
+const oldest = 525
+
+func checkVersion(lib nvml.Interface) error {
+	version, _ := lib.SystemGetDriverVersion() // whatever fails here fails again, and says so
+	branch, _, _ := strings.Cut(version, ".")
+	if number, err := strconv.Atoi(branch); err == nil && number < oldest {
+		return fmt.Errorf("the driver is %s, R%d or newer is needed: %w", version, oldest, gpu.ErrNotSupported)
+	}
+	return nil
+}
+
+// bound is the version of the first library that this process loaded. The dynamic linker resolves
+// each function of the bindings once, to that library, and never unloads it: a
+// library that is loaded from another path later is never called (measured with
+// glibc 2.36 and go-nvml 0.13.4). So a driver upgrade needs a new process.
+var bound atomic.Pointer[string]
+
+// checkBound fails if path is the library of another driver version than the bound
+// one. Files without a version in their name pass.
+func checkBound(path string) error {
+	was, is := bound.Load(), libraryVersion(path)
+	if was == nil || *was == "" || is == "" || *was == is {
+		return nil
+	}
+	return fmt.Errorf("the NVML library is %s now, this process has loaded %s: %w", is, *was, ErrRestartRequired)
+}
+
+// libraryVersion returns "580.95.05" for libnvidia-ml.so.580.95.05, following links,
+// and "" if the name has no version.
+func libraryVersion(path string) string {
+	if target, err := filepath.EvalSymlinks(path); err == nil {
+		path = target
+	}
+	_, version, _ := strings.Cut(filepath.Base(path), ".so.")
+	if !strings.Contains(version, ".") {
+		return "" // ".so.1" is the name of the interface
+	}
+	return version
 }

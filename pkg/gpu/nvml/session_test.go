@@ -24,8 +24,8 @@ func TestInitialisationIsLeftBehind(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				lib := &fakeLibrary{initResult: result}
 				release := lib.hang("InitWithFlags")
-				c := New(Options{LibraryPath: "fake", Calls: call.New(time.Second)})
-				c.load = func(string) nvml.Interface { return lib }
+				c := New(Options{Calls: call.New(time.Second)})
+				c.uses(lib)
 				var err error
 				if elapsed := took(func() { err = c.Open(t.Context()) }); elapsed != time.Second {
 					t.Errorf("took %s", elapsed)
@@ -61,8 +61,8 @@ func TestCloseAfterInitialisationWasLeftBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lib := &fakeLibrary{}
 		release := lib.hang("InitWithFlags")
-		c := New(Options{LibraryPath: "fake"})
-		c.load = func(string) nvml.Interface { return lib }
+		c := New(Options{})
+		c.uses(lib)
 		hung := expectHung(t, c.Open(t.Context()), "nvmlInitWithFlags", "")
 		release()
 		<-hung.Done
@@ -77,8 +77,8 @@ func TestOpenWaitsNoLongerThanItsCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lib := &fakeLibrary{}
 		release := lib.hang("InitWithFlags")
-		c := New(Options{LibraryPath: "fake"})
-		c.load = func(string) nvml.Interface { return lib }
+		c := New(Options{})
+		c.uses(lib)
 		opened := make(chan error)
 		go func() { opened <- c.Open(t.Context()) }()
 		synctest.Wait()

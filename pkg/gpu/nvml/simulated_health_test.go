@@ -20,8 +20,7 @@ import (
 // well is what a GPU in good health reports.
 func well() gpu.Health {
 	return gpu.Health{
-		RecoveryAction: gpu.RecoveryNone, RemappedRows: &gpu.RemappedRows{}, UncorrectedECC: new(uint64), CorrectedECC: new(uint64),
-		Temperature: pointer(34),
+		RecoveryAction: gpu.RecoveryNone, UncorrectedECC: new(uint64), Temperature: pointer(34),
 	}
 }
 
@@ -38,40 +37,38 @@ func TestSimulatedHealth(t *testing.T) {
 				g.Health.VolatileECC = machine.ECCErrors{Corrected: 7, Uncorrected: 2}
 				g.Health.AggregateECC = machine.ECCErrors{Corrected: 100, Uncorrected: 50}
 			},
-			func(h *gpu.Health) { h.CorrectedECC, h.UncorrectedECC = pointer(uint64(7)), pointer(uint64(2)) },
+			func(h *gpu.Health) { h.UncorrectedECC = pointer(uint64(2)) },
 		},
 		"without ECC": {
 			func(g *machine.GPU) { g.ECC = -1 },
-			func(h *gpu.Health) { h.CorrectedECC, h.UncorrectedECC, h.RemappedRows = nil, nil, nil },
+			func(h *gpu.Health) { h.UncorrectedECC = nil },
 		},
 		"before Ampere": {
 			func(g *machine.GPU) {
 				g.Architecture = nvml.DEVICE_ARCH_TURING
 				g.Health.Unrepairable, g.Health.ChannelRepair = true, true
 			},
-			func(h *gpu.Health) { h.RemappedRows = nil },
+			func(*gpu.Health) {},
 		},
 		"remapped rows": {
 			func(g *machine.GPU) {
 				g.Health.RemappedRows = machine.RemappedRows{Corrected: 1, Uncorrected: 2, Pending: true, Failed: true}
 			},
-			func(h *gpu.Health) {
-				h.RemappedRows = &gpu.RemappedRows{Corrected: 1, Uncorrected: 2, Pending: true, Failed: true}
-			},
+			func(h *gpu.Health) { h.RepairPending, h.RowRemapFailed = true, true },
 		},
 		"no rows are told with partitions": {
 			func(g *machine.GPU) {
 				g.MIG.Current, g.MIG.Pending = true, true
 				g.MIG.Instances = []machine.GPUInstance{{ID: 9, ProfileID: 19, Placement: machine.Placement{Size: 1}}}
 			},
-			func(h *gpu.Health) { h.RemappedRows = nil },
+			func(*gpu.Health) {},
 		},
 		"channel repair":      {func(g *machine.GPU) { g.Health.ChannelRepair = true }, func(h *gpu.Health) { h.RepairPending = true }},
 		"TPC repair":          {func(g *machine.GPU) { g.Health.TPCRepair = true }, func(h *gpu.Health) { h.RepairPending = true }},
 		"unrepairable memory": {func(g *machine.GPU) { g.Health.Unrepairable = true }, func(h *gpu.Health) { h.Unrepairable = true }},
 		"drain and reset": {
 			func(g *machine.GPU) { g.Health.RecoveryAction = int(nvml.GPU_RECOVERY_ACTION_DRAIN_AND_RESET) },
-			func(h *gpu.Health) { h.RecoveryAction = gpu.RecoveryDrainAndReset },
+			func(h *gpu.Health) { h.RecoveryAction = "Drain and Reset" },
 		},
 		"an action of a newer driver": {
 			func(g *machine.GPU) { g.Health.RecoveryAction = 42 },
@@ -168,8 +165,8 @@ func TestSimulatedHealthOfOldDriver(t *testing.T) {
 func TestSimulatedHealthFaults(t *testing.T) {
 	for function, want := range map[string]func(*gpu.Health){
 		"nvmlDeviceGetFieldValues":               func(h *gpu.Health) { h.RecoveryAction = "" },
-		"nvmlDeviceGetRemappedRows":              func(h *gpu.Health) { h.RemappedRows = nil },
-		"nvmlDeviceGetTotalEccErrors":            func(h *gpu.Health) { h.CorrectedECC, h.UncorrectedECC = nil, nil },
+		"nvmlDeviceGetRemappedRows":              func(*gpu.Health) {},
+		"nvmlDeviceGetTotalEccErrors":            func(h *gpu.Health) { h.UncorrectedECC = nil },
 		"nvmlDeviceGetRepairStatus":              func(*gpu.Health) {},
 		"nvmlDeviceGetUnrepairableMemoryFlag_v1": func(*gpu.Health) {},
 		"nvmlDeviceGetGpuFabricInfoV":            func(*gpu.Health) {},
@@ -210,14 +207,13 @@ func TestSimulatedHealthAfterReset(t *testing.T) {
 	c, file := simulate(t, m)
 	pci := m.GPUs[0].PCIAddress
 	before, err := c.Health(t.Context(), pci)
-	if err != nil || *before.UncorrectedECC != 1 || !before.RemappedRows.Pending {
+	if err != nil || *before.UncorrectedECC != 1 || !before.RepairPending {
 		t.Fatalf("%+v, %v", before, err)
 	}
 	if err := file.Update(func(m *machine.Machine) error { return m.ResetGPU(0) }); err != nil {
 		t.Fatal(err)
 	}
 	want := well()
-	want.RemappedRows = &gpu.RemappedRows{Uncorrected: 1}
 	got, err := c.Health(t.Context(), pci)
 	if diff := gocmp.Diff(want, got); diff != "" || err != nil {
 		t.Errorf("%v, health (-want +got):\n%s", err, diff)

@@ -98,8 +98,8 @@ func simulateClosed(t testing.TB, m *machine.Machine, o Options) (*Client, *stat
 	t.Cleanup(func() { file.Close() })
 
 	o.Roots = host.Roots{Driver: root, Proc: filepath.Join(root, "proc"), Sys: filepath.Join(root, "sys")}
-	o.LibraryPath = library
 	c := New(o)
+	c.find = func() (string, error) { return library, nil }
 	t.Cleanup(c.Close)
 	return c, file
 }

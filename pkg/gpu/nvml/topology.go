@@ -7,14 +7,85 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/call"
 )
+
+// readPlace reads where the GPU is in the host's topology, from sysfs. NVML's NUMA
+// function is about something else, the node of the GPU's memory on coherent
+// platforms. What sysfs does not have stays empty.
+func (c *Client) readPlace(ctx context.Context, g *gpu.GPU) {
+	pci := g.PCIAddress
+	place, err := call.Look(ctx, c.calls.Of(pci, "sysfs"), "look at the device", func() (gpu.GPU, error) { return place(c.roots.Sys, pci) })
+	g.PCIeRoot, g.PCIeSwitch, g.NUMANode = place.PCIeRoot, place.PCIeSwitch, place.NUMANode
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("The place of a GPU in the machine is not known in full", "pciAddress", pci, "reason", err)
+	}
+}
+
+// place returns what is known of it, and why something is not.
+func place(sysRoot, pci string) (g gpu.GPU, err error) {
+	sysfs := deviceattribute.WithFSFromRoot(sysRoot)
+	root, rootErr := deviceattribute.GetPCIeRootAttributeByPCIBusID(pci, sysfs)
+	if root.Value.StringValue != nil {
+		g.PCIeRoot = *root.Value.StringValue
+	}
+	var switchErr error
+	g.PCIeSwitch, switchErr = pcieSwitch(sysRoot, pci)
+	numa, numaErr := deviceattribute.GetNUMANodeAttributeByPCIBusID(pci, deviceattribute.ScalarAttribute, sysfs)
+	if numa.Value.IntValue != nil {
+		g.NUMANode = new(int(*numa.Value.IntValue))
+	}
+	return g, errors.Join(rootErr, switchErr, numaErr)
+}
+
+// pcieSwitch returns the upstream port of the PCIe switch that a device is behind, the one next
+// to the root complex, or "". The path of a device in sysfs is that of the bridges above it: the root
+// complex, its root port, and for each switch the upstream port and a downstream port.
+func pcieSwitch(sysRoot, pciAddress string) (string, error) {
+	target, err := os.Readlink(filepath.Join(sysRoot, "bus/pci/devices", pciAddress))
+	if err != nil {
+		return "", fmt.Errorf("find PCI device %s in sysfs: %w", pciAddress, err)
+	}
+	above := strings.Split(target, "/")
+	// The last one counts: some machines have a root complex below other devices, even below another one.
+	root := len(above) - 1
+	for root >= 0 && !strings.HasPrefix(above[root], "pci") {
+		root--
+	}
+	if root < 0 {
+		return "", fmt.Errorf("PCI device %s is at %s, which is not below a root complex", pciAddress, target)
+	}
+	const upstream, needed = 2, 5
+	if above = above[root:]; len(above) < needed {
+		return "", nil
+	}
+	return above[upstream], nil
+}
+
+// Removed reports whether somebody has taken a GPU out: the kernel has no device at
+// its PCI address any more, or has given it to another driver, such as vfio-pci. A GPU
+// that has fallen off the bus is still there.
+func (c *Client) Removed(pciAddress string) bool {
+	gone, err := call.Look(context.Background(), c.calls.Of(pciAddress, "sysfs"), "look at the device", func() (bool, error) {
+		path := filepath.Join(c.roots.Sys, "bus/pci/devices", pciAddress)
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+			return true, nil
+		}
+		driver, err := os.Readlink(filepath.Join(path, "driver")) // none if no driver has it
+		return filepath.Base(driver) != "nvidia", err
+	})
+	return err == nil && gone
+}
 
 // readNVLink reads what the GPU's NVLinks lead to, once: wires stay where they are until somebody
 // resets the GPU. What cannot be read now stays unknown until the next discovery: only requests for
@@ -22,19 +93,16 @@ import (
 // a queue of its own, as links that hang are no reason to do without the GPU. One that hangs altogether is found by any other call.
 func (c *Client) readNVLink(ctx context.Context, h *handle, g *gpu.GPU) {
 	g.NVLink = lasting(&h.nvlink, func() (links *gpu.NVLink, known bool) {
-		if h.linksOut.Load().IsOut() || g.MIG != nil && g.MIG.Enabled {
+		calls := c.calls.Of(h.pci, "NVLinks")
+		if calls.Pending() != nil || g.MIG != nil && g.MIG.Enabled {
 			return nil, false
 		}
 		limited, cancel := context.WithTimeout(ctx, call.SlowAfter)
 		defer cancel()
-		r := &reading{handle: h, ctx: limited, queue: queue{c.calls.Of(h.pci, "NVLinks"), h.lib, c.observe}}
+		r := &reading{handle: h, ctx: limited, queue: queue{calls, h.lib, c.observe}}
 		links = readLinks(r)
 		if r.err == nil || errors.Is(r.err, gpu.ErrNotSupported) {
 			return links, links != nil
-		}
-		var out *gpu.PendingError
-		if errors.As(r.err, &out) {
-			h.linksOut.Store(out)
 		}
 		klog.FromContext(ctx).V(2).Info("What the NVLinks lead to is unknown", "pciAddress", g.PCIAddress, "reason", r.err)
 		return nil, false
@@ -71,16 +139,14 @@ func readLinks(r *reading) *gpu.NVLink {
 	if r.err != nil || len(links.GPUs)+len(links.Switches) == 0 {
 		return nil
 	}
-	slices.Sort(links.GPUs)
-	slices.Sort(links.Switches)
-	return &gpu.NVLink{GPUs: slices.Compact(links.GPUs), Switches: slices.Compact(links.Switches)}
+	return &gpu.NVLink{GPUs: gpu.SortPCIAddresses(links.GPUs), Switches: gpu.SortPCIAddresses(links.Switches)}
 }
 
 func (h *handle) linkState(link int) func() (nvml.EnableState, nvml.Return) {
 	return func() (nvml.EnableState, nvml.Return) { return h.dev.GetNvLinkState(link) }
 }
 
-// linkEnd adds what an active link leads to.
+// readLinkEnd adds what an active link leads to.
 func readLinkEnd(r *reading, link int, links *gpu.NVLink) {
 	// Where the type is not supported the zero value counts, a GPU.
 	kind, _ := ask(r, "nvmlDeviceGetNvLinkRemoteDeviceType", func() (nvml.IntNvLinkDeviceType, nvml.Return) {

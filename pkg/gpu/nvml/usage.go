@@ -6,6 +6,7 @@ package nvml
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"math"
 	"slices"
@@ -16,16 +17,25 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
+const (
+	percent  = 100
+	thousand = 1000
+	kibi     = 1024
+	// allLinks is the scope of a field that adds up the links.
+	allLinks = math.MaxUint32
+)
+
 // Usage reads what is used of a GPU, and of those of its partitions that are asked for. It
 // changes nothing and takes no lock: a partition that goes meanwhile is left out. How busy
-// processes were is since a time, how busy partitions were since the last call.
+// processes were is since a time, how busy partitions were since the last call. There must be
+// one caller at a time for each GPU.
 //
 // A GPU without partitions costs 9 to 11 calls of the library, each partition 5 more, and 4 for
 // how busy it is. A single value that cannot be read, but for the memory and the processes, is
 // left out.
 func (c *Client) Usage(ctx context.Context, pciAddress string, partitions []gpu.PartitionID, since time.Time) (gpu.Usage, error) {
 	return onGPU(ctx, &c.session, pciAddress, func(r *reading) (usage gpu.Usage) {
-		usage.Memory = r.memory(r.dev)
+		usage.UsedBytes = r.usedBytes(r.dev)
 		usage.Processes = r.processes()
 		if errors.Is(r.err, gpu.ErrNotSupported) {
 			usage.Processes, r.err = nil, nil // a driver that cannot list them has none
@@ -36,7 +46,9 @@ func (c *Client) Usage(ctx context.Context, pciAddress string, partitions []gpu.
 		readUtilization(r, since, &usage)
 		r.pardon()
 		for _, id := range partitions {
-			one := gpu.PartitionUsage{PartitionID: id, Memory: readPartitionMemory(r, id)}
+			dev := r.deviceOf(id.InstanceID, id.ComputeID)
+			r.is(dev, id.UUID) // another one may be in the place
+			one := gpu.PartitionUsage{PartitionID: id, UsedBytes: r.usedBytes(dev)}
 			if errors.Is(r.err, gpu.ErrNotFound) || errors.Is(r.err, gpu.ErrInvalid) {
 				r.err = nil
 				continue // gone, or a handle of one that has just gone
@@ -63,23 +75,135 @@ func (r *reading) pardon() {
 	}
 }
 
-// partitionMemory fails with gpu.ErrNotFound where another partition is in the place.
-func readPartitionMemory(r *reading, id gpu.PartitionID) gpu.MemoryUsage {
-	dev := r.deviceOf(id.InstanceID, id.ComputeID)
-	r.is(dev, id.UUID)
-	return r.memory(dev)
+// usedBytes reads what programs have of the memory of the GPU or of a MIG device of it. GPUs that share the
+// host's memory have none to report.
+func (r *reading) usedBytes(dev nvml.Device) uint64 {
+	memory, _ := ask(r, "nvmlDeviceGetMemoryInfo_v2", func() (nvml.Memory_v2, nvml.Return) { return dev.GetMemoryInfo_v2() })
+	return memory.Used
 }
 
-// memory reads the memory of the GPU or of a MIG device of it. GPUs that share the
-// host's memory have none to report.
-func (r *reading) memory(dev nvml.Device) gpu.MemoryUsage {
-	all, _ := ask(r, "nvmlDeviceGetMemoryInfo_v2", func() (nvml.Memory_v2, nvml.Return) { return dev.GetMemoryInfo_v2() })
-	if all.Total > 0 {
-		return gpu.MemoryUsage{TotalBytes: all.Total, UsedBytes: all.Used, ReservedBytes: all.Reserved}
+// readUtilization reads how busy the undivided GPU is, and each process on it since a time.
+// With MIG mode on neither is supported.
+func readUtilization(r *reading, since time.Time, usage *gpu.Usage) {
+	if rates, known := ask(r, "nvmlDeviceGetUtilizationRates", r.dev.GetUtilizationRates); known {
+		usage.Utilization = new(ratio(float64(rates.Gpu)))
 	}
-	// It counts what is reserved as used.
-	memory, _ := ask(r, "nvmlDeviceGetMemoryInfo", func() (nvml.Memory, nvml.Return) { return dev.GetMemoryInfo() })
-	return gpu.MemoryUsage{TotalBytes: memory.Total, UsedBytes: memory.Used}
+	var last uint64
+	if !since.IsZero() {
+		last = uint64(since.UnixMicro())
+	}
+	samples, known := ask(r, "nvmlDeviceGetProcessUtilization", func() ([]nvml.ProcessUtilizationSample, nvml.Return) {
+		found, ret := r.dev.GetProcessUtilization(last)
+		if ret == nvml.ERROR_NOT_FOUND {
+			return nil, nvml.SUCCESS // no process did anything
+		}
+		return found, ret
+	})
+	if !known {
+		return
+	}
+	usage.ProcessUtilization = true
+	busy := map[int]float64{}
+	for _, s := range samples {
+		busy[int(s.Pid)] = ratio(float64(s.SmUtil))
+	}
+	for i := range usage.Processes {
+		if p := &usage.Processes[i]; p.InstanceID < 0 {
+			p.Utilization = new(busy[p.PID])
+		}
+	}
+}
+
+func ratio(percentage float64) float64 { return max(0, min(1, percentage/percent)) }
+
+// readPartitionUtilization returns how busy a partition was since the last sample of it, and nil
+// the first time and where the GPU cannot tell: GPM (GPU Performance Monitoring) is the only
+// part of NVML that can, from Hopper on. The library makes metrics from two samples, between which nvml.h wants
+// 100 ms. It is assumed that others may sample beside.
+func readPartitionUtilization(r *reading, id gpu.PartitionID) *float64 {
+	if answer, _ := ask(r, "nvmlGpmQueryDeviceSupport", r.dev.GpmQueryDeviceSupport); answer.IsSupportedDevice == 0 {
+		return nil
+	}
+	last := r.samples[id]
+	now := must(r, "nvmlGpmSampleAlloc", r.lib.GpmSampleAlloc)
+	r.change("nvmlGpmMigSampleGet", func() nvml.Return { return r.dev.GpmMigSampleGet(id.InstanceID, now) })
+	if r.err != nil {
+		freeSample(r, now)
+		return nil
+	}
+	r.samples[id] = now
+	if last == nil {
+		return nil
+	}
+	busy := known(r, "nvmlGpmMetricsGet", func() (float64, nvml.Return) {
+		metrics := nvml.GpmMetricsGetType{NumMetrics: 1, Sample1: last, Sample2: now}
+		metrics.Metrics[0].MetricId = uint32(nvml.GPM_METRIC_SM_UTIL)
+		ret := r.lib.GpmMetricsGet(&metrics)
+		if ret == nvml.SUCCESS {
+			ret = nvml.Return(metrics.Metrics[0].NvmlReturn)
+		}
+		return ratio(metrics.Metrics[0].Value), ret
+	})
+	freeSample(r, last)
+	return busy
+}
+
+// freeSample frees a sample, if there is one, unless a call may still work on it.
+func freeSample(r *reading, s nvml.GpmSample) {
+	if s == nil || gpu.IsPending(r.err) {
+		return
+	}
+	if err := do(r.ctx, r.queue, "nvmlGpmSampleFree", s.Free); r.err == nil {
+		r.err = err
+	}
+}
+
+// dropSamples frees the samples of other partitions than these.
+func dropSamples(r *reading, keep []gpu.PartitionUsage) {
+	if r.err != nil {
+		return
+	}
+	for id, s := range r.samples {
+		if !slices.ContainsFunc(keep, func(p gpu.PartitionUsage) bool { return p.PartitionID == id }) {
+			delete(r.samples, id)
+			freeSample(r, s)
+		}
+	}
+}
+
+// readMeters reads what the board draws and what it moves. A value that cannot be read is left out.
+func readMeters(r *reading, usage *gpu.Usage) {
+	usage.PowerWatts = known(r, "nvmlDeviceGetPowerUsage", func() (float64, nvml.Return) {
+		milliwatts, ret := r.dev.GetPowerUsage()
+		return float64(milliwatts) / thousand, ret
+	})
+	r.pardon()
+	if fields, known := readFields(
+		r, nvml.FieldValue{FieldId: nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ScopeId: allLinks},
+		nvml.FieldValue{FieldId: nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX, ScopeId: allLinks},
+	); known {
+		kib := func(i int) uint64 { return binary.LittleEndian.Uint64(fields[i].Value[:]) }
+		usage.NVLink = &gpu.Traffic{Sent: kibi * kib(0), Received: kibi * kib(1)}
+	}
+	r.pardon()
+	// Each of the two counts for 20 ms. The work of a claim does not wait for that, but the next sample
+	// does without.
+	if r.queue.Idle() {
+		usage.PCIe = readPCIe(r)
+		r.pardon()
+	}
+}
+
+// readPCIe returns both directions or nothing.
+func readPCIe(r *reading) *gpu.Traffic {
+	read := func(counter nvml.PcieUtilCounter) uint64 {
+		return thousand * uint64(must(r, "nvmlDeviceGetPcieThroughput", func() (uint32, nvml.Return) { return r.dev.GetPcieThroughput(counter) }))
+	}
+	traffic := gpu.Traffic{Sent: read(nvml.PCIE_UTIL_TX_BYTES), Received: read(nvml.PCIE_UTIL_RX_BYTES)}
+	if r.err != nil {
+		return nil
+	}
+	return &traffic
 }
 
 // noInstance is NVML's id for "the undivided GPU".
