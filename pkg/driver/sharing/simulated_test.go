@@ -56,7 +56,7 @@ func simulate(t *testing.T, n *node) (*Manager, *state.File, []Device) {
 
 	t.Setenv("GPUSIM_STATE", sysroot.StatePath(root))
 	roots := host.Roots{Driver: root, Sys: filepath.Join(root, "sys")}
-	gpus := nvml.New(nvml.Options{Roots: roots, LibraryPath: library})
+	gpus := nvml.New(nvml.Options{Roots: roots})
 	t.Cleanup(gpus.Close)
 	if err := gpus.Open(t.Context()); err != nil {
 		t.Fatal(err)
