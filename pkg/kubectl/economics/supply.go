@@ -191,7 +191,7 @@ func SupplyOfNames(names []string) (*Supply, error) {
 func modelOf(g *gpu.GPU, count int) *Model {
 	memory := int64(g.Resources.MemoryBytes)
 	usable := memory - int64(g.ReservedMemory(nil))
-	limited := usable - int64(g.MPSServerMemory()+builtinClients*g.ContextMemory(nil))
+	limited := usable - int64(gpu.MPSServerMemory+builtinClients*g.ContextMemory(nil))
 	m := &Model{
 		Product: g.ProductName, Architecture: g.Architecture, GPUs: count, PerNode: map[string]int{"": count}, Memory: memory, Whole: true,
 		Shares: []Share{
