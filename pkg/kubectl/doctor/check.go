@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -41,17 +42,24 @@ type Ref struct {
 	Kind      string `json:"kind"`
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name"`
+	// Label is what people call it where that is not its name.
+	Label string `json:"label,omitempty"`
 }
 
 // String writes it for people.
 func (r Ref) String() string {
+	if r.Label != "" {
+		return r.Label
+	}
 	if r.Namespace != "" {
 		return r.Kind + " " + r.Namespace + "/" + r.Name
 	}
 	return r.Kind + " " + r.Name
 }
 
-func refTo(kind string, o metav1.Object) Ref { return Ref{kind, o.GetNamespace(), o.GetName()} }
+func refTo(kind string, o metav1.Object) Ref {
+	return Ref{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName()}
+}
 
 func nodeRef(name string) Ref { return Ref{Kind: "node", Name: name} }
 
@@ -61,13 +69,29 @@ type Finding struct {
 	// Objects are those with the same finding.
 	Objects []Ref  `json:"objects,omitempty"`
 	Message string `json:"message"`
-	Remedy  string `json:"remedy"`
+	// Said is what the driver says in an event.
+	Said string `json:"said,omitempty"`
+	// Since is when it began, Last when it was told last, as far as that is known.
+	Since *metav1.Time `json:"since,omitempty"`
+	Last  *metav1.Time `json:"last,omitempty"`
+	// Pods are those that it affects.
+	Pods []Ref `json:"pods,omitempty"`
+	// Commands come first, and then the remedy.
+	Commands []string `json:"commands,omitempty"`
+	Remedy   string   `json:"remedy,omitempty"`
+
+	family *cause
 }
 
 // findings collects those of a check. What is the same of several objects is one.
 type findings []Finding
 
 func (f *findings) add(s Severity, message, remedy string, objects ...Ref) {
+	f.addSince(nil, s, message, remedy, objects...)
+}
+
+// addSince adds what began at a time. Of several objects the earliest counts.
+func (f *findings) addSince(since *metav1.Time, s Severity, message, remedy string, objects ...Ref) {
 	same := slices.IndexFunc(*f, func(other Finding) bool {
 		return other.Severity == s && other.Message == message && other.Remedy == remedy
 	})
@@ -75,6 +99,7 @@ func (f *findings) add(s Severity, message, remedy string, objects ...Ref) {
 		*f = append(*f, Finding{Severity: s, Message: message, Remedy: remedy})
 		same = len(*f) - 1
 	}
+	(*f)[same].Since = earlier((*f)[same].Since, since)
 	for _, o := range objects {
 		if !slices.Contains((*f)[same].Objects, o) {
 			(*f)[same].Objects = append((*f)[same].Objects, o)
@@ -117,12 +142,22 @@ type Report struct {
 
 	// Checks are in the order of Checks.
 	Checks []Result `json:"checks"`
+	// History is what the driver warned of within an hour and is over. The newest comes first.
+	History []Finding `json:"history,omitempty"`
+
+	now time.Time
 }
 
 // Examine runs all checks.
 func Examine(f *Facts) *Report {
-	r := &Report{TypeMeta: printer.TypeMeta("DoctorReport")}
-	for _, c := range Checks() {
+	r := &Report{TypeMeta: printer.TypeMeta("DoctorReport"), now: f.Now}
+	checks := Checks()
+	if f.uninstalled() {
+		checks = checksWithoutDriver
+	} else {
+		r.History = f.told().past
+	}
+	for _, c := range checks {
 		r.Checks = append(r.Checks, c.examine(f))
 	}
 	return r
@@ -203,5 +238,5 @@ const (
 
 // Checks returns all checks, in the order in which they are shown.
 func Checks() []Check {
-	return slices.Concat(podChecks, sliceChecks, classChecks, policyChecks, neighbourChecks, versionChecks, runtimeChecks, claimChecks, eventChecks)
+	return slices.Concat(podChecks, gpuChecks, sliceChecks, classChecks, policyChecks, neighbourChecks, versionChecks, runtimeChecks, claimChecks, eventChecks)
 }

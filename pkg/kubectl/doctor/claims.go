@@ -45,11 +45,11 @@ func claimsDeleting(f *Facts) (found findings) {
 			for _, u := range c.Status.ReservedFor {
 				users = append(users, u.Name)
 			}
-			found.add(Warning, "It was deleted, and waits for its pods: "+said(strings.Join(users, ", ")),
+			found.addSince(c.DeletionTimestamp, Warning, "It was deleted, and waits for its pods: "+said(strings.Join(users, ", ")),
 				"Delete the pods; where one stays in Terminating, see that the driver's pod on its node is ready", at)
 			continue
 		}
-		found.add(Error, "It was deleted, no pod uses it, and finalizers keep it: "+said(strings.Join(c.Finalizers, ", ")),
+		found.addSince(c.DeletionTimestamp, Error, "It was deleted, no pod uses it, and finalizers keep it: "+said(strings.Join(c.Finalizers, ", ")),
 			"See that kube-controller-manager runs its resourceclaim controller; finalizers of others are for those who set them", at)
 	}
 	return found

@@ -55,7 +55,7 @@ func classesExist(f *Facts) (found findings) {
 	for _, c := range chartClasses {
 		if f.class(c.name) == nil && f.example(c.deviceType) != nil {
 			found.add(Warning, "It does not exist, and there are devices of the type "+c.deviceType,
-				"Set deviceClasses.create=true in the chart, or make a class of your own", Ref{Kind: "deviceclass", Name: c.name})
+				"Run helm upgrade, which makes it unless the chart's deviceClasses.create is false: then make a class of your own", Ref{Kind: "deviceclass", Name: c.name})
 		}
 	}
 	return found
@@ -121,10 +121,14 @@ func extendedResources(f *Facts) (found findings) {
 func claimedClasses(f *Facts) (found findings) {
 	look := func(at Ref, spec *resourceapi.ResourceClaimSpec) {
 		for _, name := range classesIn(spec) {
-			if f.class(name) == nil {
-				found.add(Error, fmt.Sprintf("It asks for the class %s, which does not exist: its pods wait", name),
-					"Correct the name, or make the class; kubectl get deviceclasses shows those that there are", at)
+			if f.class(name) != nil {
+				continue
 			}
+			remedy := "Correct the name, or make the class; kubectl get deviceclasses shows those that there are"
+			if slices.ContainsFunc(chartClasses, func(c chartClass) bool { return c.name == name }) {
+				remedy = "Install the driver, whose chart makes the class, or delete what asks for it"
+			}
+			found.add(Error, fmt.Sprintf("It asks for the class %s, which does not exist: its pods wait", name), remedy, at)
 		}
 	}
 	for _, t := range f.Templates {

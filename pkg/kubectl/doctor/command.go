@@ -15,11 +15,13 @@ import (
 
 // NewCommand returns the command doctor.
 func NewCommand(o *options.Options) *cobra.Command {
+	history := false
 	c := &cobra.Command{
 		Use:   "doctor",
 		Short: "Find what keeps claims for GPUs from working, with remedies",
 		Long: "Examine the driver's pods, what it publishes, the device classes, the sharing policy, what else hands out GPUs, versions, and claims " +
-			"that are stuck. It changes nothing. The exit code is 2 if a finding is an error, and 1 if there is none but a check is unknown.\n\n" +
+			"that are stuck: one entry for each GPU and cause, with its time, the pods that it affects and the commands that help. It changes nothing. " +
+			"What the driver warned of within an hour and is over is counted; --history shows it. The exit code is 2 if a finding is an error, and 1 if there is none but a check is unknown.\n\n" +
 			"It looks at all namespaces; with fewer rights, at that of -n, which is best the driver's.",
 		Example: "  kubectl gpu doctor\n  kubectl gpu doctor -n partage -o yaml",
 		Args:    cobra.NoArgs,
@@ -37,13 +39,14 @@ func NewCommand(o *options.Options) *cobra.Command {
 				return err
 			}
 			report := Examine(facts)
-			if err := printer.Print(o, report, view(report)); err != nil {
+			if err := printer.Print(o, report, view(report, history)); err != nil {
 				return err
 			}
 			return report.verdict()
 		},
 	}
 	o.AddOutputFlag(c)
+	c.Flags().BoolVar(&history, "history", false, "Show what the driver warned of within an hour and is over, too")
 	return c
 }
 

@@ -27,7 +27,6 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 	"github.com/partage-dev/partage/test/docs/page"
-	"github.com/partage-dev/partage/test/docs/source"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -44,12 +43,12 @@ type bad struct {
 
 func TestChecks(t *testing.T) {
 	t.Parallel()
-	const wantChecks, wantCases = 33, 84
+	const wantChecks, wantCases = 30, 89
 	checks := Checks()
 	if len(checks) != wantChecks {
 		t.Errorf("%d checks, want %d", len(checks), wantChecks)
 	}
-	states := slices.Concat(badPods, badSlices, badClasses, badPolicies, badNeighbours, badVersions, badRuntimes, badClaims, badEvents)
+	states := slices.Concat(badPods, badGPUs, badSlices, badClasses, badPolicies, badNeighbours, badVersions, badRuntimes, badClaims, badEvents)
 	if len(states) != wantCases {
 		t.Errorf("%d bad states, want %d", len(states), wantCases)
 	}
@@ -103,7 +102,7 @@ func TestChecks(t *testing.T) {
 }
 
 var badPods = []bad{
-	{"driver-daemonset", "missing", func(w *world) { w.sets = nil }, Error, nil, "no DaemonSet", "helm install"},
+	{"driver-daemonset", "missing", func(w *world) { w.sets = nil }, Error, nil, "not installed", "helm install"},
 	{"driver-daemonset", "chooses no node", func(w *world) { w.set(pluginLabel).Status.DesiredNumberScheduled = 0 }, Error, []string{"daemonset partage/partage-gpu-kubelet-plugin"}, "No node", "gpuNodesOnly"},
 	{"driver-pods", "missing on a node with slices", func(w *world) { w.withoutPod(w.plugin("gpu-1")) }, Error, []string{"node gpu-1"}, "has devices of the driver, and no pod", "nodeSelector"},
 	{"driver-pods", "missing on nodes with a label", func(w *world) {
@@ -155,6 +154,24 @@ var badPods = []bad{
 	{"mps-supervisor", "image pull", func(w *world) { waits(w.supervisor("gpu-2"), "ErrImagePull", "") }, Error, []string{"pod partage/mps-supervisor-gpu-2"}, "ErrImagePull", "image.tag"},
 }
 
+var badGPUs = []bad{
+	{"gpus", "xid", func(w *world) {
+		d := w.device("gpu-1", "gpu-0000-1b-00-0")
+		d.Taints = []resourceapi.DeviceTaint{{Key: driver + "/xid", Value: "79", Effect: resourceapi.DeviceTaintEffectNoExecute}}
+	}, Error, []string{"GPU 0 (1b:00) on gpu-1"}, "XID 79", "docs/reference/xids.md"},
+	{"gpus", "tells only", func(w *world) {
+		d := w.device("gpu-1", "gpu-0000-43-00-0")
+		d.Taints = []resourceapi.DeviceTaint{{Key: driver + "/throttled", Effect: resourceapi.DeviceTaintEffectNone}}
+	}, Warning, []string{"GPU 1 (43:00) on gpu-1"}, "throttled", "cooling"},
+	{"gpus", "withdrawn is as it should be", func(w *world) {
+		d := w.device("gpu-1", "gpu-0000-43-00-0")
+		d.Taints = []resourceapi.DeviceTaint{{Key: driver + "/withdrawn", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	}, OK, nil, "", ""},
+	{"gpus", "cordoned", func(w *world) {
+		w.taint("gpu-1", "0000-43-00-0", "cordoned", "", resourceapi.DeviceTaintEffectNoSchedule)
+	}, Warning, []string{"GPU 1 (43:00) on gpu-1"}, "by an administrator", "what it was cordoned for"},
+}
+
 var badSlices = []bad{
 	{"pools-complete", "a slice is missing", func(w *world) { w.slices = w.slices[1:] }, Error, []string{"pool gpu-1"}, "2 of 3 slices", "log"},
 	{"pools-complete", "an old slice is left", func(w *world) {
@@ -170,18 +187,6 @@ var badSlices = []bad{
 	{"slices-of-nodes", "node is gone", func(w *world) {
 		w.nodes = slices.DeleteFunc(w.nodes, func(n *corev1.Node) bool { return n.Name == "gpu-2" })
 	}, Warning, []string{"resourceslice gpu-2-gpu.nvidia.com-000", "resourceslice gpu-2-gpu.nvidia.com-001", "resourceslice gpu-2-gpu.nvidia.com-002"}, "node gpu-2, which does not exist", "kubectl delete"},
-	{"device-taints", "xid", func(w *world) {
-		d := w.device("gpu-1", "gpu-0000-1b-00-0")
-		d.Taints = []resourceapi.DeviceTaint{{Key: driver + "/xid", Value: "79", Effect: resourceapi.DeviceTaintEffectNoExecute}}
-	}, Error, []string{"gpu gpu-1/0000:1b:00.0"}, "xid=79 with the effect NoExecute", "docs/reference/xids.md"},
-	{"device-taints", "tells only", func(w *world) {
-		d := w.device("gpu-1", "gpu-0000-43-00-0")
-		d.Taints = []resourceapi.DeviceTaint{{Key: driver + "/throttled", Effect: resourceapi.DeviceTaintEffectNone}}
-	}, Warning, []string{"gpu gpu-1/0000:43:00.0"}, "throttled with the effect None", "cooling"},
-	{"device-taints", "withdrawn is as it should be", func(w *world) {
-		d := w.device("gpu-1", "gpu-0000-43-00-0")
-		d.Taints = []resourceapi.DeviceTaint{{Key: driver + "/withdrawn", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
-	}, OK, nil, "", ""},
 	{"taint-rules", "of an administrator", func(w *world) {
 		w.rules = []*resourceapi.DeviceTaintRule{{ObjectMeta: metav1.ObjectMeta{Name: "repair"}, Spec: resourceapi.DeviceTaintRuleSpec{
 			DeviceSelector: &resourceapi.DeviceTaintSelector{Pool: new("gpu-2"), Device: new("gpu-0000-1b-00-0")},
@@ -193,7 +198,7 @@ var badSlices = []bad{
 var badClasses = []bad{
 	{"device-classes", "missing", func(w *world) {
 		w.classes = slices.DeleteFunc(w.classes, func(c *resourceapi.DeviceClass) bool { return c.Name == "mps.partage.dev" })
-	}, Warning, []string{"deviceclass mps.partage.dev"}, "type mps", "deviceClasses.create"},
+	}, Warning, []string{"deviceclass mps.partage.dev"}, "type mps", "helm upgrade"},
 	{"class-selectors", "of another driver", func(w *world) {
 		w.class("gpu.nvidia.com").Spec.Selectors[0].CEL.Expression = "device.driver == 'gpu.example.com'"
 	}, Error, []string{"deviceclass gpu.nvidia.com"}, "selects no devices of the type gpu", "helm upgrade"},
@@ -212,16 +217,16 @@ var badPolicies = []bad{
 	{"sharing-policy", "invalid", func(w *world) { w.configs[0].Data[policyKey] += "default: {kinds: [mpss]}\n" }, Error, []string{"configmap partage/partage-sharing-policy"}, "mpss", "helm upgrade"},
 	{"sharing-policy", "missing", func(w *world) { w.configs = nil }, Error, []string{"configmap partage/partage-sharing-policy"}, "does not exist", "helm upgrade"},
 	{"sharing-policy", "no key", func(w *world) { w.configs[0].Data = nil }, Error, []string{"configmap partage/partage-sharing-policy"}, "no policy.yaml", "helm upgrade"},
-	{"policy-in-force", "invalid on a node", func(w *world) {
-		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, eventPolicyInvalid, "invalid SharingPolicy: rules", time.Minute)
-	}, Error, []string{"node gpu-1"}, "invalid SharingPolicy: rules", "Correct"},
-	{"policy-in-force", "corrected", func(w *world) {
-		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, eventPolicyInvalid, "invalid SharingPolicy: rules", 2*time.Minute)
-		w.event("Node", "gpu-1", driver, corev1.EventTypeNormal, eventPolicyValid, "The sharing policy can be used again", time.Minute)
+	{"driver-events", "invalid on a node", func(w *world) {
+		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "SharingPolicyInvalid", "invalid SharingPolicy: rules", time.Minute)
+	}, Error, []string{"node gpu-1"}, "sharing policy cannot be used", "Correct"},
+	{"driver-events", "corrected", func(w *world) {
+		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "SharingPolicyInvalid", "invalid SharingPolicy: rules", 2*time.Minute)
+		w.event("Node", "gpu-1", driver, corev1.EventTypeNormal, "SharingPolicyValid", "The sharing policy can be used again", time.Minute)
 	}, OK, nil, "", ""},
-	{"policy-profiles", "unknown", func(w *world) {
-		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, eventUnknownProfiles, "no GPU has the profile 1g.10bg", time.Minute)
-	}, Warning, []string{"node gpu-1"}, "1g.10bg", "Correct"},
+	{"driver-events", "unknown", func(w *world) {
+		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "SharingPolicyProfilesUnknown", "no GPU has the profile 1g.10bg", time.Minute)
+	}, Warning, []string{"node gpu-1"}, "profiles that no GPU has", "Correct"},
 }
 
 // reference is a pod of NVIDIA's DRA driver, with the containers for GPUs or without.
@@ -371,11 +376,11 @@ var badVersions = []bad{
 		for _, s := range w.slices {
 			s.Spec.Devices = slices.DeleteFunc(s.Spec.Devices, func(d resourceapi.Device) bool { return d.Name != "gpu-0000-1b-00-0" })
 		}
-	}, Warning, []string{"gpu gpu-1/0000:1b:00.0", "gpu gpu-2/0000:1b:00.0"}, "Only the whole GPU", "DRAPartitionableDevices"},
-	{"feature-gates", "no taints", func(w *world) { w.device("gpu-1", "gpu-0000-1b-00-0-observer").Taints = nil }, Error, []string{"gpu gpu-1/0000:1b:00.0"}, "not stored", "DRADeviceTaints"},
-	{"left-out", "event", func(w *world) {
-		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, eventLeftOut, "No MPS and time-slice shares are offered", time.Minute)
-	}, Warning, []string{"node gpu-1"}, "No MPS", "1.36.2"},
+	}, Warning, []string{"GPU 0 (1b:00) on gpu-1", "GPU 0 (1b:00) on gpu-2"}, "Only the whole GPU", "DRAPartitionableDevices"},
+	{"feature-gates", "no taints", func(w *world) { w.device("gpu-1", "gpu-0000-1b-00-0-observer").Taints = nil }, Error, []string{"GPU 0 (1b:00) on gpu-1"}, "not stored", "DRADeviceTaints"},
+	{"driver-events", "event", func(w *world) {
+		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "ClusterLacksFeature", "No MPS and time-slice shares are offered", time.Minute)
+	}, Warning, []string{"node gpu-1"}, "not everything is published", "1.36.2"},
 }
 
 var badRuntimes = []bad{
@@ -403,9 +408,22 @@ var badClaims = []bad{
 }
 
 var badEvents = []bad{
-	{"driver-events", "warning", func(w *world) {
-		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPULost", "GPU 0000:1b:00.0 is lost", time.Minute)
-	}, Warning, []string{"node gpu-1"}, "GPULost: GPU 0000:1b:00.0 is lost", "docs/how-to/troubleshoot.md"},
+	{"driver-events", "of a GPU that was never there", func(w *world) {
+		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPUNotListed", "GPU 0000:99:00.0: it is on the PCI bus", time.Minute)
+	}, Warning, []string{"gpu gpu-1/0000:99:00.0"}, "does not list it", "kernel log"},
+	{"driver-events", "that nobody knows", func(w *world) {
+		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "Novel", "something new", time.Minute)
+	}, Warning, []string{"node gpu-1"}, "Novel", "docs/how-to/troubleshoot.md"},
+	{"driver-events", "over with the taint", func(w *world) {
+		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPULost", "GPU 0000:1b:00.0: lost", time.Minute)
+	}, OK, nil, "", ""},
+	{"driver-events", "an address that was corrected", func(w *world) {
+		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "CordonedGPUUnknown", `The annotation partage.dev/cordoned-gpus of the node has "gpu-1", which is no GPU of it`, time.Minute)
+	}, OK, nil, "", ""},
+	{"driver-events", "an address that is wrong", func(w *world) {
+		w.node("gpu-1").Annotations = map[string]string{fleet.CordonAnnotation: "0000:1b:00.0,gpu-1"}
+		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "CordonedGPUUnknown", `The annotation partage.dev/cordoned-gpus of the node has "gpu-1", which is no GPU of it`, time.Minute)
+	}, Warning, []string{"node gpu-1"}, "no GPU", "Correct it"},
 	{"driver-events", "old", func(w *world) {
 		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPULost", "GPU 0000:1b:00.0 is lost", 2*time.Hour)
 	}, OK, nil, "", ""},
@@ -418,7 +436,7 @@ var badEvents = []bad{
 func TestGolden(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	for _, b := range slices.Concat(badPods[6:8], badSlices[5:7], badPolicies[:1], badNeighbours[:1], badNeighbours[5:6], badClaims[:1]) {
+	for _, b := range slices.Concat(badPods[6:8], badGPUs[:2], badPolicies[:1], badNeighbours[:1], badNeighbours[5:6], badClaims[:1]) {
 		b.spoil(w)
 	}
 	w.forbidden["devicetaintrules"] = true
@@ -439,7 +457,7 @@ func TestGolden(t *testing.T) {
 func text(t *testing.T, r *Report, f printer.Format) string {
 	t.Helper()
 	var out bytes.Buffer
-	if err := view(r).Write(&out, f); err != nil {
+	if err := view(r, false).Write(&out, f); err != nil {
 		t.Fatal(err)
 	}
 	return out.String()
@@ -513,7 +531,7 @@ func TestManyObjects(t *testing.T) {
 	for _, n := range []string{"a", "b", "c", "d", "e", "f", "g", "a"} {
 		f.add(Error, "bad", "mend it", nodeRef(n))
 	}
-	f.add(Error, "bad", "mend it", Ref{"pod", "ns", "p"})
+	f.add(Error, "bad", "mend it", Ref{Kind: "pod", Namespace: "ns", Name: "p"})
 	if len(f) != 1 {
 		t.Fatalf("%+v", f)
 	}
@@ -582,20 +600,20 @@ func anchor(title string) string {
 // TestTaints: every reason for which the driver taints devices has a remedy, or is as it should be.
 func TestTaints(t *testing.T) {
 	t.Parallel()
-	documented := map[string]bool{}
+	documented := map[string]bool{"": true}
 	for _, row := range page.Rows(t, "docs/reference/taints.md", "key", "the device", "it goes away", "what to do") {
 		for _, m := range regexp.MustCompile("`(?:gpu\\.nvidia\\.com|…)/([a-z-]+)`").FindAllStringSubmatch(row[0], -1) {
 			documented[m[1]] = true
 		}
 	}
 	for name := range documented {
-		if _, has := taintRemedy[name]; !has && name != "withdrawn" && name != "admin-access" {
+		if causeOfTaint(name) == nil && name != "withdrawn" && name != "admin-access" && name != "" {
 			t.Errorf("no remedy for the taint %s", name)
 		}
 	}
-	for name := range taintRemedy {
-		if !documented[name] {
-			t.Errorf("the taint %s does not exist", name)
+	for _, c := range causes {
+		if !documented[c.taint] {
+			t.Errorf("the taint %s does not exist", c.taint)
 		}
 	}
 	if len(documented) < 18 {
@@ -603,23 +621,33 @@ func TestTaints(t *testing.T) {
 	}
 }
 
-// TestEvents: the driver writes the events that checks look for.
+// TestEvents: the table has all warnings of the driver, and no others; what says that they are over exists, and so do the checks.
 func TestEvents(t *testing.T) {
 	t.Parallel()
-	documented := map[string]bool{}
+	documented, warnings := map[string]bool{"": true}, 0
 	for _, row := range page.Rows(t, "docs/reference/events.md", "event", "type", "of", "what it says", "what to do") {
-		documented[strings.Trim(row[0], "`")] = true
-	}
-	looked, isEvent := 0, regexp.MustCompile(`^event[A-Z]`)
-	for _, c := range source.Constants(source.Files(t, "."), "") {
-		if !isEvent.MatchString(c.Name) {
+		name := strings.Trim(row[0], "`")
+		documented[name] = true
+		if row[1] != corev1.EventTypeWarning {
 			continue
 		}
-		if looked++; !documented[c.Value] {
-			t.Errorf("%s: nothing writes the event %s", c.Name, c.Value)
+		warnings++
+		if !slices.ContainsFunc(causes, func(c cause) bool { return c.event == name }) {
+			t.Errorf("no cause for the event %s", name)
 		}
 	}
-	if t.Logf("%d cases", looked); looked < 5 {
-		t.Errorf("only %d events", looked)
+	for _, c := range causes {
+		if !documented[c.event] || !documented[c.over] {
+			t.Errorf("%s, %s: nothing writes one of the events", c.event, c.over)
+		}
+		if c.check != "" && !slices.ContainsFunc(Checks(), func(k Check) bool { return k.ID == c.check }) {
+			t.Errorf("%s: there is no check %s", c.event, c.check)
+		}
+		if c.check == "" && !c.past && (c.text == "" || c.remedy == "") {
+			t.Errorf("%s: no text, or no remedy", c.event)
+		}
+	}
+	if t.Logf("%d cases", warnings); warnings < 30 {
+		t.Errorf("only %d events", warnings)
 	}
 }

@@ -47,6 +47,7 @@ type Facts struct {
 
 	// namespace is the driver's, or "" where that is not known: what names and labels of objects elsewhere say is for anybody to write.
 	namespace string
+	hasTold   *told
 }
 
 // Read reads everything that the checks look at. Where the objects of all namespaces may not
@@ -81,8 +82,8 @@ func Read(ctx context.Context, client kubernetes.Interface, driver, namespace st
 	if err := read(ctx, f, &warnings, events, namespace, "type="+corev1.EventTypeWarning, listEvents); err != nil {
 		return nil, err
 	}
-	// That a policy is in order again is a normal event.
-	if err := read(ctx, f, &normal, events, namespace, "type="+corev1.EventTypeNormal+",reason="+eventPolicyValid, listEvents); err != nil {
+	// That something is over is a normal event.
+	if err := read(ctx, f, &normal, events, namespace, "type="+corev1.EventTypeNormal+",reportingComponent="+driver, listEvents); err != nil {
 		return nil, err
 	}
 	f.Events = slices.CompactFunc(byName(append(warnings, normal...)), func(a, b *corev1.Event) bool {
@@ -107,7 +108,7 @@ func (f *Facts) readPolicies(ctx context.Context, client kubernetes.Interface) e
 			continue
 		}
 		config, err := client.CoreV1().ConfigMaps(set.Namespace).Get(ctx, name, metav1.GetOptions{})
-		ref := Ref{"configmap", set.Namespace, name}
+		ref := Ref{Kind: "configmap", Namespace: set.Namespace, Name: name}
 		switch {
 		case apierrors.IsNotFound(err):
 			f.Policies[ref] = nil

@@ -5,10 +5,13 @@ package doctor
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/util/quote"
@@ -22,11 +25,31 @@ var podChecks = []Check{
 	{ID: "mps-supervisor", Title: "every node with MPS shares has a supervisor that is ready", needs: []string{driverPlace, pods, slicesOf}, run: supervisorsReady},
 }
 
+// checksWithoutDriver are those that mean something where no driver is installed.
+var checksWithoutDriver = []Check{
+	{ID: "driver-daemonset", Title: "the driver is installed", run: driverInstalled},
+	{ID: "leftovers", Title: "the driver has left nothing", needs: []string{slicesOf, claims}, parts: []string{claims}, run: leftovers},
+	{ID: "claimed-classes", Title: "nothing asks for classes that do not exist", needs: []string{classes, claims, templates}, parts: []string{claims, templates}, run: claimedClasses},
+}
+
+// uninstalled reports whether it is known that no driver is installed. DaemonSets that are called like the driver's prove nothing
+// where nobody says which namespace is the driver's.
+func (f *Facts) uninstalled() bool {
+	for _, m := range f.Missing {
+		if m.Namespace == "" && (m.Resource == daemonSets || m.Resource == classes) {
+			return false
+		}
+	}
+	return !slices.ContainsFunc(f.DaemonSets, func(s *appsv1.DaemonSet) bool {
+		return s.Labels[componentLabel] == pluginLabel && (f.namespace == "" || s.Namespace == f.namespace)
+	})
+}
+
 func driverInstalled(f *Facts) (found findings) {
 	sets := f.driverSets()
 	if len(sets) == 0 {
-		found.add(Error, "There is no DaemonSet of the driver: none has the label "+componentLabel+"="+pluginLabel,
-			"Install the chart: helm install partage deployments/helm/partage --namespace partage (docs/how-to/install.md)")
+		found.add(Error, "The driver is not installed: no DaemonSet has the label "+componentLabel+"="+pluginLabel,
+			"To have it, helm install partage deployments/helm/partage --namespace partage (docs/how-to/install.md)")
 	}
 	for _, s := range sets {
 		if s.Status.ObservedGeneration >= s.Generation && s.Status.DesiredNumberScheduled == 0 {
@@ -38,10 +61,25 @@ func driverInstalled(f *Facts) (found findings) {
 	return found
 }
 
-func driverOnEveryNode(f *Facts) (found findings) {
-	if len(f.driverSets()) == 0 {
-		return nil // driver-daemonset says so
+// leftovers are what an uninstallation leaves where it was forced, or has just ended.
+func leftovers(f *Facts) (found findings) {
+	for _, c := range f.Claims {
+		switch {
+		case !f.usesDriver(c):
+		case len(c.Status.ReservedFor) > 0:
+			found.add(Error, "It has devices of the driver, which is gone. Its pods run on, and stay in Terminating when they are deleted",
+				"Install the driver again, delete the pods, and uninstall it when they are gone (docs/how-to/uninstall.md)", refTo("resourceclaim", c))
+		default:
+			found.add(Warning, "It has devices of the driver, which is gone, and no pod uses it", "Delete it", refTo("resourceclaim", c))
+		}
 	}
+	for _, n := range f.Nodes {
+		found.add(Warning, "It still has ResourceSlices of the driver", "Wait a minute: the kubelet removes them. If they stay, kubectl delete resourceslices --field-selector spec.driver="+f.Driver, nodeRef(n.Name))
+	}
+	return found
+}
+
+func driverOnEveryNode(f *Facts) (found findings) {
 	have := byNode(f.driverPods(pluginLabel))
 	for _, n := range f.Snapshot.Nodes {
 		if len(have[n.Name]) > 0 || virtual(n) {
@@ -80,47 +118,58 @@ func notReady(found *findings, f *Facts, p *corev1.Pod) {
 	if ready(p) || p.DeletionTimestamp != nil {
 		return
 	}
-	at := refTo("pod", p)
-	logs := fmt.Sprintf("kubectl logs --namespace %s POD", p.Namespace)
+	add := func(s Severity, message, remedy string) {
+		var since *metav1.Time
+		if c := condition(p, corev1.PodReady); c != nil && !c.LastTransitionTime.IsZero() {
+			since = &c.LastTransitionTime
+		}
+		found.addSince(since, s, message, remedy, refTo("pod", p))
+	}
+	logs := fmt.Sprintf("kubectl logs --namespace %s %s", p.Namespace, p.Name)
 	for _, c := range p.Status.ContainerStatuses {
 		w := c.State.Waiting
 		switch {
 		case w == nil:
 		case w.Reason == "CrashLoopBackOff":
-			found.add(Error, "It ends again and again"+lastWords(c), "Read the end of its log: "+logs+" --previous", at)
+			add(Error, "It ends again and again"+lastWords(c), "Read the end of its log: "+logs+" --previous")
 			return
 		case strings.Contains(w.Reason, "Image"):
-			found.add(Error, fmt.Sprintf("Its image %s cannot be pulled: %s", quote.Name(c.Image), w.Reason),
-				"Check image.repository, image.tag or image.digest and imagePullSecrets of the chart; kubectl describe pod says what the registry answered", at)
+			add(Error, fmt.Sprintf("Its image %s cannot be pulled: %s", quote.Name(c.Image), w.Reason),
+				"Check image.repository, image.tag or image.digest and imagePullSecrets of the chart; kubectl describe pod says what the registry answered")
 			return
 		case w.Reason != "ContainerCreating" && w.Reason != "PodInitializing":
-			found.add(Error, fmt.Sprintf("Its container does not start: %s: %s", w.Reason, said(w.Message)), "kubectl describe pod has the details", at)
+			add(Error, fmt.Sprintf("Its container does not start: %s: %s", w.Reason, said(w.Message)), "kubectl describe pod has the details")
 			return
 		}
 	}
 	if p.Spec.NodeName == "" {
-		found.add(Error, "It was not scheduled"+scheduling(p), "Make room on the node, or let the pod go first: kubeletPlugin.priorityClassName", at)
+		add(Error, "It was not scheduled"+scheduling(p), "Make room on the node, or let the pod go first: kubeletPlugin.priorityClassName")
 		return
 	}
 	if f.Now.Sub(p.CreationTimestamp.Time) < graceToStart {
-		found.add(Warning, "It has just been made, and is not ready yet", "Wait, and ask again", at)
+		add(Warning, "It has just been made, and is not ready yet", "Wait, and ask again")
 		return
 	}
 	message := "It is not ready"
 	if reason := probeFailure(f, p); reason != "" {
 		message += ": " + reason
 	}
-	found.add(Error, message, "Its event Unhealthy and the end of its log say why: most often the NVIDIA driver of the node is not loaded, "+
-		"or the API server does not take its ResourceSlices; "+logs, at)
+	add(Error, message, "Its event Unhealthy and the end of its log say why: most often the NVIDIA driver of the node is not loaded, "+
+		"or the API server does not take its ResourceSlices; "+logs)
 }
 
 func ready(p *corev1.Pod) bool {
-	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			return c.Status == corev1.ConditionTrue
-		}
+	c := condition(p, corev1.PodReady)
+	return c != nil && c.Status == corev1.ConditionTrue
+}
+
+// condition returns one of a pod, or nil.
+func condition(p *corev1.Pod, kind corev1.PodConditionType) *corev1.PodCondition {
+	at := slices.IndexFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == kind })
+	if at < 0 {
+		return nil
 	}
-	return false
+	return &p.Status.Conditions[at]
 }
 
 // lastWords says how a container has ended.
@@ -145,10 +194,8 @@ func lastLine(s string) string {
 }
 
 func scheduling(p *corev1.Pod) string {
-	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Message != "" {
-			return ": " + said(c.Message)
-		}
+	if c := condition(p, corev1.PodScheduled); c != nil && c.Status == corev1.ConditionFalse && c.Message != "" {
+		return ": " + said(c.Message)
 	}
 	return ""
 }
@@ -179,7 +226,7 @@ func driverRestarts(f *Facts) (found findings) {
 					continue
 				}
 				found.add(Warning, fmt.Sprintf("It has restarted %d times, the last time within an hour%s", c.RestartCount, lastWords(c)),
-					fmt.Sprintf("Read the end of its log: kubectl logs --namespace %s POD --previous", p.Namespace), refTo("pod", p))
+					fmt.Sprintf("Read the end of its log: kubectl logs --namespace %s %s --previous", p.Namespace, p.Name), refTo("pod", p))
 			}
 		}
 	}

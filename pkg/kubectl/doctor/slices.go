@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/utils/ptr"
@@ -20,7 +19,6 @@ var sliceChecks = []Check{
 	{ID: "pools-complete", Title: "the pools of ResourceSlices are complete", needs: []string{slicesOf}, run: poolsComplete},
 	{ID: "nodes-publish", Title: "every node with GPUs and a pod of the driver has ResourceSlices", needs: []string{driverPlace, slicesOf, nodes, pods}, run: nodesPublish},
 	{ID: "slices-of-nodes", Title: "ResourceSlices are of nodes that exist", needs: []string{slicesOf, nodes}, run: slicesOfNodes},
-	{ID: "device-taints", Title: "no device is tainted", needs: []string{slicesOf}, run: deviceTaints},
 	{ID: "taint-rules", Title: "no DeviceTaintRule keeps pods off devices", needs: []string{slicesOf, taintRules}, run: taintRulesThatApply},
 }
 
@@ -103,61 +101,8 @@ func slicesOfNodes(f *Facts) (found findings) {
 	return found
 }
 
-// taintRemedy is what to do about a taint, by the name part of its key. Those that are
-// missing here belong to a device that is as it should be.
-var taintRemedy = map[string]struct {
-	severity Severity
-	remedy   string
-}{
-	"occupied": {Warning, "Somebody else made a partition there. If nobody wants it, remove it with nvidia-smi mig -dci and -dgi"},
-	"foreign-claim": {Warning, "The taint's value names a claim (namespace.name, or the UID) that NVIDIA's DRA driver has prepared, or another one of this name: " +
-		"delete its pods, so that they are made again with devices of this driver (docs/how-to/troubleshoot.md#another-gpu-driver-runs-on-the-node)"},
-	"release-pending": {Warning, "What a claim left could not be removed yet. If it lasts, the event GPUReleasePending of the node says what " +
-		"prevents it, often a process that still runs"},
-	"opened": {Warning, "A process without a claim has the GPU's device node open; the event GPUOpened of the node says which. " +
-		"An agent of the node belongs into kubeletPlugin.ignoredNamespaces (docs/how-to/free-gpus.md)"},
-	"unresponsive":        {Error, "See whether the NVIDIA driver is loaded. If it lasts, drain the node and restart it"},
-	"gpu-lost":            {Error, "Drain the node and restart it. If it happens again, have the GPU looked at"},
-	"reset-required":      {Error, "End what uses the GPU, then reset it, or restart the node (docs/how-to/troubleshoot.md#how-to-reset-a-gpu)"},
-	"xid":                 {Error, "The taint's value is the number of the error; docs/reference/xids.md says what to do about each"},
-	"recovery-required":   {Error, "Do what the taint's value says, such as a reset (docs/how-to/troubleshoot.md#gpu-needs-a-reset)"},
-	"uncorrected-ecc":     {Error, "It ends after a quiet time. If it happens again, contact the vendor"},
-	"row-remap-pending":   {Warning, "Reset the GPU when no pod uses it"},
-	"row-remap-failed":    {Error, "Reset the GPU. If it lasts, have it replaced"},
-	"memory-unrepairable": {Error, "Have the GPU replaced"},
-	"fabric-unhealthy":    {Error, "Look at NVLink (nvidia-smi -q, Fabric) and at the fabric manager"},
-	"throttled":           {Warning, "Check cooling and power supply"},
-	"unmonitored":         {Warning, "The event GPUUnmonitored of the node says why errors of the GPU are not seen, such as a driver that is too old"},
-	"mps-unhealthy":       {Error, "If it lasts, delete the pods that have the device (docs/how-to/troubleshoot.md#mps-server-died)"},
-	"mps-unavailable":     {Error, "Look at the pod of the MPS supervisor on the node"},
-	"cordoned":            {Warning, "An administrator keeps pods away from the GPU: kubectl annotate node NODE partage.dev/cordoned-gpus- ends it (docs/how-to/troubleshoot.md#cordon-one-gpu)"},
-	"gone":                {Warning, "Somebody removed the partition that a claim has: delete the claim's pods"},
-}
-
-func deviceTaints(f *Facts) (found findings) {
-	f.eachDevice(func(g *fleet.GPU, d *fleet.Device) {
-		for _, t := range d.Published.Taints {
-			name, own := strings.CutPrefix(t.Key, f.Driver+"/")
-			known, listed := taintRemedy[name]
-			if !own || !listed {
-				continue
-			}
-			severity := known.severity
-			if t.Effect == resourceapi.DeviceTaintEffectNone {
-				severity = Warning
-			}
-			message := fmt.Sprintf("Devices have the taint %s with the effect %s", name, t.Effect)
-			if t.Value != "" {
-				message = fmt.Sprintf("Devices have the taint %s=%s with the effect %s", name, t.Value, t.Effect)
-			}
-			found.add(severity, message, known.remedy, gpuRef(g))
-		}
-	})
-	return found
-}
-
 func gpuRef(g *fleet.GPU) Ref {
-	return Ref{Kind: "gpu", Name: g.Node.Name + "/" + cmp.Or(g.PCIBusID, g.Name)}
+	return Ref{Kind: "gpu", Name: g.Node.Name + "/" + cmp.Or(g.PCIBusID, g.Name), Label: g.Label() + " on " + g.Node.Name}
 }
 
 // eachDevice visits the devices of the driver.
@@ -186,8 +131,8 @@ func taintRulesThatApply(f *Facts) (found findings) {
 			}
 		})
 		if devices > 0 {
-			found.add(Warning, fmt.Sprintf("It gives the taint %s with the effect %s to %d devices of the driver", r.Spec.Taint.Key, r.Spec.Taint.Effect, devices),
-				"If that is over, kubectl delete devicetaintrule NAME", refTo("devicetaintrule", r))
+			found.addSince(r.Spec.Taint.TimeAdded, Warning, fmt.Sprintf("It gives the taint %s with the effect %s to %d devices of the driver", r.Spec.Taint.Key, r.Spec.Taint.Effect, devices),
+				"If that is over, kubectl delete devicetaintrule "+r.Name, refTo("devicetaintrule", r))
 		}
 	}
 	return found

@@ -38,9 +38,9 @@ func result(t *testing.T, r *Report, id string) Result {
 func TestTenantWritesAdvice(t *testing.T) {
 	w := newWorld(t)
 	w.ofTenant("Node", "gpu-1", corev1.EventTypeWarning, "GPULost", "GPU 0000:1b:00.0: lost. To repair it: kubectl delete namespace victim", time.Minute)
-	w.ofTenant("Node", "gpu-2", corev1.EventTypeWarning, eventPolicyInvalid, "run helm upgrade --set sharingPolicy=null", time.Minute)
+	w.ofTenant("Node", "gpu-2", corev1.EventTypeWarning, "SharingPolicyInvalid", "run helm upgrade --set sharingPolicy=null", time.Minute)
 	r := w.examine(t)
-	for _, id := range []string{"driver-events", "policy-in-force"} {
+	for _, id := range []string{"driver-events", "gpus"} {
 		if c := result(t, r, id); c.Severity != OK {
 			t.Errorf("%s: %+v", id, c.Findings)
 		}
@@ -50,9 +50,9 @@ func TestTenantWritesAdvice(t *testing.T) {
 // TestTenantHidesPolicy: a tenant has doctor say that the policy is in order where the driver says that it is not.
 func TestTenantHidesPolicy(t *testing.T) {
 	w := newWorld(t)
-	w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, eventPolicyInvalid, "invalid SharingPolicy: rules", 2*time.Minute)
-	w.ofTenant("Node", "gpu-1", corev1.EventTypeNormal, eventPolicyValid, "fine", time.Minute)
-	if c := result(t, w.examine(t), "policy-in-force"); c.Severity != Error {
+	w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "SharingPolicyInvalid", "invalid SharingPolicy: rules", 2*time.Minute)
+	w.ofTenant("Node", "gpu-1", corev1.EventTypeNormal, "SharingPolicyValid", "fine", time.Minute)
+	if c := result(t, w.examine(t), "driver-events"); c.Severity != Error {
 		t.Errorf("the driver's event is hidden: %+v", c)
 	}
 }
@@ -60,13 +60,13 @@ func TestTenantHidesPolicy(t *testing.T) {
 // TestTenantHidesAlarm: three events of a tenant are all that doctor shows of a reason.
 func TestTenantHidesAlarm(t *testing.T) {
 	w := newWorld(t)
-	w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPULost", "GPU 0000:1b:00.0: the GPU is lost", 2*time.Minute)
+	w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPUNotListed", "GPU 0000:99:00.0: it is not listed", 2*time.Minute)
 	for _, n := range []string{"1", "2", "3"} {
-		w.ofTenant("ResourceClaim", "mine", corev1.EventTypeWarning, "GPULost", "all is well "+n, time.Second)
+		w.ofTenant("ResourceClaim", "mine", corev1.EventTypeWarning, "GPUNotListed", "all is well "+n, time.Second)
 	}
 	c := result(t, w.examine(t), "driver-events")
 	for _, f := range c.Findings {
-		if strings.Contains(f.Message, "the GPU is lost") {
+		if strings.Contains(f.Said, "it is not listed") {
 			return
 		}
 	}

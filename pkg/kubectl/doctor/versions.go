@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/version"
 
@@ -20,7 +19,6 @@ var versionChecks = []Check{
 	{ID: "apiserver-version", Title: "the version of the API server has no known holes", needs: []string{apiVersion}, run: apiServerVersion},
 	{ID: "kubelet-versions", Title: "the versions of the kubelets have no known holes", needs: []string{apiVersion, nodes, slicesOf, classes, claims}, parts: []string{claims}, run: kubeletVersions},
 	{ID: "feature-gates", Title: "the API server stores what the driver publishes", needs: []string{slicesOf}, run: featureGates},
-	{ID: "left-out", Title: "the driver leaves out nothing for the cluster's version", needs: []string{events}, parts: []string{events}, run: leftOut},
 }
 
 // upgradeTo is the first version in which everything works by default (docs/reference/compatibility.md).
@@ -185,13 +183,4 @@ func ofThisDriver(g *fleet.GPU) bool {
 		}
 	}
 	return false
-}
-
-func leftOut(f *Facts) (found findings) {
-	for _, e := range newestFirst(f.Events) {
-		if f.ofNode(e) && f.recent(e) && e.Type == corev1.EventTypeWarning && (e.Reason == eventLeftOut || e.Reason == eventCrashes) {
-			found.add(Warning, said(e.Message), upgradeTo, nodeRef(e.InvolvedObject.Name))
-		}
-	}
-	return found
 }

@@ -5,9 +5,13 @@ package doctor
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 )
@@ -15,21 +19,37 @@ import (
 // maxObjects is how many objects of a finding are shown without -o wide.
 const maxObjects = 5
 
-var severityStyle = map[Severity]printer.Style{Error: printer.Bad, Warning: printer.Warn, Unknown: printer.Faint, OK: printer.Good}
+// marks of severities, where Unicode can be shown and where not.
+var marks = map[Severity]struct {
+	style        printer.Style
+	mark, letter string
+}{Error: {printer.Bad, "✖", "X"}, Warning: {printer.Warn, "▲", "!"}, Unknown: {printer.Faint, "?", "?"}, OK: {printer.Good, "✔", "+"}}
 
-// view shows a report: the worst findings first, and what is in order in short.
-func view(r *Report) printer.View {
+type writer struct {
+	*bytes.Buffer
+	printer.Format
+	now time.Time
+}
+
+// view shows a report: the worst findings first, and what is over or in order in short.
+func view(r *Report, history bool) printer.View {
 	return &printer.Text{
-		Render: func(w io.Writer, f printer.Format) error {
-			var out bytes.Buffer
+		Render: func(to io.Writer, f printer.Format) error {
+			w := writer{&bytes.Buffer{}, f, r.now}
 			for _, s := range []Severity{Error, Warning} {
-				r.each(s, func(c Result, finding Finding) { writeFinding(&out, f, c.ID, finding) })
+				r.each(s, func(c Result, one Finding) { w.finding(c.ID, &one) })
 			}
-			writeUnknown(&out, f, r)
-			writeOK(&out, f, r)
-			fmt.Fprintf(&out, "%d checks: %d with errors, %d with warnings, %d unknown, %d ok.\n",
-				len(r.Checks), r.Count(Error), r.Count(Warning), r.Count(Unknown), r.Count(OK))
-			_, err := out.WriteTo(w)
+			w.unknown(r)
+			if n := len(r.History); n > 0 && !history {
+				fmt.Fprintf(w, "%s %s, over (--history)\n", w.mark(OK), count(n, "past incident"))
+			} else if n > 0 {
+				w.WriteString("Over:\n")
+				for _, h := range r.History {
+					fmt.Fprintf(w, "    %s ago  %s: %s\n", duration.HumanDuration(r.now.Sub(h.Last.Time)), objects(h.Objects, w.Wide), strings.TrimRight(cmp.Or(h.Said, h.Message), ". "))
+				}
+			}
+			w.summary(r)
+			_, err := w.WriteTo(to)
 			return err
 		},
 		Named: r.names(),
@@ -58,33 +78,107 @@ func (r *Report) each(s Severity, visit func(Result, Finding)) {
 	}
 }
 
-// writeUnknown names all checks that lack the same at once.
-func writeUnknown(out *bytes.Buffer, f printer.Format, r *Report) {
+// unknown names all checks that lack the same at once.
+func (w *writer) unknown(r *Report) {
 	var reasons findings
-	r.each(Unknown, func(c Result, finding Finding) {
-		reasons.add(Unknown, finding.Message, finding.Remedy, append([]Ref{{Name: c.ID}}, finding.Objects...)...)
+	r.each(Unknown, func(c Result, one Finding) {
+		reasons.add(Unknown, one.Message, one.Remedy, append([]Ref{{Name: c.ID}}, one.Objects...)...)
 	})
 	for _, reason := range reasons {
 		var ids []string
-		finding := Finding{Severity: Unknown, Message: reason.Message, Remedy: reason.Remedy}
+		one := Finding{Severity: Unknown, Message: reason.Message, Remedy: reason.Remedy}
 		for _, o := range reason.Objects {
 			if o.Kind == "" {
 				ids = append(ids, o.Name)
 			} else {
-				finding.Objects = append(finding.Objects, o)
+				one.Objects = append(one.Objects, o)
 			}
 		}
-		writeFinding(out, f, strings.Join(ids, ", "), finding)
+		w.finding(strings.Join(ids, ", "), &one)
 	}
 }
 
-func writeFinding(out *bytes.Buffer, f printer.Format, checks string, finding Finding) {
-	fmt.Fprintf(out, "%s  %s\n", f.Paint(severityStyle[finding.Severity], fmt.Sprintf("%-7s", strings.ToUpper(string(finding.Severity)))), f.Paint(printer.Bold, checks))
-	if len(finding.Objects) > 0 {
-		fmt.Fprintf(out, "         %s\n", objects(finding.Objects, f.Wide))
+func (w *writer) mark(s Severity) string {
+	m := marks[s]
+	if !w.Unicode {
+		return w.Paint(m.style, m.letter)
 	}
-	fmt.Fprintf(out, "         %s.\n", strings.TrimRight(finding.Message, "."))
-	fmt.Fprintf(out, "         -> %s.\n\n", strings.TrimRight(finding.Remedy, "."))
+	return w.Paint(m.style, m.mark)
+}
+
+// finding writes one: what has it, since when, what it is, whom it affects, and what to do.
+func (w *writer) finding(check string, f *Finding) {
+	head := w.Paint(printer.Bold, check)
+	if len(f.Objects) > 0 {
+		head = w.Paint(printer.Bold, objects(f.Objects, w.Wide))
+		if check != "" {
+			head += "  " + w.Paint(printer.Faint, check)
+		}
+	}
+	if f.Since != nil {
+		head += "  for " + duration.HumanDuration(w.now.Sub(f.Since.Time))
+	}
+	if f.Last != nil {
+		head += "  told " + duration.HumanDuration(w.now.Sub(f.Last.Time)) + " ago"
+	}
+	fmt.Fprintf(w, "%s %s\n", w.mark(f.Severity), head)
+	w.line("", f.Message+".")
+	w.line("", f.Said)
+	if len(f.Pods) > 0 {
+		w.line("", "affects "+objects(f.Pods, w.Wide))
+	}
+	for _, c := range f.Commands {
+		w.line("", c)
+	}
+	w.line("-> ", f.Remedy)
+	w.WriteByte('\n')
+}
+
+func (w *writer) line(arrow, text string) {
+	if text = strings.TrimRight(text, ". "); text != "" {
+		fmt.Fprintf(w, "    %s%s\n", arrow, text)
+	}
+}
+
+// summary says how much was looked at, and what was found.
+func (w *writer) summary(r *Report) {
+	if w.Wide {
+		for _, c := range r.Checks {
+			if c.Severity == OK {
+				fmt.Fprintf(w, "%s %s: %s\n", w.mark(OK), c.ID, c.Title)
+			}
+		}
+	}
+	problems, affected := 0, map[Ref]bool{}
+	for _, s := range []Severity{Error, Warning} {
+		r.each(s, func(_ Result, f Finding) {
+			problems++
+			for _, o := range append(f.Pods, f.Objects...) {
+				affected[o] = true
+			}
+		})
+	}
+	kinds := map[string]int{}
+	for o := range affected {
+		kinds[o.Kind]++
+	}
+	text := fmt.Sprintf("%s %d of %s found nothing; %s", w.mark(OK), r.Count(OK), count(len(r.Checks), "check"), count(problems, "problem"))
+	for _, kind := range []string{"gpu", "node", "pod"} {
+		if n := kinds[kind]; n > 0 {
+			text += ", " + count(n, strings.Replace(kind, "gpu", "GPU", 1))
+		}
+	}
+	if n := r.Count(Unknown); n > 0 {
+		text += fmt.Sprintf("; %d unknown", n)
+	}
+	fmt.Fprintln(w, text)
+}
+
+func count(n int, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprintf("%d %s", n, noun)
 }
 
 // objects lists objects, those of one kind after its name.
@@ -108,38 +202,4 @@ func objects(all []Ref, wide bool) string {
 		fmt.Fprintf(&text, " and %d more", more)
 	}
 	return text.String()
-}
-
-// lineWidth is that of the list of checks that are in order.
-const lineWidth = 100
-
-func writeOK(out *bytes.Buffer, f printer.Format, r *Report) {
-	if r.Count(OK) == 0 {
-		return
-	}
-	fmt.Fprintf(out, "%s", f.Paint(printer.Good, fmt.Sprintf("%-7s", "OK")))
-	column := lineWidth // the first goes to this line all the same
-	first := true
-	for _, c := range r.Checks {
-		if c.Severity != OK {
-			continue
-		}
-		switch {
-		case f.Wide && first:
-			fmt.Fprintf(out, "  %s: %s", c.ID, c.Title)
-		case f.Wide:
-			fmt.Fprintf(out, "\n         %s: %s", c.ID, c.Title)
-		case first:
-			fmt.Fprintf(out, "  %s", c.ID)
-			column = len(c.ID)
-		case column+len(c.ID) > lineWidth:
-			fmt.Fprintf(out, ",\n         %s", c.ID)
-			column = len(c.ID)
-		default:
-			fmt.Fprintf(out, ", %s", c.ID)
-			column += len(c.ID) + len(", ")
-		}
-		first = false
-	}
-	out.WriteString("\n\n")
 }

@@ -6,6 +6,7 @@ package doctor
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -201,6 +202,17 @@ func (w *world) device(node, name string) *resourceapi.Device {
 		}
 	}
 	panic("no device " + name)
+}
+
+// taint taints all devices of a GPU, as the driver does.
+func (w *world) taint(node, gpu, name, value string, effect resourceapi.DeviceTaintEffect) {
+	for _, s := range w.slices {
+		for i := range s.Spec.Devices {
+			if d := &s.Spec.Devices[i]; *s.Spec.NodeName == node && strings.HasPrefix(d.Name, "gpu-"+gpu) {
+				d.Taints = append(d.Taints, resourceapi.DeviceTaint{Key: driver + "/" + name, Value: value, Effect: effect, TimeAdded: new(ago(40 * time.Second))})
+			}
+		}
+	}
 }
 
 // waits makes a pod not ready, for a reason of its container.

@@ -5,7 +5,6 @@ package fleet
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -216,15 +215,6 @@ func (b *builder) sort() {
 			g.Index = i
 		}
 	}
-}
-
-// Label is what people call the GPU of a node: its place there, and its address without what all have.
-func (g *GPU) Label() string {
-	address := strings.TrimSuffix(strings.TrimPrefix(g.PCIBusID, "0000:"), ".0")
-	if address == "" {
-		return fmt.Sprintf("GPU %d", g.Index)
-	}
-	return fmt.Sprintf("GPU %d (%s)", g.Index, address)
 }
 
 // text returns an attribute of the driver's own domain.

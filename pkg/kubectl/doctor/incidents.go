@@ -1,0 +1,340 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+)
+
+var (
+	gpuChecks   = []Check{{ID: "gpus", Title: "nothing is wrong with a GPU", needs: []string{slicesOf}, run: func(f *Facts) findings { return f.told().gpus }}}
+	eventChecks = []Check{{
+		ID: "driver-events", Title: "the driver warns of nothing that lasts", needs: []string{events, slicesOf, claims}, parts: []string{events, claims},
+		run: func(f *Facts) findings { return f.told().others },
+	}}
+)
+
+// recentTime is how long an event counts. API servers keep events for an hour by default.
+const recentTime = time.Hour
+
+// maxReasonEvents is how many events of one reason about claims of a namespace are looked at: its users can write as many as they want.
+const maxReasonEvents = 3
+
+// told is what the driver says with taints and events: one finding for each place and cause.
+type told struct {
+	// past is over. The newest comes first.
+	gpus, others, past findings
+}
+
+// place is where an incident is: at a GPU or, without one, at a node.
+type place struct {
+	node, gpu string
+	family    *cause
+}
+
+// incident is what taints say of a place.
+type incident struct {
+	gpu      *fleet.GPU
+	severity Severity
+	// signs are causes with the values of their taints.
+	signs map[*cause]string
+	since *metav1.Time
+	pods  []Ref
+	// free says that the pods have to be deleted, unevicted that Kubernetes leaves some of them alone.
+	free, unevicted bool
+	said            string
+}
+
+// told looks at taints and events, once.
+func (f *Facts) told() *told {
+	if f.hasTold == nil {
+		f.hasTold = &told{}
+		incidents := f.taintedPlaces()
+		f.hearEvents(f.hasTold, incidents)
+		f.hasTold.gpus = f.gpuFindings(incidents)
+	}
+	return f.hasTold
+}
+
+func placeOf(node, gpu string, c *cause) place {
+	if c.wholeNode {
+		gpu = ""
+	}
+	return place{node, gpu, c.family()}
+}
+
+// taintedPlaces returns the incidents that taints tell of. A taint that is not in the table is of a device that is as it should be.
+func (f *Facts) taintedPlaces() map[place]*incident {
+	all := map[place]*incident{}
+	f.eachDevice(func(g *fleet.GPU, d *fleet.Device) {
+		for _, t := range d.Published.Taints {
+			name, own := strings.CutPrefix(t.Key, f.Driver+"/")
+			c := causeOfTaint(name)
+			if !own || c == nil {
+				continue
+			}
+			at := placeOf(g.Node.Name, g.PCIBusID, c)
+			in := all[at]
+			if in == nil {
+				in = &incident{gpu: g, severity: Warning, signs: map[*cause]string{}}
+				all[at] = in
+			}
+			in.add(d, c, &t)
+		}
+	})
+	return all
+}
+
+func (in *incident) add(d *fleet.Device, c *cause, t *resourceapi.DeviceTaint) {
+	in.signs[c] = cmp.Or(in.signs[c], t.Value)
+	in.since = earlier(in.since, t.TimeAdded)
+	keepsAway := t.Effect != resourceapi.DeviceTaintEffectNone
+	if keepsAway && c.severity == Error {
+		in.severity = Error
+	}
+	in.free = in.free || c.free && keepsAway
+	for _, h := range d.Held() {
+		for _, u := range h.Claim.Status.ReservedFor {
+			pod := Ref{Kind: "pod", Namespace: h.Claim.Namespace, Name: u.Name}
+			if !c.pods || u.APIGroup != "" || u.Resource != "pods" || slices.Contains(in.pods, pod) {
+				continue
+			}
+			in.pods = append(in.pods, pod)
+			in.unevicted = in.unevicted || t.Effect == resourceapi.DeviceTaintEffectNoExecute && h.Claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true"
+		}
+	}
+}
+
+func earlier(a, b *metav1.Time) *metav1.Time {
+	if a == nil || b != nil && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+func (f *Facts) gpuFindings(all map[place]*incident) (found findings) {
+	for _, at := range slices.SortedFunc(maps.Keys(all), func(a, b place) int {
+		return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.gpu, b.gpu), cmp.Compare(a.family.text, b.family.text))
+	}) {
+		in := all[at]
+		if at.family.wholeNode && f.supervisorDown(at.node) {
+			continue // mps-supervisor says so
+		}
+		var texts []string
+		var first *cause
+		for i := range causes {
+			if value, has := in.signs[&causes[i]]; has {
+				first = cmp.Or(first, &causes[i])
+				texts = append(texts, strings.ReplaceAll(causes[i].text, "VALUE", cmp.Or(value, "?")))
+			}
+		}
+		one := Finding{
+			Severity: in.severity, Message: strings.Join(texts, ", "), Said: in.said, Since: in.since, Pods: in.pods,
+			Objects: []Ref{gpuRef(in.gpu)}, Remedy: strings.ReplaceAll(first.remedy, "VALUE", in.signs[first]),
+		}
+		if first.wholeNode {
+			one.Objects = []Ref{nodeRef(at.node)}
+		}
+		if first.pods && f.Hides(fleet.ResourceClaims) {
+			one.Message += ". Which pods use it is unknown, as far as claims may not be read"
+		}
+		if in.unevicted {
+			one.Message += ". Kubernetes does not evict pods with extended resources, such as nvidia.com/gpu (kubernetes#141290)"
+		}
+		if in.free {
+			one.Commands = deletePods(in.pods)
+		}
+		if first.command != "" {
+			one.Commands = append(one.Commands, first.command+" "+in.gpu.Path())
+		}
+		found = append(found, one)
+	}
+	return found
+}
+
+// supervisorDown reports whether it is known that the MPS supervisor of a node does not work.
+func (f *Facts) supervisorDown(node string) bool {
+	if f.namespace == "" || f.Hides(pods) {
+		return false
+	}
+	return !slices.ContainsFunc(byNode(f.driverPods(supervisor))[node], ready)
+}
+
+// deletePods returns the commands that delete pods.
+func deletePods(pods []Ref) (commands []string) {
+	names := map[string][]string{}
+	for _, p := range pods {
+		names[p.Namespace] = append(names[p.Namespace], p.Name)
+	}
+	for _, n := range slices.Sorted(maps.Keys(names)) {
+		commands = append(commands, fmt.Sprintf("kubectl delete pod -n %s %s", n, strings.Join(names[n], " ")))
+	}
+	return commands
+}
+
+// hearEvents adds what events say to incidents, and what they say else.
+func (f *Facts) hearEvents(t *told, incidents map[place]*incident) {
+	heard := map[string]int{} // by reason, and by the namespace whose users could have written them
+	for _, e := range newestFirst(f.Events) {
+		isForged := e.InvolvedObject.Kind == "Node" && !f.ofNode(e)
+		// What a pod is told its claim is told, too.
+		if !f.byDriver(e) || isForged || e.Type != corev1.EventTypeWarning || !f.recent(e) || e.InvolvedObject.Kind == "Pod" {
+			continue
+		}
+		c := causeOfEvent(e.Reason)
+		if c.check != "" {
+			continue
+		}
+		if f.ofNode(e) {
+			f.hearOfNode(t, incidents, e, c)
+		} else if heard[e.Namespace+"/"+e.Reason]++; heard[e.Namespace+"/"+e.Reason] <= maxReasonEvents {
+			f.hearOfClaim(t, e, c)
+		}
+	}
+}
+
+func (f *Facts) hearOfNode(t *told, incidents map[place]*incident, e *corev1.Event, c *cause) {
+	node := e.InvolvedObject.Name
+	addresses, text := subjectsOf(strings.ReplaceAll(e.Message, evicted, ""))
+	if len(addresses) == 0 || c.wholeNode {
+		addresses = []string{""}
+	}
+	for _, address := range addresses {
+		in, g := incidents[placeOf(node, address, c)], f.gpuAt(node, address)
+		about := nodeRef(node)
+		if g != nil {
+			about = gpuRef(g)
+		} else if address != "" {
+			about = Ref{Kind: "gpu", Name: node + "/" + address}
+		}
+		switch {
+		case in != nil:
+			in.said = cmp.Or(in.said, text)
+			if in.since == nil {
+				in.since = &e.FirstTimestamp
+			}
+		case c.taint != "" || c.broken || g != nil || c.past || f.isOver(e, c):
+			t.past.addTold(e, c, about, text)
+		default:
+			t.others.addTold(e, c, about, text)
+		}
+	}
+}
+
+// hearOfClaim leaves out what taints tell of GPUs: the node is told, too.
+func (f *Facts) hearOfClaim(t *told, e *corev1.Event, c *cause) {
+	at := about(e)
+	exists := slices.ContainsFunc(f.Claims, func(c *resourceapi.ResourceClaim) bool { return c.Namespace == at.Namespace && c.Name == at.Name })
+	switch {
+	case c.taint != "":
+	case c.past || !exists && !c.outlivesClaim:
+		t.past.addTold(e, c, at, e.Message)
+	default:
+		t.others.addTold(e, c, at, e.Message)
+	}
+}
+
+// addTold adds what an event says, unless a newer one has said it of the same object.
+func (f *findings) addTold(e *corev1.Event, c *cause, at Ref, text string) {
+	if slices.ContainsFunc(*f, func(o Finding) bool { return o.family == c.family() && o.Objects[0] == at }) {
+		return
+	}
+	one := Finding{
+		Severity: c.severity, Objects: []Ref{at}, Message: strings.ReplaceAll(c.text, " VALUE", ""), Said: said(text), Remedy: c.remedy,
+		Last: &metav1.Time{Time: lastSeen(e)}, family: c.family(),
+	}
+	if at.Namespace != "" {
+		one.Remedy += ". Users of namespace " + e.Namespace + " can write such an event, too"
+	}
+	*f = append(*f, one)
+}
+
+// isOver reports whether the driver has said since that it is over, or the Node says so.
+func (f *Facts) isOver(e *corev1.Event, c *cause) bool {
+	if c.event == "CordonedGPUUnknown" {
+		return slices.ContainsFunc(f.Nodes, func(n *fleet.Node) bool {
+			return n.Name == e.InvolvedObject.Name && n.Object != nil &&
+				!slices.ContainsFunc(fleet.CordonedGPUs(n.Object), func(name string) bool { return strings.Contains(e.Message, strconv.Quote(name)) })
+		})
+	}
+	return c.over != "" && slices.ContainsFunc(f.Events, func(o *corev1.Event) bool {
+		return o.Reason == c.over && f.ofNode(o) && about(o) == about(e) && lastSeen(o).After(lastSeen(e))
+	})
+}
+
+// subjectsOf returns the GPUs that an event about a node begins with, and the rest of it.
+func subjectsOf(message string) (addresses []string, text string) {
+	before, after, found := strings.Cut(message, ": ")
+	for _, prefix := range []string{"GPU ", "GPUs "} {
+		if list, is := strings.CutPrefix(before, prefix); is && found {
+			return strings.Split(list, ", "), after
+		}
+	}
+	return nil, message
+}
+
+// evicted is what the driver says of NoExecute. Kubernetes does not evict all, and those that it has evicted are not among the pods.
+const evicted = " Pods that use it are evicted."
+
+// gpuAt returns a GPU that is published, or nil.
+func (f *Facts) gpuAt(node, address string) *fleet.GPU {
+	for _, n := range f.Nodes {
+		for _, g := range n.GPUs {
+			if n.Name == node && g.PCIBusID == address {
+				return g
+			}
+		}
+	}
+	return nil
+}
+
+// byDriver reports whether the driver is named as the reporter of an event. Users who may create events in a namespace can write that, too.
+func (f *Facts) byDriver(e *corev1.Event) bool {
+	return e.Source.Component == f.Driver || e.ReportingController == f.Driver
+}
+
+// ofNode reports whether the driver has reported an event about a node: such events are in the namespace default, which is no tenant's.
+func (f *Facts) ofNode(e *corev1.Event) bool {
+	return f.byDriver(e) && e.InvolvedObject.Kind == "Node" && e.Namespace == metav1.NamespaceDefault
+}
+
+func (f *Facts) recent(e *corev1.Event) bool { return f.Now.Sub(lastSeen(e)) <= recentTime }
+
+// lastSeen returns when what an event reports was observed last.
+func lastSeen(e *corev1.Event) time.Time {
+	seen := e.LastTimestamp.Time
+	if e.Series != nil && e.Series.LastObservedTime.After(seen) {
+		seen = e.Series.LastObservedTime.Time
+	}
+	for _, t := range []time.Time{e.EventTime.Time, e.CreationTimestamp.Time} {
+		if seen.IsZero() {
+			seen = t
+		}
+	}
+	return seen
+}
+
+func newestFirst(all []*corev1.Event) []*corev1.Event {
+	sorted := slices.Clone(all)
+	slices.SortStableFunc(sorted, func(a, b *corev1.Event) int { return lastSeen(b).Compare(lastSeen(a)) })
+	return sorted
+}
+
+// about returns the object of an event.
+func about(e *corev1.Event) Ref {
+	o := e.InvolvedObject
+	return Ref{Kind: strings.ToLower(o.Kind), Namespace: o.Namespace, Name: o.Name}
+}

@@ -1,0 +1,205 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
+)
+
+// lose loses a GPU: all of its devices are tainted twice, and node, claim and pod are told.
+func lose(w *world) {
+	w.taint("gpu-1", "0000-1b-00-0", "gpu-lost", "", resourceapi.DeviceTaintEffectNoExecute)
+	w.taint("gpu-1", "0000-1b-00-0", "xid", "79", resourceapi.DeviceTaintEffectNoExecute)
+	w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPUXID", "GPU 0000:1b:00.0: XID 79 (GPU has fallen off the bus). Pods that use it are evicted.", 30*time.Second)
+	w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPULost", "GPU 0000:1b:00.0: the GPU is lost. Pods that use it are evicted. Restart the node.", 20*time.Second)
+	for _, reason := range []string{"GPUXID", "GPULost"} {
+		w.ofTenant("ResourceClaim", "train-0-gpu", corev1.EventTypeWarning, reason, "Device gpu: the GPU is lost. Pods that use it are evicted.", 20*time.Second)
+		w.ofTenant("Pod", "train-0", corev1.EventTypeWarning, reason, "Device gpu of claim train-0-gpu: the GPU is lost. Pods that use it are evicted.", 20*time.Second)
+	}
+}
+
+func allFindings(r *Report) (all findings) {
+	for _, c := range r.Checks {
+		all = append(all, c.Findings...)
+	}
+	return all
+}
+
+// TestOneEntryPerGPU: twenty findings for three GPUs, without times, were one of each taint, node, claim and pod.
+func TestOneEntryPerGPU(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	lose(w)
+	r := w.examine(t)
+	all := allFindings(r)
+	if len(all) != 1 || len(r.History) != 0 {
+		t.Fatalf("%d findings, want one:\n%s", len(all), text(t, r, printer.Format{}))
+	}
+	f := all[0]
+	if f.Message != "lost, XID 79" || f.Since == nil || now.Sub(f.Since.Time) != 40*time.Second || f.Objects[0].String() != "GPU 0 (1b:00) on gpu-1" {
+		t.Errorf("%+v", f)
+	}
+	if len(f.Pods) != 1 || f.Pods[0].String() != "pod team/train-0" || !slices.Equal(f.Commands, []string{"kubectl delete pod -n team train-0"}) || !strings.Contains(f.Remedy, "restart it") {
+		t.Errorf("%+v", f)
+	}
+	if strings.Contains(f.Said, "evicted") || !strings.Contains(f.Said, "the GPU is lost") {
+		t.Errorf("it is said that %q", f.Said)
+	}
+	compare(t, "lost.txt", text(t, r, printer.Format{Unicode: true}))
+}
+
+// TestUnevicted: pods with extended resources stay on a GPU that is lost (kubernetes#141290), and it was said that they are evicted.
+func TestUnevicted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	lose(w)
+	w.claims[0].Annotations = map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"}
+	if all := allFindings(w.examine(t)); len(all) != 1 || !strings.Contains(all[0].Message, "kubernetes#141290") {
+		t.Errorf("%+v", all)
+	}
+}
+
+// TestUnseenPods: whom a fault affects is unknown where claims may not be read.
+func TestUnseenPods(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	lose(w)
+	w.forbidden["resourceclaims"] = true
+	if c := result(t, w.examine(t), "gpus"); len(c.Findings) != 1 || !strings.Contains(c.Findings[0].Message, "Which pods use it is unknown") || len(c.Findings[0].Pods) > 0 {
+		t.Errorf("%+v", c)
+	}
+}
+
+// TestHealed: what is over is history. An empty, healthy cluster was not green for an hour.
+func TestHealed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPULost", "GPUs 0000:1b:00.0, 0000:43:00.0: the GPU is lost.", 30*time.Minute)
+	w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPUXID", "GPU 0000:1b:00.0: XID 79.", 20*time.Minute)
+	w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPUsWithoutClaims", "Containers have GPUs.", 20*time.Minute)
+	w.event("Node", "gpu-1", driver, corev1.EventTypeNormal, "GPUsOnlyWithClaims", "Not any more.", 10*time.Minute)
+	for _, reason := range []string{"GPULost", "MPSServerLost"} {
+		w.ofTenant("ResourceClaim", "gone", corev1.EventTypeWarning, reason, "Device gpu: the GPU is lost.", 20*time.Minute)
+		w.ofTenant("Pod", "gone", corev1.EventTypeWarning, reason, "Device gpu of claim gone: the GPU is lost.", 20*time.Minute)
+	}
+	r := w.examine(t)
+	if all := allFindings(r); len(all) > 0 || r.verdict() != nil {
+		t.Errorf("%+v, %v", all, r.verdict())
+	}
+	if len(r.History) != 4 {
+		t.Errorf("history: %+v", r.History)
+	}
+	compare(t, "healed.txt", text(t, r, printer.Format{Unicode: true}))
+	var history strings.Builder
+	if err := view(r, true).Write(&history, printer.Format{Unicode: true}); err != nil {
+		t.Fatal(err)
+	}
+	compare(t, "history.txt", history.String())
+}
+
+// TestLeftOverProcesses: that a claim is gone does not end what its processes do.
+func TestLeftOverProcesses(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.ofTenant("ResourceClaim", "gone", corev1.EventTypeWarning, "OrphanedClaimInUse", "Processes 17 use it.", 20*time.Minute)
+	if c := result(t, w.examine(t), "driver-events"); c.Severity != Warning {
+		t.Errorf("%+v", c)
+	}
+	w.ofTenant("ResourceClaim", "gone", corev1.EventTypeWarning, "OrphanedClaimReleased", "Released.", 10*time.Minute)
+	// Users can write that, too.
+	if r := w.examine(t); len(allFindings(r)) != 1 || len(r.History) != 1 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestSupervisorDown: that MPS is not available on each GPU of the node has the cause that mps-supervisor finds.
+func TestSupervisorDown(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, gpu := range []string{"0000-1b-00-0", "0000-43-00-0"} {
+		w.taint("gpu-1", gpu, "mps-unavailable", "", resourceapi.DeviceTaintEffectNoSchedule)
+	}
+	if all := allFindings(w.examine(t)); len(all) != 1 || all[0].Objects[0] != nodeRef("gpu-1") {
+		t.Errorf("%+v", all)
+	}
+	waits(w.supervisor("gpu-1"), "ErrImagePull", "")
+	if all := allFindings(w.examine(t)); len(all) != 1 || !strings.Contains(all[0].Message, "ErrImagePull") {
+		t.Errorf("%+v", all)
+	}
+}
+
+// uninstall is what is left of the driver.
+func uninstall(w *world) {
+	w.sets, w.configs, w.slices = nil, nil, nil
+	w.pods = slices.DeleteFunc(w.pods, func(p *corev1.Pod) bool { return p.Namespace == install })
+	w.classes = slices.DeleteFunc(w.classes, func(c *resourceapi.DeviceClass) bool { return c.Name != "mine" })
+	w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPULost", "GPU 0000:1b:00.0: lost.", time.Minute)
+}
+
+// TestUninstalled: thirty findings with wrong remedies, such as to set what is set by default, were one: the driver is not installed.
+func TestUninstalled(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	uninstall(w)
+	w.claims, w.templates = nil, nil
+	r := w.examine(t)
+	if all := allFindings(r); len(all) != 1 || !strings.Contains(all[0].Remedy, "helm install") || !errors.Is(r.verdict(), options.ErrFound) {
+		t.Errorf("%+v", all)
+	}
+
+	w = newWorld(t)
+	published := w.slices
+	uninstall(w)
+	w.slices = published
+	r = w.examine(t)
+	compare(t, "uninstalled.txt", text(t, r, printer.Format{Unicode: true}))
+	for _, f := range allFindings(r) {
+		if strings.Contains(f.Remedy, "deviceClasses.create") || strings.Contains(f.Remedy, "nodeSelector") {
+			t.Errorf("%+v", f)
+		}
+	}
+}
+
+// TestNotKnownToBeUninstalled: without the right to see it, nobody says that there is no driver.
+func TestNotKnownToBeUninstalled(t *testing.T) {
+	t.Parallel()
+	for _, resource := range []string{"daemonsets", "deviceclasses"} {
+		w := newWorld(t)
+		uninstall(w)
+		w.forbidden[resource] = true
+		r := w.examine(t)
+		if c := result(t, r, "driver-daemonset"); c.Severity != Unknown || len(r.Checks) != len(Checks()) {
+			t.Errorf("%s: %+v", resource, c)
+		}
+	}
+}
+
+// TestCordoned: the command names the GPU as it is named everywhere.
+func TestCordoned(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.taint("gpu-2", "0000-43-00-0", "cordoned", "", resourceapi.DeviceTaintEffectNoSchedule)
+	f := allFindings(w.examine(t))
+	if len(f) != 1 || !slices.Equal(f[0].Commands, []string{"kubectl gpu uncordon gpu-2/43:00"}) || len(f[0].Pods) > 0 {
+		t.Fatalf("%+v", f)
+	}
+	snapshot, err := fleet.Read(t.Context(), w.client(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if g, err := fleet.New(snapshot, driver).GPU("gpu-2/43:00"); err != nil || g.PCIBusID != "0000:43:00.0" {
+		t.Errorf("%+v, %v", g, err)
+	}
+}

@@ -1,0 +1,59 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// CordonAnnotation of a Node has the PCI addresses of GPUs that the driver keeps pods away from.
+const CordonAnnotation = "partage.dev/cordoned-gpus"
+
+// CordonedGPUs returns what the annotation of a node names, as the driver reads it.
+func CordonedGPUs(n *corev1.Node) []string {
+	return strings.FieldsFunc(n.Annotations[CordonAnnotation], func(r rune) bool { return r == ',' || r == ';' || unicode.IsSpace(r) })
+}
+
+// ShortAddress is a PCI address without what the addresses of all GPUs have in common.
+func ShortAddress(address string) string {
+	return strings.TrimSuffix(strings.TrimPrefix(address, "0000:"), ".0")
+}
+
+// Label is what people call the GPU of a node: its place there, and its short address.
+func (g *GPU) Label() string {
+	if g.PCIBusID == "" {
+		return fmt.Sprintf("GPU %d", g.Index)
+	}
+	return fmt.Sprintf("GPU %d (%s)", g.Index, ShortAddress(g.PCIBusID))
+}
+
+// Path names the GPU to commands, such as node-1/1b:00.
+func (g *GPU) Path() string {
+	return g.Node.Name + "/" + cmp.Or(ShortAddress(g.PCIBusID), strconv.Itoa(g.Index))
+}
+
+// GPU finds the one that people name: NODE/ and its place there, its PCI address, short or not, or its name.
+func (m *Model) GPU(path string) (*GPU, error) {
+	name, of, _ := strings.Cut(path, "/")
+	at := slices.IndexFunc(m.Nodes, func(n *Node) bool { return n.Name == name })
+	if at < 0 {
+		return nil, fmt.Errorf("%s: node %q has no devices of driver %s; kubectl gpu tree shows those that have", path, name, m.Driver)
+	}
+	of = strings.ToLower(of)
+	var labels []string
+	for _, g := range m.Nodes[at].GPUs {
+		if of != "" && slices.Contains([]string{strconv.Itoa(g.Index), g.PCIBusID, ShortAddress(g.PCIBusID), g.Name}, of) {
+			return g, nil
+		}
+		labels = append(labels, g.Path())
+	}
+	return nil, fmt.Errorf("%s: node %s has no such GPU; it has %s", path, name, strings.Join(labels, ", "))
+}
