@@ -12,6 +12,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/partage-dev/partage/pkg/kubectl/completion"
+	"github.com/partage-dev/partage/pkg/kubectl/cordon"
 	"github.com/partage-dev/partage/pkg/kubectl/doctor"
 	"github.com/partage-dev/partage/pkg/kubectl/economics"
 	"github.com/partage-dev/partage/pkg/kubectl/explain"
@@ -58,6 +59,10 @@ func groups() []group {
 			{rightsize.NewCommand, nil},
 			{sliceset.NewCommand, nil},
 		}},
+		{"keep", "Keep pods away from a GPU, the only commands that write:", []entry{
+			{cordon.NewCommand, completion.GPUs},
+			{cordon.NewUncordonCommand, completion.GPUs},
+		}},
 	}
 }
 
@@ -72,8 +77,8 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 		Short: "See GPUs and what they are used for, ask why a pod waits, choose how to share",
 		Long: `See GPUs and what they are used for, ask why a pod waits, choose how to share.
 
-All commands only read, with the rights that you have; where one is missing, they name it and
-say what is unknown without it. The flags of kubectl options that choose cluster and user work
+All commands but cordon and uncordon only read. They have the rights that you have; where one is
+missing, they name it and say what is unknown without it. The flags of kubectl options that choose cluster and user work
 here, too.
 
 Exit codes: 0 done, and nothing is wrong; 1 the command failed; 2 it worked and found something:

@@ -78,9 +78,11 @@ func cluster(t *testing.T) (kubeconfig string) {
 		"events":                 &corev1.EventList{TypeMeta: v1("EventList")},
 		"resourceclaims":         &resourceapi.ResourceClaimList{TypeMeta: resource("ResourceClaimList"), Items: []resourceapi.ResourceClaim{{ObjectMeta: named("weights")}}},
 		"resourceclaimtemplates": &resourceapi.ResourceClaimTemplateList{TypeMeta: resource("ResourceClaimTemplateList")},
-		"resourceslices":         &resourceapi.ResourceSliceList{TypeMeta: resource("ResourceSliceList")},
-		"deviceclasses":          &resourceapi.DeviceClassList{TypeMeta: resource("DeviceClassList"), Items: []resourceapi.DeviceClass{{ObjectMeta: installed}}},
-		"devicetaintrules":       &resourceapi.DeviceTaintRuleList{TypeMeta: resource("DeviceTaintRuleList")},
+		"resourceslices": &resourceapi.ResourceSliceList{TypeMeta: resource("ResourceSliceList"), Items: []resourceapi.ResourceSlice{{Spec: resourceapi.ResourceSliceSpec{
+			Driver: "gpu.nvidia.com", NodeName: new("gpu-3"), Pool: resourceapi.ResourcePool{Name: "gpu-3", ResourceSliceCount: 1}, Devices: []resourceapi.Device{{Name: "gpu-0000-1b-00-0"}},
+		}}}},
+		"deviceclasses":    &resourceapi.DeviceClassList{TypeMeta: resource("DeviceClassList"), Items: []resourceapi.DeviceClass{{ObjectMeta: installed}}},
+		"devicetaintrules": &resourceapi.DeviceTaintRuleList{TypeMeta: resource("DeviceTaintRuleList")},
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var answer any = version.Info{GitVersion: "v1.37.0", Major: "1", Minor: "37"}
@@ -114,13 +116,14 @@ func TestExitCodes(t *testing.T) {
 	}{
 		"help":            {nil, 0, "See what GPUs are used for:", ""},
 		"version":         {[]string{"--version"}, 0, "kubectl gpu version ", ""},
-		"nothing found":   {[]string{"tree"}, 0, "", ""},
-		"found":           {[]string{"doctor"}, 2, "ERROR", ""},
+		"nothing wrong":   {[]string{"tree"}, 0, "", ""},
+		"found":           {[]string{"doctor"}, 2, "not installed", ""},
 		"found, as JSON":  {[]string{"doctor", "-o", "json"}, 2, `"apiVersion": "kubectl.partage.dev/v1alpha1"`, ""},
 		"unknown command": {[]string{"tre"}, 1, "", "Did you mean this?\n\ttop\n\ttree"},
 		"unknown flag":    {[]string{"tree", "--al"}, 1, "", "unknown flag: --al; see kubectl gpu tree --help"},
 		"unknown output":  {[]string{"tree", "-o", "xml"}, 1, "", "xml"},
 		"unknown context": {[]string{"tree", "--context", "nowhere"}, 1, "", `context "nowhere" does not exist`},
+		"no such GPU":     {[]string{"cordon", "gpu-1/0"}, 1, "", "has no devices of driver"},
 		"no server":       {[]string{"tree", "--server", "http://127.0.0.1:1"}, 1, "", "error: list "},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -145,6 +148,7 @@ func TestCompletion(t *testing.T) {
 		"not twice":  {[]string{"tree", "gpu-1", "gpu"}, []string{"gpu-2"}},
 		"none":       {[]string{"tree", "x"}, nil},
 		"output":     {[]string{"tree", "-o", ""}, []string{"json", "yaml", "wide", "name"}},
+		"GPUs":       {[]string{"cordon", "gpu-3"}, []string{"gpu-3/1b:00"}},
 		"namespaces": {[]string{"tree", "-n", "t"}, []string{"team"}},
 		"contexts":   {[]string{"tree", "--context", ""}, []string{"here", "there"}},
 	} {

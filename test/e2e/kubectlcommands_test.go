@@ -91,6 +91,48 @@ func TestKubectlCommands(t *testing.T) {
 	t.Run("ui", func(t *testing.T) { t.Parallel(); wantPage(t) })
 }
 
+// TestKubectlCordon: an administrator keeps pods away from one GPU, is told who has it, and gives it back; who may only read is refused.
+func TestKubectlCordon(t *testing.T) {
+	if suite != kubectlSuite {
+		t.Skip("needs the nodes of suite " + kubectlSuite)
+	}
+	ns := makeNamespace(t)
+	t.Cleanup(func() { removeNamespace(t, ns) })
+	waitPool(t, hopperNode)
+	g := gpusOf(t, hopperNode)[7]
+	name := hopperNode + "/" + g.PCIAddress
+	t.Cleanup(func() { kubectlGPU(t, "uncordon", name) })
+	apply(t, ns, claim("held", oneSlice.on(g), "")+podUsing("holder", "held"))
+	waitRunning(t, ns, "holder")
+
+	if code, out, errors := kubectlGPU(t, "cordon", "--as="+tenant, name); code == exitFine || strings.Contains(out, "cordoned") {
+		t.Errorf("exit code %d of somebody without rights:\n%s%s", code, out, errors)
+	}
+	shows := func(what string, want bool) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("tree to show %s: %v", what, want), func(context.Context) (bool, string) {
+			_, out, errors := kubectlGPU(t, "tree", hopperNode)
+			return strings.Contains(out, what) == want, out + errors
+		})
+	}
+	const taint = "gpu.nvidia.com/cordoned"
+	if code, out, errors := kubectlGPU(t, "cordon", "--dry-run=server", name); code != exitFine || !strings.Contains(out, "(server dry run)") {
+		t.Errorf("exit code %d:\n%s%s", code, out, errors)
+	}
+	code, out, errors := kubectlGPU(t, "cordon", name)
+	if code != exitFine || !strings.Contains(out, "kubectl delete pod -n "+ns+" holder") {
+		t.Errorf("exit code %d:\n%s%s", code, out, errors)
+	}
+	shows(taint, true)
+	if _, out, errors := kubectlGPU(t, "doctor"); !strings.Contains(out, "kubectl gpu uncordon "+hopperNode+"/") {
+		t.Errorf("doctor does not say how to end it:\n%s%s", out, errors)
+	}
+	if code, out, errors := kubectlGPU(t, "uncordon", name); code != exitFine {
+		t.Errorf("exit code %d:\n%s%s", code, out, errors)
+	}
+	shows(taint, false)
+}
+
 // tenant is a user with the rights that viewer.yaml gives to those who may see their own namespace only, and nobody one with none.
 const (
 	tenant = "kubectl-gpu-tenant"

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 )
 
@@ -30,6 +31,27 @@ type lister func(ctx context.Context, client kubernetes.Interface, namespace str
 
 // Nodes completes names of nodes.
 func Nodes(o *options.Options) cobra.CompletionFunc { return complete(o, nodes) }
+
+// GPUs completes names of GPUs, such as node-1/1b:00.
+func GPUs(o *options.Options) cobra.CompletionFunc {
+	return complete(o, func(ctx context.Context, client kubernetes.Interface, _ string) ([]string, error) {
+		list, err := client.ResourceV1().ResourceSlices().List(ctx, some)
+		if err != nil {
+			return nil, fmt.Errorf("list resourceslices: %w", err)
+		}
+		snapshot := &fleet.Snapshot{}
+		for i := range list.Items {
+			snapshot.Slices = append(snapshot.Slices, &list.Items[i])
+		}
+		var names []string
+		for _, n := range fleet.New(snapshot, o.Driver).Nodes {
+			for _, g := range n.GPUs {
+				names = append(names, g.Path())
+			}
+		}
+		return names, nil
+	})
+}
 
 // Claims completes names of ResourceClaims.
 func Claims(o *options.Options) cobra.CompletionFunc { return complete(o, claims) }

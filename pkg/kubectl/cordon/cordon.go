@@ -1,0 +1,247 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cordon keeps new pods away from a GPU, by an annotation of its Node that the driver follows. It is the only one of kubectl gpu
+// that writes.
+package cordon
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/retry"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/options"
+)
+
+// Values of --dry-run, as those of kubectl.
+const (
+	dryRunNone   = "none"
+	dryRunClient = "client"
+	dryRunServer = "server"
+)
+
+// change is what is to be written.
+type change struct {
+	cordon bool
+	dryRun string
+}
+
+// NewCommand returns kubectl gpu cordon.
+func NewCommand(o *options.Options) *cobra.Command {
+	return command(o, true, &cobra.Command{
+		Use:   "cordon GPU...",
+		Short: "Keep new pods away from a GPU, and say who must end before it can be reset",
+		Long: `Write the address of a GPU into the annotation ` + fleet.CordonAnnotation + ` of its Node. The driver
+follows it: no new pods get devices of the GPU, and pods that run stay. Besides uncordon
+this is the only command that writes; it takes the right to get and patch nodes.
+
+It lists the pods that must end before the GPU can be reset, with the commands, and runs none.
+GPU is NODE/ and what kubectl gpu tree calls it: its place on the node, or its PCI address.`,
+		Example: `  kubectl gpu cordon node-1/0
+  kubectl gpu cordon node-1/1b:00 node-1/28:00 --dry-run=client`,
+	})
+}
+
+// NewUncordonCommand returns kubectl gpu uncordon.
+func NewUncordonCommand(o *options.Options) *cobra.Command {
+	return command(o, false, &cobra.Command{
+		Use:   "uncordon GPU...",
+		Short: "Let new pods have a GPU again",
+		Long: `Take the address of a GPU out of the annotation ` + fleet.CordonAnnotation + ` of its Node. Besides
+cordon this is the only command that writes; it takes the right to get and patch nodes.`,
+		Example: `  kubectl gpu uncordon node-1/0`,
+	})
+}
+
+func command(o *options.Options, set bool, c *cobra.Command) *cobra.Command {
+	ch := change{cordon: set}
+	c.Args = cobra.MinimumNArgs(1)
+	c.RunE = func(c *cobra.Command, args []string) error {
+		client, err := o.Client()
+		if err != nil {
+			return err
+		}
+		return Run(c.Context(), o, client, ch, args)
+	}
+	c.Flags().StringVar(&ch.dryRun, "dry-run", dryRunNone, "none, client: only print what would be done, or server: have the API server check it, too")
+	c.Flags().Lookup("dry-run").NoOptDefVal = dryRunClient
+	return c
+}
+
+// Run writes the change for GPUs that people name.
+func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, ch change, names []string) error {
+	if !slices.Contains([]string{dryRunNone, dryRunClient, dryRunServer}, ch.dryRun) {
+		return fmt.Errorf("--dry-run %s: it must be none, client or server", ch.dryRun)
+	}
+	namespace, err := o.Namespace()
+	if err != nil {
+		return err
+	}
+	snapshot, err := fleet.Read(ctx, client, namespace)
+	if err != nil {
+		return err
+	}
+	if err := snapshot.Need(namespace, fleet.ResourceSlices); err != nil {
+		return err
+	}
+	m := fleet.New(snapshot, o.Driver)
+	for _, name := range names {
+		g, err := m.GPU(name)
+		if err != nil && ch.cordon {
+			return err
+		}
+		node, address, _ := strings.Cut(name, "/")
+		if g != nil {
+			name, address = g.Path(), g.PCIBusID
+		}
+		changed, listed, writeErr := ch.write(ctx, client, node, address)
+		if writeErr != nil {
+			return fmt.Errorf("%s: %w", name, writeErr)
+		}
+		if g == nil && !listed {
+			return err // it is none, and nobody has written it either
+		}
+		fmt.Fprintln(o.Out, ch.said(name, changed))
+		if ch.cordon {
+			fmt.Fprint(o.Out, who(m, g))
+		}
+	}
+	return nil
+}
+
+// write changes the annotation of a Node, and reports whether it had to, and whether the annotation had the address. What others write
+// meanwhile makes it start anew.
+func (ch change) write(ctx context.Context, client kubernetes.Interface, name, address string) (changed, listed bool, err error) {
+	err = retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		var value *string
+		if value, listed = ch.annotation(node, address); listed == ch.cordon {
+			return nil
+		}
+		changed = true
+		if ch.dryRun == dryRunClient {
+			return nil
+		}
+		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+			"resourceVersion": node.ResourceVersion, "annotations": map[string]*string{fleet.CordonAnnotation: value},
+		}})
+		if err != nil {
+			return fmt.Errorf("encode a patch: %w", err)
+		}
+		o := metav1.PatchOptions{FieldManager: "kubectl-gpu"}
+		if ch.dryRun == dryRunServer {
+			o.DryRun = []string{metav1.DryRunAll}
+		}
+		_, err = client.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, patch, o)
+		return err
+	})
+	if apierrors.IsForbidden(err) {
+		return false, false, fmt.Errorf("it takes the right to get and patch nodes: %w", err)
+	}
+	return changed, listed, err
+}
+
+// annotation returns the annotation that a Node is to have, nil for none, and whether that which it has names the GPU.
+func (ch change) annotation(node *corev1.Node, address string) (value *string, listed bool) {
+	all := fleet.CordonedGPUs(node)
+	// nvidia-smi prints a domain of eight digits, and the driver takes it.
+	rest := slices.DeleteFunc(slices.Clone(all), func(name string) bool {
+		return strings.EqualFold(name, address) || strings.EqualFold(name, "0000"+address)
+	})
+	listed = len(rest) < len(all)
+	if ch.cordon {
+		rest = append(rest, address)
+	}
+	if len(rest) == 0 {
+		return nil, listed
+	}
+	return new(strings.Join(rest, ",")), listed
+}
+
+func (ch change) said(name string, changed bool) string {
+	text := name + " "
+	if !changed {
+		text += "already "
+	}
+	if !ch.cordon {
+		text += "un"
+	}
+	text += "cordoned"
+	switch {
+	case ch.dryRun != dryRunNone && changed:
+		text += map[string]string{dryRunClient: " (dry run)", dryRunServer: " (server dry run)"}[ch.dryRun]
+	case ch.cordon && changed:
+		text += ": no new pods get it, and those that run stay."
+	}
+	return text
+}
+
+// who says who must end before a GPU can be reset: all who have a part of it, observers included.
+func who(m *fleet.Model, g *fleet.GPU) string {
+	const others = "Programs without a claim, such as monitoring, are not seen here. How to reset it: docs/how-to/troubleshoot.md#how-to-reset-a-gpu\n"
+	pods, claims := map[types.NamespacedName]string{}, map[types.NamespacedName]bool{}
+	for _, d := range g.Devices {
+		for _, h := range d.Holdings {
+			ns := h.Claim.Namespace
+			if len(h.Claim.Status.ReservedFor) == 0 {
+				claims[types.NamespacedName{Namespace: ns, Name: h.Claim.Name}] = true
+			}
+			for _, u := range h.Claim.Status.ReservedFor {
+				pods[types.NamespacedName{Namespace: ns, Name: u.Name}] = ""
+			}
+			for _, p := range h.Pods {
+				kind, owner := fleet.OwnerOf(p)
+				pods[types.NamespacedName{Namespace: ns, Name: p.Name}] = strings.TrimSpace(kind + " " + owner)
+			}
+		}
+	}
+	unknown := ""
+	if m.Hides(fleet.ResourceClaims) {
+		unknown = fmt.Sprintf("Who uses %s is unknown, as far as claims may not be read.\n", g.Label())
+	}
+	if len(pods)+len(claims) == 0 {
+		if unknown == "" {
+			unknown = fmt.Sprintf("No claim has a device of %s. ", g.Label())
+		}
+		return unknown + others
+	}
+	var text strings.Builder
+	fmt.Fprintf(&text, "Before %s can be reset, these must end:\n", g.Label())
+	for _, p := range sorted(pods) {
+		line := fmt.Sprintf("    kubectl delete pod -n %s %s", p.Namespace, p.Name)
+		if owner := pods[p]; owner != "" {
+			line = fmt.Sprintf("%-44s # %s makes it anew, not on this GPU", line, owner)
+		}
+		text.WriteString(line + "\n")
+	}
+	for _, c := range sorted(claims) {
+		fmt.Fprintf(&text, "    kubectl delete resourceclaim -n %s %s\n", c.Namespace, c.Name)
+	}
+	return text.String() + unknown + others
+}
+
+func sorted[T any](names map[types.NamespacedName]T) []types.NamespacedName {
+	var all []types.NamespacedName
+	for n := range names {
+		all = append(all, n)
+	}
+	slices.SortFunc(all, func(a, b types.NamespacedName) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return all
+}
