@@ -109,6 +109,10 @@ a claim that cannot be allocated, a claim that is idle, a finding of doctor.`,
 			root.AddCommand(c)
 		}
 	}
+	root.AddCommand(&cobra.Command{
+		Use: "version", Short: "Print the version", Long: "Print the version of this program.", Example: "  kubectl gpu version", Args: cobra.NoArgs,
+		Run: func(*cobra.Command, []string) { fmt.Fprintln(o.Out, root.Version) },
+	})
 	completion.AddFlags(root, o)
 	return root
 }

@@ -115,7 +115,9 @@ func TestExitCodes(t *testing.T) {
 		stdout, stderr string // parts
 	}{
 		"help":            {nil, 0, "See what GPUs are used for:", ""},
-		"version":         {[]string{"--version"}, 0, "kubectl gpu version ", ""},
+		"version flag":    {[]string{"--version"}, 0, "kubectl gpu version ", ""},
+		"version":         {[]string{"version"}, 0, "\n", ""},
+		"template":        {[]string{"tree", "-o", "jsonpath={.nodes[0].name}"}, 0, "gpu-3", ""},
 		"nothing wrong":   {[]string{"tree"}, 0, "", ""},
 		"found":           {[]string{"doctor"}, 2, "not installed", ""},
 		"found, as JSON":  {[]string{"doctor", "-o", "json"}, 2, `"apiVersion": "kubectl.partage.dev/v1alpha1"`, ""},
@@ -147,7 +149,7 @@ func TestCompletion(t *testing.T) {
 		"nodes":      {[]string{"tree", ""}, []string{"gpu-1", "gpu-2"}},
 		"not twice":  {[]string{"tree", "gpu-1", "gpu"}, []string{"gpu-2"}},
 		"none":       {[]string{"tree", "x"}, nil},
-		"output":     {[]string{"tree", "-o", ""}, []string{"json", "yaml", "wide", "name"}},
+		"output":     {[]string{"tree", "-o", ""}, []string{"json", "yaml", "wide", "name", "jsonpath=", "jsonpath-file=", "go-template=", "custom-columns="}},
 		"GPUs":       {[]string{"cordon", "gpu-3"}, []string{"gpu-3/1b:00"}},
 		"namespaces": {[]string{"tree", "-n", "t"}, []string{"team"}},
 		"contexts":   {[]string{"tree", "--context", ""}, []string{"here", "there"}},

@@ -58,7 +58,7 @@ func TestKubectlCommands(t *testing.T) {
 		"tree of a node":      {[]string{"tree", mixedNode, "-n", ns, "-o", "json"}, exitFine, []string{`"kubectl.partage.dev/v1alpha1"`, "serving"}},
 		"top":                 {[]string{"top", "-n", ns}, exitFine, []string{"training", "serving"}},
 		"top nodes":           {[]string{"top", "nodes"}, exitFine, fleetNodes},
-		"top gpus":            {[]string{"top", "gpus"}, exitFine, []string{mixed[a30GPU].PCIAddress}},
+		"top gpus":            {[]string{"top", "gpus", "-o", "wide", "--sort-by", "memory"}, exitFine, []string{mixed[a30GPU].PCIAddress}},
 		"idle":                {[]string{"idle", "-n", ns, "--for", "1s"}, exitFound, []string{"training"}},
 		"explain a claim":     {[]string{"explain", "claim/training", "-n", ns}, exitFine, []string{"1g.10gb"}},
 		"explain a file":      {[]string{"explain", "-f", tooLarge(t), "-n", ns}, exitFound, []string{"1g.10gb"}},

@@ -54,7 +54,7 @@ The exit code is 2 if there are such claims, or if of some it is unknown.`,
 			return o.Repeat(c.Context(), func() error { return Run(c.Context(), o, client, f, time.Now()) })
 		},
 	}
-	o.AddOutputFlag(c)
+	o.AddTableFlags(c)
 	o.AddSelectionFlags(c)
 	o.AddWatchFlags(c)
 	f.Scrape.AddFlags(c.Flags())

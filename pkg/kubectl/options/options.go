@@ -51,6 +51,8 @@ type Options struct {
 	Driver string
 	// Output is the value of -o, "" for people.
 	Output string
+	// NoHeaders is --no-headers.
+	NoHeaders bool
 	// AllNamespaces is -A.
 	AllNamespaces bool
 	// Selector is -l.
@@ -83,6 +85,12 @@ func (o *Options) AddOutputFlag(c *cobra.Command) {
 	c.Flags().VarP((*output)(&o.Output), "output", "o", "Output format: "+strings.Join(Outputs(), ", "))
 	// The error is that of a flag that does not exist.
 	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(Outputs(), cobra.ShellCompDirectiveNoFileComp))
+}
+
+// AddTableFlags adds -o and --no-headers to a command that prints a table.
+func (o *Options) AddTableFlags(c *cobra.Command) {
+	o.AddOutputFlag(c)
+	c.Flags().BoolVar(&o.NoHeaders, "no-headers", false, "Print no headers")
 }
 
 // AddSelectionFlags adds -A and -l to a command.

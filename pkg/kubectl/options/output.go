@@ -17,8 +17,13 @@ const (
 	OutputName = "name"
 )
 
-// Outputs returns all values of -o.
-func Outputs() []string { return []string{OutputJSON, OutputYAML, OutputWide, OutputName} }
+// CustomColumns, with a specification as kubectl takes it, is a value of -o.
+const CustomColumns = "custom-columns="
+
+// Outputs returns all values of -o, those that end with = without what follows.
+func Outputs() []string {
+	return []string{OutputJSON, OutputYAML, OutputWide, OutputName, "jsonpath=", "jsonpath-file=", "go-template=", CustomColumns}
+}
 
 // output is the flag -o, which refuses what no command can print before anything is read.
 type output string
@@ -31,7 +36,11 @@ func (o *output) Type() string { return "format" }
 
 // Set takes a value that there is.
 func (o *output) Set(value string) error {
-	if !slices.Contains(Outputs(), value) {
+	format, _, isTemplate := strings.Cut(value, "=")
+	if isTemplate {
+		format += "="
+	}
+	if !slices.Contains(Outputs(), format) {
 		return fmt.Errorf("it must be one of %s", strings.Join(Outputs(), ", "))
 	}
 	*o = output(value)

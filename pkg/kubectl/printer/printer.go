@@ -7,6 +7,7 @@ package printer
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +15,9 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/client-go/util/jsonpath"
 	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/kubectl/options"
@@ -38,7 +42,7 @@ type View interface {
 
 // Print writes an object to the output: as JSON or YAML, or its view.
 func Print(o *options.Options, object any, view View) error {
-	format := Format{Color: o.Color(), Unicode: o.Unicode(), Wide: o.Output == options.OutputWide}
+	format := Format{Color: o.Color(), Unicode: o.Unicode(), Wide: o.Output == options.OutputWide, NoHeaders: o.NoHeaders}
 	switch o.Output {
 	case "", options.OutputWide:
 		return view.Write(o.Out, format)
@@ -54,8 +58,65 @@ func Print(o *options.Options, object any, view View) error {
 		}
 		return err
 	default:
+		return printTemplate(o, object)
+	}
+}
+
+// printTemplate prints what a template or columns choose of an object.
+func printTemplate(o *options.Options, object any) error {
+	data, err := encoded(object)
+	if err != nil {
+		return err
+	}
+	var generic unstructured.Unstructured
+	if err := json.Unmarshal(data, &generic.Object); err != nil {
+		return fmt.Errorf("decode a %T: %w", object, err)
+	}
+	if spec, is := strings.CutPrefix(o.Output, options.CustomColumns); is {
+		return printColumns(o, spec, generic.Object)
+	}
+	template, err := genericclioptions.NewKubeTemplatePrintFlags().ToPrinter(o.Output)
+	if genericclioptions.IsNoCompatiblePrinterError(err) {
 		return fmt.Errorf("-o %s: the output format must be one of %s", o.Output, strings.Join(options.Outputs(), ", "))
 	}
+	if err == nil {
+		err = template.PrintObj(&generic, o.Out)
+	}
+	if err != nil {
+		return fmt.Errorf("-o %s: %w", o.Output, err)
+	}
+	return nil
+}
+
+// printColumns prints columns as kubectl does, of each of the items or, where there are none, of the object. cli-runtime has no printer for them.
+func printColumns(o *options.Options, spec string, object map[string]any) error {
+	rows, is := object["items"].([]any)
+	if !is {
+		rows = []any{object}
+	}
+	table := &Table{Rows: make([]Row, len(rows))}
+	for column := range strings.SplitSeq(spec, ",") {
+		name, path, has := strings.Cut(column, ":")
+		find := jsonpath.New(name).AllowMissingKeys(true)
+		if err := find.Parse("{." + strings.TrimLeft(strings.Trim(path, "{}"), ".") + "}"); err != nil || !has {
+			return fmt.Errorf("-o %s%s: %q must be NAME:.field: %w", options.CustomColumns, spec, column, cmp.Or(err, errors.New("it has no field")))
+		}
+		table.Columns = append(table.Columns, Column{Name: name})
+		for i, row := range rows {
+			results, err := find.FindResults(row)
+			if err != nil {
+				return fmt.Errorf("-o %s%s: %w", options.CustomColumns, spec, err)
+			}
+			var texts []string
+			for _, list := range results {
+				for _, value := range list {
+					texts = append(texts, fmt.Sprint(value.Interface()))
+				}
+			}
+			table.Rows[i].Cells = append(table.Rows[i].Cells, cmp.Or(strings.Join(texts, ","), "<none>"))
+		}
+	}
+	return table.Write(o.Out, Format{NoHeaders: o.NoHeaders})
 }
 
 // encoded returns an object as JSON in which characters that a terminal may obey are escaped.

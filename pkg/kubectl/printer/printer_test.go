@@ -45,6 +45,9 @@ func TestPrint(t *testing.T) {
 		{"wide", "NAME      STATE         NODE\none       ok            n1\nanother   bad^[[2J...   n2\n"},
 		{"name", "example/one\n"},
 		{"json", "{\n    \"kind\": \"ExampleList\",\n    \"apiVersion\": \"kubectl.partage.dev/v1alpha1\",\n    \"items\": [\n        \"a<b\"\n    ],\n    \"ratio\": 0.5\n}\n"},
+		{"jsonpath={.items[0]} {.ratio}", "a<b 0.5"},
+		{"go-template={{.kind}}", "ExampleList"},
+		{"custom-columns=NAME:{.name},HELD BY:pods[*].name", "NAME   HELD BY\nx      a,b^[[2J\ny      <none>\n"},
 		{"yaml", "apiVersion: kubectl.partage.dev/v1alpha1\nitems:\n- a<b\nkind: ExampleList\nratio: 0.5\n"},
 	} {
 		t.Run(c.output, func(t *testing.T) {
@@ -52,7 +55,11 @@ func TestPrint(t *testing.T) {
 			streams, _, out, _ := genericiooptions.NewTestIOStreams()
 			o := options.New(streams)
 			o.Output = c.output
-			object, table := example()
+			example, table := example()
+			var object any = example
+			if strings.HasPrefix(c.output, "custom-columns") {
+				object = map[string]any{"items": []any{map[string]any{"name": "x", "pods": []any{map[string]any{"name": "a"}, map[string]any{"name": "b\x1b[2J"}}}, map[string]any{"name": "y"}}}
+			}
 			if err := Print(o, object, table); err != nil {
 				t.Fatal(err)
 			}
@@ -72,7 +79,10 @@ func TestPrintFails(t *testing.T) {
 		name, output, want string
 		object             list
 	}{
-		{"format", "xml", "-o xml: the output format must be one of json, yaml, wide, name", object},
+		{"format", "xml", "-o xml: the output format must be one of json, yaml, wide, name, jsonpath=, ", object},
+		{"template", "jsonpath={.x", "-o jsonpath={.x: ", object},
+		{"columns", "custom-columns=NAME", `"NAME" must be NAME:.field`, object},
+		{"a column", "custom-columns=NAME:.a[", `"NAME:.a[" must be NAME:.field`, object},
 		{"json", "json", "encode a printer.list: NaN is no JSON value", notANumber},
 		{"yaml", "yaml", "encode a printer.list", notANumber},
 	} {
@@ -95,13 +105,26 @@ func TestFlag(t *testing.T) {
 	c := &cobra.Command{Use: "x", SilenceErrors: true, SilenceUsage: true, Run: func(*cobra.Command, []string) { ran = true }}
 	o.AddOutputFlag(c)
 	c.SetArgs([]string{"-o", "xml"})
-	const want = `invalid argument "xml" for "-o, --output" flag: it must be one of json, yaml, wide, name`
+	const want = `invalid argument "xml" for "-o, --output" flag: it must be one of json, yaml, wide, name, jsonpath=, jsonpath-file=, go-template=, custom-columns=`
 	if err := c.Execute(); err == nil || err.Error() != want || ran {
 		t.Errorf("%v, ran %v", err, ran)
 	}
 	c.SetArgs([]string{"-o", "yaml"})
 	if err := c.Execute(); err != nil || !ran || o.Output != options.OutputYAML {
 		t.Errorf("%v, ran %v, output %q", err, ran, o.Output)
+	}
+}
+
+// TestNoHeaders: scripts read the rows only, and colours stay with theirs.
+func TestNoHeaders(t *testing.T) {
+	t.Parallel()
+	_, table := example()
+	var out bytes.Buffer
+	if err := table.Write(&out, Format{Color: true, NoHeaders: true}); err != nil {
+		t.Fatal(err)
+	}
+	if want := "one       ok\n\x1b[31manother   bad^[[2J...\x1b[0m\n"; out.String() != want {
+		t.Errorf("got %q, want %q", out.String(), want)
 	}
 }
 

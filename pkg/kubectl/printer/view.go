@@ -19,8 +19,8 @@ import (
 type Format struct {
 	// Color and Unicode say what may be written to the terminal.
 	Color, Unicode bool
-	// Wide is -o wide.
-	Wide bool
+	// Wide is -o wide, NoHeaders --no-headers.
+	Wide, NoHeaders bool
 }
 
 // Style is how a text looks where colours may be used.
@@ -115,12 +115,15 @@ func (t *Table) Write(w io.Writer, f Format) error {
 		table.Rows = append(table.Rows, metav1.TableRow{Cells: cells})
 	}
 	var lines bytes.Buffer
-	if err := printers.NewTablePrinter(printers.PrintOptions{Wide: f.Wide}).PrintObj(table, &lines); err != nil {
+	if err := printers.NewTablePrinter(printers.PrintOptions{Wide: f.Wide, NoHeaders: f.NoHeaders}).PrintObj(table, &lines); err != nil {
 		return fmt.Errorf("print a table: %w", err)
 	}
-	// The first line is the header. Colours come last: the columns are aligned by bytes.
+	// The first line is the header, if there is one. Colours come last: the columns are aligned by bytes.
 	var out bytes.Buffer
 	number := 0
+	if f.NoHeaders {
+		number = 1
+	}
 	for line := range strings.Lines(lines.String()) {
 		style := Plain
 		if number > 0 && number <= len(t.Rows) {

@@ -67,7 +67,7 @@ A claim that has its device alone is not told to share, except with --sharing.`,
 			return Run(c.Context(), o, client, f, time.Now)
 		},
 	}
-	o.AddOutputFlag(c)
+	o.AddTableFlags(c)
 	o.AddSelectionFlags(c)
 	f.Scrape.AddFlags(c.Flags())
 	c.Flags().DurationVar(&f.Watch, "watch", f.Watch, "How long to look at how busy claims are; by default once")

@@ -6,9 +6,13 @@ package top
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
 
@@ -27,7 +31,7 @@ type Flags struct {
 // NewCommand returns kubectl gpu top, with top gpus and top nodes.
 func NewCommand(o *options.Options) *cobra.Command {
 	f := Flags{SortBy: "name", Scrape: scrape.Options{Timeout: scrape.DefaultTimeout}}
-	top := func(use, short string, show func(context.Context, *options.Options, kubernetes.Interface, Flags) error) *cobra.Command {
+	top := func(use, short string, orders []string, show func(context.Context, *options.Options, kubernetes.Interface, Flags) error) *cobra.Command {
 		c := &cobra.Command{
 			Use: use, Short: short, Args: cobra.NoArgs,
 			RunE: func(c *cobra.Command, _ []string) error {
@@ -38,12 +42,15 @@ func NewCommand(o *options.Options) *cobra.Command {
 				return o.Repeat(c.Context(), func() error { return show(c.Context(), o, client, f) })
 			},
 		}
-		o.AddOutputFlag(c)
+		o.AddTableFlags(c)
 		f.Scrape.AddFlags(c.Flags())
 		o.AddWatchFlags(c)
+		c.Flags().StringVar(&f.SortBy, "sort-by", f.SortBy, "Order: "+strings.Join(orders, ", "))
+		// The error is that of a flag that does not exist.
+		_ = c.RegisterFlagCompletionFunc("sort-by", cobra.FixedCompletions(orders, cobra.ShellCompDirectiveNoFileComp))
 		return c
 	}
-	claims := top("top", "Show what claims use of their devices: memory, multiprocessors, and for how long they are idle", Claimed)
+	claims := top("top", "Show what claims use of their devices: memory, multiprocessors, and for how long they are idle", slices.Sorted(maps.Keys(orders)), Claimed)
 	claims.Long = `Show what claims use of their devices, as the driver on each node measures it: memory used, its limit and
 what was asked for, how busy the multiprocessors are, and for how long nothing has run.
 
@@ -53,28 +60,32 @@ what is not known, never a zero: docs/reference/metrics.md has what GPUs report 
   kubectl gpu top -w
   kubectl gpu top nodes`
 	o.AddSelectionFlags(claims)
-	claims.Flags().StringVar(&f.SortBy, "sort-by", f.SortBy, "Order: "+strings.Join(Orders(), ", "))
-	// The error is that of a flag that does not exist.
-	_ = claims.RegisterFlagCompletionFunc("sort-by", cobra.FixedCompletions(Orders(), cobra.ShellCompDirectiveNoFileComp))
-	claims.AddCommand(
-		top("gpus", "Show what is used of GPUs", func(ctx context.Context, o *options.Options, client kubernetes.Interface, f Flags) error {
-			r, err := readGPUs(ctx, o, client, f)
-			if err != nil {
-				return err
-			}
-			list := GPUs(r)
-			return printer.Print(o, list, list.Table())
-		}),
-		top("nodes", "Show what is used of the GPUs of nodes", func(ctx context.Context, o *options.Options, client kubernetes.Interface, f Flags) error {
-			r, err := readGPUs(ctx, o, client, f)
-			if err != nil {
-				return err
-			}
-			list := Nodes(r)
-			return printer.Print(o, list, list.Table())
-		}),
-	)
+	gpus := top("gpus", "Show what is used of GPUs", slices.Sorted(maps.Keys(gpuOrders)), showOf(GPUs))
+	nodes := top("nodes", "Show what is used of the GPUs of nodes", slices.Sorted(maps.Keys(nodeOrders)), showOf(Nodes))
+	for _, c := range []*cobra.Command{gpus, nodes} {
+		c.Flags().StringVarP(&o.Selector, "selector", "l", "", "Label selector of nodes, such as pool=big")
+		claims.AddCommand(c)
+	}
 	return claims
+}
+
+// showOf shows a list of what was measured of GPUs.
+func showOf[T interface {
+	Sort(by string) error
+	Table() *printer.Table
+}](list func(*scrape.Result) T,
+) func(context.Context, *options.Options, kubernetes.Interface, Flags) error {
+	return func(ctx context.Context, o *options.Options, client kubernetes.Interface, f Flags) error {
+		r, err := readGPUs(ctx, o, client, f)
+		if err != nil {
+			return err
+		}
+		l := list(r)
+		if err := l.Sort(f.SortBy); err != nil {
+			return err
+		}
+		return printer.Print(o, l, l.Table())
+	}
 }
 
 // Claimed shows what claims use.
@@ -125,5 +136,15 @@ func readGPUs(ctx context.Context, o *options.Options, client kubernetes.Interfa
 	if err == nil && !o.Watch {
 		err = r.Silence()
 	}
-	return r, err
+	if err != nil || o.Selector == "" {
+		return r, err
+	}
+	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: o.Selector})
+	if err != nil {
+		return nil, fmt.Errorf("-l %s: list nodes: %w", o.Selector, err)
+	}
+	r.GPUs = slices.DeleteFunc(r.GPUs, func(g scrape.GPU) bool {
+		return !slices.ContainsFunc(nodes.Items, func(n corev1.Node) bool { return n.Name == g.Node })
+	})
+	return r, nil
 }

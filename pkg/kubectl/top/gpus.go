@@ -9,6 +9,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 	"github.com/partage-dev/partage/pkg/kubectl/scrape"
 )
@@ -47,10 +48,35 @@ func GPUs(r *scrape.Result) *GPUUsageList {
 	return list
 }
 
+// gpuOrders and nodeOrders are the values of --sort-by: what is most of it comes first.
+var (
+	gpuOrders = map[string]func(a, b GPUUsage) int{
+		"name":        func(_, _ GPUUsage) int { return 0 },
+		"memory":      func(a, b GPUUsage) int { return most(a.UsedBytes, b.UsedBytes) },
+		"busy":        func(a, b GPUUsage) int { return most(a.Utilization, b.Utilization) },
+		"temperature": func(a, b GPUUsage) int { return most(a.TemperatureCelsius, b.TemperatureCelsius) },
+	}
+	nodeOrders = map[string]func(a, b NodeUsage) int{
+		"name":      func(_, _ NodeUsage) int { return 0 },
+		"memory":    func(a, b NodeUsage) int { return cmp.Compare(b.UsedBytes, a.UsedBytes) },
+		"allocated": func(a, b NodeUsage) int { return cmp.Compare(b.AllocatedBytes, a.AllocatedBytes) },
+	}
+)
+
+// Sort orders GPUs by a value of --sort-by, and by name among equals.
+func (l *GPUUsageList) Sort(by string) error {
+	return sortBy(l.Items, gpuOrders, by, func(a, b GPUUsage) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.PCIBusID, b.PCIBusID)) })
+}
+
+// Sort orders nodes by a value of --sort-by, and by name among equals.
+func (l *NodeUsageList) Sort(by string) error {
+	return sortBy(l.Items, nodeOrders, by, func(a, b NodeUsage) int { return cmp.Compare(a.Node, b.Node) })
+}
+
 // Table shows GPUs to people.
 func (l *GPUUsageList) Table() *printer.Table {
 	t := &printer.Table{
-		Columns: append(printer.Columns("node", "gpu", "product", "role", "memory", "allocated", "used", "busy", "temperature", "healthy"), printer.Column{Name: "uuid", Wide: true}),
+		Columns: append(printer.Columns("node", "gpu", "product", "role", "memory", "allocated", "used", "busy", "temperature", "healthy"), printer.Column{Name: "address", Wide: true}, printer.Column{Name: "uuid", Wide: true}),
 		Empty:   "The driver tells of no GPU.",
 	}
 	for _, g := range l.Items {
@@ -65,8 +91,8 @@ func (l *GPUUsageList) Table() *printer.Table {
 			}
 		}
 		t.Rows = append(t.Rows, printer.Row{Name: "node/" + g.Node, Style: style, Cells: []string{
-			g.Node, g.PCIBusID, g.ProductName, cmp.Or(g.Role, printer.Unknown), printer.BytesOrUnknown(g.MemoryBytes), printer.BytesOrUnknown(g.AllocatedBytes),
-			printer.BytesOrUnknown(g.UsedBytes), printer.PercentOrUnknown(g.Utilization), temperature, healthy, g.UUID,
+			g.Node, fleet.ShortAddress(g.PCIBusID), g.ProductName, cmp.Or(g.Role, printer.Unknown), printer.BytesOrUnknown(g.MemoryBytes), printer.BytesOrUnknown(g.AllocatedBytes),
+			printer.BytesOrUnknown(g.UsedBytes), printer.PercentOrUnknown(g.Utilization), temperature, healthy, g.PCIBusID, g.UUID,
 		}})
 	}
 	return t

@@ -7,6 +7,7 @@ package top
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -85,8 +86,15 @@ var orders = map[string]func(a, b ClaimUsage) int{
 	"idle":   func(a, b ClaimUsage) int { return most(a.IdleSeconds, b.IdleSeconds) },
 }
 
-// Orders returns the values of --sort-by.
-func Orders() []string { return []string{"name", "node", "memory", "peak", "sm", "idle"} }
+// sortBy orders what is listed by a value of --sort-by.
+func sortBy[T any](items []T, orders map[string]func(a, b T) int, by string, names func(a, b T) int) error {
+	order := orders[by]
+	if order == nil {
+		return fmt.Errorf("--sort-by %s: it must be one of %s", by, strings.Join(slices.Sorted(maps.Keys(orders)), ", "))
+	}
+	slices.SortStableFunc(items, func(a, b T) int { return cmp.Or(order(a, b), names(a, b)) })
+	return nil
+}
 
 // most compares so that what is more comes first, and what is not known last.
 func most[T cmp.Ordered](a, b *T) int {
@@ -103,14 +111,9 @@ func most[T cmp.Ordered](a, b *T) int {
 
 // Sort orders claims by a value of --sort-by, and by name among equals.
 func (l *ClaimUsageList) Sort(by string) error {
-	order := orders[by]
-	if order == nil {
-		return fmt.Errorf("--sort-by %s: it must be one of %s", by, strings.Join(Orders(), ", "))
-	}
-	slices.SortStableFunc(l.Items, func(a, b ClaimUsage) int {
-		return cmp.Or(order(a, b), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Device, b.Device))
+	return sortBy(l.Items, orders, by, func(a, b ClaimUsage) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Device, b.Device))
 	})
-	return nil
 }
 
 // Table shows claims to people, with their namespaces if these are several.

@@ -100,7 +100,7 @@ func TestClaimed(t *testing.T) {
 func TestClaimedFails(t *testing.T) {
 	t.Parallel()
 	o, _, _ := optionsOf()
-	if err := Claimed(t.Context(), o, example(t), flagsOf("size")); err == nil || err.Error() != "--sort-by size: it must be one of name, node, memory, peak, sm, idle" {
+	if err := Claimed(t.Context(), o, example(t), flagsOf("size")); err == nil || err.Error() != "--sort-by size: it must be one of idle, memory, name, node, peak, sm" {
 		t.Error(err)
 	}
 	o.Selector = "a==="
@@ -116,7 +116,7 @@ func TestOrders(t *testing.T) {
 		return ClaimUsage{ID: scrape.ID{Name: name, Node: name, Device: name}, UsedBytes: &n, PeakBytes: &n, SMUtilization: new(float64(n)), IdleSeconds: new(float64(n))}
 	}
 	tried := 0
-	for _, by := range Orders() {
+	for by := range orders {
 		l := &ClaimUsageList{Items: []ClaimUsage{{ID: scrape.ID{Name: "d", Node: "d"}}, item("b", 1), item("c", 3), item("a", 2), {ID: scrape.ID{Name: "e", Node: "e"}}}}
 		if err := l.Sort(by); err != nil {
 			t.Error(err)
@@ -134,8 +134,38 @@ func TestOrders(t *testing.T) {
 		}
 		tried++
 	}
-	if tried != len(orders) {
-		t.Errorf("%d of %d orders are documented", tried, len(orders))
+	if tried < 6 {
+		t.Errorf("only %d orders", tried)
+	}
+}
+
+// TestGPUOrders: GPUs and nodes are sorted as claims are, and -l chooses nodes.
+func TestGPUOrders(t *testing.T) {
+	t.Parallel()
+	g := &GPUUsageList{Items: []GPUUsage{
+		{Node: "n", PCIBusID: "0000:1b:00.0", UsedBytes: new(int64(1)), Utilization: new(0.2)}, {Node: "n", PCIBusID: "0000:28:00.0"},
+		{Node: "n", PCIBusID: "0000:35:00.0", UsedBytes: new(int64(2)), TemperatureCelsius: new(40.0)},
+	}}
+	for by, want := range map[string]string{"memory": "35", "busy": "1b", "temperature": "35", "name": "1b"} {
+		if err := g.Sort(by); err != nil || !strings.Contains(g.Items[0].PCIBusID, want) {
+			t.Errorf("%s: %v, %s is first", by, err, g.Items[0].PCIBusID)
+		}
+	}
+	n := &NodeUsageList{Items: []NodeUsage{{Node: "a", UsedBytes: 1, AllocatedBytes: 2}, {Node: "b", UsedBytes: 2, AllocatedBytes: 1}}}
+	for by, want := range map[string]string{"memory": "b", "allocated": "a", "name": "a"} {
+		if err := n.Sort(by); err != nil || n.Items[0].Node != want {
+			t.Errorf("%s: %v, %s is first", by, err, n.Items[0].Node)
+		}
+	}
+	if err := n.Sort("size"); err == nil || err.Error() != "--sort-by size: it must be one of allocated, memory, name" {
+		t.Error(err)
+	}
+	for selector, want := range map[string]int{"pool=big": 0, "!pool": 2} {
+		o, _, _ := optionsOf()
+		o.Selector = selector
+		if r, err := readGPUs(t.Context(), o, example(t), flagsOf("name")); err != nil || len(r.GPUs) < want || want == 0 && len(r.GPUs) > 0 {
+			t.Errorf("%s: %+v, %v", selector, r, err)
+		}
 	}
 }
 
