@@ -65,7 +65,9 @@ var (
 
 // Sort orders GPUs by a value of --sort-by, and by name among equals.
 func (l *GPUUsageList) Sort(by string) error {
-	return sortBy(l.Items, gpuOrders, by, func(a, b GPUUsage) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.PCIBusID, b.PCIBusID)) })
+	return sortBy(l.Items, gpuOrders, by, func(a, b GPUUsage) int {
+		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.PCIBusID, b.PCIBusID))
+	})
 }
 
 // Sort orders nodes by a value of --sort-by, and by name among equals.

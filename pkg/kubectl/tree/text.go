@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 )
@@ -121,7 +123,7 @@ func (r renderer) symbol(state string) string {
 }
 
 func (r renderer) legend() string {
-	return fmt.Sprintf("[A%s%s%s?]: memory slices of claim A, of a shared device, free, not to be allocated, unknown",
+	return fmt.Sprintf("[A%s%s%s?]: memory slices of claim A, of a shared device, free, blocked, unknown",
 		r.symbol(CellShared), r.symbol(CellFree), r.symbol(CellBlocked))
 }
 
@@ -135,11 +137,7 @@ func (r renderer) node(n Node) branch {
 		for i+alike < len(n.GPUs) && unused(&n.GPUs[i]) && reflect.DeepEqual(room(n.GPUs[i]), room(n.GPUs[i+alike])) {
 			alike++
 		}
-		g := r.gpu(n.GPUs[i])
-		if alike > 1 {
-			g.text += fmt.Sprintf("  and %d more like it, to %s", alike-1, n.GPUs[i+alike-1].Label)
-		}
-		b.children = append(b.children, g)
+		b.children = append(b.children, r.gpu(n.GPUs[i], n.GPUs[i:i+alike]))
 		i += alike
 	}
 	return b
@@ -157,8 +155,20 @@ func room(g GPU) GPU {
 	return g
 }
 
-func (r renderer) gpu(g GPU) branch {
-	b := branch{text: fmt.Sprintf("%s %s  %s", r.strip(g), r.Paint(printer.Bold, g.Label), g.ProductName)}
+// gpu shows one for those that are alike.
+func (r renderer) gpu(g GPU, alike []GPU) branch {
+	name, product := g.Label, g.ProductName
+	if n := len(alike); n > 1 {
+		name += " to " + strings.TrimPrefix(alike[n-1].Label, "GPU ")
+		product = fmt.Sprintf("%d × %s", n, product)
+		if !r.Unicode {
+			product = strings.ReplaceAll(product, "×", "x")
+		}
+	}
+	if !r.Wide {
+		product = strings.TrimSuffix(strings.Replace(product, "NVIDIA ", "", 1), " Edition")
+	}
+	b := branch{text: fmt.Sprintf("%s %s  %s", r.strip(g), r.Paint(printer.Bold, name), product)}
 	if g.MemoryBytes > 0 {
 		b.text += "  " + printer.Bytes(g.MemoryBytes)
 	}
@@ -170,7 +180,11 @@ func (r renderer) gpu(g GPU) branch {
 		if t.Value != "" {
 			text += "=" + t.Value
 		}
-		text = fmt.Sprintf("taint %s:%s on %d of %d devices", text, t.Effect, t.Devices, t.Of)
+		on := "all"
+		if t.Devices < t.Of {
+			on = fmt.Sprintf("%d of %d", t.Devices, t.Of)
+		}
+		text = fmt.Sprintf("taint %s:%s on %s devices", text, t.Effect, on)
 		b.children = append(b.children, branch{text: r.Paint(printer.Warn, text)})
 	}
 	for _, d := range g.Devices {
@@ -242,7 +256,7 @@ func (r renderer) claim(c Claim) branch {
 	alone := len(c.Pods) == 1
 	what := fmt.Sprintf("claim %s/%s", c.Namespace, c.Name)
 	if alone {
-		what = fmt.Sprintf("pod %s/%s", c.Namespace, c.Pods[0].text())
+		what = fmt.Sprintf("pod %s/%s", c.Namespace, c.Pods[0].text(r.Wide))
 		if r.Wide {
 			what += "  claim " + c.Name
 		}
@@ -261,20 +275,37 @@ func (r renderer) claim(c Claim) branch {
 		b.text += "  " + c.UUID
 	}
 	if c.NotReady != "" {
-		b.text += "  " + r.Paint(printer.Bad, "not ready: "+c.NotReady)
+		b.children = append(b.children, branch{text: r.Paint(printer.Bad, r.cut("not ready: "+c.NotReady))})
 	}
 	for i := range c.Pods {
 		if !alone {
-			b.children = append(b.children, branch{text: "pod " + c.Pods[i].text()})
+			b.children = append(b.children, branch{text: "pod " + c.Pods[i].text(r.Wide)})
 		}
 	}
 	return b
 }
 
-func (p *Pod) text() string {
+// mostCut is how much of a message fits into 80 columns, below a claim.
+const mostCut = 66
+
+// cut shortens a message, of which -o wide has the rest.
+func (r renderer) cut(text string) string {
+	if all := []rune(text); !r.Wide && len(all) > mostCut {
+		return string(all[:mostCut-3]) + "..."
+	}
+	return text
+}
+
+// text leaves out what goes without saying unless it is wide: that a pod runs, and the name of the owner where the pod's begins with it.
+func (p *Pod) text(wide bool) string {
 	text := p.Name
-	if p.Owner != "" {
+	if kind, name, _ := strings.Cut(p.Owner, " "); !wide && name != "" && strings.HasPrefix(p.Name, name+"-") {
+		text += " (" + kind + ")"
+	} else if p.Owner != "" {
 		text += " of " + p.Owner
+	}
+	if !wide && p.Phase == string(corev1.PodRunning) {
+		return text
 	}
 	return strings.TrimRight(text+"  "+p.Phase, " ")
 }
@@ -285,9 +316,13 @@ func (r renderer) free(f Free) string {
 		parts = append(parts, "whole GPU")
 	}
 	for i, p := range f.Partitions {
-		// Where the whole GPU fits, the smallest says enough.
-		if i == 0 || !f.Whole || r.Wide {
-			parts = append(parts, fmt.Sprintf("%d × %s", p.Count, p.Profile))
+		text, isLast := fmt.Sprintf("%d × %s", p.Count, p.Profile), i == len(f.Partitions)-1
+		switch {
+		case i == 0 || r.Wide || !f.Whole && isLast && i == 1:
+			parts = append(parts, text)
+		case !f.Whole && isLast:
+			// The smallest and the largest say enough and, where the whole GPU fits, the smallest.
+			parts[len(parts)-1] += " … " + text
 		}
 	}
 	for _, s := range f.Shares {
@@ -295,7 +330,7 @@ func (r renderer) free(f Free) string {
 	}
 	if !r.Unicode {
 		for i := range parts {
-			parts[i] = strings.ReplaceAll(parts[i], "×", "x")
+			parts[i] = strings.NewReplacer("×", "x", "…", "...").Replace(parts[i])
 		}
 	}
 	switch {

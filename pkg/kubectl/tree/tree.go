@@ -122,6 +122,7 @@ type Pod struct {
 	Name string `json:"name"`
 	// Owner is what it belongs to, such as "Deployment web".
 	Owner string `json:"owner,omitempty"`
+	// Phase is "" where the pod could not be read.
 	Phase string `json:"phase"`
 }
 
@@ -276,9 +277,14 @@ func newClaim(h *fleet.Holding, mark string) Claim {
 	if not := h.NotReady(); not != nil {
 		c.NotReady = not.Reason + ": " + not.Message
 	}
-	for _, p := range h.Pods {
-		kind, owner := fleet.OwnerOf(p)
-		c.Pods = append(c.Pods, Pod{Name: p.Name, Owner: strings.TrimSpace(kind + " " + owner), Phase: string(p.Status.Phase)})
+	for _, u := range h.Claim.Status.ReservedFor {
+		// The claim names pods that may not be read, too.
+		pod := Pod{Name: u.Name}
+		if at := slices.IndexFunc(h.Pods, func(p *corev1.Pod) bool { return p.UID == u.UID }); at >= 0 {
+			kind, owner := fleet.OwnerOf(h.Pods[at])
+			pod.Owner, pod.Phase = strings.TrimSpace(kind+" "+owner), string(h.Pods[at].Status.Phase)
+		}
+		c.Pods = append(c.Pods, pod)
 	}
 	return c
 }

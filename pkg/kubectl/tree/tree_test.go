@@ -233,3 +233,60 @@ func TestHiddenClaims(t *testing.T) {
 		}
 	}
 }
+
+// TestColumns: it fits into 80 columns, with GPUs of every model, names as controllers make them, taints and messages.
+func TestColumns(t *testing.T) {
+	t.Parallel()
+	for _, board := range fleettest.Boards(t) {
+		f := fleettest.New(t)
+		f.AddNode("worker-gpu-01", board, 8)
+		f.Held("inference", "vllm-7d9f8b6c4-x2k9q-gpu-8zq4p", "worker-gpu-01", fleettest.Request("gpu.nvidia.com"))
+		f.Held("notebooks", "jupyter-0-gpu-x7k2p", "worker-gpu-01", fleettest.Request("timeslice.partage.dev"))
+		for _, p := range f.Pods {
+			p.Labels = map[string]string{"pod-template-hash": "7d9f8b6c4"}
+			p.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "vllm-7d9f8b6c4", Controller: new(true)}}
+		}
+		f.Pods[0].Name = "vllm-7d9f8b6c4-x2k9q"
+		f.Claims[0].Status.ReservedFor[0].Name = f.Pods[0].Name
+		result := f.Claims[0].Status.Allocation.Devices.Results[0]
+		f.Claims[0].Status.Devices = []resourceapi.AllocatedDeviceStatus{{
+			Driver: result.Driver, Pool: result.Pool, Device: result.Device,
+			Conditions: []metav1.Condition{{Type: "Ready", Status: metav1.ConditionFalse, Reason: "GPULost", Message: strings.Repeat("the GPU is lost ", 10)}},
+		}}
+		f.TaintRules = append(f.TaintRules, &resourceapi.DeviceTaintRule{Spec: resourceapi.DeviceTaintRuleSpec{
+			DeviceSelector: &resourceapi.DeviceTaintSelector{Device: new("gpu-0000-28-00-0")},
+			Taint:          resourceapi.DeviceTaint{Key: "gpu.nvidia.com/recovery-required", Value: "reset", Effect: resourceapi.DeviceTaintEffectNoExecute},
+		}})
+		tree, err := New(fleet.New(f.Snapshot, fleettest.Driver), Selection{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		if err := View(tree).Write(&out, printer.Format{Unicode: true}); err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(out.String()) {
+			if n := len([]rune(strings.TrimRight(line, "\n"))); n > 80 {
+				t.Errorf("%s: %d columns: %s", board, n, line)
+			}
+		}
+		if !strings.Contains(out.String(), "pod inference/vllm-7d9f8b6c4-x2k9q (Deployment)") || strings.Contains(out.String(), "gpu-8zq4p") {
+			t.Errorf("claims are named instead of pods:\n%s", out.String())
+		}
+	}
+}
+
+// TestUnseenPods: a claim names the pods that it is reserved for, whoever may read them.
+func TestUnseenPods(t *testing.T) {
+	t.Parallel()
+	f := example(t)
+	f.Pods = nil
+	tree, err := New(fleet.New(f.Snapshot, fleettest.Driver), Selection{Nodes: []string{"hopper"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := View(tree).Write(&out, printer.Format{}); err != nil || !strings.Contains(out.String(), "pod other/inference\n") {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+}
