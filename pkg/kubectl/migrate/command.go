@@ -36,13 +36,14 @@ func NewCommand(o *options.Options) *cobra.Command {
 that were written for them. Nothing is sent to a cluster.
 
 Every field that is not translated is listed with its value and the reason, as a comment at the
-head of the output and on stderr. With --strict such a field makes the command fail.`,
+head of the output and, unless that goes to a terminal, on stderr. With --strict such a field
+makes the command fail.`,
 		Example: `  kubectl gpu migrate device-plugin config.yaml > values.yaml
   kubectl gpu migrate mig-parted config.yaml > values.yaml
   kubectl gpu migrate pods deployment.yaml`,
 	}
 	c.AddCommand(
-		newConfigCommand(o, "castai FILE", "Translate a node template of Cast AI, in JSON or Terraform", config.CastAI, nil),
+		newConfigCommand(o, "castai FILE", "Translate a node template of Cast AI, in the JSON of its API or of terraform show -json", config.CastAI, nil),
 		newConfigCommand(o, "device-plugin FILE", "Translate a configuration of NVIDIA's device plugin, or a ConfigMap with some", config.DevicePlugin, addDevicePluginFlags),
 		newConfigCommand(o, "mig-parted FILE", "Translate a configuration of NVIDIA's mig-parted or MIG manager, or a ConfigMap with some", config.MIGParted, nil),
 		newPodsCommand(o),
@@ -138,7 +139,7 @@ func (f *configFlags) run(o *options.Options, command, file string, translate tr
 	if err := f.write(o.Out, result, command); err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
-	return report(o.ErrOut, result.Findings, f.strict)
+	return report(o, result.Findings, f.directory == "", f.strict)
 }
 
 // write prints one part, or writes all of them into files.
@@ -273,7 +274,7 @@ func (f *podFlags) run(o *options.Options, command string, files []string) error
 	if _, err := fmt.Fprintf(o.Out, "%s%s", result.Findings.Comment(title), result.Text); err != nil {
 		return err
 	}
-	return report(o.ErrOut, result.Findings, f.strict)
+	return report(o, result.Findings, true, f.strict)
 }
 
 // read reads a file, or standard input for "-".
@@ -296,14 +297,19 @@ func read(o *options.Options, file string) ([]byte, error) {
 	return data, nil
 }
 
-// report tells what is not translated, and fails for it if that is wanted.
-func report(out io.Writer, findings finding.List, strict bool) error {
+// report tells what is not translated, unless a terminal shows the comments that say so, and fails for it if that is wanted.
+func report(o *options.Options, findings finding.List, commented, strict bool) error {
 	ignored := 0
 	for _, f := range findings {
 		if f.Ignored() {
 			ignored++
 		}
-		if _, err := fmt.Fprintln(out, f); err != nil {
+	}
+	for _, line := range findings.Lines() {
+		if commented && o.Terminal() {
+			break
+		}
+		if _, err := fmt.Fprintln(o.ErrOut, line); err != nil {
 			return err
 		}
 	}

@@ -42,14 +42,14 @@ var podTests = []podTest{
 	{
 		"pods-shares", []string{"testdata/pods/shares.yaml"}, "default: {mig: {variants: true}}", []string{"t4", "l4", "a100-80-mig"},
 		map[string]string{
-			"/shared-gpu": "timeslice " + t4, "/agents-gpu": "timeslice " + t4 + ", timeslice " + l4,
+			"/shared-gpu": "timeslice " + t4, "/agents-gpu": "mps " + t4,
 			"/single-gpu": "mig 1g.10gb " + a100, "other/single-gpu": "mig 1g.10gb+me " + a100,
 		},
 	},
 	{
 		"pods-as-shares", []string{"testdata/pods/shares.yaml", "--gpu=mps", "--gpu-shared=mps"}, "default: {mig: {variants: true}}", []string{"t4", "l4", "a100-80-mig"},
 		map[string]string{
-			"/shared-gpu": "mps " + t4, "/agents-gpu": "timeslice " + t4 + ", timeslice " + l4,
+			"/shared-gpu": "mps " + t4, "/agents-gpu": "mps " + t4,
 			"/single-gpu": "mig 1g.10gb " + a100, "other/single-gpu": "mig 1g.10gb+me " + a100,
 		},
 	},

@@ -6,6 +6,7 @@ package config
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/document"
-	"github.com/partage-dev/partage/pkg/kubectl/migrate/terraform"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/util/quote"
 	"github.com/partage-dev/partage/pkg/util/strict"
@@ -43,7 +43,7 @@ type gpuClients struct {
 	path    string
 }
 
-// CastAI translates node templates of Cast AI: their JSON, the same in YAML, or Terraform.
+// CastAI translates node templates of Cast AI: the JSON of its API, the same in YAML, or what terraform show -json prints.
 func CastAI(data []byte, o Options) (*Result, error) {
 	if len(o.Matches) > 0 {
 		return nil, fmt.Errorf("--match: Forbidden: a node template says itself which GPUs it is for")
@@ -52,7 +52,10 @@ func CastAI(data []byte, o Options) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	templates := nodeTemplates(root, "", "")
+	templates, isTerraform := nodeTemplates(root, "", ""), document.Get(root, "format_version") != nil
+	if isTerraform {
+		templates = terraformTemplates(cmp.Or(document.At(root, "planned_values", "root_module"), document.At(root, "values", "root_module")))
+	}
 	var names []string
 	for _, t := range templates {
 		names = append(names, t.Name)
@@ -70,7 +73,7 @@ func CastAI(data []byte, o Options) (*Result, error) {
 			result.Findings.Lost(strings.TrimSuffix(t.Path, "."), "", "a policy goes by GPU, not by node: translate one node template at a time, with --config")
 			continue
 		}
-		if err := result.nodeTemplate(t); err != nil {
+		if err := result.nodeTemplate(t, isTerraform); err != nil {
 			return nil, fmt.Errorf("invalid node template of Cast AI: %w", err)
 		}
 	}
@@ -91,8 +94,7 @@ func (o *Options) chooseTemplate(names []string) (int, error) {
 	return 0, nil
 }
 
-// parseCastAI takes what begins with a brace for JSON, which is YAML, and what can be read as
-// Terraform for that.
+// parseCastAI takes what begins with a brace for JSON.
 func parseCastAI(data []byte) (*yaml.Node, error) {
 	trimmed := bytes.TrimSpace(data)
 	if len(trimmed) == 0 {
@@ -101,15 +103,36 @@ func parseCastAI(data []byte) (*yaml.Node, error) {
 	if trimmed[0] == '{' || trimmed[0] == '[' {
 		return strict.ParseJSON(trimmed)
 	}
-	root, terraformErr := terraform.Parse(data)
-	if terraformErr == nil {
-		return root, nil
-	}
 	root, err := strict.Parse(data)
 	if err == nil && root.Kind == yaml.MappingNode {
 		return root, nil
 	}
-	return nil, fmt.Errorf("is neither JSON nor Terraform: %w", terraformErr)
+	return nil, fmt.Errorf("is neither JSON nor YAML; of Terraform, give what terraform show -json prints: %w", cmp.Or(err, errors.New("must be an object")))
+}
+
+// terraformTemplates returns the node templates of a module and those that it calls, of a state or a plan. Blocks are lists there.
+func terraformTemplates(module *yaml.Node) (found []document.Config) {
+	for _, r := range document.List(module, "resources") {
+		if values := document.Get(r, "values"); document.Text(r, "type") == "castai_node_template" && isGPUSection(onlyOf(document.Get(values, "gpu"))) {
+			name := document.Text(r, "name")
+			if own := document.Get(values, "name"); own != nil && !isUnset(own) {
+				name = own.Value
+			}
+			found = append(found, document.Config{Name: name, Path: document.Text(r, "address") + ".", Root: values})
+		}
+	}
+	for _, m := range document.List(module, "child_modules") {
+		found = append(found, terraformTemplates(m)...)
+	}
+	return found
+}
+
+// onlyOf returns the element of a list that has one, and everything else as it is.
+func onlyOf(n *yaml.Node) *yaml.Node {
+	if n != nil && n.Kind == yaml.SequenceNode && len(n.Content) == 1 {
+		return n.Content[0]
+	}
+	return n
 }
 
 // maxTemplateDepth is how deep node templates are looked for.
@@ -161,8 +184,8 @@ func isGPUSection(n *yaml.Node) bool {
 func plainKey(key string) string { return strings.ToLower(strings.ReplaceAll(key, "_", "")) }
 
 // nodeTemplate translates one.
-func (r *Result) nodeTemplate(t document.Config) error {
-	reader := &castReader{reader: reader{found: &r.Findings, prefix: t.Path}, sharing: gpuSharing{clients: minSharedClients}}
+func (r *Result) nodeTemplate(t document.Config, isTerraform bool) error {
+	reader := &castReader{isTerraform: isTerraform, reader: reader{found: &r.Findings, prefix: t.Path}, sharing: gpuSharing{clients: minSharedClients}}
 	reader.fields(t.Root, nil, map[string]strict.Read{
 		"gpu": reader.gpu, "name": strict.Skip,
 	}, whyNodes)
@@ -177,6 +200,8 @@ func (r *Result) nodeTemplate(t document.Config) error {
 type castReader struct {
 	reader
 	sharing gpuSharing
+	// isTerraform says that fields which nobody has set are there.
+	isTerraform bool
 }
 
 // fields reads an object whose fields have the names of JSON or of Terraform.
@@ -189,6 +214,7 @@ func (r *castReader) fields(n *yaml.Node, at *field.Path, fields map[string]stri
 		}
 		plain := plainKey(key)
 		switch read := fields[plain]; {
+		case r.isTerraform && isUnset(n):
 		case read == nil:
 			r.found.Lost(r.path(path), text(n), why)
 		case seen[plain]:
@@ -201,8 +227,14 @@ func (r *castReader) fields(n *yaml.Node, at *field.Path, fields map[string]stri
 	return seen
 }
 
+// isUnset reports whether Terraform shows a field so that nobody has set: as null or, in blocks, the zero of its type.
+func isUnset(n *yaml.Node) bool {
+	return strict.IsNull(n) || n.Kind == yaml.SequenceNode && len(n.Content) == 0 || n.Kind == yaml.ScalarNode && slices.Contains([]string{"", "0", "false"}, n.Value)
+}
+
 // gpu reads how GPUs are shared.
 func (r *castReader) gpu(n *yaml.Node, at *field.Path) {
+	n = onlyOf(n)
 	var strategy, timeSharing policy.Kind
 	var timeSharingPath, timeSharingValue string
 	seen := r.fields(n, at, map[string]strict.Read{

@@ -133,6 +133,14 @@ func At(n *yaml.Node, keys ...string) *yaml.Node {
 	return n
 }
 
+// List returns the items of a list at a key.
+func List(n *yaml.Node, key string) []*yaml.Node {
+	if n = Get(n, key); n == nil || n.Kind != yaml.SequenceNode {
+		return nil
+	}
+	return n.Content
+}
+
 // Text returns the value of a scalar at a path of keys, or "".
 func Text(n *yaml.Node, keys ...string) string {
 	if n = At(n, keys...); n != nil && n.Kind == yaml.ScalarNode {

@@ -46,11 +46,16 @@ func (f Finding) Ignored() bool { return f.Kind == Lost || f.Kind == Unread }
 
 // String returns one line without control characters, so that it can be a comment.
 func (f Finding) String() string {
+	return quote.Line(fmt.Sprintf("%s: %s: %s", f.Kind, f.what(), f.Why), maxLine)
+}
+
+// what is the field, with its value if it has one.
+func (f Finding) what() string {
 	what := quote.Line(f.Path, maxLine)
 	if f.Value != "" {
 		what += " = " + quote.Short(quote.Line(f.Value, maxLine))
 	}
-	return quote.Line(fmt.Sprintf("%s: %s: %s", f.Kind, what, f.Why), maxLine)
+	return what
 }
 
 // List collects findings in the order of what was read.
@@ -75,12 +80,38 @@ func (l *List) add(kind Kind, path, value, why string) {
 	}
 }
 
+// Lines returns the findings for people: what is said of several fields is said once, above these.
+func (l *List) Lines() (lines []string) {
+	type reason struct {
+		kind Kind
+		why  string
+	}
+	of := map[reason][]Finding{}
+	for _, f := range *l {
+		of[reason{f.Kind, f.Why}] = append(of[reason{f.Kind, f.Why}], f)
+	}
+	for _, f := range *l {
+		same := of[reason{f.Kind, f.Why}]
+		switch {
+		case same[0] != f:
+		case len(same) == 1:
+			lines = append(lines, "* "+f.String())
+		default:
+			lines = append(lines, "* "+quote.Line(fmt.Sprintf("%s: %s:", f.Kind, f.Why), maxLine))
+			for _, one := range same {
+				lines = append(lines, "    "+quote.Line(one.what(), maxLine))
+			}
+		}
+	}
+	return lines
+}
+
 // Comment returns the findings as comments in YAML, under a title.
 func (l *List) Comment(title string) string {
 	var text strings.Builder
 	text.WriteString("# " + title + "\n")
-	for _, f := range *l {
-		text.WriteString("# * " + f.String() + "\n")
+	for _, line := range l.Lines() {
+		text.WriteString("# " + line + "\n")
 	}
 	return text.String() + "\n"
 }

@@ -8,6 +8,18 @@ import (
 	"testing"
 )
 
+// TestOnce: what is said of several fields is said once.
+func TestOnce(t *testing.T) {
+	var l List
+	l.Lost("a", "1", "nobody knows it")
+	l.Changed("b", "", "it is other")
+	l.Lost("c", "2", "nobody knows it")
+	const want = "# title\n# * not translated: nobody knows it:\n#     a = 1\n#     c = 2\n# * works differently: b: it is other\n\n"
+	if got := l.Comment("title"); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
 // TestComment: whatever a value is, it stays in its line of the comment, and a long one is cut.
 func TestComment(t *testing.T) {
 	var l List

@@ -31,8 +31,8 @@ type Request struct {
 	Count int
 	// Selectors are expressions in CEL, all of which must hold.
 	Selectors []string
-	// Shares is how many shares of one device, 0 for what the class gives by itself.
-	Shares int
+	// Shares is how many shares of one device, MemoryMi and SMPercent how much of it, 0 for what the class gives by itself.
+	Shares, MemoryMi, SMPercent int
 }
 
 type claimTemplate struct {
@@ -76,7 +76,7 @@ type exactly struct {
 }
 
 type capacity struct {
-	Requests map[string]int `yaml:"requests"`
+	Requests map[string]any `yaml:"requests"`
 }
 
 type selector struct {
@@ -101,8 +101,18 @@ func ClaimTemplate(namespace, name string, requests []Request) ([]byte, error) {
 		if r.Count > 1 {
 			e.Count = r.Count
 		}
+		amounts := map[string]any{}
 		if r.Shares > 1 {
-			e.Capacity = &capacity{Requests: map[string]int{"shares": r.Shares}}
+			amounts["shares"] = r.Shares
+		}
+		if r.MemoryMi > 0 {
+			amounts["memory"] = fmt.Sprintf("%dMi", r.MemoryMi)
+		}
+		if r.SMPercent > 0 {
+			amounts["smPercent"] = r.SMPercent
+		}
+		if len(amounts) > 0 {
+			e.Capacity = &capacity{Requests: amounts}
 		}
 		t.Spec.Spec.Devices.Requests = append(t.Spec.Spec.Devices.Requests, request{Name: r.Name, Exactly: e})
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -24,7 +25,10 @@ const (
 	resourceShared = domain + "gpu.shared"
 	migPrefix      = domain + "mig-"
 	sharedSuffix   = ".shared"
-	maxContainers  = 1000
+	// hamiMemory, in MiB, and hamiCores, in percent, are what HAMi limits a container's part of a GPU by.
+	hamiMemory    = domain + "gpumem"
+	hamiCores     = domain + "gpucores"
+	maxContainers = 1000
 )
 
 // migResource matches the names that the device plugin has for partitions.
@@ -46,6 +50,8 @@ type container struct {
 type demand struct {
 	resource string
 	count    int
+	// memoryMi and percent make it an MPS share of that size.
+	memoryMi, percent int
 }
 
 // isGPUResource reports whether a name is one of the device plugin's.
@@ -53,8 +59,14 @@ func isGPUResource(name string) bool {
 	return name == resourceGPU || name == resourceShared || migResource.MatchString(name)
 }
 
+// isHAMi reports whether a name is of what HAMi limits.
+func isHAMi(name string) bool { return name == hamiMemory || name == hamiCores }
+
 // device returns which devices a resource stands for.
 func (d demand) device(o Options) (kind policy.Kind, profile string) {
+	if d.memoryMi > 0 || d.percent > 0 {
+		return policy.MPS, ""
+	}
 	switch d.resource {
 	case resourceGPU:
 		return o.GPU, o.GPUProfile
@@ -140,6 +152,17 @@ func (w *workload) readDemands(c *container) error {
 		for i := 0; i+1 < len(amounts.Content); i += 2 {
 			name, value := amounts.Content[i].Value, amounts.Content[i+1]
 			at := "resources." + section + "[" + quote.Name(name) + "]"
+			if isHAMi(name) {
+				size, err := resource.ParseQuantity(value.Value)
+				if err != nil || size.Value() < 0 || size.Value() > maxHAMi {
+					return fmt.Errorf("%s: Invalid value: %s: must be a whole number from 0 on", at, quote.Text(value.Value))
+				}
+				if _, twice := seen[name]; !twice {
+					w.findings().Changed(w.at(c.path+"."+at), value.Value, "is what the MPS share has of memory, in Mi, or of the multiprocessors, in percent")
+				}
+				seen[name] = int(size.Value())
+				continue
+			}
 			if !isGPUResource(name) {
 				if strings.HasPrefix(name, domain) {
 					w.findings().Lost(w.at(c.path+"."+at), value.Value, "no device class of Partage has this resource; the request is kept")
@@ -160,12 +183,29 @@ func (w *workload) readDemands(c *container) error {
 			}
 		}
 	}
+	c.limit(seen[hamiMemory], seen[hamiCores])
 	if len(c.demands) > 0 {
 		if wrong := validation.IsDNS1123Label(c.name); len(wrong) > 0 {
 			return fmt.Errorf("name: Invalid value: %s: %s", quote.Text(c.name), wrong[0])
 		}
 	}
 	return nil
+}
+
+// maxHAMi is more than any GPU has.
+const maxHAMi = 1 << 24
+
+// limit makes shares of what HAMi limits. It takes one GPU where the container names no number.
+func (c *container) limit(memoryMi, percent int) {
+	if memoryMi+percent == 0 {
+		return
+	}
+	at := slices.IndexFunc(c.demands, func(d demand) bool { return d.resource == resourceGPU })
+	if at < 0 {
+		c.demands = append(c.demands, demand{resource: resourceGPU, count: 1})
+		at = len(c.demands) - 1
+	}
+	c.demands[at].memoryMi, c.demands[at].percent = memoryMi, percent
 }
 
 // amount reads a whole number of devices.
@@ -200,7 +240,7 @@ func (c *container) use(claim string, several bool) error {
 			continue
 		}
 		had := len(amounts.Content)
-		removeIf(amounts, isGPUResource)
+		removeIf(amounts, func(name string) bool { return isGPUResource(name) || isHAMi(name) })
 		if len(amounts.Content) == 0 && had > 0 {
 			remove(resources, section)
 		}

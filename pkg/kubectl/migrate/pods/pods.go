@@ -8,6 +8,7 @@ package pods
 import (
 	"bytes"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -175,6 +176,7 @@ func (t *translation) object(n *yaml.Node) (templates [][]byte, changed bool, er
 	w := &workload{translation: t, object: n, title: title(n), path: strings.Join(path, ".")}
 	if !known {
 		w.passOn(n, "", 0)
+		w.flagConfiguration()
 		return nil, false, nil
 	}
 	spec := document.At(n, path...)
@@ -196,6 +198,22 @@ func (t *translation) object(n *yaml.Node) (templates [][]byte, changed bool, er
 		t.changed++
 	}
 	return w.templates, w.changed, nil
+}
+
+// configurationKeys are in configurations of the device plugin, and of mig-parted.
+var configurationKeys = regexp.MustCompile(`(?m)^\s*(sharing|migStrategy|mig-configs):`)
+
+// flagConfiguration tells of a ConfigMap that another command translates.
+func (w *workload) flagConfiguration() {
+	data := document.Get(w.object, "data")
+	if document.Text(w.object, "kind") != "ConfigMap" || data == nil {
+		return
+	}
+	for i := 0; i+1 < len(data.Content); i += 2 {
+		if configurationKeys.MatchString(data.Content[i+1].Value) {
+			w.findings().Lost(w.title+": data["+quote.Name(data.Content[i].Value)+"]", "", "is a configuration, and no pod: translate it with migrate device-plugin or migrate mig-parted")
+		}
+	}
 }
 
 // title names an object in messages.

@@ -5,6 +5,7 @@ package pods
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -227,6 +228,50 @@ func TestTranslateAvoidsNamesInUse(t *testing.T) {
 		}
 		if !bytes.Contains(got.Text, []byte("resourceClaimTemplateName: one-gpu-2")) {
 			t.Errorf("%s: the name one-gpu is used twice:\n%s", name, got.Text)
+		}
+	}
+}
+
+// TestHAMi: what HAMi limits by amounts is an MPS share of that size; the request was kept, and the pod never scheduled.
+func TestHAMi(t *testing.T) {
+	const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n  containers:\n  - name: main\n    resources: {limits: {%s}}\n"
+	for _, test := range []struct {
+		limits string
+		want   []string
+	}{
+		{"nvidia.com/gpu: 1, nvidia.com/gpumem: 3000, nvidia.com/gpucores: 30", []string{"deviceClassName: mps.partage.dev", "memory: 3000Mi", "smPercent: 30"}},
+		{"nvidia.com/gpumem: 3k", []string{"deviceClassName: mps.partage.dev", "memory: 3000Mi"}},
+		{"nvidia.com/gpu: 1, nvidia.com/gpumem: 0", []string{"deviceClassName: gpu.nvidia.com"}},
+	} {
+		for _, keep := range []bool{false, true} {
+			if keep && strings.Contains(test.want[0], "gpu.nvidia.com") {
+				continue
+			}
+			r, err := Translate(fmt.Appendf(nil, pod, test.limits), Options{Driver: "gpu.nvidia.com", GPU: policy.Whole, Shared: policy.TimeSlice, KeepExtendedResources: keep})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, want := range test.want {
+				if !strings.Contains(string(r.Text), want) {
+					t.Errorf("%s: %q is missing:\n%s", test.limits, want, r.Text)
+				}
+			}
+			if _, spec, _ := strings.Cut(string(r.Text), "kind: Pod"); strings.Contains(spec, "gpumem") || strings.Contains(spec, "gpucores") {
+				t.Errorf("%s is still asked for:\n%s", test.limits, r.Text)
+			}
+		}
+	}
+	if _, err := Translate(fmt.Appendf(nil, pod, "nvidia.com/gpumem: much"), Options{Driver: "gpu.nvidia.com", GPU: policy.Whole}); err == nil || !strings.Contains(err.Error(), "must be a whole number") {
+		t.Error(err)
+	}
+}
+
+// TestConfiguration: what is no pod is said to be for another command, and was passed on without a word.
+func TestConfiguration(t *testing.T) {
+	for data, want := range map[string]int{"version: v1\n  sharing:": 1, "mig-configs:": 1, "a: b": 0} {
+		text := "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata:\n  any: |\n    " + strings.ReplaceAll(data, "\n", "\n  ") + "\n"
+		if r, err := Translate([]byte(text), Options{Driver: "gpu.nvidia.com"}); err != nil || len(r.Findings) != want || r.Changed != 0 {
+			t.Errorf("%q: %v, %+v", data, err, r)
 		}
 	}
 }

@@ -85,8 +85,8 @@ func (w *workload) keep(containers []*container, s *selection) bool {
 	}
 	for _, c := range containers {
 		for _, d := range c.demands {
-			if d.isShare(w.options) && d.count > 1 {
-				w.findings().Changed(w.at(c.path+".resources"), d.resource, "only a claim can ask for several shares, so that this pod gets one all the same")
+			if d.isShare(w.options) && d.count > 1 || d.memoryMi+d.percent > 0 {
+				w.findings().Changed(w.at(c.path+".resources"), d.resource, "only a claim can ask for several shares, or for a part of a GPU, so that this pod gets one all the same")
 				return false
 			}
 		}
@@ -154,7 +154,7 @@ func (w *workload) checkMPS(containers []*container) {
 func (w *workload) borrow(c *container, d demand, all []*request, add func(*container, demand) *request) *request {
 	var best *request
 	for _, r := range all {
-		if r.resource == d.resource && r.count >= d.count && (best == nil || r.count < best.count) {
+		if r.resource == d.resource && r.count >= d.count && r.memoryMi >= d.memoryMi && r.percent >= d.percent && (best == nil || r.count < best.count) {
 			best = r
 		}
 	}
@@ -189,7 +189,7 @@ func nameRequests(all []*request) {
 // requestOf makes the request for what a container asks for.
 func (w *workload) requestOf(c *container, d demand, s *selection) manifest.Request {
 	kind, profile := d.device(w.options)
-	if d.resource == resourceGPU {
+	if d.resource == resourceGPU && d.memoryMi+d.percent == 0 {
 		kind, profile = cmp.Or(s.kind, kind), cmp.Or(s.profile, profile)
 		if s.profile != "" && s.kind == "" && kind == policy.Whole {
 			kind = policy.Partition
@@ -198,7 +198,7 @@ func (w *workload) requestOf(c *container, d demand, s *selection) manifest.Requ
 	if d.resource == resourceShared && (s.kind == policy.MPS || s.kind == policy.TimeSlice) {
 		kind = s.kind
 	}
-	r := manifest.Request{Name: c.name, Class: classOf(kind), Count: d.count}
+	r := manifest.Request{Name: c.name, Class: classOf(kind), Count: d.count, MemoryMi: d.memoryMi, SMPercent: d.percent}
 	if profile != "" {
 		r.Selectors = append(r.Selectors, fmt.Sprintf("%s == %s", manifest.Attribute(w.options.Driver, "profile"), quote.CEL(profile)))
 	}
