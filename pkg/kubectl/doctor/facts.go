@@ -15,9 +15,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/pager"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
@@ -70,23 +68,26 @@ func Read(ctx context.Context, client kubernetes.Interface, driver, namespace st
 	default:
 		f.Version = version.GitVersion
 	}
-	if err := read(ctx, f, &f.DaemonSets, daemonSets, namespace, "", func(ctx context.Context, n string, o metav1.ListOptions) (runtime.Object, error) {
-		return client.AppsV1().DaemonSets(n).List(ctx, o)
+	if err := fleet.List(ctx, snapshot, &f.DaemonSets, daemonSets, namespace, func(n string) fleet.Lister[*appsv1.DaemonSetList] {
+		return client.AppsV1().DaemonSets(n).List
 	}); err != nil {
 		return nil, err
 	}
-	listEvents := func(ctx context.Context, n string, o metav1.ListOptions) (runtime.Object, error) {
-		return client.CoreV1().Events(n).List(ctx, o)
-	}
-	var warnings, normal []*corev1.Event
-	if err := read(ctx, f, &warnings, events, namespace, "type="+corev1.EventTypeWarning, listEvents); err != nil {
-		return nil, err
-	}
 	// That something is over is a normal event.
-	if err := read(ctx, f, &normal, events, namespace, "type="+corev1.EventTypeNormal+",reportingComponent="+driver, listEvents); err != nil {
-		return nil, err
+	var all []*corev1.Event
+	for _, selector := range []string{"type=" + corev1.EventTypeWarning, "type=" + corev1.EventTypeNormal + ",reportingComponent=" + driver} {
+		var some []*corev1.Event
+		if err := fleet.List(ctx, snapshot, &some, events, namespace, func(n string) fleet.Lister[*corev1.EventList] {
+			return func(ctx context.Context, o metav1.ListOptions) (*corev1.EventList, error) {
+				o.FieldSelector = selector
+				return client.CoreV1().Events(n).List(ctx, o)
+			}
+		}); err != nil {
+			return nil, err
+		}
+		all = append(all, some...)
 	}
-	f.Events = slices.CompactFunc(byName(append(warnings, normal...)), func(a, b *corev1.Event) bool {
+	f.Events = slices.CompactFunc(byName(all), func(a, b *corev1.Event) bool {
 		return a.Namespace == b.Namespace && a.Name == b.Name
 	})
 	return f, f.readPolicies(ctx, client)
@@ -138,36 +139,6 @@ func (f *Facts) lacks(resource, namespace string, err error) {
 	if !slices.ContainsFunc(f.Missing, func(other fleet.Missing) bool { return other.Resource == resource && other.Namespace == namespace }) {
 		f.Missing = append(f.Missing, m)
 	}
-}
-
-// read lists the objects of all namespaces or, where that is forbidden, of one.
-func read[T runtime.Object](ctx context.Context, f *Facts, into *[]T, resource, namespace, selector string,
-	list func(context.Context, string, metav1.ListOptions) (runtime.Object, error),
-) error {
-	namespaces := []string{metav1.NamespaceAll}
-	if namespace != "" {
-		namespaces = append(namespaces, namespace)
-	}
-	for _, n := range namespaces {
-		*into = nil
-		pages := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return list(ctx, n, o) })
-		err := pages.EachListItem(ctx, metav1.ListOptions{FieldSelector: selector}, func(o runtime.Object) error {
-			one, is := o.(T)
-			if !is {
-				return fmt.Errorf("the list has a %T", o)
-			}
-			*into = append(*into, one)
-			return nil
-		})
-		if !unreadable(err) {
-			if err != nil {
-				return fmt.Errorf("list %s: %w", resource, err)
-			}
-			return nil
-		}
-		f.lacks(resource, n, err)
-	}
-	return nil
 }
 
 func unreadable(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsNotFound(err) }

@@ -81,20 +81,13 @@ func (r *Report) each(s Severity, visit func(Result, Finding)) {
 // unknown names all checks that lack the same at once.
 func (w *writer) unknown(r *Report) {
 	var reasons findings
+	ids := map[string][]string{}
 	r.each(Unknown, func(c Result, one Finding) {
-		reasons.add(Unknown, one.Message, one.Remedy, append([]Ref{{Name: c.ID}}, one.Objects...)...)
+		ids[one.Message] = append(ids[one.Message], c.ID)
+		reasons.add(Unknown, one.Message, one.Remedy, one.Objects...)
 	})
-	for _, reason := range reasons {
-		var ids []string
-		one := Finding{Severity: Unknown, Message: reason.Message, Remedy: reason.Remedy}
-		for _, o := range reason.Objects {
-			if o.Kind == "" {
-				ids = append(ids, o.Name)
-			} else {
-				one.Objects = append(one.Objects, o)
-			}
-		}
-		w.finding(strings.Join(ids, ", "), &one)
+	for i := range reasons {
+		w.finding(strings.Join(ids[reasons[i].Message], ", "), &reasons[i])
 	}
 }
 

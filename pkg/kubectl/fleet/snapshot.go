@@ -166,15 +166,15 @@ func Read(ctx context.Context, client kubernetes.Interface, namespace string) (*
 		return read(ctx, r, &s.TaintRules, ResourceTaintRules, "", resource.DeviceTaintRules().List)
 	})
 	lists.Go(func() error {
-		return readNamespaced(ctx, r, &s.Claims, ResourceClaims, namespace, func(n string) lister[*resourceapi.ResourceClaimList] { return resource.ResourceClaims(n).List })
+		return readNamespaced(ctx, r, &s.Claims, ResourceClaims, namespace, func(n string) Lister[*resourceapi.ResourceClaimList] { return resource.ResourceClaims(n).List })
 	})
 	lists.Go(func() error {
-		return readNamespaced(ctx, r, &s.Templates, ResourceTemplates, namespace, func(n string) lister[*resourceapi.ResourceClaimTemplateList] {
+		return readNamespaced(ctx, r, &s.Templates, ResourceTemplates, namespace, func(n string) Lister[*resourceapi.ResourceClaimTemplateList] {
 			return resource.ResourceClaimTemplates(n).List
 		})
 	})
 	lists.Go(func() error {
-		return readNamespaced(ctx, r, &s.Pods, ResourcePods, namespace, func(n string) lister[*corev1.PodList] { return core.Pods(n).List })
+		return readNamespaced(ctx, r, &s.Pods, ResourcePods, namespace, func(n string) Lister[*corev1.PodList] { return core.Pods(n).List })
 	})
 	if err := lists.Wait(); err != nil {
 		return nil, err
@@ -186,7 +186,8 @@ func Read(ctx context.Context, client kubernetes.Interface, namespace string) (*
 	return s, nil
 }
 
-type lister[L runtime.Object] func(context.Context, metav1.ListOptions) (L, error)
+// Lister asks for a page of objects.
+type Lister[L runtime.Object] func(context.Context, metav1.ListOptions) (L, error)
 
 type reader struct {
 	mu       sync.Mutex
@@ -199,8 +200,14 @@ func (r *reader) lacks(m Missing) {
 	r.snapshot.Missing = append(r.snapshot.Missing, m)
 }
 
+// List adds the objects of one more resource, those of all namespaces or, where that is forbidden, of one. What could not be read is missing
+// in the snapshot.
+func List[T runtime.Object, L runtime.Object](ctx context.Context, s *Snapshot, into *[]T, resource, namespace string, in func(string) Lister[L]) error {
+	return readNamespaced(ctx, &reader{snapshot: s}, into, resource, namespace, in)
+}
+
 // readNamespaced reads the objects of all namespaces or, where that is forbidden, of one.
-func readNamespaced[T runtime.Object, L runtime.Object](ctx context.Context, r *reader, into *[]T, resource, namespace string, in func(string) lister[L]) error {
+func readNamespaced[T runtime.Object, L runtime.Object](ctx context.Context, r *reader, into *[]T, resource, namespace string, in func(string) Lister[L]) error {
 	err := list(ctx, into, in(metav1.NamespaceAll))
 	if !unreadable(err) {
 		return wrapped(err, resource)
@@ -212,7 +219,7 @@ func readNamespaced[T runtime.Object, L runtime.Object](ctx context.Context, r *
 	return read(ctx, r, into, resource, namespace, in(namespace))
 }
 
-func read[T runtime.Object, L runtime.Object](ctx context.Context, r *reader, into *[]T, resource, namespace string, from lister[L]) error {
+func read[T runtime.Object, L runtime.Object](ctx context.Context, r *reader, into *[]T, resource, namespace string, from Lister[L]) error {
 	err := list(ctx, into, from)
 	if unreadable(err) {
 		r.lacks(Missing{Resource: resource, Namespace: namespace, Err: err, Absent: apierrors.IsNotFound(err)})
@@ -222,7 +229,7 @@ func read[T runtime.Object, L runtime.Object](ctx context.Context, r *reader, in
 }
 
 // list reads page by page, from the API server's cache.
-func list[T runtime.Object, L runtime.Object](ctx context.Context, into *[]T, from lister[L]) error {
+func list[T runtime.Object, L runtime.Object](ctx context.Context, into *[]T, from Lister[L]) error {
 	*into = nil
 	pages := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return from(ctx, o) })
 	pages.PageSize = pageSize
