@@ -18,6 +18,8 @@ type cause struct {
 	pods, free bool
 	// wholeNode ones are of a node, although its GPUs have the taint.
 	wholeNode bool
+	// claims says that the driver tells claims only, and not the node.
+	claims bool
 	// command ends it, with the name of the GPU.
 	command string
 	// over is the event of a node that says that it is over. Taints and claims that are gone say so themselves; what users can write says
@@ -51,7 +53,7 @@ var causes = []cause{
 	{taint: "release-pending", event: "GPUReleasePending", severity: Warning, text: "what a claim left could not be removed yet", remedy: "If it lasts, end what the event GPUReleasePending of the node names, often a process that still runs (docs/how-to/troubleshoot.md#leftovers)"},
 	{taint: "opened", event: "GPUOpened", severity: Warning, text: "a process without a claim has its device node open", remedy: "It keeps nobody away; the event GPUOpened of the node names it. An agent of the node belongs into kubeletPlugin.ignoredNamespaces (docs/how-to/free-gpus.md)"},
 	{taint: "cordoned", event: "GPUCordoned", severity: Warning, text: "cordoned by an administrator", command: "kubectl gpu uncordon", remedy: "Uncordon it when what it was cordoned for is done (docs/how-to/troubleshoot.md#cordon-one-gpu)"},
-	{taint: "gone", event: "PartitionGone", severity: Warning, text: "a partition that a claim has was removed", pods: true, free: true, remedy: "Delete the pods, so that they are made again"},
+	{taint: "gone", event: "PartitionGone", severity: Warning, text: "a partition that a claim has was removed", claims: true, pods: true, free: true, remedy: "Delete the pods, so that they are made again"},
 
 	{event: "GPUNotListed", severity: Warning, text: "on the PCI bus, and the NVIDIA driver does not list it", remedy: "Read the kernel log of the node (docs/how-to/troubleshoot.md#a-gpu-is-missing)"},
 	{event: "CordonedGPUUnknown", severity: Warning, text: "the annotation of cordoned GPUs names something that is no GPU", remedy: "Correct it (docs/how-to/troubleshoot.md#cordon-one-gpu)"},

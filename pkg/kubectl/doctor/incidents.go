@@ -165,12 +165,18 @@ func (f *Facts) gpuFindings(all map[place]*incident) (found findings) {
 	return found
 }
 
-// supervisorDown reports whether it is known that the MPS supervisor of a node does not work.
+// supervisorDown reports whether the MPS supervisor of a node is found not to work.
 func (f *Facts) supervisorDown(node string) bool {
 	if f.namespace == "" || f.Hides(pods) {
 		return false
 	}
-	return !slices.ContainsFunc(byNode(f.driverPods(supervisor))[node], ready)
+	at := []Ref{nodeRef(node)}
+	for _, p := range byNode(f.driverPods(supervisor))[node] {
+		at = append(at, refTo("pod", p))
+	}
+	return slices.ContainsFunc(supervisorsReady(f), func(found Finding) bool {
+		return found.Severity == Error && slices.ContainsFunc(at, func(r Ref) bool { return slices.Contains(found.Objects, r) })
+	})
 }
 
 // deletePods returns the commands that delete pods.
@@ -201,7 +207,7 @@ func (f *Facts) hearEvents(t *told, incidents map[place]*incident) {
 		if f.ofNode(e) {
 			f.hearOfNode(t, incidents, e, c)
 		} else if heard[e.Namespace+"/"+e.Reason]++; heard[e.Namespace+"/"+e.Reason] <= maxReasonEvents {
-			f.hearOfClaim(t, e, c)
+			f.hearOfClaim(t, incidents, e, c)
 		}
 	}
 }
@@ -234,12 +240,15 @@ func (f *Facts) hearOfNode(t *told, incidents map[place]*incident, e *corev1.Eve
 	}
 }
 
-// hearOfClaim leaves out what taints tell of GPUs: the node is told, too.
-func (f *Facts) hearOfClaim(t *told, e *corev1.Event, c *cause) {
+// hearOfClaim leaves out what the node is told, too, or what its GPU has a taint for.
+func (f *Facts) hearOfClaim(t *told, incidents map[place]*incident, e *corev1.Event, c *cause) {
 	at := about(e)
+	isTainted := slices.ContainsFunc(f.Holdings, func(h *fleet.Holding) bool {
+		return h.Device != nil && h.Claim.Namespace == at.Namespace && h.Claim.Name == at.Name && incidents[placeOf(h.Device.GPU.Node.Name, h.Device.GPU.PCIBusID, c)] != nil
+	})
 	exists := slices.ContainsFunc(f.Claims, func(c *resourceapi.ResourceClaim) bool { return c.Namespace == at.Namespace && c.Name == at.Name })
 	switch {
-	case c.taint != "":
+	case c.taint != "" && !c.claims || isTainted:
 	case c.past || !exists && !c.outlivesClaim:
 		t.past.addTold(e, c, at, e.Message)
 	default:

@@ -124,6 +124,21 @@ func TestLeftOverProcesses(t *testing.T) {
 	}
 }
 
+// TestPartitionGone: the node is told nothing of a partition that is gone, and only one that was made by hand has the taint.
+func TestPartitionGone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.ofTenant("ResourceClaim", "train-0-gpu", corev1.EventTypeWarning, "PartitionGone", "Device gpu: it was removed.", time.Minute)
+	if c := result(t, w.examine(t), "driver-events"); c.Severity != Warning || len(c.Findings) != 1 {
+		t.Errorf("%+v", c)
+	}
+	d := w.device("gpu-1", "gpu-0000-1b-00-0-mig-1g10gb-6")
+	d.Taints = []resourceapi.DeviceTaint{{Key: driver + "/gone", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	if all := allFindings(w.examine(t)); len(all) != 1 || !slices.Equal(all[0].Commands, []string{"kubectl delete pod -n team train-0"}) {
+		t.Errorf("%+v", all)
+	}
+}
+
 // TestSupervisorDown: that MPS is not available on each GPU of the node has the cause that mps-supervisor finds.
 func TestSupervisorDown(t *testing.T) {
 	t.Parallel()
@@ -134,6 +149,14 @@ func TestSupervisorDown(t *testing.T) {
 	if all := allFindings(w.examine(t)); len(all) != 1 || all[0].Objects[0] != nodeRef("gpu-1") {
 		t.Errorf("%+v", all)
 	}
+	// One that is being replaced is no finding, so that the taints are.
+	w.supervisor("gpu-1").DeletionTimestamp = new(ago(0))
+	w.supervisor("gpu-1").Finalizers = []string{"example.com/wait"}
+	waits(w.supervisor("gpu-1"), "", "")
+	if all := allFindings(w.examine(t)); len(all) != 1 || all[0].Objects[0] != nodeRef("gpu-1") {
+		t.Errorf("%+v", all)
+	}
+	w.supervisor("gpu-1").DeletionTimestamp = nil
 	waits(w.supervisor("gpu-1"), "ErrImagePull", "")
 	if all := allFindings(w.examine(t)); len(all) != 1 || !strings.Contains(all[0].Message, "ErrImagePull") {
 		t.Errorf("%+v", all)
