@@ -17,7 +17,7 @@ const (
 	OutputName = "name"
 )
 
-// CustomColumns, with a specification as kubectl takes it, is a value of -o.
+// CustomColumns begins a value of -o, which goes on as that of kubectl.
 const CustomColumns = "custom-columns="
 
 // Outputs returns all values of -o, those that end with = without what follows.

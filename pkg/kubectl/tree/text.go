@@ -311,20 +311,7 @@ func (p *Pod) text(wide bool) string {
 }
 
 func (r renderer) free(f Free) string {
-	var parts []string
-	if f.Whole {
-		parts = append(parts, "whole GPU")
-	}
-	for i, p := range f.Partitions {
-		text, isLast := fmt.Sprintf("%d × %s", p.Count, p.Profile), i == len(f.Partitions)-1
-		switch {
-		case i == 0 || r.Wide || !f.Whole && isLast && i == 1:
-			parts = append(parts, text)
-		case !f.Whole && isLast:
-			// The smallest and the largest say enough and, where the whole GPU fits, the smallest.
-			parts[len(parts)-1] += " … " + text
-		}
-	}
+	parts := r.partitions(f)
 	for _, s := range f.Shares {
 		parts = append(parts, share(s, f.Whole && !r.Wide))
 	}
@@ -340,6 +327,23 @@ func (r renderer) free(f Free) string {
 		return r.Paint(printer.Warn, "fits: unknown, at most "+strings.Join(parts, " | "))
 	}
 	return r.Paint(printer.Good, "fits: "+strings.Join(parts, " | "))
+}
+
+// partitions says which fit: the smallest and the largest say enough and, where the whole GPU fits, the smallest.
+func (r renderer) partitions(f Free) (parts []string) {
+	if f.Whole {
+		parts = append(parts, "whole GPU")
+	}
+	for i, p := range f.Partitions {
+		text, isLast := fmt.Sprintf("%d × %s", p.Count, p.Profile), i == len(f.Partitions)-1
+		switch {
+		case i == 0 || r.Wide || !f.Whole && isLast && i == 1:
+			parts = append(parts, text)
+		case !f.Whole && isLast:
+			parts[len(parts)-1] += " … " + text
+		}
+	}
+	return parts
 }
 
 // share says what is left of a shared device, and in short only how many fit.

@@ -150,36 +150,9 @@ func (w *workload) readDemands(c *container) error {
 			continue
 		}
 		for i := 0; i+1 < len(amounts.Content); i += 2 {
-			name, value := amounts.Content[i].Value, amounts.Content[i+1]
-			at := "resources." + section + "[" + quote.Name(name) + "]"
-			if isHAMi(name) {
-				size, err := resource.ParseQuantity(value.Value)
-				if err != nil || size.Value() < 0 || size.Value() > maxHAMi {
-					return fmt.Errorf("%s: Invalid value: %s: must be a whole number from 0 on", at, quote.Text(value.Value))
-				}
-				if _, twice := seen[name]; !twice {
-					w.findings().Changed(w.at(c.path+"."+at), value.Value, "is what the MPS share has of memory, in Mi, or of the multiprocessors, in percent")
-				}
-				seen[name] = int(size.Value())
-				continue
-			}
-			if !isGPUResource(name) {
-				if strings.HasPrefix(name, domain) {
-					w.findings().Lost(w.at(c.path+"."+at), value.Value, "no device class of Partage has this resource; the request is kept")
-				}
-				continue
-			}
-			count, err := amount(value)
-			if err != nil {
-				return fmt.Errorf("%s: Invalid value: %s: %w", at, quote.Text(value.Value), err)
-			}
-			before, twice := seen[name]
-			if twice && before != count {
-				return fmt.Errorf("%s: Invalid value: %d: must be the same as in limits, %d", at, count, before)
-			}
-			seen[name] = count
-			if !twice && count > 0 {
-				c.demands = append(c.demands, demand{resource: name, count: count})
+			name := amounts.Content[i].Value
+			if err := w.readAmount(c, seen, name, amounts.Content[i+1], "resources."+section+"["+quote.Name(name)+"]"); err != nil {
+				return err
 			}
 		}
 	}
@@ -188,6 +161,40 @@ func (w *workload) readDemands(c *container) error {
 		if wrong := validation.IsDNS1123Label(c.name); len(wrong) > 0 {
 			return fmt.Errorf("name: Invalid value: %s: %s", quote.Text(c.name), wrong[0])
 		}
+	}
+	return nil
+}
+
+// readAmount reads what a container asks for of one resource.
+func (w *workload) readAmount(c *container, seen map[string]int, name string, value *yaml.Node, at string) error {
+	before, twice := seen[name]
+	switch {
+	case isHAMi(name):
+		size, whole := wholeNumber(value)
+		if !whole || size > maxHAMi {
+			return fmt.Errorf("%s: Invalid value: %s: must be a whole number from 0 on", at, quote.Text(value.Value))
+		}
+		if !twice {
+			w.findings().Changed(w.at(c.path+"."+at), value.Value, "is what the MPS share has of memory, in Mi, or of the multiprocessors, in percent")
+		}
+		seen[name] = int(size)
+		return nil
+	case !isGPUResource(name):
+		if strings.HasPrefix(name, domain) {
+			w.findings().Lost(w.at(c.path+"."+at), value.Value, "no device class of Partage has this resource; the request is kept")
+		}
+		return nil
+	}
+	count, err := amount(value)
+	if err != nil {
+		return fmt.Errorf("%s: Invalid value: %s: %w", at, quote.Text(value.Value), err)
+	}
+	if twice && before != count {
+		return fmt.Errorf("%s: Invalid value: %d: must be the same as in limits, %d", at, count, before)
+	}
+	seen[name] = count
+	if !twice && count > 0 {
+		c.demands = append(c.demands, demand{resource: name, count: count})
 	}
 	return nil
 }
@@ -208,19 +215,24 @@ func (c *container) limit(memoryMi, percent int) {
 	c.demands[at].memoryMi, c.demands[at].percent = memoryMi, percent
 }
 
-// amount reads a whole number of devices.
-func amount(n *yaml.Node) (int, error) {
-	const want = "must be a whole number of devices from 0 on"
+// wholeNumber reads one from 0 on. What is written with an exponent may be too large to be looked at.
+func wholeNumber(n *yaml.Node) (int64, bool) {
 	if n.Kind != yaml.ScalarNode || len(n.Value) > 20 || strings.ContainsAny(n.Value, "eE") {
-		return 0, errors.New(want)
+		return 0, false
 	}
 	quantity, err := resource.ParseQuantity(n.Value)
 	if err != nil {
-		return 0, errors.New(want)
+		return 0, false
 	}
-	count, whole := quantity.AsInt64()
-	if !whole || count < 0 {
-		return 0, errors.New(want)
+	number, whole := quantity.AsInt64()
+	return number, whole && number >= 0
+}
+
+// amount reads a whole number of devices.
+func amount(n *yaml.Node) (int, error) {
+	count, whole := wholeNumber(n)
+	if !whole {
+		return 0, errors.New("must be a whole number of devices from 0 on")
 	}
 	if count > maxDevices {
 		return 0, fmt.Errorf("a claim has %d devices at most; divide the pod, or give it several claims by hand", maxDevices)

@@ -261,8 +261,10 @@ func TestHAMi(t *testing.T) {
 			}
 		}
 	}
-	if _, err := Translate(fmt.Appendf(nil, pod, "nvidia.com/gpumem: much"), Options{Driver: "gpu.nvidia.com", GPU: policy.Whole}); err == nil || !strings.Contains(err.Error(), "must be a whole number") {
-		t.Error(err)
+	for _, wrong := range []string{"much", "1e999999999", "-1", "99999999999"} {
+		if _, err := Translate(fmt.Appendf(nil, pod, "nvidia.com/gpumem: "+wrong), Options{Driver: "gpu.nvidia.com", GPU: policy.Whole}); err == nil || !strings.Contains(err.Error(), "must be a whole number") {
+			t.Errorf("%s: %v", wrong, err)
+		}
 	}
 }
 
