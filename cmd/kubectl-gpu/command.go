@@ -78,8 +78,8 @@ func newCommand(streams genericiooptions.IOStreams) *cobra.Command {
 		Long: `See GPUs and what they are used for, ask why a pod waits, choose how to share.
 
 All commands but cordon and uncordon only read. They have the rights that you have; where one is
-missing, they name it and say what is unknown without it. The flags of kubectl options that choose cluster and user work
-here, too.
+missing, they name it and say what is unknown without it. The flags of kubectl options that
+choose cluster and user work here, too.
 
 Exit codes: 0 done, and nothing is wrong; 1 the command failed; 2 it worked and found something:
 a claim that cannot be allocated, a claim that is idle, a finding of doctor.`,
