@@ -245,11 +245,14 @@ var conditionTexts = map[device.Reason]conditionText{
 	device.ReleasePending: {over: "what ended claims had left is released"},
 }
 
+// evictedText: what takes pods with claims away does not see extended resources (kubernetes#141290).
+const evictedText = "Pods that use it are evicted; delete those that ask for nvidia.com/gpu"
+
 // adminText is the text of an event about the node.
 func adminText(c device.Condition) string {
 	evicted := ""
 	if c.EffectInForce() == policy.EffectNoExecute {
-		evicted = "Pods that use it are evicted"
+		evicted = evictedText
 	}
 	return sentences(withoutAddress(c.Message, c.PCIAddress), evicted, conditionTexts[c.Reason].admin)
 }
@@ -267,7 +270,7 @@ func usersText(c device.Condition) string {
 	text := conditionTexts[c.Reason]
 	advice := text.advice
 	if c.EffectInForce() == policy.EffectNoExecute {
-		advice = "Pods that use it are evicted"
+		advice = evictedText
 	}
 	return sentences(text.users+" ("+withoutAddress(c.Message, c.PCIAddress)+")", advice)
 }

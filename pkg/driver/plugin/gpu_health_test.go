@@ -138,8 +138,8 @@ func TestTextsByEffect(t *testing.T) {
 		"GPURecovered" + at + "the GPU runs at full speed again.",
 		"hit: GPURecovered: Device A: the GPU runs at full speed again. Processes that have failed must be restarted.",
 		"spared: GPURecovered: Device B: the GPU runs at full speed again. Processes that have failed must be restarted.",
-		"GPUXID" + at + "XID 95 (a name). Reset it. Pods that use it are evicted.",
-		"hit: GPUXID: Device A: the driver has reported an error of the GPU (XID 95 (a name). Reset it). Pods that use it are evicted.",
+		"GPUXID" + at + "XID 95 (a name). Reset it. Pods that use it are evicted; delete those that ask for nvidia.com/gpu.",
+		"hit: GPUXID: Device A: the driver has reported an error of the GPU (XID 95 (a name). Reset it). Pods that use it are evicted; delete those that ask for nvidia.com/gpu.",
 		"GPURecovered" + at + "the error is over. Devices are offered again.",
 		"hit: GPURecovered: Device A: the error is over. Processes that have failed must be restarted.",
 	}

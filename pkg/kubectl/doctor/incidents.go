@@ -296,7 +296,7 @@ func subjectsOf(message string) (addresses []string, text string) {
 }
 
 // evicted is what the driver says of NoExecute. Kubernetes does not evict all, and those that it has evicted are not among the pods.
-const evicted = " Pods that use it are evicted."
+const evicted = " Pods that use it are evicted; delete those that ask for nvidia.com/gpu."
 
 // gpuAt returns a GPU that is published, or nil.
 func (f *Facts) gpuAt(node, address string) *fleet.GPU {
