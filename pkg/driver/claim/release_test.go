@@ -200,7 +200,7 @@ func TestReleasedWhileSpecIsWritten(t *testing.T) {
 					if damaged {
 						damage(t, m, "u1")
 					}
-					mustUnprepare(t, releaser, "u1")
+					unprepareWithoutGPU(t.Context(), t, releaser)
 				})
 				b.hooks(func(effect string) error {
 					if effect == "write spec" {
@@ -215,5 +215,35 @@ func TestReleasedWhileSpecIsWritten(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// unprepareWithoutGPU releases u1 while somebody has the lock of its GPU, for which the release has no time.
+func unprepareWithoutGPU(ctx context.Context, t *testing.T, m *Manager) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+	defer cancel()
+	if err := m.Unprepare(ctx, "u1"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestReleaseOfEarlierPodWhileSpecIsWritten: the spec that a younger call writes stays, also where the disk says that the call's last write
+// has failed, and it has not.
+func TestReleaseOfEarlierPodWhileSpecIsWritten(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	earlier := arrivedAt(t.Context(), b.clock())
+	release := sync.OnceFunc(func() { unprepareWithoutGPU(earlier, t, m) })
+	b.hooks(func(effect string) error {
+		if effect == "write spec" {
+			release()
+		}
+		return nil
+	}, failTimes("mark prepared", 1, errFault))
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	if b.spec("u1") == nil {
+		t.Errorf("the claim is prepared and has no spec: %q", b.seen())
 	}
 }

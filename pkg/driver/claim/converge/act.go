@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -27,8 +28,9 @@ type work struct {
 	// seen are the observations that the task follows from, by PCI address, with the instances and sessions that it has made.
 	seen map[string]*observation
 	task rules.Task
-	// ids are the qualified names of devices in the CDI spec that was written.
-	ids map[string]string
+	// ids are the qualified names of devices in the CDI spec that was written, and arrived is when the call arrived that wants it.
+	ids     map[string]string
+	arrived time.Duration
 }
 
 // act carries out a task: all of it in order, until something fails. A refusal is an action that had definitely no
@@ -128,7 +130,7 @@ func (w *work) do(ctx context.Context, actions []rules.Action) error {
 	case rules.Start, rules.Announce, rules.Unstart, rules.MarkLost, rules.MarkPrepared:
 		end := steptime.Of(ctx).Begin(steptime.Journal)
 		err := w.note(actions)
-		if end(); err != nil && w.ids != nil && w.Store.Released(a.Claim, w.record(a).Arrived) {
+		if end(); err != nil && w.ids != nil && w.Store.Released(a.Claim, w.arrived) {
 			// The release did not wait for the GPU, and may have removed the spec before it was written.
 			err = errors.Join(err, w.Specs.Remove(ctx, a.Claim))
 		}

@@ -202,7 +202,10 @@ func (w *work) writeSpec(ctx context.Context, a rules.Action) (err error) {
 	if err != nil {
 		return err
 	}
-	if w.call(a.Claim) == nil {
+	w.arrived = r.Arrived
+	if call := w.call(a.Claim); call != nil {
+		w.arrived = call.Wanted.Arrived // the record may be older
+	} else {
 		// Nobody ends this when the claim is released: the driver's folder must not keep the GPU.
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, specsTime)
