@@ -278,7 +278,9 @@ func (o *orphans) keep(ctx context.Context, r *record.Record) (err error) {
 			err = cmp.Or(err, failed)
 		}
 	}
-	o.note(r.Claim.UID, func(i *inquiry) { i.kept = kept })
+	if kept != nil || err == nil { // what was known last still counts
+		o.note(r.Claim.UID, func(i *inquiry) { i.kept = kept })
+	}
 	return err
 }
 

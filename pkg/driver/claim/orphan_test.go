@@ -171,6 +171,10 @@ func TestOrphanWithPods(t *testing.T) {
 	running, unknown = "", errors.New("no answer")
 	wantError(t, reconcile(t, m), "claim u1", "no answer")
 	b.wantState(t, "nobody knows", before)
+	b.wantStatements(m, []string{"u1 OrphanedClaimInUse", "train-0"}) // what was known last
+	if diff := cmp.Diff([]string{"release-pending " + pciC + " whole"}, findings(m.Survey(t.Context()))); diff != "" {
+		t.Errorf("nobody knows whether it is free: -want +got:\n%s", diff)
+	}
 	unknown = nil
 	mustReconcile(t, m)
 	b.wantNothing()
