@@ -126,9 +126,9 @@ func (k *knownGPUs) conditions() []device.Condition {
 	return append(all, k.missing...)
 }
 
-// isTrouble reports whether a GPU fails, so that what was discovered may not hold any more.
+// isTrouble reports whether a GPU fails, or has failed since the last discovery began, so that what was discovered may not hold any more.
 func (k *knownGPUs) isTrouble(surveyed device.Status) bool {
-	return k.driverGone != nil || len(k.missing) > 0 || slices.ContainsFunc(surveyed.Conditions, isFailure)
+	return k.driverGone != nil || len(k.missing) > 0 || len(k.back) > 0 || slices.ContainsFunc(surveyed.Conditions, isFailure)
 }
 
 // uuids are those of all GPUs by PCI address.

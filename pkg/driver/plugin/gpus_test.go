@@ -103,6 +103,22 @@ func TestWhenToDiscover(t *testing.T) {
 	}
 }
 
+// TestDiscoverAfterDropped: a GPU against which the last discovery's word was dropped is discovered again soon: a survey may not see what is
+// wrong with it.
+func TestDiscoverAfterDropped(t *testing.T) {
+	t.Parallel()
+	known := newKnown(t)
+	known.take(t.Context(), testNodeWith(firstGPU, secondGPU))
+	known.compare(lost(secondGPU), device.Status{})
+	known.take(t.Context(), withBroken(testNodeWith(firstGPU), broken(secondGPU, gpu.ErrLost)))
+	if got := known.conditions(); len(got) > 0 {
+		t.Errorf("a survey has found it to work since the discovery began: %+v", got)
+	}
+	if !known.isTrouble(device.Status{}) {
+		t.Error("the next discovery is as far away as if nothing were wrong")
+	}
+}
+
 func TestDriverGoneAndBack(t *testing.T) {
 	t.Parallel()
 	known := newKnown(t)
