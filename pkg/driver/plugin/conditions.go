@@ -33,15 +33,19 @@ func keyOf(c device.Condition) conditionKey {
 	return key
 }
 
-// join keeps the first of several conditions with the same key. The policy decides about effects that are not decided yet, if it has
-// any for the reason.
+// join keeps one of several conditions with the same key: the first that also concerns partitions, if any does, or else the first. The
+// policy decides about effects that are not decided yet, if it has any for the reason.
 func join(reaction *policy.Health, all ...[]device.Condition) (joined []device.Condition) {
-	seen := map[conditionKey]bool{}
+	at := map[conditionKey]int{}
 	for _, c := range slices.Concat(all...) {
-		if key := keyOf(c); !seen[key] {
-			seen[key] = true
-			c.Effect = cmp.Or(c.Effect, reaction.Conditions[string(c.Reason)])
-			joined = append(joined, c)
+		c.Effect = cmp.Or(c.Effect, reaction.Conditions[string(c.Reason)])
+		key := keyOf(c)
+		i, found := at[key]
+		switch {
+		case !found:
+			at[key], joined = len(joined), append(joined, c)
+		case joined[i].Undivided && !c.Undivided:
+			joined[i] = c
 		}
 	}
 	return joined

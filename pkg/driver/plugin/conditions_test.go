@@ -83,6 +83,18 @@ func TestConditionsAreReportedOnce(t *testing.T) {
 	}
 }
 
+// TestWiderConditionCounts: of two conditions with one cause and place the one that concerns more devices holds, in any order.
+func TestWiderConditionCounts(t *testing.T) {
+	t.Parallel()
+	narrow := device.Condition{PCIAddress: firstGPU, Reason: device.ReleasePending, Undivided: true, Message: "a record cannot be read"}
+	wide := device.Condition{PCIAddress: firstGPU, Reason: device.ReleasePending, Message: "a claim has all of it"}
+	for _, both := range [][]device.Condition{{narrow, wide}, {wide, narrow}} {
+		if diff := cmp.Diff([]device.Condition{wide}, join(&noPolicy.Health, both)); diff != "" {
+			t.Errorf("-want +got:\n%s", diff)
+		}
+	}
+}
+
 func TestEventReason(t *testing.T) {
 	t.Parallel()
 	for reason, want := range map[device.Reason]string{
