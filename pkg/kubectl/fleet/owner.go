@@ -13,10 +13,10 @@ import (
 )
 
 // OwnerOf returns the kind and name of what a pod belongs to. That of a Deployment's ReplicaSet
-// is its name without the hash that the pod's label has. The pod's author writes it: what is no name of an object goes into no command.
+// is its name without the hash that the pod's label has. The pod's author writes both: what is no kind, or no name of an object, goes into no command.
 func OwnerOf(p *corev1.Pod) (kind, name string) {
 	owner := metav1.GetControllerOf(p)
-	if owner == nil || len(validation.IsDNS1123Subdomain(owner.Name)) > 0 {
+	if owner == nil || len(validation.IsDNS1123Subdomain(owner.Name)) > 0 || len(validation.IsDNS1035Label(strings.ToLower(owner.Kind))) > 0 {
 		return "", ""
 	}
 	hash := p.Labels[appsv1.DefaultDeploymentUniqueLabelKey]
