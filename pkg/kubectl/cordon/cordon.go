@@ -10,17 +10,20 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/retry"
 
+	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 )
@@ -104,7 +107,9 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, c
 		}
 		node, address, _ := strings.Cut(name, "/")
 		if g != nil {
-			name, address = g.Path(), g.PCIBusID
+			if name, address = g.Path(), g.PCIBusID; address == "" {
+				return fmt.Errorf("%s: it has no PCI address, by which the driver would know it", name)
+			}
 		}
 		changed, listed, writeErr := ch.write(ctx, client, node, address)
 		if writeErr != nil {
@@ -113,7 +118,13 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, c
 		if g == nil && !listed {
 			return err // it is none, and nobody has written it either
 		}
-		fmt.Fprintln(o.Out, ch.said(name, changed))
+		text := ch.said(name, changed)
+		if ch.cordon && !changed && !slices.ContainsFunc(g.Devices, func(d *fleet.Device) bool {
+			return slices.ContainsFunc(d.Published.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == m.Driver+"/cordoned" })
+		}) {
+			text += ", but its devices have no taint yet: kubectl gpu doctor says whether the driver runs"
+		}
+		fmt.Fprintln(o.Out, text)
 		if ch.cordon {
 			fmt.Fprint(o.Out, who(m, g))
 		}
@@ -161,7 +172,9 @@ func (ch change) annotation(node *corev1.Node, address string) (value *string, l
 	all := fleet.CordonedGPUs(node)
 	// nvidia-smi prints a domain of eight digits, and the driver takes it.
 	rest := slices.DeleteFunc(slices.Clone(all), func(name string) bool {
-		return strings.EqualFold(name, address) || strings.EqualFold(name, "0000"+address)
+		// It takes no short address, but cordon prints one.
+		isShort := strings.EqualFold(fleet.ShortAddress(name), fleet.ShortAddress(address))
+		return strings.EqualFold(name, address) || strings.EqualFold(name, "0000"+address) || isShort && !ch.cordon
 	})
 	listed = len(rest) < len(all)
 	if ch.cordon {
@@ -186,7 +199,7 @@ func (ch change) said(name string, changed bool) string {
 	case ch.dryRun != dryRunNone && changed:
 		text += map[string]string{dryRunClient: " (dry run)", dryRunServer: " (server dry run)"}[ch.dryRun]
 	case ch.cordon && changed:
-		text += ": no new pods get it, and those that run stay."
+		text += ": once the driver has seen it, no new pods get it unless they tolerate the taint. Those that run stay."
 	}
 	return text
 }
@@ -194,27 +207,35 @@ func (ch change) said(name string, changed bool) string {
 // who says who must end before a GPU can be reset: all who have a part of it, observers included.
 func who(m *fleet.Model, g *fleet.GPU) string {
 	const others = "Programs without a claim, such as monitoring, are not seen here. How to reset it: docs/how-to/troubleshoot.md#how-to-reset-a-gpu\n"
-	pods, claims := map[types.NamespacedName]string{}, map[types.NamespacedName]bool{}
-	for _, d := range g.Devices {
-		for _, h := range d.Holdings {
-			ns := h.Claim.Namespace
-			if len(h.Claim.Status.ReservedFor) == 0 {
-				claims[types.NamespacedName{Namespace: ns, Name: h.Claim.Name}] = true
+	// users are those to delete, with what makes them anew.
+	users := map[user]string{}
+	for _, h := range m.Holdings {
+		// A device that no slice has any more says by its name of which GPU it was.
+		was := h.Device == nil && h.Result.Pool == g.Devices[0].Pool && device.AddressIn(h.Result.Device) == g.PCIBusID
+		if !was && (h.Device == nil || h.Device.GPU != g) {
+			continue
+		}
+		ns := h.Claim.Namespace
+		if len(h.Claim.Status.ReservedFor) == 0 {
+			users[user{"resourceclaim", ns, h.Claim.Name}] = ""
+		}
+		for _, u := range h.Claim.Status.ReservedFor {
+			resource := "pod"
+			if u.APIGroup != "" || u.Resource != "pods" {
+				resource = strings.TrimRight(u.Resource+"."+u.APIGroup, ".")
 			}
-			for _, u := range h.Claim.Status.ReservedFor {
-				pods[types.NamespacedName{Namespace: ns, Name: u.Name}] = ""
-			}
-			for _, p := range h.Pods {
-				kind, owner := fleet.OwnerOf(p)
-				pods[types.NamespacedName{Namespace: ns, Name: p.Name}] = strings.TrimSpace(kind + " " + owner)
-			}
+			users[user{resource, ns, u.Name}] = ""
+		}
+		for _, p := range h.Pods {
+			kind, owner := fleet.OwnerOf(p)
+			users[user{"pod", ns, p.Name}] = strings.TrimSpace(kind + " " + owner)
 		}
 	}
 	unknown := ""
 	if m.Hides(fleet.ResourceClaims) {
 		unknown = fmt.Sprintf("Who uses %s is unknown, as far as claims may not be read.\n", g.Label())
 	}
-	if len(pods)+len(claims) == 0 {
+	if len(users) == 0 {
 		if unknown == "" {
 			unknown = fmt.Sprintf("No claim has a device of %s. ", g.Label())
 		}
@@ -222,26 +243,19 @@ func who(m *fleet.Model, g *fleet.GPU) string {
 	}
 	var text strings.Builder
 	fmt.Fprintf(&text, "Before %s can be reset, these must end:\n", g.Label())
-	for _, p := range sorted(pods) {
-		line := fmt.Sprintf("    kubectl delete pod -n %s %s", p.Namespace, p.Name)
-		if owner := pods[p]; owner != "" {
+	for _, u := range slices.SortedFunc(maps.Keys(users), user.compare) {
+		line := fmt.Sprintf("    kubectl delete %s -n %s %s", u.resource, u.namespace, u.name)
+		if owner := users[u]; owner != "" {
 			line = fmt.Sprintf("%-44s # %s makes it anew, not on this GPU", line, owner)
 		}
 		text.WriteString(line + "\n")
 	}
-	for _, c := range sorted(claims) {
-		fmt.Fprintf(&text, "    kubectl delete resourceclaim -n %s %s\n", c.Namespace, c.Name)
-	}
 	return text.String() + unknown + others
 }
 
-func sorted[T any](names map[types.NamespacedName]T) []types.NamespacedName {
-	var all []types.NamespacedName
-	for n := range names {
-		all = append(all, n)
-	}
-	slices.SortFunc(all, func(a, b types.NamespacedName) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	})
-	return all
+// user is what a claim is for, or a claim that is for nothing.
+type user struct{ resource, namespace, name string }
+
+func (u user) compare(other user) int {
+	return cmp.Or(cmp.Compare(u.resource, other.resource), cmp.Compare(u.namespace, other.namespace), cmp.Compare(u.name, other.name))
 }

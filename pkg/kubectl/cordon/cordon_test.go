@@ -245,3 +245,64 @@ func TestObservers(t *testing.T) {
 		t.Errorf("%v, got:\n%s", err, out)
 	}
 }
+
+// TestUnpublishedDevice: a partition that no slice has any more is of its GPU all the same, and its pod must end.
+func TestUnpublishedDevice(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, "")
+	claim := c.Claim("team", "old")
+	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{
+		{Driver: fleettest.Driver, Pool: "n1", Device: "gpu-0000-28-00-0-mig-1g5gb-3"},
+	}}}
+	c.Run(claim, "n1")
+	c.serve()
+	if out, err := c.run(t, true, dryRunNone, "n1/1"); err != nil || !strings.Contains(out, "kubectl delete pod -n team old") || strings.Contains(out, "No claim") {
+		t.Errorf("%v, got:\n%s", err, out)
+	}
+}
+
+// TestOtherUsers: a claim can be reserved for what is no pod.
+func TestOtherUsers(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, "")
+	for _, claim := range c.Claims {
+		claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "workers", UID: "x"}}
+	}
+	c.serve()
+	if out, err := c.run(t, true, dryRunNone, "n1/0"); err != nil || !strings.Contains(out, "kubectl delete podgroups.scheduling.k8s.io -n team workers") || strings.Contains(out, "delete pod ") {
+		t.Errorf("%v, got:\n%s", err, out)
+	}
+}
+
+// TestUncordonLost: a GPU that no slice has any more is uncordoned by the name that cordon gave it.
+func TestUncordonLost(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, "0000:99:00.0, 0000:1b:00.0")
+	for _, name := range []string{"n1/99:00", "n1/0000:99:00.0"} {
+		if out, err := c.run(t, false, dryRunClient, name); err != nil || !strings.Contains(out, name+" uncordoned (dry run)") {
+			t.Errorf("%v, got:\n%s", err, out)
+		}
+	}
+	if _, err := c.run(t, false, dryRunNone, "n1/99:00"); err != nil || c.annotation(t) != "0000:1b:00.0" {
+		t.Errorf("%v, %q", err, c.annotation(t))
+	}
+	// The driver takes no short addresses, so that nothing is cordoned.
+	c = newCluster(t, "28:00")
+	if out, err := c.run(t, true, dryRunNone, "n1/28:00"); err != nil || strings.Contains(out, "already") || !strings.Contains(c.annotation(t), "0000:28:00.0") {
+		t.Errorf("%v, %q, got:\n%s", err, c.annotation(t), out)
+	}
+}
+
+// TestNoAddress: what the annotation cannot name cannot be cordoned.
+func TestNoAddress(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, "")
+	c.Slices = []*resourceapi.ResourceSlice{{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: resourceapi.ResourceSliceSpec{
+		Driver: fleettest.Driver, NodeName: new("n1"), Pool: resourceapi.ResourcePool{Name: "n1", Generation: 1, ResourceSliceCount: 1},
+		Devices: []resourceapi.Device{{Name: "gpu-0"}},
+	}}}
+	c.serve()
+	if out, err := c.run(t, true, dryRunNone, "n1/0"); err == nil || strings.Contains(out, "cordoned") {
+		t.Errorf("%v, got:\n%s", err, out)
+	}
+}
