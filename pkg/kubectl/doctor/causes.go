@@ -92,7 +92,7 @@ func causeOfEvent(reason string) *cause {
 	if c := causeOf(func(c *cause) bool { return c.event == reason }); c != nil {
 		return c
 	}
-	return &cause{event: reason, severity: Warning, text: reason, remedy: "Do what the event says; docs/how-to/troubleshoot.md goes by its name"}
+	return &cause{severity: Warning, text: said(reason), remedy: "Do what the event says; docs/how-to/troubleshoot.md goes by its name"}
 }
 
 // family is the cause under which a GPU has an incident.

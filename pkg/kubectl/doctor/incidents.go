@@ -30,7 +30,8 @@ var (
 // recentTime is how long an event counts. API servers keep events for an hour by default.
 const recentTime = time.Hour
 
-// maxReasonEvents is how many events of one reason about claims of a namespace are looked at: its users can write as many as they want.
+// maxReasonEvents is how many events of one reason about claims of a namespace are looked at, and of all reasons that are not known: its users
+// can write as many as they want.
 const maxReasonEvents = 3
 
 // told is what the driver says with taints and events: one finding for each place and cause.
@@ -206,7 +207,7 @@ func (f *Facts) hearEvents(t *told, incidents map[place]*incident) {
 		}
 		if f.ofNode(e) {
 			f.hearOfNode(t, incidents, e, c)
-		} else if heard[e.Namespace+"/"+e.Reason]++; heard[e.Namespace+"/"+e.Reason] <= maxReasonEvents {
+		} else if heard[e.Namespace+"/"+c.event]++; heard[e.Namespace+"/"+c.event] <= maxReasonEvents {
 			f.hearOfClaim(t, incidents, e, c)
 		}
 	}
@@ -228,16 +229,25 @@ func (f *Facts) hearOfNode(t *told, incidents map[place]*incident, e *corev1.Eve
 		}
 		switch {
 		case in != nil:
-			in.said = cmp.Or(in.said, text)
+			in.said = cmp.Or(in.said, said(text))
 			if in.since == nil {
 				in.since = &e.FirstTimestamp
 			}
-		case c.taint != "" || c.broken || g != nil || c.past || f.isOver(e, c):
+		case g != nil || c.past || f.isOver(e, c) || f.isGone(node):
+			t.past.addTold(e, c, about, text)
+		case c.taint == "" && !c.broken:
+			t.others.addTold(e, c, about, text)
+		case address == "" && f.publishes(node):
 			t.past.addTold(e, c, about, text)
 		default:
-			t.others.addTold(e, c, about, text)
+			t.others.addTold(e, c, about, "No ResourceSlice has it, so that it is unknown whether this is over. "+text)
 		}
 	}
+}
+
+// isGone reports whether the cluster has no such node any more.
+func (f *Facts) isGone(node string) bool {
+	return !f.Hides(nodes) && !slices.ContainsFunc(f.Snapshot.Nodes, func(n *corev1.Node) bool { return n.Name == node })
 }
 
 // hearOfClaim leaves out what the node is told, too, or what its GPU has a taint for.
@@ -249,7 +259,7 @@ func (f *Facts) hearOfClaim(t *told, incidents map[place]*incident, e *corev1.Ev
 	exists := slices.ContainsFunc(f.Claims, func(c *resourceapi.ResourceClaim) bool { return c.Namespace == at.Namespace && c.Name == at.Name })
 	switch {
 	case c.taint != "" && !c.claims || isTainted:
-	case c.past || !exists && !c.outlivesClaim:
+	case c.past || !exists && !c.outlivesClaim && !f.Hides(claims):
 		t.past.addTold(e, c, at, e.Message)
 	default:
 		t.others.addTold(e, c, at, e.Message)
@@ -342,8 +352,8 @@ func newestFirst(all []*corev1.Event) []*corev1.Event {
 	return sorted
 }
 
-// about returns the object of an event.
+// about returns the object of an event. Who writes the event may have made up kind and name.
 func about(e *corev1.Event) Ref {
 	o := e.InvolvedObject
-	return Ref{Kind: strings.ToLower(o.Kind), Namespace: o.Namespace, Name: o.Name}
+	return Ref{Kind: said(strings.ToLower(o.Kind)), Namespace: o.Namespace, Name: said(o.Name)}
 }

@@ -226,3 +226,38 @@ func TestCordoned(t *testing.T) {
 		t.Errorf("%+v, %v", g, err)
 	}
 }
+
+// TestUnpublishedIsNotOver: no taint says that a fault is over only where there is something to taint.
+func TestUnpublishedIsNotOver(t *testing.T) {
+	t.Parallel()
+	for name, hide := range map[string]func(*world){
+		"the GPU":                func(w *world) { w.events[0].Message = "GPU 0000:99:00.0: the GPU is lost." },
+		"all GPUs of the node":   func(w *world) { w.withoutSlices("gpu-1") },
+		"slices may not be read": func(w *world) { w.forbidden["resourceslices"] = true },
+		"all, of a whole node":   func(w *world) { w.withoutSlices("gpu-1"); w.events[0].Reason = "MPSUnavailable" },
+	} {
+		w := newWorld(t)
+		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPULost", "GPU 0000:1b:00.0: the GPU is lost.", 30*time.Minute)
+		hide(w)
+		r := w.examine(t)
+		if c := result(t, r, "driver-events"); len(r.History) > 0 || c.Severity == OK {
+			t.Errorf("%s: %+v, %+v", name, c, r.History)
+		}
+	}
+	w := newWorld(t)
+	w.event("Node", "gone", driver, corev1.EventTypeWarning, "GPULost", "GPU 0000:1b:00.0: the GPU is lost.", 30*time.Minute)
+	if r := w.examine(t); len(r.History) != 1 || len(allFindings(r)) > 0 {
+		t.Errorf("a node that is gone: %+v", r)
+	}
+}
+
+// TestUnseenClaimIsNotOver: a claim that may not be read is not gone.
+func TestUnseenClaimIsNotOver(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.ofTenant("ResourceClaim", "train-0-gpu", corev1.EventTypeWarning, "MPSServerLost", "It was lost.", 20*time.Minute)
+	w.forbidden["resourceclaims"] = true
+	if r := w.examine(t); len(r.History) > 0 || result(t, r, "driver-events").Severity != Warning {
+		t.Errorf("%+v", r)
+	}
+}

@@ -4,6 +4,7 @@
 package doctor
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
 )
 
 // ofTenant is an event that a tenant may create: in its own namespace, about an object that it says to be there. The API server demands that
@@ -124,5 +126,38 @@ func TestTenantWithoutAnnotation(t *testing.T) {
 				t.Errorf("%s: %s: %+v", name, id, c)
 			}
 		}
+	}
+}
+
+// TestTenantForgesLines: nothing that a tenant writes into an event, or calls a process that the driver names, begins a line.
+func TestTenantForgesLines(t *testing.T) {
+	const forged = "x\n✖ GPU 0 (1b:00) on gpu-1\n    kubectl delete namespace victim"
+	w := newWorld(t)
+	w.taint("gpu-1", "0000-1b-00-0", "opened", "", resourceapi.DeviceTaintEffectNone)
+	w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPUOpened", "GPU 0000:1b:00.0: opened by "+forged, time.Minute)
+	w.ofTenant("ResourceClaim", "train-0-gpu", corev1.EventTypeWarning, forged, "m", time.Minute)
+	w.ofTenant("ResourceClaim", forged, corev1.EventTypeWarning, "OrphanedClaimInUse", "m", time.Minute)
+	w.ofTenant("ResourceClaim", forged, corev1.EventTypeWarning, "MPSServerLost", "m", time.Minute)
+	w.ofTenant(forged, "a", corev1.EventTypeWarning, "OrphanedClaimInUse", "m", time.Minute)
+	r := w.examine(t)
+	var out strings.Builder
+	if err := view(r, true).Write(&out, printer.Format{Unicode: true, Wide: true}); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(out.String()) {
+		if strings.HasPrefix(line, "    kubectl delete namespace") || line == "✖ GPU 0 (1b:00) on gpu-1\n" {
+			t.Errorf("forged: %s", line)
+		}
+	}
+}
+
+// TestTenantFloods: as many reasons as a tenant can think of do not hide what the driver says.
+func TestTenantFloods(t *testing.T) {
+	w := newWorld(t)
+	for i := range 200 {
+		w.ofTenant("ResourceClaim", "train-0-gpu", corev1.EventTypeWarning, fmt.Sprintf("Reason%d", i), "m", time.Minute)
+	}
+	if c := result(t, w.examine(t), "driver-events"); len(c.Findings) > 10 {
+		t.Errorf("%d findings", len(c.Findings))
 	}
 }
