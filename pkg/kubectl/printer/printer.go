@@ -16,6 +16,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/client-go/util/jsonpath"
 	"sigs.k8s.io/yaml"
@@ -69,7 +70,8 @@ func printTemplate(o *options.Options, object any) error {
 		return err
 	}
 	var generic unstructured.Unstructured
-	if err := json.Unmarshal(data, &generic.Object); err != nil {
+	// That of encoding/json would make floating-point numbers of sizes in bytes.
+	if err := utiljson.Unmarshal(data, &generic.Object); err != nil {
 		return fmt.Errorf("decode a %T: %w", object, err)
 	}
 	if spec, is := strings.CutPrefix(o.Output, options.CustomColumns); is {

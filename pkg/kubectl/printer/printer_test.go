@@ -237,3 +237,18 @@ func TestStylesAreWritten(t *testing.T) {
 		}
 	}
 }
+
+// TestNumbers: columns and templates print numbers of bytes as they are, and not as 8.589934592e+10.
+func TestNumbers(t *testing.T) {
+	t.Parallel()
+	for output, want := range map[string]string{
+		"custom-columns=B:.b,R:.r": "B             R\n85899345920   0.5\n", "jsonpath={.b} {.r}": "85899345920 0.5", "go-template={{.b}} {{.r}}": "85899345920 0.5",
+	} {
+		streams, _, out, _ := genericiooptions.NewTestIOStreams()
+		o := options.New(streams)
+		o.Output = output
+		if err := Print(o, map[string]any{"b": int64(80) << 30, "r": 0.5}, nil); err != nil || out.String() != want {
+			t.Errorf("%s: %q, %v", output, out.String(), err)
+		}
+	}
+}
