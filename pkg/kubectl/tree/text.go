@@ -36,7 +36,11 @@ type branch struct {
 
 func write(w io.Writer, f printer.Format, t *Tree) error {
 	var out bytes.Buffer
-	if len(t.Nodes) == 0 && len(t.Unpublished) == 0 {
+	switch {
+	case len(t.Nodes) > 0 || len(t.Unpublished) > 0:
+	case t.of > 0:
+		fmt.Fprintf(&out, "None of the %d nodes with devices of driver %s is known to have these labels.\n", t.of, t.Driver)
+	default:
 		fmt.Fprintf(&out, "No node has devices of driver %s.\n", t.Driver)
 	}
 	r := renderer{f}

@@ -28,6 +28,9 @@ type Tree struct {
 	Nodes  []Node `json:"nodes"`
 	// Unpublished are devices that claims have and that no slice has any more.
 	Unpublished []Device `json:"unpublished,omitempty"`
+
+	// of is how many nodes there were to choose from.
+	of int
 }
 
 // Node is one with devices of the driver.
@@ -165,7 +168,7 @@ type Selection struct {
 
 // New makes the tree of a model.
 func New(m *fleet.Model, s Selection) (*Tree, error) {
-	t := &Tree{TypeMeta: printer.TypeMeta("Tree"), Driver: m.Driver, Nodes: []Node{}}
+	t := &Tree{TypeMeta: printer.TypeMeta("Tree"), Driver: m.Driver, Nodes: []Node{}, of: len(m.Nodes)}
 	for _, name := range s.Nodes {
 		if !slices.ContainsFunc(m.Nodes, func(n *fleet.Node) bool { return n.Name == name }) {
 			return nil, fmt.Errorf("node %s has no devices of driver %s; nodes with some: %s", name, m.Driver, names(m.Nodes))

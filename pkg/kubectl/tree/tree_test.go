@@ -290,3 +290,16 @@ func TestUnseenPods(t *testing.T) {
 		t.Errorf("%v\n%s", err, out.String())
 	}
 }
+
+// TestNothingChosen: that labels choose no node does not say that there is none, and no labels are known of nodes that may not be read.
+func TestNothingChosen(t *testing.T) {
+	t.Parallel()
+	selector, err := labels.Parse("pool=typo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	if err := View(treeOf(t, Selection{Labels: selector})).Write(&out, printer.Format{}); err != nil || strings.Contains(out.String(), "No node has devices") {
+		t.Errorf("%v, %q", err, out.String())
+	}
+}
