@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
 )
@@ -281,5 +282,24 @@ func TestOldKubelet(t *testing.T) {
 		if c.want == "" && len(e.Notes) > 0 || c.want != "" && (len(e.Notes) != 1 || !strings.HasPrefix(e.Notes[0], c.want)) {
 			t.Errorf("kubelet %s, runs %t: %s, notes %q, want %q", c.kubelet, c.runs, e.Verdict, e.Notes, c.want)
 		}
+	}
+}
+
+// TestAlternativeThatDoes: while one alternative can be allocated, none of the others is said to keep the claim waiting, not even because of a
+// pool that is being updated.
+func TestAlternativeThatDoes(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNode("n1", "h100-80-sxm", 2)
+	f.AddNode("n2", "h100-80-sxm", 2)
+	for _, s := range f.Slices {
+		if *s.Spec.NodeName == "n1" {
+			s.Spec.Pool.ResourceSliceCount++
+		}
+	}
+	claim := f.Claim("team", "c", alternatives(fleettest.Request(whole), fleettest.Request(mig)), fleettest.Request(mig, fleettest.Profile("9g.9gb")))
+	pod := f.Pod("team", "p", fleettest.Uses(claim))
+	e := New(t.Context(), f.Snapshot, fleettest.Driver, now, allocation.WithTimeLimit(time.Hour)).Pod(t.Context(), pod)
+	if got := text(t, e); strings.Contains(got, "none of the") || strings.Contains(got, "alternatives are taken") || !strings.Contains(got, "profile") {
+		t.Errorf("%s", got)
 	}
 }

@@ -145,8 +145,13 @@ func ofClaim(ctx context.Context, s *sight, j *judge, c *resourceapi.ResourceCla
 	}
 	var out []Reason
 	for i, alternatives := range reasons {
-		for n := range alternatives {
-			alternatives[n] = slices.DeleteFunc(alternatives[n], func(r Reason) bool { return does.Has(i) && r.refuses() })
+		if does.Has(i) {
+			// What is not whole is told of the request, once: that of an alternative would say that it does not do.
+			of := slices.DeleteFunc(alternatives[0], Reason.refuses)
+			for n := range of {
+				of[n].Request = c.Spec.Devices.Requests[i].Name
+			}
+			alternatives = [][]Reason{of}
 		}
 		out = append(out, nearestFirst(alternatives)...)
 	}
