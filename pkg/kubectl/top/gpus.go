@@ -58,8 +58,8 @@ var (
 	}
 	nodeOrders = map[string]func(a, b NodeUsage) int{
 		"name":      func(_, _ NodeUsage) int { return 0 },
-		"memory":    func(a, b NodeUsage) int { return cmp.Compare(b.UsedBytes, a.UsedBytes) },
-		"allocated": func(a, b NodeUsage) int { return cmp.Compare(b.AllocatedBytes, a.AllocatedBytes) },
+		"memory":    func(a, b NodeUsage) int { return most(a.UsedBytes, b.UsedBytes) },
+		"allocated": func(a, b NodeUsage) int { return most(a.AllocatedBytes, b.AllocatedBytes) },
 	}
 )
 
@@ -107,14 +107,14 @@ type NodeUsageList struct {
 	Items []NodeUsage `json:"items"`
 }
 
-// NodeUsage is what is used of a node's GPUs, as far as it is known.
+// NodeUsage is what is used of a node's GPUs. What is not known of one of them is not known of the node.
 type NodeUsage struct {
 	Node           string `json:"node"`
 	GPUs           int    `json:"gpus"`
 	Unhealthy      int    `json:"unhealthy"`
-	MemoryBytes    int64  `json:"memoryBytes"`
-	AllocatedBytes int64  `json:"allocatedBytes"`
-	UsedBytes      int64  `json:"usedBytes"`
+	MemoryBytes    *int64 `json:"memoryBytes,omitempty"`
+	AllocatedBytes *int64 `json:"allocatedBytes,omitempty"`
+	UsedBytes      *int64 `json:"usedBytes,omitempty"`
 }
 
 // Nodes sums up GPUs by node.
@@ -123,7 +123,7 @@ func Nodes(r *scrape.Result) *NodeUsageList {
 	for _, g := range r.GPUs {
 		n := len(list.Items) - 1
 		if n < 0 || list.Items[n].Node != g.Node {
-			list.Items = append(list.Items, NodeUsage{Node: g.Node})
+			list.Items = append(list.Items, NodeUsage{Node: g.Node, MemoryBytes: new(int64), AllocatedBytes: new(int64), UsedBytes: new(int64)})
 			n++
 		}
 		u := &list.Items[n]
@@ -131,18 +131,18 @@ func Nodes(r *scrape.Result) *NodeUsageList {
 		if g.Healthy != nil && !*g.Healthy {
 			u.Unhealthy++
 		}
-		u.MemoryBytes += valueOf(g.MemoryBytes)
-		u.AllocatedBytes += valueOf(g.AllocatedBytes)
-		u.UsedBytes += valueOf(g.UsedBytes)
+		u.MemoryBytes = sum(u.MemoryBytes, g.MemoryBytes)
+		u.AllocatedBytes = sum(u.AllocatedBytes, g.AllocatedBytes)
+		u.UsedBytes = sum(u.UsedBytes, g.UsedBytes)
 	}
 	return list
 }
 
-func valueOf(n *int64) int64 {
-	if n == nil {
-		return 0
+func sum(a, b *int64) *int64 {
+	if a == nil || b == nil {
+		return nil
 	}
-	return *n
+	return new(*a + *b)
 }
 
 // Table shows nodes to people.
@@ -150,7 +150,7 @@ func (l *NodeUsageList) Table() *printer.Table {
 	t := &printer.Table{Columns: printer.Columns("node", "gpus", "unhealthy", "memory", "allocated", "used", "allocated%", "used%"), Empty: "The driver tells of no GPU."}
 	for _, n := range l.Items {
 		row := printer.Row{Name: "node/" + n.Node, Cells: []string{
-			n.Node, fmt.Sprint(n.GPUs), fmt.Sprint(n.Unhealthy), printer.Bytes(n.MemoryBytes), printer.Bytes(n.AllocatedBytes), printer.Bytes(n.UsedBytes),
+			n.Node, fmt.Sprint(n.GPUs), fmt.Sprint(n.Unhealthy), printer.BytesOrUnknown(n.MemoryBytes), printer.BytesOrUnknown(n.AllocatedBytes), printer.BytesOrUnknown(n.UsedBytes),
 			part(n.AllocatedBytes, n.MemoryBytes), part(n.UsedBytes, n.MemoryBytes),
 		}}
 		if n.Unhealthy > 0 {
@@ -161,9 +161,9 @@ func (l *NodeUsageList) Table() *printer.Table {
 	return t
 }
 
-func part(some, all int64) string {
-	if all == 0 {
+func part(some, all *int64) string {
+	if some == nil || all == nil || *all == 0 {
 		return printer.Unknown
 	}
-	return printer.PercentOrUnknown(new(float64(some) / float64(all)))
+	return printer.PercentOrUnknown(new(float64(*some) / float64(*all)))
 }

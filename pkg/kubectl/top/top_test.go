@@ -151,7 +151,7 @@ func TestGPUOrders(t *testing.T) {
 			t.Errorf("%s: %v, %s is first", by, err, g.Items[0].PCIBusID)
 		}
 	}
-	n := &NodeUsageList{Items: []NodeUsage{{Node: "a", UsedBytes: 1, AllocatedBytes: 2}, {Node: "b", UsedBytes: 2, AllocatedBytes: 1}}}
+	n := &NodeUsageList{Items: []NodeUsage{{Node: "a", UsedBytes: new(int64(1)), AllocatedBytes: new(int64(2))}, {Node: "b", UsedBytes: new(int64(2)), AllocatedBytes: new(int64(1))}}}
 	for by, want := range map[string]string{"memory": "b", "allocated": "a", "name": "a"} {
 		if err := n.Sort(by); err != nil || n.Items[0].Node != want {
 			t.Errorf("%s: %v, %s is first", by, err, n.Items[0].Node)
@@ -192,6 +192,18 @@ func TestGPUsAndNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden(t, "nodes.txt", out.String())
+}
+
+// TestUnknownOfNode: what one GPU does not tell is not 0, and the sum of the others is not the node's.
+func TestUnknownOfNode(t *testing.T) {
+	t.Parallel()
+	n := Nodes(&scrape.Result{GPUs: []scrape.GPU{
+		{Node: "a", MemoryBytes: new(int64(80) << 30), UsedBytes: new(int64(4) << 30), AllocatedBytes: new(int64(8) << 30)}, {Node: "a", MemoryBytes: new(int64(80) << 30)},
+	}})
+	var out strings.Builder
+	if err := n.Table().Write(&out, printer.Format{NoHeaders: true}); err != nil || strings.Join(strings.Fields(out.String()), " ") != "a 2 0 160Gi - - - -" {
+		t.Errorf("%v, %s", err, out.String())
+	}
 }
 
 // TestSilence: that a GPU is not known is no statement that there is none.

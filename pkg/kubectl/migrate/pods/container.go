@@ -171,6 +171,9 @@ func (w *workload) readAmount(c *container, seen map[string]int, name string, va
 	switch {
 	case isHAMi(name):
 		size, whole := wholeNumber(value)
+		if name == hamiCores && whole && size > 100 {
+			return fmt.Errorf("%s: Invalid value: %s: is percent of the multiprocessors, 100 at most: nothing would ever give that", at, quote.Text(value.Value))
+		}
 		if !whole || size > maxHAMi {
 			return fmt.Errorf("%s: Invalid value: %s: must be a whole number from 0 on", at, quote.Text(value.Value))
 		}

@@ -268,6 +268,14 @@ func TestHAMi(t *testing.T) {
 	}
 }
 
+// TestHAMiTooMuch: more than all multiprocessors is no share, and its pod would wait for ever.
+func TestHAMiTooMuch(t *testing.T) {
+	const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n  containers:\n  - name: main\n    resources: {limits: {nvidia.com/gpucores: 150}}\n"
+	if _, err := Translate([]byte(pod), Options{Driver: "gpu.nvidia.com", GPU: policy.Whole}); err == nil || !strings.Contains(err.Error(), "100 at most") {
+		t.Error(err)
+	}
+}
+
 // TestConfiguration: what is no pod is said to be for another command, and was passed on without a word.
 func TestConfiguration(t *testing.T) {
 	for data, want := range map[string]int{"version: v1\n  sharing:": 1, "mig-configs:": 1, "a: b": 0} {
