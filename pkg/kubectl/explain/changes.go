@@ -268,7 +268,8 @@ func withoutSelector(a ask) choices {
 	return c
 }
 
-// tolerations tolerate the taints of devices that would do, each by itself, and all together.
+// tolerations tolerate the taints of devices that would do, each by itself, and all together. What the driver's own report is no advice to
+// tolerate: preparing a device that is lost fails, and an administrator who cordons or withdraws one means it. To observe it is another matter.
 func (h *helper) tolerations(ctx context.Context, a ask) choices {
 	j, taints := newJudge(h.s.x.planner), map[string]resourceapi.DeviceTaint{}
 	for _, n := range h.nodes {
@@ -282,17 +283,27 @@ func (h *helper) tolerations(ctx context.Context, a ask) choices {
 	}
 	var c choices
 	var texts []string
+	kind, all := AddToleration, "with tolerations of the device taints %s"
 	for _, text := range sets.List(sets.KeySet(taints)) {
+		name, isOwn := strings.CutPrefix(taints[text].Key, h.s.x.model.Driver+"/")
 		if taint := taints[text]; strings.HasSuffix(taint.Key, "/"+string(device.ForeignClaim)) {
 			// It is about a claim of another driver with the same name, and this driver refuses what tolerates it.
 			c.of = append(c.of, change{EndForeignClaim, "when the pods of claim " + taint.Value + " of another DRA driver have ended (device taint " + text + ")", tolerate(taint)})
 			continue
 		}
 		texts = append(texts, text)
-		c.of = append(c.of, change{AddToleration, "with a toleration of the device taint " + text, tolerate(taints[text])})
+		one := change{AddToleration, "with a toleration of the device taint " + text, tolerate(taints[text])}
+		if isOwn && !a.admin && name != string(device.AdminAccess) {
+			kind, all = EndTaint, "when the device taints %s are gone"
+			one.kind, one.text = kind, "when the device taint "+text+" is gone"
+			if name == string(device.Cordoned) {
+				one.text = "when an administrator has uncordoned the GPU (device taint " + text + ")"
+			}
+		}
+		c.of = append(c.of, one)
 	}
 	if len(texts) > 1 {
-		c.of = append(c.of, change{AddToleration, "with tolerations of the device taints " + strings.Join(texts, " and "), func(a ask) {
+		c.of = append(c.of, change{kind, fmt.Sprintf(all, strings.Join(texts, " and ")), func(a ask) {
 			for _, text := range texts {
 				tolerate(taints[text])(a)
 			}

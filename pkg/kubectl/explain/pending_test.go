@@ -141,6 +141,18 @@ var pendings = []pending{
 		f.TaintRules[0].Spec.Taint.Key, f.TaintRules[0].Spec.Taint.Value = fleettest.Driver+"/foreign-claim", "ml.train"
 		return waits(fleettest.Request(whole))(f)
 	}, want: Tainted, helps: []SuggestionKind{EndForeignClaim}},
+	// What tolerates it gets a GPU that does nothing, and its pod does not start.
+	{name: "GPUs that are lost", make: func(f *fleettest.Fleet) *corev1.Pod {
+		taint(f)
+		f.TaintRules[0].Spec.Taint.Key, f.TaintRules[0].Spec.Taint.Value = fleettest.Driver+"/gpu-lost", ""
+		return waits(fleettest.Request(whole))(f)
+	}, want: Tainted, helps: []SuggestionKind{EndTaint}},
+	{name: "GPUs that are cordoned", make: func(f *fleettest.Fleet) *corev1.Pod {
+		taint(f)
+		taint(f)
+		f.TaintRules[0].Spec.Taint.Key, f.TaintRules[0].Spec.Taint.Value = fleettest.Driver+"/cordoned", ""
+		return waits(fleettest.Request(whole))(f)
+	}, want: Tainted, helps: []SuggestionKind{EndTaint}},
 	{name: "constraint not satisfiable", make: func(f *fleettest.Fleet) *corev1.Pod {
 		pod := waits(fleettest.Count(2, whole))(f)
 		name := resourceapi.FullyQualifiedName(fleettest.Driver + "/uuid")

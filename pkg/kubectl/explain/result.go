@@ -204,6 +204,7 @@ const (
 	AddToleration   SuggestionKind = "AddToleration"
 	EndClaims       SuggestionKind = "EndClaims"
 	EndForeignClaim SuggestionKind = "EndForeignClaim"
+	EndTaint        SuggestionKind = "EndTaint"
 	ChangeNode      SuggestionKind = "ChangeNode"
 	ChangeStrategy  SuggestionKind = "ChangeStrategy"
 	RaiseQuota      SuggestionKind = "RaiseQuota"
