@@ -73,6 +73,9 @@ func CastAI(data []byte, o Options) (*Result, error) {
 			result.Findings.Lost(strings.TrimSuffix(t.Path, "."), "", "a policy goes by GPU, not by node: translate one node template at a time, with --config")
 			continue
 		}
+		if isTerraform && isUnknown(root, strings.TrimSuffix(t.Path, ".")) {
+			return nil, fmt.Errorf("%sgpu: Forbidden: a part of it is known only after terraform apply: give what terraform show -json prints of the state then", t.Path)
+		}
 		if err := result.nodeTemplate(t, isTerraform); err != nil {
 			return nil, fmt.Errorf("invalid node template of Cast AI: %w", err)
 		}
@@ -125,6 +128,20 @@ func terraformTemplates(module *yaml.Node) (found []document.Config) {
 		found = append(found, terraformTemplates(m)...)
 	}
 	return found
+}
+
+// isUnknown reports whether a plan leaves open how GPUs are shared: what is open is missing among the values, as if nobody had set it.
+func isUnknown(root *yaml.Node, address string) bool {
+	for _, r := range document.List(root, "resource_changes") {
+		if document.Text(r, "address") == address && hasTrue(document.At(r, "change", "after_unknown", "gpu")) {
+			return true
+		}
+	}
+	return false
+}
+
+func hasTrue(n *yaml.Node) bool {
+	return n != nil && (n.Kind == yaml.ScalarNode && n.Value == "true" || slices.ContainsFunc(n.Content, hasTrue))
 }
 
 // onlyOf returns the element of a list that has one, and everything else as it is.

@@ -107,6 +107,19 @@ func TestCastAIRefuses(t *testing.T) {
 	})
 }
 
+// TestUnknownUntilApply: what a plan leaves open is not what nobody has set, with one client for each GPU.
+func TestUnknownUntilApply(t *testing.T) {
+	const plan = `{"format_version": "1.2", "planned_values": {"root_module": {"resources": [{"address": "castai_node_template.a", "type": "castai_node_template",
+		"name": "a", "values": {"name": "a", "gpu": [{"sharing_strategy": "mps"}]}}]}},
+		"resource_changes": [{"address": "castai_node_template.a", "change": {"after_unknown": {"id": true, "gpu": [{"default_shared_clients_per_gpu": UNKNOWN}]}}}]}`
+	for _, unknown := range []string{"true", "false"} {
+		_, err := CastAI([]byte(strings.ReplaceAll(plan, "UNKNOWN", unknown)), Options{Driver: "gpu.nvidia.com"})
+		if (unknown == "true") != (err != nil) || err != nil && !strings.Contains(err.Error(), "castai_node_template.a.gpu: Forbidden: a part of it is known only after terraform apply") {
+			t.Errorf("%s: %v", unknown, err)
+		}
+	}
+}
+
 // TestGPUNames: the names that clouds have are those of products.
 func TestGPUNames(t *testing.T) {
 	for name, want := range map[string]string{
