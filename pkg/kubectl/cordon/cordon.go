@@ -101,15 +101,9 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, c
 	}
 	m := fleet.New(snapshot, o.Driver)
 	for _, name := range names {
-		g, err := m.GPU(name)
+		g, node, address, err := find(m, name)
 		if err != nil && ch.cordon {
 			return err
-		}
-		node, address, _ := strings.Cut(name, "/")
-		if g != nil {
-			if name, address = g.Path(), g.PCIBusID; address == "" {
-				return fmt.Errorf("%s: it has no PCI address, by which the driver would know it", name)
-			}
 		}
 		changed, listed, writeErr := ch.write(ctx, client, node, address)
 		if writeErr != nil {
@@ -118,18 +112,34 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, c
 		if g == nil && !listed {
 			return err // it is none, and nobody has written it either
 		}
-		text := ch.said(name, changed)
-		if ch.cordon && !changed && !slices.ContainsFunc(g.Devices, func(d *fleet.Device) bool {
-			return slices.ContainsFunc(d.Published.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == m.Driver+"/cordoned" })
-		}) {
-			text += ", but its devices have no taint yet: kubectl gpu doctor says whether the driver runs"
-		}
-		fmt.Fprintln(o.Out, text)
+		fmt.Fprintln(o.Out, ch.said(node+"/"+fleet.ShortAddress(address), changed))
 		if ch.cordon {
+			if !changed && !isTainted(m, g) {
+				fmt.Fprintln(o.Out, "Its devices have no taint yet: kubectl gpu doctor says whether the driver runs.")
+			}
 			fmt.Fprint(o.Out, who(m, g))
 		}
 	}
 	return nil
+}
+
+// find returns a GPU and what the annotation calls it, or an error and what it would be called if there was one.
+func find(m *fleet.Model, name string) (g *fleet.GPU, node, address string, err error) {
+	node, address, _ = strings.Cut(name, "/")
+	switch g, err = m.GPU(name); {
+	case err != nil:
+		return nil, node, address, err
+	case g.PCIBusID == "":
+		return nil, node, address, fmt.Errorf("%s: it has no PCI address, by which the driver would know it", name)
+	}
+	return g, node, g.PCIBusID, nil
+}
+
+// isTainted reports whether the driver follows what keeps pods away from a GPU.
+func isTainted(m *fleet.Model, g *fleet.GPU) bool {
+	return slices.ContainsFunc(g.Devices, func(d *fleet.Device) bool {
+		return slices.ContainsFunc(d.Published.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == m.Driver+"/"+string(device.Cordoned) })
+	})
 }
 
 // write changes the annotation of a Node, and reports whether it had to, and whether the annotation had the address. What others write
@@ -207,7 +217,37 @@ func (ch change) said(name string, changed bool) string {
 // who says who must end before a GPU can be reset: all who have a part of it, observers included.
 func who(m *fleet.Model, g *fleet.GPU) string {
 	const others = "Programs without a claim, such as monitoring, are not seen here. How to reset it: docs/how-to/troubleshoot.md#how-to-reset-a-gpu\n"
-	// users are those to delete, with what makes them anew.
+	users, unknown := usersOf(m, g), ""
+	if m.Hides(fleet.ResourceClaims) {
+		unknown = fmt.Sprintf("Who uses %s is unknown, as far as claims may not be read.\n", g.Label())
+	}
+	if len(users) == 0 {
+		if unknown == "" {
+			unknown = fmt.Sprintf("No claim has a device of %s. ", g.Label())
+		}
+		return unknown + others
+	}
+	var text strings.Builder
+	fmt.Fprintf(&text, "Before %s can be reset, these must end:\n", g.Label())
+	for _, u := range slices.SortedFunc(maps.Keys(users), user.compare) {
+		line := fmt.Sprintf("    kubectl delete %s -n %s %s", u.resource, u.namespace, u.name)
+		if owner := users[u]; owner != "" {
+			line = fmt.Sprintf("%-44s # %s makes it anew", line, owner)
+		}
+		text.WriteString(line + "\n")
+	}
+	return text.String() + unknown + others
+}
+
+// user is what a claim is for, or a claim that is for nothing.
+type user struct{ resource, namespace, name string }
+
+func (u user) compare(other user) int {
+	return cmp.Or(cmp.Compare(u.resource, other.resource), cmp.Compare(u.namespace, other.namespace), cmp.Compare(u.name, other.name))
+}
+
+// usersOf returns who uses a GPU, with what makes them anew.
+func usersOf(m *fleet.Model, g *fleet.GPU) map[user]string {
 	users := map[user]string{}
 	for _, h := range m.Holdings {
 		// A device that no slice has any more says by its name of which GPU it was.
@@ -231,31 +271,5 @@ func who(m *fleet.Model, g *fleet.GPU) string {
 			users[user{"pod", ns, p.Name}] = strings.TrimSpace(kind + " " + owner)
 		}
 	}
-	unknown := ""
-	if m.Hides(fleet.ResourceClaims) {
-		unknown = fmt.Sprintf("Who uses %s is unknown, as far as claims may not be read.\n", g.Label())
-	}
-	if len(users) == 0 {
-		if unknown == "" {
-			unknown = fmt.Sprintf("No claim has a device of %s. ", g.Label())
-		}
-		return unknown + others
-	}
-	var text strings.Builder
-	fmt.Fprintf(&text, "Before %s can be reset, these must end:\n", g.Label())
-	for _, u := range slices.SortedFunc(maps.Keys(users), user.compare) {
-		line := fmt.Sprintf("    kubectl delete %s -n %s %s", u.resource, u.namespace, u.name)
-		if owner := users[u]; owner != "" {
-			line = fmt.Sprintf("%-44s # %s makes it anew, not on this GPU", line, owner)
-		}
-		text.WriteString(line + "\n")
-	}
-	return text.String() + unknown + others
-}
-
-// user is what a claim is for, or a claim that is for nothing.
-type user struct{ resource, namespace, name string }
-
-func (u user) compare(other user) int {
-	return cmp.Or(cmp.Compare(u.resource, other.resource), cmp.Compare(u.namespace, other.namespace), cmp.Compare(u.name, other.name))
+	return users
 }

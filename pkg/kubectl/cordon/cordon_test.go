@@ -279,7 +279,7 @@ func TestUncordonLost(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, "0000:99:00.0, 0000:1b:00.0")
 	for _, name := range []string{"n1/99:00", "n1/0000:99:00.0"} {
-		if out, err := c.run(t, false, dryRunClient, name); err != nil || !strings.Contains(out, name+" uncordoned (dry run)") {
+		if out, err := c.run(t, false, dryRunClient, name); err != nil || !strings.Contains(out, "n1/99:00 uncordoned (dry run)") {
 			t.Errorf("%v, got:\n%s", err, out)
 		}
 	}
@@ -303,6 +303,25 @@ func TestNoAddress(t *testing.T) {
 	}}}
 	c.serve()
 	if out, err := c.run(t, true, dryRunNone, "n1/0"); err == nil || strings.Contains(out, "cordoned") {
+		t.Errorf("%v, got:\n%s", err, out)
+	}
+}
+
+// TestNotFollowed: that the annotation has a GPU does not say that the driver keeps pods away from it.
+func TestNotFollowed(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, "0000:1b:00.0")
+	const not = "Its devices have no taint yet"
+	if out, err := c.run(t, true, dryRunNone, "n1/0"); err != nil || !strings.Contains(out, not) {
+		t.Errorf("%v, got:\n%s", err, out)
+	}
+	for _, s := range c.Slices {
+		for i := range s.Spec.Devices {
+			s.Spec.Devices[i].Taints = append(s.Spec.Devices[i].Taints, resourceapi.DeviceTaint{Key: fleettest.Driver + "/cordoned", Effect: resourceapi.DeviceTaintEffectNoSchedule})
+		}
+	}
+	c.serve()
+	if out, err := c.run(t, true, dryRunNone, "n1/0"); err != nil || strings.Contains(out, not) {
 		t.Errorf("%v, got:\n%s", err, out)
 	}
 }

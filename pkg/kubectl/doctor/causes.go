@@ -95,6 +95,9 @@ func causeOfEvent(reason string) *cause {
 	return &cause{severity: Warning, text: said(reason), remedy: "Do what the event says; docs/how-to/troubleshoot.md goes by its name"}
 }
 
+// isTainted reports whether a taint lasts as long as the cause, where there is something to taint.
+func (c *cause) isTainted() bool { return c.taint != "" || c.broken }
+
 // family is the cause under which a GPU has an incident.
 func (c *cause) family() *cause {
 	if c.broken {

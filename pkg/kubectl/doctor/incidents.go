@@ -221,28 +221,33 @@ func (f *Facts) hearOfNode(t *told, incidents map[place]*incident, e *corev1.Eve
 	}
 	for _, address := range addresses {
 		in, g := incidents[placeOf(node, address, c)], f.gpuAt(node, address)
-		about := nodeRef(node)
-		if g != nil {
-			about = gpuRef(g)
-		} else if address != "" {
-			about = Ref{Kind: "gpu", Name: node + "/" + address}
-		}
+		about := refAt(node, address, g)
 		switch {
 		case in != nil:
 			in.said = cmp.Or(in.said, said(text))
 			if in.since == nil {
 				in.since = &e.FirstTimestamp
 			}
-		case g != nil || c.past || f.isOver(e, c) || f.isGone(node):
-			t.past.addTold(e, c, about, text)
-		case c.taint == "" && !c.broken:
-			t.others.addTold(e, c, about, text)
-		case address == "" && f.publishes(node):
+		case g != nil || c.past || f.isOver(e, c) || f.isGone(node) || c.isTainted() && address == "" && f.publishes(node):
 			t.past.addTold(e, c, about, text)
 		default:
-			t.others.addTold(e, c, about, "No ResourceSlice has it, so that it is unknown whether this is over. "+text)
+			if c.isTainted() {
+				text = "No ResourceSlice has it, so that it is unknown whether this is over. " + text
+			}
+			t.others.addTold(e, c, about, text)
 		}
 	}
+}
+
+// refAt refers to a GPU, which may not be published, or to a node.
+func refAt(node, address string, g *fleet.GPU) Ref {
+	switch {
+	case g != nil:
+		return gpuRef(g)
+	case address != "":
+		return Ref{Kind: "gpu", Name: node + "/" + address}
+	}
+	return nodeRef(node)
 }
 
 // isGone reports whether the cluster has no such node any more.
