@@ -261,3 +261,19 @@ func TestUnseenClaimIsNotOver(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+// TestOtherDriverRemains: what NVIDIA's DRA driver has, whose name is the same, is not left of this one, and nobody is told to delete it.
+func TestOtherDriverRemains(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	published := w.slices[:1]
+	uninstall(w)
+	w.slices = published
+	w.slices[0].Spec.Devices = []resourceapi.Device{{Name: "gpu-0"}}
+	w.claims[0].Status.Allocation.Devices.Results[0].Device = "gpu-0"
+	for _, f := range allFindings(w.examine(t)) {
+		if strings.Contains(f.Remedy, "delete resourceslices") || strings.Contains(f.Message, "which is gone") {
+			t.Errorf("%+v", f)
+		}
+	}
+}

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/util/quote"
 )
@@ -61,11 +62,12 @@ func driverInstalled(f *Facts) (found findings) {
 	return found
 }
 
-// leftovers are what an uninstallation leaves where it was forced, or has just ended.
+// leftovers are what an uninstallation leaves where it was forced, or has just ended. Devices that another driver with this name has named are
+// in good hands.
 func leftovers(f *Facts) (found findings) {
 	for _, c := range f.Claims {
 		switch {
-		case !f.usesDriver(c):
+		case !slices.ContainsFunc(f.Holdings, func(h *fleet.Holding) bool { return h.Claim == c && device.IsName(h.Result.Device) }):
 		case len(c.Status.ReservedFor) > 0:
 			found.add(Error, "It has devices of the driver, which is gone. Its pods run on, and stay in Terminating when they are deleted",
 				"Install the driver again, delete the pods, and uninstall it when they are gone (docs/how-to/uninstall.md)", refTo("resourceclaim", c))
@@ -73,8 +75,13 @@ func leftovers(f *Facts) (found findings) {
 			found.add(Warning, "It has devices of the driver, which is gone, and no pod uses it", "Delete it", refTo("resourceclaim", c))
 		}
 	}
+	left := map[string]bool{}
+	f.eachDevice(func(g *fleet.GPU, d *fleet.Device) { left[g.Node.Name] = left[g.Node.Name] || device.IsName(d.Name) })
 	for _, n := range f.Nodes {
-		found.add(Warning, "It still has ResourceSlices of the driver", "Wait a minute: the kubelet removes them. If they stay, kubectl delete resourceslices --field-selector spec.driver="+f.Driver, nodeRef(n.Name))
+		if !left[n.Name] {
+			continue
+		}
+		found.add(Warning, "It still has ResourceSlices of the driver", "Wait a minute: the kubelet removes them. If they stay, kubectl delete resourceslices --field-selector spec.driver="+f.Driver+",spec.nodeName=NODE", nodeRef(n.Name))
 	}
 	return found
 }
