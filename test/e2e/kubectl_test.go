@@ -160,7 +160,7 @@ func (p puzzle) solve(t *testing.T, s site, count *atomic.Int32) {
 func kubectlGPU(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var out, errOut bytes.Buffer
-	cmd := exec.CommandContext(t.Context(), "kubectl", append([]string{"gpu"}, args...)...)
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), "kubectl", append([]string{"gpu"}, args...)...) // also at the end of a test
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	err := cmd.Run()
 	var exit *exec.ExitError
