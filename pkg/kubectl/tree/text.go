@@ -66,7 +66,8 @@ func write(w io.Writer, f printer.Format, t *Tree) error {
 func (t *Tree) largest() string {
 	what, on, most, atMost := "nothing", 0, int64(-1), false
 	add := func(size int64, name string) {
-		if size > most {
+		// The names of profiles with as much memory begin with their compute slices.
+		if size > most || size == most && name > what {
 			what, on, most = name, 0, size
 		}
 		if name == what {
@@ -80,7 +81,9 @@ func (t *Tree) largest() string {
 			case g.Free.Whole:
 				add(math.MaxInt64, "a whole GPU")
 			case len(g.Free.Partitions) > 0:
-				largest := slices.MaxFunc(g.Free.Partitions, func(a, b Partition) int { return cmp.Compare(a.MemoryBytes, b.MemoryBytes) })
+				largest := slices.MaxFunc(g.Free.Partitions, func(a, b Partition) int {
+					return cmp.Or(cmp.Compare(a.MemoryBytes, b.MemoryBytes), cmp.Compare(a.Profile, b.Profile))
+				})
 				add(largest.MemoryBytes, "a partition "+largest.Profile)
 			case len(g.Free.Shares) > 0:
 				add(0, "a share of a GPU")

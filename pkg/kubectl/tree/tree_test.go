@@ -10,6 +10,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -301,5 +302,30 @@ func TestNothingChosen(t *testing.T) {
 	var out strings.Builder
 	if err := View(treeOf(t, Selection{Labels: selector})).Write(&out, printer.Format{}); err != nil || strings.Contains(out.String(), "No node has devices") {
 		t.Errorf("%v, %q", err, out.String())
+	}
+}
+
+// TestLargest: of partitions with as much memory the one with more compute slices is the larger, as in what fits.
+func TestLargest(t *testing.T) {
+	t.Parallel()
+	with := func(profiles ...string) GPU {
+		var g GPU
+		for _, p := range profiles {
+			memory, _, _ := strings.Cut(p[strings.Index(p, ".")+1:], "gb")
+			gib, _ := strconv.ParseInt(memory, 10, 64)
+			g.Free.Partitions = append(g.Free.Partitions, Partition{Profile: p, Count: 1, MemoryBytes: gib << 30})
+		}
+		return g
+	}
+	three, both := with("1g.10gb", "3g.40gb"), with("1g.10gb", "3g.40gb", "4g.40gb")
+	for want, gpus := range map[string][]GPU{
+		"a partition 4g.40gb, on 2 of the GPUs": {three, both, both},
+		"a partition 4g.40gb, on 1 of the GPUs": {both, three},
+		"a partition 3g.40gb, on 1 of the GPUs": {three, with("1g.10gb")},
+	} {
+		tree := &Tree{Nodes: []Node{{GPUs: gpus}}}
+		if got := tree.largest(); got != "Largest that still fits: "+want {
+			t.Errorf("got %q, want %q", got, want)
+		}
 	}
 }
