@@ -11,8 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/util/duration"
-
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 )
 
@@ -45,7 +43,7 @@ func view(r *Report, history bool) printer.View {
 			} else if n > 0 {
 				w.WriteString("Over:\n")
 				for _, h := range r.History {
-					fmt.Fprintf(w, "    %s ago  %s: %s\n", duration.HumanDuration(r.now.Sub(h.Last.Time)), objects(h.Objects, w.Wide), strings.TrimRight(cmp.Or(h.Said, h.Message), ". "))
+					fmt.Fprintf(w, "    %s ago  %s: %s\n", printer.Age(r.now.Sub(h.Last.Time)), objects(h.Objects, w.Wide), strings.TrimRight(cmp.Or(h.Said, h.Message), ". "))
 				}
 			}
 			w.summary(r)
@@ -109,10 +107,10 @@ func (w *writer) finding(check string, f *Finding) {
 		}
 	}
 	if f.Since != nil {
-		head += "  for " + duration.HumanDuration(w.now.Sub(f.Since.Time))
+		head += "  for " + printer.Age(w.now.Sub(f.Since.Time))
 	}
 	if f.Last != nil {
-		head += "  told " + duration.HumanDuration(w.now.Sub(f.Last.Time)) + " ago"
+		head += "  told " + printer.Age(w.now.Sub(f.Last.Time)) + " ago"
 	}
 	fmt.Fprintf(w, "%s %s\n", w.mark(f.Severity), head)
 	w.line("", f.Message+".")

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
@@ -175,7 +174,7 @@ func (r *Reason) of() string {
 func (h *Holder) text() string {
 	text := fmt.Sprintf("claim %s/%s has %s on node %s", h.Namespace, h.Claim, some(h.Devices), h.Node)
 	if h.For != nil {
-		text += " since " + duration.HumanDuration(h.For.Duration)
+		text += " since " + printer.Age(h.For.Duration)
 	}
 	if len(h.Pods) == 0 {
 		return text + ", no pod uses it"

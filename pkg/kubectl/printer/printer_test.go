@@ -10,6 +10,7 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
@@ -249,6 +250,15 @@ func TestNumbers(t *testing.T) {
 		o.Output = output
 		if err := Print(o, map[string]any{"b": int64(80) << 30, "r": 0.5}, nil); err != nil || out.String() != want {
 			t.Errorf("%s: %q, %v", output, out.String(), err)
+		}
+	}
+}
+
+// TestAge: an event that a tenant, or a clock that is ahead, has dated later than now.
+func TestAge(t *testing.T) {
+	for age, want := range map[time.Duration]string{-time.Hour: "0s", 0: "0s", 90 * time.Second: "90s", 3 * time.Hour: "3h"} {
+		if got := Age(age); got != want {
+			t.Errorf("%s: got %s, want %s", age, got, want)
 		}
 	}
 }

@@ -47,3 +47,6 @@ func Bytes(n int64) string {
 	}
 	return resource.NewQuantity((n+1<<20-1)>>20<<20, resource.BinarySI).String()
 }
+
+// Age returns how long something has been, as kubectl prints it. What another clock dates later than now has just been.
+func Age(d time.Duration) string { return duration.HumanDuration(max(d, 0)) }
