@@ -109,9 +109,11 @@ type NodeUsageList struct {
 
 // NodeUsage is what is used of a node's GPUs. What is not known of one of them is not known of the node.
 type NodeUsage struct {
-	Node           string `json:"node"`
-	GPUs           int    `json:"gpus"`
+	Node string `json:"node"`
+	GPUs int    `json:"gpus"`
+	// Unhealthy are those that are known to be.
 	Unhealthy      int    `json:"unhealthy"`
+	HealthUnknown  int    `json:"healthUnknown,omitempty"`
 	MemoryBytes    *int64 `json:"memoryBytes,omitempty"`
 	AllocatedBytes *int64 `json:"allocatedBytes,omitempty"`
 	UsedBytes      *int64 `json:"usedBytes,omitempty"`
@@ -128,7 +130,10 @@ func Nodes(r *scrape.Result) *NodeUsageList {
 		}
 		u := &list.Items[n]
 		u.GPUs++
-		if g.Healthy != nil && !*g.Healthy {
+		switch {
+		case g.Healthy == nil:
+			u.HealthUnknown++
+		case !*g.Healthy:
 			u.Unhealthy++
 		}
 		u.MemoryBytes = sum(u.MemoryBytes, g.MemoryBytes)
@@ -149,8 +154,12 @@ func sum(a, b *int64) *int64 {
 func (l *NodeUsageList) Table() *printer.Table {
 	t := &printer.Table{Columns: printer.Columns("node", "gpus", "unhealthy", "memory", "allocated", "used", "allocated%", "used%"), Empty: "The driver tells of no GPU."}
 	for _, n := range l.Items {
+		unhealthy := fmt.Sprint(n.Unhealthy)
+		if n.HealthUnknown > 0 {
+			unhealthy += fmt.Sprintf(" (%d unknown)", n.HealthUnknown)
+		}
 		row := printer.Row{Name: "node/" + n.Node, Cells: []string{
-			n.Node, fmt.Sprint(n.GPUs), fmt.Sprint(n.Unhealthy), printer.BytesOrUnknown(n.MemoryBytes), printer.BytesOrUnknown(n.AllocatedBytes), printer.BytesOrUnknown(n.UsedBytes),
+			n.Node, fmt.Sprint(n.GPUs), unhealthy, printer.BytesOrUnknown(n.MemoryBytes), printer.BytesOrUnknown(n.AllocatedBytes), printer.BytesOrUnknown(n.UsedBytes),
 			part(n.AllocatedBytes, n.MemoryBytes), part(n.UsedBytes, n.MemoryBytes),
 		}}
 		if n.Unhealthy > 0 {

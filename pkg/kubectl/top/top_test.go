@@ -198,10 +198,10 @@ func TestGPUsAndNodes(t *testing.T) {
 func TestUnknownOfNode(t *testing.T) {
 	t.Parallel()
 	n := Nodes(&scrape.Result{GPUs: []scrape.GPU{
-		{Node: "a", MemoryBytes: new(int64(80) << 30), UsedBytes: new(int64(4) << 30), AllocatedBytes: new(int64(8) << 30)}, {Node: "a", MemoryBytes: new(int64(80) << 30)},
+		{Node: "a", Healthy: new(false), MemoryBytes: new(int64(80) << 30), UsedBytes: new(int64(4) << 30), AllocatedBytes: new(int64(8) << 30)}, {Node: "a", MemoryBytes: new(int64(80) << 30)},
 	}})
 	var out strings.Builder
-	if err := n.Table().Write(&out, printer.Format{NoHeaders: true}); err != nil || strings.Join(strings.Fields(out.String()), " ") != "a 2 0 160Gi - - - -" {
+	if err := n.Table().Write(&out, printer.Format{NoHeaders: true}); err != nil || strings.Join(strings.Fields(out.String()), " ") != "a 2 1 (1 unknown) 160Gi - - - -" {
 		t.Errorf("%v, %s", err, out.String())
 	}
 }
