@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
-	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,15 +17,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/partage-dev/partage/pkg/api"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/plugin/events"
 	"github.com/partage-dev/partage/pkg/driver/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/driver/plugin/internal/metawatch"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
-
-// CordonAnnotation of a Node has the PCI addresses of GPUs that pods are kept away from, separated by commas or spaces.
-const CordonAnnotation = "partage.dev/cordoned-gpus"
 
 // Reasons of events about the node.
 const (
@@ -82,7 +79,7 @@ func newOwnNode(client kubernetes.Interface, name string, seen func(*corev1.Node
 func (n *ownNode) look(node *corev1.Node) {
 	before := n.now.Swap(node)
 	n.seen(node)
-	if before == nil || before.Annotations[CordonAnnotation] != node.Annotations[CordonAnnotation] || kubeletOf(before) != kubeletOf(node) {
+	if before == nil || before.Annotations[api.CordonAnnotation] != node.Annotations[api.CordonAnnotation] || kubeletOf(before) != kubeletOf(node) {
 		n.changed.Fire()
 	}
 }
@@ -105,7 +102,7 @@ func cordon(node *corev1.Node, gpus *gpu.Node) (conditions []device.Condition, u
 	if node == nil {
 		return nil, nil
 	}
-	named := strings.FieldsFunc(node.Annotations[CordonAnnotation], func(r rune) bool { return r == ',' || r == ';' || unicode.IsSpace(r) })
+	named := api.CordonedGPUs(node.Annotations)
 	for _, name := range named {
 		address := strings.ToLower(name)
 		if domain, rest, _ := strings.Cut(address, ":"); len(domain) == len("00000000") {
@@ -113,12 +110,12 @@ func cordon(node *corev1.Node, gpus *gpu.Node) (conditions []device.Condition, u
 		}
 		if !gpus.Has(address) {
 			unknown = append(unknown, events.Statement{Event: events.Event{Reason: reasonCordonUnknown, Text: fmt.Sprintf(
-				"The annotation %s of the node has %q, which is no GPU of it: want PCI addresses, such as 0000:1b:00.0, separated by commas.", CordonAnnotation, name)}})
+				"The annotation %s of the node has %q, which is no GPU of it: want PCI addresses, such as 0000:1b:00.0, separated by commas.", api.CordonAnnotation, name)}})
 			continue
 		}
 		conditions = append(conditions, device.Condition{
 			PCIAddress: address, Reason: device.Cordoned,
-			Message: "an administrator keeps pods away from it with the annotation " + CordonAnnotation + " of the node; pods that run stay",
+			Message: "an administrator keeps pods away from it with the annotation " + api.CordonAnnotation + " of the node; pods that run stay",
 		})
 	}
 	return conditions, unknown

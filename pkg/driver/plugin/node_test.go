@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/partage-dev/partage/pkg/api"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/plugin/events"
 	"github.com/partage-dev/partage/pkg/driver/plugin/internal/loop"
@@ -32,7 +33,7 @@ func TestOwnNode(t *testing.T) {
 	gpus := &gpu.Node{GPUs: []gpu.GPU{{PCIAddress: firstGPU}, {PCIAddress: secondGPU}}}
 	object := func(uid types.UID, label, annotation string) *corev1.Node {
 		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{
-			UID: uid, Labels: map[string]string{"pool": label}, Annotations: map[string]string{CordonAnnotation: annotation},
+			UID: uid, Labels: map[string]string{"pool": label}, Annotations: map[string]string{api.CordonAnnotation: annotation},
 		}}
 	}
 	if all, unknown := cordon(nil, gpus); len(all)+len(unknown) > 0 {
@@ -112,7 +113,7 @@ func TestNodeMadeAgain(t *testing.T) {
 func TestCordonBeforeDiscovery(t *testing.T) {
 	t.Parallel()
 	k := surveyed(device.Status{}, nil)
-	k.node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{CordonAnnotation: "0000:ff:00.0"}}}
+	k.node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{api.CordonAnnotation: "0000:ff:00.0"}}}
 	for _, k.gpus.discovered = range []bool{false, true} {
 		told := slices.ContainsFunc(want(k).events, func(s events.Statement) bool { return s.Reason == reasonCordonUnknown })
 		if told != k.gpus.discovered {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/partage-dev/partage/pkg/api"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/claim"
 	"github.com/partage-dev/partage/pkg/driver/unclaimed"
@@ -22,7 +23,7 @@ func everything(now time.Time) *known {
 		Conditions: []device.Condition{{PCIAddress: firstGPU, Reason: device.Lost, Message: "it fell off"}},
 	}, []claim.LiveClaim{uses(ref, firstName, firstGPU, nil)})
 	k.node, k.now, k.policyErr = nodeOf("v1.35.9"), now, errors.New("odd")
-	k.node.Annotations = map[string]string{CordonAnnotation: secondGPU + " gpu-1"}
+	k.node.Annotations = map[string]string{api.CordonAnnotation: secondGPU + " gpu-1"}
 	k.neighbours = map[unclaimed.Kind]unclaimed.Finding{unclaimed.DevicePlugin: {Kind: unclaimed.DevicePlugin, There: true, Text: "it is there"}}
 	k.gpus.discovered, k.gpus.unlisted = true, []string{"0000:ff:00.0"}
 	k.health = []device.Condition{{PCIAddress: secondGPU, Reason: device.Throttled, Message: "hot"}}

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/retry"
 
+	"github.com/partage-dev/partage/pkg/api"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
@@ -46,7 +47,7 @@ func NewCommand(o *options.Options) *cobra.Command {
 	return command(o, true, &cobra.Command{
 		Use:   "cordon GPU...",
 		Short: "Keep new pods away from a GPU, and say who must end before it can be reset",
-		Long: `Write the address of a GPU into the annotation ` + fleet.CordonAnnotation + ` of its Node. The driver
+		Long: `Write the address of a GPU into the annotation ` + api.CordonAnnotation + ` of its Node. The driver
 follows it: no new pods get devices of the GPU, and pods that run stay. Besides uncordon
 this is the only command that writes; it takes the right to get and patch nodes.
 
@@ -62,7 +63,7 @@ func NewUncordonCommand(o *options.Options) *cobra.Command {
 	return command(o, false, &cobra.Command{
 		Use:   "uncordon GPU...",
 		Short: "Let new pods have a GPU again",
-		Long: `Take the address of a GPU out of the annotation ` + fleet.CordonAnnotation + ` of its Node. Besides
+		Long: `Take the address of a GPU out of the annotation ` + api.CordonAnnotation + ` of its Node. Besides
 cordon this is the only command that writes; it takes the right to get and patch nodes.`,
 		Example: `  kubectl gpu uncordon node-1/0`,
 	})
@@ -159,7 +160,7 @@ func (ch change) write(ctx context.Context, client kubernetes.Interface, name, a
 			return nil
 		}
 		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-			"resourceVersion": node.ResourceVersion, "annotations": map[string]*string{fleet.CordonAnnotation: value},
+			"resourceVersion": node.ResourceVersion, "annotations": map[string]*string{api.CordonAnnotation: value},
 		}})
 		if err != nil {
 			return fmt.Errorf("encode a patch: %w", err)
@@ -179,7 +180,7 @@ func (ch change) write(ctx context.Context, client kubernetes.Interface, name, a
 
 // annotation returns the annotation that a Node is to have, nil for none, and whether that which it has names the GPU.
 func (ch change) annotation(node *corev1.Node, address string) (value *string, listed bool) {
-	all := fleet.CordonedGPUs(node)
+	all := api.CordonedGPUs(node.Annotations)
 	// nvidia-smi prints a domain of eight digits, and the driver takes it.
 	rest := slices.DeleteFunc(slices.Clone(all), func(name string) bool {
 		// It takes no short address, but cordon prints one.

@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
-	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/api"
 	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 )
@@ -37,7 +37,7 @@ func newCluster(t *testing.T, annotation string) *cluster {
 	node := c.AddNode("n1", "h100-80-sxm", 2)
 	node.ResourceVersion = "7"
 	if annotation != "" {
-		node.Annotations = map[string]string{fleet.CordonAnnotation: annotation}
+		node.Annotations = map[string]string{api.CordonAnnotation: annotation}
 	}
 	c.Held("team", "notebook", "n1", fleettest.Share("mps.partage.dev", "10Gi", "30"))
 	c.Held("other", "notebook", "n1", fleettest.Share("mps.partage.dev", "20Gi", ""))
@@ -82,7 +82,7 @@ func (c *cluster) annotation(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	value, has := node.Annotations[fleet.CordonAnnotation]
+	value, has := node.Annotations[api.CordonAnnotation]
 	if has && value == "" {
 		t.Error("an empty annotation is left")
 	}
@@ -197,7 +197,7 @@ func TestConcurrent(t *testing.T) {
 			return false, nil, nil
 		}
 		node := c.Nodes[0].DeepCopy()
-		node.ResourceVersion, node.Annotations = "8", map[string]string{fleet.CordonAnnotation: "0000:28:00.0"}
+		node.ResourceVersion, node.Annotations = "8", map[string]string{api.CordonAnnotation: "0000:28:00.0"}
 		if err := c.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), node, ""); err != nil {
 			t.Error(err)
 		}

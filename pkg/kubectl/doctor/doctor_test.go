@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/partage-dev/partage/pkg/api"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
@@ -421,7 +422,7 @@ var badEvents = []bad{
 		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "CordonedGPUUnknown", `The annotation partage.dev/cordoned-gpus of the node has "gpu-1", which is no GPU of it`, time.Minute)
 	}, OK, nil, "", ""},
 	{"driver-events", "an address that is wrong", func(w *world) {
-		w.node("gpu-1").Annotations = map[string]string{fleet.CordonAnnotation: "0000:1b:00.0,gpu-1"}
+		w.node("gpu-1").Annotations = map[string]string{api.CordonAnnotation: "0000:1b:00.0,gpu-1"}
 		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "CordonedGPUUnknown", `The annotation partage.dev/cordoned-gpus of the node has "gpu-1", which is no GPU of it`, time.Minute)
 	}, Warning, []string{"node gpu-1"}, "no GPU", "Correct it"},
 	{"driver-events", "old", func(w *world) {

@@ -16,6 +16,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/partage-dev/partage/pkg/api"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
@@ -291,7 +292,7 @@ func (f *Facts) isOver(e *corev1.Event, c *cause) bool {
 	if c.event == "CordonedGPUUnknown" {
 		return slices.ContainsFunc(f.Nodes, func(n *fleet.Node) bool {
 			return n.Name == e.InvolvedObject.Name && n.Object != nil &&
-				!slices.ContainsFunc(fleet.CordonedGPUs(n.Object), func(name string) bool { return strings.Contains(e.Message, strconv.Quote(name)) })
+				!slices.ContainsFunc(api.CordonedGPUs(n.Object.Annotations), func(name string) bool { return strings.Contains(e.Message, strconv.Quote(name)) })
 		})
 	}
 	return c.over != "" && slices.ContainsFunc(f.Events, func(o *corev1.Event) bool {

@@ -9,18 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode"
-
-	corev1 "k8s.io/api/core/v1"
 )
-
-// CordonAnnotation of a Node has the PCI addresses of GPUs that the driver keeps pods away from.
-const CordonAnnotation = "partage.dev/cordoned-gpus"
-
-// CordonedGPUs returns what the annotation of a node names, as the driver reads it.
-func CordonedGPUs(n *corev1.Node) []string {
-	return strings.FieldsFunc(n.Annotations[CordonAnnotation], func(r rune) bool { return r == ',' || r == ';' || unicode.IsSpace(r) })
-}
 
 // ShortAddress is a PCI address without what the addresses of all GPUs have in common.
 func ShortAddress(address string) string {
