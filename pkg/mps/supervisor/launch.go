@@ -25,6 +25,8 @@ const self = "/proc/self/exe"
 
 // launch describes how to run a control daemon for a session. It is the first argument of Launch.
 type launch struct {
+	// Starter is the supervisor.
+	Starter int
 	// Lock is the file of the keeper, and Shm is mounted at /dev/shm.
 	Lock, Shm string
 	// Root is changed to, unless it is empty; Session is then mounted at its /tmp, and Dev
@@ -42,7 +44,8 @@ func Launch(args []string) error {
 	if len(args) < 2 || json.Unmarshal([]byte(args[0]), &l) != nil {
 		return fmt.Errorf("%s: want how to run a program, and the program; only the supervisor uses this", LaunchCommand)
 	}
-	status, err := keeper.Keep(l.Lock, keeper.Program{Path: args[1], Args: args[2:], Env: os.Environ(), Root: l.Root, Prepare: l.mount})
+	program := keeper.Program{Starter: l.Starter, Path: args[1], Args: args[2:], Env: os.Environ(), Root: l.Root, Prepare: l.mount}
+	status, err := keeper.Keep(l.Lock, program)
 	if err != nil {
 		return fmt.Errorf("run %s: %w", args[1], err)
 	}

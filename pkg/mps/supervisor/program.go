@@ -78,7 +78,9 @@ func (p controlProgram) daemon(spec mps.Spec) *exec.Cmd {
 	if spec.MultiUser {
 		args = append(args, "-multiuser-server")
 	}
-	l, _ := json.Marshal(launch{Lock: p.folder.keeper(), Shm: p.folder.memory().shm(), Root: p.Root, Session: string(p.folder), Dev: p.dev}) // strings alone
+	l, _ := json.Marshal(launch{ // strings and a number
+		Starter: os.Getpid(), Lock: p.folder.keeper(), Shm: p.folder.memory().shm(), Root: p.Root, Session: string(p.folder), Dev: p.dev,
+	})
 	// No context ends the daemon: it outlives the call that starts it.
 	cmd := exec.Command(self, append([]string{LaunchCommand, string(l), p.Path}, args...)...) //nolint:noctx // as said
 	cmd.Dir = "/"

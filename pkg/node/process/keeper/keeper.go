@@ -25,8 +25,12 @@ import (
 	"github.com/partage-dev/partage/pkg/util/wait"
 )
 
-// ErrKept means that another keeper has the lock.
-var ErrKept = errors.New("what an earlier one has started is still there")
+var (
+	// ErrKept means that another keeper has the lock.
+	ErrKept = errors.New("what an earlier one has started is still there")
+	// ErrOrphaned means that the starter of a keeper ended before that had the lock: the next one may have looked for it in vain.
+	ErrOrphaned = errors.New("the process that wanted the program has ended")
+)
 
 // signaled is what the status of a shell, and of a keeper, begins with that says by which signal a program ended.
 const signaled = 128
@@ -36,6 +40,8 @@ const retry = time.Second
 
 // Program is what a keeper starts.
 type Program struct {
+	// Starter is the PID of the process that starts the keeper.
+	Starter int
 	// Path is that in Root, which is that of this process if it is empty.
 	Path, Root string
 	Args, Env  []string
@@ -43,15 +49,19 @@ type Program struct {
 	Prepare func() error
 }
 
-// Keep makes this process, which must do nothing else, the keeper of a program. It returns, with the status to exit with,
-// when nothing that the program has started is left. A keeper that is killed takes the program along, but not what that
-// has started.
+// Keep makes this process, which must do nothing else, the keeper of a program, as soon as there is no other. It returns, with
+// the status to exit with, when nothing that the program has started is left. A keeper that is killed takes the program along,
+// but not what that has started.
 func Keep(lock string, program Program) (status int, err error) {
-	file, err := take(lock)
+	file, err := take(lock, unix.F_SETLKW)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
+	// From here on whoever comes after the starter finds this keeper.
+	if os.Getppid() != program.Starter {
+		return 0, ErrOrphaned
+	}
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return 0, fmt.Errorf("become the parent of orphans: %w", err)
 	}
@@ -197,20 +207,22 @@ func end(ctx context.Context, id process.ID) error {
 // Lock keeps others from becoming the keeper of a file that is about to be removed. It returns nil where there is none. Nobody
 // else in this process may open the file meanwhile: the lock goes when any descriptor of it is closed (fcntl(2)).
 func Lock(lock string) (*os.File, error) {
-	file, err := take(lock)
+	file, err := take(lock, unix.F_SETLK)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // as said
 	}
 	return file, err
 }
 
-// take gets the lock of a file, which must be there then.
-func take(lock string) (*os.File, error) {
+// take gets the lock of a file, which must be there then, or waits for it, depending on the command.
+func take(lock string, command int) (*os.File, error) {
 	file, err := os.OpenFile(lock, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
 	}
-	err = unix.FcntlFlock(file.Fd(), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
+	for err = error(unix.EINTR); errors.Is(err, unix.EINTR); {
+		err = unix.FcntlFlock(file.Fd(), command, &unix.Flock_t{Type: unix.F_WRLCK})
+	}
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
 		err = ErrKept
 	}

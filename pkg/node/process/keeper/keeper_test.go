@@ -22,14 +22,18 @@ import (
 	"github.com/partage-dev/partage/pkg/util/wait"
 )
 
-// keepCommand makes the test program a keeper: of a lock, and a program with its arguments.
+// keepCommand makes the test program a keeper: of a starter, a lock, and a program with its arguments.
 const keepCommand = "keep"
 
 func TestMain(m *testing.M) {
 	if len(os.Args) < 2 || os.Args[1] != keepCommand {
 		os.Exit(m.Run())
 	}
-	status, err := Keep(os.Args[2], Program{Path: os.Args[3], Args: os.Args[4:], Env: os.Environ()})
+	starter, err := strconv.Atoi(os.Args[2])
+	if err != nil {
+		panic(err)
+	}
+	status, err := Keep(os.Args[3], Program{Starter: starter, Path: os.Args[4], Args: os.Args[5:], Env: os.Environ()})
 	if err != nil {
 		fmt.Println(err)
 		status = 99
@@ -49,11 +53,16 @@ func newLock(t *testing.T) string {
 // keep starts the keeper of a shell.
 func keep(t *testing.T, lock, script string) *process.Process {
 	t.Helper()
+	return keepFor(t, os.Getpid(), lock, script)
+}
+
+func keepFor(t *testing.T, starter int, lock, script string) *process.Process {
+	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(self, keepCommand, lock, "/bin/sh", "-c", script)
+	cmd := exec.Command(self, keepCommand, strconv.Itoa(starter), lock, "/bin/sh", "-c", script)
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	p, err := process.Start(cmd)
 	if err != nil {
@@ -167,36 +176,51 @@ func TestKilled(t *testing.T) {
 // TestOneKeeper shows that there is one at a time, and none of a file that is removed.
 func TestOneKeeper(t *testing.T) {
 	lock := newLock(t)
-	keep(t, lock, "sleep 1000")
+	first := keep(t, lock, "sleep 1000")
 	eventually(t, "the keeper", func() bool { _, found, err := Of(lock); return found && err == nil })
-	second := keep(t, lock, "sleep 1000")
-	<-second.Done()
-	if second.How() != "exit status 99" {
-		t.Errorf("a second keeper: %s", second.How())
-	}
 	if _, err := Lock(lock); !errors.Is(err, ErrKept) {
 		t.Errorf("got %v, want %v", err, ErrKept)
 	}
+	second := keep(t, lock, "sleep 1000")
+	if err := first.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the second keeper", func() bool { id, _, err := Of(lock); return id == second.ID && err == nil })
 	mustEnd(t, lock)
 	file, err := Lock(lock)
 	if err != nil {
 		t.Fatal(err)
 	}
 	late := keep(t, lock, "sleep 1000")
+	if err := errors.Join(os.Remove(lock), file.Close()); err != nil {
+		t.Fatal(err)
+	}
 	<-late.Done()
 	if late.How() != "exit status 99" {
 		t.Errorf("a keeper beside who removes the file: %s", late.How())
 	}
-	if err := errors.Join(os.Remove(lock), file.Close()); err != nil {
-		t.Fatal(err)
-	}
 	if file, err := Lock(lock); file != nil || err != nil {
 		t.Errorf("got %v, %v", file, err)
 	}
-	if _, err := take(lock); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := take(lock, unix.F_SETLK); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v, want %v", err, fs.ErrNotExist)
 	}
 	if _, found, err := Of(lock); found || err != nil {
 		t.Errorf("found %t, %v", found, err)
+	}
+}
+
+// TestOrphaned shows that a keeper starts nothing whose starter has ended before the keeper had the lock: who came after that
+// has looked for a keeper, and found none.
+func TestOrphaned(t *testing.T) {
+	lock := newLock(t)
+	started := filepath.Join(filepath.Dir(lock), "started")
+	p := keepFor(t, os.Getppid(), lock, "echo >"+started)
+	<-p.Done()
+	if p.How() != "exit status 99" {
+		t.Error(p.How())
+	}
+	if _, err := os.Lstat(started); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the program has run: %v", err)
 	}
 }
