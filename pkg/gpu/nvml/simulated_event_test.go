@@ -282,7 +282,7 @@ func TestSimulatedEventsOfHungGPU(t *testing.T) {
 func TestSimulatedEventsWhileCallIsOut(t *testing.T) {
 	m := newMachine(t, "h100-80-sxmx1")
 	pci := m.GPUs[0].PCIAddress
-	l := listen(t, m, Options{Calls: call.New(20 * time.Second)})
+	l := listen(t, m, Options{Calls: call.New(2 * patience)})
 	l.monitored(pci)
 	fault := addFault(t, l.file, machine.Fault{Function: "nvmlDeviceGetMemoryInfo", GPU: 0, Hang: true, Effect: machine.Proceed})
 	answer := make(chan error, 1)
@@ -291,12 +291,8 @@ func TestSimulatedEventsWhileCallIsOut(t *testing.T) {
 		answer <- err
 	}()
 	waitUntilStruck(t, l.file, fault, answer)
-	began := time.Now()
 	l.happen(xid(0, 119), xid(0, 154))
 	l.expect(whole(pci, gpu.EventXID, 119), whole(pci, gpu.EventXID, 154))
-	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("the events came after %s", took)
-	}
 	removeFault(t, l.file, fault)
 	if err := <-answer; err != nil {
 		t.Error(err)
