@@ -63,12 +63,7 @@ func TestForgedClients(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			s := w.supervisor()
-			before, err := s.Ensure(t.Context(), one)
-			if err != nil {
-				t.Fatal(err)
-			}
+			w, s, before := started(t, hasty)
 			daemon, pid := daemonOf(t, s, one.ID), forged(t, w, before)
 			w.script(script{Clients: []int{pid}})
 			eventually(t, "the lie", func() bool { return slices.Contains(statusOf(t, s, one.ID).Clients, pid) })

@@ -68,7 +68,7 @@ func TestPodEnds(t *testing.T) {
 // TestPodEndsWithSilentDaemon: a daemon that does not answer keeps no other session from
 // terminating its clients, and the wait for it is bounded.
 func TestPodEndsWithSilentDaemon(t *testing.T) {
-	w, s, silent := startedWith(t, "")
+	w, s, silent := started(t, hasty)
 	sound, err := s.Ensure(t.Context(), mps.Spec{ID: "gpu-1", Devices: []string{gpuB}})
 	if err != nil {
 		t.Fatal(err)
@@ -95,7 +95,7 @@ func TestPodEndsWithSilentDaemon(t *testing.T) {
 
 // TestTerminationHangs: a client whose termination does not return keeps no other from being terminated.
 func TestTerminationHangs(t *testing.T) {
-	w, s, before := startedWith(t, "")
+	w, s, before := started(t, hasty)
 	for range 2 {
 		c := w.client(0, before)
 		w.inPodWith(c.Process.Pid, endingPod)

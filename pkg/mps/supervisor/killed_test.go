@@ -45,10 +45,7 @@ func withReaction(reaction mps.OnClientKilled) mps.Spec {
 // startedWith returns a session with a reaction to killed clients.
 func startedWith(t *testing.T, reaction mps.OnClientKilled, change ...func(*Options)) (*world, *Supervisor, mps.Status) {
 	t.Helper()
-	w := newWorld(t)
-	for _, do := range change {
-		do(&w.options)
-	}
+	w := newWorld(t, change...)
 	s := w.supervisor()
 	status, err := s.Ensure(t.Context(), withReaction(reaction))
 	if err != nil {

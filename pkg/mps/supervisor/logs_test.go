@@ -54,7 +54,7 @@ func (l logs) taken(t *testing.T) (taken int64) {
 // TestFloodedLogs: whatever the session is about, a daemon that writes without end
 // cannot take more than the logs may have, and the session stays usable.
 func TestFloodedLogs(t *testing.T) {
-	w := newWorld(t)
+	w := newWorld(t, hasty)
 	w.script(script{Flood: true})
 	w.options.StartLimit = 5 * time.Second // it has failed when it could not be started three times
 	s := w.supervisor()

@@ -22,9 +22,9 @@ import (
 
 var one = mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25, Memory: map[string]int64{gpuA: 1 << 30}}
 
-func started(t *testing.T) (*world, *Supervisor, mps.Status) {
+func started(t *testing.T, change ...func(*Options)) (*world, *Supervisor, mps.Status) {
 	t.Helper()
-	w := newWorld(t)
+	w := newWorld(t, change...)
 	s := w.supervisor()
 	status, err := s.Ensure(t.Context(), one)
 	if err != nil {
@@ -312,7 +312,7 @@ func TestDefaultsOfTheNextServer(t *testing.T) {
 }
 
 func TestSilentDaemon(t *testing.T) {
-	w, s, status := started(t)
+	w, s, status := started(t, hasty)
 	daemon := daemonOf(t, s, one.ID)
 	// With a client that would notice, it is only reported.
 	w.inPod(w.client(0, status).Process.Pid)
@@ -336,7 +336,7 @@ func TestSilentDaemon(t *testing.T) {
 
 // TestSilentDaemonIsReplaced: a session could never start a server again with it.
 func TestSilentDaemonIsReplaced(t *testing.T) {
-	_, s, _ := started(t)
+	_, s, _ := started(t, hasty)
 	daemon := daemonOf(t, s, one.ID)
 	if err := unix.Kill(daemon, unix.SIGSTOP); err != nil {
 		t.Fatal(err)

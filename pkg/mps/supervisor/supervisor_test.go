@@ -187,7 +187,7 @@ func TestStartFails(t *testing.T) {
 		"daemon is slow":    {script{Slow: time.Minute}, []string{"does not answer", "too late"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newWorld(t, hasty)
 			s := w.supervisor()
 			w.script(test.script)
 			limit := time.Minute
@@ -229,7 +229,7 @@ func TestServerNeverReady(t *testing.T) {
 		"no answer": {func(w *world, _ context.CancelCauseFunc) { w.script(script{Hang: true}) }, "no answer within"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newWorld(t, hasty)
 			s := w.supervisor()
 			w.script(script{State: "INITIALIZING"})
 			ctx, giveUp := context.WithCancelCause(t.Context())

@@ -126,7 +126,7 @@ func TestKeeperIsStopped(t *testing.T) {
 
 // TestLockIsRemoved: what runs is known without the keeper's lock, and a daemon that does not quit is ended.
 func TestLockIsRemoved(t *testing.T) {
-	w, s, _ := started(t)
+	w, s, _ := started(t, hasty)
 	if err := os.Remove(w.folder(one.ID).keeper()); err != nil {
 		t.Fatal(err)
 	}

@@ -41,7 +41,7 @@ const (
 )
 
 // newWorld makes a world. Tests that have one run in parallel: they mostly wait.
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T, change ...func(*Options)) *world {
 	t.Helper()
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -65,6 +65,9 @@ func newWorld(t *testing.T) *world {
 	w.install()
 	w.script(script{})
 	w.options = options(w.dir, w.root)
+	for _, do := range change {
+		do(&w.options)
+	}
 	return w
 }
 
@@ -100,10 +103,13 @@ func (w *world) install() {
 func options(dir, root string) Options {
 	return Options{
 		Dir: dir, Roots: host.Roots{Driver: root, Dev: host.AutoDev},
-		CheckInterval: 50 * time.Millisecond, StartLimit: 20 * time.Second, CommandLimit: 3 * time.Second, EndLimit: 2 * time.Second,
+		CheckInterval: 50 * time.Millisecond, StartLimit: 30 * time.Second, CommandLimit: 8 * time.Second, EndLimit: 4 * time.Second,
 		FirstPause: 100 * time.Millisecond, LongestPause: 400 * time.Millisecond,
 	}
 }
+
+// hasty makes a test short in which something does not answer. The others are patient, as the machine may be busy.
+func hasty(o *Options) { o.CommandLimit, o.EndLimit = 3*time.Second, 2*time.Second }
 
 func (w *world) supervisor() *Supervisor {
 	w.Helper()
