@@ -96,10 +96,15 @@ func order(t *testing.T, contents map[string][]byte) []string {
 	return names
 }
 
+const header = `# SPDX-FileCopyrightText: The Partage Authors
+# SPDX-License-Identifier: Apache-2.0
+#
+`
+
 // TestHeaders: each file says what it is, in words that are a sentence, and when to use it.
 func TestHeaders(t *testing.T) {
 	for name, data := range all(t) {
-		if !bytes.HasPrefix(data, []byte("# SPDX-FileCopyrightText: The Partage Authors\n# SPDX-License-Identifier: Apache-2.0\n#\n")) {
+		if !bytes.HasPrefix(data, []byte(header)) {
 			t.Errorf("%s does not begin with the licence", name)
 		}
 		if p := Purpose(data); len(p) < 20 || len(p) > 110 || !strings.HasSuffix(p, ".") {

@@ -24,7 +24,9 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files instead of comparing with them")
 
-const goldenHeader = "# SPDX-FileCopyrightText: The Partage Authors\n# SPDX-License-Identifier: Apache-2.0\n"
+const goldenHeader = `# SPDX-FileCopyrightText: The Partage Authors
+# SPDX-License-Identifier: Apache-2.0
+`
 
 // TestGolden compares the full slices of one GPU of every board. Boards whose slices differ in values only
 // share a file, and digests.txt says in which. For 8 and 16 GPUs a digest is enough: the layout, and a hash of everything.

@@ -37,8 +37,10 @@ func TestChartHasAllProfiles(t *testing.T) {
 	if len(names) < 59 {
 		t.Errorf("%d MIG profiles, want 59 at least", len(names))
 	}
-	want := "# SPDX-FileCopyrightText: The Partage Authors\n# SPDX-License-Identifier: Apache-2.0\n" +
-		"# The MIG profiles of the boards in pkg/kubectl/boards; make golden writes them.\n- " + strings.Join(names, "\n- ") + "\n"
+	want := `# SPDX-FileCopyrightText: The Partage Authors
+# SPDX-License-Identifier: Apache-2.0
+# The MIG profiles of the boards in pkg/kubectl/boards; make golden writes them.
+- ` + strings.Join(names, "\n- ") + "\n"
 	if *update {
 		if err := os.WriteFile(chartList, []byte(want), 0o600); err != nil {
 			t.Fatal(err)

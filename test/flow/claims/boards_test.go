@@ -97,7 +97,9 @@ func writeFacts(t *testing.T, path string, node *gpu.Node) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const header = "# SPDX-FileCopyrightText: The Partage Authors\n# SPDX-License-Identifier: Apache-2.0\n"
+	const header = `# SPDX-FileCopyrightText: The Partage Authors
+# SPDX-License-Identifier: Apache-2.0
+`
 	if err := os.WriteFile(path, append([]byte(header), text...), 0o644); err != nil {
 		t.Fatal(err)
 	}
