@@ -448,12 +448,15 @@ lint: $(LINT) $(ACTIONLINT) gpusim ## Check formatting and code of all modules, 
 VULNDB :=
 # What workflows set up and the base images have. Here it may be an older one.
 RELEASE_GO := $(shell sed -n 's/^toolchain //p' go.mod)
+ask = GOVERSION=$(RELEASE_GO) $(VULNCHECK) $(if $(VULNDB),-db file://$(CURDIR)/$(OUT)/vulndb)
 .PHONY: vulnerabilities
 vulnerabilities: $(VULNCHECK) ## Look for known vulnerabilities in what the programs call
 	$(call say,known vulnerabilities of what $(RELEASE_GO) builds)
 	$(if $(VULNDB),rm -rf $(OUT)/vulndb && go mod download -json golang.org/x/vulndb@latest | tee $(OUT)/vulndb.json | grep '"Version"')
 	$(if $(VULNDB),CGO_ENABLED=0 go run golang.org/x/vulndb/cmd/indexdb@latest -out $(CURDIR)/$(OUT)/vulndb -vulns "$$(sed -n 's/.*"Dir": "\(.*\)".*/\1/p' $(OUT)/vulndb.json)/data/osv")
-	GOVERSION=$(RELEASE_GO) $(VULNCHECK) $(if $(VULNDB),-db file://$(CURDIR)/$(OUT)/vulndb) -tags '$(GO_TAGS)' ./cmd/... ./pkg/...
+	$(ask) -tags '$(GO_TAGS)' ./cmd/... ./pkg/... $(NVIDIA_HOOK)
+	@# The archives of kubectl gpu, as deployments/krew/release builds them.
+	for os in linux darwin windows; do echo $$os; GOOS=$$os CGO_ENABLED=0 $(ask) ./cmd/kubectl-gpu; done
 
 $(ACTIONLINT) $(VULNCHECK) &: test/tools/ci/go.mod test/tools/ci/go.sum
 	$(call say,building actionlint and govulncheck (once))
