@@ -74,11 +74,7 @@ func TestNodeUninstall(t *testing.T) {
 	mustHelm(t, "uninstall", release, "--wait")
 	t.Cleanup(func() {
 		mustHelm(t, "upgrade", release, chart, "--install", "--values", file, "--wait=legacy", "--timeout", waitLimit.String())
-		eventually(t, "the pod of the last installation to be gone", func(context.Context) (bool, string) {
-			out, err := exec.Command("kubectl", "get", "pods", "--namespace", driverNamespace, "--output", "name",
-				"--selector", "app.kubernetes.io/component="+pluginComponent).CombinedOutput()
-			return err == nil && strings.Count(string(out), "pod/") == 1, string(out)
-		})
+		waitNoOldPlugin(t)
 	})
 	// A PCI bus without devices, and no driver.
 	root := t.TempDir()
@@ -87,4 +83,14 @@ func TestNodeUninstall(t *testing.T) {
 	}
 	mustHelm(t, "install", release, chart, "--wait", "--timeout", waitLimit.String(), "--set",
 		"image.repository=partage.invalid/gpu-kubelet-plugin,image.tag=dev,image.pullPolicy=Never,mpsSupervisor.enabled=false,sharingPolicy.default.kinds={gpu},host.driverRoot="+root+",host.sysRoot="+root)
+}
+
+// waitNoOldPlugin waits until the plugin's pod of before an upgrade has ended.
+func waitNoOldPlugin(t *testing.T) {
+	t.Helper()
+	eventually(t, "the plugin's last pod to be gone", func(context.Context) (bool, string) {
+		out, err := exec.Command("kubectl", "get", "pods", "--namespace", driverNamespace, "--output", "name",
+			"--selector", "app.kubernetes.io/component="+pluginComponent).CombinedOutput()
+		return err == nil && strings.Count(string(out), "pod/") == 1, string(out)
+	})
 }

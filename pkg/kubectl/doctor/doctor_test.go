@@ -44,7 +44,7 @@ type bad struct {
 
 func TestChecks(t *testing.T) {
 	t.Parallel()
-	const wantChecks, wantCases = 30, 89
+	const wantChecks, wantCases = 31, 95
 	checks := Checks()
 	if len(checks) != wantChecks {
 		t.Errorf("%d checks, want %d", len(checks), wantChecks)
@@ -252,6 +252,19 @@ func migManagerPod(node string) *corev1.Pod {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-operator", Name: "nvidia-mig-manager-x", Labels: map[string]string{"app": "nvidia-mig-manager"}}, Spec: corev1.PodSpec{NodeName: node, Volumes: ofHost}}
 }
 
+// operated is a pod of the GPU operator that has NVIDIA's driver, on a node that the operator has labelled.
+func operated(w *world, node string) *corev1.Pod {
+	w.node(node).Labels[clientLabel] = "true"
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu-operator", Name: "nvidia-driver-daemonset-x", Labels: map[string]string{componentLabel: "nvidia-driver"}}, Spec: corev1.PodSpec{NodeName: node, Volumes: ofHost}}
+}
+
+// paused is a node that the GPU operator's driver manager has got rid of its clients.
+func paused(w *world, node string) {
+	w.set(pluginLabel).Spec.Template.Spec.NodeSelector = map[string]string{clientLabel: "true"}
+	w.node(node).Labels[clientLabel] = pausedValue
+	w.pods = slices.DeleteFunc(w.pods, func(p *corev1.Pod) bool { return p.Labels[componentLabel] != "" && p.Spec.NodeName == node })
+}
+
 // ofTenant makes a pod one that somebody with a namespace may create, which enforces the Pod Security Standard baseline.
 func ofTenant(p *corev1.Pod) *corev1.Pod {
 	p.Namespace, p.Spec.Volumes = "team", nil
@@ -313,6 +326,15 @@ var badNeighbours = []bad{
 		w.class(fleet.MainClass).Annotations = nil
 		w.pods = append(w.pods, annotatedPod("team"))
 	}, Unknown, []string{"pod team/annotated"}, "not known without annotation partage.dev/driver-namespace of DeviceClass gpu.nvidia.com", "annotationPolicy"},
+	{"gpu-operator", "does not know the driver", func(w *world) { w.pods = append(w.pods, operated(w, "gpu-1")) }, Warning, []string{"node gpu-1"}, "does not stop this driver", "gpuOperatorClient=true"},
+	{"gpu-operator", "knows the driver", func(w *world) {
+		w.pods = append(w.pods, operated(w, "gpu-1"))
+		w.set(pluginLabel).Spec.Template.Spec.NodeSelector = map[string]string{clientLabel: "true"}
+	}, OK, nil, "", ""},
+	{"gpu-operator", "a tenant's pod that is called like its driver", func(w *world) { w.pods = append(w.pods, ofTenant(operated(w, "gpu-1"))) }, OK, nil, "", ""},
+	{"gpu-operator", "replaces the driver", func(w *world) { paused(w, "gpu-1") }, Warning, []string{"node gpu-1"}, "(label nvidia.com/gpu.deploy.client is paused-for-driver-upgrade): pods with claims neither start nor end", "Wait"},
+	{"driver-pods", "while the GPU operator replaces NVIDIA's driver", func(w *world) { paused(w, "gpu-1") }, OK, nil, "", ""},
+	{"mps-supervisor", "while the GPU operator replaces NVIDIA's driver", func(w *world) { paused(w, "gpu-1") }, OK, nil, "", ""},
 	{"mig-manager", "runs with a label", func(w *world) {
 		w.pods = append(w.pods, migManagerPod("gpu-1"))
 		w.node("gpu-1").Labels[migConfigLabel] = "all-1g.10gb"

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -23,6 +24,7 @@ var neighbourChecks = []Check{
 	{ID: "foreign-slices", Title: "all ResourceSlices of the driver's name are this driver's", needs: []string{slicesOf}, run: foreignSlices},
 	{ID: "device-plugin", Title: "no device plugin gives away the GPUs of the driver's nodes", needs: []string{nodes, slicesOf}, run: devicePlugin},
 	{ID: "mig-manager", Title: "no MIG manager partitions the GPUs of the driver's nodes", needs: []string{nodes, pods, slicesOf}, parts: []string{pods}, run: migManager},
+	{ID: "gpu-operator", Title: "the GPU operator stops the driver before it replaces NVIDIA's", needs: []string{driverPlace, nodes, pods, daemonSets}, parts: []string{pods}, run: gpuOperator},
 	{ID: "gpus-by-annotation", Title: "no pod names GPUs in an annotation", needs: []string{pods}, parts: []string{pods}, run: gpusByAnnotation},
 	{ID: "node-labels", Title: "the labels of nodes agree with what the driver publishes", needs: []string{nodes, slicesOf}, run: nodeLabels},
 }
@@ -131,6 +133,38 @@ func migManager(f *Facts) (found findings) {
 		}
 	}
 	return found
+}
+
+// clientLabel is what the GPU operator, from 26.7 on, gives the nodes with GPUs for the node selectors of those who use GPUs beside it. Its
+// value has pausedValue in it while the operator's driver manager wants them gone.
+const clientLabel, pausedValue = "nvidia.com/gpu.deploy.client", "paused-for-driver-upgrade"
+
+func gpuOperator(f *Facts) (found findings) {
+	operated := byNode(f.nodePods(hasComponent("nvidia-driver")))
+	for _, n := range f.Snapshot.Nodes {
+		value, labelled := n.Labels[clientLabel]
+		switch {
+		case f.pausedByOperator(n.Name):
+			found.add(Warning, fmt.Sprintf("The GPU operator keeps the driver off the node while it replaces NVIDIA's (label %s is %s): pods with claims neither start nor end there", clientLabel, value),
+				"Wait; if it does not end, see why the operator's driver pod of the node is not ready (docs/how-to/real-nodes.md#when-the-driver-is-replaced)", nodeRef(n.Name))
+		case labelled && !f.isOperatorClient() && len(operated[n.Name]) > 0 && f.publishes(n.Name):
+			found.add(Warning, "The GPU operator replaces NVIDIA's driver of the node, and does not stop this driver before: the kernel modules stay in use, so that it fails",
+				"helm upgrade with kubeletPlugin.gpuOperatorClient=true (docs/how-to/real-nodes.md#when-the-driver-is-replaced)", nodeRef(n.Name))
+		}
+	}
+	return found
+}
+
+// isOperatorClient reports whether the driver goes by the label of the GPU operator's clients.
+func (f *Facts) isOperatorClient() bool {
+	return slices.ContainsFunc(f.driverSets(), func(s *appsv1.DaemonSet) bool { return s.Spec.Template.Spec.NodeSelector[clientLabel] != "" })
+}
+
+// pausedByOperator reports whether the GPU operator keeps the driver off a node for a while.
+func (f *Facts) pausedByOperator(node string) bool {
+	return f.isOperatorClient() && slices.ContainsFunc(f.Snapshot.Nodes, func(n *corev1.Node) bool {
+		return n.Name == node && strings.Contains(n.Labels[clientLabel], pausedValue)
+	})
 }
 
 // cdiAnnotations and runtimeAnnotations are what annotations begin with by which NVIDIA's NRI plugin, and its runtime, give pods GPUs, and

@@ -89,7 +89,7 @@ func leftovers(f *Facts) (found findings) {
 func driverOnEveryNode(f *Facts) (found findings) {
 	have := byNode(f.driverPods(pluginLabel))
 	for _, n := range f.Snapshot.Nodes {
-		if len(have[n.Name]) > 0 || virtual(n) {
+		if len(have[n.Name]) > 0 || virtual(n) || f.pausedByOperator(n.Name) {
 			continue
 		}
 		switch {
@@ -243,7 +243,7 @@ func driverRestarts(f *Facts) (found findings) {
 func supervisorsReady(f *Facts) (found findings) {
 	have := byNode(f.driverPods(supervisor))
 	for _, n := range f.Nodes {
-		if n.Name != "" && sharesWithMPS(n) && len(have[n.Name]) == 0 {
+		if n.Name != "" && sharesWithMPS(n) && len(have[n.Name]) == 0 && !f.pausedByOperator(n.Name) {
 			found.add(Error, "The node offers MPS shares, and has no pod of the MPS supervisor",
 				"Set mpsSupervisor.enabled=true in the chart, or offer no mps in the sharing policy", nodeRef(n.Name))
 		}

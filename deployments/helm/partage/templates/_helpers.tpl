@@ -55,12 +55,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 
 {{- /*
 Where the DaemonSets run, and the job that guards them. Arguments: the section of values;
-whether nodes must be labelled as GPU nodes.
+whether nodes must have the labels that it asks for by name.
 */ -}}
 {{- define "partage.placement" -}}
 {{- $plugin := index . 0 -}}
-{{- $labelled := index . 1 -}}
-{{- with $plugin.nodeSelector -}}
+{{- $labelled := and (index . 1) $plugin.gpuNodesOnly -}}
+{{- $selector := deepCopy $plugin.nodeSelector -}}
+{{- if and (index . 1) $plugin.gpuOperatorClient -}}
+{{- $selector = set $selector "nvidia.com/gpu.deploy.client" "true" -}}
+{{- end -}}
+{{- with $selector -}}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{ end -}}
