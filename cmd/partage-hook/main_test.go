@@ -6,6 +6,7 @@ package main
 import (
 	"debug/buildinfo"
 	"debug/elf"
+	"encoding/binary"
 	"fmt"
 	"net"
 	"os"
@@ -63,11 +64,29 @@ func newMachine(t *testing.T) machine {
 	t.Cleanup(func() { _ = listener.Close() })
 	write(m.mpsClient+"/config.json", fmt.Sprintf(`{"process": {"env": ["PARTAGE_MPS_0=gpu-0"]}, "mounts": [{"source": %q, "destination": "/tmp/nvidia-mps"}]}`,
 		filepath.Dir(m.control)))
-	preload := filepath.Join(dir, "preload")
+	preload, library := filepath.Join(dir, "preload"), filepath.Join(dir, "library.so")
 	write(preload, "/usr/local/vgpu/libvgpu.so\n")
+	write(library, libraryHeader(t))
 	write(m.limited+"/config.json", `{"process": {"env": ["PARTAGE_LIMITS_0=gpu-0"]}, "mounts": [`+
-		`{"destination": "/usr/local/vgpu/libvgpu.so"}, {"destination": "/etc/ld.so.preload", "source": "`+preload+`"}]}`)
+		`{"destination": "/usr/local/vgpu/libvgpu.so", "source": "`+library+`"}, {"destination": "/etc/ld.so.preload", "source": "`+preload+`"}]}`)
 	return m
+}
+
+// libraryHeader is how a library for this machine begins.
+func libraryHeader(t *testing.T) string {
+	t.Helper()
+	own, err := elf.Open("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	var b strings.Builder
+	h := elf.Header64{Type: uint16(elf.ET_DYN), Machine: uint16(own.Machine), Version: uint32(elf.EV_CURRENT)}
+	copy(h.Ident[:], "\x7fELF\x02\x01\x01") // 64 bits, little endian, version 1
+	if err := binary.Write(&b, binary.LittleEndian, h); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
 }
 
 func state(bundle string) string { return fmt.Sprintf(`{"ociVersion": "1.2.0", "bundle": %q}`, bundle) }

@@ -46,12 +46,15 @@ func (n *Node) Policy(t testing.TB, text string) (flag string) {
 	return "--policy-file=" + path
 }
 
-// Interposer makes a library as an operator may have one, and returns the flag
-// that names it.
+// Interposer makes a library as an operator may have one, which limits nothing, and returns the flag that names it.
 func (n *Node) Interposer(t testing.TB) (flag string) {
 	t.Helper()
+	library, err := os.ReadFile(Built.Assets.CUDA)
+	if err != nil {
+		t.Fatal(err)
+	}
 	path := filepath.Join(filepath.Dir(n.Root), "libvgpu.so")
-	if err := os.WriteFile(path, []byte("a library\n"), 0o755); err != nil {
+	if err := os.WriteFile(path, library, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return "--interposer-library=" + path

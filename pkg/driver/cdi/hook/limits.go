@@ -4,8 +4,11 @@
 package hook
 
 import (
+	"debug/elf"
 	"fmt"
 	"io"
+	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 )
@@ -51,7 +54,8 @@ func CheckSoftwareLimits(input io.Reader) error {
 }
 
 func (c *container) checkPreload() error {
-	if _, found := c.mountAt(InterposerLibrary); !found {
+	library, found := c.mountAt(InterposerLibrary)
+	if !found {
 		return fmt.Errorf("there is no mount at %s", InterposerLibrary)
 	}
 	m, found := c.mountAt(PreloadFile)
@@ -64,6 +68,33 @@ func (c *container) checkPreload() error {
 	}
 	if !slices.Contains(strings.Fields(string(data)), InterposerLibrary) {
 		return fmt.Errorf("%s, which is mounted at %s, does not name %s", quote(m.Source), PreloadFile, InterposerLibrary)
+	}
+	return checkLibrary(library.Source)
+}
+
+// libraryMachines are what libraries are for that the programs of a machine can load.
+var libraryMachines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
+
+// checkLibrary refuses what the dynamic loader would pass over with a warning. If it lacks something in the container, its C library for
+// example, programs end when they start.
+func checkLibrary(path string) error {
+	// Libraries have versions in their names, and links to those.
+	resolved, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return short(err)
+	}
+	file, err := openRegular(resolved)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Close() }()
+	library, err := elf.NewFile(file)
+	if err != nil {
+		return fmt.Errorf("read the library %s: %w", quote(path), err)
+	}
+	if want := libraryMachines[runtime.GOARCH]; library.Class != elf.ELFCLASS64 || library.Type != elf.ET_DYN || library.Machine != want {
+		return fmt.Errorf("%s is %s, %s, %s: want a library of this machine, %s, %s, %s",
+			quote(path), library.Class, library.Type, library.Machine, elf.ELFCLASS64, elf.ET_DYN, want)
 	}
 	return nil
 }

@@ -11,9 +11,23 @@ import (
 	"syscall"
 )
 
-// readFile reads a file that a tenant may have had a hand in: it neither follows a
-// symbolic link nor waits for a pipe or a device, and refuses more than limit bytes.
+// readFile reads a file like openRegular, and refuses more than limit bytes.
 func readFile(path string, limit int64) ([]byte, error) {
+	file, err := openRegular(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }()
+	data, err := readAll(file, limit)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", quote(path), short(err))
+	}
+	return data, nil
+}
+
+// openRegular opens a file that a tenant may have had a hand in: it neither follows a
+// symbolic link nor waits for a pipe or a device.
+func openRegular(path string) (*os.File, error) {
 	before, err := os.Lstat(path)
 	if err != nil {
 		return nil, short(err)
@@ -26,15 +40,11 @@ func readFile(path string, limit int64) ([]byte, error) {
 	if err != nil {
 		return nil, short(err)
 	}
-	defer func() { _ = file.Close() }()
 	if opened, err := file.Stat(); err != nil || !os.SameFile(before, opened) {
+		_ = file.Close()
 		return nil, errors.Join(fmt.Errorf("%s was replaced meanwhile", quote(path)), err)
 	}
-	data, err := readAll(file, limit)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", quote(path), short(err))
-	}
-	return data, nil
+	return file, nil
 }
 
 // readAll refuses more than limit bytes.
