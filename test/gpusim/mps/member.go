@@ -226,11 +226,11 @@ func (mb *member) operate(r request, answer *reply) error {
 	u := &mb.uses[r.Device]
 	switch r.Op {
 	case opContext, opAllocate:
-		return s.allocate(u, 0, r.Bytes)
+		return mb.allocate(u, 0, r.Bytes)
 	case opNewContext:
-		return s.allocate(u, 1, 0)
+		return mb.allocate(u, 1, 0)
 	case opLaunch:
-		err := s.allocate(u, 0, 0)
+		err := mb.allocate(u, 0, 0)
 		u.busy = err == nil
 		s.publish()
 		return err
@@ -241,7 +241,7 @@ func (mb *member) operate(r request, answer *reply) error {
 		}
 		return nil
 	case opMemory:
-		return s.memoryInfo(u, answer)
+		return mb.memoryInfo(u, answer)
 	case opFault:
 		s.fault(u.device, mb)
 		return cuda.LaunchFailed
@@ -251,14 +251,19 @@ func (mb *member) operate(r request, answer *reply) error {
 
 // memoryInfo is what cuMemGetInfo returns: under a limit, what is left of it and
 // all that the device has.
-func (s *Server) memoryInfo(u *use, answer *reply) error {
+func (mb *member) memoryInfo(u *use, answer *reply) error {
+	s := mb.server
 	m, err := s.state.Snapshot()
 	if err != nil {
 		return err
 	}
 	d := s.devices[u.device]
+	left, err := s.state.MemoryLeft(d.GPU, mb.pid)
+	if err != nil {
+		return err
+	}
 	answer.Total = d.Memory
-	answer.Free = d.Memory - min(d.Memory, d.Used(m))
+	answer.Free = min(left, d.Memory-min(d.Memory, d.Used(m)))
 	if limit := u.limits.Memory; limit > 0 {
 		answer.Free = min(answer.Free, limit-min(limit, u.taken(d)))
 	}
@@ -266,19 +271,25 @@ func (s *Server) memoryInfo(u *use, answer *reply) error {
 }
 
 // allocate makes that many more contexts of a client on a device, at least the first
-// one, and gives it that much memory. A limit is for both.
-func (s *Server) allocate(u *use, contexts int, bytes uint64) error {
+// one, and gives it that much memory. A limit is for both, and so is that which the driver holds
+// for the client's cgroup.
+func (mb *member) allocate(u *use, contexts int, bytes uint64) error {
+	s := mb.server
 	if u.contexts == 0 {
 		contexts = 1
 	}
 	d, before := s.devices[u.device], *u
+	left, err := s.state.MemoryLeft(d.GPU, mb.pid)
+	if err != nil {
+		return err
+	}
 	u.contexts, u.memory = u.contexts+contexts, u.memory+bytes
 	more := u.taken(d) - before.taken(d)
-	err := s.state.Update(func(m *machine.Machine) error {
+	err = s.state.Update(func(m *machine.Machine) error {
 		switch limit := u.limits.Memory; {
 		case contexts > 0 && s.contexts(u.device) > MaxContexts(d, m.CUDADriverVersion):
 			return cuda.MPSMaxClientsReached
-		case limit > 0 && u.taken(d) > limit || d.Used(m)+more > d.Memory:
+		case limit > 0 && u.taken(d) > limit || d.Used(m)+more > d.Memory || more > left:
 			return cuda.OutOfMemory
 		}
 		if err := s.hasFiles(m, u.device); err != nil {

@@ -62,6 +62,9 @@ func encode(c *C.struct_gs_machine, m *machine.Machine, before *C.struct_gs_mach
 	c.mps_no_priorities = flag(m.MPS.NoPriorities)
 	c.mps_control_needs_shared_memory = flag(m.MPS.ControlNeedsSharedMemory)
 	c.next_serial = e.serial
+	if e.before != nil {
+		c.memory_limits = before.memory_limits
+	}
 	return e.err
 }
 

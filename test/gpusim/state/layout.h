@@ -15,7 +15,7 @@
 
 #define GS_MAGIC "GPUSIM\n"
 // Raise it at every change of the structures below.
-#define GS_LAYOUT_VERSION 13
+#define GS_LAYOUT_VERSION 14
 
 enum {
 	GS_MAX_GPUS = 16,
@@ -39,10 +39,12 @@ enum {
 	GS_MAX_HELD = 128,
 	// More than nvml.h has functions.
 	GS_MAX_COUNTERS = 1024,
+	GS_MAX_MEMORY_LIMITS = 64,
 	GS_NAME = 64,
 	GS_LONG_NAME = 96,
 	// More than a folder can have that holds a socket.
 	GS_PIPE = 112,
+	GS_CGROUP = 256,
 };
 
 struct gs_placement {
@@ -260,6 +262,17 @@ struct gs_event {
 	int32_t unused;
 };
 
+// How much of a GPU's memory the processes of a cgroup can have. It ends with the cgroup,
+// whose inode is given once and never again.
+struct gs_memory_limit {
+	char cgroup[GS_CGROUP]; // its path, for whoever set the limit
+	uint64_t inode;		// 0: no limit
+	uint64_t soft;
+	uint64_t hard;
+	int32_t gpu;
+	int32_t unused;
+};
+
 struct gs_latency {
 	char function[GS_LONG_NAME];
 	int64_t base; // nanoseconds
@@ -298,6 +311,7 @@ struct gs_machine {
 	struct gs_fault faults[GS_MAX_FAULTS];
 	struct gs_latency latencies[GS_MAX_LATENCIES];
 	struct gs_nic nics[GS_MAX_NICS];
+	struct gs_memory_limit memory_limits[GS_MAX_MEMORY_LIMITS];
 	struct gs_gpu gpus[GS_MAX_GPUS];
 };
 

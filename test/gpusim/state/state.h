@@ -220,6 +220,21 @@ int gs_instances(const struct gs_handle *h, int gpu);
 void gs_add_busy(struct gs_handle *h, int gpu, uint64_t duration);
 uint64_t gs_busy(const struct gs_handle *h, int gpu);
 
+// gs_cgroup is the inode of a cgroup of version 2, or 0 if there is none at the path.
+uint64_t gs_cgroup(const char *path);
+
+// gs_memory_limit_of is the limit of a cgroup on a GPU, or NULL. gs_new_memory_limit makes one for
+// it, with all memory as the hard limit: NULL where there is no room.
+struct gs_memory_limit *gs_memory_limit_of(struct gs_machine *m, int gpu, uint64_t cgroup);
+struct gs_memory_limit *gs_new_memory_limit(struct gs_machine *m, int gpu, const char *cgroup);
+
+// gs_used_within is what the processes of the limit's cgroup have of its GPU: those that
+// cgroup.procs lists for the caller, and so none of cgroups below it.
+uint64_t gs_used_within(const struct gs_machine *m, const struct gs_memory_limit *l);
+
+// gs_memory_left is how much more of a GPU's memory the hard limit of its cgroup leaves a process.
+uint64_t gs_memory_left(const struct gs_machine *m, int gpu, int pid);
+
 // Small helpers that several files need.
 int32_t gs_bounded(int32_t count, int32_t limit);
 int gs_is_char_device(const char *path);

@@ -154,6 +154,9 @@ func (d *direct) Context(n int) error {
 }
 
 func (d *direct) NewContext(n int) error {
+	if err := d.within(n, d.devices[n].ContextMemory); err != nil {
+		return err
+	}
 	return d.change(func(m *machine.Machine) error {
 		// The mode and the processes of now, not of the program's start.
 		if err := d.now(m, n).Free(m); err != nil && d.contexts[n] == 0 {
@@ -165,6 +168,15 @@ func (d *direct) NewContext(n int) error {
 		d.contexts[n]++
 		return nil
 	})
+}
+
+// within fails if the driver's limit does not leave the program so much more of a device.
+func (d *direct) within(n int, bytes uint64) error {
+	left, err := d.state.MemoryLeft(d.devices[n].GPU, os.Getpid())
+	if err == nil && bytes > left {
+		err = cuda.OutOfMemory
+	}
+	return err
 }
 
 // used is all that is used of a device, by this program and others.
@@ -196,6 +208,9 @@ func (d *direct) now(m *machine.Machine, n int) cuda.Device {
 }
 
 func (d *direct) Alloc(n int, bytes uint64) error {
+	if err := d.within(n, bytes); err != nil {
+		return err
+	}
 	return d.change(func(m *machine.Machine) error {
 		if d.used(m, n)+bytes > d.devices[n].Memory {
 			return cuda.OutOfMemory
@@ -265,7 +280,8 @@ func (d *direct) MemoryInfo(n int) (free, total uint64, err error) {
 		return 0, 0, err
 	}
 	total = d.devices[n].Memory
-	return total - min(total, d.used(m, n)), total, nil
+	left, err := d.state.MemoryLeft(d.devices[n].GPU, os.Getpid())
+	return min(left, total-min(total, d.used(m, n))), total, err
 }
 
 // Launch only shows as utilisation.

@@ -104,7 +104,7 @@ static enum result attempt(struct program *p, int device, uint64_t bytes, check_
 
 static int fits(const struct program *p, const struct gs_machine *m, const struct device *d, uint64_t bytes)
 {
-	return bytes <= d->memory && sum(p, m, d) <= d->memory - bytes;
+	return bytes <= d->memory && sum(p, m, d) <= d->memory - bytes && bytes <= gs_memory_left(m, d->gpu, getpid());
 }
 
 static enum result make_context(struct program *p, const struct gs_machine *m, struct device *d, uint64_t bytes)
@@ -143,5 +143,8 @@ enum result direct_memory(struct program *p, int device, uint64_t *available, ui
 	uint64_t all = sum(p, &p->machine, d);
 	*total = d->memory;
 	*available = all < d->memory ? d->memory - all : 0;
+	uint64_t left = gs_memory_left(&p->machine, d->gpu, getpid());
+	if (left < *available)
+		*available = left;
 	return SUCCESS;
 }

@@ -1,0 +1,84 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Limits of cgroups (state.h). That whoever lists a process in its cgroup.procs is where the
+// kernel counts it is all that is known of cgroups here.
+
+#include "state.h"
+
+#include <linux/magic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+
+uint64_t gs_cgroup(const char *path)
+{
+	struct statfs fs;
+	struct stat st;
+	if (statfs(path, &fs) != 0 || fs.f_type != CGROUP2_SUPER_MAGIC || stat(path, &st) != 0 || !S_ISDIR(st.st_mode))
+		return 0;
+	return st.st_ino;
+}
+
+struct gs_memory_limit *gs_memory_limit_of(struct gs_machine *m, int gpu, uint64_t cgroup)
+{
+	for (int i = 0; i < GS_MAX_MEMORY_LIMITS; i++)
+		if (m->memory_limits[i].gpu == gpu && m->memory_limits[i].inode == cgroup)
+			return &m->memory_limits[i];
+	return NULL;
+}
+
+static int is_over(const struct gs_memory_limit *l)
+{
+	return l->inode == 0 || gs_cgroup(l->cgroup) != l->inode;
+}
+
+struct gs_memory_limit *gs_new_memory_limit(struct gs_machine *m, int gpu, const char *cgroup)
+{
+	for (int i = 0; i < GS_MAX_MEMORY_LIMITS && strlen(cgroup) < GS_CGROUP; i++) {
+		struct gs_memory_limit *l = &m->memory_limits[i];
+		if (!is_over(l))
+			continue;
+		*l = (struct gs_memory_limit){.inode = gs_cgroup(cgroup), .hard = UINT64_MAX, .gpu = gpu};
+		strcpy(l->cgroup, cgroup);
+		return l;
+	}
+	return NULL;
+}
+
+// has reports whether the limit's cgroup has the process.
+static int has(const struct gs_memory_limit *l, int pid)
+{
+	char path[GS_CGROUP + 16];
+	int listed = 0, found = 0;
+	snprintf(path, sizeof(path), "%s/cgroup.procs", l->cgroup);
+	FILE *f = fopen(path, "re");
+	while (f != NULL && !found && fscanf(f, "%d", &listed) == 1)
+		found = listed == pid;
+	if (f != NULL)
+		fclose(f);
+	return found;
+}
+
+uint64_t gs_used_within(const struct gs_machine *m, const struct gs_memory_limit *l)
+{
+	uint64_t sum = 0;
+	for (int i = 0; i < gs_bounded(m->process_count, GS_MAX_PROCESSES); i++)
+		if (m->processes[i].gpu == l->gpu && m->processes[i].pid > 0 && has(l, m->processes[i].pid))
+			sum += m->processes[i].memory_bytes;
+	return sum;
+}
+
+uint64_t gs_memory_left(const struct gs_machine *m, int gpu, int pid)
+{
+	uint64_t left = UINT64_MAX;
+	for (int i = 0; i < GS_MAX_MEMORY_LIMITS; i++) {
+		const struct gs_memory_limit *l = &m->memory_limits[i];
+		if (l->gpu != gpu || is_over(l) || !has(l, pid))
+			continue;
+		uint64_t used = gs_used_within(m, l), of = l->hard > used ? l->hard - used : 0;
+		left = of < left ? of : left;
+	}
+	return left;
+}
