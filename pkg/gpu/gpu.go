@@ -76,6 +76,9 @@ type GPU struct {
 	// for itself, which Resources include. 0 if it is not known, as while MIG is on.
 	ReservedBytes uint64 `json:"reservedBytes,omitempty"`
 
+	// MemoryLimits says that the driver limits the memory of containers, by their cgroups.
+	MemoryLimits bool `json:"memoryLimits,omitempty"`
+
 	// AddressingMode is "HMM", "ATS" or "None"; empty if not reported.
 	AddressingMode string `json:"addressingMode,omitempty"`
 	// CoherentMemory is about GPUs that are coherent with the CPU, as in GH200 and GB200. Unless it is

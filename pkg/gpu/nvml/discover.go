@@ -83,6 +83,7 @@ func (c *Client) discoverGPU(ctx context.Context, lib *library, index int) (gpu.
 		g.ReservedBytes = memory.Reserved
 	}
 	readCoherence(r, c.roots, &g)
+	readMemoryLimits(r, c.roots, &g)
 	if r.err == nil {
 		r.err = lib.checkProfiles(&g)
 	}

@@ -229,6 +229,10 @@ func (d *fakeDevice) GetMemoryInfo_v2() (nvml.Memory_v2, nvml.Return) {
 	return nvml.Memory_v2{Total: d.memory, Reserved: d.reserved}, nvml.SUCCESS
 }
 
+func (d *fakeDevice) GetMemoryLimits_v1(string) (nvml.MemoryLimits_v1, nvml.Return) {
+	return nvml.MemoryLimits_v1{}, nvml.ERROR_NOT_SUPPORTED
+}
+
 func (d *fakeDevice) GetBrand() (nvml.BrandType, nvml.Return) {
 	return nvml.BRAND_NVIDIA, nvml.ERROR_NOT_SUPPORTED
 }

@@ -24,6 +24,7 @@ type handle struct {
 
 	instanceProfiles atomic.Pointer[[]*instanceProfile]
 	coherentMemory   atomic.Pointer[gpu.CoherentMemory]
+	memoryLimits     atomic.Pointer[bool]
 	// nvlink is what the links lead to.
 	nvlink atomic.Pointer[*gpu.NVLink]
 	// samples are for Usage alone.

@@ -24,7 +24,17 @@ func Mount(t testing.TB) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.Remove(dir) })
-	err = syscall.Mount("none", dir, "cgroup2", 0, "")
+	MountAt(t, dir)
+	return dir
+}
+
+// MountAt mounts it in a folder, which is made if it is not there.
+func MountAt(t testing.TB, dir string) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	err := syscall.Mount("none", dir, "cgroup2", 0, "")
 	if errors.Is(err, syscall.EPERM) {
 		t.Skip("mounting cgroups needs CAP_SYS_ADMIN: run the tests as root")
 	}
@@ -36,7 +46,6 @@ func Mount(t testing.TB) string {
 			t.Errorf("unmount cgroups: %v", err)
 		}
 	})
-	return dir
 }
 
 // Make makes a cgroup of this test, which is removed at its end.

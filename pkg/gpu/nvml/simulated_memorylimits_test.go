@@ -1,0 +1,111 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nvml
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/gpusim/cgroup"
+	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/gpusim/state"
+)
+
+// limiting is a client of a machine whose driver limits memory, or not, and the cgroups that it sees, if any.
+func limiting(t *testing.T, driver string, withCgroups bool) (c *Client, file *state.File, tree string) {
+	t.Helper()
+	m := newMachine(t, "t4x1")
+	m.DriverVersion = driver
+	c, file = simulateClosed(t, m, Options{})
+	tree = filepath.Join(c.roots.Sys, "fs/cgroup")
+	if withCgroups {
+		cgroup.MountAt(t, tree)
+	}
+	if err := c.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return c, file, tree
+}
+
+func TestSimulatedMemoryLimits(t *testing.T) {
+	for name, test := range map[string]struct {
+		driver  string
+		cgroups bool
+		want    bool
+	}{
+		"driver 615":                 {"615.71.09", true, true},
+		"driver 610":                 {"610.10.01", true, false},
+		"driver 615, and no cgroups": {"615.71.09", false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, file, _ := limiting(t, test.driver, test.cgroups)
+			for range 2 {
+				node, err := c.Discover(t.Context())
+				if err != nil || node.GPUs[0].MemoryLimits != test.want {
+					t.Fatalf("%+v, %v", node, err)
+				}
+			}
+			if n := calls(t, file)[getMemoryLimits]; test.cgroups && n != 1 || !test.cgroups && n != 0 {
+				t.Errorf("asked %d times", n)
+			}
+		})
+	}
+}
+
+// A driver in trouble is asked again: only what it says is kept.
+func TestSimulatedMemoryLimitsLater(t *testing.T) {
+	c, file, _ := limiting(t, "615.71.09", true)
+	update(t, file, func(m *machine.Machine) {
+		state.AddFault(m, machine.Fault{Function: getMemoryLimits, Code: 999, Times: 1})
+	})
+	for _, want := range []bool{false, true} {
+		node, err := c.Discover(t.Context())
+		if err != nil || len(node.GPUs) != 1 || node.GPUs[0].MemoryLimits != want {
+			t.Fatalf("%+v, %v, want %t", node, err, want)
+		}
+	}
+}
+
+func TestSimulatedLimitMemory(t *testing.T) {
+	c, file, tree := limiting(t, "615.71.09", true)
+	g := snapshot(t, file).GPUs[0]
+	pod := cgroup.Make(t, tree, "pod")
+	limit := func() error { return c.LimitMemory(t.Context(), g.PCIAddress, g.UUID, pod, 512*mib, 1024*mib) }
+	if err := limit(); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.LimitMemory(t.Context(), g.PCIAddress, "GPU-another", pod, mib, mib); !errors.Is(err, gpu.ErrNotFound) {
+		t.Errorf("of another GPU: %v", err)
+	}
+	if err := c.LimitMemory(t.Context(), g.PCIAddress, g.UUID, pod+"-none", mib, mib); err == nil || !strings.Contains(err.Error(), pod+"-none") {
+		t.Errorf("of no cgroup: %v", err)
+	}
+	other := cgroup.Make(t, tree, "other")
+	for name, fault := range map[string]machine.Fault{
+		"a driver that does nothing and says so": {Function: setMemoryLimits, Code: 3},
+		"a driver that only says that it does":   {Function: setMemoryLimits, Effect: machine.Pretend},
+		"a driver that does not say what it did": {Function: getMemoryLimits, Code: 999},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fault.ID = 1
+			update(t, file, func(m *machine.Machine) { m.Faults = []machine.Fault{fault} })
+			defer update(t, file, func(m *machine.Machine) { m.Faults = nil })
+			if err := c.LimitMemory(t.Context(), g.PCIAddress, g.UUID, other, mib, mib); err == nil {
+				t.Error("no error")
+			}
+			if fault.Effect == machine.Pretend {
+				// Earlier limits are no less wrong than none.
+				if err := c.LimitMemory(t.Context(), g.PCIAddress, g.UUID, pod, mib, 2*mib); err == nil || !strings.Contains(err.Error(), "536870912 and 1073741824 bytes instead") {
+					t.Errorf("got %v", err)
+				}
+			}
+		})
+	}
+	if err := limit(); err != nil {
+		t.Errorf("again: %v", err)
+	}
+}
