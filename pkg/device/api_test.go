@@ -274,7 +274,7 @@ func TestOrderOfSlices(t *testing.T) {
 // namesOfAll are attributes and capacities that every device has, so that a selector can read them
 // in any class.
 var namesOfAll = []resourceapi.QualifiedName{
-	"type", "isolation", "parentUUID", "uuid", "profile",
+	"type", "isolation", "memoryLimit", "parentUUID", "uuid", "profile",
 	"productName", "brand", "architecture", "cudaComputeCapability", "driverVersion", "cudaDriverVersion", "addressingMode",
 	"resource.kubernetes.io/pciBusID", "resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode",
 	"memory", "multiprocessors",

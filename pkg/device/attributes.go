@@ -52,6 +52,22 @@ func isolationOf(d Device) string {
 	return isolationHardware
 }
 
+// memoryLimitOf is the value of the attribute "memoryLimit": who holds claims to their part of the memory. It does not apply to
+// what one claim has alone.
+func memoryLimitOf(d Device) string {
+	switch {
+	case d.Share == nil:
+		return ""
+	case d.Share.Held:
+		return "driver"
+	case d.Kind == MPS:
+		return "server"
+	case d.Share.Limited:
+		return "client"
+	}
+	return "none"
+}
+
 type attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 
 // attributesOf returns the same names for all devices, so that a selector can read any of them in
@@ -73,6 +89,7 @@ func attributesOf(node *gpu.Node, d Device) attributes {
 func (a attributes) identify(d Device) {
 	a.text("type", string(d.Kind))
 	a.text("isolation", isolationOf(d))
+	a.text("memoryLimit", memoryLimitOf(d))
 	a.text("parentUUID", d.GPU.UUID)
 	profile, uuid := "", d.GPU.UUID
 	if d.Partition != nil {

@@ -70,6 +70,8 @@ type Share struct {
 	// Limited says that an interposer library in the containers enforces the memory
 	// and percentage of a TimeSlice share.
 	Limited bool
+	// Held says that the driver holds each container with a share to its memory.
+	Held bool
 	// OnClientKilled and ClientPriority are for MPS.
 	OnClientKilled policy.OnClientKilled
 	ClientPriority policy.ClientPriority

@@ -89,6 +89,7 @@ var attributeTexts = map[string]string{
 	"cudaDriverVersion":               "the latest version of CUDA that the NVIDIA driver supports",
 	"addressingMode":                  "`HMM`, `ATS` or `None`: how the GPU addresses the memory of the host. Absent where the NVIDIA driver does not report it",
 	"isolation":                       "how well the claims on the device are isolated, see below",
+	"memoryLimit":                     "who holds a claim to its part of the memory: `driver`, `server`, `client` or `none`, see below; empty for what one claim has alone",
 	ExtendedResources:                 "always `true`: pods can have the device by an extended resource such as `nvidia.com/gpu`. Absent where the node's kubelet is older than 1.36, or its version is unknown ([more](../how-to/request/without-a-claim.md#nodes-with-an-older-kubelet))",
 	"nvlinkDomain":                    "what the GPUs of a node that reach each other over NVLink have in common: a UUID of one of them, or `<cluster UUID>.<clique ID>` where NVLink spans nodes, as in the node label `nvidia.com/gpu.clique`. Absent on GPUs without such a neighbour, and where it is unknown ([more](../how-to/request/close-together.md#nvlink))",
 	"pcieSwitch":                      "the PCI address of the upstream port of the PCIe switch that the GPU shares with other GPUs of its node. Absent on others ([more](../how-to/request/close-together.md#pcie))",

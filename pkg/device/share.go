@@ -113,34 +113,41 @@ func (c *catalog) mpsShare(profile *gpu.Profile, offer policy.MPSOffer) (Share, 
 		Clients:  clients,
 		Percent:  int(overcommit(100, offer.ComputeOvercommit)),
 		Interval: policy.IntervalDefault, OnClientKilled: offer.OnClientKilled, ClientPriority: offer.ClientPriority,
+		Held: c.holds(profile),
 	}
 	s.DefaultPercent = defaultPercent(s)
 	s.limitMemory(memory.offered(clients), offer.MemoryOvercommit)
 	return s, problem
 }
 
-// timeSliceShare is like mpsShare. Without an interposer library nothing is
-// enforced: the scheduler counts the memory of claims that request some.
+// holds reports whether the driver limits the memory of containers on the GPU, and not on one of its partitions.
+func (c *catalog) holds(profile *gpu.Profile) bool { return profile == nil && c.gpu.MemoryLimits }
+
+// timeSliceShare is like mpsShare. Without an interposer library, or a driver that limits
+// memory, nothing is enforced: the scheduler counts the memory of claims that request some.
 func (c *catalog) timeSliceShare(profile *gpu.Profile, offer policy.TimeSliceOffer) (Share, error) {
-	s := Share{Clients: max(1, offer.Clients), Interval: policy.IntervalDefault, Limited: c.terms.Limited}
+	s := Share{Clients: max(1, offer.Clients), Interval: policy.IntervalDefault, Limited: c.terms.Limited, Held: c.holds(profile)}
+	limited := s.Limited || s.Held
 	if profile == nil {
 		s.Interval = cmp.Or(offer.Interval, policy.IntervalDefault)
 	}
 	memory := c.usableMemory(profile)
-	if s.Limited && profile == nil && c.gpu.Resources.MemoryBytes == 0 {
+	if limited && profile == nil && c.gpu.Resources.MemoryBytes == 0 {
 		return Share{}, errMemoryUnknown
 	}
-	if !s.Limited {
+	if !limited {
 		s.MaxMemoryBytes, s.MemoryBytes = memory*mib, overcommit(memory, offer.MemoryOvercommit)*mib
 		return s, nil
 	}
 	if memory < int64(s.Clients) {
 		return Share{}, fmt.Errorf("has %d clients share %d MiB of memory: none are published, since each needs 1 MiB at least", s.Clients, memory)
 	}
-	// A client cannot be limited to less than one percent, so that more than 100
-	// clients get one each.
-	s.Percent = max(100, s.Clients)
-	s.DefaultPercent = defaultPercent(s)
+	if s.Limited {
+		// A client cannot be limited to less than one percent, so that more than 100
+		// clients get one each.
+		s.Percent = max(100, s.Clients)
+		s.DefaultPercent = defaultPercent(s)
+	}
 	s.limitMemory(memory, offer.MemoryOvercommit)
 	return s, nil
 }
@@ -155,6 +162,13 @@ func (s *Share) limitMemory(most int64, factor float64) {
 	all := overcommit(most, factor)
 	each := min(most, all/int64(s.Clients))
 	s.MemoryBytes, s.MaxMemoryBytes, s.DefaultMemoryBytes = all*mib, most*mib, each*mib
+}
+
+// Guaranteed returns how much of the memory of a claim is there for it even if all claims use theirs: less than all of it where
+// the policy overcommits memory.
+func (s *Share) Guaranteed(bytes int64) int64 {
+	parts := float64(s.MaxMemoryBytes) / float64(max(s.MemoryBytes, s.MaxMemoryBytes, 1))
+	return max(1, int64(float64(bytes/mib)*parts)) * mib
 }
 
 // overcommit rounds down. Factors are decimal fractions, which are not exact: 1.15
