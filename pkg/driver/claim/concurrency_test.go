@@ -123,7 +123,7 @@ func TestTwoProcesses(t *testing.T) {
 		if prepared := mustPrepare(t, m, newClaim("u1", sliceA0, wholeC)); len(prepared) != 2 {
 			t.Errorf("got %+v", prepared)
 		}
-		if status := m.Survey(t.Context()); len(findings(status)) > 0 {
+		if status := survey(t.Context(), m); len(findings(status)) > 0 {
 			t.Errorf("survey: %+v", status)
 		}
 	}
@@ -145,7 +145,7 @@ func TestTwoProcesses(t *testing.T) {
 	for _, m := range []*Manager{old, next} {
 		wg.Go(func() {
 			for range 5 {
-				if err := m.Reconcile(t.Context()); err != nil {
+				if err := m.cleanUp(t.Context()); err != nil {
 					t.Errorf("reconcile: %v", err)
 				}
 			}

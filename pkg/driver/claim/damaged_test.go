@@ -91,7 +91,7 @@ func TestDamagedRecord(t *testing.T) {
 				}
 			}
 			for _, when := range []string{"before", "after"} {
-				status := m.Survey(t.Context())
+				status := survey(t.Context(), m)
 				said := fmt.Sprintf("%+v", status.Conditions)
 				if len(status.Static) != 0 || !strings.Contains(said, "records/u1.boot-1") || !strings.Contains(said, "occupied") {
 					t.Errorf("%s people are told: %+v", when, status)
@@ -150,7 +150,7 @@ func TestDamagedRecordIsUnprepared(t *testing.T) {
 	m = b.manager()
 	mustReconcile(t, m)
 	b.makeForeign(addressA0)
-	if status := m.Survey(t.Context()); len(status.Static) != 1 || len(status.Conditions) != 0 {
+	if status := survey(t.Context(), m); len(status.Static) != 1 || len(status.Conditions) != 0 {
 		t.Errorf("after a reboot: %+v", status)
 	}
 }
@@ -166,7 +166,7 @@ func TestDamagedByLossOfPower(t *testing.T) {
 	mustReconcile(t, m)
 	mustUnprepare(t, m, "u1")
 	b.makeForeign(addressA4)
-	if s := m.Survey(t.Context()); len(s.Static) != 1 || len(s.Conditions) != 0 {
+	if s := survey(t.Context(), m); len(s.Static) != 1 || len(s.Conditions) != 0 {
 		t.Errorf("got %+v", s)
 	}
 }
@@ -178,7 +178,7 @@ func TestDamagedRecordOfWholeGPU(t *testing.T) {
 	mustPrepare(t, m, newClaim("u1", wholeC))
 	damage(t, m, "u1")
 	b.makeForeign(addressA4)
-	if s := m.Survey(t.Context()); len(s.Static) != 1 || len(s.Conditions) != 1 || s.Conditions[0].PCIAddress != pciC {
+	if s := survey(t.Context(), m); len(s.Static) != 1 || len(s.Conditions) != 1 || s.Conditions[0].PCIAddress != pciC {
 		t.Errorf("got %+v", s)
 	}
 	mustUnprepare(t, m, "u1")
@@ -240,7 +240,7 @@ func TestDamagedRecordOfSession(t *testing.T) {
 	damage(t, m, "u2")
 	before := b.hardware()
 	mustUnprepare(t, m, "u1")
-	_ = m.Reconcile(t.Context())
+	_ = m.cleanUp(t.Context())
 	if diff := cmp.Diff(before, b.hardware()); diff != "" {
 		t.Errorf("while the other claim may have it: -want +got:\n%s", diff)
 	}
@@ -270,7 +270,7 @@ func TestDamagedRecordWithUnknownMode(t *testing.T) {
 	m.SetInventory(without)
 	mustUnprepare(t, m, "u1")
 	for range 2 {
-		_ = m.Reconcile(t.Context()) // what is left is said by the guards
+		_ = m.cleanUp(t.Context()) // what is left is said by the guards
 	}
 	if len(b.hardware()) == 0 || len(b.guards()) == 0 {
 		t.Errorf("left on the hardware is %v, guarded by %v", b.hardware(), b.guards())
@@ -292,12 +292,12 @@ func TestDamagedRecordBesideLostGPU(t *testing.T) {
 			b.breakDown(pciC, gpu.ErrLost)
 			_ = m.Unprepare(t.Context(), "u1")
 			for _, m := range []*Manager{m, b.manager()} { // another process knows it, too
-				_ = m.Reconcile(t.Context())
+				_ = m.cleanUp(t.Context())
 				if left := b.hardware(); !slices.Equal(left, []string{"interval Long of GPU-c"}) {
 					t.Errorf("left: %v", left)
 				}
 				mustPrepare(t, m, newClaim("u2", wholeA))
-				for _, c := range m.Survey(t.Context()).Conditions {
+				for _, c := range survey(t.Context(), m).Conditions {
 					if c.PCIAddress != pciC {
 						t.Errorf("said of GPUs that are clear: %+v", c)
 					}
@@ -328,12 +328,12 @@ func TestDamagedRecordAgain(t *testing.T) {
 		b.breakDown(pciC, gpu.ErrLost)
 		b.removeForeign(addressA0)
 		_ = m.Unprepare(t.Context(), "u1")
-		_ = m.Reconcile(t.Context())
+		_ = m.cleanUp(t.Context())
 		write(t, m.store.Path("u1"), "") // it was prepared again
 		b.makeForeign(addressA0)
 		for range 2 {
-			_ = m.Reconcile(t.Context())
-			if s := m.Survey(t.Context()); len(s.Static) > 0 {
+			_ = m.cleanUp(t.Context())
+			if s := survey(t.Context(), m); len(s.Static) > 0 {
 				t.Errorf("what may be the claim's is published as somebody else's: %+v", s)
 			}
 			_ = m.Unprepare(t.Context(), "u1")
@@ -344,7 +344,7 @@ func TestDamagedRecordAgain(t *testing.T) {
 		mustUnprepare(t, m, "u2")
 		mustPrepare(t, m, newClaim("u2", wholeB))
 		write(t, m.store.Path("u2"), "")
-		_ = m.Reconcile(t.Context())
+		_ = m.cleanUp(t.Context())
 		wantError(t, runPrepare(cancelled(t), m, newClaim("u3", wholeB)), "device "+wholeB)
 	})
 }
@@ -383,7 +383,7 @@ func TestDamagedRecordOfSessionBesideLostGPU(t *testing.T) {
 	damage(t, m, "u1")
 	b.breakDown(pciC, gpu.ErrLost)
 	_ = m.Unprepare(t.Context(), "u1")
-	_ = m.Reconcile(t.Context())
+	_ = m.cleanUp(t.Context())
 	mustPrepare(t, m, newClaim("u2", wholeA))
 }
 
@@ -402,9 +402,9 @@ func TestDamagedRecordWithoutSupervisor(t *testing.T) {
 			}
 			return nil
 		}, nil)
-		_ = m.Reconcile(t.Context())
+		_ = m.cleanUp(t.Context())
 		b.hooks(nil, nil)
-		_ = m.Reconcile(t.Context())
+		_ = m.cleanUp(t.Context())
 		wantError(t, runPrepare(cancelled(t), m, newClaim("u2", wholeA)), "device "+wholeA)
 		b.away(false)
 		mustReconcile(t, m)
@@ -440,7 +440,7 @@ func TestDamagedAndAllocatedElsewhere(t *testing.T) {
 	if _, found := b.look(addressA0); found && len(b.guards()) == 0 {
 		t.Error("nothing is known of a partition that was left")
 	}
-	if s := m.Survey(t.Context()); len(s.Static) > 0 {
+	if s := survey(t.Context(), m); len(s.Static) > 0 {
 		t.Errorf("the partition that was left is published as somebody else's: %+v, guards %v", s.Static, b.guards())
 	}
 }

@@ -34,7 +34,7 @@ func testSurveyOfGPUThatNobodyGivesBack(t *testing.T) {
 		{20 * time.Second, []string{"unresponsive " + pciA + " whole"}},
 	} {
 		time.Sleep(test.after)
-		if diff := cmp.Diff(test.want, findings(m.Survey(t.Context()))); diff != "" {
+		if diff := cmp.Diff(test.want, findings(survey(t.Context(), m))); diff != "" {
 			t.Errorf("after %s: -want +got:\n%s", test.after, diff)
 		}
 		if unlooked := m.Unlooked(); len(unlooked) > 0 != (test.want == nil) {
@@ -42,7 +42,7 @@ func testSurveyOfGPUThatNobodyGivesBack(t *testing.T) {
 		}
 	}
 	release()
-	if got := findings(m.Survey(t.Context())); len(got) > 0 {
+	if got := findings(survey(t.Context(), m)); len(got) > 0 {
 		t.Errorf("when it is back: %v", got)
 	}
 	// One that this process has is a claim at work, however long.
@@ -52,7 +52,7 @@ func testSurveyOfGPUThatNobodyGivesBack(t *testing.T) {
 	}
 	defer release()
 	for range 2 {
-		if got := findings(m.Survey(t.Context())); len(got) > 0 {
+		if got := findings(survey(t.Context(), m)); len(got) > 0 {
 			t.Errorf("at work: %v", got)
 		}
 		time.Sleep(2 * elsewhereLimit)

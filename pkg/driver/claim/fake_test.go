@@ -348,7 +348,7 @@ func (b *box) Warn(_ context.Context, claim Ref, reason, message string) {
 // wantStatements fails unless a survey says exactly these of claims, each given by the parts that it contains.
 func (b *box) wantStatements(m *Manager, want ...[]string) {
 	b.t.Helper()
-	m.Survey(b.t.Context())
+	survey(b.t.Context(), m)
 	var said []string
 	for _, s := range m.Statements() {
 		said = append(said, string(s.Claim.UID)+" "+s.Reason+": "+s.Device+": "+s.Text)

@@ -23,7 +23,7 @@ func TestForeignPartitionWithSmallerComputeInstance(t *testing.T) {
 		b := newBox(t)
 		b.makeForeign(half)
 		b.change(half, func(i *gpu.Instance) { i.Compute[0].Slices = slices })
-		status := b.manager().Survey(t.Context())
+		status := survey(t.Context(), b.manager())
 		if got := len(status.Static) == 1; got != usable {
 			t.Errorf("%d of 3 slices: got %+v", slices, status)
 		}

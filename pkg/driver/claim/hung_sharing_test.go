@@ -137,8 +137,8 @@ func TestSupervisorHangs(t *testing.T) {
 // of MPS waits for it.
 func TestSupervisorHangsForOthers(t *testing.T) {
 	for name, look := range map[string]func(t *testing.T, m *Manager){
-		"survey":    func(t *testing.T, m *Manager) { t.Helper(); m.Survey(t.Context()) },
-		"reconcile": func(t *testing.T, m *Manager) { t.Helper(); _ = m.Reconcile(t.Context()) },
+		"survey":    func(t *testing.T, m *Manager) { t.Helper(); survey(t.Context(), m) },
+		"reconcile": func(t *testing.T, m *Manager) { t.Helper(); _ = m.cleanUp(t.Context()) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -200,7 +200,7 @@ func TestSupervisorAnswersAgain(t *testing.T) {
 		}
 		mustPrepare(t, m, newClaim("u1", mpsSliceA0))
 		mute(true)
-		_, _ = m.engine.Survey(t.Context(), pciB)
+		m.convergeGPU(t.Context(), pciB, nothing) // it notices
 		took("beside a session", func() {
 			mustPrepare(t, m, newClaim("u2", sliceA4))
 			mustUnprepare(t, m, "u2")

@@ -96,7 +96,7 @@ func TestPrepareHangs(t *testing.T) {
 		cancel()
 		wantError(t, err, "GPU "+pciB+" is busy")
 
-		status := m.Survey(t.Context())
+		status := survey(t.Context(), m)
 		if len(status.Conditions) != 2 || status.Conditions[0].Reason != device.Unresponsive || status.Conditions[0].PCIAddress != pciB ||
 			status.Conditions[1].Reason != device.ReleasePending || status.Conditions[1].Where == nil {
 			t.Errorf("survey: %+v", status)
@@ -105,7 +105,7 @@ func TestPrepareHangs(t *testing.T) {
 		if diff := cmp.Diff([]string{"MIG mode of " + pciB, "record of u1"}, b.state()); diff != "" {
 			t.Errorf("-want +got:\n%s", diff)
 		}
-		if err := m.Reconcile(t.Context()); !errors.Is(err, gpu.ErrHung) {
+		if err := m.cleanUp(t.Context()); !errors.Is(err, gpu.ErrHung) {
 			t.Errorf("reconcile: got %v", err)
 		}
 
@@ -121,7 +121,7 @@ func TestPrepareHangs(t *testing.T) {
 		b.wantNothing()
 		mustPrepare(t, other, newClaim("u3", wholeB))
 		mustUnprepare(t, m, "u3")
-		if status := m.Survey(t.Context()); len(status.Conditions) > 0 {
+		if status := survey(t.Context(), m); len(status.Conditions) > 0 {
 			t.Errorf("survey at the end: %+v", status)
 		}
 	})
@@ -277,7 +277,7 @@ func TestUnprepareWhileAnotherProcessHangs(t *testing.T) {
 		comeBack()
 		synctest.Wait()
 		for _, m := range []*Manager{m, other} {
-			if err := m.Reconcile(t.Context()); err != nil {
+			if err := m.cleanUp(t.Context()); err != nil {
 				t.Error(err)
 			}
 		}

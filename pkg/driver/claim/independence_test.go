@@ -162,7 +162,7 @@ func TestJointTaskKeepsNoGPU(t *testing.T) {
 			t.Fatal(err)
 		}
 		start := time.Now()
-		if _, err := m.engine.Converge(t.Context(), pciA); err != nil {
+		if err := m.cleanUpGPU(t.Context(), pciA); err != nil {
 			t.Error(err)
 		}
 		if waited := time.Since(start); waited > 2*time.Second {

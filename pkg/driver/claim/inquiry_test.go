@@ -311,7 +311,7 @@ func TestNobodyWaitsForQuestions(t *testing.T) {
 		time.Sleep(DefaultCheckInterval)
 		synctest.Wait()
 		begun := time.Now()
-		if err := a.m.Reconcile(t.Context()); err != nil {
+		if err := a.m.cleanUp(t.Context()); err != nil {
 			t.Error(err)
 		}
 		mustPrepare(t, a.m, newClaim("u1", sliceA0))

@@ -212,12 +212,12 @@ func TestLivePartitionGone(t *testing.T) {
 	first := liveOf(t, m, "u1")
 	before := first.UUID()
 	b.removeForeign(addressA0)
-	wantError(t, m.Reconcile(t.Context()), "was removed by somebody else")
+	wantError(t, m.cleanUp(t.Context()), "was removed by somebody else")
 	if now := liveOf(t, m, "u1"); now.UUID() != "" || now.GPU == "" || !now.Partition.Gone || now.Partition.UUID != before {
 		t.Errorf("after it was removed it has UUID %q on GPU %q: %+v, want the one that it had (%s), gone", now.UUID(), now.GPU, now.Partition, before)
 	}
 	mustPrepare(t, m, newClaim("u1", sliceA0))
-	m.Survey(t.Context())
+	survey(t.Context(), m)
 	if now := liveOf(t, m, "u1"); now.UUID() != before || now.Partition.Gone {
 		t.Errorf("made again it is %+v, before it had UUID %q", now.Partition, before)
 	}

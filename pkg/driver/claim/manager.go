@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -87,13 +88,13 @@ type Manager struct {
 	store        *record.Store
 	locks        *lock.Locks
 	engine       *converge.Engine
-	surveyor     *surveyor
 	// inventory is nil until the GPUs of this node are known.
 	inventory atomic.Pointer[device.Inventory]
-	// reconciling is by PCI address.
-	reconciling singleflight.Group
-	orphans     *orphans
-	clock       func() time.Duration
+	// atWork are the GPUs that are looked after, and known has what came of that last, by PCI address.
+	atWork  singleflight.Group
+	known   sync.Map
+	orphans *orphans
+	clock   func() time.Duration
 }
 
 // NewManager makes the folders that are missing. What an earlier process left is for Reconcile.
@@ -137,7 +138,6 @@ func NewManager(o Options) (*Manager, error) {
 		Users: o.Users, Warn: o.Events.Warn, GPU: func(pciAddress string) *gpu.GPU { return m.devices().GPU(pciAddress) }, GPUs: m.GPUs,
 		Shareable: func(pciAddress string) bool { return hasMPS(m.devices(), pciAddress) },
 	}
-	m.surveyor = &surveyor{engine: m.engine}
 	if o.Pods == nil {
 		o.Pods = func(context.Context, Ref) (string, error) { return "", nil }
 	}
@@ -162,30 +162,18 @@ func (m *Manager) devices() *device.Inventory { return cmp.Or(m.inventory.Load()
 
 var errNoInventory = fmt.Errorf("the GPUs of this node are not known yet: %w", gpu.ErrDriverNotLoaded)
 
-// Survey compares the records with the hardware of all GPUs in the inventory. It says
-// which partitions others have made, and which devices must not be allocated now, and
-// changes nothing.
-//
-// A GPU whose driver is not loaded has nothing to say, which readiness does.
-func (m *Manager) Survey(ctx context.Context) device.Status {
-	status := m.surveyor.survey(ctx, m.devices())
-	_, kept := m.orphans.kept()
-	status.Conditions = append(status.Conditions, kept...)
-	return status
-}
-
-// Unlooked lists the GPUs of the inventory of which no survey of this process knows anything yet, because they are slow or busy, or
-// the MPS supervisor has not answered.
+// Unlooked lists the GPUs of the inventory of which this process knows nothing yet, because they are slow or busy, or the MPS
+// supervisor has not answered.
 func (m *Manager) Unlooked() []string {
-	return slices.DeleteFunc(m.GPUs(), func(address string) bool { return m.surveyor.last(address).looked })
+	return slices.DeleteFunc(m.GPUs(), func(address string) bool { return m.last(address).looked })
 }
 
-// Statements are what the last survey of each GPU says of claims, and which claims are kept although they do not exist any
+// Statements are what is known of claims on each GPU, and which claims are kept although they do not exist any
 // more.
 func (m *Manager) Statements() []Statement {
 	var all []Statement
 	for _, address := range m.GPUs() {
-		all = append(all, m.surveyor.last(address).claims...)
+		all = append(all, m.last(address).claims...)
 	}
 	kept, _ := m.orphans.kept()
 	return append(all, kept...)

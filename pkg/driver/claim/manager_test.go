@@ -4,6 +4,7 @@
 package claim
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -16,8 +17,10 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/cdi"
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
+	"github.com/partage-dev/partage/pkg/driver/claim/rules"
 	"github.com/partage-dev/partage/pkg/driver/partition"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/call"
@@ -71,7 +74,27 @@ func reconcile(t *testing.T, m *Manager) error {
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(append(errs, m.Reconcile(t.Context()))...)
+	return errors.Join(append(errs, m.cleanUp(t.Context()))...)
+}
+
+// cleanUp does everything that is due, and returns what is left.
+func (m *Manager) cleanUp(ctx context.Context) error {
+	_, err := m.Reconcile(ctx)
+	return err
+}
+
+// cleanUpGPU is cleanUp for one of them.
+func (m *Manager) cleanUpGPU(ctx context.Context, pciAddress string) error {
+	return m.convergeGPU(ctx, pciAddress, func(*rules.Task) bool { return true }).left
+}
+
+// nothing is due.
+func nothing(*rules.Task) bool { return false }
+
+// survey is what Reconcile says without doing anything.
+func survey(ctx context.Context, m *Manager) device.Status {
+	status, _ := m.converge(ctx, nothing)
+	return status
 }
 
 // claims are those that have a record.

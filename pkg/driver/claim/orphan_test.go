@@ -127,7 +127,7 @@ func TestOrphanInUse(t *testing.T) {
 			}
 			b.wantState(t, "in use", before)
 			b.wantStatements(m, []string{"u1 OrphanedClaimInUse", "default/claim-u1", "process 4711 (", "process 4712 ("})
-			if diff := cmp.Diff(test.taint, findings(m.Survey(t.Context()))); diff != "" {
+			if diff := cmp.Diff(test.taint, findings(survey(t.Context(), m))); diff != "" {
 				t.Errorf("the scheduler takes its device for free: -want +got:\n%s", diff)
 			}
 
@@ -143,7 +143,7 @@ func TestOrphanInUse(t *testing.T) {
 			mustReconcile(t, m)
 			b.wantState(t, "released", want)
 			b.wantStatements(m)
-			for _, c := range m.Survey(t.Context()).Conditions {
+			for _, c := range survey(t.Context(), m).Conditions {
 				t.Errorf("it is released: %+v", c)
 			}
 			b.wantWarnings([]string{"u1 OrphanedClaimReleased"})
@@ -172,7 +172,7 @@ func TestOrphanWithPods(t *testing.T) {
 	wantError(t, reconcile(t, m), "claim u1", "no answer")
 	b.wantState(t, "nobody knows", before)
 	b.wantStatements(m, []string{"u1 OrphanedClaimInUse", "train-0"}) // what was known last
-	if diff := cmp.Diff([]string{"release-pending " + pciC + " whole"}, findings(m.Survey(t.Context()))); diff != "" {
+	if diff := cmp.Diff([]string{"release-pending " + pciC + " whole"}, findings(survey(t.Context(), m))); diff != "" {
 		t.Errorf("nobody knows whether it is free: -want +got:\n%s", diff)
 	}
 	unknown = nil
@@ -318,7 +318,7 @@ func TestOrphanOfOldAnswer(t *testing.T) {
 	b.mu.Unlock()
 	b.run(pciA) // the container is started again, so that nothing is on the GPU for a moment
 	b.pass(30 * time.Second)
-	_ = m.Reconcile(t.Context()) // as every 30 seconds
+	_ = m.cleanUp(t.Context()) // as every 30 seconds
 	if b.spec("u1") == nil {
 		t.Errorf("the claim exists, is allocated here, and its pod runs; it was released on an old answer: %v, events %q", b.state(), b.warnings)
 	}

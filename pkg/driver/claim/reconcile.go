@@ -8,40 +8,86 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
+	"golang.org/x/sync/singleflight"
+
+	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/claim/converge"
+	"github.com/partage-dev/partage/pkg/driver/claim/lock"
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/driver/claim/rules"
 	"github.com/partage-dev/partage/pkg/driver/sharing"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/util/panics"
 )
 
 const (
-	// patience is how long a call of Reconcile waits for all GPUs. What takes longer goes on without it.
-	patience = 5 * time.Second
-	// roundTime bounds what is done for one GPU at a time. One whose calls take more than a second each needs minutes for
+	// patience is how long Reconcile waits for GPUs that are slow, or busy, or for an MPS supervisor that does not answer.
+	patience = time.Second
+	// gpuTime bounds what is done for one GPU at a time. One whose calls take more than a second each needs minutes for
 	// what others do at once.
-	roundTime = 10 * time.Minute
+	gpuTime = 10 * time.Minute
+	// silenceLimit is how long the MPS supervisor may not answer before people are told. At the start of a node it may begin
+	// later than this process.
+	silenceLimit = 5 * time.Second
 )
 
-// Reconcile brings the records, the CDI specs and the hardware into agreement, at the start, when the driver has appeared,
-// and every now and then: what the rules say is due on each GPU. GPUs are independent: one that a call is at work on is left
-// to that call, and one that is slow is not waited for. The API server is not asked, see [Manager.ReleaseOrphans].
+// known is what is known of a GPU since it was last looked after, in the words of package device.
+type known struct {
+	statics    []device.Static
+	conditions []device.Condition
+	// claims are about those that have something of it.
+	claims []Statement
+	// looked says that this process has seen the GPU, or knows that it does not answer.
+	looked bool
+	// left is why something is not as it should be, or nil.
+	left error
+}
+
+// Reconcile brings the records, the CDI specs and the hardware into agreement: at the start, when something has changed, and
+// every now and then it does what the rules say is due on each GPU. It returns which partitions others have made, and which
+// devices must not be allocated now. GPUs are independent: one that a call is at work on, or that is slow, is not waited for, and
+// what was known of it last still counts. The API server is not asked, see [Manager.ReleaseOrphans].
 //
-// An error says what is left, in the same words every time, and that Reconcile should be called again.
-func (m *Manager) Reconcile(ctx context.Context) error {
+// A GPU whose driver is not loaded has nothing to say, which readiness does. An error says what is left, in the same words every
+// time, and that Reconcile should be called again.
+func (m *Manager) Reconcile(ctx context.Context) (device.Status, error) {
+	status, err := m.converge(ctx, func(*rules.Task) bool { return true })
+	return status, errors.Join(err, m.store.Sweep(m.clock()))
+}
+
+// converge works on all GPUs at the same time, unless it is at work on them still. What takes longer than a moment goes on
+// without the caller.
+func (m *Manager) converge(ctx context.Context, isDue func(*rules.Task) bool) (status device.Status, err error) {
 	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	snapshot := m.store.Snapshot()
-	errs := sideBySide(limited, &m.reconciling, knownGPUs(m.GPUs(), snapshot), func(address string) error {
-		return m.convergeGPU(ctx, address)
-	})
-	if snapshot.Err == nil {
-		m.engine.Failures.Retain(snapshot)
+	gpus := knownGPUs(m.GPUs(), m.store.Snapshot())
+	results := make([]<-chan singleflight.Result, len(gpus))
+	for i, address := range gpus {
+		results[i] = m.atWork.DoChan(address, func() (any, error) {
+			m.known.Store(address, m.convergeGPU(ctx, address, isDue))
+			return nil, nil //nolint:nilnil // it is stored
+		})
 	}
-	return errors.Join(append(errs, m.store.Sweep(m.clock()))...)
+	var left []error
+	for i, address := range gpus {
+		select {
+		case <-results[i]:
+		case <-limited.Done():
+		}
+		left = append(left, m.last(address).left)
+	}
+	for _, address := range m.GPUs() {
+		k := m.last(address)
+		status.Static = append(status.Static, k.statics...)
+		status.Conditions = append(status.Conditions, k.conditions...)
+	}
+	_, kept := m.orphans.kept()
+	status.Conditions = append(status.Conditions, kept...)
+	return status, errors.Join(left...)
 }
 
 // knownGPUs are those of the inventory, and those that records are about.
@@ -55,20 +101,50 @@ func knownGPUs(gpus []string, snapshot *record.Snapshot) []string {
 	return slices.Compact(gpu.SortPCIAddresses(gpus))
 }
 
-// convergeGPU does what is due on a GPU. The error says what is left.
-func (m *Manager) convergeGPU(ctx context.Context, address string) (err error) {
-	defer panics.Recover(ctx, &err)
-	ctx, cancel := context.WithTimeout(ctx, roundTime)
-	defer cancel()
-	said, err := m.engine.Converge(ctx, address)
-	if said == nil {
-		return err
+// last is what is known of a GPU, or what records say of it.
+func (m *Manager) last(address string) (k known) {
+	last, _ := m.known.Load(address)
+	if k, _ = last.(known); k.looked {
+		return k
 	}
-	return errors.Join(err, unfinished(said))
+	k.statics = nil
+	for _, d := range m.store.Snapshot().On(address) {
+		if d.Type == record.Static && !d.Admin && d.Partition.Made != nil {
+			k.statics = append(k.statics, device.Static{
+				PCIAddress: address, ProfileID: d.Partition.ProfileID, Placement: d.Partition.Placement, UUID: d.Partition.Made.UUID,
+			})
+		}
+	}
+	return k
+}
+
+// convergeGPU does what is due on a GPU, and returns what is known of it then.
+func (m *Manager) convergeGPU(ctx context.Context, address string, isDue func(*rules.Task) bool) (k known) {
+	k = m.last(address)
+	defer panics.Recover(ctx, &k.left)
+	limited, cancel := context.WithTimeout(ctx, gpuTime)
+	defer cancel()
+	said, err := m.engine.Converge(limited, address, isDue)
+	switch {
+	case ctx.Err() != nil:
+		return k // it was not the GPU that gave up
+	case said == nil && errors.Is(err, lock.ErrElsewhere):
+		// A process that hangs in the kernel does not die and keeps its locks.
+		k.looked, k.conditions = true, unanswered(address, fmt.Errorf("%w; an earlier instance of the driver may hang in it: %w", err, gpu.ErrHung))
+	case said == nil, gpu.IsPending(said.Unanswered) && !errors.Is(said.Unanswered, gpu.ErrHung):
+		// It is busy or slow, or waits behind another GPU.
+	default:
+		k = m.translate(address, said, k)
+	}
+	k.left = errors.Join(err, unfinished(said))
+	return k
 }
 
 // unfinished is what of the claims on a GPU is not as it should be.
 func unfinished(said *converge.Said) error {
+	if said == nil {
+		return nil
+	}
 	var errs []error
 	for _, s := range said.Statements {
 		switch s.Reason {
@@ -83,4 +159,90 @@ func unfinished(said *converge.Said) error {
 		errs = append(errs, fmt.Errorf("its claims are not checked: %w", said.Unanswered))
 	}
 	return errors.Join(errs...)
+}
+
+// conditions are what statements are for devices, besides their place. The others are about claims.
+var conditions = map[rules.Reason]device.Condition{
+	rules.Occupied:         {Reason: device.Occupied},
+	rules.ReleasePending:   {Reason: device.ReleasePending},
+	rules.RefusedInUse:     {Reason: device.ReleasePending},
+	rules.UsedByOthers:     {Reason: device.ReleasePending, Undivided: true},
+	rules.OpenedByOthers:   {Reason: device.Opened, Undivided: true, Effect: policy.EffectNone},
+	rules.RecordUnreadable: {Reason: device.ReleasePending, Undivided: true}, // partitions are seen on the hardware
+	rules.SessionUnwell:    {Reason: device.MPSUnhealthy},
+	rules.Unsupervised:     {Reason: device.MPSUnavailable, Kind: device.MPS},
+}
+
+// translate translates what the rules say.
+func (m *Manager) translate(address string, said *converge.Said, last known) (k known) {
+	k.statics, k.looked = said.Static, true
+	for _, one := range said.Statements {
+		if reason := eventReasons[one.Reason]; reason != "" {
+			k.claims = append(k.claims, Statement{Claim: said.Ref(one.Claim), Reason: reason, Device: one.Device, Text: one.Text})
+		}
+		switch one.Reason {
+		case rules.Unresponsive:
+			k.conditions = append(k.conditions, unanswered(address, said.Unanswered)...)
+		case rules.Unsupervised:
+			// What an earlier process has said of MPS shares is not taken back before the supervisor had the time to answer.
+			k.looked = last.looked || !hasMPS(m.devices(), address) || m.engine.SilentFor() >= silenceLimit
+		}
+		if c, holds := m.condition(address, one, said.Failed[one.Claim]); holds {
+			k.conditions = append(k.conditions, c)
+		}
+	}
+	if said.Unanswered != nil {
+		k.statics, k.claims = last.statics, last.claims
+	}
+	return k
+}
+
+// condition reports also whether a statement, about a claim for which this has failed, is to be one now.
+func (m *Manager) condition(address string, one rules.Statement, failed error) (c device.Condition, holds bool) {
+	c, holds = conditions[one.Reason]
+	c.PCIAddress, c.Message = address, one.Text
+	if one.Place != rules.Undivided {
+		c.Where, c.ProfileID, c.Undivided = &one.Place.Placement, &one.Place.ProfileID, false
+	}
+	switch one.Reason {
+	case rules.Unsupervised:
+		holds = m.engine.SilentFor() >= silenceLimit && hasMPS(m.devices(), address)
+	case rules.SessionUnwell:
+		c.ProfileID = nil // a claim has the engines of the place
+	case rules.RefusedInUse:
+		c.Where, c.ProfileID, c.Kind = nil, nil, device.Partition // nothing of its kind can be made
+		if one.Place == rules.Undivided {
+			c.Kind = device.MPS
+		}
+	case rules.ReleasePending:
+		if failed != nil {
+			c.Message += ": " + strings.ReplaceAll(failed.Error(), "\n", "; ")
+		}
+		if d, found := m.devices().Lookup(one.Device); c.Where == nil && found && d.Partition != nil {
+			c.Where = &d.Partition.Placement // that of a session which is named after a partition
+		}
+	}
+	return c, holds
+}
+
+// hasMPS reports whether a GPU is published in shares by MPS.
+func hasMPS(inventory *device.Inventory, address string) bool {
+	return slices.ContainsFunc(inventory.Devices(), func(d device.Device) bool {
+		return d.Kind == device.MPS && d.GPU.PCIAddress == address
+	})
+}
+
+// unanswered says what is known of a GPU that does not answer as it should.
+func unanswered(address string, err error) []device.Condition {
+	c := device.Condition{PCIAddress: address, Reason: device.Unresponsive, Message: err.Error()}
+	switch {
+	case errors.Is(err, gpu.ErrNotSupported), errors.Is(err, gpu.ErrDriverNotLoaded):
+		return nil // readiness says so
+	case errors.Is(err, gpu.ErrHung):
+	case errors.Is(err, gpu.ErrLost), errors.Is(err, gpu.ErrNotFound):
+		c.Reason = device.Lost
+	case errors.Is(err, gpu.ErrResetRequired):
+		c.Reason = device.ResetRequired
+	}
+	return []device.Condition{c}
 }

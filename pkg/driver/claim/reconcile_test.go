@@ -57,7 +57,7 @@ func TestReconcileRewritesSpecs(t *testing.T) {
 	b.mu.Lock()
 	clear(b.specs)
 	b.mu.Unlock()
-	_ = b.bareManager().Reconcile(t.Context()) // it knows no GPU
+	_ = b.bareManager().cleanUp(t.Context()) // it knows no GPU
 	m := b.manager()
 	mustReconcile(t, m)
 	if diff := cmp.Diff(want, b.specs["u1"]); diff != "" {
@@ -122,7 +122,7 @@ func TestManyOutdatedSpecs(t *testing.T) {
 		b.specs[uid] = nil
 	}
 	b.mu.Unlock()
-	if _, err := m.engine.Converge(t.Context(), pciC); err != nil {
+	if err := m.cleanUpGPU(t.Context(), pciC); err != nil {
 		t.Error(err)
 	}
 	left := 0
@@ -162,7 +162,7 @@ func TestReconcileBehindMuteSupervisor(t *testing.T) {
 		b.mu.Unlock()
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
-		go func() { done <- m.Reconcile(ctx) }()
+		go func() { done <- m.cleanUp(ctx) }()
 		time.Sleep(time.Hour)
 		if n := b.count(pciB); n != 0 {
 			t.Errorf("for an hour the MPS supervisor has not answered, and a partition of GPU B that has nothing to do with MPS is not given back")

@@ -171,7 +171,7 @@ func TestStaleSpecOfSeveralGroups(t *testing.T) {
 	}
 	b.wantOwnNodes("prepared again", "u1", "u2")
 	// Nor does it go at once.
-	_ = m.Reconcile(t.Context())
+	_ = m.cleanUp(t.Context())
 	b.wantOwnNodes("reconciled", "u1", "u2")
 }
 
@@ -230,8 +230,8 @@ func TestRemadeAndNotWrittenDown(t *testing.T) {
 		t.Fatal("no error")
 	}
 	b.hooks(nil, nil)
-	m.Survey(t.Context())
-	if err := m.Reconcile(t.Context()); err != nil {
+	survey(t.Context(), m)
+	if err := m.cleanUp(t.Context()); err != nil {
 		t.Errorf("the partition is there: %v; %v", err, b.state())
 	}
 }
@@ -413,7 +413,7 @@ func TestDropThatWasNotWritten(t *testing.T) {
 		mustUnprepare(t, m, "u1")
 		mustReconcile(t, m)
 		b.wantNothing()
-		if s := m.Survey(t.Context()); len(s.Static) > 0 {
+		if s := survey(t.Context(), m); len(s.Static) > 0 {
 			t.Errorf("published as somebody else's: %+v", s.Static)
 		}
 	})

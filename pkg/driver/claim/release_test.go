@@ -47,13 +47,13 @@ func TestPodsEnd(t *testing.T) {
 				t.Error("the spec is left")
 			}
 			pending := false
-			for _, c := range m.Survey(t.Context()).Conditions {
+			for _, c := range survey(t.Context(), m).Conditions {
 				pending = pending || strings.Contains(c.Message, "to be released")
 			}
 			if !pending {
 				t.Error("the place is not tainted")
 			}
-			wantError(t, m.Reconcile(t.Context()), "claim default/claim-u1")
+			wantError(t, m.cleanUp(t.Context()), "claim default/claim-u1")
 			b.hooks(nil, nil)
 			mustReconcile(t, m)
 			b.wantNothing()
@@ -208,7 +208,7 @@ func TestReleasedWhileSpecIsWritten(t *testing.T) {
 					}
 					return nil
 				}, nil)
-				_ = m.Reconcile(t.Context())
+				_ = m.cleanUp(t.Context())
 				b.hooks(nil, nil)
 				if left, found := b.specs["u1"]; found {
 					t.Errorf("the spec is there again: %v", left)

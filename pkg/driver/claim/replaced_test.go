@@ -23,10 +23,10 @@ func TestReplacedBySomebodyElse(t *testing.T) {
 			}
 		},
 		"survey": func(t *testing.T, m *Manager) {
-			if s := m.Survey(t.Context()); len(s.Static) != 1 {
+			if s := survey(t.Context(), m); len(s.Static) != 1 {
 				t.Errorf("the survey does not say that somebody else's partition is there: %+v", s)
 			}
-			_ = m.Reconcile(t.Context())
+			_ = m.cleanUp(t.Context())
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -34,7 +34,7 @@ func TestReplacedBySomebodyElse(t *testing.T) {
 			m := b.manager()
 			mustPrepare(t, m, newClaim("u1", sliceA0))
 			b.removeForeign(addressA0)
-			_ = m.Reconcile(t.Context())
+			_ = m.cleanUp(t.Context())
 			b.makeForeign(addressA0)
 			do(t, m)
 			mustUnprepare(t, m, "u1")
@@ -54,12 +54,12 @@ func TestPreparedAgainAfterReset(t *testing.T) {
 			m := b.manager()
 			mustPrepare(t, m, newClaim("u1", sliceA0))
 			b.removeForeign(addressA0)
-			m.Survey(t.Context())
+			survey(t.Context(), m)
 			if next != "u1" {
 				mustUnprepare(t, m, "u1")
 			}
 			mustPrepare(t, m, newClaim(string(next), sliceA0))
-			err := m.Reconcile(t.Context())
+			err := m.cleanUp(t.Context())
 			if b.spec(next) == nil {
 				t.Errorf("the claim was just prepared, and its CDI spec is taken away as if its partition were gone: %v", err)
 			}
@@ -79,7 +79,7 @@ func TestPartitionGoneIsSaid(t *testing.T) {
 	said := []string{"u1 PartitionGone", sliceA0, "delete the pods"}
 	b.wantStatements(m, said)
 	for range 2 {
-		wantError(t, m.Reconcile(t.Context()), "was removed by somebody else")
+		wantError(t, m.cleanUp(t.Context()), "was removed by somebody else")
 		b.wantStatements(m, said)
 	}
 	mustUnprepare(t, m, "u1")
@@ -123,8 +123,8 @@ func TestNumbersOfAnotherPartition(t *testing.T) {
 	b.removeForeign(addressA0)
 	reuse()
 	mustPrepare(t, m, newClaim("u2", sliceA4))
-	m.Survey(t.Context())
-	wantError(t, m.Reconcile(t.Context()), "device "+sliceA0, "was removed by somebody else")
+	survey(t.Context(), m)
+	wantError(t, m.cleanUp(t.Context()), "device "+sliceA0, "was removed by somebody else")
 	if spec := b.spec("u1"); len(spec) > 0 {
 		t.Errorf("the claim without a partition has a spec: %v", spec)
 	}
@@ -134,8 +134,8 @@ func TestNumbersOfAnotherPartition(t *testing.T) {
 
 	// Prepared again, it has a partition and a spec of its own.
 	mustPrepare(t, m, newClaim("u1", sliceA0))
-	m.Survey(t.Context())
-	if err := m.Reconcile(t.Context()); err != nil {
+	survey(t.Context(), m)
+	if err := m.cleanUp(t.Context()); err != nil {
 		t.Error(err)
 	}
 	one, two := b.spec("u1"), b.spec("u2")

@@ -13,8 +13,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
@@ -149,32 +147,5 @@ func TestRetryJointly(t *testing.T) {
 			mustUnprepare(t, m, "u1")
 			b.wantNothing()
 		})
-	}
-}
-
-// TestFailuresAreForgotten: nothing is kept of claims that are gone.
-func TestFailuresAreForgotten(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	b.hooks(fullDisk, nil)
-	const claims = 200
-	for i := range claims {
-		uid := fmt.Sprint("u", i)
-		if _, err := m.Prepare(t.Context(), newClaim(uid, sliceA0)); err == nil {
-			t.Fatal("no failure")
-		}
-		mustUnprepare(t, m, types.UID(uid))
-	}
-	b.hooks(nil, nil)
-	b.pass(time.Hour)
-	mustReconcile(t, m)
-	kept := 0
-	for i := range claims {
-		if m.engine.Failures.Of(types.UID(fmt.Sprint("u", i)), pciA) != nil {
-			kept++
-		}
-	}
-	if kept > 0 {
-		t.Errorf("of %d claims that are gone %d errors are kept, for ever", claims, kept)
 	}
 }

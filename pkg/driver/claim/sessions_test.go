@@ -272,7 +272,7 @@ func TestLosses(t *testing.T) {
 	// And while the GPU does not answer: it may be why.
 	b.lose(wholeA, mps.Running)
 	b.breakDown(pciA, gpu.ErrLost)
-	wantError(t, m.Reconcile(t.Context()), pciA)
+	wantError(t, m.cleanUp(t.Context()), pciA)
 	b.wantWarnings(append(told, []string{"u3 MPSServerLost"})...)
 }
 
@@ -378,7 +378,7 @@ func TestSessionGone(t *testing.T) {
 		b.mu.Unlock()
 	}
 	vanish()
-	_ = m.Reconcile(t.Context()) // of the GPUs of a session one may be busy with the other
+	_ = m.cleanUp(t.Context()) // of the GPUs of a session one may be busy with the other
 	mustReconcile(t, m)
 	b.wantState(t, "started again", before)
 	b.wantWarnings([]string{"u1 MPSServerLost", "it was gone"}, []string{"u2 MPSServerLost"}, []string{"u3 MPSServerLost", wholeB})
@@ -389,12 +389,12 @@ func TestSessionGone(t *testing.T) {
 	vanish()
 	b.hooks(failAt("start session"), nil)
 	for range 2 {
-		wantError(t, m.Reconcile(t.Context()), "device "+mpsA)
+		wantError(t, m.cleanUp(t.Context()), "device "+mpsA)
 	}
 	b.wantWarnings([]string{"u1 MPSServerLost"}, []string{"u2 MPSServerLost"}, []string{"u3 MPSServerLost"})
 	b.hooks(nil, nil)
 	mustPrepare(t, m, own)
-	_ = m.Reconcile(t.Context())
+	_ = m.cleanUp(t.Context())
 	mustReconcile(t, m)
 	b.wantState(t, "started at last", before)
 	b.wantWarnings()
@@ -451,7 +451,7 @@ func testNoSupervisor(t *testing.T) {
 	mustPrepare(t, m, newClaim("u2", mpsA))
 	mustPrepare(t, m, newClaim("u3", sliceB0+"-mps"))
 	b.away(true)
-	first := m.Reconcile(t.Context())
+	first := m.cleanUp(t.Context())
 	wantError(t, first, "MPS supervisor", wholeA, wholeB)
 	if strings.Count(first.Error(), "is the DaemonSet") != 2 {
 		t.Errorf("it is said for each claim, and not for each GPU: %v", first)
@@ -468,7 +468,7 @@ func testNoSupervisor(t *testing.T) {
 	if r, err := m.store.Read("u2"); r != nil || err != nil {
 		t.Errorf("u2: %+v, %v", r, err)
 	}
-	wantError(t, m.Reconcile(t.Context()), "claim default/claim-u1", "claim default/claim-u3", "MPS supervisor")
+	wantError(t, m.cleanUp(t.Context()), "claim default/claim-u1", "claim default/claim-u3", "MPS supervisor")
 	_, err := m.Prepare(t.Context(), newClaim("whole", wholeA))
 	wantError(t, err, "device "+wholeA, mpsA, "being released")
 
@@ -495,8 +495,8 @@ func TestSweepSessions(t *testing.T) {
 	stray(wholeA, "GPU-a")
 	stray(sliceB0, "MIG-gone")
 	write(t, m.store.Path("damaged"), "{")
-	_ = b.bareManager().Reconcile(t.Context()) // it does not know any GPU
-	_ = m.Reconcile(t.Context())
+	_ = b.bareManager().cleanUp(t.Context()) // it does not know any GPU
+	_ = m.cleanUp(t.Context())
 	if b.running(wholeA) == nil || b.running(sliceB0) == nil {
 		t.Error("a session was ended that may be that of a claim whose record is damaged")
 	}
@@ -531,7 +531,7 @@ func TestLastKnownShare(t *testing.T) {
 		mustPrepare(t, m, newClaim("u2", device))
 		otherVersion(t, m, "u2")
 		mustUnprepare(t, m, "u1")
-		wantError(t, m.Reconcile(t.Context()), "claim default/claim-u1", "cannot be read", "u2.boot-1")
+		wantError(t, m.cleanUp(t.Context()), "claim default/claim-u1", "cannot be read", "u2.boot-1")
 		if b.spec("u1") != nil || len(b.sessions) != 1 {
 			t.Errorf("left: %v", b.state())
 		}
@@ -585,9 +585,9 @@ func TestSurveySessions(t *testing.T) {
 			}
 			b.running(test.id).phase = test.phase
 			b.away(test.phase == "")
-			m.Survey(t.Context())
+			survey(t.Context(), m)
 			b.pass((5 * time.Second))
-			if diff := cmp.Diff(test.want, mpsFindings(m.Survey(t.Context()))); diff != "" {
+			if diff := cmp.Diff(test.want, mpsFindings(survey(t.Context(), m))); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 		})
@@ -602,8 +602,8 @@ func TestSurveySessionOfDamagedRecord(t *testing.T) {
 	mustPrepare(t, m, newClaim("u1", mpsA))
 	mustPrepare(t, m, newClaim("u2", mpsB))
 	damage(t, m, "u1")
-	wantError(t, m.Reconcile(t.Context()), "MPS session "+wholeA, "records/u1.boot-1")
-	conditions := m.Survey(t.Context()).Conditions
+	wantError(t, m.cleanUp(t.Context()), "MPS session "+wholeA, "records/u1.boot-1")
+	conditions := survey(t.Context(), m).Conditions
 	for _, c := range conditions {
 		if c.PCIAddress != pciA || c.Reason != device.ReleasePending || !strings.Contains(c.Message, "records/u1.boot-1") {
 			t.Errorf("got %+v", c)
@@ -614,7 +614,7 @@ func TestSurveySessionOfDamagedRecord(t *testing.T) {
 	}
 	mustUnprepare(t, m, "u1")
 	mustReconcile(t, m)
-	if conditions := m.Survey(t.Context()).Conditions; len(conditions) != 0 {
+	if conditions := survey(t.Context(), m).Conditions; len(conditions) != 0 {
 		t.Errorf("released: %+v", conditions)
 	}
 	mustUnprepare(t, m, "u2")
@@ -667,7 +667,7 @@ func TestInUse(t *testing.T) {
 func TestSupervisorThatBeginsLater(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
-	tainted := func() int { return len(m.Survey(t.Context()).Conditions) }
+	tainted := func() int { return len(survey(t.Context(), m).Conditions) }
 	b.away(true)
 	if got := tainted(); got != 0 || len(m.Unlooked()) != 3 {
 		t.Errorf("%d conditions at once, unlooked are %v", got, m.Unlooked())
@@ -710,7 +710,7 @@ func TestSessionIsBackForOthers(t *testing.T) {
 	clear(b.sessions)
 	b.mu.Unlock()
 	b.hooks(failAt("start session"), nil)
-	wantError(t, m.Reconcile(t.Context()), "device "+mpsA) // people are told
+	wantError(t, m.cleanUp(t.Context()), "device "+mpsA) // people are told
 	b.hooks(failAt("write spec"), nil)
 	if err := runPrepare(t.Context(), m, newClaim("u3", mpsA)); err == nil {
 		t.Error("the spec cannot be written")
@@ -779,14 +779,14 @@ func TestSessionOfTwoGPUsIsToldOnce(t *testing.T) {
 			m.engine.Partitions = l
 			happens[0](b)
 			var behind sync.WaitGroup
-			behind.Go(func() { _ = m.convergeGPU(t.Context(), pciA) })
+			behind.Go(func() { _ = m.cleanUpGPU(t.Context(), pciA) })
 			<-l.looks
 			happens[1](b)
-			_ = m.convergeGPU(t.Context(), pciC)
+			_ = m.cleanUpGPU(t.Context(), pciC)
 			close(l.resume)
 			behind.Wait()
 			for range 3 {
-				_ = m.Reconcile(t.Context())
+				_ = m.cleanUp(t.Context())
 			}
 			b.mu.Lock()
 			defer b.mu.Unlock()

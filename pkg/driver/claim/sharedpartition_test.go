@@ -33,7 +33,7 @@ func TestSharesOfPartition(t *testing.T) {
 				t.Errorf("%s says %+v (%v), live is %+v", uid, r, err, live)
 			}
 		}
-		if findings := findings(m.Survey(t.Context())); len(findings) > 0 {
+		if findings := findings(survey(t.Context(), m)); len(findings) > 0 {
 			t.Errorf("survey: %v", findings)
 		}
 		for _, uid := range []types.UID{"u1", "u3"} {
@@ -63,8 +63,8 @@ func TestSharedPartitionGone(t *testing.T) {
 			if now, found := b.look(addressA0); found {
 				t.Errorf("%s: made %+v", device, now)
 			}
-			m.Survey(t.Context())
-			wantError(t, m.Reconcile(t.Context()), "device "+device, "was removed by somebody else")
+			survey(t.Context(), m)
+			wantError(t, m.cleanUp(t.Context()), "device "+device, "was removed by somebody else")
 			for _, uid := range []string{"u1", "u2"} {
 				if !slices.ContainsFunc(m.Statements(), func(s Statement) bool { return string(s.Claim.UID) == uid && s.Reason == ReasonPartitionGone }) {
 					t.Errorf("nothing is said of claim %s: %+v", uid, m.Statements())

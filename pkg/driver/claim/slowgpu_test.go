@@ -39,7 +39,7 @@ func TestSlowGPUHoldsUpNobody(t *testing.T) {
 			_ = m.Unprepare(ctx, "slow")
 		})
 		repeat(func() {
-			m.Survey(ctx)
+			survey(ctx, m)
 			time.Sleep(10 * time.Second)
 			b.pass(10 * time.Second)
 		})
@@ -77,7 +77,7 @@ func TestReleaseOnSlowGPU(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), kubeletTime)
 				_ = m.Unprepare(ctx, "u1")
 				cancel()
-				_ = m.Reconcile(t.Context())
+				_ = m.cleanUp(t.Context())
 				time.Sleep(time.Minute)
 				b.pass(2 * time.Minute)
 			}
@@ -96,7 +96,7 @@ func TestReleaseOnSlowGPU(t *testing.T) {
 				b.slow.each = 1300 * time.Millisecond
 				check(t, b, m)
 				b.slow.nothing()
-				time.Sleep(roundTime) // what goes on without a caller ends
+				time.Sleep(gpuTime) // what goes on without a caller ends
 			})
 		})
 	}

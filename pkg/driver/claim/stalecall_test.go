@@ -295,18 +295,21 @@ func TestStaleCallWaits(t *testing.T) {
 	})
 }
 
-// TestSurveyBesideRelease: a release that has just come is no news, whichever process is at work on it.
-func TestSurveyBesideRelease(t *testing.T) {
-	b := newBox(t)
-	old, m := b.manager(), b.manager()
-	mustPrepare(t, old, newClaim("u1", sliceA0))
-	b.pass(time.Hour)
-	if _, err := old.store.Release("u1", b.clock()); err != nil {
-		t.Fatal(err)
-	}
-	for name, one := range map[string]*Manager{"the same": old, "the other": m} {
-		if status := one.Survey(t.Context()); len(status.Conditions) > 0 {
-			t.Errorf("%s process: %+v", name, status.Conditions)
+// TestReconcileBesideRelease: a release that has just come is no news, whichever process is at work on it.
+func TestReconcileBesideRelease(t *testing.T) {
+	for name, same := range map[string]bool{"the same": true, "the other": false} {
+		b := newBox(t)
+		old, m := b.manager(), b.manager()
+		if same {
+			m = old
+		}
+		mustPrepare(t, old, newClaim("u1", sliceA0))
+		b.pass(time.Hour)
+		if _, err := old.store.Release("u1", b.clock()); err != nil {
+			t.Fatal(err)
+		}
+		if status, err := m.Reconcile(t.Context()); len(status.Conditions) > 0 || err != nil {
+			t.Errorf("%s process: %+v, %v", name, status.Conditions, err)
 		}
 	}
 }

@@ -38,24 +38,24 @@ func TestSpecOfLostPartition(t *testing.T) {
 	for name, test := range map[string]func(b *box, m *Manager) *Manager{
 		"before the next survey": func(_ *box, m *Manager) *Manager { return m },
 		"after a restart": func(b *box, m *Manager) *Manager {
-			m.Survey(t.Context())
-			_ = m.Reconcile(t.Context())
+			survey(t.Context(), m)
+			_ = m.cleanUp(t.Context())
 			next := b.manager()
-			_ = next.Reconcile(t.Context()) // before its first survey
+			_ = next.cleanUp(t.Context()) // before its first survey
 			return next
 		},
 		"after a survey that failed": func(b *box, m *Manager) *Manager {
-			m.Survey(t.Context())
-			_ = m.Reconcile(t.Context())
+			survey(t.Context(), m)
+			_ = m.cleanUp(t.Context())
 			b.breakDown(pciA, gpu.ErrTimeout)
-			m.Survey(t.Context())
+			survey(t.Context(), m)
 			b.breakDown(pciA, nil)
-			_ = m.Reconcile(t.Context())
+			_ = m.cleanUp(t.Context())
 			return m
 		},
 		"after a restart without a survey": func(b *box, _ *Manager) *Manager {
 			next := b.manager()
-			_ = next.Reconcile(t.Context())
+			_ = next.cleanUp(t.Context())
 			return next
 		},
 	} {
@@ -90,8 +90,8 @@ func TestLostPartitionIsNotMadeAgain(t *testing.T) {
 	b.hooks(nil, nil)
 	mustPrepare(t, m, newClaim("u2", sliceA4))
 	for range 3 {
-		m.Survey(t.Context())
-		wantError(t, m.Reconcile(t.Context()), "was removed by somebody else")
+		survey(t.Context(), m)
+		wantError(t, m.cleanUp(t.Context()), "was removed by somebody else")
 		b.wantOwnNodes("not made again", "u1", "u2")
 	}
 	mustUnprepare(t, m, "u1")
@@ -131,8 +131,8 @@ func TestObserverOutlivesPartition(t *testing.T) {
 	b.mu.Unlock()
 	mustPrepare(t, m, newClaim("u2", sliceA4))
 	b.wantOwnNodes("made", "watch", "u2")
-	m.Survey(t.Context())
-	_ = m.Reconcile(t.Context())
+	survey(t.Context(), m)
+	_ = m.cleanUp(t.Context())
 	b.wantOwnNodes("reconciled", "watch", "u2")
 	if len(b.spec("watch")) > 0 {
 		t.Error("the observer has a spec, and the partition is gone")

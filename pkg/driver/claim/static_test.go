@@ -159,7 +159,7 @@ func TestAdmin(t *testing.T) {
 	b.hooks(nil, nil)
 	mustPrepare(t, m, admin(newClaim("watch", watched...)))
 	mustReconcile(t, m)
-	if status := m.Survey(t.Context()); len(status.Conditions) > 0 || len(status.Static) != 1 {
+	if status := survey(t.Context(), m); len(status.Conditions) > 0 || len(status.Static) != 1 {
 		t.Errorf("survey: %+v", status)
 	}
 	b.deleteClaim("watch")
@@ -179,7 +179,7 @@ func TestAdminOnHungGPU(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
 	_, comeBack := b.hang(pciB)
-	m.Survey(t.Context())
+	survey(t.Context(), m)
 	mustPrepare(t, m, admin(newClaim("watch", wholeB)))
 	mustUnprepare(t, m, "watch")
 	b.wantNothing()
@@ -230,7 +230,7 @@ func TestStaticPartitionInUse(t *testing.T) {
 				t.Logf("refused: %v", err)
 			}
 			if name == "static" {
-				t.Logf("survey: %+v", m.Survey(t.Context()).Conditions)
+				t.Logf("survey: %+v", survey(t.Context(), m).Conditions)
 			}
 		})
 	}

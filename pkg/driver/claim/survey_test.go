@@ -207,10 +207,9 @@ func TestSurvey(t *testing.T) {
 			b := newBox(t)
 			test.arrange(t, b)
 			m := b.manager()
-			b.pass(releaseTime) // the call that released the claim has given up
 			before := b.state()
 			b.hooks(nil, nil)
-			status := m.Survey(t.Context())
+			status := survey(t.Context(), m)
 			if diff := cmp.Diff(test.want, findings(status)); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
@@ -219,7 +218,7 @@ func TestSurvey(t *testing.T) {
 					t.Errorf("%q is not said in %+v", part, status.Conditions)
 				}
 			}
-			if diff := cmp.Diff(findings(status), findings(m.Survey(t.Context()))); diff != "" {
+			if diff := cmp.Diff(findings(status), findings(survey(t.Context(), m))); diff != "" {
 				t.Errorf("the second time, -before +now:\n%s", diff)
 			}
 			if effects := b.seen(); len(effects) > 0 {
@@ -246,7 +245,7 @@ func TestSurveyOfTrouble(t *testing.T) {
 		b.makeForeign(addressA4)
 		m := b.manager()
 		mustPrepare(t, m, newClaim("u1", staticA0, sliceB0))
-		healthy := findings(m.Survey(t.Context()))
+		healthy := findings(survey(t.Context(), m))
 		b.breakDown(pciA, err)
 		// What was known of the GPU still counts; so does, in another process,
 		// what claims have.
@@ -258,7 +257,7 @@ func TestSurveyOfTrouble(t *testing.T) {
 			if want != "" {
 				wantLines = append(wantLines, fmt.Sprintf("%s %s whole", want, pciA))
 			}
-			status := m.Survey(t.Context())
+			status := survey(t.Context(), m)
 			if diff := cmp.Diff(wantLines, findings(status)); diff != "" {
 				t.Errorf("%v: -want +got:\n%s", err, diff)
 			}
@@ -267,7 +266,7 @@ func TestSurveyOfTrouble(t *testing.T) {
 			}
 		}
 		b.breakDown(pciA, nil)
-		if diff := cmp.Diff(healthy, findings(m.Survey(t.Context()))); diff != "" {
+		if diff := cmp.Diff(healthy, findings(survey(t.Context(), m))); diff != "" {
 			t.Errorf("%v, when it is over: -want +got:\n%s", err, diff)
 		}
 	}
@@ -278,7 +277,7 @@ func TestSurveyOfBusyGPU(t *testing.T) {
 	b := newBox(t)
 	b.makeForeign(addressA0)
 	m := b.manager()
-	before := findings(m.Survey(t.Context()))
+	before := findings(survey(t.Context(), m))
 	release, err := b.manager().locks.GPUs(t.Context(), []string{pciA})
 	if err != nil {
 		t.Fatal(err)
@@ -286,11 +285,11 @@ func TestSurveyOfBusyGPU(t *testing.T) {
 	b.removeForeign(addressA0)
 	b.makeForeign(addressB0)
 	want := append(before, static(addressB0))
-	if diff := cmp.Diff(want, findings(m.Survey(t.Context()))); diff != "" {
+	if diff := cmp.Diff(want, findings(survey(t.Context(), m))); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	release()
-	if diff := cmp.Diff(want[1:], findings(m.Survey(t.Context()))); diff != "" {
+	if diff := cmp.Diff(want[1:], findings(survey(t.Context(), m))); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }
@@ -303,10 +302,10 @@ func TestSurveyIsCalledOff(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	b.breakDown(pciA, context.Canceled)
-	if status := m.Survey(ctx); len(findings(status)) > 0 {
+	if status := survey(ctx, m); len(findings(status)) > 0 {
 		t.Errorf("got %+v", status)
 	}
-	if status := b.bareManager().Survey(t.Context()); len(findings(status)) > 0 {
+	if status := survey(t.Context(), b.bareManager()); len(findings(status)) > 0 {
 		t.Errorf("without inventory: got %+v", status)
 	}
 }
@@ -329,7 +328,7 @@ func TestRefusalIsOver(t *testing.T) {
 	mustPrepare(t, m, newClaim("u2", wholeA))
 	b.run(pciA, gpu.Process{PID: 5000, InstanceID: -1}) // that of claim u2
 	b.pass(time.Hour)
-	for _, c := range m.Survey(t.Context()).Conditions {
+	for _, c := range survey(t.Context(), m).Conditions {
 		t.Errorf("process 4711 has ended an hour ago: %s %s: %s", c.Reason, c.Kind, c.Message)
 	}
 }
@@ -354,7 +353,7 @@ func TestSurveyOfOpenNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.SetInventory(testInventory(t))
-	said := m.Survey(t.Context()).Conditions
+	said := survey(t.Context(), m).Conditions
 	if diff := cmp.Diff([]string{"opened " + pciA + " whole"}, findings(device.Status{Conditions: said})); diff != "" {
 		t.Fatalf("-want +got:\n%s", diff)
 	}
@@ -362,7 +361,7 @@ func TestSurveyOfOpenNode(t *testing.T) {
 		t.Errorf("got %+v", c)
 	}
 	mustPrepare(t, m, newClaim("u1", wholeA))
-	for _, c := range m.Survey(t.Context()).Conditions {
+	for _, c := range survey(t.Context(), m).Conditions {
 		t.Errorf("it was there before the claim: %+v", c)
 	}
 }

@@ -92,7 +92,7 @@ func TestIntervalBehindUnreadableRecord(t *testing.T) {
 	mustPrepare(t, m, newClaim("u3", turnsA))
 	mustUnprepare(t, m, "u3")
 	mustUnprepare(t, m, "u2")
-	_ = m.Reconcile(t.Context())
+	_ = m.cleanUp(t.Context())
 	b.wantNothing()
 }
 
@@ -195,7 +195,7 @@ func TestIntervalWithoutProgram(t *testing.T) {
 		return nil
 	}, nil)
 	mustUnprepare(t, m, "u1")
-	wantError(t, m.Reconcile(t.Context()), "claim default/claim-u1", "no nvidia-smi")
+	wantError(t, m.cleanUp(t.Context()), "claim default/claim-u1", "no nvidia-smi")
 	b.hooks(nil, nil)
 	mustReconcile(t, m)
 	b.wantNothing()

@@ -35,12 +35,12 @@ func TestUnprepareWithoutDriver(t *testing.T) {
 			if len(b.specs) != 0 {
 				t.Errorf("specs are left: %v", b.specs)
 			}
-			if err := m.Reconcile(t.Context()); !errors.Is(err, absent) {
+			if err := m.cleanUp(t.Context()); !errors.Is(err, absent) {
 				t.Errorf("reconcile without driver: got %v", err)
 			}
 			mustUnprepare(t, m, "u1")
 			b.hooks(nil, nil)
-			if err := b.manager().Reconcile(t.Context()); err != nil {
+			if err := b.manager().cleanUp(t.Context()); err != nil {
 				t.Errorf("reconcile with driver: %v", err)
 			}
 			b.wantNothing()

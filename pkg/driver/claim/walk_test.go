@@ -153,7 +153,7 @@ func (w *walk) step(t *testing.T) {
 	mu.Unlock()
 	if hung != nil {
 		if r.IntN(2) == 0 {
-			w.note("   reconcile %v", w.m[1].Reconcile(t.Context()))
+			w.note("   reconcile %v", w.m[1].cleanUp(t.Context()))
 			w.note("   prepare %v", runPrepare(t.Context(), w.m[1], walkClaim(r.IntN(len(walkClaims)))))
 		}
 		hung()
@@ -165,7 +165,7 @@ func (w *walk) step(t *testing.T) {
 		w.m[i] = b.manager()
 		w.m[1-i] = b.manager()
 		if r.IntN(2) == 0 {
-			w.note("   reconcile %v", w.m[i].Reconcile(t.Context()))
+			w.note("   reconcile %v", w.m[i].cleanUp(t.Context()))
 		}
 	}
 	b.hooks(nil, nil)
@@ -200,10 +200,10 @@ func (w *walk) act(ctx context.Context, t *testing.T, i, k, c int, away bool, fa
 		err = m.Unprepare(ctx, uid)
 	case k < 15:
 		op = "reconcile"
-		err = m.Reconcile(ctx)
+		err = m.cleanUp(ctx)
 	case k < 16:
 		op = "survey"
-		m.Survey(ctx)
+		survey(ctx, m)
 	case k < 17:
 		op = "away"
 		b.away(away)
@@ -366,8 +366,8 @@ func (w *walk) end(t *testing.T) {
 			w.fail(t, "unprepare u%d: %v", i, err)
 		}
 	}
-	_ = m.Reconcile(t.Context())
-	if err := m.Reconcile(t.Context()); err != nil {
+	_ = m.cleanUp(t.Context())
+	if err := m.cleanUp(t.Context()); err != nil {
 		w.fail(t, "reconcile: %v", err)
 	}
 	left := slices.DeleteFunc(b.state(), func(s string) bool {

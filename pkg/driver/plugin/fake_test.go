@@ -64,19 +64,17 @@ type fakeClaims struct {
 	inventory  *device.Inventory
 	prepared   map[types.UID]bool
 	status     device.Status
-	surveys    int
 	reconciled int
+	left       error
 	inUse      []string
 	inUseErr   error
 	live       []claim.LiveClaim
 	changed    chan struct{}
-	// reconcileErr is what Reconcile returns.
-	reconcileErr error
 
 	// onPrepare runs in Prepare without the lock.
 	onPrepare func(ctx context.Context, claim *resourceapi.ResourceClaim) error
-	// onSurvey runs in Survey without the lock, onReconcile in Reconcile.
-	onSurvey, onReconcile func()
+	// onReconcile runs in Reconcile without the lock.
+	onReconcile func()
 }
 
 func (f *fakeClaims) Statements() []claim.Statement { return nil }
@@ -125,27 +123,17 @@ func (f *fakeClaims) Unprepare(_ context.Context, uid types.UID) error {
 	return nil
 }
 
-func (f *fakeClaims) Reconcile(context.Context) error {
+func (f *fakeClaims) Reconcile(context.Context) (device.Status, error) {
 	if f.onReconcile != nil {
 		f.onReconcile()
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.reconciled++
-	return f.reconcileErr
+	return f.status, f.left
 }
 
 func (f *fakeClaims) ReleaseOrphans(context.Context) {}
-
-func (f *fakeClaims) Survey(context.Context) device.Status {
-	if f.onSurvey != nil {
-		f.onSurvey()
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.surveys++
-	return f.status
-}
 
 func (f *fakeClaims) InUse() ([]string, error) {
 	f.mu.Lock()
@@ -200,11 +188,11 @@ func (f *fakeClaims) setStatus(s device.Status) {
 	f.status = s
 }
 
-// counts are how often Survey and Reconcile were called.
-func (f *fakeClaims) counts() (surveys, reconciled int) {
+// rounds is how often Reconcile was called.
+func (f *fakeClaims) rounds() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.surveys, f.reconciled
+	return f.reconciled
 }
 
 // fakePolicy is a policy that a test replaces.

@@ -16,20 +16,23 @@ import (
 	"github.com/partage-dev/partage/pkg/util/panics"
 )
 
-// ClaimSurveyor knows what claims and others have on the GPUs. Its methods may be
+// ClaimReconciler knows what claims and others have on the GPUs. Its methods may be
 // called concurrently with all others.
-type ClaimSurveyor interface {
+type ClaimReconciler interface {
 	// SetInventory replaces the devices that claims can have.
 	SetInventory(inventory *device.Inventory)
-	// Survey compares the GPUs with what claims have. It does not wait for a GPU
-	// that is busy or does not answer.
-	Survey(ctx context.Context) device.Status
-	// Unlooked lists the GPUs of which no survey knows anything yet.
+	// Reconcile finishes or undoes what was left half done, and what belongs to no claim any more, and says what there is
+	// then. An error means that something is left. It does not wait for a GPU that is busy or does not answer.
+	Reconcile(ctx context.Context) (device.Status, error)
+	// ReleaseOrphans asks the API server about prepared claims until ctx ends, and
+	// releases those that do not have their devices any more.
+	ReleaseOrphans(ctx context.Context)
+	// Unlooked lists the GPUs of which nothing is known yet.
 	Unlooked() []string
 	// InUse lists the devices that claims are known to have, by name. An error says
 	// that there may be more.
 	InUse() ([]string, error)
-	// Statements are what the last survey says of claims.
+	// Statements are what is known of claims.
 	Statements() []claim.Statement
 }
 
@@ -48,8 +51,7 @@ const changesSettle = 200 * time.Millisecond
 // who have a device, to metrics, and to people.
 type gpuLoop struct {
 	*shared
-	publish    func(w *wanted, complete bool)
-	reconciler *reconciler
+	publish func(w *wanted, complete bool)
 	// health is nil where nothing tells what is wrong with GPUs that answer.
 	health healthMonitor
 
@@ -76,8 +78,8 @@ type survey struct {
 	enough       bool
 	awaitedSince time.Time
 
-	problem logchange.Problem
-	panics  panics.Repeated
+	problem, left logchange.Problem
+	panics        panics.Repeated
 }
 
 // run discovers the GPUs, cleans up what an earlier process left, lets calls
@@ -91,10 +93,9 @@ func (l *gpuLoop) run(ctx context.Context) {
 	l.recall(ctx)
 	l.discovery.last = time.Now()
 	l.take(ctx, l.discovery.discover(ctx))
-	l.reconciler.runOnce(ctx)
 	// Nothing is offered before it is known which GPUs another driver has given away.
 	l.others.await(ctx)
-	// Claims can have partitions that others made, which only a survey finds.
+	// Claims can have partitions that others made, which only looking finds.
 	l.look(ctx)
 	l.startup.finish()
 
@@ -106,11 +107,7 @@ func (l *gpuLoop) run(ctx context.Context) {
 		case <-ctx.Done():
 		case found := <-l.discovery.found:
 			l.discovery.inProgress = false
-			wasGone := l.gpus.driverGone != nil
 			l.take(ctx, found)
-			if wasGone && l.gpus.driverGone == nil {
-				l.failed.Fire() // what was left while the driver was away can be removed now
-			}
 			l.look(ctx)
 		case <-ticker.C:
 			l.poll(ctx)
@@ -184,19 +181,17 @@ func (l *gpuLoop) rebuild(ctx context.Context) {
 	l.give(inventory.With(status), status)
 }
 
-// look surveys the GPUs and hands on what is known then. When that fails their conditions stay as they were.
+// look cleans up, surveys the GPUs, and hands on what is known then. When that fails their conditions stay as they were.
 func (l *gpuLoop) look(ctx context.Context) {
+	found, err := l.reconcile(ctx)
 	if l.inventory != nil && ctx.Err() == nil {
-		l.lookAtGPUs(ctx)
+		l.learn(ctx, found, err)
 	}
 	l.handOn(ctx)
 }
 
-func (l *gpuLoop) lookAtGPUs(ctx context.Context) {
-	found, err := l.surveyClaims(ctx)
-	if ctx.Err() != nil {
-		return
-	}
+// learn takes what was found on the GPUs, or why that is not known.
+func (l *gpuLoop) learn(ctx context.Context, found device.Status, err error) {
 	l.survey.problem.Log(ctx, err, "The GPUs could not be surveyed, their conditions stay as they were", "The GPUs can be surveyed again")
 	switch {
 	case err == nil:
@@ -209,9 +204,18 @@ func (l *gpuLoop) lookAtGPUs(ctx context.Context) {
 	}
 }
 
-func (l *gpuLoop) surveyClaims(ctx context.Context) (status device.Status, err error) {
+// reconcile cleans up, and says what there is then. That something is left is no reason not to know that.
+func (l *gpuLoop) reconcile(ctx context.Context) (status device.Status, err error) {
 	defer l.survey.panics.Recover(ctx, &err)
-	return l.options.Claims.Survey(ctx), nil
+	status, left := l.options.Claims.Reconcile(ctx)
+	if ctx.Err() != nil {
+		return status, nil
+	}
+	if left != nil {
+		l.options.Metrics.ReconcileFailed()
+	}
+	l.survey.left.Log(ctx, left, "Not everything is cleaned up, will try again", "Everything is cleaned up")
+	return status, nil
 }
 
 // awaitsLook reports whether the first publication has to wait for a look at some GPU, and sees to it that there is another soon.

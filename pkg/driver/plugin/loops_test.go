@@ -103,10 +103,6 @@ func (b *bubble) run() (end func()) {
 	ctx, cancel := context.WithCancel(b.ctx)
 	go b.service.others.run(ctx)
 	go b.gpus.run(ctx)
-	go func() {
-		<-b.service.startup.done
-		b.gpus.reconciler.run(ctx)
-	}()
 	return func() {
 		cancel()
 		synctest.Wait()
@@ -126,7 +122,7 @@ func TestSurveyComesBeforeClaims(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBubble(t)
 		surveyed := make(chan struct{})
-		b.claims.onSurvey = func() { <-surveyed }
+		b.claims.onReconcile = func() { <-surveyed }
 		var prepared atomic.Bool
 		b.claims.onPrepare = func(context.Context, *resourceapi.ResourceClaim) error {
 			prepared.Store(true)
@@ -164,45 +160,14 @@ func (b *bubble) panicked(where string) int {
 	return found
 }
 
-// TestReconcilePanics: a defect in cleaning up is a failed round, and the next one
-// comes at its time.
+// TestReconcilePanics: a defect in cleaning up, or surveying, leaves the conditions as they were, and the next poll comes at its
+// time.
 func TestReconcilePanics(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBubble(t)
-		var rounds atomic.Int32
-		b.claims.onReconcile = func() {
-			if rounds.Add(1) <= 2 {
-				panic("a defect")
-			}
-		}
-		defer b.run()()
-		synctest.Wait()
-		if rounds.Load() != 1 || b.panicked("fakeClaims") != 1 {
-			t.Errorf("%d rounds at the start, log:\n%s", rounds.Load(), b.logs)
-		}
-		for want := int32(2); want <= 4; want++ {
-			pass(b.options.ReconcileInterval)
-			if got := rounds.Load(); got != want {
-				t.Errorf("%d rounds, want %d", got, want)
-			}
-		}
-		for _, line := range []string{"Not everything is cleaned up", "Everything is cleaned up"} {
-			if strings.Count(b.logs.String(), line) != 1 {
-				t.Errorf("%q is not logged once:\n%s", line, b.logs)
-			}
-		}
-	})
-}
-
-// TestSurveyPanics: a defect in surveying leaves the conditions as they were, and
-// the next poll comes at its time.
-func TestSurveyPanics(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		b := newBubble(t)
 		var broken atomic.Bool
-		b.claims.onSurvey = func() {
+		b.claims.onReconcile = func() {
 			if broken.Load() {
 				panic("a defect")
 			}
@@ -214,7 +179,13 @@ func TestSurveyPanics(t *testing.T) {
 		if b.taints() != 4 || b.published() != 1 {
 			t.Fatalf("%d taints, published %d times, want 4 and 1", b.taints(), b.published())
 		}
-		poll := func() { pass(b.options.PollInterval) }
+		poll := func() {
+			before := b.claims.rounds()
+			pass(b.options.PollInterval)
+			if rounds := b.claims.rounds() - before; !broken.Load() && rounds != 1 {
+				t.Errorf("%d rounds", rounds)
+			}
+		}
 		broken.Store(true)
 		poll()
 		poll()
@@ -227,6 +198,11 @@ func TestSurveyPanics(t *testing.T) {
 		if b.taints() != 0 {
 			t.Errorf("%d taints, want 0", b.taints())
 		}
+		for _, line := range []string{"The GPUs could not be surveyed", "The GPUs can be surveyed again"} {
+			if strings.Count(b.logs.String(), line) != 1 {
+				t.Errorf("%q is not logged once:\n%s", line, b.logs)
+			}
+		}
 	})
 }
 
@@ -238,7 +214,7 @@ func TestFirstSurveyPanics(t *testing.T) {
 		b := newBubble(t)
 		var broken atomic.Bool
 		broken.Store(true)
-		b.claims.onSurvey = func() {
+		b.claims.onReconcile = func() {
 			if broken.Load() {
 				panic("a defect")
 			}

@@ -4,7 +4,7 @@
 // Package plugin connects the driver to the kubelet and to the API server.
 //
 //	registration.go  how the kubelet finds the plugin; prepare.go serves its calls, which go to package claim
-//	gpu_loop.go      joins what is known of the GPUs, and hands it on, whatever has changed
+//	gpu_loop.go      cleans up, joins what is known of the GPUs, and hands it on, whatever has changed
 //	gpus.go          what was discovered of them, also by an earlier process
 //	gpu_health.go    what package health finds out
 //	others.go        which of them another driver with the same name has given away, and what else on the node gives out GPUs
@@ -16,7 +16,6 @@
 //	                 claimstatus/ writes
 //	publish/         keeps ResourceSlices in the API server
 //	metadata.go      what containers can read about their devices, in files
-//	reconcile.go     cleans up
 //	events/          tells people what holds, and what happens
 //	health.go        why the plugin is not ready, and whether it is alive
 package plugin
@@ -60,7 +59,6 @@ type Claims interface {
 	Unprepare(ctx context.Context, uid types.UID) error
 
 	ClaimReconciler
-	ClaimSurveyor
 	ClaimViewer
 }
 
@@ -82,8 +80,8 @@ type Options struct {
 	// BootID is that of this boot of the machine.
 	BootID string
 
-	// PollInterval is the time between two surveys of the GPUs, ReconcileInterval
-	// that between two rounds of cleaning up.
+	// PollInterval is the time between two looks at the GPUs, which clean up, too, ReconcileInterval that between two looks at what
+	// else gives out GPUs.
 	PollInterval, ReconcileInterval time.Duration
 
 	// Policy is the admin's sharing policy.
@@ -154,8 +152,8 @@ type shared struct {
 	others    *others
 	states    *deviceStates
 	requested *requestedDevices
-	// pollNow asks for a poll of the GPUs, failed for cleaning up.
-	pollNow, failed loop.Trigger
+	// pollNow asks for a poll of the GPUs, which cleans up, too.
+	pollNow loop.Trigger
 	// stop ends Run with an error.
 	stop context.CancelCauseFunc
 }
@@ -189,7 +187,7 @@ func newPlugin(o Options, t timing) *Plugin {
 	}
 	all := &shared{
 		options: &o, readiness: newReadiness(), startup: newStartup(), board: events.NewBoard(o.Events), states: newDeviceStates(o.PollInterval),
-		requested: &requestedDevices{driverName: o.DriverName, poolName: o.NodeName}, pollNow: loop.NewTrigger(), failed: loop.NewTrigger(),
+		requested: &requestedDevices{driverName: o.DriverName, poolName: o.NodeName}, pollNow: loop.NewTrigger(),
 	}
 	p := &Plugin{shared: all, timing: t, service: &draService{shared: all}}
 	p.publisher = p.newPublisher()
@@ -211,7 +209,7 @@ func newPlugin(o Options, t timing) *Plugin {
 	}
 	p.others = newOthers(o.ForeignClaims, software.find, o.ReconcileInterval, p.pollNow)
 	p.gpus = &gpuLoop{
-		shared: all, publish: p.publish, reconciler: &reconciler{options: &o, failed: p.failed, pollNow: p.pollNow},
+		shared: all, publish: p.publish,
 		discovery: discoverer{hardware: o.Hardware, interval: o.PollInterval, opened: p.startup.opened, found: make(chan discovery, 1)},
 		gpus:      knownGPUs{file: lastseen.New(o.DataDir, o.BootID)},
 		desired:   desired{shared: all, node: p.node, stored: p.publisher, now: time.Now, needed: map[string]time.Time{}},
@@ -299,8 +297,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 	running.Go(func() { p.others.run(loops) })
 	running.Go(func() { p.gpus.run(loops) })
 	running.Go(func() {
-		<-p.startup.done // which cleans up itself
-		p.gpus.reconciler.run(loops)
+		<-p.startup.done
+		p.options.Claims.ReleaseOrphans(loops)
 	})
 	running.Go(func() { p.publisher.Run(loops) })
 	if p.status != nil {

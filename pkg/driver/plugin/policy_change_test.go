@@ -52,9 +52,9 @@ func TestPolicyTurnsInvalid(t *testing.T) {
 		}
 		return nil
 	})
-	before, _ := r.claims.counts()
+	before := r.claims.rounds()
 	r.until(t, "more surveys", func(context.Context) error {
-		if now, _ := r.claims.counts(); now < before+5 {
+		if now := r.claims.rounds(); now < before+5 {
 			return errors.New("not yet")
 		}
 		return nil
@@ -73,7 +73,7 @@ func TestPolicyWithUnknownProfiles(t *testing.T) {
 	r.policy.set(&policy.Policy{Default: policy.Offer{Whole: true, Partition: &policy.PartitionOffer{Profiles: []string{"1g.5gb"}}}}, nil)
 	r.start(t)
 	r.until(t, "some surveys", func(context.Context) error {
-		if now, _ := r.claims.counts(); now < 10 {
+		if now := r.claims.rounds(); now < 10 {
 			return errors.New("not yet")
 		}
 		return nil
@@ -124,7 +124,7 @@ func TestPolicyInvalidAtStart(t *testing.T) {
 	r.start(t)
 	r.register(t)
 	r.until(t, "some surveys", func(context.Context) error {
-		if now, _ := r.claims.counts(); now < 10 {
+		if now := r.claims.rounds(); now < 10 {
 			return errors.New("not yet")
 		}
 		return nil

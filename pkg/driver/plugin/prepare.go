@@ -93,7 +93,7 @@ func (s *draService) prepare(ctx context.Context, c *resourceapi.ResourceClaim) 
 		logger.Error(err, "Prepare failed", "duration", time.Since(start))
 		var refused *claim.RefusedError
 		if !errors.As(err, &refused) {
-			s.failed.Fire()
+			s.pollNow.Fire()
 		}
 		return kubeletplugin.PrepareResult{Err: err}
 	}
@@ -139,13 +139,13 @@ func (s *draService) unprepare(ctx context.Context, claim kubeletplugin.Namespac
 	if s.readiness.hardwareReason() != "" {
 		// What needs the GPUs stays undone, and the cleaning up that follows their
 		// discovery may be over before this call is.
-		defer s.failed.Fire()
+		defer s.pollNow.Fire()
 	}
 
 	if err := s.options.Claims.Unprepare(ctx, claim.UID); err != nil {
 		err = fmt.Errorf("claim %s/%s: %w", claim.Namespace, claim.Name, err)
 		logger.Error(err, "Unprepare failed", "duration", time.Since(start))
-		s.failed.Fire()
+		s.pollNow.Fire()
 		return err
 	}
 	logger.Info("Unprepared", "duration", time.Since(start))

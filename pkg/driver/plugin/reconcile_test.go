@@ -6,130 +6,84 @@ package plugin
 import (
 	"context"
 	"errors"
-	"fmt"
+	"strings"
 	"testing"
+	"testing/synctest"
 
 	resourceapi "k8s.io/api/resource/v1"
-	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/partage-dev/partage/pkg/driver/claim"
 )
 
-func (r *rig) untilReconciled(t *testing.T, times int) {
-	t.Helper()
-	r.until(t, "cleaning up", func(context.Context) error {
-		if _, got := r.claims.counts(); got < times {
-			return fmt.Errorf("%d times, want %d", got, times)
-		}
-		return nil
-	})
-}
-
-// TestReconcileGoesOn: with and without a driver, whether it succeeds or not.
+// TestReconcileGoesOn: with and without a driver, whether something is left or not.
 func TestReconcileGoesOn(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(*rig){
-		"all is well": func(*rig) {},
-		"it fails":    func(r *rig) { r.claims.reconcileErr = errors.New("GPU 0000:1b:00.0 is in use") },
-		"no driver":   func(r *rig) { r.hardware.setError(errors.New("no driver")) },
+	left := errors.New("GPU 0000:1b:00.0 is in use")
+	for name, change := range map[string]func(*bubble){
+		"all is well":       func(*bubble) {},
+		"something is left": func(b *bubble) { b.claims.left = left },
+		"no driver":         func(b *bubble) { b.hardware.setError(errors.New("no driver")) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t)
-			change(r)
-			r.start(t)
-			r.untilReconciled(t, 4)
-		})
-	}
-}
-
-// TestFailedClaimIsFollowedUp: without waiting for the next interval.
-func TestFailedClaimIsFollowedUp(t *testing.T) {
-	t.Parallel()
-	for name, call := range map[string]func(context.Context, drapb.DRAPluginClient, *drapb.Claim) error{
-		"prepare": func(ctx context.Context, kubelet drapb.DRAPluginClient, c *drapb.Claim) error {
-			_, err := kubelet.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{c}})
-			return err
-		},
-		"unprepare": func(ctx context.Context, kubelet drapb.DRAPluginClient, _ *drapb.Claim) error {
-			stuck := &drapb.Claim{Namespace: "default", Name: "stuck", Uid: "stuck"}
-			_, err := kubelet.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{stuck}})
-			return err
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t)
-			// By themselves, the loops would do nothing for longer than a test may take.
-			r.options.ReconcileInterval = 10 * eventually
-			r.options.PollInterval = 10 * eventually
-			r.claims.onPrepare = func(context.Context, *resourceapi.ResourceClaim) error { return errors.New("no") }
-			r.start(t)
-			kubelet := r.register(t)
-			r.untilReconciled(t, 1)
-			r.untilPublished(t, 4, 1)
-			surveys, _ := r.claims.counts()
-			if err := call(t.Context(), kubelet, r.claim("one")); err != nil {
-				t.Fatal(err)
-			}
-			r.untilReconciled(t, 2)
-			r.until(t, "a survey", func(context.Context) error {
-				if got, _ := r.claims.counts(); got <= surveys {
-					return errors.New("not yet")
+			synctest.Test(t, func(t *testing.T) {
+				b := newBubble(t)
+				change(b)
+				defer b.run()()
+				pass(3 * b.options.PollInterval)
+				if rounds := b.claims.rounds(); rounds < 4 {
+					t.Errorf("%d rounds", rounds)
 				}
-				return nil
+				if told := strings.Count(b.logs.String(), left.Error()); told > 0 != (b.claims.left != nil) || told > 1 {
+					t.Errorf("it is logged %d times:\n%s", told, b.logs)
+				}
 			})
 		})
 	}
 }
 
-// TestRefusedClaimIsNotFollowedUp: users' mistakes are no reason to clean up.
-func TestRefusedClaimIsNotFollowedUp(t *testing.T) {
+// TestFailedClaimIsFollowedUp: without waiting for the next interval, unless it is the mistake of a user, or all is done.
+func TestFailedClaimIsFollowedUp(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
-	r.options.ReconcileInterval = 10 * eventually
-	r.options.PollInterval = 10 * eventually
-	r.claims.onPrepare = func(_ context.Context, c *resourceapi.ResourceClaim) error {
-		if c.Name == "broken" {
-			return fmt.Errorf("device gpu-0000-1b-00-0: %w", errors.New("no"))
-		}
-		return &claim.RefusedError{Err: errors.New("invalid configuration")}
-	}
-	r.start(t)
-	kubelet := r.register(t)
-	r.untilReconciled(t, 1)
-	prepare := func(name string) {
-		t.Helper()
-		request := &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{r.claim(name)}}
-		if _, err := kubelet.NodePrepareResources(t.Context(), request); err != nil {
-			t.Fatal(err)
+	prepare := func(err error) func(b *bubble) {
+		return func(b *bubble) {
+			b.claims.onPrepare = func(context.Context, *resourceapi.ResourceClaim) error { return err }
+			_, _ = b.service.PrepareResourceClaims(b.ctx, []*resourceapi.ResourceClaim{{ObjectMeta: metav1.ObjectMeta{UID: "one"}}})
 		}
 	}
-	for range 3 {
-		prepare("invalid")
+	unprepare := func(b *bubble, uid string) {
+		_, _ = b.service.UnprepareResourceClaims(b.ctx, []kubeletplugin.NamespacedObject{{UID: types.UID(uid)}})
 	}
-	// The first that is followed up is the one that follows.
-	prepare("broken")
-	r.untilReconciled(t, 2)
-	if _, got := r.claims.counts(); got != 2 {
-		t.Errorf("cleaned up %d times, want once at the start and once for the claim that failed", got)
+	for name, test := range map[string]struct {
+		call func(b *bubble)
+		want int
+	}{
+		"prepare":                   {prepare(errors.New("no")), 1},
+		"prepare, refused":          {prepare(&claim.RefusedError{Err: errors.New("invalid configuration")}), 0},
+		"prepare, done":             {prepare(nil), 0},
+		"unprepare":                 {func(b *bubble) { unprepare(b, "stuck") }, 1},
+		"unprepare, done":           {func(b *bubble) { unprepare(b, "one") }, 0},
+		"unprepare, without driver": {func(b *bubble) { unprepare(b, "one") }, 1}, // the rest is left, also when the driver comes while it runs
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				b := newBubble(t)
+				if strings.Contains(name, "without driver") {
+					b.hardware.setError(errors.New("no driver"))
+				}
+				defer b.run()()
+				synctest.Wait()
+				before := b.claims.rounds()
+				test.call(b)
+				synctest.Wait()
+				if got := b.claims.rounds() - before; got != test.want {
+					t.Errorf("it is cleaned up %d times after it, want %d", got, test.want)
+				}
+			})
+		})
 	}
-}
-
-// TestUnprepareWithoutDriverIsFollowedUp: it succeeds and leaves the rest, also
-// when the driver comes while it runs.
-func TestUnprepareWithoutDriverIsFollowedUp(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.options.ReconcileInterval = 10 * eventually
-	r.options.PollInterval = 10 * eventually
-	r.hardware.setError(errors.New("no driver"))
-	r.start(t)
-	kubelet := r.register(t)
-	r.untilReconciled(t, 1)
-	claim := &drapb.Claim{Namespace: "default", Name: "one", Uid: "one"}
-	if _, err := kubelet.NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{claim}}); err != nil {
-		t.Fatal(err)
-	}
-	r.untilReconciled(t, 2)
 }

@@ -40,16 +40,16 @@ func TestMachine(t *testing.T) {
 	if _, err := m.Discover(t.Context()); !errors.Is(err, gpu.ErrDriverNotLoaded) {
 		t.Errorf("without a driver: %v", err)
 	}
-	if conditions := (noClaims{m}).Survey(t.Context()).Conditions; len(conditions) != 8 {
-		t.Errorf("without a driver: %v", conditions)
+	if status, _ := (noClaims{m}).Reconcile(t.Context()); len(status.Conditions) != 8 {
+		t.Errorf("without a driver: %v", status.Conditions)
 	}
 	driver.Load("1.2.3")
 	found, err := m.Discover(t.Context())
 	if err != nil || found.DriverVersion != "1.2.3" || len(found.GPUs) != 8 {
 		t.Errorf("with a driver: %v, %v", found, err)
 	}
-	if conditions := (noClaims{m}).Survey(t.Context()).Conditions; len(conditions) != 0 {
-		t.Errorf("with a driver: %v", conditions)
+	if status, _ := (noClaims{m}).Reconcile(t.Context()); len(status.Conditions) != 0 {
+		t.Errorf("with a driver: %v", status.Conditions)
 	}
 	driver.Unload()
 	if m.Open(t.Context()) == nil {

@@ -207,27 +207,25 @@ func (m *machine) FabricPending(ctx context.Context, _ string) (string, error) {
 	return "", m.Open(ctx)
 }
 
-// noClaims says that there are none. While there is no driver, a survey finds that no GPU answers.
+// noClaims says that there are none. While there is no driver, no GPU answers.
 type noClaims struct{ machine *machine }
 
-func (c noClaims) Survey(ctx context.Context) device.Status {
+func (c noClaims) Reconcile(ctx context.Context) (status device.Status, left error) {
 	err := c.machine.Open(ctx)
 	if err == nil {
-		return device.Status{}
+		return status, nil
 	}
-	var status device.Status
 	for i := range c.machine.facts.GPUs {
 		status.Conditions = append(status.Conditions,
 			device.Condition{PCIAddress: c.machine.facts.GPUs[i].PCIAddress, Reason: device.Unresponsive, Message: err.Error()})
 	}
-	return status
+	return status, nil
 }
 
 func (noClaims) SetInventory(*device.Inventory)             {}
 func (noClaims) Statements() []claim.Statement              { return nil }
 func (noClaims) Unlooked() []string                         { return nil }
 func (noClaims) InUse() ([]string, error)                   { return nil, nil }
-func (noClaims) Reconcile(context.Context) error            { return nil }
 func (noClaims) ReleaseOrphans(ctx context.Context)         { <-ctx.Done() }
 func (noClaims) Live() ([]claim.LiveClaim, error)           { return nil, nil }
 func (noClaims) Changed() <-chan struct{}                   { return nil }

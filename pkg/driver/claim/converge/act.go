@@ -47,7 +47,7 @@ func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*obse
 			continue
 		}
 		err := w.do(ctx, actions)
-		w.Failures.noteUse(actions[0], err)
+		w.noteUse(actions[0], err)
 		if left := stays[actions[0].Do]; err != nil && task.Aim == rules.Release && left != "" && !errors.Is(err, gpu.ErrHung) {
 			klog.FromContext(ctx).Error(err, "Something stays where a claim is released", "claimUID", task.Claim, "pciAddress", actions[0].GPU, "what", left)
 			err = nil
@@ -74,6 +74,17 @@ func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*obse
 // of the whole GPU turns MIG mode off, and nobody can use a spec without the claim.
 var stays = map[rules.Do]string{
 	rules.StartSession: "the limits of an MPS session", rules.DisableMIG: "MIG mode without an instance", rules.RemoveSpec: "the CDI spec",
+}
+
+// noteUse remembers what could not be made because somebody uses a GPU, until something can.
+func (e *Engine) noteUse(a rules.Action, err error) {
+	switch {
+	case a.Do != rules.CreateGI && a.Do != rules.SetExclusive && a.Do != rules.StartSession:
+	case errors.Is(err, gpu.ErrInUse):
+		e.inUse.Store(a.GPU, rules.Statement{Place: a.Place, Reason: rules.RefusedInUse, Text: "GPU " + a.GPU + ": " + err.Error()})
+	case err == nil:
+		e.inUse.Delete(a.GPU)
+	}
 }
 
 // waitsFor reports whether actions of a release have to wait because those for some devices have failed.

@@ -52,7 +52,7 @@ func (w *work) note(actions []rules.Action) (err error) {
 	}
 	if err == nil && actions[len(actions)-1].Do == rules.MarkPrepared {
 		for address := range w.seen {
-			w.Failures.NotInUse(address) // what was refused there before is over: processes on it belong to this claim
+			w.inUse.Delete(address) // what was refused there before is over: processes on it belong to this claim
 		}
 	}
 	return err

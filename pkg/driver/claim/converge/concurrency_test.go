@@ -74,8 +74,8 @@ func TestTwoProcesses(t *testing.T) {
 	for i, e := range engines {
 		looping.Go(func() {
 			for loops.Err() == nil {
-				_, _ = e.Converge(loops, []string{pciA, pciB}[i])
-				_, _ = e.Converge(loops, []string{pciB, pciA}[i])
+				_, _ = e.Converge(loops, []string{pciA, pciB}[i], everything)
+				_, _ = e.Converge(loops, []string{pciB, pciA}[i], everything)
 			}
 		})
 	}
@@ -85,7 +85,7 @@ func TestTwoProcesses(t *testing.T) {
 	m.heal()
 	for _, e := range engines {
 		for _, address := range []string{pciA, pciB} {
-			if said, err := e.Converge(t.Context(), address); err != nil || said == nil {
+			if said, err := e.Converge(t.Context(), address, everything); err != nil || said == nil {
 				t.Errorf("GPU %s: busy %t, %v", address, said == nil, err)
 			} else if len(said.Tasks) > 0 {
 				t.Errorf("GPU %s: left to do: %+v", address, said.Tasks)
@@ -141,7 +141,7 @@ func notLeftOver(t *testing.T, leave func(*Engine)) {
 		}
 	}
 	other.Users = hooked{hardware{m}, sync.OnceFunc(prepare)}
-	if _, err := other.Converge(t.Context(), pciA); err != nil {
+	if _, err := other.Converge(t.Context(), pciA, everything); err != nil {
 		t.Error(err)
 	}
 	settle(t, other)

@@ -27,50 +27,61 @@ import (
 const (
 	// maxRounds is how many tasks are more than any GPU needs that does not change under its claims all the time.
 	maxRounds = 1000
-	// surveyPatience is longer than any call keeps a GPU, undoing included.
-	surveyPatience = 2 * time.Minute
-	// patience is how long it is waited for a GPU of which a call takes care that is at work on it.
+	// lockTime is longer than any call keeps a GPU, undoing included.
+	lockTime = 2 * time.Minute
+	// roundTime is for how long a GPU is given one task after the other before it is said what has come of them.
+	roundTime = 5 * time.Second
+	// patience is how long it is waited for GPUs of which calls take care that are at work on them.
 	patience = time.Second
 )
 
-// Survey observes a GPU and changes nothing. It waits for a GPU that a call is at work on. An error that wraps
-// lock.ErrElsewhere means that another process has not let go of it for two minutes.
-func (e *Engine) Survey(ctx context.Context, address string) (*Said, error) {
-	r, err := e.onceOn(ctx, address, surveyPatience, func(map[string]*Said) *rules.Task { return nil })
-	if err != nil {
-		return nil, err
-	}
-	return r.said[address], nil
-}
-
-// Converge does everything that is due on a GPU, for all claims, and returns what the rules say of it then. A GPU that a
-// call is at work on is left to that call: nothing is returned then. An error says what has failed.
-func (e *Engine) Converge(ctx context.Context, address string) (*Said, error) {
+// Converge does what is due on a GPU, for all claims, and returns what the rules say of it then, or nothing where a call has
+// not let go of it; an error that wraps lock.ErrElsewhere means that this call is of another process. Other errors say what has failed. Where
+// nothing is due nothing is changed.
+func (e *Engine) Converge(ctx context.Context, address string, isDue func(*rules.Task) bool) (*Said, error) {
 	var errs []error
+	failed := map[types.UID]error{}
 	done := map[string]bool{} // what they were about may stay
-	due := func(t *rules.Task) bool { return !e.isOfCall(t) && !done[taskName(t)] }
-	for range maxRounds {
-		r, err := e.onceOn(ctx, address, patience, func(said map[string]*Said) *rules.Task { return first(said[address], address, due) })
+	until := time.Now().Add(roundTime)
+	due := func(t *rules.Task) bool {
+		enough := len(done) > 0 && time.Now().After(until)
+		return !enough && !e.isOfCall(t) && !done[taskName(t)] && isDue(t)
+	}
+	for {
+		r, err := e.onceOn(ctx, address, func(said map[string]*Said) *rules.Task { return first(said[address], address, due) })
 		if err != nil {
-			if !errors.Is(err, lock.ErrBusy) {
+			if errors.Is(err, lock.ErrElsewhere) || !errors.Is(err, lock.ErrBusy) {
 				errs = append(errs, err)
 			}
 			return nil, errors.Join(errs...)
 		}
-		if r.task != nil {
-			done[taskName(r.task)] = true
-			errs = append(errs, r.err)
-			continue
+		said, t, err := r.said[address], r.task, r.err
+		if t == nil {
+			i := slices.IndexFunc(said.Tasks, func(t rules.Task) bool { return !isAlone(&t, address) && due(&t) })
+			if i < 0 {
+				said.Failed, said.Statements = failed, append(said.Statements, e.stillInUse(ctx, address)...)
+				return said, errors.Join(errs...)
+			}
+			t = &said.Tasks[i]
+			err = e.onceTogether(ctx, t)
 		}
-		i := slices.IndexFunc(r.said[address].Tasks, func(t rules.Task) bool { return !isAlone(&t, address) && due(&t) })
-		if i < 0 {
-			return r.said[address], errors.Join(errs...)
-		}
-		t := &r.said[address].Tasks[i]
 		done[taskName(t)] = true
-		errs = append(errs, e.onceTogether(ctx, t))
+		failed[t.Claim], errs = err, append(errs, err)
 	}
-	return nil, errors.Join(append(errs, fmt.Errorf("GPU %s: the rules do not come to rest", address))...)
+}
+
+// stillInUse says what could not be made on a GPU because somebody uses it, for as long as processes are seen there.
+func (e *Engine) stillInUse(ctx context.Context, address string) []rules.Statement {
+	last, found := e.inUse.Load(address)
+	if !found {
+		return nil
+	}
+	if processes, err := e.Partitions.Processes(ctx, address); err == nil && len(processes) == 0 {
+		e.inUse.Delete(address)
+		return nil
+	}
+	s, _ := last.(rules.Statement)
+	return []rules.Statement{s}
 }
 
 // isOfCall reports whether a call is there to make what its claim wants.

@@ -100,7 +100,7 @@ var layouts = map[string][][]string{
 func settle(t *testing.T, e *Engine) {
 	t.Helper()
 	for _, address := range []string{pciA, pciB} {
-		said, err := e.Converge(t.Context(), address)
+		said, err := e.Converge(t.Context(), address, everything)
 		if err != nil || said == nil {
 			o := e.observe(t.Context(), address, true, nil, nil)
 			t.Fatalf("GPU %s: busy %t, %v; %+v -> %+v", address, said == nil, err, o.Observation, rules.Decide(o.Observation))
@@ -241,7 +241,7 @@ func TestInPlaceOfAnother(t *testing.T) {
 	}
 	there := m.instances[pciA]
 	m.instances[pciA] = nil
-	said, err := e.Converge(t.Context(), pciA)
+	said, err := e.Converge(t.Context(), pciA, everything)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -378,7 +378,7 @@ func TestPreparedMeanwhile(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := e.Converge(t.Context(), pciA); err != nil {
+	if _, err := e.Converge(t.Context(), pciA, everything); err != nil {
 		t.Fatal(err)
 	}
 	if len(m.specs) != 1 {
@@ -474,7 +474,7 @@ func TestSmallerComputeInstance(t *testing.T) {
 		m.instances[pciA] = []gpu.Instance{{
 			ID: 7, ProfileID: 15, Placement: gpu.Placement{Start: 0, Size: 2}, Compute: []gpu.ComputeInstance{{UUID: "MIG-1", Slices: 1}},
 		}}
-		said, err := e.Converge(t.Context(), pciA)
+		said, err := e.Converge(t.Context(), pciA, everything)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -9,8 +9,8 @@
 //	prepare.go    repeats that for a call until its claim is ready,
 //	converge.go   until it is released, and for a GPU until nothing is left to do
 //
-// It has no rules of its own. What it remembers is for pace and for people: why something failed last, and what could
-// not be made because somebody uses the GPU.
+// It has no rules of its own. What it remembers is for pace and for people: what could not be made because somebody uses the
+// GPU.
 package converge
 
 import (
@@ -98,8 +98,8 @@ type Engine struct {
 	intervals sync.Map
 	// silence is nil while the MPS supervisor answers.
 	silence atomic.Pointer[silence]
-	// Failures are for people.
-	Failures Failures
+	// inUse has what could not be made on a GPU because somebody uses it, a rules.Statement by PCI address.
+	inUse sync.Map
 }
 
 // call returns the Prepare for a claim that is at work in this process, or nil.

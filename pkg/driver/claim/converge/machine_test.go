@@ -21,6 +21,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/cdi"
 	"github.com/partage-dev/partage/pkg/driver/claim/lock"
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
+	"github.com/partage-dev/partage/pkg/driver/claim/rules"
 	"github.com/partage-dev/partage/pkg/driver/claim/spec"
 	"github.com/partage-dev/partage/pkg/driver/partition"
 	"github.com/partage-dev/partage/pkg/driver/sharing"
@@ -38,6 +39,9 @@ const (
 )
 
 var errKilled = errors.New("the process was killed")
+
+// everything is due.
+func everything(*rules.Task) bool { return true }
 
 // machine is what outlives a process that is killed: GPUs, the MPS supervisor, CDI specs and the disk.
 type machine struct {

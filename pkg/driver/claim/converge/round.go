@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -23,7 +22,9 @@ type Said struct {
 	rules.Plan
 	// Unanswered is why the GPU has not answered, or nil.
 	Unanswered error
-	records    *record.Snapshot
+	// Failed is what has failed just now, by claim.
+	Failed  map[types.UID]error
+	records *record.Snapshot
 }
 
 // Ref names a claim, if its record can be read.
@@ -35,7 +36,7 @@ func (s *Said) Ref(claim types.UID) record.Ref {
 }
 
 func decide(o *observation) *Said {
-	return &Said{rules.Decide(o.Observation), o.Hardware.Err, o.snapshot}
+	return &Said{Plan: rules.Decide(o.Observation), Unanswered: o.Hardware.Err, records: o.snapshot}
 }
 
 // round is what came of observing GPUs once, and of the task that was chosen.
@@ -76,9 +77,6 @@ func (e *Engine) once(ctx context.Context, claim types.UID, has []record.Device,
 	}
 	refusal, err := e.act(ctx, *r.task, seen)
 	r.err = err
-	for _, address := range gpus {
-		e.Failures.note(r.task.Claim, address, err)
-	}
 	if refusal != nil {
 		e.afterRefusal(ctx, refusal, r)
 	}
@@ -148,9 +146,9 @@ func onlyLooks(devices []record.Device, pciAddress string) bool {
 
 // onceOn is once for one GPU and everybody's claims. Where the lock cannot be had, and not because somebody has it, what is
 // known without it is decided: a call on the GPU has not returned.
-func (e *Engine) onceOn(ctx context.Context, address string, patience time.Duration, choose choose) (*round, error) {
+func (e *Engine) onceOn(ctx context.Context, address string, choose choose) (*round, error) {
 	_, _ = e.sessions(ctx) // a supervisor that does not answer is waited for here, and not with the lock
-	limited, cancel := context.WithTimeout(ctx, patience)
+	limited, cancel := context.WithTimeout(ctx, lockTime)
 	defer cancel()
 	unlock, err := e.Locks.GPUs(limited, []string{address})
 	switch {

@@ -65,11 +65,10 @@ func (c *claim) giveBack(actions ...Action) {
 
 // sayPending says what is in the way of a release, or nothing where it is due.
 func (c *claim) sayPending(why string) {
-	due := why == ""
 	for _, p := range c.parts {
 		if p.isMade() {
 			text := fmt.Sprintf("device %s of claim %s is to be released, and %s", p.Device, c.Name, cmp.Or(why, "this is not done yet"))
-			c.say(Statement{Place: p.Place, Claim: c.Claim, Device: p.Device, Reason: ReleasePending, Text: text, Due: due})
+			c.say(Statement{Place: p.Place, Claim: c.Claim, Device: p.Device, Reason: ReleasePending, Text: text})
 		}
 	}
 }

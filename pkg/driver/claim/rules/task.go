@@ -125,6 +125,7 @@ const (
 	Occupied         Reason = "Occupied"
 	PartitionGone    Reason = "PartitionGone"
 	UsedByOthers     Reason = "UsedByOthers"
+	RefusedInUse     Reason = "RefusedInUse" // what the hardware refuses because somebody uses the GPU; not of Decide, which has no memory
 	OpenedByOthers   Reason = "OpenedByOthers"
 	RecordUnreadable Reason = "RecordUnreadable"
 	SessionUnwell    Reason = "SessionUnwell"
@@ -138,7 +139,6 @@ type Statement struct {
 	Device string
 	Reason Reason
 	Text   string
-	Due    bool // nothing is in the way of it
 }
 
 // Plan is what follows from an observation.
