@@ -157,33 +157,23 @@ type Event struct {
 	Subjects []string
 	// Text says what has happened and what to do.
 	Text string
-
-	// pod uses the claim, and is told of it, unless it is the zero value.
-	pod corev1.ObjectReference
 }
 
 func (e *Event) eventType() string { return cmp.Or(e.Type, corev1.EventTypeWarning) }
 
 // Message is the text of the event.
 func (e *Event) Message() string {
-	var about []string
+	subject := ""
 	switch {
-	case len(e.Subjects) == 0:
-	case e.Claim == (claim.Ref{}):
-		about = append(about, quote.Plural("GPU", e.Subjects))
-	default:
-		about = append(about, quote.Plural("device", e.Subjects))
-	}
-	switch {
-	case e.pod.Name != "":
-		about = append(about, "claim "+quote.Name(e.Claim.Name))
+	case len(e.Subjects) > 0 && e.Claim == (claim.Ref{}):
+		subject = quote.Plural("GPU", e.Subjects)
+	case len(e.Subjects) > 0:
+		subject = quote.Plural("device", e.Subjects)
 	case e.Claim.Name == "" && e.Claim.UID != "": // its name is not known
-		about = append(about, "claim with UID "+quote.Name(e.Claim.UID))
-	}
-	if len(about) == 0 {
+		subject = "claim with UID " + quote.Name(e.Claim.UID)
+	default:
 		return e.Text
 	}
-	subject := strings.Join(about, " of ")
 	return strings.ToUpper(subject[:1]) + subject[1:] + ": " + e.Text
 }
 

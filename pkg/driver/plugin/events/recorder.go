@@ -4,28 +4,27 @@
 package events
 
 import (
-	"cmp"
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
 	typedcore "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
 	recordutil "k8s.io/client-go/tools/record/util"
-	"k8s.io/klog/v2"
+	"k8s.io/utils/lru"
 
 	"github.com/partage-dev/partage/pkg/driver/claim"
-	"github.com/partage-dev/partage/pkg/driver/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/driver/plugin/internal/tenant"
 	"github.com/partage-dev/partage/pkg/util/quote"
 )
@@ -35,15 +34,12 @@ const (
 	maxMessage = 1024
 	// burst is how many events of a series are written at once, and perSecond how many in the long run.
 	burst, perSecond = 10, 1. / 300
-	// maxWaiting is how much may wait in a lane.
-	maxWaiting = 1000
-	// firstPause and lastPause are those after failures of one thing, and againPerSecond is how many of a lane are tried again.
-	firstPause, lastPause = time.Second, time.Minute
-	againPerSecond        = 1
-	// eventTTL is for how long an API server keeps an event by default: what could not be written for as long is given up.
-	eventTTL = time.Hour
-	// requestTime bounds one request.
-	requestTime = 10 * time.Second
+	// retryPause is the one after a failure: client-go tries twelve times, which is more than five minutes. requestTime bounds one request.
+	retryPause, requestTime = 30 * time.Second, 10 * time.Second
+	// tooLate is how old an event is that is tried once only: the others of its queue have waited for those before.
+	tooLate = 10 * time.Minute
+	// maxQueues is how many queues there are. Each has some goroutines and 64 KiB; the one that was silent for longest is closed.
+	maxQueues = 100
 )
 
 // Options are all mandatory.
@@ -56,41 +52,55 @@ type Options struct {
 	Claim func(ctx context.Context, ref claim.Ref) (*resourceapi.ResourceClaim, error)
 }
 
-// Recorder writes events. Users of a node cause events, and may cause many: each namespace and each reason of events of the node
-// has a lane of its own, and what fails is tried again for as long as anybody could read it. client-go's correlator counts what is
-// the same, and limits it: of the same reason, object and GPU ten, and then one in five minutes. Its broadcaster is not used: it
-// drops what comes in bursts, gives up what is refused, and lets everything wait for what cannot be written.
+// Recorder writes events by client-go's recorders. Users of a node cause events, and may cause many: so each namespace, and each reason of
+// events of the node, has a queue of its own, in which one waits for another. Who has much to tell, or is refused, does not silence others.
 type Recorder struct {
 	Options
-	correlator *record.EventCorrelator
+	opening sync.Mutex
+	queues  *lru.Cache
+	open    func(client kubernetes.Interface) *queue
 	// failures counts attempts to write an event that failed.
 	failures atomic.Uint64
-	// start starts a goroutine with the context of the recorder: who tells does not wait.
-	start func(func(context.Context))
-
-	mu sync.Mutex
-	// lanes are those in which something waits. One does not wait for another, except for the budget of its client, which lets
-	// them take turns: who has much to tell, or is refused, does not silence others.
-	lanes map[string]*lane
 }
 
-// lane has one request at a time.
-type lane struct {
-	waiting int
-	turn    chan struct{}
-	again   *rate.Limiter
+type queue struct {
+	record.EventBroadcaster
+	record.EventRecorder
 }
 
 // New makes a Recorder, which works until ctx ends.
 func New(ctx context.Context, o Options) *Recorder {
-	return &Recorder{
-		Options: o, lanes: map[string]*lane{}, start: func(do func(context.Context)) { go do(ctx) },
-		correlator: record.NewEventCorrelatorWithOptions(record.CorrelatorOptions{
-			BurstSize: burst, QPS: perSecond, SpamKeyFunc: series,
-			// Nothing is combined: the limits do, and what is combined has a longer message and a name that can be predicted.
-			KeyFunc: func(e *corev1.Event) (aggregate, local string) { return series(e) + "\x00" + e.Message, "" },
-		}),
+	r := &Recorder{Options: o}
+	r.queues = lru.NewWithEvictionFunc(maxQueues, func(_ lru.Key, closed any) {
+		if q, is := closed.(*queue); is {
+			q.Shutdown()
+		}
+	})
+	limits := record.CorrelatorOptions{
+		BurstSize: burst, QPS: perSecond, SpamKeyFunc: series,
+		// Nothing is combined: the limits do, and what is combined has a longer message.
+		KeyFunc: func(e *corev1.Event) (aggregate, local string) { return series(e) + "\x00" + e.Message, "" },
 	}
+	r.open = func(client kubernetes.Interface) *queue {
+		b := record.NewBroadcaster(record.WithContext(ctx), record.WithSleepDuration(retryPause), record.WithCorrelatorOptions(limits))
+		q := &queue{b, b.NewRecorder(scheme.Scheme, corev1.EventSource{Component: o.Component, Host: o.NodeName})}
+		b.StartRecordingToSink(&sink{r, q, ctx, client})
+		return q
+	}
+	return r
+}
+
+// queue is where events of this name wait.
+func (r *Recorder) queue(name string, client kubernetes.Interface) *queue {
+	r.opening.Lock()
+	defer r.opening.Unlock()
+	found, _ := r.queues.Get(name)
+	if q, is := found.(*queue); is {
+		return q
+	}
+	q := r.open(client)
+	r.queues.Add(name, q)
+	return q
 }
 
 // series tells apart what has limits of its own.
@@ -110,129 +120,85 @@ func (r *Recorder) Warn(ctx context.Context, ref claim.Ref, reason, message stri
 	r.Tell(ctx, Event{Claim: ref, Reason: reason, Text: message})
 }
 
-// Tell writes events, and those about claims for the pods that use them, too.
-func (r *Recorder) Tell(ctx context.Context, all ...Event) {
-	for _, e := range all {
-		namespace := e.Claim.Namespace
-		if namespace == "" || e.Claim.Name == "" {
-			r.write(ctx, r.Node, "reason "+e.Reason, &e)
-		} else if r.write(ctx, r.Users, namespace, &e) {
-			r.add(ctx, namespace, &e, func(ctx context.Context) error { return r.tellPods(ctx, e) })
+// Tell writes events. Those about claims the pods that use them are told, too.
+func (r *Recorder) Tell(_ context.Context, all ...Event) {
+	for i := range all {
+		e := &all[i]
+		if e.Claim.Namespace == "" || e.Claim.Name == "" {
+			// The node has its name as UID too, as the kubelet has it: kubectl finds both.
+			about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: r.NodeName, UID: types.UID(r.NodeName)}
+			r.queue("reason "+e.Reason, r.Node).Event(about, e.eventType(), e.Reason, quote.Line(e.Message(), maxMessage))
+			continue
 		}
-	}
-}
-
-// tellPods tells the pods for which the claim is reserved.
-func (r *Recorder) tellPods(ctx context.Context, e Event) error {
-	found, err := r.Claim(ctx, e.Claim)
-	if err != nil || found == nil {
-		return err
-	}
-	for _, user := range found.Status.ReservedFor {
-		if user.APIGroup == "" && user.Resource == "pods" {
-			e.pod = corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: found.Namespace, Name: user.Name, UID: user.UID}
-			r.write(ctx, r.Users, found.Namespace, &e)
-		}
-	}
-	return nil
-}
-
-// add has something done in a lane, which is there as long as anything waits in it.
-func (r *Recorder) add(ctx context.Context, name string, e *Event, do func(context.Context) error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	l := r.lanes[name]
-	if l == nil {
-		l = &lane{turn: make(chan struct{}, 1), again: rate.NewLimiter(againPerSecond, 1)}
-		r.lanes[name] = l
-	}
-	if l.waiting >= maxWaiting {
-		klog.FromContext(ctx).Error(nil, "Too many events wait, so that one is not written", "event", e.String())
-		return
-	}
-	l.waiting++
-	r.start(func(ctx context.Context) {
-		if err := l.repeat(ctx, do); err != nil {
-			klog.FromContext(ctx).Error(err, "Could not write an event", "event", e.String())
-		}
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if l.waiting--; l.waiting == 0 {
-			delete(r.lanes, name)
-		}
-	})
-}
-
-// repeat does something until it succeeds or is too late.
-func (l *lane) repeat(ctx context.Context, do func(context.Context) error) error {
-	late := time.Now().Add(eventTTL)
-	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		l.turn <- struct{}{}
-		err := do(ctx)
-		<-l.turn
-		if err == nil || !time.Now().Before(late) || !loop.Pause(ctx, max(pause, l.again.Reserve().Delay())) {
-			return err
-		}
-	}
-}
-
-// event makes the object.
-func (r *Recorder) event(e *Event) *corev1.Event {
-	now, name := metav1.Now(), r.NodeName
-	// The node has its name as UID too, as the kubelet has it: kubectl finds both.
-	about := corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name, UID: types.UID(name)}
-	if e.Claim.Name != "" {
-		about = corev1.ObjectReference{
+		about := &corev1.ObjectReference{
 			APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim",
 			Namespace: e.Claim.Namespace, Name: e.Claim.Name, UID: e.Claim.UID,
 		}
-	}
-	about = cmp.Or(e.pod, about)
-	message := quote.Line(e.Message(), maxMessage)
-	if about.Namespace != "" {
-		message = tenant.Text(e.Message(), e.Claim.Namespace, e.Claim.UID, maxMessage)
-	}
-	return &corev1.Event{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: cmp.Or(about.Namespace, metav1.NamespaceDefault),
-			Name:      recordutil.GenerateEventName(about.Name, rand.Int64()), //nolint:gosec // no secret, but nobody can make it before
-		},
-		InvolvedObject: about, Type: e.eventType(), Reason: e.Reason, Message: message, Count: 1,
-		Source: corev1.EventSource{Component: r.Component, Host: name}, ReportingController: r.Component, ReportingInstance: name,
-		FirstTimestamp: now, LastTimestamp: now,
+		text := tenant.Text(e.Message(), e.Claim.Namespace, e.Claim.UID, maxMessage)
+		r.queue("namespace "+e.Claim.Namespace, r.Users).Event(about, e.eventType(), e.Reason, text)
 	}
 }
 
-// write writes an event, unless the limits are against it. Whatever the API server answers is repeated: rights come back, as during an
-// upgrade, and something else may have answered for it.
-func (r *Recorder) write(ctx context.Context, client kubernetes.Interface, lane string, e *Event) (written bool) {
-	found, err := r.correlator.EventCorrelate(r.event(e))
-	if err != nil || found.Skip {
-		return false
-	}
-	r.add(ctx, lane, e, func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, requestTime)
-		defer cancel()
-		err := request(ctx, client.CoreV1().Events(found.Event.Namespace), found)
-		if err != nil {
-			r.failures.Add(1)
-		}
-		return err
+// sink writes the events of a queue.
+type sink struct {
+	*Recorder
+	*queue
+	ctx    context.Context
+	client kubernetes.Interface
+}
+
+// Create gives the event a name that nobody can know before, and take.
+func (s *sink) Create(e *corev1.Event) (*corev1.Event, error) {
+	e.Name = recordutil.GenerateEventName(e.InvolvedObject.Name, rand.Int64()) //nolint:gosec // no secret
+	return s.write(e, func(ctx context.Context, events typedcore.EventInterface) (*corev1.Event, error) {
+		return events.Create(ctx, e, metav1.CreateOptions{})
 	})
-	return true
 }
 
-// request makes the event, or counts one that is there.
-func request(ctx context.Context, events typedcore.EventInterface, e *record.EventCorrelateResult) error {
-	if e.Event.Count > 1 {
-		_, err := events.Patch(ctx, e.Event.Name, types.StrategicMergePatchType, e.Patch, metav1.PatchOptions{})
-		if !apierrors.IsNotFound(err) {
-			return err
+// Patch counts an event that is there.
+func (s *sink) Patch(e *corev1.Event, data []byte) (*corev1.Event, error) {
+	return s.write(e, func(ctx context.Context, events typedcore.EventInterface) (*corev1.Event, error) {
+		return events.Patch(ctx, e.Name, types.StrategicMergePatchType, data, metav1.PatchOptions{})
+	})
+}
+
+// Update is for the interface: broadcasters patch.
+func (s *sink) Update(e *corev1.Event) (*corev1.Event, error) { return s.Create(e) }
+
+// write also tells the pods for which a claim is reserved. Whatever the API server answers is repeated: rights come back, as during an
+// upgrade, and something else may have answered for it. The broadcaster gives up what has a status, so that this is hidden from it.
+func (s *sink) write(e *corev1.Event, do func(context.Context, typedcore.EventInterface) (*corev1.Event, error)) (stored *corev1.Event, err error) {
+	ctx, cancel := context.WithTimeout(s.ctx, requestTime)
+	defer cancel()
+	users, err := s.users(ctx, &e.InvolvedObject)
+	if err == nil {
+		stored, err = do(ctx, s.client.CoreV1().Events(e.Namespace))
+	}
+	if err != nil {
+		s.failures.Add(1)
+		isMissing := apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+		if isMissing || time.Since(e.LastTimestamp.Time) > tooLate {
+			return nil, err
+		}
+		return nil, fmt.Errorf("write an event: %w", err)
+	}
+	for _, user := range users {
+		if user.APIGroup == "" && user.Resource == "pods" {
+			pod := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: e.Namespace, Name: user.Name, UID: user.UID}
+			s.Event(pod, e.Type, e.Reason, quote.Line("Claim "+quote.Name(e.InvolvedObject.Name)+": "+e.Message, maxMessage))
 		}
 	}
-	_, err := events.Create(ctx, e.Event, metav1.CreateOptions{})
-	if apierrors.IsAlreadyExists(err) {
-		return nil // a request before had no answer, or the next event was faster
+	return stored, nil
+}
+
+// users are those of a claim. Nothing else has users.
+func (s *sink) users(ctx context.Context, about *corev1.ObjectReference) ([]resourceapi.ResourceClaimConsumerReference, error) {
+	if about.Kind != "ResourceClaim" {
+		return nil, nil
 	}
-	return err
+	found, err := s.Claim(ctx, claim.Ref{Namespace: about.Namespace, Name: about.Name, UID: about.UID})
+	if err != nil || found == nil {
+		return nil, err
+	}
+	return found.Status.ReservedFor, nil
 }

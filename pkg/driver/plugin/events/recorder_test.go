@@ -6,7 +6,6 @@ package events
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -165,9 +164,9 @@ func TestRecorder(t *testing.T) {
 			"ResourceClaim one in team: 1 Warning Hit: Devices A, B: it is lost.",
 			"ResourceClaim two in team: 1 Warning Hit: Devices B, C: it is lost.",
 			"ResourceClaim three in team: 1 Warning Hit: Device D: it is lost.",
-			"Pod p in team: 1 Warning Hit: Devices A, B of claim one: it is lost.",
-			"Pod p in team: 1 Warning Hit: Devices B, C of claim two: it is lost.",
-			"Pod q in team: 1 Warning Hit: Devices A, B of claim one: it is lost.",
+			"Pod p in team: 1 Warning Hit: Claim one: Devices A, B: it is lost.",
+			"Pod p in team: 1 Warning Hit: Claim two: Devices B, C: it is lost.",
+			"Pod q in team: 1 Warning Hit: Claim one: Devices A, B: it is lost.",
 			"ResourceClaim two in team: 1 Warning Gone: its partition is gone.",
 			"Pod p in team: 1 Warning Gone: Claim two: its partition is gone.",
 		)
@@ -216,8 +215,8 @@ func TestTenantsDoNotSilenceAlarms(t *testing.T) {
 	})
 }
 
-// TestLaneOfAlarms: an alarm does not wait for events of the node with other reasons, whose requests hang.
-func TestLaneOfAlarms(t *testing.T) {
+// TestQueueOfAlarms: an alarm does not wait for events of the node with other reasons, whose requests hang.
+func TestQueueOfAlarms(t *testing.T) {
 	t.Parallel()
 	inNetwork(t, func(ctx context.Context, t *testing.T, n *network, r *Recorder) {
 		const others = 50
@@ -245,37 +244,23 @@ func TestLaneOfAlarms(t *testing.T) {
 	})
 }
 
-// TestLanesEnd: nothing is kept of a namespace of which nothing waits any more.
-func TestLanesEnd(t *testing.T) {
+// TestManyNamespaces: however many namespaces there are, a bounded number of queues is kept, and what waits in others is written.
+func TestManyNamespaces(t *testing.T) {
 	t.Parallel()
 	inNetwork(t, func(ctx context.Context, t *testing.T, n *network, r *Recorder) {
-		n.Refuse(func(r *http.Request) *apierrors.StatusError {
-			if strings.Contains(r.URL.Path, "/namespaces/refused/") {
-				return apierrors.NewForbidden(corev1.Resource("events"), "x", errors.New("no right"))
-			}
-			return nil
-		})
-		lanes := func() int {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			return len(r.lanes)
-		}
-		for i := range 20 {
+		const namespaces = 2 * maxQueues
+		for i := range namespaces {
 			r.Warn(ctx, claim.Ref{Namespace: fmt.Sprintf("team-%d", i), Name: "c", UID: "uid"}, "Gone", "text")
+			after(time.Second)
 		}
-		r.Warn(ctx, claim.Ref{Namespace: "refused", Name: "c", UID: "uid"}, "Gone", "text")
-		after(5 * time.Minute)
-		if got, _ := n.count("Gone"); got != 20 || lanes() != 1 {
-			t.Errorf("%d of 20 events, and %d lanes, want that of which something is tried again", got, lanes())
-		}
-		after(2 * eventTTL)
-		if lanes() != 0 {
-			t.Errorf("%d lanes although nothing is tried any more", lanes())
-		}
-		r.Warn(ctx, claim.Ref{Namespace: "team-1", Name: "c", UID: "uid"}, "Again", "text")
 		after(time.Minute)
-		if got, _ := n.count("Again"); got != 1 || lanes() != 0 {
-			t.Errorf("%d events of a namespace that had ended, %d lanes", got, lanes())
+		if got, _ := n.count("Gone"); got != namespaces || r.queues.Len() != maxQueues {
+			t.Errorf("%d of %d events, and %d queues", got, namespaces, r.queues.Len())
+		}
+		r.Warn(ctx, claim.Ref{Namespace: "team-0", Name: "c", UID: "uid"}, "Again", "text")
+		after(time.Minute)
+		if got, _ := n.count("Again"); got != 1 {
+			t.Errorf("%d events of a namespace whose queue was closed", got)
 		}
 	})
 }
@@ -317,10 +302,10 @@ func TestRefusedEvents(t *testing.T) {
 				if got, _ := n.count("Gone"); got != 2 {
 					t.Errorf("%d of 2 events of another namespace", got)
 				}
+				after(3 * time.Hour)
 				if got := r.Failures(); got < 300 {
 					t.Errorf("%d failures are counted", got)
 				}
-				after(3 * time.Hour)
 				was := n.requests.Load()
 				after(time.Hour)
 				if got := n.requests.Load(); got != was || was > 5000 {
