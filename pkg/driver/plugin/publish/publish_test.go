@@ -138,37 +138,6 @@ func TestOldInstanceIsWriting(t *testing.T) {
 	})
 }
 
-// TestNewInstanceCannotWrite: the old one goes on meanwhile.
-func TestNewInstanceCannotWrite(t *testing.T) {
-	inCluster(t, func(t *testing.T, c *cluster) {
-		both, one := inventoryOf(t, withoutShares(), firstGPU, secondGPU), inventoryOf(t, withoutShares(), firstGPU)
-		older := c.start(t, "old", both)
-		after(time.Minute)
-		c.setFail(func(r *http.Request) *apierrors.StatusError {
-			if r.UserAgent() == "new" && kindOf(r) == "write" {
-				return forbidden()
-			}
-			return nil
-		})
-		newer := c.start(t, "new", one)
-		after(usualTime + 10*time.Second)
-		c.take("")
-		older.publisher.SetInventory(lost(both, secondGPU))
-		c.converges(t, lost(both, secondGPU), AllFeatures, usualTime)
-		after(time.Hour)
-		c.holds(t, lost(both, secondGPU), AllFeatures)
-		if got := newer.reported(); !strings.Contains(got, "no right to write") {
-			t.Errorf("the new instance reported %q", got)
-		}
-		// One that succeeded, and the attempts of the new instance.
-		if writes := c.take("write"); writes > 20 {
-			t.Errorf("%d writes in an hour", writes)
-		}
-		c.setFail(nil)
-		c.converges(t, one, AllFeatures, 10*time.Minute)
-	})
-}
-
 // TestOutageWhileTwoRun: afterwards it is the new one that publishes.
 func TestOutageWhileTwoRun(t *testing.T) {
 	inCluster(t, func(t *testing.T, c *cluster) {

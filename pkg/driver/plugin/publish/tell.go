@@ -8,20 +8,15 @@ import (
 	"fmt"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/driver/plugin/publish/rules"
 	"github.com/partage-dev/partage/pkg/util/logchange"
 )
 
-const (
-	// usualTime is for how long slices may be other than they should be before that is
-	// said of those that were right once: an API server restarts in less.
-	usualTime = 30 * time.Second
-	// giveWayTime is for how long an older instance publishes when this one cannot.
-	giveWayTime = 5 * time.Minute
-)
+// usualTime is for how long slices may be other than they should be before that is
+// said of those that were right once: an API server restarts in less.
+const usualTime = 30 * time.Second
 
 // says says what is stored.
 type says struct {
@@ -32,8 +27,6 @@ type says struct {
 	failure    error
 	published  logchange.Value[string]
 	precedence logchange.Problem
-	// givenWay is until when an older instance publishes.
-	givenWay time.Time
 }
 
 // note notes whether everything is stored, and returns since when it is not.
@@ -68,34 +61,21 @@ func (p *Publisher) tell(ctx context.Context, plan *rules.Plan) (next rules.Time
 		reason = fmt.Errorf("of %d, %d are missing and %d have other content; somebody else changes them again and again", len(p.wanted.Slices), plan.Missing, plan.Wrong)
 	}
 	p.Report(ctx, fmt.Sprintf("the ResourceSlices are not in the API server as they should be: %v", reason))
-	// Where this instance is refused for long, because it lacks rights, for example, an older one may still be able to write.
-	isRefused := apierrors.IsForbidden(reason) || apierrors.IsUnauthorized(reason) || apierrors.IsInvalid(reason)
-	if isRefused && since >= usualTime && p.precedence.GiveWay() {
-		klog.FromContext(ctx).Info("Letting an older instance of the plugin publish the ResourceSlices of this node", "for", giveWayTime)
-		s.givenWay = time.Now().Add(jitter(giveWayTime))
-		return p.now()
-	}
 	return plan.Next
 }
 
 // isMine reports whether no newer instance publishes.
 func (p *Publisher) isMine(ctx context.Context) bool {
-	mine, gaveWay := false, time.Now().Before(p.says.givenWay)
-	if !gaveWay {
-		newest, err := p.precedence.Mine()
-		// Without locks there is nothing better than to publish.
-		p.says.precedence.Log(ctx, err, "It is not known whether a newer instance of the plugin runs, publishing as if there were none", "")
-		mine = newest || err != nil
-	}
+	newest, err := p.precedence.Mine()
+	// Without locks there is nothing better than to publish.
+	p.says.precedence.Log(ctx, err, "It is not known whether a newer instance of the plugin runs, publishing as if there were none", "")
+	mine := newest || err != nil
 	switch was := !p.notMine.Swap(!mine); {
 	case mine && !was:
 		p.memory.Doubt()
 		klog.FromContext(ctx).Info("The newer instance of the plugin has ended, publishing again")
 	case !mine && was:
 		p.Observe(0, nil)
-		if gaveWay {
-			break // it is said why
-		}
 		p.says.note(true)
 		klog.FromContext(ctx).Info("A newer instance of the plugin publishes the ResourceSlices of this node")
 		if !p.says.confirmed {

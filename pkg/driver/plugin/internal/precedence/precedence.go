@@ -48,7 +48,7 @@ func (p *Precedence) Mine() (bool, error) {
 			return false, fmt.Errorf("take precedence over older instances with %s: %w", p.path, err)
 		}
 	}
-	newer, err := locked(p.file, p.number+1, 0)
+	newer, err := locked(p.file, p.number+1)
 	if err != nil {
 		return false, fmt.Errorf("look for newer instances in %s: %w", p.path, err)
 	}
@@ -62,7 +62,7 @@ func (p *Precedence) Superseded() bool {
 	if p.file == nil {
 		return false
 	}
-	newer, err := locked(p.file, p.number+1, 0)
+	newer, err := locked(p.file, p.number+1)
 	return err == nil && newer != nil
 }
 
@@ -72,7 +72,7 @@ func (p *Precedence) begin() error {
 		return err
 	}
 	for number := int64(1); ; {
-		other, err := locked(file, number, 0)
+		other, err := locked(file, number)
 		if err == nil && other != nil {
 			number = other.Start + other.Len
 			continue
@@ -90,39 +90,19 @@ func (p *Precedence) begin() error {
 	}
 }
 
-// GiveWay lets an older instance have its way, and reports whether there is one. The next
-// call of Mine makes this instance the newest again.
-func (p *Precedence) GiveWay() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.file == nil || p.number == 1 {
-		return false
-	}
-	older, err := locked(p.file, 1, p.number-1)
-	if err != nil || older == nil {
-		return false
-	}
-	p.end()
-	return true
-}
-
 // End gives up the place.
 func (p *Precedence) End() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.end()
-}
-
-func (p *Precedence) end() {
 	if p.file != nil {
 		_ = p.file.Close()
 		p.file = nil
 	}
 }
 
-// locked returns the first part of a range that another instance holds, or nil.
-func locked(file *os.File, start, length int64) (*unix.Flock_t, error) {
-	lock := byteRange(start, length)
+// locked returns the first part of the rest of a file that another instance holds, or nil.
+func locked(file *os.File, start int64) (*unix.Flock_t, error) {
+	lock := byteRange(start, 0)
 	if err := unix.FcntlFlock(file.Fd(), unix.F_OFD_GETLK, lock); err != nil {
 		return nil, err
 	}
