@@ -243,7 +243,7 @@ var conditionTexts = map[device.Reason]conditionText{
 	},
 	device.Opened: {
 		admin: "The next claim of the GPU gets it all the same. See what the process wants there; an agent of the node belongs into kubeletPlugin.ignoredNamespaces",
-		over:  "no process without a claim is seen any more that has its device node open",
+		over:  "no process without a claim is known to have its device node open any more",
 	},
 	device.Occupied:       {over: "no instance of others is in the way any more"},
 	device.ReleasePending: {over: "what ended claims had left is released"},

@@ -276,11 +276,11 @@ func (l *gpuLoop) handOn(ctx context.Context) {
 	l.now = *want(l.known())
 	if l.inventory != nil {
 		l.give(l.now.inventory, l.now.status)
+		if l.survey.enough {
+			l.states.set(l.now.states, l.now.status.Sorted().Conditions, l.survey.at)
+			l.publish(&l.now, l.desired.complete)
+		}
 	}
+	// Last: who reads an event without its taint takes it for over.
 	l.board.Say(ctx, "node", l.now.events, l.now.over)
-	if l.inventory == nil || !l.survey.enough {
-		return
-	}
-	l.states.set(l.now.states, l.now.status.Sorted().Conditions, l.survey.at)
-	l.publish(&l.now, l.desired.complete)
 }

@@ -22,7 +22,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/device"
-	"github.com/partage-dev/partage/pkg/driver/plugin/internal/loop"
 )
 
 // Features are what a cluster can do with devices: a set of bits.
@@ -135,9 +134,6 @@ const (
 	calmAfter, askAfter = time.Hour, 20 * time.Minute
 	// confirmAfter is for asking again after an answer that was another one.
 	confirmAfter = time.Minute
-	// firstAnswers are asked for, with firstPause in between, where nothing tells
-	// whether the first one is typical.
-	firstAnswers, firstPause = 3, 5 * time.Second
 )
 
 // features are those of the cluster as far as is known. It is for one goroutine.
@@ -164,16 +160,6 @@ type features struct {
 // would be misunderstood without them. What is stored tells what it had.
 func (f *features) begin(ctx context.Context, stored []*resourceapi.ResourceSlice) error {
 	answer, err := f.ask(ctx)
-	for n := 1; n < firstAnswers && err == nil && len(stored) == 0 && !answer.has(gates); n++ {
-		if !loop.Pause(ctx, firstPause) {
-			return ctx.Err()
-		}
-		var another Features
-		another, err = f.ask(ctx)
-		// Whether fields are stored shows when they are written. What a scheduler
-		// does never shows.
-		answer = (answer|another)&gates | answer&another
-	}
 	if err != nil {
 		return err
 	}
