@@ -15,6 +15,7 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/driver/plugin/events"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
@@ -82,11 +83,36 @@ func TestGPULostAndBack(t *testing.T) {
 			}
 			r.hardware.setNode(testNodeWith(firstGPU, secondGPU))
 			r.untilTainted(t, well)
-			got := r.events.list()
-			if len(got) != 2 || !strings.HasPrefix(got[0], "GPULost: GPU "+secondGPU) || !strings.HasPrefix(got[1], "GPURecovered: GPU "+secondGPU) {
-				t.Errorf("events: %q", got)
-			}
+			r.until(t, "events", func(context.Context) error {
+				got := r.events.list()
+				if len(got) != 2 || !strings.HasPrefix(got[0], "GPULost: GPU "+secondGPU) || !strings.HasPrefix(got[1], "GPURecovered: GPU "+secondGPU) {
+					return fmt.Errorf("events: %q", got)
+				}
+				return nil
+			})
 		})
+	}
+}
+
+// TestTaintBeforeEvent: who reads an event without its taint takes it for over.
+func TestTaintBeforeEvent(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var order []string
+	r.options.Events = func(_ context.Context, all ...events.Event) {
+		for i := range all {
+			order = append(order, all[i].Reason)
+		}
+	}
+	r.build(t)
+	l := r.plugin.gpus
+	l.publish = func(w *wanted, _ bool) { order = append(order, string(w.status.Conditions[0].Reason)) }
+	l.gpus.node = testNodeWith(firstGPU)
+	l.inventory, l.survey.enough = inventoryOf(t, l.gpus.node), true
+	l.survey.Status = device.Status{Conditions: []device.Condition{{PCIAddress: firstGPU, Reason: device.Lost}}}
+	l.handOn(t.Context())
+	if diff := cmp.Diff([]string{"gpu-lost", "GPULost"}, order); diff != "" {
+		t.Errorf("order (-want +got):\n%s", diff)
 	}
 }
 
