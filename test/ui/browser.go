@@ -23,6 +23,8 @@ import (
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/scrape"
 	"github.com/partage-dev/partage/pkg/kubectl/ui"
 	"github.com/partage-dev/partage/test/kubectl/fleets"
 )
@@ -35,6 +37,9 @@ const look = 50 * time.Millisecond
 
 // browserName is Debian's.
 const browserName = "chromium-headless-shell"
+
+// noon is when the page believes to be opened: that of the day of the fleets.
+var noon = time.Date(2026, time.November, 22, 12, 0, 0, 0, time.UTC)
 
 // Page is a page of a server over a made-up fleet.
 type Page struct {
@@ -65,7 +70,7 @@ func Open(ctx context.Context, objects []apiruntime.Object, width, height int, p
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	p.cancels = append(p.cancels, cancel)
-	server, err := ui.New(p.Client, ui.Config{Driver: fleets.Driver, Context: "demo", Namespace: "research", Explain: ui.ByAllocator(p.Client)})
+	server, err := ui.New(p.Client, ui.Config{Driver: fleets.Driver, Context: "demo", Namespace: "research", Explain: ui.ByAllocator(p.Client), Measure: p.measure})
 	if err != nil {
 		return nil, err
 	}
@@ -94,16 +99,48 @@ func Open(ctx context.Context, objects []apiruntime.Object, width, height int, p
 	tab, leave := chromedp.NewContext(allocator, chromedp.WithListener(p.listen))
 	p.cancels = append(p.cancels, leave)
 	p.Context = tab
-	noon := func(ctx context.Context, t *chromedp.Target) (chromedp.Void, error) {
+	atNoon := func(ctx context.Context, t *chromedp.Target) (chromedp.Void, error) {
 		_, err := cdp.Call(ctx, t, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{
-			Source: "Date.now = () => Date.parse('2026-11-22T12:00:00Z')",
+			Source: fmt.Sprintf("Date.now = () => %d", noon.UnixMilli()),
 		})
 		return chromedp.Void{}, err
 	}
-	if err := chromedp.Do(tab, noon); err != nil {
+	if err := chromedp.Do(tab, atNoon); err != nil {
 		return nil, errors.Join(fmt.Errorf("start %s: %w", browserName, err), p.Close())
 	}
 	return p, nil
+}
+
+// measure makes up what claims use: each another part of what it has, and some nothing for hours.
+func (p *Page) measure(ctx context.Context) (*scrape.Result, error) {
+	snapshot, err := fleet.Read(ctx, p.Client, "")
+	if err != nil {
+		return nil, err
+	}
+	told := &scrape.Result{}
+	model := fleet.New(snapshot, fleets.Driver)
+	used := map[*fleet.GPU]int64{}
+	for i, h := range model.Holdings {
+		c := scrape.Claim{ID: scrape.IDOf(h), Utilization: new(float64(23*i%97) / 100), Idle: new(time.Duration(0))}
+		if i%6 == 4 {
+			c.Utilization, c.Idle = new(0.0), new(time.Since(noon)+time.Duration(i)*time.Hour)
+		}
+		if h.Device != nil && !h.Admin() {
+			memory := h.Device.Published.Capacity[fleet.CapacityMemory].Value
+			if consumed, has := h.Result.ConsumedCapacity[fleet.CapacityMemory]; has {
+				memory, c.LimitBytes = consumed, new(consumed.Value())
+			}
+			c.UsedBytes = new(memory.Value() / 100 * int64(15+37*i%80))
+			used[h.Device.GPU] += *c.UsedBytes
+		}
+		told.Claims = append(told.Claims, c)
+	}
+	for _, n := range model.Nodes {
+		for _, g := range n.GPUs {
+			told.GPUs = append(told.GPUs, scrape.GPU{Node: n.Name, PCIBusID: g.PCIBusID, UsedBytes: new(used[g]), MemoryBytes: new(g.MemoryBytes)})
+		}
+	}
+	return told, nil
 }
 
 // cutter is a listener whose connections can be ended.

@@ -12,6 +12,8 @@ import (
 
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -142,9 +144,9 @@ func TestBrowse(t *testing.T) {
 
 	// From GPU to claim to pod, and back.
 	b.click(card("dgx-1", "1b") + " .gpu-name")
-	b.shows("GPU 0 on dgx-1", "NVIDIA H100 80GB HBM3", "research/notebook-lin", "What still fits")
+	b.shows("GPU 0 (1b:00) on dgx-1", "NVIDIA H100 80GB HBM3", "research/notebook-lin", "What still fits")
 	b.click("#detail .list a[href='#/claim/research/notebook-lin']")
-	b.shows("research/notebook-lin", "in use", "GPU 0 on dgx-1", "1g.10gb", "Running on dgx-1", "1 × mig.nvidia.com")
+	b.shows("research/notebook-lin", "in use", "GPU 0 (1b:00) on dgx-1", "1g.10gb", "Running on dgx-1", "1 × mig.nvidia.com")
 	b.wait("document.querySelectorAll('main [data-claim].selected').length === 1")
 	b.click("#detail a[href='#/pod/research/notebook-lin']")
 	b.wait("document.querySelector('#detail .kind').innerText === 'Pod'")
@@ -152,7 +154,7 @@ func TestBrowse(t *testing.T) {
 	b.do(chromedp.NavigateBack())
 	b.wait("document.querySelector('#detail .kind').innerText === 'Claim'")
 	b.do(chromedp.NavigateBack())
-	b.shows("GPU 0 on dgx-1")
+	b.shows("GPU 0 (1b:00) on dgx-1")
 	b.do(chromedp.NavigateBack())
 	b.wait("document.querySelector('#detail').hidden")
 
@@ -275,8 +277,92 @@ func TestLarge(t *testing.T) {
 
 	// A GPU leads to its details, and a filter to strips.
 	b.click("[data-node='node/node-000'] .mini")
-	b.shows("GPU 0 on node-000")
+	b.shows("GPU 0 (1b:00) on node-000")
 	b.do(chromedp.SendKeys(chromedp.CSS("#filter-text"), "node-050"))
 	b.wait("document.querySelectorAll('#nodes .gpu').length === 8")
+	b.complains()
+}
+
+// TestUsage: how much memory is used is inside each strip, and whether anything runs.
+func TestUsage(t *testing.T) {
+	b := open(t, fleets.Demo)
+	b.do(chromedp.Navigate(b.URL))
+	b.wait("document.querySelectorAll('#nodes .block.claimed .meter').length > 10 && document.querySelectorAll('#nodes .part .meter').length > 4")
+	b.wait("document.querySelector('#summary').innerText.match(/Memory used\\s+[1-9][0-9]* GiB of/)")
+	if n := b.number("[...document.querySelectorAll('#nodes .block.claimed')].filter((e) => e.innerText.match(/idle [0-9]+ h|[0-9]+ %/)).length"); n < 10 {
+		t.Errorf("%d blocks say how busy they are", n)
+	}
+	// The meter is within its block, and as long as what is used.
+	if n := b.number(`[...document.querySelectorAll('#nodes .meter')].filter((m) => {
+		const inner = m.getBoundingClientRect(), outer = m.parentElement.getBoundingClientRect();
+		return inner.left < outer.left || inner.right > outer.right || inner.bottom > outer.bottom;
+	}).length`); n > 0 {
+		t.Errorf("%d meters are outside of their blocks", n)
+	}
+	b.click(card("dgx-1", "1b") + " .gpu-name")
+	b.shows("GPU 0 (1b:00) on dgx-1", "Memory used: ", "7: a memory slice that no partition has without the one before it is part of that one")
+	b.complains()
+}
+
+// TestNeighbours: claims beside each other have different colours.
+func TestNeighbours(t *testing.T) {
+	b := open(t, fleets.Demo)
+	b.do(chromedp.Navigate(b.URL))
+	b.wait("document.querySelector('[data-claim=\"claim/ci/runner-a\"]')")
+	if n := b.number(`[...document.querySelectorAll('#nodes .node')].flatMap((node) => {
+		const all = [...node.querySelectorAll('.block.claimed, .part:not([aria-hidden])')];
+		return all.slice(1).filter((e, i) => e.dataset.claim !== all[i].dataset.claim && e.style.getPropertyValue('--claim') === all[i].style.getPropertyValue('--claim'));
+	}).length`); n > 0 {
+		t.Errorf("%d claims have the colour of the one before them", n)
+	}
+	b.complains()
+}
+
+// TestBadges: a GPU of which much is to be said has room for all of it.
+func TestBadges(t *testing.T) {
+	b := open(t, fleets.Demo, func(client *fake.Clientset) {
+		for i, key := range []string{"team-b.example.com/reserved-for-training", "maintenance.example.com/window", "third.example.com/and-one-more-taint"} {
+			rule := &resourceapi.DeviceTaintRule{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("rule-", i)}, Spec: resourceapi.DeviceTaintRuleSpec{
+				DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: new(fleets.Driver)},
+				Taint:          resourceapi.DeviceTaint{Key: key, Value: "yes", Effect: resourceapi.DeviceTaintEffectNoSchedule},
+			}}
+			if err := client.Tracker().Add(rule); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	b.do(chromedp.Navigate(b.URL))
+	b.wait("document.querySelectorAll('#nodes .badge').length >= 42")
+	if n := b.number(`[...document.querySelectorAll('#nodes .gpu')].flatMap((gpu) => {
+		const outer = gpu.getBoundingClientRect();
+		const parts = [...gpu.querySelectorAll('header > *')].map((e) => e.getBoundingClientRect());
+		const over = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+		return parts.filter((p, i) => p.right > outer.right + 1 || parts.some((o, k) => k < i && over(p, o)));
+	}).length`); n > 0 {
+		t.Errorf("%d badges cover something", n)
+	}
+	// That a GPU is kept for somebody is no fault of it: one has a fault of its own.
+	b.wait("document.querySelector('#summary').innerText.match(/Unhealthy\\s+1$/)")
+	b.complains()
+}
+
+// TestManyWaiting: the list of waiting pods scrolls, and shows that there are more.
+func TestManyWaiting(t *testing.T) {
+	b := open(t, func() ([]runtime.Object, error) {
+		objects, err := fleets.Large(3)
+		for _, o := range objects {
+			if pod, is := o.(*corev1.Pod); is && strings.HasPrefix(pod.Name, "wait-") {
+				another := pod.DeepCopy()
+				another.Name, another.UID = "also-"+pod.Name, "also-"+pod.UID
+				objects = append(objects, another)
+			}
+		}
+		return objects, err
+	})
+	b.do(chromedp.Navigate(b.URL))
+	b.wait("document.querySelector('#waiting-title').innerText === '24 waiting pods' && document.querySelectorAll('#waiting-list > li').length === 24")
+	b.wait("(window.list = document.querySelector('#waiting-list')).scrollHeight > list.clientHeight && list.classList.contains('more')")
+	b.wait("list.lastElementChild.scrollIntoView() || list.lastElementChild.getBoundingClientRect().bottom <= list.getBoundingClientRect().bottom + 1")
+	b.wait("!list.classList.contains('more')")
 	b.complains()
 }

@@ -12,28 +12,31 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/pkg/kubectl/scrape"
 )
 
 // NewCommand returns the command ui.
 func NewCommand(o *options.Options) *cobra.Command {
 	port, open := 0, false
+	drivers := scrape.Options{Timeout: scrape.DefaultTimeout}
 	c := &cobra.Command{
 		Use:   "ui",
 		Short: "Show the GPUs and who has them in the browser, live",
-		Long: `Serve a page on this machine that shows every node's GPUs, what claims and pods have of them, what still
-fits, and why pods wait, and follows what happens. It changes nothing, sees what the kubeconfig may see, and ends
+		Long: `Serve a page on this machine that shows every node's GPUs, what claims and pods have and use of them, what
+still fits, and why pods wait, and follows what happens. It changes nothing, sees what the kubeconfig may see, and ends
 with the command. The printed address has a token, without which the page is not served.`,
 		Example: `  kubectl gpu ui --open
   kubectl gpu ui --port 8080      # then, from another machine: ssh -L 8080:127.0.0.1:8080 HOST`,
 		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return run(c.Context(), o, port, open) },
+		RunE: func(c *cobra.Command, _ []string) error { return run(c.Context(), o, drivers, port, open) },
 	}
+	drivers.AddFlags(c.Flags())
 	c.Flags().IntVar(&port, "port", port, "Port on 127.0.0.1; 0 is any free one")
 	c.Flags().BoolVar(&open, "open", open, "Open the page in the browser")
 	return c
 }
 
-func run(ctx context.Context, o *options.Options, port int, open bool) error {
+func run(ctx context.Context, o *options.Options, drivers scrape.Options, port int, open bool) error {
 	if port < 0 || port > 65535 {
 		return fmt.Errorf("--port=%d: it must be 0 to 65535", port)
 	}
@@ -45,7 +48,10 @@ func run(ctx context.Context, o *options.Options, port int, open bool) error {
 	if err != nil {
 		return err
 	}
-	server, err := New(client, Config{Driver: o.Driver, Namespace: namespace, Context: contextName(o), Explain: ByAllocator(client)})
+	server, err := New(client, Config{
+		Driver: o.Driver, Namespace: namespace, Context: contextName(o), Explain: ByAllocator(client),
+		Measure: func(ctx context.Context) (*scrape.Result, error) { return scrape.Pods(ctx, client, drivers) },
+	})
 	if err != nil {
 		return err
 	}

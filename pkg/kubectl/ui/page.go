@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -26,6 +27,10 @@ const settle = 250 * time.Millisecond
 // happens the allocator would be busy all the time. It is never less than explaining took.
 const rest = 2 * time.Second
 
+// measureInterval is how often the driver's pods are asked what claims use: as often as they measure. It is never less than ten times what
+// asking took, so that a large cluster's API server has little to do for a page that is left open.
+const measureInterval = 15 * time.Second
+
 // page follows a cluster and publishes what the browser shows.
 type page struct {
 	source  *live.Source
@@ -33,20 +38,26 @@ type page struct {
 	context string
 	// explain may be nil: then the scheduler's own words are all there is.
 	explain Explain
+	// measure may be nil: then nothing is said of what is used.
+	measure Measure
 	feed    feed.Feed
 
 	mu           sync.Mutex
 	explanations map[string]view.Explanation
+	measured     view.Measured
+	// unmeasured says why nothing could be measured.
+	unmeasured *view.Problem
 	// toExplain receives the newest model.
 	toExplain chan *fleet.Model
-	explained chan struct{}
+	// news is that there is something to say beside what the source has.
+	news chan struct{}
 }
 
 func newPage(client kubernetes.Interface, c Config) *page {
 	return &page{
-		source: live.New(client, c.Namespace), driver: c.Driver, context: c.Context, explain: c.Explain,
+		source: live.New(client, c.Namespace), driver: c.Driver, context: c.Context, explain: c.Explain, measure: c.Measure,
 		explanations: map[string]view.Explanation{},
-		toExplain:    make(chan *fleet.Model, 1), explained: make(chan struct{}, 1),
+		toExplain:    make(chan *fleet.Model, 1), news: make(chan struct{}, 1),
 	}
 }
 
@@ -61,6 +72,9 @@ func (p *page) run(ctx context.Context) error {
 	if p.explain != nil {
 		all.Go(func() { p.explainAll(ctx) })
 	}
+	if p.measure != nil {
+		all.Go(func() { p.measureAll(ctx) })
+	}
 	for {
 		start := time.Now()
 		if err := p.publish(); err != nil {
@@ -71,7 +85,7 @@ func (p *page) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-p.source.Changed():
-		case <-p.explained:
+		case <-p.news:
 		}
 		select {
 		case <-ctx.Done():
@@ -96,9 +110,12 @@ func (p *page) publish() error {
 		})
 	}
 	p.mu.Lock()
-	explanations := maps.Clone(p.explanations)
+	explanations, measured := maps.Clone(p.explanations), p.measured
+	if p.unmeasured != nil {
+		meta.Problems = append(meta.Problems, *p.unmeasured)
+	}
 	p.mu.Unlock()
-	objects, err := view.New(view.Input{Model: model, Explanations: explanations, Meta: meta})
+	objects, err := view.New(view.Input{Model: model, Explanations: explanations, Measured: measured, Meta: meta})
 	if err != nil {
 		return fmt.Errorf("make the page: %w", err)
 	}
@@ -172,8 +189,41 @@ func (p *page) explains(key string, e view.Explanation) {
 		return
 	}
 	p.explanations[key] = e
+	p.notify()
+}
+
+func (p *page) notify() {
 	select {
-	case p.explained <- struct{}{}:
+	case p.news <- struct{}{}:
 	default: // one is waiting to be received
+	}
+}
+
+// measureAll asks what is used, again and again.
+func (p *page) measureAll(ctx context.Context) {
+	for {
+		start := time.Now()
+		told, err := p.measure(ctx)
+		if err == nil {
+			err = told.Silence()
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		p.mu.Lock()
+		p.unmeasured, p.measured = nil, view.Measured{At: time.Now(), Told: told}
+		if err != nil {
+			p.unmeasured = &view.Problem{
+				Verb: "get", Resource: "pods/proxy", Forbidden: apierrors.IsForbidden(err), Message: err.Error(),
+				Unknown: "How much memory claims use, and whether they are idle, is unknown.",
+			}
+		}
+		p.mu.Unlock()
+		p.notify()
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(max(measureInterval, 10*time.Since(start))):
+		}
 	}
 }

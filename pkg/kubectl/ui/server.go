@@ -20,6 +20,7 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/partage-dev/partage/pkg/kubectl/scrape"
 	"github.com/partage-dev/partage/pkg/kubectl/ui/feed"
 )
 
@@ -47,9 +48,13 @@ type Config struct {
 	Namespace string
 	// Context is the name of the cluster for people.
 	Context string
-	// Explain may be nil.
+	// Explain and Measure may be nil.
 	Explain Explain
+	Measure Measure
 }
+
+// Measure asks the driver's pods what claims use.
+type Measure func(context.Context) (*scrape.Result, error)
 
 // Server serves the page.
 type Server struct {

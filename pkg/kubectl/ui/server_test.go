@@ -30,6 +30,7 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/scrape"
 	"github.com/partage-dev/partage/pkg/kubectl/ui/feed"
 	"github.com/partage-dev/partage/pkg/kubectl/ui/view"
 	"github.com/partage-dev/partage/test/kubectl/fleets"
@@ -45,9 +46,13 @@ func demo(t *testing.T) *fake.Clientset {
 }
 
 // serve starts a server, which ends with the test.
-func serve(t *testing.T, client *fake.Clientset, explain Explain) (*Server, *httptest.Server) {
+func serve(t *testing.T, client *fake.Clientset, explain Explain, measure ...Measure) (*Server, *httptest.Server) {
 	t.Helper()
-	s, err := New(client, Config{Driver: fleets.Driver, Namespace: "research", Context: "demo", Explain: explain})
+	config := Config{Driver: fleets.Driver, Namespace: "research", Context: "demo", Explain: explain}
+	if len(measure) > 0 {
+		config.Measure = measure[0]
+	}
+	s, err := New(client, config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -318,7 +323,7 @@ func TestEvents(t *testing.T) {
 	s, web := serve(t, client, nil)
 	events := listen(t, s, web)
 	loaded := events.until("loaded", func(state feed.State) bool { return !metaOf(t, state).Loading })
-	if got, want := metaOf(t, loaded).Summary, (view.Summary{Nodes: 3, GPUs: 14, Used: 10, Free: 4, Unhealthy: 1, Waiting: 2, Claims: 21}); got != want {
+	if got, want := metaOf(t, loaded).Summary, (view.Summary{Nodes: 3, GPUs: 14, Used: 10, Free: 4, Room: 6, Unhealthy: 1, Waiting: 2, Claims: 21}); got != want {
 		t.Errorf("summary %+v, want %+v", got, want)
 	}
 
@@ -400,6 +405,30 @@ func TestMissingRights(t *testing.T) {
 	events.until("the right to read nodes", func(state feed.State) bool {
 		return !slices.ContainsFunc(metaOf(t, state).Problems, func(p view.Problem) bool { return p.Resource == "nodes" })
 	})
+}
+
+// TestUsage says what claims use when the driver's pods tell it, and which right is missing when they may not be asked.
+func TestUsage(t *testing.T) {
+	claim := scrape.Claim{ID: scrape.ID{Namespace: "research", Name: "notebook-lin", Node: "dgx-1", Device: "gpu-0000-1b-00-0-mig-1g10gb-4"}, UsedBytes: new(int64(3 << 30)), Utilization: new(0.5)}
+	proxy := apierrors.NewForbidden(schema.GroupResource{Resource: "pods/proxy"}, "plugin", nil)
+	for _, test := range []struct {
+		name string
+		told scrape.Result
+		want string
+	}{
+		{"told", scrape.Result{Claims: []scrape.Claim{claim}}, `"usage":{"memory":3221225472,"of":`},
+		{"forbidden", scrape.Result{Failures: []scrape.Failure{{Node: "dgx-1", Err: proxy}}}, `"verb":"get","resource":"pods/proxy","forbidden":true`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s, web := serve(t, demo(t), nil, func(context.Context) (*scrape.Result, error) { return &test.told, nil })
+			state := listen(t, s, web).until(test.name, func(state feed.State) bool {
+				return strings.Contains(string(state["meta"])+string(state["node/dgx-1"]), test.want)
+			})
+			if got := strings.Contains(string(state["node/dgx-1"]), `"memory":3221225472`); got != (test.name == "told") {
+				t.Errorf("what is used is shown: %t", got)
+			}
+		})
+	}
 }
 
 // TestExplanations shows what explains a waiting pod, and only these are explained.

@@ -4,9 +4,10 @@
 // The page: what is shown when something changes, is chosen or filtered.
 
 import { Filters, chosen } from "./choose.js";
+import { assign } from "./colors.js";
 import { panel } from "./detail.js";
 import { h } from "./dom.js";
-import { age, count, full, link, model } from "./format.js";
+import { age, bytes, count, full, link, model } from "./format.js";
 import { Store } from "./store.js";
 import { badge, card, claimsOf, mini } from "./strips.js";
 
@@ -55,7 +56,8 @@ function showMeta() {
   $("summary").replaceChildren(
     tile("GPUs", s.gpus, `on ${count(s.nodes, "node")}`),
     tile("In use", s.used, `by ${count(s.claims, "claim")}`),
-    s.unknown ? tile("Free", "unknown") : tile("Free", s.free, s.gpus ? `${Math.round((100 * s.free) / s.gpus)} %` : ""),
+    s.unknown ? tile("Free", "unknown") : tile("Free", s.free, [s.gpus ? `${Math.round((100 * s.free) / s.gpus)} %` : "", s.room ? `room on ${s.room} more` : ""].filter(Boolean).join(", ")),
+    s.told ? tile("Memory used", s.memory ? bytes(s.memory) : "0 MiB", `of ${bytes(s.of)}${s.told < s.gpus ? ` on ${count(s.told, "GPU")} that tell` : ""}`) : tile("Memory used", "unknown"),
     tile("Waiting pods", s.waiting, s.stuck ? `and ${s.stuck} stuck` : "", s.waiting || s.stuck ? "warn" : ""),
     tile("Unhealthy", s.unhealthy, "", s.unhealthy ? "alarm" : ""));
   $("problems").replaceChildren(...problems(meta));
@@ -122,7 +124,8 @@ function place(list, elements) {
 function nodeCard(key, node, visible, small) {
   const models = Map.groupBy(node.gpus, (g) => g.model);
   const title = [...models].map(([name, gpus]) => `${gpus.length} × ${model(name)}`).join(", ");
-  const shown = node.gpus.map((g, i) => visible[i] && (small ? mini : card)(node.name, g, i));
+  assign(node.gpus.map(claimsOf));
+  const shown = node.gpus.map((g, i) => visible[i] && (small ? mini : card)(node.name, g));
   return h("section", { class: "node", "data-node": key, "aria-label": `Node ${node.name}` },
     h("header", {}, h("h3", {}, h("a", { href: link(key), "data-nav": true }, node.name)), h("span", { class: "muted" }, title), (node.notes ?? []).map(badge)),
     h("div", { class: small ? "minis" : "gpus" }, shown));
@@ -164,6 +167,7 @@ function showWaiting() {
   $("waiting-list").replaceChildren(...pods.map(([key, p]) => h("li", {},
     h("a", { href: link(key), "data-pod": key }, full(key)), h("span", { class: "muted" }, [p.stuck ? "stuck" : "", p.created ? `for ${age(p.created)}` : ""].filter(Boolean).join(" ")),
     h("p", {}, p.explanation?.verdict ?? p.scheduler ?? (p.stuck ? "Its containers do not start." : "The scheduler has not said anything yet.")))));
+  showMore();
 }
 
 /** showDetail shows what is chosen. A panel that shows it already keeps focus and scroll. */
@@ -223,8 +227,16 @@ $("skip").addEventListener("click", (e) => {
   $("nodes-title").focus();
 });
 
+/** showMore marks the list of waiting pods while there are more below. */
+function showMore() {
+  const list = $("waiting-list");
+  list.classList.toggle("more", list.scrollTop + list.clientHeight < list.scrollHeight - 1);
+}
+$("waiting-list").addEventListener("scroll", showMore);
+new ResizeObserver(showMore).observe($("waiting-list"));
+
 // Ages grow without news from the server.
-setInterval(() => showWaiting(), 60_000);
+setInterval(showAll, 60_000);
 
 showDetail(true);
 store.connect();

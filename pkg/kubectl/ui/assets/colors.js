@@ -15,17 +15,23 @@ function hash(text) {
   return n >>> 0;
 }
 
-/** assign gives each claim of a GPU a colour that no neighbour has, if there are enough. A claim
- *  keeps its colour as long as the page is open. */
-export function assign(claims) {
-  const used = new Set(claims.map((c) => given.get(c)).filter((i) => i !== undefined));
-  for (const claim of claims) {
-    if (given.has(claim)) continue;
-    let i = hash(claim) % PALETTE.length;
-    for (let tries = 0; used.has(i) && tries < PALETTE.length; tries++) i = (i + 1) % PALETTE.length;
-    used.add(i);
-    given.set(claim, i);
-  }
+/** assign gives the claims of a node colours: for each GPU its claims. There are fewer colours than
+ *  claims, so that a claim gets the one that is least in sight: on its own GPU, on the GPUs beside
+ *  it, on the node. It keeps its colour as long as the page is open. */
+export function assign(gpus) {
+  gpus.forEach((claims, at) => {
+    for (const claim of claims) {
+      if (given.has(claim)) continue;
+      const seen = PALETTE.map(() => 0);
+      gpus.forEach((others, i) => {
+        const weight = { 0: 1000, 1: 30 }[Math.abs(i - at)] ?? 1;
+        for (const other of others) if (given.has(other)) seen[given.get(other)] += weight;
+      });
+      const first = hash(claim) % PALETTE.length;
+      const turns = PALETTE.map((_, i) => (first + i) % PALETTE.length);
+      given.set(claim, turns.reduce((best, i) => (seen[i] < seen[best] ? i : best)));
+    }
+  });
 }
 
 export const color = (claim) => PALETTE[given.get(claim) ?? hash(claim) % PALETTE.length];

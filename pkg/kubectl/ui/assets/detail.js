@@ -3,9 +3,9 @@
 
 // The panel that shows one GPU, claim, pod or node, with links to the others.
 
-import { assign, color } from "./colors.js";
+import { color } from "./colors.js";
 import { h } from "./dom.js";
-import { age, amounts, bytes, count, full, gpuKey, kinds, link, name } from "./format.js";
+import { age, amounts, bytes, count, full, gpuKey, kinds, link, used } from "./format.js";
 import { badge, claimsOf, strip } from "./strips.js";
 
 /** panel returns what is to be shown of a part. */
@@ -38,24 +38,25 @@ function frame(kind, title, content) {
 }
 
 const facts = (...rows) => h("dl", { class: "facts" }, rows.filter((r) => r && r[1] && r[1].length !== 0).map(([term, value]) => [h("dt", {}, term), h("dd", {}, value)]));
+const lines = (texts) => texts.map((t) => h("div", {}, t));
 const section = (title, ...content) => (content.flat().length ? h("section", {}, h("h3", {}, title), ...content) : null);
 const notes = (badges) => h("ul", { class: "notes" }, badges.map((b) => h("li", {}, badge(b), h("p", {}, b.title))));
 
 function findGPU(store, key) {
   const [, node, gpu] = key.split("/");
   const n = store.get(`node/${node}`);
-  const index = n?.gpus.findIndex((g) => g.name === gpu) ?? -1;
-  return index < 0 ? null : { node: n, gpu: n.gpus[index], index };
+  const found = n?.gpus.find((g) => g.name === gpu);
+  return found ? { node: n, gpu: found } : null;
 }
 
-function gpuPanel(store, { node, gpu, index }) {
+function gpuPanel(store, { node, gpu }) {
   const claims = claimsOf(gpu);
-  assign(claims);
-  return frame("gpu", `GPU ${index} on ${node.name}`, [
+  return frame("gpu", `${gpu.label} on ${node.name}`, [
     strip(gpu),
     gpu.health?.length ? notes(gpu.health) : null,
     facts(["Node", h("a", { href: link(`node/${node.name}`) }, node.name)], ["Model", gpu.model], ["Memory", bytes(gpu.memory)],
-      ["Memory slices", gpu.slices > 1 ? String(gpu.slices) : "cannot be partitioned now"], ["PCI address", gpu.pci], ["UUID", gpu.uuid && h("code", {}, gpu.uuid)],
+      ["Use", lines(used(gpu.usage))],
+      ["Cells of the strip", gpu.slices > 1 ? `${gpu.slices}: a memory slice that no partition has without the one before it is part of that one` : "cannot be partitioned now"], ["PCI address", gpu.pci], ["UUID", gpu.uuid && h("code", {}, gpu.uuid)],
       ["Device", h("code", {}, gpu.name)], ["Driver", [gpu.driver, gpu.cuda && `CUDA ${gpu.cuda}`].filter(Boolean).join(", ")]),
     section("Claims", claims.length ? claimList(store, claims, gpu) : h("p", { class: "muted" }, "No claim has anything of this GPU.")),
     gpu.observers?.length ? section("Watched by", claimList(store, gpu.observers, gpu)) : null,
@@ -69,8 +70,15 @@ function gpuPanel(store, { node, gpu, index }) {
 function claimList(store, claims, gpu) {
   return h("ul", { class: "list" }, claims.map((c) => {
     const held = (store.get(c)?.devices ?? []).filter((d) => d.gpu === gpu.name);
-    return h("li", {}, h("a", { href: link(c) }, dot(c), full(c)), h("span", { class: "muted" }, [...new Set(held.map(what))].join("; ")));
+    return h("li", {}, h("a", { href: link(c) }, dot(c), titled(store, c)), h("span", { class: "muted" }, [...new Set(held.map(what))].join("; ")),
+      held.flatMap((d) => used(d.usage)).map((t) => h("span", { class: "small muted" }, t)));
   }));
+}
+
+/** titled is who uses a claim and, where that is something else, the name of the claim. */
+function titled(store, key) {
+  const claim = store.get(key);
+  return claim && claim.whose !== claim.name ? `${claim.ns}/${claim.whose} (claim ${claim.name})` : full(key);
 }
 
 const dot = (claim) => h("span", { class: "dot", "aria-hidden": "true", style: { "--claim": color(claim) } });
@@ -86,7 +94,7 @@ function claimPanel(store, key, claim) {
     section("Devices", claim.devices?.length
       ? h("ul", { class: "list" }, claim.devices.map((d) => h("li", {},
         d.gpu ? h("a", { href: link(gpuKey(d.node, d.gpu)) }, dot(key), gpuTitle(store, d)) : h("span", {}, d.device),
-        h("span", { class: "muted" }, what(d)),
+        h("span", { class: "muted" }, what(d)), used(d.usage).map((t) => h("span", { class: "small" }, t)),
         h("code", { class: "small" }, d.device),
         d.gone && h("p", { class: "bad-text" }, "No ResourceSlice has this device."),
         d.ready && (d.ready.bad || d.ready.text !== "Ready") ? [badge(d.ready), h("p", { class: "small" }, d.ready.title)] : null)))
@@ -99,8 +107,7 @@ function claimPanel(store, key, claim) {
 }
 
 function gpuTitle(store, d) {
-  const index = store.get(`node/${d.node}`)?.gpus.findIndex((g) => g.name === d.gpu) ?? -1;
-  return `GPU ${index < 0 ? d.gpu : index} on ${d.node}`;
+  return `${store.get(`node/${d.node}`)?.gpus.find((g) => g.name === d.gpu)?.label ?? d.gpu} on ${d.node}`;
 }
 
 function podItem(store, key) {
@@ -132,7 +139,7 @@ function nodePanel(store, node) {
   return frame("node", node.name, [
     node.notes?.length ? notes(node.notes) : null,
     facts(["GPUs", `${node.gpus.length}, ${used} in use`], ["Models", [...new Set(node.gpus.map((g) => g.model))].join(", ")], ["Driver", node.gpus[0]?.driver]),
-    section("GPUs", h("ul", { class: "list" }, node.gpus.map((g, i) => h("li", {}, h("a", { href: link(gpuKey(node.name, g.name)) }, `GPU ${i}`),
-      h("span", { class: "muted" }, claimsOf(g).map(name).join(", ") || "free"), (g.health ?? []).map(badge), strip(g))))),
+    section("GPUs", h("ul", { class: "list" }, node.gpus.map((g) => h("li", {}, h("a", { href: link(gpuKey(node.name, g.name)) }, g.label),
+      h("span", { class: "muted" }, claimsOf(g).map((c) => store.get(c)?.whose ?? full(c)).join(", ") || { unknown: "unknown", none: "cannot be allocated" }[g.use] || "free"), (g.health ?? []).map(badge), strip(g))))),
   ]);
 }

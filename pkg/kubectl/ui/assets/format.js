@@ -31,12 +31,26 @@ export const namespace = (key) => key.split("/")[1];
 export const link = (key) => `#/${key.split("/").map(encodeURIComponent).join("/")}`;
 export const gpuKey = (node, gpu) => `gpu/${node}/${gpu}`;
 
-/** address is the part of a PCI address in which the GPUs of a node differ. */
-export const address = (pci) => (pci ?? "").replace(/^0000:/, "").replace(/\.0$/, "");
-
 export const model = (product) => product.replace(/^NVIDIA /, "");
 
 export const kinds = { gpu: "whole GPU", mig: "partition", mps: "MPS", timeslice: "time slices", observer: "observer" };
+
+/** state says in a word whether something is at work, "" where that is not known. */
+export function state(usage) {
+  if (usage?.idle) return `idle ${age(usage.idle)}`;
+  return usage?.busy === undefined ? "" : `${usage.busy} %`;
+}
+
+const NONE = "0 MiB";
+
+/** used says what is used, a line for each thing that is known. */
+export function used(usage) {
+  if (!usage) return [];
+  if (usage.unknown) return [`What it uses is unknown: ${usage.unknown}.`];
+  const memory = usage.memory === undefined ? "Memory used: unknown" : `Memory used: ${bytes(usage.memory) || NONE}${usage.of ? ` of ${bytes(usage.of)}` : ""}`;
+  const busy = usage.busy === undefined ? "Busy: unknown" : `Busy: ${usage.busy} %`;
+  return [memory, usage.idle ? `Idle for ${age(usage.idle)}` : busy];
+}
 
 /** amounts says what a part of a shared device is. */
 export function amounts(part) {

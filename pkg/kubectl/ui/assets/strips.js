@@ -3,9 +3,9 @@
 
 // GPUs as strips of memory slices.
 
-import { assign, color } from "./colors.js";
+import { color } from "./colors.js";
 import { h } from "./dom.js";
-import { address, amounts, bytes, count, full, gpuKey, kinds, link, name } from "./format.js";
+import { amounts, bytes, count, full, gpuKey, kinds, link, state, used } from "./format.js";
 
 /** claimsOf returns the keys of the claims on a GPU, in their order, without observers. */
 export function claimsOf(gpu) {
@@ -13,10 +13,10 @@ export function claimsOf(gpu) {
 }
 
 /** describe says in words what a strip shows. */
-export function describe(gpu, index) {
+export function describe(gpu) {
   const claims = claimsOf(gpu).map(full);
   const free = gpu.blocks.filter((b) => b.kind === "free").reduce((n, b) => n + b.size, 0);
-  const words = [`GPU ${index}`, gpu.model];
+  const words = [gpu.label, gpu.model];
   words.push(claims.length ? `${count(claims.length, "claim")}: ${claims.join(", ")}` : "no claims");
   if (gpu.blocks.some((b) => b.kind === "unknown")) words.push("what is free is unknown");
   else if (gpu.slices > 1) words.push(`${free} of ${gpu.slices} memory slices free`);
@@ -29,14 +29,14 @@ export function badge(b) {
 }
 
 /** card shows a GPU with everything on it. */
-export function card(node, gpu, index) {
-  assign(claimsOf(gpu));
+export function card(node, gpu) {
   const key = gpuKey(node, gpu.name);
-  return h("article", { class: "gpu", "data-gpu": key, "aria-label": describe(gpu, index) },
+  return h("article", { class: "gpu", "data-gpu": key, "aria-label": describe(gpu) },
     h("header", {},
-      h("a", { class: "gpu-name", href: link(key), "data-nav": true, title: gpu.name }, `GPU ${index}`, h("span", { class: "muted" }, ` ${address(gpu.pci)}`)),
+      h("a", { class: "gpu-name", href: link(key), "data-nav": true, title: gpu.name }, gpu.label),
       (gpu.health ?? []).map(badge),
       (gpu.observers ?? []).length > 0 && h("a", { class: "badge plain", href: link(gpu.observers[0]), title: `Watched with admin access by ${gpu.observers.map(full).join(", ")}` }, "watched"),
+      gpu.usage && h("span", { class: "usage muted", title: used(gpu.usage).join("\n") }, [gpu.usage.memory === undefined ? "" : `${bytes(gpu.usage.memory) || "0 MiB"} used`, state(gpu.usage)].filter(Boolean).join(" · ")),
       h("span", { class: "fits muted", title: (gpu.fits ?? []).join("\n") }, fits(gpu))),
     strip(gpu));
 }
@@ -58,13 +58,19 @@ function block(b, gpu) {
     const claim = b.parts[0].claim;
     return h("a", {
       class: "block claimed", href: link(claim), "data-claim": claim, style: { ...place, "--claim": color(claim) },
-      title: `${full(claim)}\n${b.profile || kinds[b.kind] || b.kind}\n${slices(b, gpu)}`,
-    }, h("b", {}, name(claim)), h("span", {}, b.profile || kinds[b.kind] || b.kind));
+      title: [full(claim), b.profile || kinds[b.kind] || b.kind, slices(b, gpu), ...used(b.parts[0].usage)].join("\n"),
+    }, h("b", {}, b.parts[0].whose), h("span", {}, [b.profile || kinds[b.kind] || b.kind, state(b.parts[0].usage)].filter(Boolean).join(" · ")), meter(b.parts[0].usage));
   }
   if (b.kind === "unknown") return h("div", { class: "block free", style: place, title: [b.why, slices(b, gpu)].join("\n") }, h("span", {}, "?"));
   const free = b.kind === "free";
   const text = b.profile ? [h("b", {}, b.profile), h("span", {}, free ? "exists, free" : b.why)] : h("span", {}, free ? "free" : b.why);
   return h("div", { class: `block ${free ? "free" : "blocked"}`, style: place, title: [free ? "Free" : "Cannot be allocated", b.why, slices(b, gpu)].filter(Boolean).join("\n") }, text);
+}
+
+/** meter shows how much is used of the memory that a claim has. */
+function meter(usage) {
+  if (usage?.memory === undefined || !usage.of) return null;
+  return h("i", { class: "meter", "aria-hidden": "true", style: { "--used": `${Math.min(100, (100 * usage.memory) / usage.of)}%` } });
 }
 
 function slices(b, gpu) {
@@ -101,17 +107,16 @@ function level(title, parts, total, of, text, named) {
 }
 
 function part(p, width, text, named) {
-  const inside = named ? [h("b", {}, name(p.claim)), text && h("span", {}, text)] : h("span", {}, text);
+  const inside = named ? [h("b", {}, p.whose), h("span", {}, [text, state(p.usage)].filter(Boolean).join(" · ")), meter(p.usage)] : h("span", {}, text);
   return h("a", {
     class: "part", href: link(p.claim), "data-claim": p.claim, style: { width, "--claim": color(p.claim) },
-    title: `${full(p.claim)}\n${amounts(p) || "a share without limits"}`,
+    title: [full(p.claim), amounts(p) || "a share without limits", ...used(p.usage)].join("\n"),
     tabindex: named ? null : -1, "aria-hidden": named ? null : "true",
   }, inside);
 }
 
 /** mini is a GPU in the overview: one element, whatever is on it. */
-export function mini(node, gpu, index) {
-  assign(claimsOf(gpu));
+export function mini(node, gpu) {
   const key = gpuKey(node, gpu.name);
   const stops = [];
   const add = (fill, from, to) => stops.push(`${fill} ${from}% ${to}%`);
@@ -135,7 +140,7 @@ export function mini(node, gpu, index) {
       add(b.kind !== "blocked" ? "transparent" : "var(--blocked)", at(0), at(1));
     }
   }
-  const text = describe(gpu, index);
+  const text = describe(gpu);
   return h("a", {
     class: `mini${gpu.bad ? " bad" : ""}`, href: link(key), "data-gpu": key, "data-nav": true, "data-claims": claimsOf(gpu).join(" "),
     title: text, "aria-label": text, style: { background: `linear-gradient(90deg, ${stops.join(", ")})` },

@@ -6,6 +6,7 @@ package view
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -26,7 +27,7 @@ func PodKey(p *corev1.Pod) string { return "pod/" + p.Namespace + "/" + p.Name }
 
 // claimsOf returns the claims that have devices of the driver, and those that wait and ask for
 // classes of it, by key.
-func claimsOf(m *fleet.Model) map[string]*Claim {
+func claimsOf(m *fleet.Model, u usages) map[string]*Claim {
 	claims := map[string]*Claim{}
 	for _, c := range m.Claims {
 		if c.Status.Allocation == nil && concerns(m, &c.Spec.Devices) {
@@ -41,13 +42,13 @@ func claimsOf(m *fleet.Model) map[string]*Claim {
 			claims[key] = c
 			users(c, h)
 		}
-		c.Devices = append(c.Devices, heldOf(h))
+		c.Devices = append(c.Devices, heldOf(h, u))
 	}
 	return claims
 }
 
 func newClaim(c *resourceapi.ResourceClaim) *Claim {
-	out := &Claim{Namespace: c.Namespace, Name: c.Name, Created: created(c), Requests: requestsOf(&c.Spec.Devices)}
+	out := &Claim{Namespace: c.Namespace, Name: c.Name, Whose: c.Name, Created: created(c), Requests: requestsOf(&c.Spec.Devices)}
 	switch {
 	case c.DeletionTimestamp != nil:
 		out.State = "ending"
@@ -61,7 +62,22 @@ func newClaim(c *resourceapi.ResourceClaim) *Claim {
 	return out
 }
 
+// whose is what people know of a claim: the names of most are made up. It is what its pods belong to or, where that is not one thing, its
+// pod, and otherwise its name.
+func whose(name string, pods []*corev1.Pod) string {
+	owners := map[string]bool{}
+	for _, p := range pods {
+		_, owner := fleet.OwnerOf(p)
+		owners[cmp.Or(owner, p.Name)] = true
+	}
+	if len(owners) != 1 {
+		return name
+	}
+	return slices.Collect(maps.Keys(owners))[0]
+}
+
 func users(c *Claim, h *fleet.Holding) {
+	c.Whose = whose(c.Name, h.Pods)
 	known := map[string]bool{}
 	for _, p := range h.Pods {
 		known[p.Name] = true
@@ -74,10 +90,10 @@ func users(c *Claim, h *fleet.Holding) {
 	}
 }
 
-func heldOf(h *fleet.Holding) Held {
+func heldOf(h *fleet.Holding, u usages) Held {
 	out := Held{
 		Device: h.Result.Device, Request: h.Result.Request, Admin: h.Admin(),
-		Amount: amountOf(h.Result), Gone: h.Device == nil, Node: h.Result.Pool,
+		Amount: amountOf(h.Result), Usage: u.of(h), Gone: h.Device == nil, Node: h.Result.Pool,
 	}
 	if d := h.Device; d != nil {
 		out.Node, out.GPU, out.Type, out.Profile, out.UUID = d.GPU.Node.Name, d.GPU.Name, d.Type, d.Profile, d.UUID
@@ -290,9 +306,8 @@ func podsOf(m *fleet.Model, claims map[string]*Claim, waiting map[string]*corev1
 
 func newPod(p *corev1.Pod, claims map[string]*Claim) *Pod {
 	out := &Pod{Namespace: p.Namespace, Name: p.Name, Node: p.Spec.NodeName, Phase: phaseOf(p), Created: created(p)}
-	if owner := metav1.GetControllerOf(p); owner != nil {
-		out.Owner = owner.Kind + " " + owner.Name
-	}
+	kind, owner := fleet.OwnerOf(p)
+	out.Owner = strings.TrimSpace(kind + " " + owner)
 	names := make([]string, 0, len(p.Spec.ResourceClaims)+1)
 	for _, ref := range p.Spec.ResourceClaims {
 		names = append(names, ClaimName(p, ref))

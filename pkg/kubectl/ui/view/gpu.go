@@ -15,7 +15,7 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
-func nodeOf(n *fleet.Node, driver string) Node {
+func nodeOf(n *fleet.Node, driver string, u usages) Node {
 	out := Node{Name: n.Name, GPUs: []GPU{}}
 	if n.Incomplete {
 		out.Notes = append(out.Notes, Badge{Text: "incomplete", Bad: true,
@@ -25,7 +25,7 @@ func nodeOf(n *fleet.Node, driver string) Node {
 		out.Notes = append(out.Notes, nodeNotes(n.Object)...)
 	}
 	for _, g := range n.GPUs {
-		out.GPUs = append(out.GPUs, gpuOf(g, driver))
+		out.GPUs = append(out.GPUs, gpuOf(g, driver, u))
 	}
 	return out
 }
@@ -43,15 +43,15 @@ func nodeNotes(n *corev1.Node) []Badge {
 	return notes
 }
 
-func gpuOf(g *fleet.GPU, driver string) GPU {
+func gpuOf(g *fleet.GPU, driver string, u usages) GPU {
 	out := GPU{
-		Name: g.Name, UUID: g.UUID, Model: cmp.Or(g.ProductName, "GPU"), Architecture: g.Architecture, PCI: g.PCIBusID,
+		Name: g.Name, Label: g.Label(), UUID: g.UUID, Model: cmp.Or(g.ProductName, "GPU"), Architecture: g.Architecture, PCI: g.PCIBusID,
 		Driver: g.DriverVersion, CUDA: g.CUDAVersion, Memory: g.MemoryBytes,
 		Slices: max(1, g.MemorySlices),
 	}
 	out.Health = healthOf(g, driver)
 	out.Bad = slices.ContainsFunc(out.Health, func(b Badge) bool { return b.Bad })
-	out.Blocks = blocksOf(g, driver)
+	out.Blocks = blocksOf(g, driver, u)
 	for _, d := range g.Devices {
 		if d.Type != fleet.TypeObserver {
 			continue
@@ -64,7 +64,8 @@ func gpuOf(g *fleet.GPU, driver string) GPU {
 	if n := len(g.Cells); n > 0 && g.Cells[n-1] != n-1 {
 		out.Cells = g.Cells
 	}
-	out.Use = useOf(out.Blocks)
+	out.Use, out.Usage = useOf(out.Blocks), u.ofGPU(g)
+	out.Room = out.Use == "part" && !fleet.Free(g).Nothing() && !g.Node.Hidden
 	return out
 }
 
@@ -100,7 +101,7 @@ func shared(b *Block) int64 {
 
 // blocksOf cuts the strip of a GPU into blocks: what claims have, partitions that exist without
 // a claim, what is blocked, and what is free.
-func blocksOf(g *fleet.GPU, driver string) []Block {
+func blocksOf(g *fleet.GPU, driver string, u usages) []Block {
 	size := max(1, g.MemorySlices)
 	var blocks []Block
 	taken := make([]bool, size)
@@ -118,7 +119,7 @@ func blocksOf(g *fleet.GPU, driver string) []Block {
 		blocks = append(blocks, b)
 	}
 	for _, d := range g.Devices {
-		if b, held := heldBlock(d, size); held {
+		if b, held := heldBlock(d, size, u); held {
 			take(b)
 		}
 	}
@@ -150,10 +151,10 @@ func blocksOf(g *fleet.GPU, driver string) []Block {
 }
 
 // heldBlock is the block of a device that claims have. An observer has none: it takes nothing.
-func heldBlock(d *fleet.Device, size int) (Block, bool) {
+func heldBlock(d *fleet.Device, size int, u usages) (Block, bool) {
 	b := Block{Start: 0, Size: size, Kind: d.Type, Device: d.Name, Profile: d.Profile}
 	for _, h := range d.Held() {
-		b.Parts = append(b.Parts, Part{Claim: claimKey(h.Claim), Amount: amountOf(h.Result)})
+		b.Parts = append(b.Parts, Part{Claim: claimKey(h.Claim), Whose: whose(h.Claim.Name, h.Pods), Amount: amountOf(h.Result), Usage: u.of(h)})
 	}
 	if len(b.Parts) == 0 || d.Type == fleet.TypeObserver {
 		return Block{}, false

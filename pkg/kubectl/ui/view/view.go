@@ -30,8 +30,14 @@ type Summary struct {
 	GPUs  int `json:"gpus"`
 	// Used are the GPUs of which claims have something, Free those of which nobody has anything
 	// and on which something fits.
+	// Room are those of which claims have something, and on which something fits beside it.
 	Used int `json:"used"`
 	Free int `json:"free"`
+	Room int `json:"room,omitempty"`
+	// Told are the GPUs of which is known how much memory is used, Memory and Of what that is together.
+	Told   int   `json:"told,omitempty"`
+	Memory int64 `json:"memory,omitempty"`
+	Of     int64 `json:"of,omitempty"`
 	// Unknown are the GPUs of which nobody is seen to have anything, and somebody may.
 	Unknown int `json:"unknown,omitempty"`
 	// Unhealthy are the GPUs with a condition that is not normal.
@@ -63,7 +69,9 @@ type Node struct {
 
 // GPU is a GPU with all that is on it.
 type GPU struct {
-	Name         string `json:"name"`
+	Name string `json:"name"`
+	// Label is what people call it.
+	Label        string `json:"label"`
 	UUID         string `json:"uuid,omitempty"`
 	Model        string `json:"model"`
 	Architecture string `json:"arch,omitempty"`
@@ -75,6 +83,10 @@ type GPU struct {
 	// be partitioned. Cells are their indexes where these are not 0, 1, 2 and so on.
 	Slices int   `json:"slices"`
 	Cells  []int `json:"cells,omitempty"`
+	// Room says that something still fits beside what claims have.
+	Room bool `json:"room,omitempty"`
+	// Usage is what is used of all of it.
+	Usage *Usage `json:"usage,omitempty"`
 	// Use is "free", "part", "full", "unknown" or "none": nothing is free, and nobody has it.
 	Use string `json:"use"`
 	// Blocks cover all slices, in their order.
@@ -114,9 +126,11 @@ type Block struct {
 
 // Part is what a claim has of a device.
 type Part struct {
-	// Claim is its key.
+	// Claim is its key, Whose who uses it, for people.
 	Claim string `json:"claim"`
+	Whose string `json:"whose"`
 	Amount
+	Usage *Usage `json:"usage,omitempty"`
 }
 
 // Amount is a part of a shared device.
@@ -138,6 +152,7 @@ type Badge struct {
 type Claim struct {
 	Namespace string     `json:"ns"`
 	Name      string     `json:"name"`
+	Whose     string     `json:"whose"`
 	Created   *time.Time `json:"created,omitempty"`
 	// State is "waiting", "allocated", "in use" or "ending".
 	State    string    `json:"state"`
@@ -166,7 +181,8 @@ type Held struct {
 	Request string `json:"request,omitempty"`
 	UUID    string `json:"uuid,omitempty"`
 	Amount
-	Admin bool `json:"admin,omitempty"`
+	Usage *Usage `json:"usage,omitempty"`
+	Admin bool   `json:"admin,omitempty"`
 	// Gone says that no slice has the device.
 	Gone bool `json:"gone,omitempty"`
 	// Ready is the driver's condition in the claim's status.
@@ -207,6 +223,7 @@ type Objects map[string]json.RawMessage
 type Input struct {
 	Model        *fleet.Model
 	Explanations map[string]Explanation // by the key of the pod
+	Measured     Measured
 	Meta         Meta
 }
 
@@ -221,7 +238,8 @@ func New(in Input) (Objects, error) {
 		}
 		all[key] = data
 	}
-	claims, waiting := claimsOf(in.Model), waitingPods(in.Model)
+	usages := newUsages(in.Measured)
+	claims, waiting := claimsOf(in.Model, usages), waitingPods(in.Model)
 	meta := in.Meta
 	meta.Summary.Waiting = len(waiting)
 	for key, pod := range podsOf(in.Model, claims, waiting) {
@@ -242,7 +260,7 @@ func New(in Input) (Objects, error) {
 		}
 	}
 	for _, n := range in.Model.Nodes {
-		node := nodeOf(n, in.Model.Driver)
+		node := nodeOf(n, in.Model.Driver, usages)
 		meta.Summary.add(node)
 		add("node/"+node.Name, node)
 	}
@@ -262,6 +280,12 @@ func (s *Summary) add(n Node) {
 			s.Free++
 		case "unknown":
 			s.Unknown++
+		}
+		if g.Room {
+			s.Room++
+		}
+		if u := g.Usage; u != nil && u.Memory != nil {
+			s.Told, s.Memory, s.Of = s.Told+1, s.Memory+*u.Memory, s.Of+u.Of
 		}
 		if g.Bad {
 			s.Unhealthy++

@@ -8,12 +8,16 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
+	"github.com/partage-dev/partage/pkg/kubectl/scrape"
 	"github.com/partage-dev/partage/test/kubectl/fleets"
 )
 
@@ -82,7 +86,7 @@ func TestReservation(t *testing.T) {
 			DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: new(fleettest.Driver)},
 			Taint:          resourceapi.DeviceTaint{Key: key, Value: "reserved", Effect: resourceapi.DeviceTaintEffectNoSchedule},
 		}})
-		g := gpuOf(fleet.New(f.Snapshot, fleettest.Driver).Nodes[0].GPUs[0], fleettest.Driver)
+		g := gpuOf(fleet.New(f.Snapshot, fleettest.Driver).Nodes[0].GPUs[0], fleettest.Driver, usages{})
 		if g.Bad != bad || len(g.Health) != 1 || g.Health[0].Bad != bad {
 			t.Errorf("%s: bad %t, want %t; %+v", key, g.Bad, bad, g.Health)
 		}
@@ -110,5 +114,88 @@ func TestHiddenClaims(t *testing.T) {
 	}
 	if g := node.GPUs[0]; g.Use != "unknown" || len(g.Fits) != 1 || !strings.HasPrefix(g.Fits[0], "unknown") {
 		t.Errorf("%+v", g)
+	}
+}
+
+// TestUsage: what is used of each part, as far as it was told; what was not told is unknown, and no zero.
+func TestUsage(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNode("n1", "h100-80-sxm", 1)
+	f.AddNode("n2", "h100-80-sxm", 1)
+	now := fleettest.Start
+	of := func(name, node string) scrape.ID {
+		c := f.Held("team", name, node, fleettest.Request("mig.nvidia.com", fleettest.Profile("3g.40gb")))
+		return scrape.ID{Namespace: "team", Name: name, Node: node, Device: c.Status.Allocation.Devices.Results[0].Device}
+	}
+	busy, idle := of("busy", "n1"), of("idle", "n1")
+	of("silent", "n2")
+	told := &scrape.Result{
+		Claims: []scrape.Claim{
+			{ID: busy, UsedBytes: new(int64(10<<30 + 5)), Utilization: new(0.456), Idle: new(time.Duration(0))},
+			{ID: idle, Idle: new(2*time.Hour + 10*time.Second)},
+		},
+		Failures: []scrape.Failure{{Node: "n2", Err: errors.New("no answer")}},
+	}
+	m := fleet.New(f.Snapshot, fleettest.Driver)
+	told.GPUs = []scrape.GPU{{Node: "n1", PCIBusID: m.Nodes[0].GPUs[0].PCIBusID, UsedBytes: new(int64(12 << 30)), MemoryBytes: new(int64(80 << 30))}}
+	all, err := New(Input{Model: m, Measured: Measured{At: now, Told: told}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var meta Meta
+	var n1, n2 Node
+	if err := errors.Join(json.Unmarshal(all["meta"], &meta), json.Unmarshal(all["node/n1"], &n1), json.Unmarshal(all["node/n2"], &n2)); err != nil {
+		t.Fatal(err)
+	}
+	usageOf := func(n Node, claim string) *Usage {
+		for _, b := range n.GPUs[0].Blocks {
+			for _, p := range b.Parts {
+				if p.Claim == "claim/team/"+claim {
+					return p.Usage
+				}
+			}
+		}
+		return nil
+	}
+	if u := usageOf(n1, "busy"); u == nil || *u.Memory != 10<<30 || u.Of < 39<<30 || *u.Busy != 46 || u.Idle != nil {
+		t.Errorf("busy: %+v", u)
+	}
+	if u := usageOf(n1, "idle"); u == nil || u.Memory != nil || u.Busy != nil || !u.Idle.Equal(now.Add(-2*time.Hour-time.Minute).Truncate(time.Minute)) {
+		t.Errorf("idle: %+v", u)
+	}
+	if u := usageOf(n2, "silent"); u == nil || u.Memory != nil || !strings.Contains(u.Unknown, "does not answer") {
+		t.Errorf("silent: %+v", u)
+	}
+	if s := meta.Summary; s.Told != 1 || s.Memory != 12<<30 || s.Of != 80<<30 || s.Room != 1 || n2.GPUs[0].Usage != nil {
+		t.Errorf("%+v, %+v", s, n2.GPUs[0].Usage)
+	}
+
+	// Nobody was asked: nothing is said.
+	if all, err = New(Input{Model: m}); err != nil || strings.Contains(string(all["node/n1"]), "usage") {
+		t.Errorf("%v, %s", err, all["node/n1"])
+	}
+}
+
+// TestWhose: the names of most claims are made up, so that people see whose they are.
+func TestWhose(t *testing.T) {
+	pod := func(name, owner string) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		if owner != "" {
+			p.OwnerReferences = []metav1.OwnerReference{{Kind: "StatefulSet", Name: owner, Controller: new(true)}}
+		}
+		return p
+	}
+	for _, test := range []struct {
+		want string
+		pods []*corev1.Pod
+	}{
+		{"web", []*corev1.Pod{pod("web-0", "web"), pod("web-1", "web")}},
+		{"alone", []*corev1.Pod{pod("alone", "")}},
+		{"web-0-gpu-x7k2p", []*corev1.Pod{pod("web-0", "web"), pod("alone", "")}},
+		{"web-0-gpu-x7k2p", nil},
+	} {
+		if got := whose("web-0-gpu-x7k2p", test.pods); got != test.want {
+			t.Errorf("%s, want %s", got, test.want)
+		}
 	}
 }

@@ -37,7 +37,7 @@ type picture struct {
 var pictures = []picture{
 	{"light", fleets.Demo, 1440, 1290, false, "", "document.querySelector('#waiting').innerText.includes('No device')"},
 	{"dark", fleets.Demo, 1440, 1120, true, "#/pod/research/notebook-kim", "document.querySelector('#detail').innerText.includes('What would help')"},
-	{"claim", fleets.Demo, 1440, 900, false, "#/claim/serving/api-1", "document.querySelector('#detail').innerText.includes('GPU 2 on dgx-1') && document.querySelector('#waiting').innerText.includes('No device')"},
+	{"claim", fleets.Demo, 1440, 900, false, "#/claim/serving/api-1", "document.querySelector('#detail').innerText.includes('GPU 2 (35:00) on dgx-1') && document.querySelector('#waiting').innerText.includes('No device')"},
 	{"overview", large, 1440, 1000, false, "", "document.querySelectorAll('.mini').length === 4000 && document.title.match(/^[1-9]/) && !document.querySelector('#problems').innerText"},
 }
 

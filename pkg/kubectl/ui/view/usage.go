@@ -1,0 +1,109 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package view
+
+import (
+	"math"
+	"time"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/scrape"
+)
+
+// Measured is what the driver's pods told at a time.
+type Measured struct {
+	At   time.Time
+	Told *scrape.Result
+}
+
+// Usage is what the driver measured. What is not known is missing, and no zero.
+type Usage struct {
+	// Memory is used of Of, in bytes.
+	Memory *int64 `json:"memory,omitempty"`
+	Of     int64  `json:"of,omitempty"`
+	// Busy is how busy the multiprocessors are, in percent.
+	Busy *int `json:"busy,omitempty"`
+	// Idle is since when nothing has run, to the minute: what is as it was is not sent again.
+	Idle *time.Time `json:"idle,omitempty"`
+	// Unknown says why nothing is known.
+	Unknown string `json:"unknown,omitempty"`
+}
+
+// usages finds what was measured. The zero value knows nothing, and says nothing.
+type usages struct {
+	at     time.Time
+	claims *scrape.Index
+	gpus   map[gpuAddress]*scrape.GPU
+}
+
+type gpuAddress struct{ node, pci string }
+
+func newUsages(m Measured) usages {
+	if m.Told == nil {
+		return usages{}
+	}
+	u := usages{at: m.At, claims: scrape.NewIndex(m.Told), gpus: map[gpuAddress]*scrape.GPU{}}
+	for i := range m.Told.GPUs {
+		g := &m.Told.GPUs[i]
+		u.gpus[gpuAddress{g.Node, g.PCIBusID}] = g
+	}
+	return u
+}
+
+// of returns what a claim uses of a device.
+func (u usages) of(h *fleet.Holding) *Usage {
+	if u.claims == nil {
+		return nil
+	}
+	told, why := u.claims.Of(h)
+	if told == nil {
+		return &Usage{Unknown: why}
+	}
+	out := &Usage{Memory: mebibytes(told.UsedBytes), Busy: percent(told.Utilization)}
+	switch d := h.Device; {
+	case told.LimitBytes != nil:
+		out.Of = *told.LimitBytes
+	case d != nil && d.Shared():
+		out.Of = d.GPU.MemoryBytes
+		if d.Profile != "" {
+			out.Of = capacity(d.Published, fleet.CapacityMemory)
+		}
+	case d != nil:
+		out.Of = capacity(d.Published, fleet.CapacityMemory)
+	}
+	// What worked at the last look is not idle.
+	if told.Idle != nil && *told.Idle >= time.Minute {
+		since := u.at.Add(-*told.Idle).UTC().Truncate(time.Minute)
+		out.Idle = &since
+	}
+	return out
+}
+
+// ofGPU returns what is used of a GPU as a whole.
+func (u usages) ofGPU(g *fleet.GPU) *Usage {
+	told := u.gpus[gpuAddress{g.Node.Name, g.PCIBusID}]
+	if told == nil {
+		return nil
+	}
+	out := &Usage{Memory: mebibytes(told.UsedBytes), Of: g.MemoryBytes, Busy: percent(told.Utilization)}
+	if told.MemoryBytes != nil {
+		out.Of = *told.MemoryBytes
+	}
+	return out
+}
+
+// mebibytes rounds, so that what has hardly changed is not sent again.
+func mebibytes(n *int64) *int64 {
+	if n == nil {
+		return nil
+	}
+	return new(*n >> 20 << 20)
+}
+
+func percent(ratio *float64) *int {
+	if ratio == nil {
+		return nil
+	}
+	return new(int(math.Round(100 * *ratio)))
+}
