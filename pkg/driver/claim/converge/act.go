@@ -126,11 +126,14 @@ func (w *work) record(a rules.Action) *record.Record {
 	if r := w.seen[a.GPU].snapshot.Of(a.Claim); r != nil && r.BootID == w.Store.Boot() && r.State != record.Releasing {
 		return r
 	}
-	if call := w.call(a.Claim); call != nil {
+	if call := w.call(a); call != nil {
 		return call.Wanted
 	}
 	return w.seen[a.GPU].snapshot.Of(a.Claim)
 }
+
+// call is the Prepare for an action's claim that was seen to be at work, or nil.
+func (w *work) call(a rules.Action) *Call { return w.seen[a.GPU].calls[a.Claim] }
 
 func (w *work) do(ctx context.Context, actions []rules.Action) error {
 	if err := ctx.Err(); err != nil {

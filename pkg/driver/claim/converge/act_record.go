@@ -24,8 +24,12 @@ import (
 // that is started.
 func (w *work) note(actions []rules.Action) (err error) {
 	a := actions[0]
-	call := w.call(a.Claim)
+	call, seen := w.call(a), w.seen[a.GPU].snapshot.Of(a.Claim)
 	change := func(r *record.Record) error {
+		if (seen == nil || r.Arrived != seen.Arrived) && (call == nil || r.Arrived != call.Wanted.Arrived) {
+			// One that cannot be read any more lets a call work on other GPUs. What was seen here is not true of its record.
+			return record.ErrOutOfDate
+		}
 		for _, a := range actions {
 			if a.Do == rules.MarkPrepared {
 				w.markPrepared(r, call)
@@ -203,7 +207,7 @@ func (w *work) writeSpec(ctx context.Context, a rules.Action) (err error) {
 		return err
 	}
 	w.arrived = r.Arrived
-	if call := w.call(a.Claim); call != nil {
+	if call := w.call(a); call != nil {
 		w.arrived = call.Wanted.Arrived // the record may be older
 	} else {
 		// Nobody ends this when the claim is released: the driver's folder must not keep the GPU.

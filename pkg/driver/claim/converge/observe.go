@@ -28,6 +28,8 @@ type observation struct {
 	rules.Observation
 	engine   *Engine
 	snapshot *record.Snapshot
+	// calls are the preparations that are at work in this process.
+	calls map[types.UID]*Call
 	// needsSession means that it is for a claim with an MPS session.
 	needsSession bool
 	state        gpu.MIGState
@@ -43,10 +45,8 @@ type observation struct {
 func (e *Engine) observe(ctx context.Context, pciAddress string, everything bool, has []record.Device, lockErr error) *observation {
 	// A spec without a record was left by somebody, or its claim is just being prepared: it is looked again before it goes.
 	specs, folders, _ := e.Specs.List() // what cannot be listed is neither stale nor up to date
-	o := &observation{engine: e, snapshot: e.Store.Snapshot(), sessions: map[string]mps.Status{}}
+	o := e.observeRecords(pciAddress)
 	o.needsSession = slices.ContainsFunc(has, func(d record.Device) bool { return d.Shared().Session != "" })
-	o.GPU, o.Boot = pciAddress, e.Store.Boot()
-	o.observeRecords()
 	for i := range o.snapshot.Guards {
 		g := &o.snapshot.Guards[i]
 		if (g.GPUs == nil || slices.Contains(g.GPUs, pciAddress)) && !slices.Contains(g.Cleared, pciAddress) {
@@ -116,9 +116,8 @@ func (o *observation) observeHardware(ctx context.Context, needs rules.Needs) {
 // UsersOf says which processes use what a claim has on a GPU, as if there were no such claim, or nothing. The caller has the
 // claim's lock. An error says why nobody knows.
 func (e *Engine) UsersOf(ctx context.Context, r *record.Record, pciAddress string) (string, error) {
-	o := &observation{engine: e, snapshot: e.Store.Snapshot(), orphan: r}
-	o.GPU, o.Boot = pciAddress, e.Store.Boot()
-	o.observeRecords()
+	o := e.observeRecords(pciAddress)
+	o.orphan = r
 	if _, own := o.UsersOf(r.Claim.UID); !own {
 		return "", o.snapshot.Err
 	}
@@ -288,7 +287,7 @@ func (o *observation) observeSpecs(ctx context.Context, specs, folders []types.U
 	for _, uid := range slices.Concat(specs, folders) {
 		r := o.snapshot.Of(uid)
 		switch {
-		case r == nil && (unreadable || o.engine.call(uid) != nil || o.snapshot.IsGuarded(uid)):
+		case r == nil && (unreadable || o.calls[uid] != nil || o.snapshot.IsGuarded(uid)):
 			continue
 		case r != nil && !hasGPU(r, o.GPU):
 			continue

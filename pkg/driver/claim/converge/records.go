@@ -7,23 +7,27 @@ import (
 	"fmt"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/driver/claim/rules"
 	"github.com/partage-dev/partage/pkg/driver/partition"
+	"github.com/partage-dev/partage/pkg/mps"
 )
 
 // observeRecords reads what the disk says of claims on the GPU, and what calls of this process want there. A call takes the
 // place of a record of an earlier boot, and comes besides one that is being released.
-func (o *observation) observeRecords() {
+func (e *Engine) observeRecords(pciAddress string) *observation {
+	o := &observation{engine: e, snapshot: e.Store.Snapshot(), calls: map[types.UID]*Call{}, sessions: map[string]mps.Status{}}
+	o.GPU, o.Boot = pciAddress, e.Store.Boot()
 	wanted := map[*Call]bool{}
-	o.engine.calls.Range(func(_, c any) bool {
-		if call, _ := c.(*Call); hasGPU(call.Wanted, o.GPU) {
-			wanted[call] = true
-		}
+	e.calls.Range(func(_, c any) bool {
+		call, _ := c.(*Call)
+		o.calls[call.Wanted.Claim.UID], wanted[call] = call, hasGPU(call.Wanted, pciAddress)
 		return true
 	})
 	for _, r := range o.snapshot.All() {
-		call := o.engine.call(r.Claim.UID)
+		call := o.calls[r.Claim.UID]
 		// What the claim had elsewhere has to go before it can have a new record.
 		leaves := r.State == record.Releasing && wanted[call]
 		if !hasGPU(r, o.GPU) && !leaves || r.BootID != o.Boot && call != nil {
@@ -35,11 +39,13 @@ func (o *observation) observeRecords() {
 			delete(wanted, call)
 		}
 	}
-	for call := range wanted {
-		one := convert(call.Wanted, call)
-		one.Calling = true
-		o.Records = append(o.Records, one)
+	for call, here := range wanted {
+		if one := convert(call.Wanted, call); here {
+			one.Calling = true
+			o.Records = append(o.Records, one)
+		}
 	}
+	return o
 }
 
 // recorded is what the disk says of a claim.
