@@ -44,11 +44,10 @@ type config struct {
 	seLinux      string
 	podUID       string
 
-	callLimit         time.Duration
-	pollInterval      time.Duration
-	reconcileInterval time.Duration
-	orphanGrace       time.Duration
-	policySpread      time.Duration
+	callLimit    time.Duration
+	pollInterval time.Duration
+	orphanGrace  time.Duration
+	policySpread time.Duration
 
 	claimCheckInterval time.Duration
 
@@ -153,9 +152,7 @@ func (c *config) flags() []cli.Flag {
 		command.Duration(categoryTimes, "nvml-call-limit", call.DefaultLimit, &c.callLimit,
 			"how long one call of the NVIDIA driver may take before its GPU counts as not responding"),
 		command.Duration(categoryTimes, "poll-interval", 10*time.Second, &c.pollInterval,
-			"time between two polls of the GPUs"),
-		command.Duration(categoryTimes, "reconcile-interval", 30*time.Second, &c.reconcileInterval,
-			"time between two attempts to clean up after failures"),
+			"time between two looks at the GPUs, and two attempts to clean up after failures"),
 		command.Duration(categoryTimes, "claim-check-interval", claim.DefaultCheckInterval, &c.claimCheckInterval,
 			"time in which the API server is asked once about each prepared claim, in case that it no longer exists; sooner about one that is in the way of another"),
 		command.Duration(categoryTimes, "orphan-grace", 2*time.Minute, &c.orphanGrace,

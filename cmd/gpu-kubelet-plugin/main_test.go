@@ -63,7 +63,6 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"--nvml-call-limit=11m"}, []string{`--nvml-call-limit (NVML_CALL_LIMIT) is "11m0s": want a time from 10s to 10m0s`}},
 		{[]string{"--poll-interval=-1s"}, []string{`--poll-interval (POLL_INTERVAL) is "-1s": want a time from 50ms to 1h0m0s`}},
 		{[]string{"--poll-interval=10"}, []string{"poll-interval", `"10"`}},
-		{[]string{"--reconcile-interval=1ns"}, []string{`--reconcile-interval (RECONCILE_INTERVAL) is "1ns": want a time from`}},
 		{[]string{"--orphan-grace=0s"}, []string{`--orphan-grace (ORPHAN_GRACE) is "0s": want a time from`}},
 		{[]string{"--policy-spread=-1s"}, []string{`--policy-spread (POLICY_SPREAD) is "-1s": want a time from 0s to 1h0m0s`}},
 		{[]string{"--claim-check-interval=25h"}, []string{`--claim-check-interval (CLAIM_CHECK_INTERVAL) is "25h0m0s": want a time from`}},

@@ -149,7 +149,6 @@ func (c *config) validateTimes() error {
 		command.CheckDuration("nvml-call-limit", c.callLimit, call.SlowAfter, longestCall),
 		command.CheckDuration("poll-interval", c.pollInterval, shortest, longest),
 		command.CheckDuration(sampleIntervalFlag, c.sampleInterval, shortest, longest),
-		command.CheckDuration("reconcile-interval", c.reconcileInterval, shortest, longest),
 		command.CheckDuration("orphan-grace", c.orphanGrace, shortest, 24*longest),
 		command.CheckDuration("policy-spread", c.policySpread, 0, longest),
 		command.CheckDuration("claim-check-interval", c.claimCheckInterval, shortest, 24*longest),

@@ -74,7 +74,7 @@ func writeValues(t *testing.T, file string) {
 	if !ok {
 		t.Fatalf("values %v", values)
 	}
-	plugin["pollInterval"], plugin["reconcileInterval"], plugin["claimCheckInterval"] = "2s", "5s", "10s"
+	plugin["pollInterval"], plugin["claimCheckInterval"] = "2s", "10s"
 	if content, err = yaml.Marshal(values); err != nil {
 		t.Fatal(err)
 	}

@@ -400,7 +400,7 @@ func newRigOn(t *testing.T, api *apiServer) *rig {
 	r.options = Options{
 		DriverName: testDriver, NodeName: testNode, KubeClient: client, MetadataClient: metadataClient, Claims: r.claims, Hardware: r.hardware,
 		DataDir: filepath.Join(dir, "data"), RegistrarDir: registrar, CDIDir: filepath.Join(dir, "cdi"), BootID: "boot-1", PodUID: "uid-1", HealthListener: listener,
-		Policy: r.policy, PollInterval: 10 * time.Millisecond, ReconcileInterval: 20 * time.Millisecond, Events: r.events.Tell,
+		Policy: r.policy, PollInterval: 10 * time.Millisecond, Events: r.events.Tell,
 	}
 	pace := rules.Usual
 	pace.Retry, pace.Hold = 5*time.Millisecond, time.Millisecond

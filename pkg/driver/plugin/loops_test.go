@@ -53,7 +53,7 @@ func newBubble(t *testing.T) *bubble {
 	b.Plugin = New(Options{
 		DriverName: testDriver, NodeName: testNode, KubeClient: client, MetadataClient: metadataClient, Claims: b.claims, Hardware: b.hardware,
 		DataDir: "not-used", CDIDir: "/cdi", RegistrarDir: "not-used", BootID: "boot-1", Policy: &fakePolicy{current: withoutShares()},
-		PollInterval: 10 * time.Second, ReconcileInterval: time.Minute,
+		PollInterval: 10 * time.Second,
 	})
 	b.gpus.publish, b.gpus.desired.stored = b.publish, b
 	b.node.now.Store(nodeOf("v1.35.9")) // Run reads the node

@@ -80,9 +80,8 @@ type Options struct {
 	// BootID is that of this boot of the machine.
 	BootID string
 
-	// PollInterval is the time between two looks at the GPUs, which clean up, too, ReconcileInterval that between two looks at what
-	// else gives out GPUs.
-	PollInterval, ReconcileInterval time.Duration
+	// PollInterval is the time between two looks at the GPUs, which clean up, too.
+	PollInterval time.Duration
 
 	// Policy is the admin's sharing policy.
 	Policy PolicySource
@@ -207,7 +206,7 @@ func newPlugin(o Options, t timing) *Plugin {
 			return unclaimed.OtherDriver(ctx, o.RegistrarDir, o.DriverName)
 		}
 	}
-	p.others = newOthers(o.ForeignClaims, software.find, o.ReconcileInterval, p.pollNow)
+	p.others = newOthers(o.ForeignClaims, software.find, 3*o.PollInterval, p.pollNow)
 	p.gpus = &gpuLoop{
 		shared: all, publish: p.publish,
 		discovery: discoverer{hardware: o.Hardware, interval: o.PollInterval, opened: p.startup.opened, found: make(chan discovery, 1)},

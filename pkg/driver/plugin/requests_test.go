@@ -60,7 +60,7 @@ func TestRequestsOfAStart(t *testing.T) {
 		r := newRigOn(t, api)
 		// A kubelet that registers the plugin has it list its slices once more.
 		r.unregistered = true
-		r.options.PollInterval, r.options.ReconcileInterval = time.Hour, time.Hour
+		r.options.PollInterval = time.Hour
 		r.start(t)
 		return r
 	}

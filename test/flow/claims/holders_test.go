@@ -37,8 +37,7 @@ func TestPartitionHeldByContainer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := harness.NewNode(t, "dgx-h100")
-			// While it tries again, nothing is said to wait for a release.
-			p := n.Start(t, "--reconcile-interval=5s")
+			p := n.Start(t)
 			p.Ready(t)
 			at := harness.Place{Profile: "1g.10gb", Start: 4}
 			claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(test.gpu, at.Profile, at.Start)}))

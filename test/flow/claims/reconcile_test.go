@@ -90,7 +90,7 @@ func TestOrphanThatWasNeverFinished(t *testing.T) {
 			t.Parallel()
 			n := harness.NewNode(t, "h100x2")
 			// The grace is for claims that may be in use; this one never is.
-			flags := []string{"--orphan-grace=1h", "--reconcile-interval=50ms", "--claim-check-interval=50ms"}
+			flags := []string{"--orphan-grace=1h", "--poll-interval=50ms", "--claim-check-interval=50ms"}
 			p := n.Start(t, flags...)
 			claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
 			if test.in == harness.Unprepare {
@@ -159,7 +159,7 @@ func TestForceDeletedPod(t *testing.T) {
 		// released: the kubelet unprepares the old claim.
 		released bool
 	}{
-		"kubelet releases":       {[]string{"--orphan-grace=1h", "--reconcile-interval=50ms", "--claim-check-interval=50ms"}, true},
+		"kubelet releases":       {[]string{"--orphan-grace=1h", "--poll-interval=50ms", "--claim-check-interval=50ms"}, true},
 		"kubelet never releases": {harness.Eager, false},
 	} {
 		for kind, device := range map[string]harness.Device{"whole": {GPU: 0}, "partition": harness.Partition(0, "1g.10gb", 4)} {

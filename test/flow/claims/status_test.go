@@ -183,7 +183,7 @@ func TestClaimStatusOfShares(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1")
 	n.StartSupervisor(t)
-	p := n.Start(t, harness.ClaimStatusOn, harness.DeviceMetadataOn, "--poll-interval=100ms", "--reconcile-interval=100ms")
+	p := n.Start(t, harness.ClaimStatusOn, harness.DeviceMetadataOn, "--poll-interval=100ms")
 	p.Ready(t)
 	gpu := n.Machine(t).GPUs[0]
 	var claims []*drapb.Claim

@@ -56,7 +56,7 @@ func (s *supervisorScene) renew(t *testing.T) {
 func (s *supervisorScene) driver(t *testing.T) *harness.Driver {
 	t.Helper()
 	if s.p == nil {
-		s.p = s.start(s.t, []string{"--poll-interval=1h", "--reconcile-interval=50ms"})
+		s.p = s.start(s.t, []string{"--poll-interval=50ms"})
 		s.settle(t, s.p)
 	}
 	return s.p

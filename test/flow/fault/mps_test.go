@@ -98,7 +98,7 @@ func newMPSRig(t *testing.T, lanes int, supervisorFlags ...string) *mpsRig {
 	t.Helper()
 	r := &mpsRig{n: harness.NewNode(t, "h100x16")}
 	r.n.StartSupervisor(t, supervisorFlags...)
-	r.p = r.n.Start(t, "--poll-interval=1h", "--reconcile-interval=50ms")
+	r.p = r.n.Start(t, "--poll-interval=50ms")
 	r.p.Ready(t)
 	for lane := range lanes {
 		ids := r.p.MustPrepare(t, r.n.Allocate(t, []harness.Device{{GPU: 2*lane + 1, Kind: harness.MPS}}))

@@ -60,13 +60,12 @@ func TestChangePublishedWhileAnotherGPUIsSlow(t *testing.T) {
 	}
 }
 
-// newSlowLook is a driver that looks at two GPUs all the time, of which one has a partition. It does not clean up: a GPU that is
-// busy with that is not looked at.
+// newSlowLook is a driver that looks at two GPUs all the time, of which one has a partition.
 func newSlowLook(t *testing.T) *lane {
 	t.Helper()
 	r := &faultRig{n: harness.NewNode(t, "h100x2"), layout: faultLayout{at: harness.Place{Profile: "1g.10gb", Start: 4}}}
 	r.n.StartSupervisor(t) // shares by MPS are tainted without
-	r.p = r.n.Start(t, slices.Concat(harness.Frequent, []string{"--reconcile-interval=1h"}, patient)...)
+	r.p = r.n.Start(t, slices.Concat(harness.Frequent, patient)...)
 	r.p.UntilPublished(t, r.n, 0, 1)
 	r.p.MustPrepare(t, r.n.AllocateNamed(r.n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 0)})))
 	return &lane{faultRig: r, gpu: 0, neighbour: 1}

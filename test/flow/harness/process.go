@@ -94,8 +94,7 @@ func (n *Node) StartWith(t testing.TB, environment []string, flags ...string) *D
 	uid := "uid-" + strconv.Itoa(int(starts.add()))
 	socket := filepath.Join(filepath.Dir(n.Root), uid+".sock")
 	p := &Driver{healthSocket: socket, Process: newProcess(n.command(uid, append([]string{
-		"--health-socket=" + socket, "--poll-interval=200ms", "--reconcile-interval=500ms",
-		"--claim-check-interval=500ms",
+		"--health-socket=" + socket, "--poll-interval=200ms", "--claim-check-interval=500ms",
 	}, flags...)...))}
 	p.Cmd.Env = append(p.Cmd.Env, environment...)
 	p.startFor(t)
@@ -279,9 +278,9 @@ func Rename(t testing.TB, from, to string) {
 // Flags for how often the driver does something by itself.
 var (
 	// Quiet is for tests that count effects or calls.
-	Quiet = []string{"--poll-interval=1h", "--reconcile-interval=1h", "--claim-check-interval=24h"}
+	Quiet = []string{"--poll-interval=1h", "--claim-check-interval=24h"}
 	// Frequent makes the driver look at the GPUs and clean up all the time.
-	Frequent = []string{"--poll-interval=50ms", "--reconcile-interval=50ms", "--claim-check-interval=50ms"}
+	Frequent = []string{"--poll-interval=50ms", "--claim-check-interval=50ms"}
 	// Eager makes it release claims that are gone from the API server, too.
-	Eager = []string{"--poll-interval=100ms", "--reconcile-interval=50ms", "--claim-check-interval=50ms", "--orphan-grace=50ms"}
+	Eager = []string{"--poll-interval=50ms", "--claim-check-interval=50ms", "--orphan-grace=50ms"}
 )

@@ -19,7 +19,7 @@ import (
 // which is the program itself and can be dropped. docs/reference/metrics.md has the figures.
 func BenchmarkScrape(b *testing.B) {
 	n := harness.NewNode(b, "dgx-h100")
-	p := n.Start(b, "--metrics-address=127.0.0.1:0", "--sample-interval=1s", "--poll-interval=10s", "--reconcile-interval=30s", "-v=2")
+	p := n.Start(b, "--metrics-address=127.0.0.1:0", "--sample-interval=1s", "--poll-interval=10s", "-v=2")
 	p.Ready(b)
 	s := newScraper(b, p)
 	for gpu := range n.Machine(b).GPUs {

@@ -29,7 +29,7 @@ type soakDriver struct {
 
 // soakFlags make the driver find out soon what happens.
 var soakFlags = []string{
-	"--poll-interval=100ms", "--reconcile-interval=100ms", "--claim-check-interval=100ms", "--orphan-grace=200ms", "--nvml-call-limit=10s",
+	"--poll-interval=100ms", "--claim-check-interval=100ms", "--orphan-grace=200ms", "--nvml-call-limit=10s",
 }
 
 // ensureDriver makes sure that a driver runs. The kubelet and the container

@@ -29,10 +29,9 @@ const driverName = "gpu.nvidia.com"
 
 // What the plugin's flags and the chart have by default.
 const (
-	pollInterval      = 10 * time.Second
-	reconcileInterval = 30 * time.Second
-	qps               = 50
-	burst             = 100
+	pollInterval = 10 * time.Second
+	qps          = 50
+	burst        = 100
 )
 
 // NVIDIADriver is the one of all nodes, which somebody may be upgrading. It is nil at such a time.
@@ -123,8 +122,8 @@ func (n *Node) plugin(ctx context.Context) (*plugin.Plugin, error) {
 		Events: plugin.NewEvents(ctx, c.events, c.background, driverName, n.Name).Tell,
 		Claims: noClaims{hardware}, Hardware: hardware, Health: hardware,
 		DataDir: n.Dir, RegistrarDir: registrar, CDIDir: filepath.Join(n.Dir, "cdi"), BootID: "boot",
-		PollInterval: pollInterval, ReconcileInterval: reconcileInterval,
-		Policy: plugin.NewPolicyFile(n.PolicyFile, n.Spread),
+		PollInterval: pollInterval,
+		Policy:       plugin.NewPolicyFile(n.PolicyFile, n.Spread),
 	}), nil
 }
 

@@ -107,7 +107,6 @@ SPDX-License-Identifier: Apache-2.0
   (list "kubeletPlugin.nvmlCallLimit" .Values.kubeletPlugin.nvmlCallLimit 600 "10m" 10 "10s")
   (list "kubeletPlugin.pollInterval" .Values.kubeletPlugin.pollInterval 3600 "1h")
   (list "metrics.sampleInterval" .Values.metrics.sampleInterval 3600 "1h")
-  (list "kubeletPlugin.reconcileInterval" .Values.kubeletPlugin.reconcileInterval 3600 "1h")
   (list "kubeletPlugin.claimCheckInterval" .Values.kubeletPlugin.claimCheckInterval 86400 "24h")
   (list "kubeletPlugin.orphanGrace" .Values.kubeletPlugin.orphanGrace 86400 "24h")
   (list "mpsSupervisor.checkInterval" .Values.mpsSupervisor.checkInterval 60 "1m")
