@@ -175,8 +175,7 @@ func (m *Manager) Statements() []Statement {
 	for _, address := range m.GPUs() {
 		all = append(all, m.last(address).claims...)
 	}
-	kept, _ := m.orphans.kept()
-	return append(all, kept...)
+	return append(all, m.last(orphaned).claims...)
 }
 
 // ReleaseOrphans releases prepared claims that do not have their devices any more, until ctx ends. It is called once.

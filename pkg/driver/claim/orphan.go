@@ -291,8 +291,8 @@ func isOut(err error) bool {
 
 // kept says which claims are kept, and which devices the scheduler takes for free meanwhile. Of a device that claims share it may give
 // out the rest.
-func (o *orphans) kept() (statements []Statement, conditions []device.Condition) {
-	snapshot := o.engine.Store.Snapshot()
+func (o *orphans) kept(snapshot *record.Snapshot) (k known) {
+	k.looked = true
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for uid, i := range o.claims {
@@ -300,7 +300,7 @@ func (o *orphans) kept() (statements []Statement, conditions []device.Condition)
 		if i.kept == nil || r == nil || r.State != record.Prepared || r.Arrived != i.prepared {
 			continue
 		}
-		statements = append(statements, *i.kept)
+		k.claims = append(k.claims, *i.kept)
 		for _, d := range r.Devices {
 			if d.Admin || d.Type.IsShare() {
 				continue
@@ -309,8 +309,8 @@ func (o *orphans) kept() (statements []Statement, conditions []device.Condition)
 			if d.Partition != nil {
 				c.Where, c.ProfileID = &d.Partition.Placement, &d.Partition.ProfileID
 			}
-			conditions = append(conditions, c)
+			k.conditions = append(k.conditions, c)
 		}
 	}
-	return statements, conditions
+	return k
 }

@@ -35,6 +35,9 @@ const (
 	silenceLimit = 5 * time.Second
 )
 
+// orphaned is in place of a GPU's address where something is known of claims that are kept.
+const orphaned = ""
+
 // known is what is known of a GPU since it was last looked after, in the words of package device.
 type known struct {
 	statics    []device.Static
@@ -64,7 +67,8 @@ func (m *Manager) Reconcile(ctx context.Context) (device.Status, error) {
 func (m *Manager) converge(ctx context.Context, isDue func(*rules.Task) bool) (status device.Status, err error) {
 	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	gpus := knownGPUs(m.GPUs(), m.store.Snapshot())
+	snapshot := m.store.Snapshot()
+	gpus := knownGPUs(m.GPUs(), snapshot)
 	results := make([]<-chan singleflight.Result, len(gpus))
 	for i, address := range gpus {
 		results[i] = m.atWork.DoChan(address, func() (any, error) {
@@ -80,13 +84,12 @@ func (m *Manager) converge(ctx context.Context, isDue func(*rules.Task) bool) (s
 		}
 		left = append(left, m.last(address).left)
 	}
-	for _, address := range m.GPUs() {
+	m.known.Store(orphaned, m.orphans.kept(snapshot))
+	for _, address := range append(m.GPUs(), orphaned) {
 		k := m.last(address)
 		status.Static = append(status.Static, k.statics...)
 		status.Conditions = append(status.Conditions, k.conditions...)
 	}
-	_, kept := m.orphans.kept()
-	status.Conditions = append(status.Conditions, kept...)
 	return status, errors.Join(left...)
 }
 

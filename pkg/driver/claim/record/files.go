@@ -58,7 +58,7 @@ type file struct {
 	data []byte
 	// head has no GPUs where not even that can be read.
 	head head
-	// record is nil in a file that says only when its claim was released, and with an error. Nobody changes it.
+	// record is nil in a file that says only when its claim was released, and with an error. It is as it was read.
 	record *Record
 	err    error
 }
@@ -160,9 +160,6 @@ func (s *Store) open(write bool, only ...types.UID) (known map[types.UID]*entry,
 			paths[uid] = append(paths[uid], filepath.Join(s.folder, file.Name()))
 		}
 	}
-	if len(s.parsed) > len(files) {
-		clear(s.parsed) // some are gone
-	}
 	known = map[types.UID]*entry{}
 	for uid, paths := range paths {
 		known[uid] = s.load(uid, paths)
@@ -170,21 +167,14 @@ func (s *Store) open(write bool, only ...types.UID) (known map[types.UID]*entry,
 	return known, func() { _ = lock.Unlock() }, err // it fails for a bad descriptor only
 }
 
-// parsed are files as they were parsed last, by path. The store's lock guards it.
-type parsed map[string]file
-
-// read reads a file, and parses it unless it says what it said before.
-func (p parsed) read(path string, uid types.UID, boot string) file {
+// read reads and parses a file.
+func read(path string, uid types.UID, boot string) file {
 	f := file{path: path}
 	if f.data, f.err = os.ReadFile(path); f.err != nil {
 		f.data = nil
 		return f
 	}
-	if last, known := p[path]; known && bytes.Equal(last.data, f.data) {
-		return last
-	}
 	f.head, f.record, f.err = parse(f.data, uid, boot)
-	p[path] = f
 	return f
 }
 
@@ -196,10 +186,10 @@ func (s *Store) load(uid types.UID, paths []string) *entry {
 	}
 	for _, path := range paths {
 		boot := strings.Split(filepath.Base(path), ".")[1]
-		f := s.parsed.read(path, uid, boot)
+		f := read(path, uid, boot)
 		if boot != s.boot {
 			if f.record != nil && f.record.State == Prepared {
-				e.before = f.record.Clone()
+				e.before = f.record
 			}
 			e.earlier = append(e.earlier, f)
 			continue

@@ -42,8 +42,6 @@ type Store struct {
 	files        Files
 	// disk is for goroutines, in their order, what the folder's lock is for processes. No call into a driver waits for it.
 	disk *call.Queue
-	// parsed are files as they were last read, by path: to parse one takes longer than to read it. It belongs to who has the turn.
-	parsed parsed
 	// Alone reports whether no other process may have calls at work. Optional: only then the files of claims that have nothing any
 	// more are removed at once, which each observation reads otherwise, as long as a call may be older.
 	Alone func() bool
@@ -57,7 +55,7 @@ func Open(dataDir, boot string, files Files) (*Store, error) {
 		return nil, fmt.Errorf("records: boot ID %q: want letters, digits and dashes", boot)
 	}
 	return &Store{
-		folder: filepath.Join(dataDir, "records"), boot: boot, files: files, disk: call.New(0).Of("", "records"), parsed: parsed{},
+		folder: filepath.Join(dataDir, "records"), boot: boot, files: files, disk: call.New(0).Of("", "records"),
 		releases: &releases{last: map[types.UID]lastRelease{}, changed: make(chan struct{})},
 	}, nil
 }
@@ -182,7 +180,6 @@ func (s *Store) Release(uid types.UID, arrived time.Duration) (known *Snapshot, 
 		}
 		last = e.lastRelease
 		known.add(e)
-		known.addOld(filepath.Dir(s.folder), s.boot)
 		return nil
 	})
 	if err != nil {
