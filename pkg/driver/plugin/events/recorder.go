@@ -38,7 +38,7 @@ const (
 	retryPause, requestTime = 30 * time.Second, 10 * time.Second
 	// tooLate is how old an event is that is tried once only: the others of its queue have waited for those before.
 	tooLate = 10 * time.Minute
-	// maxQueues is how many queues there are. Each has some goroutines and 64 KiB; the one that was silent for longest is closed.
+	// maxQueues is how many queues of namespaces there are. Each has some goroutines and 64 KiB; the one that was silent for longest is closed.
 	maxQueues = 100
 )
 
@@ -56,11 +56,16 @@ type Options struct {
 // events of the node, has a queue of its own, in which one waits for another. Who has much to tell, or is refused, does not silence others.
 type Recorder struct {
 	Options
-	opening sync.Mutex
-	queues  *lru.Cache
-	open    func(client kubernetes.Interface) *queue
+	reasons, namespaces *queues
 	// failures counts attempts to write an event that failed.
 	failures atomic.Uint64
+}
+
+// queues are by what they are for.
+type queues struct {
+	opening sync.Mutex
+	open    func() *queue
+	*lru.Cache
 }
 
 type queue struct {
@@ -71,35 +76,39 @@ type queue struct {
 // New makes a Recorder, which works until ctx ends.
 func New(ctx context.Context, o Options) *Recorder {
 	r := &Recorder{Options: o}
-	r.queues = lru.NewWithEvictionFunc(maxQueues, func(_ lru.Key, closed any) {
-		if q, is := closed.(*queue); is {
-			q.Shutdown()
-		}
-	})
+	r.reasons, r.namespaces = r.queues(ctx, o.Node), r.queues(ctx, o.Users)
+	return r
+}
+
+func (r *Recorder) queues(ctx context.Context, client kubernetes.Interface) *queues {
 	limits := record.CorrelatorOptions{
 		BurstSize: burst, QPS: perSecond, SpamKeyFunc: series,
 		// Nothing is combined: the limits do, and what is combined has a longer message.
 		KeyFunc: func(e *corev1.Event) (aggregate, local string) { return series(e) + "\x00" + e.Message, "" },
 	}
-	r.open = func(client kubernetes.Interface) *queue {
+	open := func() *queue {
 		b := record.NewBroadcaster(record.WithContext(ctx), record.WithSleepDuration(retryPause), record.WithCorrelatorOptions(limits))
-		q := &queue{b, b.NewRecorder(scheme.Scheme, corev1.EventSource{Component: o.Component, Host: o.NodeName})}
+		q := &queue{b, b.NewRecorder(scheme.Scheme, corev1.EventSource{Component: r.Component, Host: r.NodeName})}
 		b.StartRecordingToSink(&sink{r, q, ctx, client})
 		return q
 	}
-	return r
+	return &queues{open: open, Cache: lru.NewWithEvictionFunc(maxQueues, func(_ lru.Key, closed any) {
+		if q, is := closed.(*queue); is {
+			q.Shutdown()
+		}
+	})}
 }
 
-// queue is where events of this name wait.
-func (r *Recorder) queue(name string, client kubernetes.Interface) *queue {
-	r.opening.Lock()
-	defer r.opening.Unlock()
-	found, _ := r.queues.Get(name)
-	if q, is := found.(*queue); is {
-		return q
+// of returns the queue with a name.
+func (all *queues) of(name string) *queue {
+	all.opening.Lock()
+	defer all.opening.Unlock()
+	found, _ := all.Get(name)
+	q, is := found.(*queue)
+	if !is {
+		q = all.open()
+		all.Add(name, q)
 	}
-	q := r.open(client)
-	r.queues.Add(name, q)
 	return q
 }
 
@@ -127,7 +136,7 @@ func (r *Recorder) Tell(_ context.Context, all ...Event) {
 		if e.Claim.Namespace == "" || e.Claim.Name == "" {
 			// The node has its name as UID too, as the kubelet has it: kubectl finds both.
 			about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: r.NodeName, UID: types.UID(r.NodeName)}
-			r.queue("reason "+e.Reason, r.Node).Event(about, e.eventType(), e.Reason, quote.Line(e.Message(), maxMessage))
+			r.reasons.of(e.Reason).Event(about, e.eventType(), e.Reason, quote.Line(e.Message(), maxMessage))
 			continue
 		}
 		about := &corev1.ObjectReference{
@@ -135,7 +144,7 @@ func (r *Recorder) Tell(_ context.Context, all ...Event) {
 			Namespace: e.Claim.Namespace, Name: e.Claim.Name, UID: e.Claim.UID,
 		}
 		text := tenant.Text(e.Message(), e.Claim.Namespace, e.Claim.UID, maxMessage)
-		r.queue("namespace "+e.Claim.Namespace, r.Users).Event(about, e.eventType(), e.Reason, text)
+		r.namespaces.of(e.Claim.Namespace).Event(about, e.eventType(), e.Reason, text)
 	}
 }
 

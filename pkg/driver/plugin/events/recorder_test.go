@@ -254,8 +254,8 @@ func TestManyNamespaces(t *testing.T) {
 			after(time.Second)
 		}
 		after(time.Minute)
-		if got, _ := n.count("Gone"); got != namespaces || r.queues.Len() != maxQueues {
-			t.Errorf("%d of %d events, and %d queues", got, namespaces, r.queues.Len())
+		if got, _ := n.count("Gone"); got != namespaces || r.namespaces.Len() != maxQueues {
+			t.Errorf("%d of %d events, and %d queues", got, namespaces, r.namespaces.Len())
 		}
 		r.Warn(ctx, claim.Ref{Namespace: "team-0", Name: "c", UID: "uid"}, "Again", "text")
 		after(time.Minute)

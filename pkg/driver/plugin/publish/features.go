@@ -156,31 +156,23 @@ type features struct {
 	next time.Time
 }
 
-// begin finds out which features the cluster has, before anything is published that
-// would be misunderstood without them. What is stored tells what it had.
-func (f *features) begin(ctx context.Context, stored []*resourceapi.ResourceSlice) error {
+// check asks, the first time before anything is published that would be misunderstood without the
+// features. What is stored tells what the cluster had.
+func (f *features) check(ctx context.Context, stored []*resourceapi.ResourceSlice) error {
 	answer, err := f.ask(ctx)
 	if err != nil {
+		f.schedule()
 		return err
 	}
-	f.begun, f.now = true, answer|usedBy(stored...)
+	if !f.begun {
+		f.begun, f.now = true, answer|usedBy(stored...)
+	}
 	f.settle(ctx, answer)
 	return nil
 }
 
 // due reports whether it is time to ask again.
 func (f *features) due() bool { return !time.Now().Before(f.next) }
-
-// check asks again.
-func (f *features) check(ctx context.Context) {
-	answer, err := f.ask(ctx)
-	if err != nil {
-		klog.FromContext(ctx).V(2).Info("Could not ask the API server which features it has, will retry", "err", err)
-		f.schedule()
-		return
-	}
-	f.settle(ctx, answer)
-}
 
 // settle takes an answer.
 func (f *features) settle(ctx context.Context, answer Features) {

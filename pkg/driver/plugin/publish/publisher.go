@@ -197,8 +197,7 @@ func (p *Publisher) step(ctx context.Context) (next rules.Time, wait bool) {
 		return p.now() + jitter(precedenceInterval), true
 	}
 	if p.stored.Known && !p.features.begun {
-		// Before anything is published that would be misunderstood.
-		if err := p.features.begin(ctx, p.stored.Slices); err != nil {
+		if err := p.features.check(ctx, p.stored.Slices); err != nil {
 			p.refused(ctx, err)
 			return p.tell(ctx, &rules.Plan{Next: p.memory.RetryAt()}), true
 		}
@@ -219,7 +218,9 @@ func (p *Publisher) step(ctx context.Context) (next rules.Time, wait bool) {
 		p.act(ctx, plan.Write)
 		return 0, false
 	case p.features.due():
-		p.features.check(ctx)
+		if err := p.features.check(ctx, p.stored.Slices); err != nil {
+			klog.FromContext(ctx).V(2).Info("Could not ask the API server which features it has, will retry", "err", err)
+		}
 		return 0, false
 	}
 	return p.tell(ctx, &plan), true
