@@ -38,6 +38,7 @@ func reducedConfig(config *rest.Config, qpsPart float32, burstPart int, name str
 	reduced.RateLimiter = nil
 	reduced.QPS /= qpsPart
 	reduced.Burst = max(1, reduced.Burst/burstPart)
+	reduced.Timeout = clusterTimeout // waiting for the budget does not count
 	reduced.UserAgent += " (" + name + ")"
 	return reduced
 }

@@ -34,8 +34,8 @@ const (
 	maxMessage = 1024
 	// burst is how many events of a series are written at once, and perSecond how many in the long run.
 	burst, perSecond = 10, 1. / 300
-	// retryPause is the one after a failure: client-go tries twelve times, which is more than five minutes. requestTime bounds one request.
-	retryPause, requestTime = 30 * time.Second, 10 * time.Second
+	// retryPause is the one after a failure: client-go tries twelve times, which is more than five minutes.
+	retryPause = 30 * time.Second
 	// tooLate is how old an event is that is tried once only: the others of its queue have waited for those before.
 	tooLate = 10 * time.Minute
 	// maxQueues is how many queues of namespaces there are. Each has some goroutines and 64 KiB; the one that was silent for longest is closed.
@@ -46,7 +46,8 @@ const (
 type Options struct {
 	// Component is the reporter, NodeName the instance of it.
 	Component, NodeName string
-	// Node and Users are the clients for events of the node, and for those of claims and pods. Each has a budget of its own.
+	// Node and Users are the clients for events of the node, and for those of claims and pods. Each has a budget of its own, for which
+	// requests wait, and a limit for the time of a request.
 	Node, Users kubernetes.Interface
 	// Claim reads a claim, in bounded time; there is none if it is nil.
 	Claim func(ctx context.Context, ref claim.Ref) (*resourceapi.ResourceClaim, error)
@@ -159,15 +160,15 @@ type sink struct {
 // Create gives the event a name that nobody can know before, and take.
 func (s *sink) Create(e *corev1.Event) (*corev1.Event, error) {
 	e.Name = recordutil.GenerateEventName(e.InvolvedObject.Name, rand.Int64()) //nolint:gosec // no secret
-	return s.write(e, func(ctx context.Context, events typedcore.EventInterface) (*corev1.Event, error) {
-		return events.Create(ctx, e, metav1.CreateOptions{})
+	return s.write(e, func(events typedcore.EventInterface) (*corev1.Event, error) {
+		return events.Create(s.ctx, e, metav1.CreateOptions{})
 	})
 }
 
 // Patch counts an event that is there.
 func (s *sink) Patch(e *corev1.Event, data []byte) (*corev1.Event, error) {
-	return s.write(e, func(ctx context.Context, events typedcore.EventInterface) (*corev1.Event, error) {
-		return events.Patch(ctx, e.Name, types.StrategicMergePatchType, data, metav1.PatchOptions{})
+	return s.write(e, func(events typedcore.EventInterface) (*corev1.Event, error) {
+		return events.Patch(s.ctx, e.Name, types.StrategicMergePatchType, data, metav1.PatchOptions{})
 	})
 }
 
@@ -176,12 +177,10 @@ func (s *sink) Update(e *corev1.Event) (*corev1.Event, error) { return s.Create(
 
 // write also tells the pods for which a claim is reserved. Whatever the API server answers is repeated: rights come back, as during an
 // upgrade, and something else may have answered for it. The broadcaster gives up what has a status, so that this is hidden from it.
-func (s *sink) write(e *corev1.Event, do func(context.Context, typedcore.EventInterface) (*corev1.Event, error)) (stored *corev1.Event, err error) {
-	ctx, cancel := context.WithTimeout(s.ctx, requestTime)
-	defer cancel()
-	users, err := s.users(ctx, &e.InvolvedObject)
+func (s *sink) write(e *corev1.Event, do func(typedcore.EventInterface) (*corev1.Event, error)) (stored *corev1.Event, err error) {
+	users, err := s.users(&e.InvolvedObject)
 	if err == nil {
-		stored, err = do(ctx, s.client.CoreV1().Events(e.Namespace))
+		stored, err = do(s.client.CoreV1().Events(e.Namespace))
 	}
 	if err != nil {
 		s.failures.Add(1)
@@ -201,11 +200,11 @@ func (s *sink) write(e *corev1.Event, do func(context.Context, typedcore.EventIn
 }
 
 // users are those of a claim. Nothing else has users.
-func (s *sink) users(ctx context.Context, about *corev1.ObjectReference) ([]resourceapi.ResourceClaimConsumerReference, error) {
+func (s *sink) users(about *corev1.ObjectReference) ([]resourceapi.ResourceClaimConsumerReference, error) {
 	if about.Kind != "ResourceClaim" {
 		return nil, nil
 	}
-	found, err := s.Claim(ctx, claim.Ref{Namespace: about.Namespace, Name: about.Name, UID: about.UID})
+	found, err := s.Claim(s.ctx, claim.Ref{Namespace: about.Namespace, Name: about.Name, UID: about.UID})
 	if err != nil || found == nil {
 		return nil, err
 	}

@@ -31,6 +31,9 @@ import (
 	"github.com/partage-dev/partage/test/flow/fakeapi"
 )
 
+// requestTime bounds a request.
+const requestTime = 10 * time.Second
+
 const (
 	driver, node = "gpu.example.com", "node-1"
 	oneGPU       = "0000:1b:00.0"
@@ -69,7 +72,7 @@ func inNetwork(t *testing.T, test func(ctx context.Context, t *testing.T, n *net
 		for i := range clients {
 			var err error
 			// As the plugin's by default.
-			if clients[i], err = kubernetes.NewForConfig(&rest.Config{Host: "http://cluster", Transport: n, QPS: 2, Burst: 10}); err != nil {
+			if clients[i], err = kubernetes.NewForConfig(&rest.Config{Host: "http://cluster", Transport: n, QPS: 2, Burst: 10, Timeout: requestTime}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -261,6 +264,23 @@ func TestManyNamespaces(t *testing.T) {
 		after(time.Minute)
 		if got, _ := n.count("Again"); got != 1 {
 			t.Errorf("%d events of a namespace whose queue was closed", got)
+		}
+	})
+}
+
+// TestNamespacesAtOnce: events that wait for the budget of their client are not given up, and use nothing of it for nothing.
+func TestNamespacesAtOnce(t *testing.T) {
+	t.Parallel()
+	inNetwork(t, func(ctx context.Context, t *testing.T, n *network, r *Recorder) {
+		const namespaces, claims = maxQueues, 3
+		for i := range namespaces {
+			for c := range claims {
+				r.Warn(ctx, claim.Ref{Namespace: fmt.Sprintf("team-%d", i), Name: fmt.Sprintf("c%d", c), UID: "uid"}, "Gone", "text")
+			}
+		}
+		after(10 * time.Minute)
+		if got, _ := n.count("Gone"); got != namespaces*claims {
+			t.Errorf("%d of %d events", got, namespaces*claims)
 		}
 	})
 }
