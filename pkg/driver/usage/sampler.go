@@ -114,8 +114,7 @@ func New(o Options) *Sampler {
 }
 
 // Run samples until ctx ends. Claims are known as soon as they are prepared, and forgotten as
-// soon as they are released. The GPUs are asked one right after the other: waking up costs an
-// idle process more than the questions do.
+// soon as they are released.
 func (s *Sampler) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -124,27 +123,10 @@ func (s *Sampler) Run(ctx context.Context) {
 		next := time.Now().Add(s.o.Interval)
 		s.readClaims(ctx)
 		running.Go(func() { s.list(ctx) })
-		addresses := s.forget()
-		for _, address := range addresses {
-			done := make(chan struct{})
-			running.Go(func() {
-				defer close(done)
-				s.sample(ctx, address)
-			})
-			// One that hangs takes no more of the interval than its share.
-			waitFor(ctx, done, s.o.Interval/time.Duration(len(addresses)))
+		for _, address := range s.forget() {
+			running.Go(func() { s.sample(ctx, address) })
 		}
 		sleep(ctx, time.Until(next))
-	}
-}
-
-// waitFor waits until done is closed, but not longer than limit.
-func waitFor(ctx context.Context, done <-chan struct{}, limit time.Duration) {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	select {
-	case <-ctx.Done():
-	case <-done:
 	}
 }
 

@@ -55,8 +55,7 @@ type Options struct {
 	KubeClient kubernetes.Interface
 	// MetadataClient watches the slices.
 	MetadataClient metadata.Interface
-	// LockFile makes one of several instances on this node publish. Optional: without
-	// it there is a single one.
+	// LockFile makes one of several instances on this node publish.
 	LockFile string
 	// Report is called with the reason why the API server does not hold what it
 	// should, and with "" when it does.

@@ -31,16 +31,12 @@ type Precedence struct {
 	number int64
 }
 
-// New returns the precedence that a file decides about. Without a path there is a single
-// instance.
+// New returns the precedence that a file decides about.
 func New(path string) *Precedence { return &Precedence{path: path} }
 
 // Mine reports whether there is no newer instance. The first call makes this
 // instance the newest.
 func (p *Precedence) Mine() (bool, error) {
-	if p.path == "" {
-		return true, nil
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.file == nil {
