@@ -163,7 +163,7 @@ func (e *Event) eventType() string { return cmp.Or(e.Type, corev1.EventTypeWarni
 
 // Message is the text of the event.
 func (e *Event) Message() string {
-	subject := ""
+	var subject string
 	switch {
 	case len(e.Subjects) > 0 && e.Claim == (claim.Ref{}):
 		subject = quote.Plural("GPU", e.Subjects)
