@@ -20,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/driver/cdi"
+	"github.com/partage-dev/partage/pkg/driver/cdi/memorylimit"
 	"github.com/partage-dev/partage/pkg/driver/claim"
 	"github.com/partage-dev/partage/pkg/driver/partition"
 	"github.com/partage-dev/partage/pkg/driver/plugin"
@@ -32,6 +33,7 @@ import (
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/node/command"
 	"github.com/partage-dev/partage/pkg/node/holder"
+	"github.com/partage-dev/partage/pkg/node/host"
 	"github.com/partage-dev/partage/pkg/util/version"
 )
 
@@ -130,17 +132,22 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 	holders := &holder.Finder{Roots: roots}
 	events := plugin.NewEvents(ctx, clients.events, clients.background, driverName, c.nodeName)
 	names := &holder.PodNames{Roots: roots}
+	memoryLimits, err := c.limitMemory(ctx, roots, gpus)
+	if err != nil {
+		return err
+	}
 	claims, err := c.newClaims(claim.Options{
-		Roots:      roots,
-		Pods:       c.pods(names),
-		Partitions: partition.New(gpus, holders),
-		Sharing:    sharing.New(sharing.Options{Roots: roots, Modes: gpus, Supervisor: supervisor, Calls: calls}),
-		CDI:        specs,
-		Calls:      calls,
-		Hook:       hooks.limits,
-		Cluster:    facts,
-		Users:      c.users(ctx, holders, gpus, supervisor),
-		Events:     events,
+		MemoryLimits: memoryLimits,
+		Roots:        roots,
+		Pods:         c.pods(names),
+		Partitions:   partition.New(gpus, holders),
+		Sharing:      sharing.New(sharing.Options{Roots: roots, Modes: gpus, Supervisor: supervisor, Calls: calls}),
+		CDI:          specs,
+		Calls:        calls,
+		Hook:         hooks.limits,
+		Cluster:      facts,
+		Users:        c.users(ctx, holders, gpus, supervisor),
+		Events:       events,
 	})
 	if err != nil {
 		return err
@@ -185,6 +192,15 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		ForeignClaims:  c.foreignClaims(cluster),
 		HealthListener: listener,
 	}).Run(ctx)
+}
+
+// limitMemory has the driver limit containers for the hook, which finds it in a folder.
+func (c *config) limitMemory(ctx context.Context, roots host.Roots, gpus *nvml.Client) (folder string, err error) {
+	server := memorylimit.Server{Folder: filepath.Join(c.dataDir(), "memory-limits"), Cgroup: roots.Cgroup, Limit: gpus.LimitMemory}
+	if err := server.Start(ctx); err != nil {
+		return "", fmt.Errorf("wait for containers whose memory the driver limits: %w", err)
+	}
+	return server.Folder, nil
 }
 
 // foreignClaims finds claims of another driver with this driver's name.

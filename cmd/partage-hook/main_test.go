@@ -136,7 +136,7 @@ func TestProgram(t *testing.T) {
 		"no state":             {client, "", refused, []string{"container's state"}},
 		"another state":        {client, `{"bundle": "../\u001b[2J"}`, refused, []string{`"../\x1b[2J"`}},
 		"no daemon":            {[]string{"mps-client", "--control", filepath.Join(filepath.Dir(m.control), "none"), "--session", "gpu-0"}, state(m.mpsClient), refused, []string{"cannot be reached"}},
-		"no command":           {nil, state(m.mpsClient), refused, []string{"no command is given: want one of mps-client, software-limits"}},
+		"no command":           {nil, state(m.mpsClient), refused, []string{"no command is given: want one of mps-client, software-limits, memory-limit"}},
 		"unknown command":      {[]string{"container-hook"}, state(m.mpsClient), refused, []string{`unknown command "container-hook": want one of`}},
 		"odd command":          {[]string{"\x1b[2J\n" + strings.Repeat("x", 5000)}, "", refused, []string{`"\x1b[2J\n`, "…"}},
 		"flag before":          {[]string{"--v=9", "software-limits"}, state(m.limited), refused, []string{`unknown command "--v=9"`}},

@@ -12,6 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/device"
 )
 
 // edits is what a claim's CDI spec says beside device nodes, one device after the
@@ -96,6 +98,40 @@ func TestClients(t *testing.T) {
 			b.wantNothing()
 		})
 	}
+}
+
+// A container with shares that the driver holds has a hook for each; one of two on the same GPU is refused before.
+func TestSpecOfHeldShares(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	m.engine.Specs.Sockets = "/data/memory-limits"
+	node := testNode()
+	for i := range node.GPUs {
+		node.GPUs[i].MemoryLimits = true
+	}
+	inventory, err := device.NewInventory(node, device.Terms{Policy: testPolicy()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.SetInventory(inventory)
+	mustPrepare(t, m, newShare("u1", turnsC, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "0"}))
+	want := []string{
+		"env PARTAGE_GPU_63f4e2f3=" + turnsC + "-share-u1",
+		"env PARTAGE_MEMORY_63f4e2f3=" + pciC,
+		"hook /data/partage-hook partage-hook memory-limit --sockets /data/memory-limits --gpu " + pciC + " --uuid GPU-c --soft 6442450944 --hard 6442450944",
+		"",
+	}
+	if diff := cmp.Diff(want, b.edits("u1")); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	claim := newClaim("u2", turnsA, turnsA)
+	for i := range claim.Status.Allocation.Devices.Results {
+		claim.Status.Allocation.Devices.Results[i].Request = "both"
+	}
+	_, err = m.Prepare(t.Context(), claim)
+	wantError(t, err, "request both", "several shares of one GPU")
+	mustUnprepare(t, m, "u1")
+	b.wantNothing()
 }
 
 // limitsOfSpec are the variables with limits in software, by device.

@@ -152,7 +152,7 @@ func (d *LiveDevice) describe(inventory *device.Inventory) {
 func (d *LiveDevice) share(g *gpu.GPU, sharing *record.Sharing, s *record.Session) {
 	limits := sharing.Limits
 	switch {
-	case s == nil && !sharing.Limited:
+	case s == nil && !sharing.Limited && sharing.GuaranteedBytes == 0:
 		return // time slices alone limit nothing
 	case s != nil:
 		priority := sharing.ClientPriority

@@ -195,6 +195,10 @@ func TestLiveLimits(t *testing.T) {
 			device: record.Device{Type: device.TimeSlice, Sharing: &record.Sharing{Limited: true, Limits: record.Limits{MemoryBytes: 1 << 30}}},
 			want:   &LiveLimits{MemoryBytes: 1 << 30},
 		},
+		"a turn that the driver holds": {
+			device: record.Device{Type: device.TimeSlice, Sharing: &record.Sharing{GuaranteedBytes: 1 << 29, Limits: record.Limits{MemoryBytes: 1 << 30}}},
+			want:   &LiveLimits{MemoryBytes: 1 << 30},
+		},
 	} {
 		r := &record.Record{State: record.Prepared, Devices: []record.Device{test.device}}
 		if diff := cmp.Diff(test.want, m.live(r)[0].Limits); diff != "" {

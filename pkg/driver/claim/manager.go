@@ -57,6 +57,8 @@ type Options struct {
 
 	// Hook is a program on the host that checks before a container starts whether its limits hold (cmd/partage-hook).
 	Hook string
+	// MemoryLimits is the folder on the host in which that program finds who has the driver limit memory.
+	MemoryLimits string
 	// Interposer is a library on the host that limits processes from inside of containers. Optional: without it no time-slice
 	// share may be Limited.
 	Interposer string
@@ -132,6 +134,7 @@ func NewManager(o Options) (*Manager, error) {
 	m.store.Alone = m.locks.Alone
 	specs := &o.specs
 	specs.CDI, specs.Roots, specs.Hook = o.CDI, roots, o.Hook
+	specs.Sockets = o.MemoryLimits
 	specs.Interposer, specs.LimitsDir = o.Interposer, filepath.Join(o.DataDir, "limits")
 	m.engine = &converge.Engine{
 		Store: m.store, Locks: m.locks, Partitions: o.Partitions, Sharing: o.Sharing, Specs: specs, Clock: o.clock,

@@ -129,6 +129,13 @@ func TestEdits(t *testing.T) {
 			Env:    []string{cache, "PARTAGE_LIMITS_facfa011=gpu-b", "CUDA_DEVICE_MEMORY_LIMIT=6144m", "CUDA_DEVICE_SM_LIMIT=25"},
 			Mounts: interposerMounts, Hooks: interposerHooks,
 		}},
+		"memory limit": {MemoryLimit{address, "GPU-a", hookAt, "/data/sockets", "u1/" + share, 1 << 29, 1 << 30}, cdi.Edits{
+			Env: []string{"PARTAGE_MEMORY_3aa9464f=" + address},
+			Hooks: []cdi.Hook{{Path: hookAt, Args: []string{
+				"partage-hook-12ab", "memory-limit", "--sockets", "/data/sockets", "--gpu", address, "--uuid", "GPU-a",
+				"--soft", "536870912", "--hard", "1073741824",
+			}}},
+		}},
 		"interposer without limits": {interposer, cdi.Edits{
 			Env:    []string{cache, "PARTAGE_LIMITS_328e2327=gpu-b"},
 			Mounts: interposerMounts, Hooks: interposerHooks,
@@ -162,6 +169,7 @@ func TestEditsFail(t *testing.T) {
 		"no session":          {MPSClient{Session: "s", ShmDir: "/s", Hook: hookAt}, nil, "MPS session s does not run"},
 		"no hook for MPS":     {MPSClient{Session: "s", PipeDir: "/p", ShmDir: "/s"}, nil, "no hook program"},
 		"no library":          {Interposer{Folder: "/f", Hook: hookAt}, func(err error) bool { return errors.Is(err, ErrNoInterposer) }, "--interposer-library"},
+		"no hook for memory":  {MemoryLimit{HardBytes: 1}, nil, "no hook program"},
 		"no hook for limits":  {Interposer{Folder: "/f", Library: "/l.so"}, nil, "no hook program"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 	"io"
 )
 
-const commands = MPSClientCommand + ", " + SoftwareLimitsCommand
+const commands = MPSClientCommand + ", " + SoftwareLimitsCommand + ", " + MemoryLimitCommand
 
 // Run does what the arguments after the program's name ask for. input is what the
 // runtime writes to hooks. An error means that the container must not start.
@@ -28,6 +28,8 @@ func Run(ctx context.Context, args []string, input io.Reader) error {
 			return err
 		}
 		return CheckSoftwareLimits(input)
+	case MemoryLimitCommand:
+		return runMemoryLimit(ctx, args, input)
 	}
 	return fmt.Errorf("unknown command %s: want one of %s", quote(name), commands)
 }
@@ -43,6 +45,23 @@ func runMPSClient(ctx context.Context, args []string, input io.Reader) error {
 		return fmt.Errorf("%s: want --%s and --%s", MPSClientCommand, ControlFlag, SessionFlag)
 	}
 	return CheckMPSClient(ctx, input, *control, *session)
+}
+
+func runMemoryLimit(ctx context.Context, args []string, input io.Reader) error {
+	var limit MemoryLimit
+	flags := newFlags(MemoryLimitCommand)
+	sockets := flags.String(SocketsFlag, "", "folder with the sockets of the driver's processes")
+	flags.StringVar(&limit.PCIAddress, GPUFlag, "", "PCI address of the GPU")
+	flags.StringVar(&limit.UUID, UUIDFlag, "", "UUID of the GPU")
+	flags.Uint64Var(&limit.Soft, SoftFlag, 0, "bytes that are kept for the container")
+	flags.Uint64Var(&limit.Hard, HardFlag, 0, "bytes that it can have")
+	if err := parse(flags, args); err != nil {
+		return err
+	}
+	if *sockets == "" || limit.PCIAddress == "" || limit.UUID == "" || limit.Soft == 0 || limit.Hard < limit.Soft {
+		return fmt.Errorf("%s: want --%s, --%s, --%s, and --%s not above --%s", MemoryLimitCommand, SocketsFlag, GPUFlag, UUIDFlag, SoftFlag, HardFlag)
+	}
+	return LimitMemory(ctx, input, *sockets, limit)
 }
 
 // newFlags returns flags that come from arguments only.

@@ -21,10 +21,13 @@ const (
 // state is the part that matters of what the runtime writes to a hook.
 type state struct {
 	Bundle string `json:"bundle"`
+	PID    int    `json:"pid"`
 }
 
 // container is the part that matters of a bundle's config.json.
 type container struct {
+	// pid is that of its first process, which does not run its program yet.
+	pid     int
 	Process *struct {
 		Env []string `json:"env"`
 	} `json:"process"`
@@ -60,7 +63,7 @@ func readContainer(input io.Reader) (*container, error) {
 	if data, err = readFile(path, maxConfig); err != nil {
 		return nil, fmt.Errorf("read the container's configuration: %w", err)
 	}
-	var c container
+	c := container{pid: s.PID}
 	if err := json.Unmarshal(data, &c); err != nil {
 		return nil, fmt.Errorf("read the container's configuration %s: %w", quote(path), err)
 	}

@@ -25,4 +25,10 @@ const (
 
 	// SoftwareLimitsCommand asks for CheckSoftwareLimits.
 	SoftwareLimitsCommand = "software-limits"
+
+	// MemoryLimitCommand asks for LimitMemory.
+	MemoryLimitCommand = "memory-limit"
+	// SocketsFlag gives it the folder of sockets, GPUFlag the PCI address of the GPU and UUIDFlag its UUID, and
+	// SoftFlag and HardFlag the bytes.
+	SocketsFlag, GPUFlag, UUIDFlag, SoftFlag, HardFlag = "sockets", "gpu", "uuid", "soft", "hard"
 )

@@ -21,6 +21,9 @@ const (
 	LimitsMarkerPrefix = "PARTAGE_LIMITS_"
 	// DirectMarkerPrefix is for all other devices. The value is the device's name.
 	DirectMarkerPrefix = "PARTAGE_GPU_"
+	// MemoryMarkerPrefix is for a share whose memory the driver limits, beside one of the others. The value is the GPU's
+	// PCI address.
+	MemoryMarkerPrefix = "PARTAGE_MEMORY_"
 )
 
 // Marker returns the name of the variable for an owner. Variables of different owners
@@ -31,14 +34,15 @@ func Marker(prefix, owner string) string {
 }
 
 // CheckMarkers refuses devices that one container cannot have, by the variables of
-// all of them: a client of MPS sees the devices of one session only, and limits in
-// software are for all devices of a container.
+// all of them: a client of MPS sees the devices of one session only, limits in
+// software are for all devices of a container, and the driver's limit is one for each GPU.
 func CheckMarkers(env []string) error {
 	var (
 		sessions = valuesOf(env, MPSMarkerPrefix)
 		limited  = valuesOf(env, LimitsMarkerPrefix)
 		direct   = valuesOf(env, DirectMarkerPrefix)
 		others   = slices.Concat(limited, direct)
+		held     = slices.Sorted(slices.Values(valuesOf(env, MemoryMarkerPrefix)))
 	)
 	switch {
 	case len(sessions) > 1:
@@ -54,6 +58,9 @@ func CheckMarkers(env []string) error {
 	case len(limited) == 1 && len(direct) > 0:
 		return fmt.Errorf("this container has %s with limits in software and also %s: the limits would be for all of them: "+
 			"give them different containers", list(limited), list(direct))
+	case len(slices.Compact(slices.Clone(held))) < len(held):
+		return fmt.Errorf("this container has several shares of one GPU, of %s: the driver limits its memory to one of them: "+
+			"give each container one, or ask for one share with the sum", list(held))
 	}
 	return nil
 }

@@ -177,6 +177,9 @@ func shareOf(d device.Device, result resourceapi.DeviceRequestAllocationResult) 
 		// One of which no memory was counted has no limits to be held to.
 		Limited: d.Share.Limited && memory > 0,
 	}
+	if d.Share.Held && memory > 0 {
+		s.GuaranteedBytes = d.Share.Guaranteed(memory)
+	}
 	switch {
 	case d.Kind == device.MPS:
 		s.Session = d.Share.Base
@@ -185,7 +188,7 @@ func shareOf(d device.Device, result resourceapi.DeviceRequestAllocationResult) 
 		}
 	case d.Share.Interval != policy.IntervalDefault:
 		s.Interval = d.Share.Interval
-	case !s.Limited:
+	case !s.Limited && s.GuaranteedBytes == 0:
 		return nil, nil
 	}
 	return s, nil

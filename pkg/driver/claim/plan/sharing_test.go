@@ -204,6 +204,47 @@ func TestPlanSharing(t *testing.T) {
 	}
 }
 
+// Where the driver limits memory, a share of a GPU has its part for certain, as far as the policy does not overcommit it. A claim
+// that was allocated before has none, and a share of a partition neither.
+func TestPlanHeld(t *testing.T) {
+	node := testNode()
+	for i := range node.GPUs {
+		node.GPUs[i].MemoryLimits = true
+	}
+	twice := policy.Builtin()
+	twice.Default.TimeSlice.MemoryOvercommit = 2
+	amount := func(memory string) map[resourceapi.QualifiedName]string {
+		return map[resourceapi.QualifiedName]string{"memory": memory, "smPercent": "0"}
+	}
+	for name, test := range map[string]struct {
+		claim  *resourceapi.ResourceClaim
+		policy *policy.Policy
+		want   int64
+	}{
+		"turns":                              {newShare("u1", turnsC, amount("6Gi")), policy.Builtin(), 6 << 30},
+		"turns, overcommitted":               {newShare("u1", turnsC, amount("6Gi")), twice, 3 << 30},
+		"turns of which nothing was counted": {newShare("u1", turnsC, amount("0")), policy.Builtin(), 0},
+		"turns on a partition":               {newShare("u1", turnSliceA0, amount("1Gi")), claimtest.Policy(), 0},
+		"MPS share":                          {newShare("u1", mpsA, map[resourceapi.QualifiedName]string{"memory": "2Gi", "smPercent": "25"}), policy.Builtin(), 2 << 30},
+		"whole":                              {newClaim("u1", wholeA), policy.Builtin(), 0},
+		"observed":                           {admin(newClaim("u1", turnsC)), policy.Builtin(), 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inventory, err := device.NewInventory(node, device.Terms{Policy: test.policy})
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := New(test.claim, Node{Driver: driverName, Pool: poolName, Inventory: inventory})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := r.Devices[0].Shared().GuaranteedBytes; got != test.want {
+				t.Errorf("%d bytes are guaranteed, want %d", got, test.want)
+			}
+		})
+	}
+}
+
 // gpuPriority is a configuration with nothing else.
 func gpuPriority(priority string) string {
 	return `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS","mpsConfig":{"defaultClientPriority":"` + priority + `"}}}`

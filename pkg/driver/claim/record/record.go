@@ -219,6 +219,9 @@ type Sharing struct {
 	Interval policy.Interval `json:"interval,omitempty"`
 	// Limited means that an interposer library holds the claim to its limits.
 	Limited bool `json:"limited,omitempty"`
+	// GuaranteedBytes is how much of its memory the driver keeps for each container of the claim, which it holds to all of it. It
+	// is 0 where the driver holds no limit.
+	GuaranteedBytes int64 `json:"guaranteedBytes,omitempty"`
 	// OnClientKilled is what the policy asked for when the share was prepared, or empty.
 	OnClientKilled policy.OnClientKilled `json:"onClientKilled,omitempty"`
 	// ClientPriority is that of the claim's clients in a session that claims share. Empty is normal.

@@ -48,6 +48,8 @@ type Specs struct {
 	// Interposer is a library on the host that holds the containers of claims to their limits, empty where there is none. What it
 	// needs is in LimitsDir: a folder for each claim, which is in no other claim's containers.
 	Interposer, LimitsDir string
+	// Sockets is the folder on the host in which the hook finds the plugin, which has the driver limit memory.
+	Sockets string
 	// Mount makes a folder that containers cannot fill beyond a number of bytes; one that is mounted already stays. Unmount
 	// succeeds when there is no such folder. They are those of package host, except in tests.
 	Mount   func(path string, bytes int64) error
@@ -172,6 +174,12 @@ func (k *Specs) edits(ctx context.Context, r *record.Record, d *record.Device) (
 		edits = append(edits, k.interposer(r, d))
 	case !d.Admin:
 		edits = append(edits, edit.Direct{Device: d.Key(), Owner: string(r.Claim.UID) + "/" + d.Key()})
+	}
+	if soft := d.Shared().GuaranteedBytes; soft > 0 {
+		edits = append(edits, edit.MemoryLimit{
+			PCIAddress: d.PCIAddress, UUID: d.Sharing.UUID, Hook: k.Hook, Sockets: k.Sockets, Owner: string(r.Claim.UID) + "/" + d.Key(),
+			SoftBytes: soft, HardBytes: d.Sharing.Limits.MemoryBytes,
+		})
 	}
 	return edits, nil
 }
