@@ -60,7 +60,7 @@ whether nodes must have the labels that it asks for by name.
 {{- define "partage.placement" -}}
 {{- $plugin := index . 0 -}}
 {{- $labelled := and (index . 1) $plugin.gpuNodesOnly -}}
-{{- $selector := deepCopy $plugin.nodeSelector -}}
+{{- $selector := deepCopy (default dict $plugin.nodeSelector) -}}
 {{- if and (index . 1) $plugin.gpuOperatorClient -}}
 {{- $selector = set $selector "nvidia.com/gpu.deploy.client" "true" -}}
 {{- end -}}

@@ -1,0 +1,73 @@
+//go:build e2e
+
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+var (
+	shellBlock = regexp.MustCompile("(?s)\n```sh\n(.*?)```\n")
+	printed    = regexp.MustCompile("(?s)\n```text\n(.*?)```\n")
+	figures    = regexp.MustCompile(`[0-9]+ (s|times|updates)\b`)
+)
+
+// TestNeighboursUpstream runs the commands of docs/design/upstream, and compares what they print with the page, but for seconds
+// and counts: that those are not what they should be is for the commands to see.
+func TestNeighboursUpstream(t *testing.T) {
+	if suite != neighboursSuite {
+		t.Skip("needs the programs of suite " + neighboursSuite)
+	}
+	pages, err := filepath.Glob(filepath.Join(repoRoot, "docs/design/upstream/*.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ran := 0
+	for _, path := range pages {
+		page, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		script, want := shellBlock.FindSubmatch(page), printed.FindSubmatch(page)
+		if script == nil {
+			continue
+		}
+		ran++
+		name := strings.TrimSuffix(filepath.Base(path), ".md")
+		t.Run(name, func(t *testing.T) {
+			if want == nil {
+				t.Fatal("the page does not say what the commands print")
+			}
+			cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", string(script[1]))
+			cmd.Dir = repoRoot
+			var stderr bytes.Buffer
+			cmd.Stderr = &stderr
+			out, err := cmd.Output()
+			t.Logf("%s prints:\n%s", name, out)
+			got := printedLines(string(out))
+			if expected := printedLines(string(want[1])); err != nil || got != expected {
+				t.Errorf("got, %v:\n%s\nwant:\n%s\nstandard error:\n%s", err, got, expected, stderr.String())
+			}
+		})
+	}
+	if ran != 5 {
+		t.Errorf("%d pages have commands, want 5", ran)
+	}
+}
+
+// kubectlSays is what kubectl prints of what it changed.
+var kubectlSays = regexp.MustCompile(`(?m)^(pod|resourceclaim|resourceslice|deviceclass)[a-z0-9./"-]* .*(created|patched|met|deleted).*\n`)
+
+// printedLines is what a page shows of an output: without what kubectl says of its changes, and with N for figures.
+func printedLines(text string) string {
+	return figures.ReplaceAllString(kubectlSays.ReplaceAllString(text, ""), "N $1")
+}
