@@ -138,6 +138,8 @@ func TestLike(t *testing.T) {
 		"a loop over attributes sees UUIDs": {fleettest.Request(whole, "device.attributes['gpu.nvidia.com'].exists(k, k == 'uuid')"), 7},
 		"UUIDs by name":                     {fleettest.Request(whole, "device.attributes['gpu.nvidia.com'].uuid != 'x'"), 7},
 		"UUIDs by a computed name":          {fleettest.Request(whole, "device.attributes['gpu.nvidia.com']['uu' + 'id'] != 'x'"), 7},
+		"UUIDs by an optional name":         {fleettest.Request(whole, "device.attributes[?'gpu.nvidia.com'].?uuid.orValue('y') != 'x'"), 7},
+		"UUIDs by another name of the map":  {fleettest.Request(whole, "cel.bind(a, device.attributes['gpu.nvidia.com'], a.uuid != 'x')"), 7},
 	} {
 		t.Run(name, func(t *testing.T) {
 			searched := 0

@@ -33,10 +33,9 @@ type Cluster struct {
 	// Nodes are those of the Snapshot. Where nodes cannot be read, they are those that slices name, without anything but the name.
 	Nodes []*corev1.Node
 	// unread are nodes of which no more than the name is known.
-	unread    sets.Set[string]
-	classes   classes
-	cel       *cel.Cache
-	selectors *selectorCache
+	unread  sets.Set[string]
+	classes classes
+	cel     *cel.Cache
 	// pools are all there are, onNode those with slices of a node only, and anywhere those
 	// with slices that are not.
 	pools    map[poolID]*pool
@@ -51,7 +50,6 @@ func newCluster(s *fleet.Snapshot) *Cluster {
 	c.cel = cel.NewCache(compiledSelectors, cel.Features{
 		EnableConsumableCapacity: c.Features.ConsumableCapacity, EnableListTypeAttributes: c.Features.ListTypeAttributes,
 	})
-	c.selectors = newSelectorCache(c.cel)
 	c.pools, c.onNode = poolsOf(withTaintRules(s.Slices, s.TaintRules, c.Features)), map[string][]poolID{}
 	for _, id := range slices.SortedFunc(maps.Keys(c.pools), comparePools) {
 		for _, node := range c.pools[id].nodes {

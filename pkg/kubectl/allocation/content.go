@@ -4,122 +4,79 @@
 package allocation
 
 import (
-	"encoding/json"
 	"hash/maphash"
+	"regexp"
+	"slices"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
-	"k8s.io/utils/ptr"
+	"k8s.io/apimachinery/pkg/util/sets"
 )
 
 // seed of all hashes. They live as long as the process.
 var seed = maphash.MakeSeed()
 
-// deviceContent stands for what a device has, apart from its name, the names of its counter sets
-// and the values of its attributes: these differ between nodes that are otherwise alike.
-type deviceContent uint64
+// identities are attributes that tell devices of one kind apart.
+var identities = sets.New("uuid", "parentUUID", "pciBusID", "pcieRoot", "serial", "minor", "index", "numaNode", "nvlinkDomain", "pcieSwitch")
 
-// entry is one thing that a device has. Hashes of entries are added up, because maps have no
-// order.
-type entry struct {
-	kind, name, text string
-	number           int64
+// contentOf stands for what a device of a driver has, apart from its name, the names of its counter sets and its identities: these differ
+// between nodes that are otherwise alike.
+func contentOf(driver string, d *resourceapi.Device) uint64 {
+	c := *d
+	c.Name, c.Attributes, c.ConsumesCounters, c.Taints = "", nil, slices.Clone(d.ConsumesCounters), slices.Clone(d.Taints)
+	for i := range c.ConsumesCounters {
+		c.ConsumesCounters[i].CounterSet = ""
+	}
+	for i := range c.Taints {
+		c.Taints[i].TimeAdded = nil
+	}
+	return hashOf(driver, &c) + attributesOf(d, func(name string) bool { return !identities.Has(name) })
 }
 
-func (e entry) hash() uint64 { return maphash.Comparable(seed, e) }
-
-// amount is an entry for a quantity. Most are whole numbers.
-func amount(kind, name string, q *resource.Quantity) uint64 {
-	if q == nil {
+// identityIf stands for the identities of a device, if these matter.
+func identityIf(matter bool, d *resourceapi.Device) uint64 {
+	if !matter {
 		return 0
 	}
-	if n, whole := q.AsInt64(); whole {
-		return entry{kind: kind, name: name, number: n}.hash()
-	}
-	return entry{kind: kind, name: name, text: q.String()}.hash()
+	return attributesOf(d, identities.Has)
 }
 
-func contentsOf(s *resourceapi.ResourceSlice) []deviceContent {
-	out := make([]deviceContent, 0, len(s.Spec.Devices))
-	for i := range s.Spec.Devices {
-		out = append(out, contentOf(&s.Spec.Devices[i]))
-	}
-	return out
-}
-
-func contentOf(d *resourceapi.Device) deviceContent {
-	var sum uint64
-	if ptr.Deref(d.AllowMultipleAllocations, false) {
-		sum += entry{kind: "allowMultipleAllocations"}.hash()
-	}
-	for name := range d.Attributes {
-		sum += entry{kind: "attribute", name: string(name)}.hash()
-	}
-	for name, c := range d.Capacity {
-		sum += amount("capacity", string(name), &c.Value)
-		sum += policyContent(string(name), c.RequestPolicy)
-	}
-	for i, c := range d.ConsumesCounters {
-		for name, counter := range c.Counters {
-			sum += amount("counter", name, &counter.Value) * uint64(i+1)
+func attributesOf(d *resourceapi.Device, wanted func(name string) bool) (sum uint64) {
+	for name, a := range d.Attributes {
+		if wanted(identifier(string(name))) {
+			sum += hashOf(string(name), &a)
 		}
-		for _, group := range c.CompatibilityGroups {
-			sum += entry{kind: "group", name: group, number: int64(i)}.hash()
-		}
-	}
-	for _, t := range d.Taints {
-		sum += entry{kind: "taint", name: t.Key, text: t.Value + "\x00" + string(t.Effect)}.hash()
-	}
-	return deviceContent(sum + rareContent(d))
-}
-
-func policyContent(name string, p *resourceapi.CapacityRequestPolicy) uint64 {
-	if p == nil {
-		return 0
-	}
-	sum := amount("default", name, p.Default)
-	if r := p.ValidRange; r != nil {
-		sum += amount("min", name, r.Min) + amount("max", name, r.Max) + amount("step", name, r.Step)
-	}
-	for i := range p.ValidValues {
-		sum += amount("valid", name, &p.ValidValues[i])
 	}
 	return sum
 }
 
-// rareContent is that of fields that hardly any device has.
-func rareContent(d *resourceapi.Device) uint64 {
-	rest := *d
-	rest.Name, rest.Attributes, rest.Capacity, rest.ConsumesCounters, rest.Taints = "", nil, nil, nil, nil
-	if rest.NodeName == nil && rest.NodeSelector == nil && rest.AllNodes == nil && rest.BindsToNode == nil &&
-		rest.BindingConditions == nil && rest.BindingFailureConditions == nil && rest.NodeAllocatableResources == nil {
-		return 0
-	}
-	// All of its types can be encoded.
-	text, err := json.Marshal(rest)
+// identifier returns a qualified name without its domain.
+func identifier(name string) string { return name[strings.LastIndexByte(name, '/')+1:] }
+
+// hashOf is that of a part of the API and its name.
+func hashOf(name string, part interface{ Marshal() ([]byte, error) }) uint64 {
+	data, err := part.Marshal()
 	if err != nil {
-		text = []byte(err.Error())
+		data = []byte(err.Error()) // all of its types can be encoded
 	}
-	return entry{kind: "rest", text: string(text)}.hash()
+	var h maphash.Hash
+	h.SetSeed(seed)
+	h.WriteString(name)
+	h.WriteByte(0)
+	h.Write(data)
+	return h.Sum64()
 }
 
-// valueHash is that of an attribute's value.
-func valueHash(name string, a *resourceapi.DeviceAttribute) uint64 {
-	switch {
-	case a.StringValue != nil:
-		return entry{kind: "string", name: name, text: *a.StringValue}.hash()
-	case a.VersionValue != nil:
-		return entry{kind: "version", name: name, text: *a.VersionValue}.hash()
-	case a.IntValue != nil:
-		return entry{kind: "int", name: name, number: *a.IntValue}.hash()
-	case a.BoolValue != nil && *a.BoolValue:
-		return entry{kind: "true", name: name}.hash()
-	case a.BoolValue != nil:
-		return entry{kind: "false", name: name}.hash()
+// writtenOut matches the use of an attribute whose name is written out, and the parenthesis of a function that is called in place of one.
+var writtenOut = regexp.MustCompile(`device\.attributes\[\??('[^']*'|"[^"]*")\]\.\??(\w+)(\s*\()?`)
+
+// seesIdentities reports whether the identities of a device may decide what an expression is: it names one, or looks at attributes in a way
+// that does not say which.
+func seesIdentities(expression string) bool {
+	for _, use := range writtenOut.FindAllStringSubmatch(expression, -1) {
+		if identities.Has(use[2]) || use[3] != "" {
+			return true
+		}
 	}
-	text, err := json.Marshal(a)
-	if err != nil {
-		text = []byte(err.Error())
-	}
-	return entry{kind: "list", name: name, text: string(text)}.hash()
+	return strings.Contains(writtenOut.ReplaceAllString(expression, ""), "attributes")
 }

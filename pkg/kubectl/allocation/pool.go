@@ -18,8 +18,8 @@ type pool struct {
 	slices []*resourceapi.ResourceSlice
 	// nodes are the names in the slices; "" is among them if a slice has none.
 	nodes []string
-	// devices are what is known of each slice's devices.
-	devices map[*resourceapi.ResourceSlice][]deviceContent
+	// devices are the contents of each slice's devices.
+	devices map[*resourceapi.ResourceSlice][]uint64
 	// intact pools may be shown to the allocator in parts. In others something is wrong that
 	// the allocator has to see.
 	intact bool
@@ -30,16 +30,24 @@ func poolsOf(all []*resourceapi.ResourceSlice) map[poolID]*pool {
 	for _, s := range all {
 		id := poolID{s.Spec.Driver, s.Spec.Pool.Name}
 		if pools[id] == nil {
-			pools[id] = &pool{devices: map[*resourceapi.ResourceSlice][]deviceContent{}}
+			pools[id] = &pool{devices: map[*resourceapi.ResourceSlice][]uint64{}}
 		}
 		pools[id].slices = append(pools[id].slices, s)
+	}
+	contents := make([][]uint64, len(all))
+	inParallel(len(all), func(n int) {
+		for i := range all[n].Spec.Devices {
+			contents[n] = append(contents[n], contentOf(all[n].Spec.Driver, &all[n].Spec.Devices[i]))
+		}
+	})
+	for n, s := range all {
+		pools[poolID{s.Spec.Driver, s.Spec.Pool.Name}].devices[s] = contents[n]
 	}
 	for _, p := range pools {
 		slices.SortStableFunc(p.slices, func(a, b *resourceapi.ResourceSlice) int { return cmp.Compare(a.Name, b.Name) })
 		nodes := sets.New[string]()
 		for _, s := range p.slices {
 			nodes.Insert(ptr.Deref(s.Spec.NodeName, ""))
-			p.devices[s] = contentsOf(s)
 		}
 		p.nodes = sets.List(nodes)
 		p.intact = intact(p.slices)

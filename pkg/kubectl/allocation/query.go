@@ -11,7 +11,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
 )
@@ -24,7 +23,8 @@ type query struct {
 	// alternatives are the selectors of each request and subrequest: all expressions of one
 	// have to be true.
 	alternatives [][]string
-	attributes   attributes
+	// identities means that a selector may tell devices of one kind apart.
+	identities bool
 	// constraints are the attributes that claims compare devices by.
 	constraints []string
 	// whole means that nothing is known about what is selected: the allocator has to see it all.
@@ -33,7 +33,7 @@ type query struct {
 }
 
 func newQuery(p *Planner, claims []*resourceapi.ResourceClaim) *query {
-	q := &query{planner: p, cluster: p.Cluster, claims: claims, whole: p.everything, matcher: NewMatcher(p.Cluster), attributes: attributes{ids: sets.New[string]()}}
+	q := &query{planner: p, cluster: p.Cluster, claims: claims, whole: p.everything, matcher: NewMatcher(p.Cluster)}
 	for _, c := range claims {
 		for i := range c.Spec.Devices.Requests {
 			q.addRequest(&c.Spec.Devices.Requests[i])
@@ -72,9 +72,7 @@ func (q *query) addAlternative(className string, selectors []resourceapi.DeviceS
 			q.whole = true
 			return
 		}
-		needed := q.cluster.selectors.attributesOf(s.CEL.Expression)
-		q.attributes.all = q.attributes.all || needed.all
-		q.attributes.ids = q.attributes.ids.Union(needed.ids)
+		q.identities = q.identities || seesIdentities(s.CEL.Expression)
 		expressions = append(expressions, s.CEL.Expression)
 	}
 	q.alternatives = append(q.alternatives, expressions)
@@ -122,11 +120,7 @@ func (q *query) addPool(ctx context.Context, out *part, w *keyWriter, id poolID,
 		}
 		q.writeNode(w, s, out.node)
 		for _, set := range s.Spec.SharedCounters {
-			var sum uint64
-			for name, c := range set.Counters {
-				sum += amount("counter", name, &c.Value)
-			}
-			w.number(sets[set.Name], sum)
+			w.number(sets[set.Name], hashOf("", &resourceapi.CounterSet{Counters: set.Counters}))
 		}
 		kept := s
 		if p.intact && !q.whole {
@@ -136,7 +130,7 @@ func (q *query) addPool(ctx context.Context, out *part, w *keyWriter, id poolID,
 		}
 		for i := range s.Spec.Devices {
 			d := &s.Spec.Devices[i]
-			content := q.content(id.driver, d, p.devices[s][i])
+			content := p.devices[s][i] + identityIf(q.identities, d)
 			if kept != s {
 				if !held.holds(d.Name) && !q.mayBeSelected(ctx, id.driver, d, content) {
 					continue
@@ -170,21 +164,6 @@ func (q *query) writeNode(w *keyWriter, s *resourceapi.ResourceSlice, node *core
 	w.text(s.Spec.Driver, s.Spec.Pool.Name)
 }
 
-// content stands for everything about a device that selectors may see.
-func (q *query) content(driver string, d *resourceapi.Device, static deviceContent) uint64 {
-	return contentWith(driver, d, static, q.attributes)
-}
-
-func contentWith(driver string, d *resourceapi.Device, static deviceContent, needed attributes) uint64 {
-	sum := uint64(static) + entry{kind: "driver", name: driver}.hash()
-	for name, a := range d.Attributes {
-		if needed.needs(name) {
-			sum += valueHash(string(name), &a)
-		}
-	}
-	return sum
-}
-
 // writeConstraints writes which devices of a node have the same value, not the value.
 func (q *query) writeConstraints(w *keyWriter, driver string, d *resourceapi.Device, ordinals map[uint64]uint64) {
 	for _, name := range q.constraints {
@@ -193,7 +172,7 @@ func (q *query) writeConstraints(w *keyWriter, driver string, d *resourceapi.Dev
 			w.number(0)
 			continue
 		}
-		value := valueHash(name, &a)
+		value := hashOf(name, &a)
 		if a.IntValues != nil || a.BoolValues != nil || a.StringValues != nil || a.VersionValues != nil {
 			// Lists are compared by what they have in common.
 			w.number(value)
@@ -215,7 +194,7 @@ func writeState(w *keyWriter, s *state, device string) {
 	var sum uint64
 	for _, r := range s.shared[device] {
 		for name, q := range r.ConsumedCapacity {
-			sum += amount("consumed", string(name), &q)
+			sum += hashOf(string(name), &q)
 		}
 	}
 	w.number(sum)

@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
 )
 
 // Matcher evaluates selectors, once for devices of equal content.
@@ -36,7 +35,7 @@ func NewMatcher(c *Cluster) *Matcher { return &Matcher{cluster: c, known: map[ma
 func (m *Matcher) Matches(ctx context.Context, expression string, p Published) (bool, error) {
 	d, driver := p.Device(), p.Pool.Driver
 	static := m.cluster.pools[poolID{driver, p.Pool.Name}].devices[p.Slice][p.Index]
-	return m.matches(ctx, expression, driver, d, contentWith(driver, d, static, m.cluster.selectors.attributesOf(expression)))
+	return m.matches(ctx, expression, driver, d, static+identityIf(seesIdentities(expression), d))
 }
 
 // matches is about a device whose content stands for all that the expression looks at.
@@ -52,15 +51,11 @@ func (m *Matcher) matches(ctx context.Context, expression, driver string, d *res
 	return matches, err
 }
 
-// identities are attributes that tell devices of one kind apart.
-var identities = sets.New("uuid", "parentUUID", "pciBusID", "pcieRoot", "serial", "minor", "index", "numaNode", "nvlinkDomain", "pcieSwitch")
-
 // Kinds groups nodes that have the same devices, used in the same way. It is a guess that looks
 // at names of attributes, for choosing what to look at.
 func (p *Planner) Kinds(ctx context.Context, nodes []*corev1.Node) [][]*corev1.Node {
 	q := newQuery(p, nil)
 	q.whole = true
-	q.attributes = attributes{all: true, except: identities}
 	keys := make([]uint64, len(nodes))
 	inParallel(len(nodes), func(i int) { keys[i] = q.part(ctx, nodes[i]).key })
 	place := map[uint64]int{}
