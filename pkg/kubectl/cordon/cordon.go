@@ -231,7 +231,7 @@ func who(m *fleet.Model, g *fleet.GPU) string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "Before %s can be reset, these must end:\n", g.Label())
 	for _, u := range slices.SortedFunc(maps.Keys(users), user.compare) {
-		line := fmt.Sprintf("    kubectl delete %s -n %s %s", u.resource, u.namespace, u.name)
+		line := "    " + fleet.DeleteCommand(u.resource, u.namespace, u.name)
 		if owner := users[u]; owner != "" {
 			line = fmt.Sprintf("%-44s # %s makes it anew", line, owner)
 		}
@@ -261,11 +261,7 @@ func usersOf(m *fleet.Model, g *fleet.GPU) map[user]string {
 			users[user{"resourceclaim", ns, h.Claim.Name}] = ""
 		}
 		for _, u := range h.Claim.Status.ReservedFor {
-			resource := "pod"
-			if u.APIGroup != "" || u.Resource != "pods" {
-				resource = strings.TrimRight(u.Resource+"."+u.APIGroup, ".")
-			}
-			users[user{resource, ns, u.Name}] = ""
+			users[user{fleet.ResourceOf(u), ns, u.Name}] = ""
 		}
 		for _, p := range h.Pods {
 			kind, owner := fleet.OwnerOf(p)

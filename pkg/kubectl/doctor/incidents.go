@@ -5,7 +5,6 @@ package doctor
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -188,7 +187,7 @@ func deletePods(pods []Ref) (commands []string) {
 		names[p.Namespace] = append(names[p.Namespace], p.Name)
 	}
 	for _, n := range slices.Sorted(maps.Keys(names)) {
-		commands = append(commands, fmt.Sprintf("kubectl delete pod -n %s %s", n, strings.Join(names[n], " ")))
+		commands = append(commands, fleet.DeleteCommand("pod", n, names[n]...))
 	}
 	return commands
 }

@@ -50,7 +50,7 @@ func (r *reaper) reap(c *Claim, claim *resourceapi.ResourceClaim, pods []*corev1
 			c.Owners = append(c.Owners, owner)
 		}
 		if c.Reason == PodsDone {
-			r.say(&c.Commands, fmt.Sprintf("kubectl delete pod -n %s %s", p.Namespace, p.Name))
+			r.say(&c.Commands, fleet.DeleteCommand("pod", p.Namespace, p.Name))
 			continue
 		}
 		all, busy := r.members(p, kind, name)
@@ -67,12 +67,12 @@ func (r *reaper) reap(c *Claim, claim *resourceapi.ResourceClaim, pods []*corev1
 	switch {
 	case len(pods) > 0:
 	case len(claim.Status.ReservedFor) == 0:
-		r.say(&c.Commands, fmt.Sprintf("kubectl delete resourceclaim -n %s %s", claim.Namespace, claim.Name))
+		r.say(&c.Commands, fleet.DeleteCommand("resourceclaim", claim.Namespace, claim.Name))
 	default:
 		// The pods could not be read; their names are known.
 		for _, u := range claim.Status.ReservedFor {
 			if !r.uses(u.UID) {
-				r.say(&c.Commands, fmt.Sprintf("kubectl delete %s -n %s %s", strings.TrimSuffix(u.Resource, "s"), claim.Namespace, u.Name))
+				r.say(&c.Commands, fleet.DeleteCommand(fleet.ResourceOf(u), claim.Namespace, u.Name))
 			}
 		}
 	}
@@ -109,9 +109,9 @@ func scalable(kind string) bool {
 func command(p *corev1.Pod, kind, name string) string {
 	switch {
 	case kind == "Job":
-		return fmt.Sprintf("kubectl delete job -n %s %s", p.Namespace, name)
+		return fleet.DeleteCommand("job", p.Namespace, name)
 	case scalable(kind):
 		return fmt.Sprintf("kubectl scale -n %s %s/%s --replicas=0", p.Namespace, strings.ToLower(kind), name)
 	}
-	return fmt.Sprintf("kubectl delete pod -n %s %s", p.Namespace, p.Name)
+	return fleet.DeleteCommand("pod", p.Namespace, p.Name)
 }

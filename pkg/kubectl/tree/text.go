@@ -12,7 +12,9 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
+	"golang.org/x/text/width"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -297,8 +299,18 @@ const mostCut = 66
 
 // cut shortens a message, of which -o wide has the rest.
 func (r renderer) cut(text string) string {
-	if all := []rune(text); !r.Wide && len(all) > mostCut {
-		return string(all[:mostCut-3]) + "..."
+	columns, short := 0, 0
+	for at, c := range text {
+		columns++
+		if k := width.LookupRune(c).Kind(); k == width.EastAsianWide || k == width.EastAsianFullwidth {
+			columns++
+		}
+		if columns > mostCut && !r.Wide {
+			return text[:short] + "..."
+		}
+		if columns <= mostCut-3 {
+			short = at + utf8.RuneLen(c)
+		}
 	}
 	return text
 }

@@ -329,3 +329,19 @@ func TestLargest(t *testing.T) {
 		}
 	}
 }
+
+// TestCut: a message is as long as the columns that a terminal shows it in.
+func TestCut(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		strings.Repeat("a", mostCut): strings.Repeat("a", mostCut), strings.Repeat("a", mostCut+1): strings.Repeat("a", mostCut-3) + "...",
+		strings.Repeat("망", mostCut/2): strings.Repeat("망", mostCut/2), strings.Repeat("망", mostCut): strings.Repeat("망", (mostCut-3)/2) + "...",
+	} {
+		if got := (renderer{}).cut(text); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+	if long := strings.Repeat("망", 100); (renderer{printer.Format{Wide: true}}).cut(long) != long {
+		t.Error("-o wide does not have the rest")
+	}
+}
