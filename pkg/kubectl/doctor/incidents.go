@@ -63,11 +63,19 @@ type incident struct {
 func (f *Facts) told() *told {
 	if f.hasTold == nil {
 		f.hasTold = &told{}
-		incidents := f.taintedPlaces()
-		f.hearEvents(f.hasTold, incidents)
-		f.hasTold.gpus = f.gpuFindings(incidents)
+		h := &hearing{f, f.hasTold, map[place]*incident{}}
+		h.taints()
+		h.events()
+		h.gpus = h.gpuFindings()
 	}
 	return f.hasTold
+}
+
+// hearing finds out what became of what taints and events tell of.
+type hearing struct {
+	facts *Facts
+	*told
+	incidents map[place]*incident
 }
 
 func placeOf(node, gpu string, c *cause) place {
@@ -77,26 +85,24 @@ func placeOf(node, gpu string, c *cause) place {
 	return place{node, gpu, c.family()}
 }
 
-// taintedPlaces returns the incidents that taints tell of. A taint that is not in the table is of a device that is as it should be.
-func (f *Facts) taintedPlaces() map[place]*incident {
-	all := map[place]*incident{}
-	f.eachDevice(func(g *fleet.GPU, d *fleet.Device) {
+// taints finds the incidents that taints tell of. A taint that is not in the table is of a device that is as it should be.
+func (h *hearing) taints() {
+	h.facts.eachDevice(func(g *fleet.GPU, d *fleet.Device) {
 		for _, t := range d.Published.Taints {
-			name, own := strings.CutPrefix(t.Key, f.Driver+"/")
+			name, own := strings.CutPrefix(t.Key, h.facts.Driver+"/")
 			c := causeOfTaint(name)
 			if !own || c == nil {
 				continue
 			}
 			at := placeOf(g.Node.Name, g.PCIBusID, c)
-			in := all[at]
+			in := h.incidents[at]
 			if in == nil {
 				in = &incident{gpu: g, severity: Warning, signs: map[*cause]string{}}
-				all[at] = in
+				h.incidents[at] = in
 			}
 			in.add(d, c, &t)
 		}
 	})
-	return all
 }
 
 func (in *incident) add(d *fleet.Device, c *cause, t *resourceapi.DeviceTaint) {
@@ -126,12 +132,12 @@ func earlier(a, b *metav1.Time) *metav1.Time {
 	return a
 }
 
-func (f *Facts) gpuFindings(all map[place]*incident) (found findings) {
-	for _, at := range slices.SortedFunc(maps.Keys(all), func(a, b place) int {
+func (h *hearing) gpuFindings() (found findings) {
+	for _, at := range slices.SortedFunc(maps.Keys(h.incidents), func(a, b place) int {
 		return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.gpu, b.gpu), cmp.Compare(a.family.text, b.family.text))
 	}) {
-		in := all[at]
-		if at.family.wholeNode && f.supervisorDown(at.node) {
+		in := h.incidents[at]
+		if at.family.wholeNode && h.facts.supervisorDown(at.node) {
 			continue // mps-supervisor says so
 		}
 		var texts []string
@@ -149,7 +155,7 @@ func (f *Facts) gpuFindings(all map[place]*incident) (found findings) {
 		if first.wholeNode {
 			one.Objects = []Ref{nodeRef(at.node)}
 		}
-		if first.pods && f.Hides(fleet.ResourceClaims) {
+		if first.pods && h.facts.Hides(fleet.ResourceClaims) {
 			one.Message += ". Which pods use it is unknown, as far as claims may not be read"
 		}
 		if in.unevicted {
@@ -192,8 +198,9 @@ func deletePods(pods []Ref) (commands []string) {
 	return commands
 }
 
-// hearEvents adds what events say to incidents, and what they say else.
-func (f *Facts) hearEvents(t *told, incidents map[place]*incident) {
+// events adds what events say to incidents, and what they say else.
+func (h *hearing) events() {
+	f := h.facts
 	heard := map[string]int{} // by reason, and by the namespace whose users could have written them
 	for _, e := range newestFirst(f.Events) {
 		isForged := e.InvolvedObject.Kind == "Node" && !f.ofNode(e)
@@ -206,21 +213,22 @@ func (f *Facts) hearEvents(t *told, incidents map[place]*incident) {
 			continue
 		}
 		if f.ofNode(e) {
-			f.hearOfNode(t, incidents, e, c)
+			h.ofNode(e, c)
 		} else if heard[e.Namespace+"/"+c.event]++; heard[e.Namespace+"/"+c.event] <= maxReasonEvents {
-			f.hearOfClaim(t, incidents, e, c)
+			h.ofClaim(e, c)
 		}
 	}
 }
 
-func (f *Facts) hearOfNode(t *told, incidents map[place]*incident, e *corev1.Event, c *cause) {
+func (h *hearing) ofNode(e *corev1.Event, c *cause) {
+	f := h.facts
 	node := e.InvolvedObject.Name
 	addresses, text := subjectsOf(strings.ReplaceAll(e.Message, evicted, ""))
 	if len(addresses) == 0 || c.wholeNode {
 		addresses = []string{""}
 	}
 	for _, address := range addresses {
-		in, g := incidents[placeOf(node, address, c)], f.gpuAt(node, address)
+		in, g := h.incidents[placeOf(node, address, c)], h.gpuAt(node, address)
 		about := refAt(node, address, g)
 		switch {
 		case in != nil:
@@ -228,13 +236,13 @@ func (f *Facts) hearOfNode(t *told, incidents map[place]*incident, e *corev1.Eve
 			if in.since == nil {
 				in.since = &e.FirstTimestamp
 			}
-		case g != nil || c.past || f.isOver(e, c) || f.isGone(node) || c.isTainted() && address == "" && f.publishes(node):
-			t.past.addTold(e, c, about, text)
+		case g != nil || c.past || h.isOver(e, c) || h.isGone(node) || c.isTainted() && address == "" && f.publishes(node):
+			h.past.addTold(e, c, about, text)
 		default:
 			if c.isTainted() {
 				text = "No ResourceSlice has it, so that it is unknown whether this is over. " + text
 			}
-			t.others.addTold(e, c, about, text)
+			h.others.addTold(e, c, about, text)
 		}
 	}
 }
@@ -251,23 +259,24 @@ func refAt(node, address string, g *fleet.GPU) Ref {
 }
 
 // isGone reports whether the cluster has no such node any more.
-func (f *Facts) isGone(node string) bool {
-	return !f.Hides(nodes) && !slices.ContainsFunc(f.Snapshot.Nodes, func(n *corev1.Node) bool { return n.Name == node })
+func (h *hearing) isGone(node string) bool {
+	return !h.facts.Hides(nodes) && !slices.ContainsFunc(h.facts.Snapshot.Nodes, func(n *corev1.Node) bool { return n.Name == node })
 }
 
-// hearOfClaim leaves out what the node is told, too, or what its GPU has a taint for.
-func (f *Facts) hearOfClaim(t *told, incidents map[place]*incident, e *corev1.Event, c *cause) {
+// ofClaim leaves out what the node is told, too, or what its GPU has a taint for.
+func (h *hearing) ofClaim(e *corev1.Event, c *cause) {
+	f := h.facts
 	at := about(e)
-	isTainted := slices.ContainsFunc(f.Holdings, func(h *fleet.Holding) bool {
-		return h.Device != nil && h.Claim.Namespace == at.Namespace && h.Claim.Name == at.Name && incidents[placeOf(h.Device.GPU.Node.Name, h.Device.GPU.PCIBusID, c)] != nil
+	isTainted := slices.ContainsFunc(f.Holdings, func(o *fleet.Holding) bool {
+		return o.Device != nil && o.Claim.Namespace == at.Namespace && o.Claim.Name == at.Name && h.incidents[placeOf(o.Device.GPU.Node.Name, o.Device.GPU.PCIBusID, c)] != nil
 	})
 	exists := slices.ContainsFunc(f.Claims, func(c *resourceapi.ResourceClaim) bool { return c.Namespace == at.Namespace && c.Name == at.Name })
 	switch {
 	case c.taint != "" && !c.claims || isTainted:
 	case c.past || !exists && !c.outlivesClaim && !f.Hides(claims):
-		t.past.addTold(e, c, at, e.Message)
+		h.past.addTold(e, c, at, e.Message)
 	default:
-		t.others.addTold(e, c, at, e.Message)
+		h.others.addTold(e, c, at, e.Message)
 	}
 }
 
@@ -287,7 +296,8 @@ func (f *findings) addTold(e *corev1.Event, c *cause, at Ref, text string) {
 }
 
 // isOver reports whether the driver has said since that it is over, or the Node says so.
-func (f *Facts) isOver(e *corev1.Event, c *cause) bool {
+func (h *hearing) isOver(e *corev1.Event, c *cause) bool {
+	f := h.facts
 	if c.event == "CordonedGPUUnknown" {
 		return slices.ContainsFunc(f.Nodes, func(n *fleet.Node) bool {
 			return n.Name == e.InvolvedObject.Name && n.Object != nil &&
@@ -314,8 +324,8 @@ func subjectsOf(message string) (addresses []string, text string) {
 const evicted = " Pods that use it are evicted; delete those that ask for nvidia.com/gpu."
 
 // gpuAt returns a GPU that is published, or nil.
-func (f *Facts) gpuAt(node, address string) *fleet.GPU {
-	for _, n := range f.Nodes {
+func (h *hearing) gpuAt(node, address string) *fleet.GPU {
+	for _, n := range h.facts.Nodes {
 		for _, g := range n.GPUs {
 			if n.Name == node && g.PCIBusID == address {
 				return g

@@ -24,6 +24,7 @@ type selection struct {
 	// removals take what is translated out of the pod.
 	removals []func()
 	workload *workload
+	labels   *labels
 }
 
 // apply takes out of the pod what is translated.
@@ -51,26 +52,26 @@ func describe(kind policy.Kind, profile string) string {
 
 // selection reads the node selector and the affinity of the pod.
 func (w *workload) selection(containers []*container) (*selection, error) {
-	s := &selection{workload: w}
-	l := &labels{options: w.options, containers: containers}
-	if err := w.nodeSelector(s, l); err != nil {
+	s := &selection{workload: w, labels: &labels{options: w.options, containers: containers}}
+	if err := s.nodeSelector(); err != nil {
 		return nil, fmt.Errorf("%s.nodeSelector: %w", w.path, err)
 	}
-	if err := w.affinity(s, l); err != nil {
+	if err := s.affinity(); err != nil {
 		return nil, fmt.Errorf("%s.affinity: %w", w.path, err)
 	}
 	return s, nil
 }
 
 // nodeSelector reads labels that must have one value each.
-func (w *workload) nodeSelector(s *selection, l *labels) error {
+func (s *selection) nodeSelector() error {
+	w := s.workload
 	selector := document.Get(w.spec, "nodeSelector")
 	if selector == nil || selector.Kind != yaml.MappingNode {
 		return nil
 	}
 	for i := 0; i+1 < len(selector.Content); i += 2 {
 		key, value := selector.Content[i].Value, selector.Content[i+1].Value
-		o, err := l.translate(requirement{key: key, operator: in, values: []string{value}})
+		o, err := s.labels.translate(requirement{key: key, operator: in, values: []string{value}})
 		if err != nil {
 			return fmt.Errorf("%s: %w", key, err)
 		}
@@ -117,12 +118,12 @@ const (
 )
 
 // affinity reads the affinity to nodes. A preference cannot be translated: it stays.
-func (w *workload) affinity(s *selection, l *labels) error {
+func (s *selection) affinity() error {
+	w := s.workload
 	nodes := document.At(w.spec, "affinity", nodeAffinity)
 	if preferences := document.Get(nodes, preferred); preferences != nil && preferences.Kind == yaml.SequenceNode {
 		for i, p := range preferences.Content {
-			w.preference(document.At(p, "preference", "matchExpressions"), l,
-				fmt.Sprintf("affinity.%s.%s[%d]", nodeAffinity, preferred, i))
+			s.preference(document.At(p, "preference", "matchExpressions"), fmt.Sprintf("affinity.%s.%s[%d]", nodeAffinity, preferred, i))
 		}
 	}
 	terms := document.At(nodes, required, "nodeSelectorTerms")
@@ -131,26 +132,27 @@ func (w *workload) affinity(s *selection, l *labels) error {
 	}
 	at := fmt.Sprintf("affinity.%s.%s.nodeSelectorTerms", nodeAffinity, required)
 	if len(terms.Content) == 1 {
-		return w.term(terms.Content[0], s, l, at+"[0]")
+		return s.term(terms.Content[0], at+"[0]")
 	}
-	return w.alternatives(terms, s, l, at)
+	return s.alternatives(terms, at)
 }
 
 // preference tells that labels of GPUs are only a preference.
-func (w *workload) preference(expressions *yaml.Node, l *labels, at string) {
+func (s *selection) preference(expressions *yaml.Node, at string) {
 	if expressions == nil {
 		return
 	}
 	for i, n := range expressions.Content {
-		if key := document.Text(n, "key"); l.knows(key) {
-			w.findings().Lost(w.at(fmt.Sprintf("%s.preference.matchExpressions[%d]", at, i)), key,
+		if key := document.Text(n, "key"); s.labels.knows(key) {
+			s.workload.findings().Lost(s.workload.at(fmt.Sprintf("%s.preference.matchExpressions[%d]", at, i)), key,
 				"a preference stays one for nodes, by a label that goes with GPU feature discovery; a claim prefers devices with firstAvailable")
 		}
 	}
 }
 
 // term reads the only term: what is not about GPUs stays in it.
-func (w *workload) term(term *yaml.Node, s *selection, l *labels, at string) error {
+func (s *selection) term(term *yaml.Node, at string) error {
+	w := s.workload
 	expressions := document.Get(term, "matchExpressions")
 	if expressions == nil || expressions.Kind != yaml.SequenceNode {
 		return nil
@@ -161,7 +163,7 @@ func (w *workload) term(term *yaml.Node, s *selection, l *labels, at string) err
 		if err != nil {
 			return fmt.Errorf("%s.matchExpressions[%d]: %w", at, i, err)
 		}
-		o, err := l.translate(r)
+		o, err := s.labels.translate(r)
 		if err != nil {
 			return fmt.Errorf("%s.matchExpressions[%d]: %w", at, i, err)
 		}
@@ -185,7 +187,7 @@ func (w *workload) term(term *yaml.Node, s *selection, l *labels, at string) err
 		}
 		expressions.Content = kept
 		if removeEmpty(term, "matchExpressions") && len(term.Content) == 0 {
-			w.removeRequired()
+			s.removeRequired()
 		}
 	})
 	return nil
@@ -193,20 +195,21 @@ func (w *workload) term(term *yaml.Node, s *selection, l *labels, at string) err
 
 // removeRequired removes what is required of nodes: a term without anything in it matches no
 // node.
-func (w *workload) removeRequired() {
-	affinity := document.Get(w.spec, "affinity")
+func (s *selection) removeRequired() {
+	spec := s.workload.spec
+	affinity := document.Get(spec, "affinity")
 	remove(document.Get(affinity, nodeAffinity), required)
 	removeEmpty(affinity, nodeAffinity)
-	removeEmpty(w.spec, "affinity")
+	removeEmpty(spec, "affinity")
 }
 
 // alternatives reads several terms, of which a node must match one. They can be translated
 // together if they are about nothing but GPUs.
-func (w *workload) alternatives(terms *yaml.Node, s *selection, l *labels, at string) error {
+func (s *selection) alternatives(terms *yaml.Node, at string) error {
 	var any []string
 	about, whole := 0, true
 	for i, term := range terms.Content {
-		all, known, complete, err := l.wholeTerm(term)
+		all, known, complete, err := s.labels.wholeTerm(term)
 		if err != nil {
 			return fmt.Errorf("%s[%d]: %w", at, i, err)
 		}
@@ -218,11 +221,11 @@ func (w *workload) alternatives(terms *yaml.Node, s *selection, l *labels, at st
 	case about == 0:
 		return nil
 	case !whole:
-		w.findings().Lost(w.at(at), "", "alternatives that are not only about GPUs cannot be moved to a claim: they stay, by labels that go with GPU feature discovery")
+		s.workload.findings().Lost(s.workload.at(at), "", "alternatives that are not only about GPUs cannot be moved to a claim: they stay, by labels that go with GPU feature discovery")
 		return nil
 	}
 	s.expressions = append(s.expressions, strings.Join(any, " || "))
-	s.removals = append(s.removals, w.removeRequired)
+	s.removals = append(s.removals, s.removeRequired)
 	return nil
 }
 
