@@ -15,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/templates"
 )
@@ -29,8 +30,9 @@ var podsOfTemplates = map[string]int{
 	"training.yaml": 1, "whole-gpu.yaml": 1, "without-a-claim.yaml": 2,
 }
 
-// TestTemplates applies every file of templates as it is, all at once in namespaces of their own, and waits until each pod is ready
-// or has ended well, with a GPU in view. The API server takes the values for helm as part of the chart.
+// TestTemplates applies every file of templates as it is, all at once in namespaces of their own that enforce the Pod Security Standard
+// "restricted", and waits until each pod is ready or has ended well, with a GPU in view. The API server takes the values for helm as part
+// of the chart.
 func TestTemplates(t *testing.T) {
 	reserveNode(t)
 	names, err := templates.Names()
@@ -46,6 +48,7 @@ func TestTemplates(t *testing.T) {
 		}
 		ns := makeNamespace(t)
 		namespaces[name] = ns
+		restrict(t, ns)
 		t.Cleanup(func() {
 			// Before the pods: what makes them would make them again.
 			deleteFile(t, ns, path)
@@ -67,6 +70,15 @@ func TestTemplates(t *testing.T) {
 		t.Errorf("%d templates ran, there are %d", ran, templateCount)
 	}
 	checkQuota(t, namespaces["quota.yaml"])
+}
+
+// restrict has a namespace enforce what tenants are advised to.
+func restrict(t *testing.T, ns string) {
+	t.Helper()
+	label := []byte(`{"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}`)
+	if _, err := client.CoreV1().Namespaces().Patch(t.Context(), ns, types.MergePatchType, label, metav1.PatchOptions{}); err != nil {
+		t.Fatalf("labelling namespace %s: %v", ns, err)
+	}
 }
 
 func deleteFile(t *testing.T, ns, path string) {

@@ -79,7 +79,7 @@ func TestDocs(t *testing.T) {
 		}
 	}
 	for _, path := range []string{
-		"docs/examples/pytorch-share.yaml", "docs/examples/vllm-mps.yaml",
+		"docs/examples/notebook.yaml", "docs/examples/pytorch-share.yaml", "docs/examples/vllm-mps.yaml",
 		"docs/examples/ray/raycluster.yaml", "docs/examples/ray/rayservice.yaml",
 	} {
 		content, err := os.ReadFile("../../../" + path)

@@ -6,15 +6,20 @@ package admission
 import (
 	"bytes"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/apis/core/validation"
 	"k8s.io/pod-security-admission/api"
+	"k8s.io/pod-security-admission/policy"
 )
 
 // TestExample: an API server takes the example of the documentation, every label and every
@@ -34,9 +39,9 @@ func TestExample(t *testing.T) {
 		kinds++
 		switch object := object.(type) {
 		case *corev1.Namespace:
-			policy, errs := api.PolicyToEvaluate(object.Labels, api.Policy{})
-			if len(errs) > 0 || policy.Enforce.Level != api.LevelRestricted {
-				t.Errorf("the namespace enforces %v, %v", policy.Enforce, errs)
+			level, errs := api.PolicyToEvaluate(object.Labels, api.Policy{})
+			if len(errs) > 0 || level.Enforce.Level != api.LevelRestricted {
+				t.Errorf("the namespace enforces %v, %v", level.Enforce, errs)
 			}
 		case *corev1.ResourceQuota:
 			if errs := validation.ValidateResourceQuota(toInternal(t, object).(*core.ResourceQuota)); len(errs) > 0 {
@@ -110,4 +115,59 @@ func TestTenantsOfMPS(t *testing.T) {
 	if len(used) != 2 || len(classes) != 2 {
 		t.Errorf("namespaces use %v of %v", used, classes)
 	}
+}
+
+// TestRestricted: a namespace that enforces "restricted" takes the pods of all templates and of the examples for users.
+func TestRestricted(t *testing.T) {
+	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	restricted := api.LevelVersion{Level: api.LevelRestricted, Version: api.LatestVersion()}
+	refusal := func(pod *corev1.PodTemplateSpec) string {
+		result := policy.AggregateCheckResults(evaluator.EvaluatePod(restricted, &pod.ObjectMeta, &pod.Spec))
+		return result.ForbiddenDetail()
+	}
+	if refusal(&corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main"}}}}) == "" {
+		t.Error("a pod without a securityContext is not refused")
+	}
+	files, err := filepath.Glob(templates + "/*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pods := 0
+	for _, file := range append(files, examples+"/pytorch-share.yaml", examples+"/vllm-mps.yaml", examples+"/notebook.yaml") {
+		for _, object := range objects(t, file) {
+			pod := podTemplate(object)
+			if pod == nil {
+				continue
+			}
+			pods++
+			if why := refusal(pod); why != "" {
+				t.Errorf("%s: a namespace that enforces restricted refuses its pods: %s", file, why)
+			}
+			// Images whose user is root, or has a name only, do not start with runAsNonRoot alone.
+			if pod.Spec.SecurityContext.RunAsUser == nil {
+				t.Errorf("%s: runAsUser is not set", file)
+			}
+		}
+	}
+	if t.Logf("%d cases", pods); pods < 15 {
+		t.Errorf("only %d pods", pods)
+	}
+}
+
+// podTemplate is what an object makes pods of.
+func podTemplate(object runtime.Object) *corev1.PodTemplateSpec {
+	switch object := object.(type) {
+	case *corev1.Pod:
+		return &corev1.PodTemplateSpec{ObjectMeta: object.ObjectMeta, Spec: object.Spec}
+	case *appsv1.Deployment:
+		return &object.Spec.Template
+	case *appsv1.StatefulSet:
+		return &object.Spec.Template
+	case *batchv1.Job:
+		return &object.Spec.Template
+	}
+	return nil
 }

@@ -29,9 +29,10 @@ import (
 const (
 	demos     = "../../../demo"
 	templates = "../../../templates"
-	tenant    = "../../../docs/examples/tenant.yaml"
+	examples  = "../../../docs/examples"
 
-	tenantsOfMPS = "../../../docs/examples/tenants-of-mps.yaml"
+	tenant       = examples + "/tenant.yaml"
+	tenantsOfMPS = examples + "/tenants-of-mps.yaml"
 )
 
 // codecs refuse unknown fields.
