@@ -5,21 +5,20 @@ package admission
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	appsv1 "k8s.io/api/apps/v1"
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/apis/core/validation"
 	"k8s.io/pod-security-admission/api"
 	"k8s.io/pod-security-admission/policy"
+	"sigs.k8s.io/yaml"
 )
 
 // TestExample: an API server takes the example of the documentation, every label and every
@@ -131,43 +130,65 @@ func TestRestricted(t *testing.T) {
 	if refusal(&corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "main"}}}}) == "" {
 		t.Error("a pod without a securityContext is not refused")
 	}
-	files, err := filepath.Glob(templates + "/*.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
 	pods := 0
-	for _, file := range append(files, examples+"/pytorch-share.yaml", examples+"/vllm-mps.yaml", examples+"/notebook.yaml") {
-		for _, object := range objects(t, file) {
-			pod := podTemplate(object)
-			if pod == nil {
-				continue
-			}
-			pods++
-			if why := refusal(pod); why != "" {
-				t.Errorf("%s: a namespace that enforces restricted refuses its pods: %s", file, why)
-			}
-			// Images whose user is root, or has a name only, do not start with runAsNonRoot alone.
-			if pod.Spec.SecurityContext.RunAsUser == nil {
-				t.Errorf("%s: runAsUser is not set", file)
+	for _, pattern := range []string{templates + "/*.yaml", examples + "/*.yaml", examples + "/*/*.yaml"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			for _, pod := range podsOf(t, file) {
+				pods++
+				if why := refusal(&pod); why != "" {
+					t.Errorf("%s: a namespace that enforces restricted refuses its pods: %s", file, why)
+				}
+				// Images whose user is root, or has a name only, do not start with runAsNonRoot alone.
+				if context := pod.Spec.SecurityContext; context == nil || context.RunAsUser == nil {
+					t.Errorf("%s: runAsUser is not set", file)
+				}
 			}
 		}
 	}
-	if t.Logf("%d cases", pods); pods < 15 {
+	if t.Logf("%d cases", pods); pods < 20 {
 		t.Errorf("only %d pods", pods)
 	}
 }
 
-// podTemplate is what an object makes pods of.
-func podTemplate(object runtime.Object) *corev1.PodTemplateSpec {
-	switch object := object.(type) {
-	case *corev1.Pod:
-		return &corev1.PodTemplateSpec{ObjectMeta: object.ObjectMeta, Spec: object.Spec}
-	case *appsv1.Deployment:
-		return &object.Spec.Template
-	case *appsv1.StatefulSet:
-		return &object.Spec.Template
-	case *batchv1.Job:
-		return &object.Spec.Template
+// podsOf are the pods of a file, and what its workloads make pods of, those of kinds that are not known here included.
+func podsOf(t *testing.T, file string) (all []corev1.PodTemplateSpec) {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return nil
+	var walk func(value any)
+	walk = func(value any) {
+		switch value := value.(type) {
+		case []any:
+			for _, element := range value {
+				walk(element)
+			}
+		case map[string]any:
+			if spec, is := value["spec"].(map[string]any); !is || spec["containers"] == nil {
+				for _, field := range value {
+					walk(field)
+				}
+				return
+			}
+			var pod corev1.PodTemplateSpec
+			document, err := yaml.Marshal(value)
+			if err := errors.Join(err, yaml.Unmarshal(document, &pod)); err != nil {
+				t.Fatalf("%s: %v", file, err)
+			}
+			all = append(all, pod)
+		}
+	}
+	for document := range strings.SplitSeq(string(data), "\n---\n") {
+		var content any
+		if err := yaml.Unmarshal([]byte(document), &content); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		walk(content)
+	}
+	return all
 }
