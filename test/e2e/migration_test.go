@@ -30,7 +30,7 @@ const (
 )
 
 // A node label says which driver serves a node's GPUs.
-const gpuDriverLabel = "gpu-driver"
+const gpuDriverLabel = "partage.dev/gpu-driver"
 
 // gpuResource is what old pods ask for.
 const gpuResource = "nvidia.com/gpu"
@@ -59,7 +59,7 @@ func migrant(t *testing.T) (ns, dir string) {
 	return ns, dir
 }
 
-// writeValues writes the chart's values for simulated GPUs, with which the plugin notices changes sooner.
+// writeValues writes the chart's values for simulated GPUs, with which the plugin notices changes sooner, and for nodes with the label.
 func writeValues(t *testing.T, file string) {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join(repoRoot, "demo", "values-simulated.yaml"))
@@ -75,6 +75,7 @@ func writeValues(t *testing.T, file string) {
 		t.Fatalf("values %v", values)
 	}
 	plugin["pollInterval"], plugin["claimCheckInterval"] = "2s", "10s"
+	plugin["nodeSelector"] = map[string]any{gpuDriverLabel: "partage"}
 	if content, err = yaml.Marshal(values); err != nil {
 		t.Fatal(err)
 	}

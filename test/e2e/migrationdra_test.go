@@ -41,7 +41,7 @@ func TestMigrationFromDRADriver(t *testing.T) {
 	apply(t, ns, deployment("claims", 2, "{name: gpu, exactly: "+wholeGPU.String()+"}")+oldDeployment("limits", 2))
 	wantEachOnItsOwn(t, ns)
 
-	g.run(t, []string{"GPU_NODES=2"}, "label", "select")
+	g.run(t, []string{"GPU_NODES=2", "VERSION=0.4.1"}, "label", "select")
 	g.run(t, nil, "install")
 	runsOn(t, draDriver, draDriverPods, wholeNode, sharedNode)
 	runsOn(t, driverNamespace, partagePods)

@@ -74,7 +74,7 @@ func TestMigrationFromDevicePlugin(t *testing.T) {
 	wantGPUs(t, ns, wholeNode, before[wholeNode], 1)
 	wantClaims(t, ns, before[wholeNode], false)
 
-	g.run(t, []string{"GPU_NODES=2"}, "label", "select")
+	g.run(t, []string{"GPU_NODES=2", "VERSION=0.20.0"}, "label", "select")
 	g.run(t, nil, "translate", "install")
 	runsOn(t, devicePlugin, devicePluginPods, wholeNode, sharedNode)
 	runsOn(t, driverNamespace, partagePods)

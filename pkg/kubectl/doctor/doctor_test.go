@@ -342,7 +342,7 @@ var badNeighbours = []bad{
 	{"mig-manager", "runs", func(w *world) { w.pods = append(w.pods, migManagerPod("gpu-1")) }, Warning, []string{"node gpu-1"}, "would remove", "nvidia.com/gpu.deploy.mig-manager=false"},
 	{"mig-manager", "label", func(w *world) { w.node("gpu-2").Labels[migConfigLabel] = "all-disabled" }, Warning, []string{"node gpu-2"}, "has no effect", "Remove the label"},
 	{"node-labels", "count", func(w *world) { w.node("gpu-2").Labels["nvidia.com/gpu.count"] = "3" }, Warning, []string{"node gpu-2"}, "nvidia.com/gpu.count is 3, and the driver publishes 2", "GPUNotListed"},
-	{"node-labels", "reset", func(w *world) { w.node("gpu-2").Labels[resetLabel] = "reset" }, Warning, []string{"node gpu-2"}, "was kept off", "kubectl label"},
+	{"node-labels", "reset", func(w *world) { w.node("gpu-2").Labels[driverLabel] = "reset" }, Warning, []string{"node gpu-2"}, "was kept off", "kubectl label"},
 	{"one-driver", "a tenant's pods that are called so", func(w *world) {
 		w.pods = append(w.pods, ofTenant(reference("gpu-1", true)), ofTenant(migManagerPod("gpu-1")))
 		own := w.driverPod(pluginLabel, "gpu-1")

@@ -206,8 +206,8 @@ func (f *Facts) annotationNamespaces() []string {
 	return append(trusted, metav1.NamespaceSystem, "gpu-operator") // the policy is off
 }
 
-// resetLabel is the one with which docs/how-to/troubleshoot.md moves the driver off a node.
-const resetLabel = "nvidia.com/dra-kubelet-plugin"
+// driverLabel says which driver has a node. With the value "reset" it has none: see docs/how-to/troubleshoot.md.
+const driverLabel = "partage.dev/gpu-driver"
 
 func nodeLabels(f *Facts) (found findings) {
 	gpus := map[string]int{}
@@ -215,9 +215,9 @@ func nodeLabels(f *Facts) (found findings) {
 		gpus[n.Name] = len(n.GPUs)
 	}
 	for _, n := range f.Snapshot.Nodes {
-		if n.Labels[resetLabel] == "reset" {
-			found.add(Warning, fmt.Sprintf("The label %s is reset: the driver was kept off the node so that a GPU could be reset", resetLabel),
-				"If that is done, kubectl label node NODE "+resetLabel+"=true --overwrite", nodeRef(n.Name))
+		if n.Labels[driverLabel] == "reset" {
+			found.add(Warning, fmt.Sprintf("The label %s is reset: the driver was kept off the node so that a GPU could be reset", driverLabel),
+				"If that is done, kubectl label node NODE "+driverLabel+"=partage --overwrite", nodeRef(n.Name))
 		}
 		count, has := n.Labels["nvidia.com/gpu.count"]
 		if published := fmt.Sprint(gpus[n.Name]); has && gpus[n.Name] > 0 && count != published {
