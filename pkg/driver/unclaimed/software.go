@@ -41,8 +41,9 @@ type Finding struct {
 	Text  string
 }
 
-// MIGConfigLabel is what a MIG manager follows.
-const MIGConfigLabel = "nvidia.com/mig.config"
+// MIGConfigLabel is what a MIG manager follows. migManagerLabel is false on nodes that the GPU Operator keeps its MIG manager off; as long
+// as that is on at all, the operator writes the other label on every node.
+const MIGConfigLabel, migManagerLabel = "nvidia.com/mig.config", "nvidia.com/gpu.deploy.mig-manager"
 
 // OnNode finds what the Node object tells: a device plugin by the resources that it offers, and a
 // MIG manager by its label. The extended resources of device classes are none of the node's:
@@ -55,11 +56,10 @@ func OnNode(node *corev1.Node) []Finding {
 			"with the GPU Operator by the label nvidia.com/gpu.deploy.device-plugin=false", strings.Join(offered, ", "))
 	}
 	manager := Finding{Kind: MIGManager, Text: "No MIG manager is asked to partition the GPUs of this node"}
-	if config, labelled := node.Labels[MIGConfigLabel]; labelled {
+	if config, labelled := node.Labels[MIGConfigLabel]; labelled && node.Labels[migManagerLabel] != "false" {
 		manager.There, manager.Text = true, fmt.Sprintf("The node has the label %s=%s, which a MIG manager follows: "+
-			"it ends programs and removes partitions that claims have. Remove the label, and keep the MIG manager off the node: "+
-			"with the GPU Operator by the label nvidia.com/gpu.deploy.mig-manager=false. This driver makes partitions as claims ask for them",
-			MIGConfigLabel, config)
+			"it ends programs and removes partitions that claims have. Keep the MIG manager off the node, with the GPU Operator by the label %s=false, "+
+			"and elsewhere remove the label. This driver makes partitions as claims ask for them", MIGConfigLabel, config, migManagerLabel)
 	}
 	return []Finding{plugin, manager}
 }

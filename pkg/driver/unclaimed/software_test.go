@@ -38,6 +38,9 @@ func TestOnNode(t *testing.T) {
 			labels: map[string]string{"nvidia.com/mig.config": "all-1g.10gb"},
 			want:   map[Kind]string{MIGManager: "nvidia.com/mig.config=all-1g.10gb"},
 		},
+		"MIG manager that the GPU Operator keeps off the node": {
+			labels: map[string]string{"nvidia.com/mig.config": "all-disabled", "nvidia.com/gpu.deploy.mig-manager": "false"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -44,7 +44,7 @@ type bad struct {
 
 func TestChecks(t *testing.T) {
 	t.Parallel()
-	const wantChecks, wantCases = 31, 95
+	const wantChecks, wantCases = 31, 96
 	checks := Checks()
 	if len(checks) != wantChecks {
 		t.Errorf("%d checks, want %d", len(checks), wantChecks)
@@ -341,6 +341,9 @@ var badNeighbours = []bad{
 	}, Error, []string{"node gpu-1"}, "all-1g.10gb", "nvidia.com/gpu.deploy.mig-manager=false"},
 	{"mig-manager", "runs", func(w *world) { w.pods = append(w.pods, migManagerPod("gpu-1")) }, Warning, []string{"node gpu-1"}, "would remove", "nvidia.com/gpu.deploy.mig-manager=false"},
 	{"mig-manager", "label", func(w *world) { w.node("gpu-2").Labels[migConfigLabel] = "all-disabled" }, Warning, []string{"node gpu-2"}, "has no effect", "Remove the label"},
+	{"mig-manager", "label, where the operator keeps it off", func(w *world) {
+		w.node("gpu-2").Labels[migConfigLabel], w.node("gpu-2").Labels[migManagerLabel] = "all-disabled", "false"
+	}, OK, nil, "", ""},
 	{"node-labels", "count", func(w *world) { w.node("gpu-2").Labels["nvidia.com/gpu.count"] = "3" }, Warning, []string{"node gpu-2"}, "nvidia.com/gpu.count is 3, and the driver publishes 2", "GPUNotListed"},
 	{"node-labels", "reset", func(w *world) { w.node("gpu-2").Labels[driverLabel] = "reset" }, Warning, []string{"node gpu-2"}, "was kept off", "kubectl label"},
 	{"one-driver", "a tenant's pods that are called so", func(w *world) {

@@ -111,7 +111,9 @@ func (f *Facts) classOf(resource string) string {
 	return ""
 }
 
-const migConfigLabel = "nvidia.com/mig.config"
+// migConfigLabel is what a MIG manager follows. The GPU Operator writes it again as long as its MIG manager is on, also on nodes that
+// migManagerLabel keeps it off.
+const migConfigLabel, migManagerLabel = "nvidia.com/mig.config", "nvidia.com/gpu.deploy.mig-manager"
 
 func migManager(f *Facts) (found findings) {
 	managers := byNode(f.nodePods(func(p *corev1.Pod) bool { return p.Labels["app"] == "nvidia-mig-manager" }))
@@ -123,13 +125,13 @@ func migManager(f *Facts) (found findings) {
 		switch {
 		case len(managers[n.Name]) > 0 && labelled:
 			found.add(Error, fmt.Sprintf("NVIDIA's MIG manager runs on the node, whose label %s is %s: it ends programs and removes partitions of claims", migConfigLabel, config),
-				"Keep the MIG manager off the node: with the GPU operator the label nvidia.com/gpu.deploy.mig-manager=false; and remove the label "+migConfigLabel, nodeRef(n.Name))
+				"Keep the MIG manager off the node: with the GPU operator the label "+migManagerLabel+"=false; and remove the label "+migConfigLabel, nodeRef(n.Name))
 		case len(managers[n.Name]) > 0:
 			found.add(Warning, "NVIDIA's MIG manager runs on the node: it would remove the partitions of claims if somebody set the label "+migConfigLabel,
-				"Keep the MIG manager off the node: with the GPU operator the label nvidia.com/gpu.deploy.mig-manager=false", nodeRef(n.Name))
-		case labelled:
+				"Keep the MIG manager off the node: with the GPU operator the label "+migManagerLabel+"=false", nodeRef(n.Name))
+		case labelled && n.Labels[migManagerLabel] != "false":
 			found.add(Warning, fmt.Sprintf("The label %s is %s, which has no effect: the driver makes partitions as claims ask for them", migConfigLabel, config),
-				"Remove the label; say in the sharing policy which profiles are offered", nodeRef(n.Name))
+				"Remove the label, or set "+migManagerLabel+"=false where the GPU operator writes it again; say in the sharing policy which profiles are offered", nodeRef(n.Name))
 		}
 	}
 	return found
