@@ -6,7 +6,10 @@ package record
 import (
 	"errors"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -54,6 +57,7 @@ func (s *Store) Snapshot() *Snapshot {
 
 func (s *Store) snapshot() *Snapshot {
 	all := &Snapshot{}
+	all.addOld(filepath.Dir(s.folder), s.boot)
 	known, unlock, err := s.open(false)
 	defer unlock()
 	all.Err = err
@@ -85,6 +89,16 @@ func (all *Snapshot) guard(g Guard, err error) {
 		g.Remedy = "run the version of the driver that wrote it, or " + g.Remedy
 	}
 	all.Guards = append(all.Guards, g)
+}
+
+// addOld guards everything while there are records that builds before this format have written in this boot: people remove them.
+func (all *Snapshot) addOld(dataDir, boot string) {
+	folder := filepath.Join(dataDir, "claims")
+	found, _ := filepath.Glob(filepath.Join(folder, "*.json"))
+	note, _ := os.ReadFile(filepath.Join(dataDir, "boot")) // these builds noted the boot of all
+	if len(found) > 0 && strings.TrimSpace(string(note)) == boot {
+		all.guard(Guard{Path: folder}, nil)
+	}
 }
 
 // All are the records of this boot and of earlier ones.

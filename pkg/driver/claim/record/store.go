@@ -180,6 +180,7 @@ func (s *Store) Release(uid types.UID, arrived time.Duration) (known *Snapshot, 
 		}
 		last = e.lastRelease
 		known.add(e)
+		known.addOld(filepath.Dir(s.folder), s.boot)
 		return nil
 	})
 	if err != nil {

@@ -307,6 +307,37 @@ func TestEarlierBoots(t *testing.T) {
 	}
 }
 
+// TestOldBuilds checks that the files of builds before this format block everything, in the boot that they are of.
+func TestOldBuilds(t *testing.T) {
+	for name, test := range map[string]struct{ note, want string }{
+		"this boot": {boot + "\n", "guard"}, "earlier boot": {"boot-0\n", ""}, "unknown one": {"", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			must(t, os.Mkdir(filepath.Join(dir, "claims"), 0o755))
+			path := filepath.Join(dir, "claims", "u1.json")
+			must(t, os.WriteFile(path, []byte("{}"), 0o600))
+			must(t, os.WriteFile(filepath.Join(dir, "boot"), []byte(test.note), 0o600))
+			s := open(t, dir, OS{})
+			if got := view(s); got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+			must(t, release(3)(s))
+			must(t, s.DropGuards(uid))
+			all, err := look(dir)
+			must(t, err)
+			if _, err := os.Stat(path); err != nil || len(all.Guards) > 0 != (test.want != "") {
+				t.Errorf("%v, guards %+v", err, all.Guards)
+			}
+			for _, g := range all.Guards {
+				if want := "drain the node, then remove " + filepath.Dir(path); g.Remedy != want {
+					t.Errorf("remedy %q, want %q", g.Remedy, want)
+				}
+			}
+		})
+	}
+}
+
 // look reads all records as a program does that is not the driver.
 func look(dir string) (*Snapshot, error) {
 	s, err := Open(dir, boot, OS{})
