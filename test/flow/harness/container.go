@@ -174,7 +174,12 @@ func runHooks(ctx context.Context, spec *oci.Spec, bundle string) error {
 	if spec.Hooks == nil {
 		return nil
 	}
-	state, err := json.Marshal(oci.State{Version: oci.Version, ID: "test", Status: oci.StateCreating, Pid: os.Getpid(), Bundle: bundle})
+	pid, ended, err := firstProcess(ctx, spec)
+	if err != nil {
+		return err
+	}
+	defer ended()
+	state, err := json.Marshal(oci.State{Version: oci.Version, ID: "test", Status: oci.StateCreating, Pid: pid, Bundle: bundle})
 	if err != nil {
 		return err
 	}
@@ -190,6 +195,38 @@ func runHooks(ctx context.Context, spec *oci.Spec, bundle string) error {
 		}
 	}
 	return nil
+}
+
+// firstProcess is in the container's cgroup while hooks run. A container without one has this process's.
+func firstProcess(ctx context.Context, spec *oci.Spec) (pid int, ended func(), err error) {
+	if spec.Linux.CgroupsPath == "" {
+		return os.Getpid(), func() {}, nil
+	}
+	cmd := exec.CommandContext(ctx, "sleep", "infinity")
+	if err := startIn(cmd, spec.Linux.CgroupsPath); err != nil {
+		return 0, nil, err
+	}
+	return cmd.Process.Pid, func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}, nil
+}
+
+// startIn starts a process in a cgroup of version 2, or in this process's where that is empty.
+func startIn(cmd *exec.Cmd, cgroup string) error {
+	if cgroup == "" {
+		return cmd.Start()
+	}
+	folder, err := os.Open(cgroup)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = folder.Close() }()
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(folder.Fd())
+	return cmd.Start()
 }
 
 // containerCommand runs the program of a spec in a container. It ends with this

@@ -40,7 +40,7 @@ func (n *Node) NewProgram(ctx context.Context, t testing.TB, spec *oci.Spec, arg
 	}
 	u := &Program{cmd: containerCommand(bundle), out: &LogBuffer{}, exited: make(chan struct{})}
 	u.cmd.Stdout, u.cmd.Stderr = u.out, u.out
-	if err := u.cmd.Start(); err != nil {
+	if err := startIn(u.cmd, spec.Linux.CgroupsPath); err != nil {
 		return nil, err
 	}
 	go func() {

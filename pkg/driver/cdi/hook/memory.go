@@ -45,9 +45,11 @@ type MemoryLimit struct {
 	Hard       uint64 `json:"hard"`
 }
 
-// MemoryAnswer has no error if the driver holds the limit.
+// MemoryAnswer has no error if the driver holds the limit. Later means that the process has just started and may soon have another
+// answer.
 type MemoryAnswer struct {
 	Error string `json:"error,omitempty"`
+	Later bool   `json:"later,omitempty"`
 }
 
 // LimitMemory has the GPU's driver limit the memory of a container, and refuses the container unless it does. The driver's library
@@ -119,6 +121,8 @@ func askAny(ctx context.Context, folder string, limit MemoryLimit) (answered boo
 		switch {
 		case askErr != nil:
 			err = errors.Join(err, askErr)
+		case answer.Later:
+			err = errors.New(answer.Error)
 		case answer.Error != "":
 			return true, errors.New(answer.Error)
 		default:

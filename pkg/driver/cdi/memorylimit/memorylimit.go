@@ -21,6 +21,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/driver/cdi/hook"
+	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/node/host"
 )
 
@@ -96,7 +97,8 @@ func (s *Server) serve(ctx context.Context, conn net.Conn) {
 	if err := json.NewDecoder(conn).Decode(&limit); err != nil {
 		answer.Error = fmt.Sprintf("read the request: %v", err)
 	} else if err := s.limit(ctx, limit); err != nil {
-		answer.Error = err.Error()
+		// The driver's library is opened after the socket, and again if it cannot be yet.
+		answer = hook.MemoryAnswer{Error: err.Error(), Later: errors.Is(err, gpu.ErrDriverNotLoaded)}
 		klog.FromContext(ctx).Error(err, "A container is refused whose memory is not limited", "limit", limit)
 	}
 	_ = json.NewEncoder(conn).Encode(answer) // who does not get it refuses the container

@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/partage-dev/partage/pkg/driver/cdi/hook"
+	"github.com/partage-dev/partage/pkg/gpu"
 )
 
 // folder is one whose path is short enough for sockets.
@@ -55,6 +56,9 @@ func TestServer(t *testing.T) {
 		},
 		Limit: func(_ context.Context, address, uuid, cgroup string, soft, hard uint64) error {
 			made = append(made, fmt.Sprint(address, " ", uuid, " ", cgroup, " ", soft, " ", hard))
+			if cgroup == "/cgroup/4" && len(made) < 3 {
+				return fmt.Errorf("not yet: %w", gpu.ErrDriverNotLoaded)
+			}
 			if cgroup == "/cgroup/2" {
 				return errors.New("other limits")
 			}
@@ -72,6 +76,10 @@ func TestServer(t *testing.T) {
 	made = nil
 	if err := runHook(t, s.Folder, 3); err != nil || !slices.Equal(made, []string{"0000:1b:00.0 GPU-a /cgroup/3 1048576 2097152"}) {
 		t.Errorf("%v, %q", err, made)
+	}
+	made = nil
+	if err := runHook(t, s.Folder, 4); err != nil || len(made) != 3 {
+		t.Errorf("a driver that is loaded later: %v, asked %d times", err, len(made))
 	}
 	if info, err := os.Stat(s.Folder); err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("%v, %v", info.Mode(), err)
