@@ -7,6 +7,7 @@ import (
 	"context"
 	"net"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"sync"
@@ -82,6 +83,10 @@ func (c *config) serveMetrics(ctx context.Context, o usage.Options, eventErrors 
 	o.PodOf = func(pid int) string {
 		pod, _ := podcgroup.OfProcess(os.DirFS("/proc"), pid)
 		return pod.UID
+	}
+	o.Environ = func(pid int) string {
+		text, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "environ")) // one that has ended has none
+		return string(text)
 	}
 	listener := listen(ctx, metricsAddressFlag, c.metricsAddress)
 	if listener == nil {

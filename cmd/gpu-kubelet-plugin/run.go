@@ -153,7 +153,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		return err
 	}
 	holders.PodName = names.Name
-	observed, ended := c.serveMetrics(ctx, usage.Options{Claims: claims, GPUs: gpus, Sessions: supervisor, Facts: facts}, events.Failures)
+	observed, ended := c.serveMetrics(ctx, usage.Options{Claims: claims, GPUs: gpus, Sessions: supervisor, Facts: facts, Warn: events.Warn}, events.Failures)
 	defer ended()
 	defer cancel()
 	listener, err := c.process.ListenHealth(ctx)

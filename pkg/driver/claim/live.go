@@ -65,6 +65,8 @@ type LivePartition struct {
 // LiveLimits are what a claim may use of a device. Zero is no limit.
 type LiveLimits struct {
 	MemoryBytes int64
+	// Held says that the driver holds each container to MemoryBytes.
+	Held bool
 	// Percent is of the multiprocessors, as the claim has asked for it.
 	Percent int
 	// Multiprocessors are what the hardware makes of that, where MPS does; otherwise zero.
@@ -171,7 +173,7 @@ func (d *LiveDevice) share(g *gpu.GPU, sharing *record.Sharing, s *record.Sessio
 	if limits == (record.Limits{}) {
 		return
 	}
-	d.Limits = &LiveLimits{MemoryBytes: limits.MemoryBytes, Percent: limits.Percent}
+	d.Limits = &LiveLimits{MemoryBytes: limits.MemoryBytes, Held: sharing.GuaranteedBytes > 0, Percent: limits.Percent}
 	if s != nil && limits.Percent > 0 && g != nil {
 		d.Limits.Multiprocessors = g.MPSMultiprocessors(d.Resources.Multiprocessors, limits.Percent)
 	}

@@ -197,7 +197,7 @@ func TestLiveLimits(t *testing.T) {
 		},
 		"a turn that the driver holds": {
 			device: record.Device{Type: device.TimeSlice, Sharing: &record.Sharing{GuaranteedBytes: 1 << 29, Limits: record.Limits{MemoryBytes: 1 << 30}}},
-			want:   &LiveLimits{MemoryBytes: 1 << 30},
+			want:   &LiveLimits{MemoryBytes: 1 << 30, Held: true},
 		},
 	} {
 		r := &record.Record{State: record.Prepared, Devices: []record.Device{test.device}}

@@ -77,7 +77,7 @@ func joined(which map[string]bool, all ...string) string {
 func eventsInCode(t *testing.T) map[string]*eventFacts {
 	t.Helper()
 	var files []*ast.File
-	for _, folder := range []string{"../claim", "../claim/converge", ".", "publish"} {
+	for _, folder := range []string{"../claim", "../claim/converge", "../usage", ".", "publish"} {
 		files = append(files, source.Files(t, folder)...)
 	}
 	found := &eventFinder{t: t, files: files, constants: map[string]string{}, events: map[string]*eventFacts{}}

@@ -25,6 +25,8 @@ type Holding struct {
 	// MemoryLimitBytes is what can be had at most: the memory of the device, or a share's
 	// limit, which MPS applies to each process of the claim. 0 is no limit.
 	MemoryLimitBytes int64
+	// Held says that the driver holds the claim's containers to that.
+	Held bool
 }
 
 // holdingsOf lists what claims have, without what they only observe.
@@ -51,7 +53,7 @@ func holdingsOf(live []claim.LiveClaim) []Holding {
 func holdingOf(ref claim.Ref, d *claim.LiveDevice) Holding {
 	h := Holding{
 		Claim: ref, Device: d.Device, PCIAddress: d.PCIAddress, Kind: d.Kind, Partition: d.Partition, UUID: d.GPU,
-		MemoryLimitBytes: memoryLimit(d),
+		MemoryLimitBytes: memoryLimit(d), Held: d.Limits != nil && d.Limits.Held,
 	}
 	if d.Partition != nil {
 		h.UUID = d.Partition.UUID

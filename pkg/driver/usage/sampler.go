@@ -47,6 +47,10 @@ type Options struct {
 	Facts    *Facts
 	// PodOf returns the UID of the pod of a process, or "".
 	PodOf func(pid int) string
+	// Environ returns the environment that a process was started with. It may not return.
+	Environ func(pid int) string
+	// Warn tells of a claim.
+	Warn func(ctx context.Context, ref claim.Ref, reason, message string)
 	// Interval is the time between two samples of a GPU.
 	Interval time.Duration
 }
@@ -79,6 +83,8 @@ type Sampler struct {
 
 	journalProblem logchange.Problem
 	panicked       panics.Repeated
+	// looking is full while an environment is read.
+	looking chan struct{}
 }
 
 // holdingKey identifies a device of a claim.
@@ -106,11 +112,13 @@ type claimState struct {
 	// active is when the claim was last seen at work, or first seen at all.
 	active time.Time
 	known  bool
+	// told means that it is known to ask for a limit in vain.
+	told bool
 }
 
 // New makes a Sampler that does nothing before Run.
 func New(o Options) *Sampler {
-	return &Sampler{o: o, gpus: map[string]*gpuState{}, claims: map[holdingKey]*claimState{}}
+	return &Sampler{o: o, gpus: map[string]*gpuState{}, claims: map[holdingKey]*claimState{}, looking: make(chan struct{}, 1)}
 }
 
 // Run samples until ctx ends. Claims are known as soon as they are prepared, and forgotten as
@@ -240,6 +248,7 @@ func (s *Sampler) sample(ctx context.Context, pciAddress string) {
 		}
 	}
 	usage, err = s.o.GPUs.Usage(ctx, pciAddress, partitions, since)
+	s.tellIgnored(ctx, held, usage.Processes)
 }
 
 // begin returns who has devices on a GPU, and when it was last sampled; false while it is

@@ -34,6 +34,9 @@ type world struct {
 	pods  map[types.UID][]string
 	asked int
 	down  bool
+	// environ is that of processes; one that hangs waits for a channel, too. warned are the events.
+	environ map[int]string
+	warned  []string
 }
 
 func newWorld() *world {
@@ -119,7 +122,8 @@ func (w *world) run(t *testing.T) *Sampler {
 	t.Helper()
 	s := New(Options{
 		Claims: w, GPUs: w, Sessions: w, Facts: NewFacts("gpu.nvidia.com", w), Interval: interval,
-		PodOf: func(pid int) string { return map[int]string{1: "a", 2: "b"}[pid/10] },
+		PodOf:   func(pid int) string { return map[int]string{1: "a", 2: "b"}[pid/10] },
+		Environ: w.environOf, Warn: w.warn,
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
@@ -129,6 +133,19 @@ func (w *world) run(t *testing.T) *Sampler {
 		running.Wait()
 	})
 	return s
+}
+
+func (w *world) environOf(pid int) string {
+	if w.environ[pid] == "hangs" {
+		<-w.hangs["environ"]
+	}
+	return w.environ[pid]
+}
+
+func (w *world) warn(_ context.Context, ref claim.Ref, reason, _ string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.warned = append(w.warned, ref.Name+" "+reason)
 }
 
 func claimNamed(name, pci string, kind device.Kind) claim.LiveClaim {
