@@ -55,6 +55,7 @@ type config struct {
 	annotationNamespaces string
 
 	claimStatus, deviceMetadata bool
+	memoryLimits                bool
 	nodeLabels                  string
 	metricsAddress              string
 	nvidiaMetricsAddress        string
@@ -136,6 +137,8 @@ func (c *config) flags() []cli.Flag {
 			"the SharingPolicy, which may change at any time; empty: every kind of device on every GPU"),
 		command.String(categorySharing, "interposer-library", "", &c.interposer,
 			"library on the host that is loaded into containers with time-slice shares to limit their memory and multiprocessors; empty: no limits"),
+		command.Bool(categorySharing, "memory-limits", true, &c.memoryLimits,
+			"have the NVIDIA driver limit the memory of containers with shares of GPUs where it can: from driver 615 on, with cgroups of version 2"),
 		command.SELinux(categorySharing, &c.seLinux),
 
 		command.Bool(categoryPods, "claim-status", true, &c.claimStatus,

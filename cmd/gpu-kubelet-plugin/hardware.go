@@ -24,6 +24,8 @@ type hardware struct {
 	*nvml.Client
 	specs *cdi.Specs
 	roots host.Roots
+	// memoryLimits is false where the driver is not to limit memory.
+	memoryLimits bool
 	// noGPUs says that there is no driver because the machine has no GPUs.
 	noGPUs bool
 }
@@ -89,6 +91,9 @@ func (h *hardware) Discover(ctx context.Context) (*gpu.Node, error) {
 		return nil, err
 	}
 	h.specs.SetDriverVersion(node.DriverVersion)
+	for i := range node.GPUs {
+		node.GPUs[i].MemoryLimits = node.GPUs[i].MemoryLimits && h.memoryLimits
+	}
 	node.Unlisted = unlisted(h.roots.Within(ctx), node)
 	return node, nil
 }

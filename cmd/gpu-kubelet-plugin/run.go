@@ -171,7 +171,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		KubeClient:     clients.main,
 		MetadataClient: clients.metadata,
 		Claims:         rememberingClaims{claims, facts},
-		Hardware:       &hardware{Client: gpus, specs: specs, roots: roots},
+		Hardware:       &hardware{Client: gpus, specs: specs, roots: roots, memoryLimits: c.memoryLimits},
 		Policy:         plugin.NewPolicyFile(c.policyFile, c.policySpread),
 		Limited:        c.interposer != "",
 		DataDir:        dataDir,

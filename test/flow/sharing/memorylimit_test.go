@@ -64,17 +64,22 @@ func TestDriverLimitsMemory(t *testing.T) {
 	}
 }
 
-// TestDriverDoesNotLimitMemory: before driver 615 nothing is different.
+// TestDriverDoesNotLimitMemory: before driver 615, and where the administrator wants it so, nothing is different.
 func TestDriverDoesNotLimitMemory(t *testing.T) {
 	t.Parallel()
-	n, tree := limitingNode(t, "610.10.01")
-	p := n.Start(t)
-	p.Ready(t)
-	wantMemoryLimit(t, n, harness.TimeSlice, "none")
-	wantMemoryLimit(t, n, harness.MPS, "server")
-	ids := p.MustPrepare(t, n.Allocate(t, []harness.Device{{Kind: harness.TimeSlice, Memory: 4 << 30}}))
-	spec := containerIn(t, n, cgroup.Make(t, tree, "one"), ids, "NVIDIA_GPU_MEMORY_LIMIT=1024")
-	wantOutput(t, n, spec, []string{"allocated 6144 MiB"}, "alloc", "6Gi")
+	for driver, flags := range map[string][]string{"610.10.01": nil, "615.71.09": {"--memory-limits=false"}} {
+		t.Run(driver, func(t *testing.T) {
+			t.Parallel()
+			n, tree := limitingNode(t, driver)
+			p := n.Start(t, flags...)
+			p.Ready(t)
+			wantMemoryLimit(t, n, harness.TimeSlice, "none")
+			wantMemoryLimit(t, n, harness.MPS, "server")
+			ids := p.MustPrepare(t, n.Allocate(t, []harness.Device{{Kind: harness.TimeSlice, Memory: 4 << 30}}))
+			spec := containerIn(t, n, cgroup.Make(t, tree, "one"), ids, "NVIDIA_GPU_MEMORY_LIMIT=1024")
+			wantOutput(t, n, spec, []string{"allocated 6144 MiB"}, "alloc", "6Gi")
+		})
+	}
 }
 
 // TestMemoryLimitRefused: no container starts whose limit is not in effect, and it starts once it can be.
