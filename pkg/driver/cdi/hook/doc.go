@@ -28,7 +28,14 @@ const (
 
 	// MemoryLimitCommand asks for LimitMemory.
 	MemoryLimitCommand = "memory-limit"
-	// SocketsFlag gives it the folder of sockets, GPUFlag the PCI address of the GPU and UUIDFlag its UUID, and
-	// SoftFlag and HardFlag the bytes.
-	SocketsFlag, GPUFlag, UUIDFlag, SoftFlag, HardFlag = "sockets", "gpu", "uuid", "soft", "hard"
+	// SocketsFlag gives it the folder with the plugin's socket.
+	SocketsFlag = "sockets"
+	// GPUFlag gives it the PCI address of the GPU.
+	GPUFlag = "gpu"
+	// UUIDFlag gives it the GPU's UUID.
+	UUIDFlag = "uuid"
+	// SoftFlag gives it the bytes that are kept for the container.
+	SoftFlag = "soft"
+	// HardFlag gives it the bytes that the container can have.
+	HardFlag = "hard"
 )

@@ -109,11 +109,11 @@ func TestLimitMemory(t *testing.T) {
 // A process that was killed leaves its socket behind, and the next one has another.
 func TestLimitMemoryAfterKill(t *testing.T) {
 	folder := sockets(t)
-	dead, err := net.Listen("unix", filepath.Join(folder, "9999.sock"))
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(folder, "9999.sock"), Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	dead.(*net.UnixListener).SetUnlinkOnClose(false)
+	dead.SetUnlinkOnClose(false)
 	_ = dead.Close()
 	asked := plugin(t, folder, "1.sock", MemoryAnswer{})
 	if err := LimitMemory(t.Context(), stateOf(bundleWith(t, nil), 7), folder, MemoryLimit{Soft: mib, Hard: mib}); err != nil {
