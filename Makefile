@@ -41,7 +41,7 @@ SOAK := 10m
 # tests then start sooner, pkg/node/host, which runs its test binary without a C library, and
 # pkg/mps/supervisor, which runs its test binary as the control program: with the detector
 # that takes longer to start than the tests give it.
-PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/driver/claim/rules/... ./pkg/device/... ./pkg/node/host/... ./pkg/mps/supervisor/... ./pkg/policy/... ./pkg/util/quote/... ./pkg/util/version/... ./templates ./test/chart ./test/docs/... ./test/gpusim/... ./test/hardware/... ./test/knownfailures/... ./test/krew ./test/nicdriver/... ./test/release ./test/scale/... ./test/sizes/... ./test/versions ./test/workflows
+PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/driver/claim/rules/... ./pkg/device/... ./pkg/node/host/... ./pkg/mps/supervisor/... ./pkg/policy/... ./pkg/util/quote/... ./pkg/util/version/... ./templates ./test/chart ./test/docs/... ./test/gpusim/... ./test/hardware/... ./test/knownfailures/... ./test/krew ./test/neighbours ./test/nicdriver/... ./test/release ./test/scale/... ./test/sizes/... ./test/versions ./test/workflows
 RACE = $(filter-out $(shell go list $(PLAIN)),$(shell go list ./cmd/... ./pkg/...))
 # The longest first.
 FLOW := $(addprefix ./test/flow/,crash fault claims sharing soak conformance hardware metrics)
@@ -324,6 +324,14 @@ test-ai-conformance: root setup build cluster images ## Run the tests of Kuberne
 	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
 	test/e2e/run ai-conformance
 
+.PHONY: test-neighbours
+test-neighbours: root setup build cluster images ## Run what others put beside the driver, and what is said of their programs in docs/design/upstream
+	$(call say,building programs of others (the first time takes minutes))
+	test/neighbours/build
+	$(call say,neighbours: log in $(OUT)/test-cluster/neighbours.log)
+	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
+	test/e2e/run neighbours
+
 .PHONY: test-migration
 test-migration: root setup build cluster images ## Follow the migration guides, from NVIDIA's device plugin and DRA driver
 	$(call say,building what users come from (the first time takes minutes))
@@ -480,7 +488,7 @@ sizes: ## Print lines by part and room, words of docs, cases that enumerations r
 # they write what the tests of pkg/device read. ./test/cluster is a module of its own.
 .PHONY: golden
 golden: build $(HELM) ## Rewrite all golden files from what the code does now; look at the diff
-	$(call update-golden,test/gpusim test/flow test/hardware test/versions pkg cmd test/docs)
+	$(call update-golden,test/gpusim test/flow test/hardware test/neighbours test/versions pkg cmd test/docs)
 	cd test/cluster && export CGO_ENABLED=0; $(call update-golden,internal admission)
 	HELM=$(CURDIR)/$(HELM) deployments/helm/check -update
 

@@ -8,7 +8,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -30,13 +29,7 @@ const (
 // without claims, and then while they are held, which is what its driver manager does when the driver's pod alone is started anew.
 func TestNodeDriverReplaced(t *testing.T) {
 	ns := reserveNode(t)
-	// Both stay as they are: the driver runs with them as without.
-	labelNode(t, "true")
-	t.Cleanup(func() { labelNode(t, "true") })
-	mustHelm(t, "upgrade", release, filepath.Join(repoRoot, "deployments", "helm", "partage"), "--reuse-values",
-		"--set", "kubeletPlugin.gpuOperatorClient=true", "--wait=legacy", "--timeout", waitLimit.String())
-	replaceSupervisor(t)
-	waitNoOldPlugin(t)
+	becomeOperatorClient(t)
 	driverLeaves := func() {
 		t.Helper()
 		// The driver manager waits for those whose DaemonSet has put the label into their node selector.
@@ -52,15 +45,7 @@ func TestNodeDriverReplaced(t *testing.T) {
 	driverComesBack := func() {
 		t.Helper()
 		labelNode(t, "true")
-		for _, component := range []string{pluginComponent, supervisorComponent} {
-			eventually(t, component+" to be back", func(ctx context.Context) (bool, string) {
-				pods, err := client.CoreV1().Pods(driverNamespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
-				if err != nil {
-					return false, err.Error()
-				}
-				return slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return condition(&p, corev1.PodReady).Status == corev1.ConditionTrue }), ""
-			})
-		}
+		waitDriverBack(t)
 	}
 
 	runningPartition(t, ns, "before")

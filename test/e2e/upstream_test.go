@@ -57,6 +57,9 @@ func TestNeighboursUpstream(t *testing.T) {
 			if expected := printedLines(string(want[1])); err != nil || got != expected {
 				t.Errorf("got, %v:\n%s\nwant:\n%s\nstandard error:\n%s", err, got, expected, stderr.String())
 			}
+			if name == "dcgm-exporter" {
+				record(t, name, "its package finds the GPUs of all whole GPUs and partitions in the slices, of shares with a patch")
+			}
 		})
 	}
 	if ran != 5 {
