@@ -47,6 +47,7 @@ func TestNeighboursUpstream(t *testing.T) {
 			if want == nil {
 				t.Fatal("the page does not say what the commands print")
 			}
+			waitDriverBack(t) // where the commands before took it away
 			cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", string(script[1]))
 			cmd.Dir = repoRoot
 			var stderr bytes.Buffer

@@ -9,7 +9,7 @@ package transformation
 import (
 	"context"
 	"fmt"
-	"os"
+	stdos "os"
 	"strings"
 	"testing"
 
@@ -21,7 +21,7 @@ import (
 
 // TestSlicesOfCluster says of how many devices of a cluster, by type, dcgm-exporter knows the GPU.
 func TestSlicesOfCluster(t *testing.T) {
-	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
+	config, err := clientcmd.BuildConfigFromFlags("", stdos.Getenv("KUBECONFIG"))
 	if err != nil {
 		t.Fatal(err)
 	}
