@@ -21,7 +21,7 @@ var (
 	figures    = regexp.MustCompile(`[0-9]+ (s|times|updates)\b`)
 )
 
-// TestNeighboursUpstream runs the commands of docs/design/upstream, and compares what they print with the page, but for seconds
+// TestNeighboursUpstream runs the commands of docs/design/upstream, and those that compare the simulator with NVIDIA's, and compares what they print with the page, but for seconds
 // and counts: that those are not what they should be is for the commands to see.
 func TestNeighboursUpstream(t *testing.T) {
 	if suite != neighboursSuite {
@@ -31,6 +31,7 @@ func TestNeighboursUpstream(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	pages = append(pages, filepath.Join(repoRoot, "docs/design/second-opinion.md"))
 	ran := 0
 	for _, path := range pages {
 		page, err := os.ReadFile(path)
@@ -58,13 +59,16 @@ func TestNeighboursUpstream(t *testing.T) {
 			if expected := printedLines(string(want[1])); err != nil || got != expected {
 				t.Errorf("got, %v:\n%s\nwant:\n%s\nstandard error:\n%s", err, got, expected, stderr.String())
 			}
-			if name == "dcgm-exporter" {
+			switch name {
+			case "dcgm-exporter":
 				record(t, name, "its package finds the GPUs of all whole GPUs and partitions in the slices, of shares with a patch")
+			case "second-opinion":
+				record(t, "NVIDIA fake NVML", "the plugin publishes eight whole GPUs and their shares")
 			}
 		})
 	}
-	if ran != 5 {
-		t.Errorf("%d pages have commands, want 5", ran)
+	if ran != 6 {
+		t.Errorf("%d pages have commands, want 6", ran)
 	}
 }
 

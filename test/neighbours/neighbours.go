@@ -59,6 +59,8 @@ func All() []Neighbour {
 		{Name: "Kueue", PinFile: "test/kueue/go.mod", Pin: `sigs.k8s.io/kueue (v[0-9.]+)`, Test: "TestKueueQuota", Target: "test-kueue", Notes: "[Kueue](../how-to/kueue.md)"},
 		{Name: "Kubernetes AI Conformance", PinFile: "test/aiconformance/build", Pin: `commit=([0-9a-f]{12})`, Test: "TestAIConformanceDriverVersions", Target: "test-ai-conformance",
 			Notes: "[its log](ai-conformance.md)"},
+		{Name: "NVIDIA fake NVML", PinFile: buildNeighbours, Pin: `test_infra=([0-9a-f]{8})`, Test: "TestNeighboursUpstream/second-opinion", Target: "test-neighbours",
+			Notes: "[a second opinion on the simulator](../design/second-opinion.md)"},
 		{Name: "KubeRay", Notes: "[KubeRay](../how-to/kuberay.md): its manifests are read by `TestDocs`, the operator did not run"},
 		{Name: "vLLM", Notes: "[vLLM](../how-to/vllm.md): it needs hardware"},
 		{Name: "Cluster Autoscaler", Notes: "[autoscaling](../how-to/autoscaling.md)"},
