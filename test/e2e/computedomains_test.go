@@ -22,12 +22,22 @@ func TestNeighboursComputeDomains(t *testing.T) {
 	if suite != neighboursSuite {
 		t.Skip("needs the programs of suite " + neighboursSuite)
 	}
-	ns := reserveNode(t)
+	ns, gpus := reserve(t, 1)
 	// The kernel's list has no NVIDIA driver here.
 	devices := filepath.Join(t.TempDir(), "devices")
 	if err := os.WriteFile(devices, []byte("Character devices:\n195 nvidia\n234 nvidia-caps\n235 nvidia-caps-imex-channels\n\nBlock devices:\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	kubectl(t, "label", "nodes", "--all", "nvidia.com/gpu.present=true", "--overwrite") // by which its chart finds nodes with GPUs
+	t.Cleanup(func() {                                                                  // its driver leaves it
+		for _, file := range filesIn(cdiDir) {
+			if strings.Contains(file, "compute-domain.nvidia.com") {
+				if err := os.Remove(file); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
 	const name = "compute-domains"
 	installPeer(t, name, filepath.Join(repoRoot, neighboursDir, "src/dra-driver-nvidia-gpu/deployments/helm/dra-driver-nvidia-gpu"), "--set", strings.Join([]string{
 		"image.repository=partage.invalid/" + name, "image.tag=dev", "image.pullPolicy=Never", "nvidiaDriverRoot=" + machineRoot,
@@ -44,7 +54,7 @@ func TestNeighboursComputeDomains(t *testing.T) {
 		}
 		return drivers[driverName] > 0 && drivers["compute-domain.nvidia.com"] > 0, fmt.Sprint(drivers)
 	})
-	apply(t, ns, claim("gpu", wholeGPU, "")+fmt.Sprintf(`
+	apply(t, ns, claim("gpu", wholeGPU.on(gpus...), "")+fmt.Sprintf(`
 apiVersion: resource.nvidia.com/v1beta1
 kind: ComputeDomain
 metadata: {name: domain}
@@ -68,9 +78,10 @@ spec:
 	if code, out, errors := kubectlGPU(t, "doctor"); strings.Contains(out, "same name") {
 		t.Errorf("kubectl gpu doctor takes it for a second driver of GPUs, exit code %d:\n%s%s", code, out, errors)
 	}
+	claims := claimUIDs(t, ns)
 	removePods(t, ns)
 	kubectl(t, "delete", "computedomain", "domain", "-n", ns)
 	untilDeallocated(t, ns)
-	checkNothingLeft(t)
+	eventually(t, "nothing left of the claims", func(ctx context.Context) (bool, string) { return nothing(leftBy(ctx, gpus, claims)) })
 	record(t, "NVIDIA DRA driver, ComputeDomains", "with `resources.gpus.enabled=false`, a pod has a channel of it and a GPU of ours. Simulated GPUs are in no fabric of several nodes, so no IMEX daemon ran")
 }
