@@ -52,7 +52,7 @@ func All() []Neighbour {
 		{Name: "NVIDIA driver manager", PinFile: buildNeighbours, Pin: `k8s-driver-manager ([0-9.]+)`, Test: "TestNeighboursDriverManager", Target: "test-neighbours",
 			Notes: "[driver upgrades](../how-to/real-nodes.md#when-the-driver-is-replaced)"},
 		{Name: "NVIDIA GPU Operator", Version: "26.7.0", Notes: "[with the GPU Operator](../how-to/migrate/gpu-operator.md): it needs hardware"},
-		{Name: "NVIDIA GPU feature discovery", Version: "0.20.0", Notes: "[labels of nodes](../how-to/node-labels.md)"},
+		{Name: "NVIDIA GPU feature discovery", Notes: "[labels of nodes](../how-to/node-labels.md)"},
 		{Name: "NVIDIA mig-manager", Version: "mig-parted bd7160f", Notes: "it is kept [off the node](../how-to/troubleshoot.md); its configurations are [converted](../how-to/migrate/configurations.md)"},
 		{Name: "dcgm-exporter", PinFile: buildNeighbours, Pin: `dcgm-exporter ([0-9.-]+[0-9])`, Test: "TestNeighboursUpstream/dcgm-exporter", Target: "test-neighbours",
 			Notes: "[dcgm-exporter](../how-to/dcgm-exporter.md). DCGM itself needs hardware"},
