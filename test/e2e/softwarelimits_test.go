@@ -100,7 +100,7 @@ func TestNeighboursSoftwareLimits(t *testing.T) {
 // replaceFile puts another file in the place of one, which containers may have mounted.
 func replaceFile(t *testing.T, path string, content []byte) {
 	t.Helper()
-	if err := os.WriteFile(path+".new", content, 0o755); err != nil { //nolint:gosec // containers of all users load it
+	if err := os.WriteFile(path+".new", content, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Rename(path+".new", path); err != nil {
