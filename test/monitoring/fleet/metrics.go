@@ -45,7 +45,7 @@ func (r *recording) gpu(g *gpu, asked []claim) {
 		"architecture": g.model.architecture, "driver_version": driverVersion}), always(1))
 	r.add("partage_gpu_healthy", base, func(before time.Duration) float64 { return truth(!lost(before)) })
 	if g.lost > 0 {
-		r.add("partage_gpu_condition", base.with(labels{"reason": "gpu-lost", "effect": "NoExecute"}),
+		r.add("partage_gpu_condition", base.with(labels{"reason": "gpu-lost", "effect": "NoSchedule"}),
 			func(before time.Duration) float64 { return truth(lost(before)) })
 	}
 	for _, xid := range seriousXIDs {
