@@ -20,17 +20,30 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// quotaPage is docs/how-to/quota.md. Its blocks of code are what the test applies and sees.
-func quotaPage(t *testing.T) (page string, manifests []string) {
+// quotaTexts are the manifests of docs/how-to/quota.md, and what is said to those who ask for more, which must be among it as well
+// where the page quotes it.
+func quotaTexts(t *testing.T) (manifests, messages []string) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(repoRoot, "docs", "how-to", "quota.md"))
-	if err != nil {
-		t.Fatal(err)
+	read := func(path string) string {
+		text, err := os.ReadFile(filepath.Join(repoRoot, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
 	}
-	for _, found := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
+	page := read("docs/how-to/quota.md")
+	for _, found := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(page, -1) {
 		manifests = append(manifests, found[1])
 	}
-	return string(text), manifests
+	messages = strings.Split(strings.TrimSpace(read("test/e2e/testdata/quota.txt")), "\n")
+	for _, found := range regexp.MustCompile("(?s)```text\n(.*?)\n```").FindAllStringSubmatch(page, -1) {
+		for quoted := range strings.SplitSeq(found[1], "\n") {
+			if !slices.Contains(messages, quoted) {
+				t.Errorf("the page quotes what nobody says: %s", quoted)
+			}
+		}
+	}
+	return manifests, messages
 }
 
 // chosenNames are what the API server appends to the names of claims that the scheduler makes.
@@ -38,7 +51,7 @@ var chosenNames = regexp.MustCompile(`-extended-resources-[a-z0-9]{5}`)
 
 // TestQuota follows docs/how-to/quota.md: what each number counts, and what is said to those who ask for more.
 func TestQuota(t *testing.T) {
-	page, manifests := quotaPage(t)
+	manifests, messages := quotaTexts(t)
 	if len(manifests) != 2 {
 		t.Fatalf("the page has %d manifests", len(manifests))
 	}
@@ -47,8 +60,8 @@ func TestQuota(t *testing.T) {
 	mustSay := func(text string) {
 		t.Helper()
 		said++
-		if !strings.Contains(page, "\n"+text+"\n") {
-			t.Errorf("the page lacks\n%s", text)
+		if !slices.Contains(messages, text) {
+			t.Errorf("testdata/quota.txt lacks\n%s", text)
 		}
 	}
 	refused := func(manifest string) {
