@@ -162,7 +162,7 @@ func TestExamples(t *testing.T) {
 			t.Errorf("%v:\n%s", err, example)
 		}
 	}
-	if t.Logf("%d cases", len(examples)); len(examples) < 2 {
-		t.Errorf("only %d policies", len(examples))
+	if t.Logf("%d cases", len(examples)); len(examples) == 0 {
+		t.Error("no policies")
 	}
 }
