@@ -24,28 +24,7 @@ import (
 // that is started.
 func (w *work) note(actions []rules.Action) (err error) {
 	a := actions[0]
-	call, seen := w.call(a), w.seen[a.GPU].snapshot.Of(a.Claim)
-	change := func(r *record.Record) error {
-		if (seen == nil || r.Arrived != seen.Arrived) && (call == nil || r.Arrived != call.Wanted.Arrived) {
-			// One that cannot be read any more lets a call work on other GPUs. What was seen here is not true of its record.
-			return record.ErrOutOfDate
-		}
-		for _, a := range actions {
-			if a.Do == rules.MarkPrepared {
-				w.markPrepared(r, call)
-				continue
-			}
-			d := r.Device(a.Key)
-			if d == nil {
-				return fmt.Errorf("the record of claim %s has no device %s", r.Claim, a.Key)
-			}
-			d.Mark = marksOf[a.Do]
-			if a.Do == rules.Start {
-				noteInterval(d, a.Interval, w.device(a).UUID)
-			}
-		}
-		return nil
-	}
+	call, change := w.call(a), func(r *record.Record) error { return w.mark(r, actions) }
 	if call != nil && (a.Do == rules.Start || a.Do == rules.Announce) {
 		err = w.Store.Put(call.Wanted, change)
 	} else {
@@ -60,6 +39,31 @@ func (w *work) note(actions []rules.Action) (err error) {
 		}
 	}
 	return err
+}
+
+// mark changes a record, unless it is neither the one that was seen nor that of the call that was seen: one that cannot be read
+// any more lets a younger call work on other GPUs.
+func (w *work) mark(r *record.Record, actions []rules.Action) error {
+	a := actions[0]
+	call, seen := w.call(a), w.seen[a.GPU].snapshot.Of(a.Claim)
+	if (seen == nil || r.Arrived != seen.Arrived) && (call == nil || r.Arrived != call.Wanted.Arrived) {
+		return record.ErrOutOfDate
+	}
+	for _, a := range actions {
+		if a.Do == rules.MarkPrepared {
+			w.markPrepared(r, call)
+			continue
+		}
+		d := r.Device(a.Key)
+		if d == nil {
+			return fmt.Errorf("the record of claim %s has no device %s", r.Claim, a.Key)
+		}
+		d.Mark = marksOf[a.Do]
+		if a.Do == rules.Start {
+			noteInterval(d, a.Interval, w.device(a).UUID)
+		}
+	}
+	return nil
 }
 
 // noteInterval notes the time slice that the GPU has for a share: that of its first share, whatever the policy says.

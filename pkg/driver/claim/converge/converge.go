@@ -62,8 +62,7 @@ func (e *Engine) Converge(ctx context.Context, address string, isDue func(*rules
 				said.Failed, said.Statements = failed, append(said.Statements, e.stillInUse(ctx, address)...)
 				return said, errors.Join(errs...)
 			}
-			t = &said.Tasks[i]
-			err = e.onceTogether(ctx, t)
+			t, err = &said.Tasks[i], e.onceTogether(ctx, &said.Tasks[i])
 		}
 		done[taskName(t)] = true
 		failed[t.Claim], errs = err, append(errs, err)

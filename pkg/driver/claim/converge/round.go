@@ -4,6 +4,7 @@
 package converge
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -182,7 +183,7 @@ func isAlone(t *rules.Task, address string) bool {
 func jointly(claim types.UID, gpus []string) choose {
 	return func(said map[string]*Said) *rules.Task {
 		for _, address := range gpus {
-			if t := proposal(said[address], claim, address); t != nil {
+			if t := said[address].proposal(claim, address); t != nil {
 				if joined := join(said, claim, t.With); joined != nil {
 					return joined
 				}
@@ -193,15 +194,13 @@ func jointly(claim types.UID, gpus []string) choose {
 }
 
 // proposal returns what a GPU proposes for a claim that needs others, or nil.
-func proposal(said *Said, claim types.UID, address string) *rules.Task {
-	if said == nil {
-		return nil
+func (s *Said) proposal(claim types.UID, address string) *rules.Task {
+	for i := range s.Tasks {
+		if t := &s.Tasks[i]; t.Claim == claim && !isAlone(t, address) {
+			return t
+		}
 	}
-	i := slices.IndexFunc(said.Tasks, func(t rules.Task) bool { return t.Claim == claim && !isAlone(&t, address) })
-	if i < 0 {
-		return nil
-	}
-	return &said.Tasks[i]
+	return nil
 }
 
 // join makes one task of what these GPUs propose, or returns nil. They are together only if all of them have the same aim,
@@ -211,11 +210,12 @@ func join(said map[string]*Said, claim types.UID, gpus []string) *rules.Task {
 	var joined *rules.Task
 	written := false
 	for _, address := range gpus {
-		t := proposal(said[address], claim, address)
+		s := cmp.Or(said[address], &Said{}) // it may not be one of those that were observed
+		t := s.proposal(claim, address)
 		switch {
-		case t == nil && said[address].isComplete(claim):
+		case t == nil && s.isComplete(claim):
 			written = true
-		case t == nil && said[address].isLeftOut(claim):
+		case t == nil && s.isLeftOut(claim):
 		case t == nil || joined != nil && (t.Aim != joined.Aim || t.Final[0].Session != joined.Final[0].Session):
 			return nil
 		case joined == nil:
@@ -233,13 +233,10 @@ func join(said map[string]*Said, claim types.UID, gpus []string) *rules.Task {
 
 // isLeftOut reports whether the GPU is lost, and a session, which is no claim's any more, ends without it.
 func (s *Said) isLeftOut(claim types.UID) bool {
-	return s != nil && claim == "" && (errors.Is(s.Unanswered, gpu.ErrLost) || errors.Is(s.Unanswered, gpu.ErrNotFound))
+	return claim == "" && (errors.Is(s.Unanswered, gpu.ErrLost) || errors.Is(s.Unanswered, gpu.ErrNotFound))
 }
 
 func (s *Said) isComplete(claim types.UID) bool {
-	if s == nil {
-		return false
-	}
 	v, _ := s.Verdict(claim)
 	return v.State == rules.Complete
 }
