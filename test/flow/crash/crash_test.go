@@ -135,6 +135,8 @@ type crashScene struct {
 	users []*harness.Program
 	// claims are made anew for every case.
 	claims []*drapb.Claim
+	// last is the driver that was started last, if any.
+	last *harness.Driver
 	// pristine is what is there without any claim, without what is there with the claims
 	// beside only.
 	pristine, without harness.Snapshot
@@ -196,7 +198,8 @@ func newCrashScene(t *testing.T, layout crashLayout) *crashScene {
 // start runs a driver until the test ends.
 func (s *crashScene) start(t *testing.T, flags []string) *harness.Driver {
 	t.Helper()
-	return s.n.Start(t, s.flags(flags)...)
+	s.last = s.n.Start(t, s.flags(flags)...)
+	return s.last
 }
 
 func (s *crashScene) flags(flags []string) []string {
@@ -284,6 +287,9 @@ func (s *crashScene) crash(t *testing.T, n int) (effects []killpoint.Effect, kil
 // crashFor is crash for some effects; nil: all.
 func (s *crashScene) crashFor(t *testing.T, n int, counts func(killpoint.Effect) bool) (effects []killpoint.Effect, killed bool) {
 	t.Helper()
+	if s.last != nil {
+		s.last.Kill() // it cleans up, too, and what it does is not counted
+	}
 	p := s.n.StartKillable(t, s.flags(harness.Quiet)...)
 	s.allocate(t)
 	s.settle(t, p.Driver)

@@ -65,7 +65,9 @@ func (e *Engine) Converge(ctx context.Context, address string, isDue func(*rules
 			t, err = &said.Tasks[i], e.onceTogether(ctx, &said.Tasks[i])
 		}
 		done[taskName(t)] = true
-		failed[t.Claim], errs = err, append(errs, err)
+		if !errors.Is(err, record.ErrOutOfDate) { // otherwise the claim was released since, and nothing is left of that
+			failed[t.Claim], errs = err, append(errs, err)
+		}
 	}
 }
 
