@@ -36,8 +36,8 @@ const (
 )
 
 // Converge does what is due on a GPU, for all claims, and returns what the rules say of it then, or nothing where a call has
-// not let go of it; an error that wraps lock.ErrElsewhere means that this call is of another process. Other errors say what has failed. Where
-// nothing is due nothing is changed.
+// not let go of it; an error that wraps lock.ErrElsewhere means that this call is of another process. Other errors say what has
+// failed. Where nothing is due nothing is changed.
 func (e *Engine) Converge(ctx context.Context, address string, isDue func(*rules.Task) bool) (*Said, error) {
 	var errs []error
 	failed := map[types.UID]error{}
