@@ -93,3 +93,37 @@ func TestOldRoundBesideYoungerRecord(t *testing.T) {
 		})
 	}
 }
+
+// TestReleaseOvertakesRound: a claim is released while a round writes its spec again. Neither the spec nor the round's failure to
+// say that the claim is prepared is left.
+func TestReleaseOvertakesRound(t *testing.T) {
+	b := newBox(t)
+	m := b.manager()
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	b.mu.Lock()
+	b.specs["u1"] = nil // as after an upgrade of NVIDIA's driver
+	b.mu.Unlock()
+	var begins, goes sync.Once
+	gone, released := make(chan struct{}), make(chan error, 1)
+	b.hooks(func(e string) error {
+		if e == "write spec" {
+			begins.Do(func() {
+				go func() { released <- m.Unprepare(t.Context(), "u1") }()
+				<-gone
+			})
+		}
+		return nil
+	}, func(e string) error {
+		if e == "remove spec" {
+			goes.Do(func() { close(gone) })
+		}
+		return nil
+	})
+	if err := m.cleanUpGPU(t.Context(), pciA); err != nil {
+		t.Errorf("something is left: %v", err)
+	}
+	if err := <-released; err != nil {
+		t.Error(err)
+	}
+	b.wantNothing()
+}
