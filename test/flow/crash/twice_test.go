@@ -18,7 +18,7 @@ import (
 // time, and then its successor before every effect of its start, which cleans up.
 func TestCrashTwice(t *testing.T) {
 	t.Parallel()
-	count := harness.Enumerate(t, "crashes", 32)
+	count := harness.Enumerate(t, "crashes", 60)
 	for _, operation := range crashOperations {
 		t.Run(operation.name, func(t *testing.T) {
 			t.Parallel()
