@@ -89,18 +89,10 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, c
 	if !slices.Contains([]string{dryRunNone, dryRunClient, dryRunServer}, ch.dryRun) {
 		return fmt.Errorf("--dry-run %s: it must be none, client or server", ch.dryRun)
 	}
-	namespace, err := o.Namespace()
+	m, _, err := fleet.Look(ctx, o, client, fleet.ResourceSlices, fleet.ResourceNodes, fleet.ResourceTaintRules, fleet.ResourceClasses, fleet.ResourceTemplates, fleet.ResourceClaims, fleet.ResourcePods)
 	if err != nil {
 		return err
 	}
-	snapshot, err := fleet.Read(ctx, client, namespace)
-	if err != nil {
-		return err
-	}
-	if err := snapshot.Need(namespace, fleet.ResourceSlices); err != nil {
-		return err
-	}
-	m := fleet.New(snapshot, o.Driver)
 	for _, name := range names {
 		g, node, address, err := find(m, name)
 		if err != nil && ch.cordon {

@@ -79,19 +79,11 @@ func NewCost(o *options.Options) *cobra.Command {
 
 // runCost reads the cluster and prints the report.
 func runCost(ctx context.Context, o *options.Options, client kubernetes.Interface, prices Prices, overheads Overheads) error {
-	namespace, err := o.Namespace()
+	m, _, err := fleet.Look(ctx, o, client, fleet.ResourceSlices, fleet.ResourceNodes, fleet.ResourceTaintRules, fleet.ResourceClasses, fleet.ResourceTemplates, fleet.ResourcePods)
 	if err != nil {
 		return err
 	}
-	snapshot, err := fleet.Read(ctx, client, namespace)
-	if err != nil {
-		return err
-	}
-	if n := slices.IndexFunc(snapshot.Missing, func(m fleet.Missing) bool { return m.Resource == fleet.ResourceSlices }); n >= 0 {
-		return errors.New(snapshot.Missing[n].String())
-	}
-	snapshot.Warn(o.ErrOut, fleet.ResourceNodes, fleet.ResourceTaintRules, fleet.ResourceClasses, fleet.ResourceTemplates, fleet.ResourcePods)
-	report := NewReport(fleet.New(snapshot, o.Driver), prices, overheads)
+	report := NewReport(m, prices, overheads)
 	if only := ptr.Deref(o.Config.Namespace, ""); only != "" {
 		report.only(only)
 	}

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/client-go/kubernetes"
 
@@ -67,22 +66,14 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, f
 	if f.For <= 0 {
 		return fmt.Errorf("--for %s: it must be more than 0, such as 30m", f.For)
 	}
-	selector, err := labels.Parse(o.Selector)
-	if err != nil {
-		return fmt.Errorf("-l %s: it must be a label selector of claims, such as app=llm: %w", o.Selector, err)
-	}
-	namespace, err := o.Namespace()
+	selector, err := o.Labels()
 	if err != nil {
 		return err
 	}
-	snapshot, err := fleet.Read(ctx, client, namespace)
+	m, namespace, err := fleet.Look(ctx, o, client, fleet.ResourceClaims, fleet.ResourceClasses, fleet.ResourceTemplates, fleet.ResourceTaintRules, fleet.ResourceNodes)
 	if err != nil {
 		return err
 	}
-	if err := snapshot.Need(namespace, fleet.ResourceClaims); err != nil {
-		return err
-	}
-	snapshot.Warn(o.ErrOut, fleet.ResourceClasses, fleet.ResourceTemplates, fleet.ResourceTaintRules, fleet.ResourceNodes)
 	result, silence := scrape.Pods(ctx, client, f.Scrape)
 	if silence != nil {
 		result = &scrape.Result{}
@@ -90,7 +81,7 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, f
 		result.Warn(o.ErrOut)
 		silence = result.Silence()
 	}
-	list := Find(fleet.New(snapshot, o.Driver), result, Query{For: f.For, Now: now, Namespace: namespace, Labels: selector})
+	list := Find(m, result, Query{For: f.For, Now: now, Namespace: namespace, Labels: selector})
 	if silence != nil {
 		if len(list.Items) == 0 {
 			return fmt.Errorf("what is idle is unknown: %w", silence)

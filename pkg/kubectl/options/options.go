@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
@@ -184,6 +185,15 @@ func (o *Options) Namespace() (string, error) {
 		return "", fmt.Errorf("read the kubeconfig: %w", err)
 	}
 	return namespace, nil
+}
+
+// Labels returns what -l selects.
+func (o *Options) Labels() (labels.Selector, error) {
+	selector, err := labels.Parse(o.Selector)
+	if err != nil {
+		return nil, fmt.Errorf("-l %s: it must be a label selector, such as app=llm: %w", o.Selector, err)
+	}
+	return selector, nil
 }
 
 // Unicode reports whether the locale is one of UTF-8, by the rules of POSIX: the first of the

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -83,11 +82,7 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, f
 	if f.Headroom < 0 || f.Price < 0 || f.Watch < 0 || f.Least < 0 {
 		return errors.New("--headroom, --price, --watch and --min-observation must not be negative")
 	}
-	selector, err := labels.Parse(o.Selector)
-	if err != nil {
-		return fmt.Errorf("-l %s: it must be a label selector of claims, such as app=llm: %w", o.Selector, err)
-	}
-	namespace, err := o.Namespace()
+	selector, err := o.Labels()
 	if err != nil {
 		return err
 	}
@@ -95,15 +90,11 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, f
 	if err != nil {
 		return err
 	}
-	snapshot, err := fleet.Read(ctx, client, namespace)
+	m, namespace, err := fleet.Look(ctx, o, client, fleet.ResourceClaims, fleet.ResourceTemplates, fleet.ResourceTaintRules, fleet.ResourceNodes)
 	if err != nil {
 		return err
 	}
-	if err := snapshot.Need(namespace, fleet.ResourceClaims); err != nil {
-		return err
-	}
-	snapshot.Warn(o.ErrOut, fleet.ResourceTemplates, fleet.ResourceTaintRules, fleet.ResourceNodes)
-	list := Compare(fleet.New(snapshot, o.Driver), observation, Query{
+	list := Compare(m, observation, Query{
 		Namespace: namespace, Labels: selector, Headroom: f.Headroom, Least: f.Least, Sharing: f.Sharing, Price: f.Price, Now: now(),
 	})
 	return printer.Print(o, list, list.View(namespace == ""))

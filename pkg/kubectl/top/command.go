@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -90,30 +89,22 @@ func showOf[T interface {
 
 // Claimed shows what claims use.
 func Claimed(ctx context.Context, o *options.Options, client kubernetes.Interface, f Flags) error {
-	selector, err := labels.Parse(o.Selector)
+	selector, err := o.Labels()
 	if err != nil {
-		return fmt.Errorf("-l %s: it must be a label selector of claims, such as app=llm: %w", o.Selector, err)
+		return err
 	}
 	if err := (&ClaimUsageList{}).Sort(f.SortBy); err != nil {
 		return err
 	}
-	namespace, err := o.Namespace()
+	m, namespace, err := fleet.Look(ctx, o, client, fleet.ResourceClaims, fleet.ResourceClasses, fleet.ResourceTemplates, fleet.ResourceTaintRules, fleet.ResourceNodes)
 	if err != nil {
 		return err
 	}
-	snapshot, err := fleet.Read(ctx, client, namespace)
-	if err != nil {
-		return err
-	}
-	if err := snapshot.Need(namespace, fleet.ResourceClaims); err != nil {
-		return err
-	}
-	snapshot.Warn(o.ErrOut, fleet.ResourceClasses, fleet.ResourceTemplates, fleet.ResourceTaintRules, fleet.ResourceNodes)
 	r, err := read(ctx, o, client, f)
 	if err != nil {
 		return err
 	}
-	list := Claims(fleet.New(snapshot, o.Driver), r, namespace, selector)
+	list := Claims(m, r, namespace, selector)
 	if err := list.Sort(f.SortBy); err != nil {
 		return err
 	}

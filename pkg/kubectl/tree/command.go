@@ -5,10 +5,8 @@ package tree
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/spf13/cobra"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -48,23 +46,15 @@ room of the other. It is unknown where claims or taint rules may not be read.
 
 // Run reads the cluster and prints the tree.
 func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, nodes []string) error {
-	selector, err := labels.Parse(o.Selector)
-	if err != nil {
-		return fmt.Errorf("-l %s: it must be a label selector of nodes, such as team=ml: %w", o.Selector, err)
-	}
-	namespace, err := o.Namespace()
+	selector, err := o.Labels()
 	if err != nil {
 		return err
 	}
-	snapshot, err := fleet.Read(ctx, client, namespace)
+	m, _, err := fleet.Look(ctx, o, client, fleet.ResourceSlices, fleet.ResourceClasses, fleet.ResourceTemplates)
 	if err != nil {
 		return err
 	}
-	if err := snapshot.Need(namespace, fleet.ResourceSlices); err != nil {
-		return err
-	}
-	snapshot.Warn(o.ErrOut, fleet.ResourceClasses, fleet.ResourceTemplates)
-	t, err := New(fleet.New(snapshot, o.Driver), Selection{Nodes: nodes, Labels: selector})
+	t, err := New(m, Selection{Nodes: nodes, Labels: selector})
 	if err != nil {
 		return err
 	}
