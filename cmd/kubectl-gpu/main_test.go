@@ -121,7 +121,7 @@ func TestExitCodes(t *testing.T) {
 		"nothing wrong":   {[]string{"tree"}, 0, "", ""},
 		"found":           {[]string{"doctor"}, 2, "not installed", ""},
 		"found, as JSON":  {[]string{"doctor", "-o", "json"}, 2, `"apiVersion": "kubectl.partage.dev/v1alpha1"`, ""},
-		"unknown command": {[]string{"tre"}, 1, "", "Did you mean this?\n\ttop\n\ttree"},
+		"unknown command": {[]string{"tre"}, 1, "", "Did you mean this?\n\ttree\n\ttop"},
 		"unknown flag":    {[]string{"tree", "--al"}, 1, "", "unknown flag: --al; see kubectl gpu tree --help"},
 		"unknown output":  {[]string{"tree", "-o", "xml"}, 1, "", "xml"},
 		"unknown context": {[]string{"tree", "--context", "nowhere"}, 1, "", `context "nowhere" does not exist`},

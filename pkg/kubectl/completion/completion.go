@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -53,46 +55,26 @@ func GPUs(o *options.Options) cobra.CompletionFunc {
 	})
 }
 
-// Claims completes names of ResourceClaims.
-func Claims(o *options.Options) cobra.CompletionFunc { return complete(o, claims) }
-
 // PodsAndClaims completes names of pods and, after "claim/", of ResourceClaims.
 func PodsAndClaims(o *options.Options) cobra.CompletionFunc {
 	return complete(o, func(ctx context.Context, client kubernetes.Interface, namespace string) ([]string, error) {
-		names, err := pods(ctx, client, namespace)
+		all, err := names(ctx, "pods", client.CoreV1().Pods(namespace).List)
 		if err != nil {
 			return nil, err
 		}
-		of, err := claims(ctx, client, namespace)
-		if err != nil {
-			return nil, err
+		claims, err := names(ctx, "resourceclaims", client.ResourceV1().ResourceClaims(namespace).List)
+		for _, name := range claims {
+			all = append(all, "claim/"+name)
 		}
-		for _, name := range of {
-			names = append(names, "claim/"+name)
-		}
-		return names, nil
+		return all, err
 	})
 }
 
 // AddFlags completes the values of flags that name objects, of all commands.
 func AddFlags(root *cobra.Command, o *options.Options) {
-	register(root, "namespace", complete(o, namespaces))
-	register(root, "context", contexts(o))
-	for _, c := range root.Commands() {
-		if c.Flags().Lookup("node") != nil {
-			register(c, "node", complete(o, nodes))
-		}
-	}
-}
-
-// register is for flags that exist and are registered once.
-func register(c *cobra.Command, flag string, f cobra.CompletionFunc) {
-	if _, has := c.GetFlagCompletionFunc(flag); has {
-		return
-	}
-	if err := c.RegisterFlagCompletionFunc(flag, f); err != nil {
-		cobra.CompErrorln(fmt.Sprintf("complete --%s: %v", flag, err))
-	}
+	// The errors are those of flags that do not exist, or are completed already.
+	_ = root.RegisterFlagCompletionFunc("namespace", complete(o, namespaces))
+	_ = root.RegisterFlagCompletionFunc("context", contexts(o))
 }
 
 // complete proposes the names that begin with what was typed and were not given yet.
@@ -146,41 +128,26 @@ func contexts(o *options.Options) cobra.CompletionFunc {
 var some = metav1.ListOptions{ResourceVersion: "0", Limit: most}
 
 func nodes(ctx context.Context, client kubernetes.Interface, _ string) ([]string, error) {
-	list, err := client.CoreV1().Nodes().List(ctx, some)
-	if err != nil {
-		return nil, fmt.Errorf("list nodes: %w", err)
-	}
-	return namesOf(list.Items, func(i int) string { return list.Items[i].Name }), nil
+	return names(ctx, "nodes", client.CoreV1().Nodes().List)
 }
 
 func namespaces(ctx context.Context, client kubernetes.Interface, _ string) ([]string, error) {
-	list, err := client.CoreV1().Namespaces().List(ctx, some)
-	if err != nil {
-		return nil, fmt.Errorf("list namespaces: %w", err)
-	}
-	return namesOf(list.Items, func(i int) string { return list.Items[i].Name }), nil
+	return names(ctx, "namespaces", client.CoreV1().Namespaces().List)
 }
 
-func pods(ctx context.Context, client kubernetes.Interface, namespace string) ([]string, error) {
-	list, err := client.CoreV1().Pods(namespace).List(ctx, some)
+// names lists those of objects.
+func names[L runtime.Object](ctx context.Context, resource string, list fleet.Lister[L]) ([]string, error) {
+	all, err := list(ctx, some)
 	if err != nil {
-		return nil, fmt.Errorf("list pods: %w", err)
+		return nil, fmt.Errorf("list %s: %w", resource, err)
 	}
-	return namesOf(list.Items, func(i int) string { return list.Items[i].Name }), nil
-}
-
-func claims(ctx context.Context, client kubernetes.Interface, namespace string) ([]string, error) {
-	list, err := client.ResourceV1().ResourceClaims(namespace).List(ctx, some)
-	if err != nil {
-		return nil, fmt.Errorf("list resourceclaims: %w", err)
-	}
-	return namesOf(list.Items, func(i int) string { return list.Items[i].Name }), nil
-}
-
-func namesOf[T any](items []T, name func(int) string) []string {
-	names := make([]string, len(items))
-	for i := range items {
-		names[i] = name(i)
-	}
-	return names
+	var names []string
+	err = meta.EachListItem(all, func(o runtime.Object) error {
+		of, err := meta.Accessor(o)
+		if err == nil {
+			names = append(names, of.GetName())
+		}
+		return err
+	})
+	return names, err
 }

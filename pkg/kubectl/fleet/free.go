@@ -15,13 +15,13 @@ import (
 // that tolerate no taint.
 type Room struct {
 	// AtMost says that there may be less: of what takes some, not everything could be read.
-	AtMost bool
+	AtMost bool `json:"atMost,omitempty"`
 	// Whole says that the undivided GPU can be allocated to one claim.
-	Whole bool
+	Whole bool `json:"whole"`
 	// Partitions are the profiles that fit, in the order in which they are published.
-	Partitions []PartitionRoom
+	Partitions []PartitionRoom `json:"partitions,omitempty"`
 	// Shares are those of devices that claims can share.
-	Shares []ShareRoom
+	Shares []ShareRoom `json:"shares,omitempty"`
 }
 
 // Nothing reports whether nothing can be allocated.
@@ -29,25 +29,29 @@ func (r Room) Nothing() bool { return !r.Whole && len(r.Partitions) == 0 && len(
 
 // PartitionRoom says how many partitions of a profile fit.
 type PartitionRoom struct {
-	Profile string
+	Profile string `json:"profile"`
 	// Count is how many can be allocated at once, at least 1.
-	Count int
+	Count int `json:"count"`
 	// MemoryBytes is what each has.
-	MemoryBytes int64
+	MemoryBytes int64 `json:"memoryBytes,omitempty"`
 }
 
 // ShareRoom says what can be allocated of a shared device.
 type ShareRoom struct {
-	Device *Device
+	Device *Device `json:"-"`
+	// Name, Type and Profile are those of the device.
+	Name    string `json:"device"`
+	Type    string `json:"type"`
+	Profile string `json:"profile,omitempty"`
 	// Count is how many claims without a request for capacity can be allocated at once. It may
 	// be 0 where a claim that asks for less than others get by default still fits.
-	Count int
+	Count int `json:"count"`
 	// Shares is how many more claims can share the device at most.
-	Shares int
+	Shares int `json:"shares"`
 	// MemoryBytes and SMPercent are the most that one claim can get. 0 is no promise: time
 	// slices may have no limit.
-	MemoryBytes int64
-	SMPercent   int64
+	MemoryBytes int64 `json:"memoryBytes,omitempty"`
+	SMPercent   int64 `json:"smPercent,omitempty"`
 }
 
 // Free says what is free on a GPU.
@@ -150,7 +154,7 @@ func roomFor(d *Device, held []*Holding) (ShareRoom, bool) {
 			consumed[name] += amount.Value()
 		}
 	}
-	room := ShareRoom{Device: d, Count: -1}
+	room := ShareRoom{Device: d, Name: d.Name, Type: d.Type, Profile: d.Profile, Count: -1}
 	for name, capacity := range d.Published.Capacity {
 		left := capacity.Value.Value() - consumed[name]
 		least, byDefault := bounds(capacity)

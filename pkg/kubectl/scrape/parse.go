@@ -23,29 +23,41 @@ type ID struct {
 
 // Claim is what the driver tells of a device of a claim. What is nil is not known.
 type Claim struct {
-	ID
+	ID `json:",inline"`
 
-	Kind, Profile, UUID string
+	Kind    string `json:"type,omitempty"`
+	Profile string `json:"profile,omitempty"`
+	UUID    string `json:"uuid,omitempty"`
 	// GPU is the PCI address.
-	GPU                                              string
-	UsedBytes, PeakBytes, LimitBytes, RequestedBytes *int64
-	Utilization                                      *float64
-	Processes                                        *int64
-	Throttled                                        *bool
+	GPU            string   `json:"-"`
+	UsedBytes      *int64   `json:"usedBytes,omitempty"`
+	PeakBytes      *int64   `json:"peakBytes,omitempty"`
+	LimitBytes     *int64   `json:"limitBytes,omitempty"`
+	RequestedBytes *int64   `json:"requestedBytes,omitempty"`
+	Utilization    *float64 `json:"smUtilization,omitempty"`
+	Processes      *int64   `json:"processes,omitempty"`
+	Throttled      *bool    `json:"throttled,omitempty"`
 	// Idle is for how long no sample had the claim at work.
-	Idle *time.Duration
+	Idle *time.Duration `json:"-"`
 	// Since is when the driver began to look: what was before is not known. It is zero if the
 	// driver does not tell.
-	Since time.Time
+	Since time.Time `json:"-"`
 }
 
 // GPU is what the driver tells of a GPU. What is nil is not known.
 type GPU struct {
-	Node, PCIBusID, UUID, ProductName                        string
-	Healthy                                                  *bool
-	Role                                                     string
-	MemoryBytes, AllocatableBytes, AllocatedBytes, UsedBytes *int64
-	Utilization, Temperature                                 *float64
+	Node             string   `json:"node"`
+	PCIBusID         string   `json:"pciBusID"`
+	UUID             string   `json:"uuid,omitempty"`
+	ProductName      string   `json:"productName,omitempty"`
+	Role             string   `json:"role,omitempty"`
+	Healthy          *bool    `json:"healthy,omitempty"`
+	MemoryBytes      *int64   `json:"memoryBytes,omitempty"`
+	AllocatableBytes *int64   `json:"-"`
+	AllocatedBytes   *int64   `json:"allocatedBytes,omitempty"`
+	UsedBytes        *int64   `json:"usedBytes,omitempty"`
+	Utilization      *float64 `json:"utilization,omitempty"`
+	Temperature      *float64 `json:"temperatureCelsius,omitempty"`
 }
 
 // answer is that of a pod.

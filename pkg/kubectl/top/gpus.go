@@ -18,43 +18,21 @@ import (
 type GPUUsageList struct {
 	metav1.TypeMeta `json:",inline"`
 
-	Items []GPUUsage `json:"items"`
-}
-
-// GPUUsage is what is used of a GPU. What is missing is not known.
-type GPUUsage struct {
-	Node               string   `json:"node"`
-	PCIBusID           string   `json:"pciBusID"`
-	UUID               string   `json:"uuid,omitempty"`
-	ProductName        string   `json:"productName,omitempty"`
-	Role               string   `json:"role,omitempty"`
-	Healthy            *bool    `json:"healthy,omitempty"`
-	MemoryBytes        *int64   `json:"memoryBytes,omitempty"`
-	AllocatedBytes     *int64   `json:"allocatedBytes,omitempty"`
-	UsedBytes          *int64   `json:"usedBytes,omitempty"`
-	Utilization        *float64 `json:"utilization,omitempty"`
-	TemperatureCelsius *float64 `json:"temperatureCelsius,omitempty"`
+	Items []scrape.GPU `json:"items"`
 }
 
 // GPUs lists what the driver measured of GPUs.
 func GPUs(r *scrape.Result) *GPUUsageList {
-	list := &GPUUsageList{TypeMeta: printer.TypeMeta("GPUUsageList"), Items: []GPUUsage{}}
-	for _, g := range r.GPUs {
-		list.Items = append(list.Items, GPUUsage{
-			Node: g.Node, PCIBusID: g.PCIBusID, UUID: g.UUID, ProductName: g.ProductName, Role: g.Role, Healthy: g.Healthy,
-			MemoryBytes: g.MemoryBytes, AllocatedBytes: g.AllocatedBytes, UsedBytes: g.UsedBytes, Utilization: g.Utilization, TemperatureCelsius: g.Temperature,
-		})
-	}
-	return list
+	return &GPUUsageList{TypeMeta: printer.TypeMeta("GPUUsageList"), Items: append([]scrape.GPU{}, r.GPUs...)}
 }
 
 // gpuOrders and nodeOrders are the values of --sort-by: what is most of it comes first.
 var (
-	gpuOrders = map[string]func(a, b GPUUsage) int{
-		"name":        func(_, _ GPUUsage) int { return 0 },
-		"memory":      func(a, b GPUUsage) int { return most(a.UsedBytes, b.UsedBytes) },
-		"busy":        func(a, b GPUUsage) int { return most(a.Utilization, b.Utilization) },
-		"temperature": func(a, b GPUUsage) int { return most(a.TemperatureCelsius, b.TemperatureCelsius) },
+	gpuOrders = map[string]func(a, b scrape.GPU) int{
+		"name":        func(_, _ scrape.GPU) int { return 0 },
+		"memory":      func(a, b scrape.GPU) int { return most(a.UsedBytes, b.UsedBytes) },
+		"busy":        func(a, b scrape.GPU) int { return most(a.Utilization, b.Utilization) },
+		"temperature": func(a, b scrape.GPU) int { return most(a.Temperature, b.Temperature) },
 	}
 	nodeOrders = map[string]func(a, b NodeUsage) int{
 		"name":      func(_, _ NodeUsage) int { return 0 },
@@ -65,7 +43,7 @@ var (
 
 // Sort orders GPUs by a value of --sort-by, and by name among equals.
 func (l *GPUUsageList) Sort(by string) error {
-	return sortBy(l.Items, gpuOrders, by, func(a, b GPUUsage) int {
+	return sortBy(l.Items, gpuOrders, by, func(a, b scrape.GPU) int {
 		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.PCIBusID, b.PCIBusID))
 	})
 }
@@ -83,8 +61,8 @@ func (l *GPUUsageList) Table() *printer.Table {
 	}
 	for _, g := range l.Items {
 		temperature, healthy, style := printer.Unknown, printer.Unknown, printer.Plain
-		if g.TemperatureCelsius != nil {
-			temperature = fmt.Sprintf("%.0f°C", *g.TemperatureCelsius)
+		if g.Temperature != nil {
+			temperature = fmt.Sprintf("%.0f°C", *g.Temperature)
 		}
 		if g.Healthy != nil {
 			healthy = "yes"

@@ -28,20 +28,10 @@ type ClaimUsageList struct {
 
 // ClaimUsage is what a claim uses of a device. What is missing is not known.
 type ClaimUsage struct {
-	scrape.ID `json:",inline"`
+	scrape.Claim `json:",inline"`
 
-	Type           string   `json:"type,omitempty"`
-	Profile        string   `json:"profile,omitempty"`
-	UUID           string   `json:"uuid,omitempty"`
-	UsedBytes      *int64   `json:"usedBytes,omitempty"`
-	PeakBytes      *int64   `json:"peakBytes,omitempty"`
-	LimitBytes     *int64   `json:"limitBytes,omitempty"`
-	RequestedBytes *int64   `json:"requestedBytes,omitempty"`
-	SMUtilization  *float64 `json:"smUtilization,omitempty"`
-	IdleSeconds    *float64 `json:"idleSeconds,omitempty"`
-	Processes      *int64   `json:"processes,omitempty"`
-	Throttled      *bool    `json:"throttled,omitempty"`
-	Pods           []string `json:"pods,omitempty"`
+	IdleSeconds *float64 `json:"idleSeconds,omitempty"`
+	Pods        []string `json:"pods,omitempty"`
 	// Unknown says why nothing is known.
 	Unknown string `json:"unknown,omitempty"`
 }
@@ -54,22 +44,17 @@ func Claims(m *fleet.Model, r *scrape.Result, namespace string, selector labels.
 		if namespace != "" && h.Claim.Namespace != namespace || selector != nil && !selector.Matches(labels.Set(h.Claim.Labels)) {
 			continue
 		}
-		u := ClaimUsage{ID: scrape.IDOf(h)}
+		u := ClaimUsage{Claim: scrape.Claim{ID: scrape.IDOf(h)}}
+		if told, why := index.Of(h); told == nil {
+			u.Unknown = why
+		} else if u.Claim = *told; told.Idle != nil {
+			u.IdleSeconds = new(told.Idle.Seconds())
+		}
 		if h.Device != nil {
-			u.Type, u.Profile = h.Device.Type, h.Device.Profile
+			u.Kind, u.Profile = cmp.Or(h.Device.Type, u.Kind), cmp.Or(h.Device.Profile, u.Profile)
 		}
 		for _, p := range h.Pods {
 			u.Pods = append(u.Pods, p.Name)
-		}
-		if told, why := index.Of(h); told == nil {
-			u.Unknown = why
-		} else {
-			u.UUID, u.Type, u.Profile = told.UUID, cmp.Or(u.Type, told.Kind), cmp.Or(u.Profile, told.Profile)
-			u.UsedBytes, u.PeakBytes, u.LimitBytes, u.RequestedBytes = told.UsedBytes, told.PeakBytes, told.LimitBytes, told.RequestedBytes
-			u.SMUtilization, u.Processes, u.Throttled = told.Utilization, told.Processes, told.Throttled
-			if told.Idle != nil {
-				u.IdleSeconds = new(told.Idle.Seconds())
-			}
 		}
 		list.Items = append(list.Items, u)
 	}
@@ -82,7 +67,7 @@ var orders = map[string]func(a, b ClaimUsage) int{
 	"node":   func(a, b ClaimUsage) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Device, b.Device)) },
 	"memory": func(a, b ClaimUsage) int { return most(a.UsedBytes, b.UsedBytes) },
 	"peak":   func(a, b ClaimUsage) int { return most(a.PeakBytes, b.PeakBytes) },
-	"sm":     func(a, b ClaimUsage) int { return most(a.SMUtilization, b.SMUtilization) },
+	"sm":     func(a, b ClaimUsage) int { return most(a.Utilization, b.Utilization) },
 	"idle":   func(a, b ClaimUsage) int { return most(a.IdleSeconds, b.IdleSeconds) },
 }
 
@@ -135,7 +120,7 @@ func (l *ClaimUsageList) Table(namespaces bool) *printer.Table {
 		}
 		row.Cells = append(row.Cells, u.Name, u.Node, strings.TrimSpace(u.Profile+" "+kind(u)),
 			printer.BytesOrUnknown(u.UsedBytes), printer.BytesOrUnknown(u.LimitBytes), printer.BytesOrUnknown(u.RequestedBytes),
-			printer.PercentOrUnknown(u.SMUtilization), printer.SecondsOrUnknown(u.IdleSeconds), cmp.Or(strings.Join(u.Pods, ","), printer.Unknown),
+			printer.PercentOrUnknown(u.Utilization), printer.SecondsOrUnknown(u.IdleSeconds), cmp.Or(strings.Join(u.Pods, ","), printer.Unknown),
 			printer.BytesOrUnknown(u.PeakBytes), processes, u.Device, cmp.Or(u.Unknown, printer.Unknown))
 		switch {
 		case u.Unknown != "":
@@ -150,8 +135,8 @@ func (l *ClaimUsageList) Table(namespaces bool) *printer.Table {
 
 // kind is what the profile does not say.
 func kind(u ClaimUsage) string {
-	if u.Type == fleet.TypeMIG && u.Profile != "" {
+	if u.Kind == fleet.TypeMIG && u.Profile != "" {
 		return ""
 	}
-	return u.Type
+	return u.Kind
 }

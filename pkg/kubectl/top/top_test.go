@@ -113,11 +113,17 @@ func TestClaimedFails(t *testing.T) {
 func TestOrders(t *testing.T) {
 	t.Parallel()
 	item := func(name string, n int64) ClaimUsage {
-		return ClaimUsage{ID: scrape.ID{Name: name, Node: name, Device: name}, UsedBytes: &n, PeakBytes: &n, SMUtilization: new(float64(n)), IdleSeconds: new(float64(n))}
+		return ClaimUsage{
+			Claim:       scrape.Claim{ID: scrape.ID{Name: name, Node: name, Device: name}, UsedBytes: &n, PeakBytes: &n, Utilization: new(float64(n))},
+			IdleSeconds: new(float64(n)),
+		}
+	}
+	unknown := func(name string) ClaimUsage {
+		return ClaimUsage{Claim: scrape.Claim{ID: scrape.ID{Name: name, Node: name}}}
 	}
 	tried := 0
 	for by := range orders {
-		l := &ClaimUsageList{Items: []ClaimUsage{{ID: scrape.ID{Name: "d", Node: "d"}}, item("b", 1), item("c", 3), item("a", 2), {ID: scrape.ID{Name: "e", Node: "e"}}}}
+		l := &ClaimUsageList{Items: []ClaimUsage{unknown("d"), item("b", 1), item("c", 3), item("a", 2), unknown("e")}}
 		if err := l.Sort(by); err != nil {
 			t.Error(err)
 		}
@@ -142,9 +148,9 @@ func TestOrders(t *testing.T) {
 // TestGPUOrders: GPUs and nodes are sorted as claims are, and -l chooses nodes.
 func TestGPUOrders(t *testing.T) {
 	t.Parallel()
-	g := &GPUUsageList{Items: []GPUUsage{
+	g := &GPUUsageList{Items: []scrape.GPU{
 		{Node: "n", PCIBusID: "0000:1b:00.0", UsedBytes: new(int64(1)), Utilization: new(0.2)}, {Node: "n", PCIBusID: "0000:28:00.0"},
-		{Node: "n", PCIBusID: "0000:35:00.0", UsedBytes: new(int64(2)), TemperatureCelsius: new(40.0)},
+		{Node: "n", PCIBusID: "0000:35:00.0", UsedBytes: new(int64(2)), Temperature: new(40.0)},
 	}}
 	for by, want := range map[string]string{"memory": "35", "busy": "1b", "temperature": "35", "name": "1b"} {
 		if err := g.Sort(by); err != nil || !strings.Contains(g.Items[0].PCIBusID, want) {

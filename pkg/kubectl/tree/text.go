@@ -83,7 +83,7 @@ func (t *Tree) largest() string {
 			case g.Free.Whole:
 				add(math.MaxInt64, "a whole GPU")
 			case len(g.Free.Partitions) > 0:
-				largest := slices.MaxFunc(g.Free.Partitions, func(a, b Partition) int {
+				largest := slices.MaxFunc(g.Free.Partitions, func(a, b fleet.PartitionRoom) int {
 					return cmp.Or(cmp.Compare(a.MemoryBytes, b.MemoryBytes), cmp.Compare(a.Profile, b.Profile))
 				})
 				add(largest.MemoryBytes, "a partition "+largest.Profile)
@@ -159,7 +159,7 @@ func room(g GPU) GPU {
 	g.Label, g.Name, g.UUID, g.PCIBusID = "", "", "", ""
 	for i := range g.Free.Shares {
 		g.Free.Shares = slices.Clone(g.Free.Shares)
-		g.Free.Shares[i].Device = ""
+		g.Free.Shares[i].Device, g.Free.Shares[i].Name = nil, ""
 	}
 	return g
 }
@@ -329,7 +329,7 @@ func (p *Pod) text(wide bool) string {
 	return strings.TrimRight(text+"  "+p.Phase, " ")
 }
 
-func (r renderer) free(f Free) string {
+func (r renderer) free(f fleet.Room) string {
 	parts := r.partitions(f)
 	for _, s := range f.Shares {
 		parts = append(parts, share(s, f.Whole && !r.Wide))
@@ -349,7 +349,7 @@ func (r renderer) free(f Free) string {
 }
 
 // partitions says which fit: the smallest and the largest say enough and, where the whole GPU fits, the smallest.
-func (r renderer) partitions(f Free) (parts []string) {
+func (r renderer) partitions(f fleet.Room) (parts []string) {
 	if f.Whole {
 		parts = append(parts, "whole GPU")
 	}
@@ -366,7 +366,7 @@ func (r renderer) partitions(f Free) (parts []string) {
 }
 
 // share says what is left of a shared device, and in short only how many fit.
-func share(s Share, short bool) string {
+func share(s fleet.ShareRoom, short bool) string {
 	text := map[string]string{fleet.TypeMPS: "MPS", fleet.TypeTimeSlice: "time slice"}[s.Type]
 	if s.Profile != "" {
 		text += " of a " + s.Profile

@@ -55,8 +55,8 @@ type GPU struct {
 	Cells  []Cell  `json:"cells"`
 	Taints []Taint `json:"taints,omitempty"`
 	// Devices are those that claims have.
-	Devices []Device `json:"devices,omitempty"`
-	Free    Free     `json:"free"`
+	Devices []Device   `json:"devices,omitempty"`
+	Free    fleet.Room `json:"free"`
 }
 
 // Cell states.
@@ -127,36 +127,6 @@ type Pod struct {
 	Owner string `json:"owner,omitempty"`
 	// Phase is "" where the pod could not be read.
 	Phase string `json:"phase"`
-}
-
-// Free is what claims can still be allocated, each kind by itself.
-type Free struct {
-	// AtMost says that there may be less: claims or taint rules could not be read.
-	AtMost     bool        `json:"atMost,omitempty"`
-	Whole      bool        `json:"whole"`
-	Partitions []Partition `json:"partitions,omitempty"`
-	Shares     []Share     `json:"shares,omitempty"`
-}
-
-// Partition says how many of a profile fit at once.
-type Partition struct {
-	Profile string `json:"profile"`
-	Count   int    `json:"count"`
-	// MemoryBytes is what each has.
-	MemoryBytes int64 `json:"memoryBytes,omitempty"`
-}
-
-// Share says what is free of a device that claims share.
-type Share struct {
-	Device  string `json:"device"`
-	Type    string `json:"type"`
-	Profile string `json:"profile,omitempty"`
-	// Count is for claims that ask for nothing in particular, Shares the most, MemoryBytes and
-	// SMPercent the largest share.
-	Count       int   `json:"count"`
-	Shares      int   `json:"shares"`
-	MemoryBytes int64 `json:"memoryBytes,omitempty"`
-	SMPercent   int64 `json:"smPercent,omitempty"`
 }
 
 // Selection says what to show.
@@ -237,7 +207,7 @@ func newGPU(g *fleet.GPU, marks marks) GPU {
 	out := GPU{
 		Label: g.Label(),
 		Name:  g.Name, UUID: g.UUID, ProductName: g.ProductName, PCIBusID: g.PCIBusID, MemoryBytes: g.MemoryBytes,
-		Taints: taints(g), Free: newFree(fleet.Free(g)),
+		Taints: taints(g), Free: fleet.Free(g),
 	}
 	for _, d := range g.Devices {
 		if len(d.Holdings) == 0 {
@@ -351,18 +321,4 @@ func cell(g *fleet.GPU, index int, marks marks) Cell {
 		}
 	}
 	return c
-}
-
-func newFree(r fleet.Room) Free {
-	f := Free{AtMost: r.AtMost, Whole: r.Whole}
-	for _, p := range r.Partitions {
-		f.Partitions = append(f.Partitions, Partition{Profile: p.Profile, Count: p.Count, MemoryBytes: p.MemoryBytes})
-	}
-	for _, s := range r.Shares {
-		f.Shares = append(f.Shares, Share{
-			Device: s.Device.Name, Type: s.Device.Type, Profile: s.Device.Profile,
-			Count: s.Count, Shares: s.Shares, MemoryBytes: s.MemoryBytes, SMPercent: s.SMPercent,
-		})
-	}
-	return f
 }

@@ -313,7 +313,7 @@ func TestLargest(t *testing.T) {
 		for _, p := range profiles {
 			memory, _, _ := strings.Cut(p[strings.Index(p, ".")+1:], "gb")
 			gib, _ := strconv.ParseInt(memory, 10, 64)
-			g.Free.Partitions = append(g.Free.Partitions, Partition{Profile: p, Count: 1, MemoryBytes: gib << 30})
+			g.Free.Partitions = append(g.Free.Partitions, fleet.PartitionRoom{Profile: p, Count: 1, MemoryBytes: gib << 30})
 		}
 		return g
 	}

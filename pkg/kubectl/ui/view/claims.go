@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/stuck"
 )
@@ -197,8 +198,7 @@ func Waits(m *fleet.Model, p *corev1.Pod) bool {
 	if p.Spec.NodeName != "" || p.Status.Phase != corev1.PodPending && p.Status.Phase != "" || p.DeletionTimestamp != nil {
 		return false
 	}
-	wants := func(ref corev1.PodResourceClaim) bool { return claimWaits(m, p, ref) || templateWaits(m, p, ref) }
-	return slices.ContainsFunc(p.Spec.ResourceClaims, wants) || wantsExtended(m, p)
+	return wants(m, p, false) || wantsExtended(m, p)
 }
 
 // Stuck reports whether a pod that wants devices of the model's driver has a node, and containers
@@ -208,26 +208,19 @@ func Stuck(m *fleet.Model, p *corev1.Pod) bool {
 		return false
 	}
 	e := p.Status.ExtendedResourceClaimStatus
-	return slices.ContainsFunc(p.Spec.ResourceClaims, func(ref corev1.PodResourceClaim) bool { return claimWaits(m, p, ref) }) ||
-		e != nil && slices.ContainsFunc(m.Claims, func(c *resourceapi.ResourceClaim) bool {
-			return c.Namespace == p.Namespace && c.Name == e.ResourceClaimName && hasOf(c, m.Driver)
-		})
-}
-
-// claimWaits reports whether a claim of a pod wants devices of the driver, or has some.
-func claimWaits(m *fleet.Model, p *corev1.Pod, ref corev1.PodResourceClaim) bool {
-	name := ClaimName(p, ref)
-	return name != "" && slices.ContainsFunc(m.Claims, func(c *resourceapi.ResourceClaim) bool {
-		is := c.Namespace == p.Namespace && c.Name == name
-		return is && (c.Status.Allocation == nil && concerns(m, &c.Spec.Devices) || hasOf(c, m.Driver))
+	return wants(m, p, true) || e != nil && slices.ContainsFunc(m.Claims, func(c *resourceapi.ResourceClaim) bool {
+		return c.Namespace == p.Namespace && c.Name == e.ResourceClaimName && hasOf(c, m.Driver)
 	})
 }
 
-// templateWaits reports whether a claim that is to be made for a pod will want devices of the
-// driver.
-func templateWaits(m *fleet.Model, p *corev1.Pod, ref corev1.PodResourceClaim) bool {
-	return ref.ResourceClaimTemplateName != nil && slices.ContainsFunc(m.Templates, func(t *resourceapi.ResourceClaimTemplate) bool {
-		return t.Namespace == p.Namespace && t.Name == *ref.ResourceClaimTemplateName && concerns(m, &t.Spec.Spec.Devices)
+// wants reports whether a claim of a pod has devices of the driver or wants some. Of one that cannot be found nobody knows what it would want:
+// where the pod has no node yet, it is what keeps the pod waiting.
+func wants(m *fleet.Model, p *corev1.Pod, started bool) bool {
+	return slices.ContainsFunc(allocation.ClaimsOf(m.Snapshot, p), func(c allocation.PodClaim) bool {
+		if c.Claim == nil {
+			return c.Err != nil && !started
+		}
+		return c.Claim.Status.Allocation == nil && concerns(m, &c.Claim.Spec.Devices) && !(c.New && started) || hasOf(c.Claim, m.Driver)
 	})
 }
 
@@ -259,24 +252,11 @@ func wantsExtended(m *fleet.Model, p *corev1.Pod) bool {
 	return false
 }
 
-// ClaimName returns the name of the claim that an entry of a pod means, "" if there is none yet.
-func ClaimName(p *corev1.Pod, ref corev1.PodResourceClaim) string {
-	if ref.ResourceClaimName != nil {
-		return *ref.ResourceClaimName
-	}
-	for _, s := range p.Status.ResourceClaimStatuses {
-		if s.Name == ref.Name {
-			return ptr.Deref(s.ResourceClaimName, "")
-		}
-	}
-	return ""
-}
-
 // podsOf returns the pods that use claims or wait for some, by key.
 func podsOf(m *fleet.Model, claims map[string]*Claim, waiting map[string]*corev1.Pod) map[string]*Pod {
 	pods := map[string]*Pod{}
 	for _, p := range waiting {
-		pods[PodKey(p)] = newPod(p, claims)
+		pods[PodKey(p)] = newPod(m, p, claims)
 		pods[PodKey(p)].Waiting = true
 		for _, key := range pods[PodKey(p)].Claims {
 			if c := claims[key]; !slices.Contains(c.Pods, PodKey(p)) {
@@ -288,7 +268,7 @@ func podsOf(m *fleet.Model, claims map[string]*Claim, waiting map[string]*corev1
 	for _, h := range m.Holdings {
 		for _, p := range h.Pods {
 			if pods[PodKey(p)] == nil {
-				pods[PodKey(p)] = newPod(p, claims)
+				pods[PodKey(p)] = newPod(m, p, claims)
 			}
 		}
 	}
@@ -297,20 +277,22 @@ func podsOf(m *fleet.Model, claims map[string]*Claim, waiting map[string]*corev1
 			continue
 		}
 		if pods[PodKey(p)] == nil {
-			pods[PodKey(p)] = newPod(p, claims)
+			pods[PodKey(p)] = newPod(m, p, claims)
 		}
 		pods[PodKey(p)].Stuck = true
 	}
 	return pods
 }
 
-func newPod(p *corev1.Pod, claims map[string]*Claim) *Pod {
+func newPod(m *fleet.Model, p *corev1.Pod, claims map[string]*Claim) *Pod {
 	out := &Pod{Namespace: p.Namespace, Name: p.Name, Node: p.Spec.NodeName, Phase: phaseOf(p), Created: created(p)}
 	kind, owner := fleet.OwnerOf(p)
 	out.Owner = strings.TrimSpace(kind + " " + owner)
 	names := make([]string, 0, len(p.Spec.ResourceClaims)+1)
-	for _, ref := range p.Spec.ResourceClaims {
-		names = append(names, ClaimName(p, ref))
+	for _, c := range allocation.ClaimsOf(m.Snapshot, p) {
+		if c.Claim != nil && !c.New {
+			names = append(names, c.Claim.Name)
+		}
 	}
 	if e := p.Status.ExtendedResourceClaimStatus; e != nil {
 		names = append(names, e.ResourceClaimName)

@@ -36,10 +36,10 @@ func fitsOf(g *fleet.GPU) []string {
 // shareText says what is left of a shared device. What one claim can get at most is said where
 // others have a part of it already.
 func shareText(s fleet.ShareRoom) string {
-	kind := map[string]string{fleet.TypeMPS: "MPS share", fleet.TypeTimeSlice: "time-slice share"}[s.Device.Type]
-	text := fmt.Sprintf("%d × %s", s.Shares, cmp.Or(kind, s.Device.Type))
-	if s.Device.Profile != "" {
-		text += " of " + s.Device.Profile
+	kind := map[string]string{fleet.TypeMPS: "MPS share", fleet.TypeTimeSlice: "time-slice share"}[s.Type]
+	text := fmt.Sprintf("%d × %s", s.Shares, cmp.Or(kind, s.Type))
+	if s.Profile != "" {
+		text += " of " + s.Profile
 	}
 	if len(s.Device.Held()) > 0 && s.MemoryBytes > 0 && s.SMPercent > 0 {
 		text += fmt.Sprintf(", up to %.1f GiB and %d %% SM", float64(s.MemoryBytes)/(1<<30), s.SMPercent)

@@ -199,3 +199,28 @@ func TestWhose(t *testing.T) {
 		}
 	}
 }
+
+// TestPodsWithoutClaims: a pod whose claim or template is not there waits as others do, and is counted among them.
+func TestPodsWithoutClaims(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNode("n1", "h100-80-sxm", 1)
+	for name, ref := range map[string]corev1.PodResourceClaim{
+		"claim": {Name: "gpu", ResourceClaimName: new("no-such-claim")}, "template": {Name: "gpu", ResourceClaimTemplateName: new("no-such-template")}, "none": {},
+	} {
+		pod := f.Pod("team", name)
+		pod.Status.Phase = corev1.PodPending
+		pod.Spec.ResourceClaims = nil
+		if ref.Name != "" {
+			pod.Spec.ResourceClaims = []corev1.PodResourceClaim{ref}
+		}
+		f.Pods = append(f.Pods, pod)
+	}
+	all, err := New(Input{Model: fleet.New(f.Snapshot, fleettest.Driver)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var meta Meta
+	if err := json.Unmarshal(all["meta"], &meta); err != nil || meta.Summary.Waiting != 2 || all["pod/team/claim"] == nil || all["pod/team/template"] == nil {
+		t.Errorf("%v, %+v", err, meta.Summary)
+	}
+}
