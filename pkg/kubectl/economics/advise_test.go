@@ -26,6 +26,7 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/boards"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
+	"github.com/partage-dev/partage/pkg/kubectl/manifest"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/templates"
@@ -391,7 +392,7 @@ func TestOffersOfOneProduct(t *testing.T) {
 // TestMissingClass: a mechanism without its class is not advised, and the answer says why.
 func TestMissingClass(t *testing.T) {
 	f := dgx(t)
-	f.Classes = slices.DeleteFunc(f.Classes, func(c *resourceapi.DeviceClass) bool { return c.Name == classPartition })
+	f.Classes = slices.DeleteFunc(f.Classes, func(c *resourceapi.DeviceClass) bool { return c.Name == manifest.ClassMIG })
 	q, err := (&adviseFlags{memory: "9Gi", trust: "regulated"}).query(fleettest.Driver)
 	if err != nil {
 		t.Fatal(err)

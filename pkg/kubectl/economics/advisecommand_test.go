@@ -13,6 +13,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/kubectl/boards"
 	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
+	"github.com/partage-dev/partage/pkg/kubectl/manifest"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 )
 
@@ -33,15 +34,15 @@ func call(t *testing.T, args ...string) (string, error) {
 // TestOutputs: YAML is the manifest alone, to be piped into kubectl apply; JSON is everything.
 func TestOutputs(t *testing.T) {
 	args := []string{"--gpu", "h100=8", "--model-size", "13B", "--image", "registry.example.com/llm:1", "--count", "2"}
-	manifest, err := call(t, append(args, "-o", "yaml")...)
+	made, err := call(t, append(args, "-o", "yaml")...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if claims := claimsOf(t, "manifest", []byte(manifest)); len(claims) != 1 || claims[0].Spec.Devices.Requests[0].Exactly.DeviceClassName != classPartition {
+	if claims := claimsOf(t, "manifest", []byte(made)); len(claims) != 1 || claims[0].Spec.Devices.Requests[0].Exactly.DeviceClassName != manifest.ClassMIG {
 		t.Errorf("claims %+v", claims)
 	}
-	if !strings.Contains(manifest, "image: registry.example.com/llm:1\n") || !strings.Contains(manifest, "replicas: 2\n") {
-		t.Errorf("the image or the replicas are missing:\n%s", manifest)
+	if !strings.Contains(made, "image: registry.example.com/llm:1\n") || !strings.Contains(made, "replicas: 2\n") {
+		t.Errorf("the image or the replicas are missing:\n%s", made)
 	}
 	text, err := call(t, append(args, "-o", "json")...)
 	if err != nil {
@@ -51,13 +52,13 @@ func TestOutputs(t *testing.T) {
 	if err := json.Unmarshal([]byte(text), &a); err != nil {
 		t.Fatal(err)
 	}
-	if a.Kind != "Advice" || a.APIVersion != "kubectl.partage.dev/v1alpha1" || a.Mechanism != Partition || a.Manifest != manifest {
+	if a.Kind != "Advice" || a.APIVersion != "kubectl.partage.dev/v1alpha1" || a.Mechanism != Partition || a.Manifest != made {
 		t.Errorf("%+v", a)
 	}
 	if text, err = call(t, append(args, "-o", "name")...); err != nil || text != "inference.yaml\n" {
 		t.Errorf("-o name: %q, %v", text, err)
 	}
-	if text, err = call(t, args...); err != nil || !strings.HasPrefix(text, "Use a MIG partition: ") || !strings.HasSuffix(text, manifest) {
+	if text, err = call(t, args...); err != nil || !strings.HasPrefix(text, "Use a MIG partition: ") || !strings.HasSuffix(text, made) {
 		t.Errorf("%v\n%s", err, text)
 	}
 }

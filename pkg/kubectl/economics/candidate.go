@@ -10,6 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/manifest"
 )
 
 // candidate is a mechanism with a device of the fleet, or why there is none.
@@ -41,13 +42,13 @@ var mechanismInfo = map[Mechanism]struct {
 	class, deviceType string
 	ofPartitions      bool
 }{
-	Whole:              {classWhole, fleet.TypeGPU, false},
-	Partition:          {classPartition, fleet.TypeMIG, false},
-	MPS:                {classMPS, fleet.TypeMPS, false},
-	TimeSlice:          {classTimeSlice, fleet.TypeTimeSlice, false},
-	SoftwareLimits:     {classTimeSlice, fleet.TypeTimeSlice, false},
-	PartitionMPS:       {classMPS, fleet.TypeMPS, true},
-	PartitionTimeSlice: {classTimeSlice, fleet.TypeTimeSlice, true},
+	Whole:              {manifest.ClassGPU, fleet.TypeGPU, false},
+	Partition:          {manifest.ClassMIG, fleet.TypeMIG, false},
+	MPS:                {manifest.ClassMPS, fleet.TypeMPS, false},
+	TimeSlice:          {manifest.ClassTimeSlice, fleet.TypeTimeSlice, false},
+	SoftwareLimits:     {manifest.ClassTimeSlice, fleet.TypeTimeSlice, false},
+	PartitionMPS:       {manifest.ClassMPS, fleet.TypeMPS, true},
+	PartitionTimeSlice: {manifest.ClassTimeSlice, fleet.TypeTimeSlice, true},
 }
 
 // candidates returns one for each mechanism.

@@ -7,12 +7,13 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/partage-dev/partage/pkg/kubectl/document"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/manifest"
 	"github.com/partage-dev/partage/templates"
 )
 
@@ -35,42 +36,11 @@ func templateOf(q Query, m Mechanism) string {
 	return "inference.yaml"
 }
 
-// exactly is the part of a claim that asks for devices.
-type exactly struct {
-	DeviceClassName string     `yaml:"deviceClassName"`
-	Count           int64      `yaml:"count,omitempty"`
-	Selectors       []celEntry `yaml:"selectors,omitempty"`
-	Capacity        *struct {
-		Requests requests `yaml:"requests"`
-	} `yaml:"capacity,omitempty"`
-}
-
-type celEntry struct {
-	CEL struct {
-		Expression string `yaml:"expression"`
-	} `yaml:"cel"`
-}
-
-type requests struct {
-	Memory    string `yaml:"memory,omitempty"`
-	SMPercent int    `yaml:"smPercent,omitempty"`
-}
-
 // requestOf returns what the claim of a candidate asks for.
-func requestOf(q Query, s *Supply, c *candidate) exactly {
-	r := exactly{DeviceClassName: c.class}
-	if c.count > 1 {
-		r.Count = c.count
-	}
+func requestOf(q Query, s *Supply, c *candidate) manifest.Request {
+	r := manifest.Request{Class: c.class, Count: int(c.count), Memory: quantity(c), SMPercent: c.smPercent}
 	if names := selectedProfiles(s, c); len(names) > 0 {
-		var e celEntry
-		e.CEL.Expression = selector(q.Driver, "profile", names...)
-		r.Selectors = append(r.Selectors, e)
-	}
-	if c.ask > 0 || c.smPercent > 0 {
-		r.Capacity = &struct {
-			Requests requests `yaml:"requests"`
-		}{requests{quantity(c), c.smPercent}}
+		r.Selectors = []string{manifest.Selector(q.Driver, "profile", names...)}
 	}
 	return r
 }
@@ -126,13 +96,13 @@ func mostIn(m *Model, c *candidate) int64 {
 }
 
 // render makes the manifest of a template.
-func render(q Query, s *Supply, c *candidate) (name, manifest string, err error) {
+func render(q Query, s *Supply, c *candidate) (name, text string, err error) {
 	name = templateOf(q, c.mechanism)
 	data, err := templates.Read(name)
 	if err != nil {
 		return "", "", err
 	}
-	documents, err := parse(templates.Body(data))
+	documents, err := document.Split(templates.Body(data))
 	if err != nil {
 		return "", "", fmt.Errorf("parse the template %s: %w", name, err)
 	}
@@ -141,11 +111,15 @@ func render(q Query, s *Supply, c *candidate) (name, manifest string, err error)
 	encoder := yaml.NewEncoder(&out)
 	encoder.SetIndent(2)
 	encoder.CompactSeqIndent()
-	for _, document := range documents {
-		if err := edit(document, q, requestOf(q, s, c)); err != nil {
+	for _, d := range documents {
+		root, err := d.Parse()
+		if err == nil {
+			err = edit(root, q, requestOf(q, s, c).Exactly())
+		}
+		if err != nil {
 			return "", "", fmt.Errorf("fill in the template %s: %w", name, err)
 		}
-		if err := encoder.Encode(document); err != nil {
+		if err := encoder.Encode(root); err != nil {
 			return "", "", fmt.Errorf("write the manifest of the template %s: %w", name, err)
 		}
 	}
@@ -155,44 +129,28 @@ func render(q Query, s *Supply, c *candidate) (name, manifest string, err error)
 	return name, out.String(), nil
 }
 
-func parse(data []byte) ([]*yaml.Node, error) {
-	var documents []*yaml.Node
-	decoder := yaml.NewDecoder(bytes.NewReader(data))
-	for {
-		var document yaml.Node
-		err := decoder.Decode(&document)
-		if errors.Is(err, io.EOF) {
-			return documents, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		documents = append(documents, &document)
-	}
-}
-
 // edit puts what was advised into one document.
-func edit(document *yaml.Node, q Query, request exactly) error {
-	if len(document.Content) == 0 {
+func edit(of *yaml.Node, q Query, request manifest.Exactly) error {
+	if of == nil {
 		return errors.New("a document is empty")
 	}
-	root := document.Content[0]
-	if kindOf(root) == "ResourceClaimTemplate" {
-		asked := at(root, "spec", "spec", "devices", "requests")
+	root := of.Content[0]
+	if document.Text(root, "kind") == "ResourceClaimTemplate" {
+		asked := document.At(root, "spec", "spec", "devices", "requests")
 		if asked == nil || len(asked.Content) != 1 {
 			return errors.New("the claim template has no single request")
 		}
-		value := child(asked.Content[0], "exactly")
+		value := document.Get(asked.Content[0], "exactly")
 		if value == nil {
 			return errors.New("the request of the claim template is not exact")
 		}
 		return value.Encode(request)
 	}
-	pod := at(root, "spec", "template", "spec", "containers")
+	pod := document.At(root, "spec", "template", "spec", "containers")
 	if pod == nil || len(pod.Content) != 1 {
 		return errors.New("the workload has no single container")
 	}
-	if image := child(pod.Content[0], "image"); q.Image != "" && image != nil {
+	if image := document.Get(pod.Content[0], "image"); q.Image != "" && image != nil {
 		image.Value, image.LineComment = q.Image, ""
 	}
 	if q.Count > 0 {
@@ -204,15 +162,15 @@ func edit(document *yaml.Node, q Query, request exactly) error {
 // scale sets the number of replicas, or of pods of a job.
 func scale(root *yaml.Node, count int) error {
 	fields := []string{"replicas"}
-	if kindOf(root) == "Job" {
+	if document.Text(root, "kind") == "Job" {
 		fields = []string{"completions", "parallelism"}
 	}
-	spec := child(root, "spec")
+	spec := document.Get(root, "spec")
 	if spec == nil {
 		return errors.New("the workload has no spec")
 	}
 	for i := len(fields) - 1; i >= 0; i-- {
-		if value := child(spec, fields[i]); value != nil {
+		if value := document.Get(spec, fields[i]); value != nil {
 			if err := value.Encode(count); err != nil {
 				return err
 			}
@@ -226,36 +184,6 @@ func scale(root *yaml.Node, count int) error {
 			return err
 		}
 		spec.Content = append([]*yaml.Node{key, value}, spec.Content...)
-	}
-	return nil
-}
-
-func kindOf(root *yaml.Node) string {
-	if kind := child(root, "kind"); kind != nil {
-		return kind.Value
-	}
-	return ""
-}
-
-// at goes down a path of mappings, nil where it ends.
-func at(node *yaml.Node, path ...string) *yaml.Node {
-	for _, name := range path {
-		if node = child(node, name); node == nil {
-			return nil
-		}
-	}
-	return node
-}
-
-// child returns the value of a key of a mapping, nil if there is none.
-func child(node *yaml.Node, name string) *yaml.Node {
-	if node == nil || node.Kind != yaml.MappingNode {
-		return nil
-	}
-	for i := 0; i+1 < len(node.Content); i += 2 {
-		if node.Content[i].Value == name {
-			return node.Content[i+1]
-		}
 	}
 	return nil
 }

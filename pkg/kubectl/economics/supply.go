@@ -14,15 +14,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/kubectl/boards"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
-	"github.com/partage-dev/partage/pkg/util/quote"
-)
-
-// The device classes of the chart.
-const (
-	classWhole     = "gpu.nvidia.com"
-	classPartition = "mig.nvidia.com"
-	classMPS       = "mps.partage.dev"
-	classTimeSlice = "timeslice.partage.dev"
+	"github.com/partage-dev/partage/pkg/kubectl/manifest"
 )
 
 const (
@@ -98,7 +90,7 @@ func SupplyOf(m *fleet.Model) *Supply {
 	}
 	s.unseen = missing[fleet.ResourceSlices]
 	if missing[fleet.ResourceClasses] == "" {
-		for _, name := range []string{classWhole, classPartition, classMPS, classTimeSlice} {
+		for _, name := range []string{manifest.ClassGPU, manifest.ClassMIG, manifest.ClassMPS, manifest.ClassTimeSlice} {
 			if !slices.ContainsFunc(m.Classes, func(c *resourceapi.DeviceClass) bool { return c.Name == name }) {
 				s.MissingClasses = append(s.MissingClasses, name)
 			}
@@ -257,16 +249,3 @@ func products(models []*Model) []string {
 
 // lacksClass reports whether the cluster is known not to have the class of a type of device.
 func (s *Supply) lacksClass(name string) bool { return slices.Contains(s.MissingClasses, name) }
-
-// selector returns a CEL expression about an attribute of the driver's.
-func selector(driver, attribute string, values ...string) string {
-	left := fmt.Sprintf("device.attributes['%s'].%s", driver, attribute)
-	if len(values) == 1 {
-		return left + " == " + quote.CEL(values[0])
-	}
-	literals := make([]string, len(values))
-	for i, value := range values {
-		literals[i] = quote.CEL(value)
-	}
-	return fmt.Sprintf("%s in [%s]", left, strings.Join(literals, ", "))
-}

@@ -18,8 +18,8 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/partage-dev/partage/pkg/kubectl/document"
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/config"
-	"github.com/partage-dev/partage/pkg/kubectl/migrate/document"
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/finding"
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/pods"
 	"github.com/partage-dev/partage/pkg/kubectl/options"

@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
-	"github.com/partage-dev/partage/pkg/util/quote"
+	"github.com/partage-dev/partage/pkg/kubectl/manifest"
 )
 
 // Source is a claim, or the template that it was made from.
@@ -68,7 +68,7 @@ func changeOf(m *fleet.Model, h *fleet.Holding, enough Part) *Change {
 	})
 	if enough.Profile != "" {
 		after.Selectors = append(after.Selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{
-			Expression: fmt.Sprintf("device.attributes['%s'].profile == %s", m.Driver, quote.CEL(enough.Profile)),
+			Expression: manifest.Selector(m.Driver, "profile", enough.Profile),
 		}})
 	}
 	if len(after.Selectors) > 1 || len(after.Selectors) == 1 && enough.Profile == "" {

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/partage-dev/partage/pkg/kubectl/migrate/document"
+	"github.com/partage-dev/partage/pkg/kubectl/document"
 	"github.com/partage-dev/partage/pkg/util/quote"
 )
 

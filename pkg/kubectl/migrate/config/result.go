@@ -13,10 +13,9 @@ import (
 	"strings"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/kubectl/manifest"
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/finding"
-	"github.com/partage-dev/partage/pkg/kubectl/migrate/manifest"
 	"github.com/partage-dev/partage/pkg/policy"
-	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 // Names of extended resources.
@@ -104,9 +103,9 @@ func (t target) name() string {
 
 // expression selects the devices in CEL.
 func (t target) expression(driver string) string {
-	text := fmt.Sprintf("%s == '%s'", manifest.Attribute(driver, "type"), t.kind)
+	text := manifest.Selector(driver, "type", string(t.kind))
 	if t.kind != policy.Whole {
-		text += fmt.Sprintf(" && %s == %s", manifest.Attribute(driver, "profile"), quote.CEL(t.profile))
+		text += " && " + manifest.Selector(driver, "profile", t.profile)
 	}
 	return text
 }
@@ -229,7 +228,7 @@ func (r *Result) Templates() ([]byte, error) {
 	for _, t := range r.targets() {
 		request := manifest.Request{Name: "gpu", Class: t.class()}
 		if t.profile != "" || t.kind != policy.Whole && r.mixesShares(t.kind) {
-			request.Selectors = []string{fmt.Sprintf("%s == %s", manifest.Attribute(r.driver, "profile"), quote.CEL(t.profile))}
+			request.Selectors = []string{manifest.Selector(r.driver, "profile", t.profile)}
 		}
 		document, err := manifest.ClaimTemplate("", t.name(), []manifest.Request{request})
 		if err != nil {

@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/partage-dev/partage/pkg/kubectl/migrate/manifest"
+	"github.com/partage-dev/partage/pkg/kubectl/manifest"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/util/quote"
 )

@@ -12,9 +12,9 @@ import (
 	"go.yaml.in/yaml/v3"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/partage-dev/partage/pkg/kubectl/migrate/document"
+	"github.com/partage-dev/partage/pkg/kubectl/document"
+	"github.com/partage-dev/partage/pkg/kubectl/manifest"
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/finding"
-	"github.com/partage-dev/partage/pkg/kubectl/migrate/manifest"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/util/quote"
 )
@@ -198,9 +198,12 @@ func (w *workload) requestOf(c *container, d demand, s *selection) manifest.Requ
 	if d.resource == resourceShared && (s.kind == policy.MPS || s.kind == policy.TimeSlice) {
 		kind = s.kind
 	}
-	r := manifest.Request{Name: c.name, Class: classOf(kind), Count: d.count, MemoryMi: d.memoryMi, SMPercent: d.percent}
+	r := manifest.Request{Name: c.name, Class: classOf(kind), Count: d.count, SMPercent: d.percent}
+	if d.memoryMi > 0 {
+		r.Memory = fmt.Sprintf("%dMi", d.memoryMi)
+	}
 	if profile != "" {
-		r.Selectors = append(r.Selectors, fmt.Sprintf("%s == %s", manifest.Attribute(w.options.Driver, "profile"), quote.CEL(profile)))
+		r.Selectors = append(r.Selectors, manifest.Selector(w.options.Driver, "profile", profile))
 	}
 	r.Selectors = append(r.Selectors, s.expressions...)
 	field := w.at(c.path + ".resources.limits")

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package manifest writes the objects that a migration makes, with their fields in the
+// Package manifest writes the objects that commands make, with their fields in the
 // order in which people write them.
 package manifest
 
@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 const apiVersion = "resource.k8s.io/v1"
@@ -31,8 +33,9 @@ type Request struct {
 	Count int
 	// Selectors are expressions in CEL, all of which must hold.
 	Selectors []string
-	// Shares is how many shares of one device, MemoryMi and SMPercent how much of it, 0 for what the class gives by itself.
-	Shares, MemoryMi, SMPercent int
+	// Memory, such as 20Gi, and SMPercent are how much of a shared device, or at least; "" and 0 for what the class gives by itself.
+	Memory    string
+	SMPercent int
 }
 
 type claimTemplate struct {
@@ -65,10 +68,11 @@ type metadata struct {
 
 type request struct {
 	Name    string  `yaml:"name"`
-	Exactly exactly `yaml:"exactly"`
+	Exactly Exactly `yaml:"exactly"`
 }
 
-type exactly struct {
+// Exactly is what a request without alternatives asks for.
+type Exactly struct {
 	DeviceClassName string     `yaml:"deviceClassName"`
 	Count           int        `yaml:"count,omitempty"`
 	Selectors       []selector `yaml:"selectors,omitempty"`
@@ -97,26 +101,28 @@ func selectors(expressions []string) []selector {
 func ClaimTemplate(namespace, name string, requests []Request) ([]byte, error) {
 	t := claimTemplate{APIVersion: apiVersion, Kind: "ResourceClaimTemplate", Metadata: metadata{Name: name, Namespace: namespace}}
 	for _, r := range requests {
-		e := exactly{DeviceClassName: r.Class, Selectors: selectors(r.Selectors)}
-		if r.Count > 1 {
-			e.Count = r.Count
-		}
-		amounts := map[string]any{}
-		if r.Shares > 1 {
-			amounts["shares"] = r.Shares
-		}
-		if r.MemoryMi > 0 {
-			amounts["memory"] = fmt.Sprintf("%dMi", r.MemoryMi)
-		}
-		if r.SMPercent > 0 {
-			amounts["smPercent"] = r.SMPercent
-		}
-		if len(amounts) > 0 {
-			e.Capacity = &capacity{Requests: amounts}
-		}
-		t.Spec.Spec.Devices.Requests = append(t.Spec.Spec.Devices.Requests, request{Name: r.Name, Exactly: e})
+		t.Spec.Spec.Devices.Requests = append(t.Spec.Spec.Devices.Requests, request{Name: r.Name, Exactly: r.Exactly()})
 	}
 	return Marshal(t)
+}
+
+// Exactly returns the request without its name.
+func (r Request) Exactly() Exactly {
+	e := Exactly{DeviceClassName: r.Class, Selectors: selectors(r.Selectors)}
+	if r.Count > 1 {
+		e.Count = r.Count
+	}
+	amounts := map[string]any{}
+	if r.Memory != "" {
+		amounts["memory"] = r.Memory
+	}
+	if r.SMPercent > 0 {
+		amounts["smPercent"] = r.SMPercent
+	}
+	if len(amounts) > 0 {
+		e.Capacity = &capacity{Requests: amounts}
+	}
+	return e
 }
 
 // DeviceClass returns a DeviceClass. An empty extended resource name is left out.
@@ -145,6 +151,19 @@ func Marshal(value any) ([]byte, error) {
 // Attribute returns the expression of a device's attribute.
 func Attribute(driver, name string) string {
 	return fmt.Sprintf("device.attributes['%s'].%s", driver, name)
+}
+
+// Selector returns the expression that an attribute has one of some values.
+func Selector(driver, name string, values ...string) string {
+	left := Attribute(driver, name)
+	if len(values) == 1 {
+		return left + " == " + quote.CEL(values[0])
+	}
+	literals := make([]string, len(values))
+	for i, value := range values {
+		literals[i] = quote.CEL(value)
+	}
+	return fmt.Sprintf("%s in [%s]", left, strings.Join(literals, ", "))
 }
 
 // ProfileText returns a profile as a part of an object's name, as the device plugin has it in
