@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
-	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
+	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
 
 // TestMemoryRequest: capacity.requests asks for "at least" of every class, as the documentation

@@ -12,8 +12,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
-	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
 	"github.com/partage-dev/partage/test/docs/snippet"
+	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
 
 // asClaim returns the claim that a document, or a part of a claim, asks for; nothing if it is

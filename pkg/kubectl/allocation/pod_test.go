@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
-	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
+	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
 
 func gpus(n string, c corev1.Container) corev1.Container {

@@ -20,8 +20,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/partage-dev/partage/pkg/api"
-	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
 
 // cluster is a node with two GPUs, of which the first is shared by two pods and seen by an observer, and what an API server of it was asked.

@@ -25,11 +25,11 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 	"github.com/partage-dev/partage/pkg/kubectl/boards"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
-	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
 	"github.com/partage-dev/partage/pkg/kubectl/manifest"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/templates"
+	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
 
 var update = flag.Bool("update", false, "write the golden files")

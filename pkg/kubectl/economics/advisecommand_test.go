@@ -12,9 +12,9 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/partage-dev/partage/pkg/kubectl/boards"
-	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
 	"github.com/partage-dev/partage/pkg/kubectl/manifest"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
 
 // call runs the command without a cluster.

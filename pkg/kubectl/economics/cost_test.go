@@ -26,10 +26,10 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/kubectl/boards"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
-	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
 
 // Requests, and what each is by itself.

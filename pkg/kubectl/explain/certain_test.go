@@ -19,7 +19,7 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
-	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
+	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
 
 // forbidden hides what a user may not list.

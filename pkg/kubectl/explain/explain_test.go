@@ -19,7 +19,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
-	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
+	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
 
 // TestAllocated: what a pod got.

@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
-	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
+	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
 
 // explained is a pod or claim in an unusual state, and what has to be said of it.

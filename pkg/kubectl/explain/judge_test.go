@@ -16,7 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
-	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
+	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
 
 // allocatorLog remembers why the allocator skipped devices.

@@ -21,8 +21,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
-	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
+	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
 
 var update = flag.Bool("update", false, "write golden files")

@@ -13,8 +13,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
 	"github.com/partage-dev/partage/pkg/kubectl/stuck"
+	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
 
 // creating is a cause for which a pod stays in ContainerCreating.

@@ -21,11 +21,11 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
-	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 	"github.com/partage-dev/partage/pkg/kubectl/scrape"
-	"github.com/partage-dev/partage/pkg/kubectl/scrape/scrapetest"
+	"github.com/partage-dev/partage/test/kubectl/fleettest"
+	"github.com/partage-dev/partage/test/kubectl/scrapetest"
 )
 
 var update = flag.Bool("update", false, "write the golden files instead of comparing with them")

@@ -27,7 +27,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/scrape"
-	"github.com/partage-dev/partage/pkg/kubectl/scrape/scrapetest"
+	"github.com/partage-dev/partage/test/kubectl/scrapetest"
 )
 
 type response = scrapetest.Response

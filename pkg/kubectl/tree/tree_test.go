@@ -27,9 +27,9 @@ import (
 
 	"github.com/partage-dev/partage/pkg/api"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
-	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
+	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
 
 var update = flag.Bool("update", false, "write the golden files instead of comparing with them")

@@ -18,8 +18,8 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 	"github.com/partage-dev/partage/pkg/kubectl/boards"
-	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
 
 const driver = "gpu.nvidia.com"

@@ -16,9 +16,9 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
-	"github.com/partage-dev/partage/pkg/kubectl/fleettest"
 	"github.com/partage-dev/partage/pkg/kubectl/scrape"
 	"github.com/partage-dev/partage/test/kubectl/fleets"
+	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
 
 // TestBlocks compares what is drawn of the demo's GPUs: each block's start, size, kind and claims.
