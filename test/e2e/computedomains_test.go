@@ -25,7 +25,8 @@ func TestNeighboursComputeDomains(t *testing.T) {
 	ns, gpus := reserve(t, 1)
 	// The kernel's list has no NVIDIA driver here.
 	devices := filepath.Join(t.TempDir(), "devices")
-	if err := os.WriteFile(devices, []byte("Character devices:\n195 nvidia\n234 nvidia-caps\n235 nvidia-caps-imex-channels\n\nBlock devices:\n"), 0o600); err != nil {
+	const list = "Character devices:\n195 nvidia\n234 nvidia-caps\n235 nvidia-caps-imex-channels\n\nBlock devices:\n"
+	if err := os.WriteFile(devices, []byte(list), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	kubectl(t, "label", "nodes", "--all", "nvidia.com/gpu.present=true", "--overwrite") // by which its chart finds nodes with GPUs
@@ -39,7 +40,8 @@ func TestNeighboursComputeDomains(t *testing.T) {
 		}
 	})
 	const name = "compute-domains"
-	installPeer(t, name, filepath.Join(repoRoot, neighboursDir, "src/dra-driver-nvidia-gpu/deployments/helm/dra-driver-nvidia-gpu"), "--set", strings.Join([]string{
+	chart := filepath.Join(repoRoot, neighboursDir, "src/dra-driver-nvidia-gpu/deployments/helm/dra-driver-nvidia-gpu")
+	installPeer(t, name, chart, "--set", strings.Join([]string{
 		"image.repository=partage.invalid/" + name, "image.tag=dev", "image.pullPolicy=Never", "nvidiaDriverRoot=" + machineRoot,
 		"resources.gpus.enabled=false", "altProcDevices=" + devices,
 	}, ","))
@@ -72,7 +74,8 @@ spec:
 	// Its driver first lets the node's daemon for the domain start, and fails the claim until that is ready.
 	eventually(t, "pod both to be ready", func(ctx context.Context) (bool, string) {
 		p, err := client.CoreV1().Pods(ns).Get(ctx, "both", metav1.GetOptions{})
-		return err == nil && len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].Ready, strings.Join(events(ctx, ns, "both"), " | ")
+		ready := err == nil && len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].Ready
+		return ready, strings.Join(events(ctx, ns, "both"), " | ")
 	})
 	waitLog(t, ns, "both", "main", "UUID: GPU-")
 	if code, out, errors := kubectlGPU(t, "doctor"); strings.Contains(out, "same name") {
@@ -82,6 +85,9 @@ spec:
 	removePods(t, ns)
 	kubectl(t, "delete", "computedomain", "domain", "-n", ns)
 	untilDeallocated(t, ns)
-	eventually(t, "nothing left of the claims", func(ctx context.Context) (bool, string) { return nothing(leftBy(ctx, gpus, claims)) })
-	record(t, "NVIDIA DRA driver, ComputeDomains", "with `resources.gpus.enabled=false`, a pod has a channel of it and a GPU of ours. Simulated GPUs are in no fabric of several nodes, so no IMEX daemon ran")
+	eventually(t, "nothing left of the claims", func(ctx context.Context) (bool, string) {
+		return nothing(leftBy(ctx, gpus, claims))
+	})
+	record(t, "NVIDIA DRA driver, ComputeDomains", "with `resources.gpus.enabled=false`, a pod has a channel of it and a GPU of ours. "+
+		"Simulated GPUs are in no fabric of several nodes, so no IMEX daemon ran")
 }

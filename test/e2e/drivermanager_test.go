@@ -21,8 +21,8 @@ import (
 	"github.com/partage-dev/partage/test/neighbours"
 )
 
-// TestNeighboursDriverManager lets the GPU Operator's driver manager, unmodified, prepare the node for a driver container that has just been
-// started anew with the same driver, while a claim is held. What it needs of a node is a loaded module, which it looks for in /sys.
+// TestNeighboursDriverManager lets the GPU Operator's driver manager, unmodified, prepare the node for a driver container that has just
+// been started anew with the same driver, while a claim is held. What it needs of a node is a loaded module, which it looks for in /sys.
 func TestNeighboursDriverManager(t *testing.T) {
 	if suite != neighboursSuite {
 		t.Skip("needs the programs of suite " + neighboursSuite)

@@ -59,7 +59,8 @@ func TestNodeDriverReplaced(t *testing.T) {
 	waitRunning(t, ns, "leaves")
 	runningClient(t, ns, "client", mpsShare("10Gi", 25))
 	driverLeaves()
-	if code, out, errors := kubectlGPU(t, "doctor"); code == exitFine || !strings.Contains(out, "The GPU operator keeps the driver off the node") {
+	code, out, errors := kubectlGPU(t, "doctor")
+	if code == exitFine || !strings.Contains(out, "The GPU operator keeps the driver off the node") {
 		t.Errorf("kubectl gpu doctor: exit code %d:\n%s%s", code, out, errors)
 	}
 	wantDevice(t, ns, "stays", uuid)
@@ -75,7 +76,8 @@ func TestNodeDriverReplaced(t *testing.T) {
 	eventually(t, "pod late to be told why it does not start", func(ctx context.Context) (bool, string) {
 		seen := events(ctx, ns, "late")
 		// Half a minute later the kubelet has removed the slices, and nothing can be scheduled.
-		return slices.ContainsFunc(seen, func(e string) bool { return isFailedPrepare(e) || strings.HasPrefix(e, "FailedScheduling: ") }), strings.Join(seen, " | ")
+		told := slices.ContainsFunc(seen, func(e string) bool { return isFailedPrepare(e) || strings.HasPrefix(e, "FailedScheduling: ") })
+		return told, strings.Join(seen, " | ")
 	})
 	if pod, err := client.CoreV1().Pods(ns).Get(t.Context(), "leaves", metav1.GetOptions{}); err != nil || pod.DeletionTimestamp == nil {
 		t.Errorf("a pod with a claim has ended without the driver: %v", err)
@@ -105,7 +107,9 @@ func labelNode(t *testing.T, value string) {
 		t.Fatalf("nodes: %v, %v", nodes, err)
 	}
 	patch := fmt.Sprintf(`{"metadata": {"labels": {%q: %q}}}`, clientLabel, value)
-	if _, err := client.CoreV1().Nodes().Patch(context.WithoutCancel(t.Context()), nodes.Items[0].Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+	_, err = client.CoreV1().Nodes().Patch(context.WithoutCancel(t.Context()), nodes.Items[0].Name, types.MergePatchType, []byte(patch),
+		metav1.PatchOptions{})
+	if err != nil {
 		t.Fatal(err)
 	}
 }

@@ -62,11 +62,12 @@ func TestNeighboursSoftwareLimits(t *testing.T) {
 	}
 
 	// What is linked statically, as the shell here, loads no library.
-	apply(t, ns, podRunning("shell", `env | grep CUDA_DEVICE; cat /etc/ld.so.preload; echo x >/usr/local/vgpu/libvgpu.so; echo x >/etc/ld.so.preload;
+	apply(t, ns, podRunning("shell", `env | grep CUDA_DEVICE; cat /etc/ld.so.preload;
+		echo x >/usr/local/vgpu/libvgpu.so; echo x >/etc/ld.so.preload;
 		echo loaded: $(grep -c libvgpu /proc/self/maps); sleep 86400`, "two"))
 	wantAll(t, "the shell", waitLog(t, ns, "shell", "main", "loaded: "), "CUDA_DEVICE_MEMORY_LIMIT=2048m", "CUDA_DEVICE_SM_LIMIT=25",
-		"CUDA_DEVICE_MEMORY_SHARED_CACHE=/usr/local/vgpu/caches/", "/usr/local/vgpu/libvgpu.so: Read-only file system", "/etc/ld.so.preload: Read-only file system",
-		"loaded: 0")
+		"CUDA_DEVICE_MEMORY_SHARED_CACHE=/usr/local/vgpu/caches/", "/usr/local/vgpu/libvgpu.so: Read-only file system",
+		"/etc/ld.so.preload: Read-only file system", "loaded: 0")
 	removePods(t, ns)
 
 	// A node on which the library is not what it should be.

@@ -29,7 +29,8 @@ func TestSlicesOfCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list, err := client.ResourceV1beta1().ResourceSlices().List(context.Background(), metav1.ListOptions{FieldSelector: "spec.driver=" + DRAGPUDriverName})
+	of := metav1.ListOptions{FieldSelector: "spec.driver=" + DRAGPUDriverName}
+	list, err := client.ResourceV1beta1().ResourceSlices().List(context.Background(), of)
 	if err != nil {
 		t.Fatal(err)
 	}
