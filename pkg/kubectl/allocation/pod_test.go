@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
 
@@ -79,7 +80,7 @@ func TestRuleCovers(t *testing.T) {
 		"pool":   {&resourceapi.DeviceTaintSelector{Pool: new("q")}, false},
 	} {
 		rule := &resourceapi.DeviceTaintRule{Spec: resourceapi.DeviceTaintRuleSpec{DeviceSelector: c.selector}}
-		if got := allocation.RuleCovers(rule, "d", "p", "x"); got != c.want {
+		if got := fleet.RuleCovers(rule, "d", "p", "x"); got != c.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}

@@ -8,6 +8,8 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/structured"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
 // withTaintRules returns slices with the taints that rules give to their devices, as the
@@ -27,7 +29,7 @@ func tainted(s *resourceapi.ResourceSlice, rules []*resourceapi.DeviceTaintRule)
 	patched := s
 	for _, rule := range rules {
 		for i := range s.Spec.Devices {
-			if !RuleCovers(rule, s.Spec.Driver, s.Spec.Pool.Name, s.Spec.Devices[i].Name) {
+			if !fleet.RuleCovers(rule, s.Spec.Driver, s.Spec.Pool.Name, s.Spec.Devices[i].Name) {
 				continue
 			}
 			if patched == s {
@@ -38,13 +40,6 @@ func tainted(s *resourceapi.ResourceSlice, rules []*resourceapi.DeviceTaintRule)
 		}
 	}
 	return patched
-}
-
-// RuleCovers reports whether a rule taints a device. An empty selector covers all devices, none
-// at all covers no device.
-func RuleCovers(rule *resourceapi.DeviceTaintRule, driver, pool, device string) bool {
-	s := rule.Spec.DeviceSelector
-	return s != nil && (s.Driver == nil || *s.Driver == driver) && (s.Pool == nil || *s.Pool == pool) && (s.Device == nil || *s.Device == device)
 }
 
 // copyOf returns a slice whose list of devices may be changed.

@@ -125,23 +125,18 @@ func newModel(g *fleet.GPU) *Model {
 			m.Whole = true
 		case fleet.TypeMIG:
 			if !slices.ContainsFunc(m.Profiles, func(p Profile) bool { return p.Name == d.Profile }) {
-				m.Profiles = append(m.Profiles, Profile{Name: d.Profile, Most: g.Most(alike[d.Type+d.Profile]), MemoryMiB: capacity(d, fleet.CapacityMemory) / mib})
+				m.Profiles = append(m.Profiles, Profile{Name: d.Profile, Most: g.Most(alike[d.Type+d.Profile]), MemoryMiB: d.Capacity(fleet.CapacityMemory) / mib})
 			}
 		case fleet.TypeMPS, fleet.TypeTimeSlice:
 			if !slices.ContainsFunc(m.Shares, func(s Share) bool { return s.Type == d.Type && s.Profile == d.Profile }) {
 				m.Shares = append(m.Shares, Share{
-					Type: d.Type, Profile: d.Profile, Devices: g.Most(alike[d.Type+d.Profile]), Clients: int(capacity(d, fleet.CapacityShares)),
-					Memory: capacity(d, fleet.CapacityMemory), Most: mostOf(d), Limited: d.Isolation != Guarantees[TimeSlice].Attribute,
+					Type: d.Type, Profile: d.Profile, Devices: g.Most(alike[d.Type+d.Profile]), Clients: int(d.Capacity(fleet.CapacityShares)),
+					Memory: d.Capacity(fleet.CapacityMemory), Most: mostOf(d), Limited: d.Isolation != Guarantees[TimeSlice].Attribute,
 				})
 			}
 		}
 	}
 	return m
-}
-
-func capacity(d *fleet.Device, name resourceapi.QualifiedName) int64 {
-	c := d.Published.Capacity[name]
-	return c.Value.Value()
 }
 
 // mostOf returns how much memory one claim on a shared device can have.

@@ -92,7 +92,7 @@ func (b *builder) addDevice(node *Node, pool string, published *resourceapi.Devi
 		Taints:    slices.Clone(published.Taints),
 	}
 	for _, rule := range b.model.TaintRules {
-		if covers(rule, b.model.Driver, pool, published.Name) {
+		if RuleCovers(rule, b.model.Driver, pool, published.Name) {
 			d.Taints = append(d.Taints, rule.Spec.Taint)
 		}
 	}
@@ -243,9 +243,9 @@ func statusOf(c *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocati
 	return nil
 }
 
-// covers reports whether a rule taints a device. One without a selector taints none, one with an
+// RuleCovers reports whether a rule taints a device. One without a selector taints none, one with an
 // empty selector taints all.
-func covers(rule *resourceapi.DeviceTaintRule, driver, pool, device string) bool {
+func RuleCovers(rule *resourceapi.DeviceTaintRule, driver, pool, device string) bool {
 	s := rule.Spec.DeviceSelector
 	return s != nil && (s.Driver == nil || *s.Driver == driver) &&
 		(s.Pool == nil || *s.Pool == pool) && (s.Device == nil || *s.Device == device)

@@ -21,7 +21,7 @@ func (h *Holding) Part() float64 {
 	most := 0.0
 	for _, name := range []resourceapi.QualifiedName{CapacityShares, CapacityMemory, CapacitySMPercent} {
 		consumed, total := h.Result.ConsumedCapacity[name], h.Device.Published.Capacity[name]
-		most = max(most, ratio(consumed.Value(), total.Value.Value()))
+		most = max(most, Ratio(consumed.Value(), total.Value.Value()))
 	}
 	return h.Device.Part() * min(1, most)
 }
@@ -34,22 +34,24 @@ func (d *Device) Part() float64 {
 	}
 	all := int64(0)
 	for _, other := range d.GPU.Devices {
-		all = max(all, other.capacity(capacityMultiprocessors))
+		all = max(all, other.Capacity(capacityMultiprocessors))
 	}
-	memory := d.capacity(CapacityMemory)
+	memory := d.Capacity(CapacityMemory)
 	if d.Shared() {
 		// What shares are promised may be more than there is.
 		memory = 0
 	}
-	return min(1, max(ratio(memory, d.GPU.MemoryBytes), ratio(d.capacity(capacityMultiprocessors), all)))
+	return min(1, max(Ratio(memory, d.GPU.MemoryBytes), Ratio(d.Capacity(capacityMultiprocessors), all)))
 }
 
-func (d *Device) capacity(name resourceapi.QualifiedName) int64 {
+// Capacity returns how much a device has of a capacity, all shares together, 0 for none.
+func (d *Device) Capacity(name resourceapi.QualifiedName) int64 {
 	c := d.Published.Capacity[name]
 	return c.Value.Value()
 }
 
-func ratio(part, all int64) float64 {
+// Ratio is the part that some is of all, 0 of nothing.
+func Ratio(part, all int64) float64 {
 	if all <= 0 {
 		return 0
 	}

@@ -192,7 +192,7 @@ func observedSince(started time.Time, h *fleet.Holding) time.Time {
 func holds(h *fleet.Holding) Part {
 	p := Part{Type: h.Device.Type, Profile: h.Device.Profile, GPUs: h.Part()}
 	if !h.Device.Shared() {
-		p.MemoryBytes = capacity(h.Device, fleet.CapacityMemory)
+		p.MemoryBytes = h.Device.Capacity(fleet.CapacityMemory)
 		return p
 	}
 	memory, percent := h.Result.ConsumedCapacity[fleet.CapacityMemory], h.Result.ConsumedCapacity[fleet.CapacitySMPercent]
@@ -240,7 +240,7 @@ func needOf(h *fleet.Holding, seen *observed, q Query) need {
 	n := need{profile: h.Device.Profile, memory: int64(math.Ceil(float64(*seen.peak) * (1 + q.Headroom)))}
 	percent := h.Result.ConsumedCapacity[fleet.CapacitySMPercent]
 	n.percent = percent.Value()
-	has := float64(capacity(h.Device, "multiprocessors"))
+	has := float64(h.Device.Capacity("multiprocessors"))
 	share := 1.0
 	if n.percent > 0 {
 		share = float64(min(100, n.percent)) / 100
@@ -272,10 +272,10 @@ func (n need) on(d *fleet.Device) (Part, bool) {
 	if !slices.Contains(n.kinds, d.Type) {
 		return Part{}, false
 	}
-	all := float64(capacity(d, "multiprocessors"))
+	all := float64(d.Capacity("multiprocessors"))
 	p := Part{Type: d.Type, Profile: d.Profile, GPUs: d.Part()}
 	if !d.Shared() {
-		p.MemoryBytes = capacity(d, fleet.CapacityMemory)
+		p.MemoryBytes = d.Capacity(fleet.CapacityMemory)
 		return p, p.MemoryBytes >= n.memory && all >= n.multiprocessors
 	}
 	memory, fits := granted(d.Published.Capacity[fleet.CapacityMemory], n.memory)
@@ -291,7 +291,7 @@ func (n need) on(d *fleet.Device) (Part, bool) {
 	}
 	p.MemoryBytes, p.SMPercent = memory, percent
 	p.GPUs = d.Part() * min(1, max(
-		ratio(1, capacity(d, fleet.CapacityShares)), ratio(memory, capacity(d, fleet.CapacityMemory)), ratio(percent, capacity(d, fleet.CapacitySMPercent)),
+		fleet.Ratio(1, d.Capacity(fleet.CapacityShares)), fleet.Ratio(memory, d.Capacity(fleet.CapacityMemory)), fleet.Ratio(percent, d.Capacity(fleet.CapacitySMPercent)),
 	))
 	return p, true
 }
@@ -299,7 +299,7 @@ func (n need) on(d *fleet.Device) (Part, bool) {
 // percentOf returns which part of a shared device's multiprocessors would be enough. Where that is
 // not known it is what the claim has, or what the scheduler gives without a request.
 func (n need) percentOf(d *fleet.Device, sm resourceapi.DeviceCapacity) int64 {
-	all := float64(capacity(d, "multiprocessors"))
+	all := float64(d.Capacity("multiprocessors"))
 	switch {
 	case n.multiprocessors > 0 && all > 0:
 		return max(1, int64(math.Ceil(n.multiprocessors/all*100)))
@@ -330,16 +330,4 @@ func granted(c resourceapi.DeviceCapacity, want int64) (int64, bool) {
 		return 0, false
 	}
 	return want, want <= c.Value.Value()
-}
-
-func capacity(d *fleet.Device, name resourceapi.QualifiedName) int64 {
-	c := d.Published.Capacity[name]
-	return c.Value.Value()
-}
-
-func ratio(part, all int64) float64 {
-	if all <= 0 {
-		return 0
-	}
-	return float64(part) / float64(all)
 }

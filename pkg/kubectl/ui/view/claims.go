@@ -99,7 +99,7 @@ func heldOf(h *fleet.Holding, u usages) Held {
 	if d := h.Device; d != nil {
 		out.Node, out.GPU, out.Type, out.Profile, out.UUID = d.GPU.Node.Name, d.GPU.Name, d.Type, d.Profile, d.UUID
 		if out.Memory == 0 && !d.Shared() {
-			out.Memory = capacity(d.Published, fleet.CapacityMemory)
+			out.Memory = d.Capacity(fleet.CapacityMemory)
 		}
 	}
 	if h.Status != nil {

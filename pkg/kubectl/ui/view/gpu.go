@@ -10,7 +10,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
@@ -161,7 +160,7 @@ func heldBlock(d *fleet.Device, size int, u usages) (Block, bool) {
 	}
 	b.place(d)
 	if d.Shared() {
-		b.Total = &Amount{Memory: capacity(d.Published, "memory"), SM: capacity(d.Published, "smPercent"), Shares: capacity(d.Published, "shares")}
+		b.Total = &Amount{Memory: d.Capacity(fleet.CapacityMemory), SM: d.Capacity(fleet.CapacitySMPercent), Shares: d.Capacity(fleet.CapacityShares)}
 	}
 	return b, true
 }
@@ -175,25 +174,8 @@ func (b *Block) place(d *fleet.Device) {
 }
 
 func amountOf(r *resourceapi.DeviceRequestAllocationResult) Amount {
-	of := func(name string) int64 {
-		for key, q := range r.ConsumedCapacity {
-			if string(key) == name || strings.HasSuffix(string(key), "/"+name) {
-				return q.Value()
-			}
-		}
-		return 0
-	}
-	return Amount{Memory: of("memory"), SM: of("smPercent"), Shares: of("shares")}
-}
-
-func capacity(d *resourceapi.Device, name string) int64 {
-	var q resource.Quantity
-	for key, c := range d.Capacity {
-		if string(key) == name || strings.HasSuffix(string(key), "/"+name) {
-			q = c.Value
-		}
-	}
-	return q.Value()
+	memory, percent, shares := r.ConsumedCapacity[fleet.CapacityMemory], r.ConsumedCapacity[fleet.CapacitySMPercent], r.ConsumedCapacity[fleet.CapacityShares]
+	return Amount{Memory: memory.Value(), SM: percent.Value(), Shares: shares.Value()}
 }
 
 // blocking says why no device that uses a cell can be allocated, if that is so.

@@ -67,10 +67,10 @@ func (u usages) of(h *fleet.Holding) *Usage {
 	case d != nil && d.Shared():
 		out.Of = d.GPU.MemoryBytes
 		if d.Profile != "" {
-			out.Of = capacity(d.Published, fleet.CapacityMemory)
+			out.Of = d.Capacity(fleet.CapacityMemory)
 		}
 	case d != nil:
-		out.Of = capacity(d.Published, fleet.CapacityMemory)
+		out.Of = d.Capacity(fleet.CapacityMemory)
 	}
 	// What worked at the last look is not idle.
 	if told.Idle != nil && *told.Idle >= time.Minute {
