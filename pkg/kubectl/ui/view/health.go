@@ -30,7 +30,7 @@ var conditions = map[device.Reason]condition{
 	device.Lost:               {"GPU lost", "The GPU has fallen off the bus, or is not there any more. Restart the node.", false},
 	device.ResetRequired:      {"reset required", "The GPU does nothing until it is reset.", false},
 	device.RecoveryRequired:   {"recovery required", "The NVIDIA driver wants something to be done about the GPU.", false},
-	device.XID:                {"XID", "The NVIDIA driver has reported an error with this number.", false},
+	device.XID:                {"XID", "The NVIDIA driver has reported an error with this number: docs/reference/xids.md says what it means and what to do.", false},
 	device.UncorrectedECC:     {"uncorrected ECC error", "Memory had an error that could not be corrected.", false},
 	device.RowRemapPending:    {"row remap pending", "Broken memory will be replaced at the next reset.", false},
 	device.RowRemapFailed:     {"row remap failed", "Broken memory could not be replaced. Have the GPU replaced.", false},
@@ -72,6 +72,18 @@ func refusals(taints []resourceapi.DeviceTaint, driver string) []string {
 	return texts
 }
 
+// toldOf returns what the driver tells claims of a GPU about a condition that has no words of its own, such as an XID, or "".
+func toldOf(g *fleet.GPU, about string) string {
+	for _, d := range g.Devices {
+		for _, h := range d.Holdings {
+			if not := h.NotReady(); not != nil && strings.Contains(not.Message, about) {
+				return not.Message
+			}
+		}
+	}
+	return ""
+}
+
 // healthOf returns a badge for each taint of a GPU's devices that is not normal.
 func healthOf(g *fleet.GPU, driver string) []Badge {
 	type count struct {
@@ -99,6 +111,9 @@ func healthOf(g *fleet.GPU, driver string) []Badge {
 		meaning, own := describe(c.taint, driver)
 		if meaning.normal {
 			continue
+		}
+		if reason, _ := strings.CutPrefix(c.taint.Key, driver+"/"); own && device.Reason(reason) == device.XID {
+			meaning.title = cmp.Or(toldOf(g, "XID "+c.taint.Value), meaning.title)
 		}
 		badge := Badge{Text: meaning.text, Bad: c.taint.Effect != resourceapi.DeviceTaintEffectNone && own}
 		badge.Title = fmt.Sprintf("%s Taint %s, effect %s", meaning.title, c.taint.Key, c.taint.Effect)

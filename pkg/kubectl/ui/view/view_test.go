@@ -224,3 +224,29 @@ func TestPodsWithoutClaims(t *testing.T) {
 		t.Errorf("%v, %+v", err, meta.Summary)
 	}
 }
+
+// TestXID: a number alone says nothing: the driver's own words are shown where it has told a claim, and otherwise where to read it up.
+func TestXID(t *testing.T) {
+	for _, told := range []bool{true, false} {
+		f := fleettest.New(t)
+		f.AddNode("n1", "h100-80-sxm", 1)
+		claim := f.Held("team", "whole", "n1", fleettest.Request("gpu.nvidia.com"))
+		r := claim.Status.Allocation.Devices.Results[0]
+		want := "docs/reference/xids.md"
+		if told {
+			want = "The GPU has had XID 94, a contained memory error."
+			claim.Status.Devices = []resourceapi.AllocatedDeviceStatus{{
+				Driver: r.Driver, Pool: r.Pool, Device: r.Device,
+				Conditions: []metav1.Condition{{Type: "Ready", Status: metav1.ConditionFalse, Reason: "GPUXID", Message: want}},
+			}}
+		}
+		f.TaintRules = append(f.TaintRules, &resourceapi.DeviceTaintRule{Spec: resourceapi.DeviceTaintRuleSpec{
+			DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: new(fleettest.Driver)},
+			Taint:          resourceapi.DeviceTaint{Key: fleettest.Driver + "/xid", Value: "94", Effect: resourceapi.DeviceTaintEffectNoSchedule},
+		}})
+		badges := healthOf(fleet.New(f.Snapshot, fleettest.Driver).Nodes[0].GPUs[0], fleettest.Driver)
+		if len(badges) != 1 || badges[0].Text != "XID 94" || !strings.Contains(badges[0].Title, want) {
+			t.Errorf("%+v, want %q", badges, want)
+		}
+	}
+}
