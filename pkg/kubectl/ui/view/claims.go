@@ -220,7 +220,7 @@ func wants(m *fleet.Model, p *corev1.Pod, started bool) bool {
 		if c.Claim == nil {
 			return c.Err != nil && !started
 		}
-		return c.Claim.Status.Allocation == nil && concerns(m, &c.Claim.Spec.Devices) && !(c.New && started) || hasOf(c.Claim, m.Driver)
+		return c.Claim.Status.Allocation == nil && concerns(m, &c.Claim.Spec.Devices) && (!c.New || !started) || hasOf(c.Claim, m.Driver)
 	})
 }
 
