@@ -267,10 +267,13 @@ NOT_EMULATED := ./cmd/health-probe ./cmd/kubectl-gpu ./cmd/partage-hook ./pkg/dr
 WITHOUT_NVML = go list -test -f '{{if eq .Name "main"}}{{.ImportPath}} {{.Deps}}{{end}}' ./cmd/... ./pkg/... | sed -nE '/go-nvml\/pkg\/nvml[] ]/d; s/\.test .*//p'
 ARM64 = $(filter-out $(shell go list $(NOT_EMULATED)),$(shell $(WITHOUT_NVML)))
 .PHONY: test-arm64
+test-arm64: export GOARCH := arm64
+test-arm64: export CC := aarch64-linux-gnu-gcc
+test-arm64: export QEMU_LD_PREFIX := /usr/aarch64-linux-gnu
 test-arm64: root ## Cross-compile everything for arm64, and run unit tests of packages without NVML in an emulator
 	$(call say,arm64: log in $(OUT)/test-arm64.log)
 	test/release/setup gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static
-	@export GOARCH=arm64 CC=aarch64-linux-gnu-gcc QEMU_LD_PREFIX=/usr/aarch64-linux-gnu; mkdir -p $(OUT)/arm64; \
+	@mkdir -p $(OUT)/arm64; \
 	go build -tags '$(GO_TAGS)' -ldflags '$(GO_LDFLAGS)' -o $(OUT)/arm64/ ./cmd/... 2>$(OUT)/test-arm64.log || { $(call failed,$(OUT)/test-arm64.log); }; \
 	go build $(GO_STATIC) -o $(OUT)/arm64/nvidia-cdi-hook $(NVIDIA_HOOK) 2>>$(OUT)/test-arm64.log || { $(call failed,$(OUT)/test-arm64.log); }; \
 	for program in partage-hook mps-supervisor gpu-kubelet-plugin; do qemu-aarch64-static $(OUT)/arm64/$$program version; done; \
