@@ -261,9 +261,10 @@ known-failures: build ## Run the tests of promises that are broken today: COUNT=
 	grep -o 'known failure of .*' $(OUT)/known-failures.log | sed 's/, after [^:]*//' | sort | uniq -c
 
 # What a machine of another kind can try: packages whose tests do not link NVML. The compiler is the machine's own and the programs
-# are emulated, so that it takes minutes, not hours. The emulator starts no programs but the test itself, shows a process as another
-# than it is, and is too slow for models and storms: for these ci has a machine that emulates nothing.
-NOT_EMULATED := ./cmd/health-probe ./cmd/kubectl-gpu ./cmd/partage-hook ./pkg/driver/cdi/hook ./pkg/driver/claim/rules/model ./pkg/driver/plugin/publish
+# are emulated, so that it takes minutes, not hours. The emulator starts no programs but the test itself, lacks system calls such as
+# openat2, shows a process as another than it is, and is slow with models, storms and fleets: for these ci has a machine of that kind.
+NOT_EMULATED := ./cmd/health-probe ./cmd/kubectl-gpu ./cmd/partage-hook ./pkg/driver/cdi/hook ./pkg/driver/claim/rules/model \
+	./pkg/driver/plugin/publish ./pkg/kubectl/explain ./pkg/node/host ./pkg/node/process ./pkg/node/process/keeper
 WITHOUT_NVML = go list -test -f '{{if eq .Name "main"}}{{.ImportPath}} {{.Deps}}{{end}}' ./cmd/... ./pkg/... | sed -nE '/go-nvml\/pkg\/nvml[] ]/d; s/\.test .*//p'
 ARM64 = $(filter-out $(shell go list $(NOT_EMULATED)),$(shell $(WITHOUT_NVML)))
 .PHONY: test-arm64
