@@ -16,13 +16,13 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/driver/claim"
-	"github.com/partage-dev/partage/pkg/driver/health"
 	"github.com/partage-dev/partage/pkg/driver/metrics"
 	"github.com/partage-dev/partage/pkg/driver/plugin"
 	"github.com/partage-dev/partage/pkg/driver/usage"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
 	"github.com/partage-dev/partage/pkg/node/command"
 	"github.com/partage-dev/partage/pkg/node/podcgroup"
+	"github.com/partage-dev/partage/pkg/policy/xid"
 	"github.com/partage-dev/partage/pkg/util/steptime"
 	"github.com/partage-dev/partage/pkg/util/version"
 )
@@ -73,7 +73,7 @@ func (r rememberingClaims) Prepare(ctx context.Context, c *resourceapi.ResourceC
 // counted is not shown.
 func (c *config) serveMetrics(ctx context.Context, o usage.Options, eventErrors func() uint64) (m *metrics.Metrics, wait func()) {
 	options := metrics.Options{
-		Driver: driverName, Node: c.nodeName, Version: version.Get().Version, Reasons: plugin.FailureReasons(), XIDs: health.TaintingXIDs(),
+		Driver: driverName, Node: c.nodeName, Version: version.Get().Version, Reasons: plugin.FailureReasons(), XIDs: xid.Tainting(),
 		EventErrors: eventErrors,
 	}
 	if c.metricsAddress == "" {

@@ -167,7 +167,7 @@ func TestRelease(t *testing.T) {
 // TestXIDs: the alerts about XIDs take those for errors, and for errors of programs, that
 // the driver does.
 func TestXIDs(t *testing.T) {
-	const table = root + "/pkg/driver/health/xids.csv"
+	const table = root + "/pkg/policy/xid/xids.csv"
 	r := csv.NewReader(strings.NewReader(read(t, table)))
 	r.Comment = '#'
 	rows, err := r.ReadAll()

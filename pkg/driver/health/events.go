@@ -12,6 +12,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/pkg/policy/xid"
 )
 
 // receive hands an event to the GPU's own goroutine. Nothing here may wait for a GPU. A program
@@ -83,7 +84,7 @@ func (w *watch) read() {
 // where that cannot be found out: where the look fails, where the partition is gone, and where
 // another one may have had its instance when the event happened.
 func (m *Monitor) place(ctx context.Context, e gpu.Event) *Place {
-	if e.InstanceID < 0 || e.Kind == gpu.EventXID && Lookup(e.XID).Scope == WholeGPU {
+	if e.InstanceID < 0 || e.Kind == gpu.EventXID && xid.Lookup(e.XID).Scope == xid.WholeGPU {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, placeLimit)
@@ -114,9 +115,9 @@ func (m *Monitor) place(ctx context.Context, e gpu.Event) *Place {
 func (m *Monitor) apply(ctx context.Context, e gpu.Event, at *Place) {
 	var program *ProgramError
 	m.change(ctx, func(j *judge) {
-		xid := j.event(e, at, &m.reaction)
-		if xid.Scope == Application && xid.effect(&m.reaction) == policy.EffectIgnore {
-			program = m.programError(e, at, xid)
+		x := j.event(e, at, &m.reaction)
+		if x.Scope == xid.Application && x.Under(&m.reaction) == policy.EffectIgnore {
+			program = m.programError(e, at, x)
 		}
 	})
 	if program != nil && m.o.Report != nil {
@@ -127,12 +128,12 @@ func (m *Monitor) apply(ctx context.Context, e gpu.Event, at *Place) {
 // programError is what is to be reported, or nil if the same was, a short time ago, or if it is
 // of a partition that is not known: those who have others must not be told what is not theirs.
 // The caller holds mu.
-func (m *Monitor) programError(e gpu.Event, at *Place, xid XID) *ProgramError {
+func (m *Monitor) programError(e gpu.Event, at *Place, x xid.XID) *ProgramError {
 	if at == nil && e.InstanceID >= 0 {
 		return nil
 	}
-	p := &ProgramError{PCIAddress: e.PCIAddress, Text: fmt.Sprintf("XID %d (%s). %s", xid.Number, xid.Name, xid.Advice)}
-	key := fmt.Sprint(e.PCIAddress, " ", xid.Number)
+	p := &ProgramError{PCIAddress: e.PCIAddress, Text: fmt.Sprintf("XID %d (%s). %s", x.Number, x.Name, x.Advice)}
+	key := fmt.Sprint(e.PCIAddress, " ", x.Number)
 	if at != nil {
 		p.Place = &at.Placement
 		key += at.UUID

@@ -13,6 +13,7 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/pkg/policy/xid"
 )
 
 const (
@@ -50,8 +51,8 @@ type ending string
 const (
 	// whenQuiet and afterReset are those of XIDs; whenRead is when a reading no longer has
 	// it.
-	whenQuiet  = ending(Quiet)
-	afterReset = ending(Reset)
+	whenQuiet  = ending(xid.Quiet)
+	afterReset = ending(xid.Reset)
 	whenRead   = ending("reading")
 )
 
@@ -161,23 +162,23 @@ func (j *judge) follow(pciAddress, uuid string) {
 // event takes an event, and returns what the XID means if it is one. The place is nil where
 // all of the GPU is affected, or a partition that is not known. An XID that is ignored under the
 // policy is no fault.
-func (j *judge) event(e gpu.Event, at *Place, h *policy.Health) (xid XID) {
+func (j *judge) event(e gpu.Event, at *Place, h *policy.Health) (x xid.XID) {
 	r := j.gpus[e.PCIAddress]
 	if r == nil {
-		return XID{}
+		return xid.XID{}
 	}
 	defer j.weigh(r)
 	switch e.Kind {
 	case gpu.EventXID:
-		xid = Lookup(e.XID)
-		if xid.effect(h) == policy.EffectIgnore {
+		x = xid.Lookup(e.XID)
+		if x.Under(h) == policy.EffectIgnore {
 			break
 		}
 		number := strconv.FormatUint(e.XID, 10)
 		f := &fault{
-			Reason: device.XID, XID: e.XID, Value: number, Ending: ending(xid.Recovery), Detail: "XID " + number + " (" + xid.Name + ")",
+			Reason: device.XID, XID: e.XID, Value: number, Ending: ending(x.Recovery), Detail: "XID " + number + " (" + x.Name + ")",
 		}
-		if xid.Scope != WholeGPU {
+		if x.Scope != xid.WholeGPU {
 			f.put(e, at)
 		}
 		j.see(r, f, e.Time)
@@ -190,7 +191,7 @@ func (j *judge) event(e gpu.Event, at *Place, h *policy.Health) (xid XID) {
 	case gpu.EventReset:
 		j.reset(r, e.Time)
 	}
-	return xid
+	return x
 }
 
 // put says where a fault is that may be of one partition only.

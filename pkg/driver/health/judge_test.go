@@ -51,7 +51,7 @@ type step func(s *scene)
 
 func after(d time.Duration) step { return func(s *scene) { s.now = s.now.Add(d) } }
 
-func xid(number uint64, at *Place) step {
+func xidEvent(number uint64, at *Place) step {
 	return func(s *scene) {
 		s.event(gpu.Event{Time: s.now, PCIAddress: pciA, Kind: gpu.EventXID, XID: number}, at, &s.reaction)
 	}
@@ -135,75 +135,75 @@ func TestJudge(t *testing.T) {
 	for name, steps := range map[string][]any{
 		"all is well": {well(), shows(""), wantsNothing(), shows("")},
 
-		"an error of a program is no fault":        {xid(13, one), xid(31, nil), xid(43, nil), xid(45, one), xid(68, one), xid(109, one), shows("")},
-		"a partition":                              {xid(94, one), shows("xid=94 NoSchedule at 2:1")},
-		"two partitions":                           {xid(94, one), xid(94, two), shows("xid=94 NoSchedule at 2:1; xid=94 NoSchedule at 3:1")},
-		"no partition":                             {xid(94, nil), shows("xid=94 NoSchedule")},
-		"all of the GPU, whatever the event names": {xid(95, one), shows("xid=95 NoExecute")},
-		"an unknown one":                           {xid(9999, one), shows("xid=9999 None at 2:1")},
-		"an encoder":                               {xid(47, nil), xid(65, nil), xid(73, nil), xid(142, one), xid(174, one), shows("")},
-		"a minor one after a grave one":            {xid(95, nil), xid(94, nil), xid(31, nil), xid(92, nil), shows("xid=92 None; xid=94 NoSchedule; xid=95 NoExecute")},
+		"an error of a program is no fault":        {xidEvent(13, one), xidEvent(31, nil), xidEvent(43, nil), xidEvent(45, one), xidEvent(68, one), xidEvent(109, one), shows("")},
+		"a partition":                              {xidEvent(94, one), shows("xid=94 NoSchedule at 2:1")},
+		"two partitions":                           {xidEvent(94, one), xidEvent(94, two), shows("xid=94 NoSchedule at 2:1; xid=94 NoSchedule at 3:1")},
+		"no partition":                             {xidEvent(94, nil), shows("xid=94 NoSchedule")},
+		"all of the GPU, whatever the event names": {xidEvent(95, one), shows("xid=95 NoExecute")},
+		"an unknown one":                           {xidEvent(9999, one), shows("xid=9999 None at 2:1")},
+		"an encoder":                               {xidEvent(47, nil), xidEvent(65, nil), xidEvent(73, nil), xidEvent(142, one), xidEvent(174, one), shows("")},
+		"a minor one after a grave one":            {xidEvent(95, nil), xidEvent(94, nil), xidEvent(31, nil), xidEvent(92, nil), shows("xid=92 None; xid=94 NoSchedule; xid=95 NoExecute")},
 
-		"quiet":            {xid(94, nil), after(quiet - 3*time.Second), well(), shows("xid=94 NoSchedule"), after(time.Second), well(), shows("")},
-		"not quiet":        {xid(94, nil), after(quiet / 2), xid(94, nil), after(quiet - 3*time.Second), well(), shows("xid=94 NoSchedule")},
-		"a reset is ready": {xid(94, nil), after(time.Second), reset, well(), shows("")},
+		"quiet":            {xidEvent(94, nil), after(quiet - 3*time.Second), well(), shows("xid=94 NoSchedule"), after(time.Second), well(), shows("")},
+		"not quiet":        {xidEvent(94, nil), after(quiet / 2), xidEvent(94, nil), after(quiet - 3*time.Second), well(), shows("xid=94 NoSchedule")},
+		"a reset is ready": {xidEvent(94, nil), after(time.Second), reset, well(), shows("")},
 
-		"its partition ends":           {xid(94, one), lives("MIG-1"), shows("xid=94 NoSchedule at 2:1"), lives("MIG-2"), shows("")},
-		"a look from before the event": {lives(), xid(94, one), shows("xid=94 NoSchedule at 2:1")},
+		"its partition ends":           {xidEvent(94, one), lives("MIG-1"), shows("xid=94 NoSchedule at 2:1"), lives("MIG-2"), shows("")},
+		"a look from before the event": {lives(), xidEvent(94, one), shows("xid=94 NoSchedule at 2:1")},
 
-		"no reset, driver does not say": {xid(95, nil), after(24 * time.Hour), well(), shows("xid=95 NoExecute")},
-		"a reset that was seen":         {xid(95, nil), after(time.Minute), reset, well(), shows("")},
-		"a reset from before":           {reset, after(time.Second), xid(95, nil), well(), shows("xid=95 NoExecute")},
-		"the driver wants a reset":      {xid(95, nil), wantsReset(), shows("xid=95 NoExecute; recovery-required=reset NoSchedule"), after(24 * time.Hour), wantsReset(), shows("xid=95 NoExecute; recovery-required=reset NoSchedule")},
-		"what the driver wants is done": {xid(95, nil), wantsReset(), wantsNothing(), shows("")},
-		"the driver wants no reset":     {xid(95, nil), wantsNothing(), shows("xid=95 None"), after(quiet - 3*time.Second), wantsNothing(), shows("xid=95 None"), after(3 * time.Second), wantsNothing(), shows("")},
+		"no reset, driver does not say": {xidEvent(95, nil), after(24 * time.Hour), well(), shows("xid=95 NoExecute")},
+		"a reset that was seen":         {xidEvent(95, nil), after(time.Minute), reset, well(), shows("")},
+		"a reset from before":           {reset, after(time.Second), xidEvent(95, nil), well(), shows("xid=95 NoExecute")},
+		"the driver wants a reset":      {xidEvent(95, nil), wantsReset(), shows("xid=95 NoExecute; recovery-required=reset NoSchedule"), after(24 * time.Hour), wantsReset(), shows("xid=95 NoExecute; recovery-required=reset NoSchedule")},
+		"what the driver wants is done": {xidEvent(95, nil), wantsReset(), wantsNothing(), shows("")},
+		"the driver wants no reset":     {xidEvent(95, nil), wantsNothing(), shows("xid=95 None"), after(quiet - 3*time.Second), wantsNothing(), shows("xid=95 None"), after(3 * time.Second), wantsNothing(), shows("")},
 		"nobody is evicted before the driver is asked": {
-			wantsNothing(), xid(95, nil), shows("xid=95 NoSchedule"), wantsReset(), shows("xid=95 NoExecute; recovery-required=reset NoSchedule"), wantsNothing(), shows("")},
-		"nor if it wants nothing": {wantsNothing(), xid(95, nil), xid(94, one), wantsNothing(), shows("xid=94 None at 2:1; xid=95 None"), xid(95, nil), shows("xid=94 None at 2:1; xid=95 NoSchedule"), wantsNothing(), shows("xid=94 None at 2:1; xid=95 None")},
+			wantsNothing(), xidEvent(95, nil), shows("xid=95 NoSchedule"), wantsReset(), shows("xid=95 NoExecute; recovery-required=reset NoSchedule"), wantsNothing(), shows("")},
+		"nor if it wants nothing": {wantsNothing(), xidEvent(95, nil), xidEvent(94, one), wantsNothing(), shows("xid=94 None at 2:1; xid=95 None"), xidEvent(95, nil), shows("xid=94 None at 2:1; xid=95 NoSchedule"), wantsNothing(), shows("xid=94 None at 2:1; xid=95 None")},
 		"asked for the first time": {
-			neverAsked(), xid(95, nil), shows("xid=95 NoSchedule"), fails(gpu.ErrUnknown), shows("xid=95 NoSchedule"),
+			neverAsked(), xidEvent(95, nil), shows("xid=95 NoSchedule"), fails(gpu.ErrUnknown), shows("xid=95 NoSchedule"),
 			lost, shows("xid=95 NoSchedule; gpu-lost NoSchedule"), reads(gpu.Health{Temperature: new(40)}, gpu.ErrUnknown), shows("")},
-		"a driver without recovery actions":  {neverAsked(), xid(95, nil), well(), shows("xid=95 NoExecute")},
-		"the GPU is lost":                    {wantsNothing(), xid(79, nil), shows("xid=79 NoSchedule"), lost, shows("xid=79 NoExecute; gpu-lost NoSchedule")},
-		"it hangs":                           {wantsNothing(), xid(119, nil), fails(gpu.ErrHung), shows("xid=119 NoSchedule; unresponsive NoSchedule")},
-		"again, and it is wanted already":    {xid(95, nil), wantsReset(), xid(95, nil), shows("xid=95 NoExecute; recovery-required=reset NoSchedule")},
-		"the action alone is not read":       {wantsNothing(), xid(95, nil), reads(gpu.Health{Temperature: new(40)}, gpu.ErrUnknown), shows("xid=95 NoSchedule")},
-		"an action that is there no more":    {wantsNothing(), xid(95, nil), wantsNothing(), well(), shows("xid=95 None"), xid(95, nil), well(), shows("xid=95 NoSchedule")},
-		"silence is no consent":              {xid(95, nil), wantsNothing(), after(2 * quiet), fails(gpu.ErrUnknown), shows("xid=95 None"), wantsNothing(), shows("")},
-		"a reset although nothing is wanted": {wantsNothing(), xid(95, nil), wantsNothing(), reset, wantsNothing(), shows("")},
-		"an answer from before": {wantsNothing(), xid(95, nil), step(func(s *scene) {
+		"a driver without recovery actions":  {neverAsked(), xidEvent(95, nil), well(), shows("xid=95 NoExecute")},
+		"the GPU is lost":                    {wantsNothing(), xidEvent(79, nil), shows("xid=79 NoSchedule"), lost, shows("xid=79 NoExecute; gpu-lost NoSchedule")},
+		"it hangs":                           {wantsNothing(), xidEvent(119, nil), fails(gpu.ErrHung), shows("xid=119 NoSchedule; unresponsive NoSchedule")},
+		"again, and it is wanted already":    {xidEvent(95, nil), wantsReset(), xidEvent(95, nil), shows("xid=95 NoExecute; recovery-required=reset NoSchedule")},
+		"the action alone is not read":       {wantsNothing(), xidEvent(95, nil), reads(gpu.Health{Temperature: new(40)}, gpu.ErrUnknown), shows("xid=95 NoSchedule")},
+		"an action that is there no more":    {wantsNothing(), xidEvent(95, nil), wantsNothing(), well(), shows("xid=95 None"), xidEvent(95, nil), well(), shows("xid=95 NoSchedule")},
+		"silence is no consent":              {xidEvent(95, nil), wantsNothing(), after(2 * quiet), fails(gpu.ErrUnknown), shows("xid=95 None"), wantsNothing(), shows("")},
+		"a reset although nothing is wanted": {wantsNothing(), xidEvent(95, nil), wantsNothing(), reset, wantsNothing(), shows("")},
+		"an answer from before": {wantsNothing(), xidEvent(95, nil), step(func(s *scene) {
 			s.read(pciA, reading{Began: s.now.Add(-time.Second), Health: gpu.Health{RecoveryAction: gpu.RecoveryNone}})
 		}), shows("xid=95 NoSchedule")},
-		"the policy, not the driver":     {reacts(func(h *policy.Health) { h.XIDs[95] = policy.EffectNoExecute }), wantsNothing(), xid(95, nil), wantsNothing(), shows("xid=95 NoExecute")},
-		"later the driver wants a reset": {xid(94, nil), wantsNothing(), shows("xid=94 None"), wantsReset(), shows("xid=94 NoSchedule; recovery-required=reset NoSchedule")},
+		"the policy, not the driver":     {reacts(func(h *policy.Health) { h.XIDs[95] = policy.EffectNoExecute }), wantsNothing(), xidEvent(95, nil), wantsNothing(), shows("xid=95 NoExecute")},
+		"later the driver wants a reset": {xidEvent(94, nil), wantsNothing(), shows("xid=94 None"), wantsReset(), shows("xid=94 NoSchedule; recovery-required=reset NoSchedule")},
 		"held back, although the driver wants nothing now": {
-			xid(95, nil), wantsReset(), wantsNothing(), shows(""), xid(95, nil), wantsReset(), wantsNothing(), shows("xid=95 NoSchedule; recovery-required=reset NoSchedule")},
+			xidEvent(95, nil), wantsReset(), wantsNothing(), shows(""), xidEvent(95, nil), wantsReset(), wantsNothing(), shows("xid=95 NoSchedule; recovery-required=reset NoSchedule")},
 		"another action":                      {reads(gpu.Health{RecoveryAction: "Drain and Reset"}, nil), shows("recovery-required=drain-and-reset NoSchedule")},
-		"memory errors start at 0 in a reset": {errorsOf(3), xid(95, nil), errorsOf(3), shows("xid=95 NoExecute"), errorsOf(0), shows("")},
+		"memory errors start at 0 in a reset": {errorsOf(3), xidEvent(95, nil), errorsOf(3), shows("xid=95 NoExecute"), errorsOf(0), shows("")},
 
 		"lost and back":                       {lost, shows("gpu-lost NoSchedule"), lost, well(), shows("")},
-		"lost and back ends what wants reset": {xid(79, nil), lost, shows("xid=79 NoExecute; gpu-lost NoSchedule"), well(), shows("")},
+		"lost and back ends what wants reset": {xidEvent(79, nil), lost, shows("xid=79 NoExecute; gpu-lost NoSchedule"), well(), shows("")},
 		"not found":                           {fails(gpu.ErrNotFound), shows("gpu-lost NoSchedule")},
 		"an event, then it answers":           {event(gpu.EventLost), shows("gpu-lost NoSchedule"), well(), shows("")},
-		"reset required":                      {xid(62, nil), fails(gpu.ErrResetRequired), shows("xid=62 NoExecute; reset-required NoSchedule"), well(), shows("")},
+		"reset required":                      {xidEvent(62, nil), fails(gpu.ErrResetRequired), shows("xid=62 NoExecute; reset-required NoSchedule"), well(), shows("")},
 		"lost, then reset required":           {lost, fails(gpu.ErrResetRequired), shows("reset-required NoSchedule")},
-		"hung and back ends nothing else":     {xid(119, nil), fails(gpu.ErrHung), shows("xid=119 NoExecute; unresponsive NoSchedule"), well(), shows("xid=119 NoExecute")},
+		"hung and back ends nothing else":     {xidEvent(119, nil), fails(gpu.ErrHung), shows("xid=119 NoExecute; unresponsive NoSchedule"), well(), shows("xid=119 NoExecute")},
 		"lost, then hung":                     {lost, fails(gpu.ErrHung), shows("gpu-lost NoSchedule; unresponsive NoSchedule")},
 		"the driver is gone":                  {fails(gpu.ErrDriverNotLoaded), shows("")},
-		"the driver is loaded anew":           {well(), xid(119, nil), fails(gpu.ErrDriverNotLoaded), shows("xid=119 NoExecute"), well(), shows("")},
-		"the driver is not loaded yet":        {xid(119, nil), fails(gpu.ErrDriverNotLoaded), well(), shows("xid=119 NoExecute")},
+		"the driver is loaded anew":           {well(), xidEvent(119, nil), fails(gpu.ErrDriverNotLoaded), shows("xid=119 NoExecute"), well(), shows("")},
+		"the driver is not loaded yet":        {xidEvent(119, nil), fails(gpu.ErrDriverNotLoaded), well(), shows("xid=119 NoExecute")},
 		"an unknown failure proves nothing": {
 			reads(gpu.Health{Unrepairable: true}, nil), fails(gpu.ErrUnknown), shows("memory-unrepairable NoSchedule"), well(), shows("")},
 		"nor of a GPU that was lost": {
-			xid(79, nil), lost, fails(gpu.ErrUnknown), shows("xid=79 NoExecute; gpu-lost NoSchedule"), well(), shows("")},
+			xidEvent(79, nil), lost, fails(gpu.ErrUnknown), shows("xid=79 NoExecute; gpu-lost NoSchedule"), well(), shows("")},
 		"an unknown failure of a part proves that it answers": {
-			xid(79, nil), lost, reads(gpu.Health{Temperature: new(40)}, gpu.ErrUnknown), shows("")},
+			xidEvent(79, nil), lost, reads(gpu.Health{Temperature: new(40)}, gpu.ErrUnknown), shows("")},
 
 		"memory": {
 			reads(gpu.Health{RepairPending: true}, nil), shows("row-remap-pending None"),
 			reads(gpu.Health{RepairPending: true, RowRemapFailed: true}, nil), shows("row-remap-pending None; row-remap-failed NoSchedule"),
 			reads(gpu.Health{RepairPending: true, Unrepairable: true}, nil), shows("row-remap-pending None; memory-unrepairable NoSchedule"), well(), shows("")},
-		"pages that will be retired": {xid(63, nil), reads(gpu.Health{RepairPending: true}, nil), shows("row-remap-pending None"), well(), shows("")},
+		"pages that will be retired": {xidEvent(63, nil), reads(gpu.Health{RepairPending: true}, nil), shows("row-remap-pending None"), well(), shows("")},
 		"memory errors are counted":  {errorsOf(2), shows(""), errorsOf(3), shows("uncorrected-ecc NoSchedule"), after(quiet), errorsOf(3), shows("")},
 		"memory errors are events":   {errorsOf(2), event(gpu.EventUncorrectedECC), shows("uncorrected-ecc NoSchedule"), errorsOf(3), shows("uncorrected-ecc NoSchedule")},
 		"fabric":                     {reads(gpu.Health{FabricUnhealthy: "degraded bandwidth"}, nil), shows("fabric-unhealthy NoSchedule"), well(), shows("")},
@@ -228,9 +228,9 @@ func TestJudge(t *testing.T) {
 			lost, well(), shows("gpu-lost NoSchedule"), after(quiet), well(), shows(""),
 			lost, well(), after(quiet), well(), shows("gpu-lost NoSchedule"), after(quiet), well(), shows("")},
 		"flapping: quiet for longer each time": {
-			xid(94, nil), after(quiet), well(), shows(""),
-			xid(94, nil), after(quiet), well(), shows("xid=94 NoSchedule"), after(quiet), well(), shows(""),
-			xid(94, nil), after(3 * quiet), well(), shows("xid=94 NoSchedule"), after(quiet), well(), shows("")},
+			xidEvent(94, nil), after(quiet), well(), shows(""),
+			xidEvent(94, nil), after(quiet), well(), shows("xid=94 NoSchedule"), after(quiet), well(), shows(""),
+			xidEvent(94, nil), after(3 * quiet), well(), shows("xid=94 NoSchedule"), after(quiet), well(), shows("")},
 		"flapping: again while it is held back": {
 			lost, well(), lost, well(), lost, well(), after(quiet), well(), shows("gpu-lost NoSchedule"), after(quiet), well(), shows("")},
 		"a week later": {lost, well(), after(8 * 24 * time.Hour), well(), lost, well(), shows("")},
@@ -240,11 +240,11 @@ func TestJudge(t *testing.T) {
 				h.Conditions["gpu-lost"] = policy.EffectNoExecute
 				h.XIDs[109] = policy.EffectNoSchedule
 			}),
-			xid(109, one), lost, shows("xid=109 NoSchedule at 2:1; gpu-lost NoExecute")},
-		"the policy ignores":     {xid(95, nil), reacts(func(h *policy.Health) { h.XIDs[95] = policy.EffectIgnore }), shows("")},
-		"the policy has changed": {xid(95, nil), reacts(func(h *policy.Health) { h.XIDs[95] = policy.EffectNone }), shows("xid=95 None"), reacts(func(*policy.Health) {}), shows("xid=95 NoExecute")},
+			xidEvent(109, one), lost, shows("xid=109 NoSchedule at 2:1; gpu-lost NoExecute")},
+		"the policy ignores":     {xidEvent(95, nil), reacts(func(h *policy.Health) { h.XIDs[95] = policy.EffectIgnore }), shows("")},
+		"the policy has changed": {xidEvent(95, nil), reacts(func(h *policy.Health) { h.XIDs[95] = policy.EffectNone }), shows("xid=95 None"), reacts(func(*policy.Health) {}), shows("xid=95 NoExecute")},
 
-		"another GPU in its place": {xid(95, nil), step(func(s *scene) { s.follow(pciA, "GPU-C") }), shows("")},
+		"another GPU in its place": {xidEvent(95, nil), step(func(s *scene) { s.follow(pciA, "GPU-C") }), shows("")},
 		"of an unknown GPU": {step(func(s *scene) {
 			s.event(gpu.Event{PCIAddress: "0000:99:00.0", Kind: gpu.EventXID, XID: 95, Time: s.now}, nil, &s.reaction)
 			s.read("0000:99:00.0", reading{Err: gpu.ErrLost})

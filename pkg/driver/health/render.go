@@ -6,15 +6,16 @@ package health
 import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/pkg/policy/xid"
 )
 
 // condition makes a condition of a fault, or returns false if the policy ignores it.
 func (f *fault) condition(pciAddress string, h *policy.Health, v verdict) (device.Condition, bool) {
 	c := device.Condition{PCIAddress: pciAddress, Reason: f.Reason, Value: f.Value, Effect: h.EffectOf(string(f.Reason)), Message: f.Detail}
 	if f.Reason == device.XID {
-		xid := Lookup(f.XID)
-		c.Effect = v.effect(xid, h)
-		c.Message += ". " + v.advice(xid)
+		x := xid.Lookup(f.XID)
+		c.Effect = v.effect(x, h)
+		c.Message += ". " + v.advice(x)
 	}
 	// Partitions have no part in the fabric.
 	c.Undivided = f.Reason == device.FabricUnhealthy
@@ -30,22 +31,22 @@ func (f *fault) condition(pciAddress string, h *policy.Health, v verdict) (devic
 
 // effect is that of an XID: what the policy says, else what the driver has said, else what the
 // table says.
-func (v verdict) effect(xid XID, h *policy.Health) policy.Effect {
-	if effect, changed := h.XIDs[xid.Number]; changed {
+func (v verdict) effect(x xid.XID, h *policy.Health) policy.Effect {
+	if effect, changed := h.XIDs[x.Number]; changed {
 		return effect
 	}
 	switch {
 	case v == verdictHarmless:
 		return policy.EffectNone
-	case v == verdictDue && xid.Effect == policy.EffectNoExecute:
+	case v == verdictDue && x.Effect == policy.EffectNoExecute:
 		return policy.EffectNoSchedule
 	}
-	return xid.Effect
+	return x.Effect
 }
 
-func (v verdict) advice(xid XID) string {
+func (v verdict) advice(x xid.XID) string {
 	if v == verdictHarmless {
 		return "The NVIDIA driver wants nothing to be done about it"
 	}
-	return xid.Advice
+	return x.Advice
 }

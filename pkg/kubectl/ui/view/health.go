@@ -7,12 +7,14 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/policy/xid"
 )
 
 // condition is what a taint of the driver says to people.
@@ -30,7 +32,7 @@ var conditions = map[device.Reason]condition{
 	device.Lost:               {"GPU lost", "The GPU has fallen off the bus, or is not there any more. Restart the node.", false},
 	device.ResetRequired:      {"reset required", "The GPU does nothing until it is reset.", false},
 	device.RecoveryRequired:   {"recovery required", "The NVIDIA driver wants something to be done about the GPU.", false},
-	device.XID:                {"XID", "The NVIDIA driver has reported an error with this number: docs/reference/xids.md says what it means and what to do.", false},
+	device.XID:                {"XID", "The NVIDIA driver has reported an error.", false},
 	device.UncorrectedECC:     {"uncorrected ECC error", "Memory had an error that could not be corrected.", false},
 	device.RowRemapPending:    {"row remap pending", "Broken memory will be replaced at the next reset.", false},
 	device.RowRemapFailed:     {"row remap failed", "Broken memory could not be replaced. Have the GPU replaced.", false},
@@ -51,8 +53,13 @@ var conditions = map[device.Reason]condition{
 func describe(t resourceapi.DeviceTaint, driver string) (c condition, own bool) {
 	reason, own := strings.CutPrefix(t.Key, driver+"/")
 	c, known := conditions[device.Reason(reason)]
-	if !own || !known {
+	number, notNumber := strconv.ParseUint(t.Value, 10, 64)
+	switch {
+	case !own || !known:
 		c = condition{text: t.Key, title: "A taint of this name keeps claims away that do not tolerate it."}
+	case device.Reason(reason) == device.XID && notNumber == nil:
+		x := xid.Lookup(number)
+		c.title = fmt.Sprintf("The NVIDIA driver has reported this error: %s. %s.", x.Name, x.Advice)
 	}
 	if t.Value != "" {
 		c.text += " " + t.Value
@@ -70,18 +77,6 @@ func refusals(taints []resourceapi.DeviceTaint, driver string) []string {
 		}
 	}
 	return texts
-}
-
-// toldOf returns what the driver tells claims of a GPU about a condition that has no words of its own, such as an XID, or "".
-func toldOf(g *fleet.GPU, about string) string {
-	for _, d := range g.Devices {
-		for _, h := range d.Holdings {
-			if not := h.NotReady(); not != nil && strings.Contains(not.Message, about) {
-				return not.Message
-			}
-		}
-	}
-	return ""
 }
 
 // healthOf returns a badge for each taint of a GPU's devices that is not normal.
@@ -111,9 +106,6 @@ func healthOf(g *fleet.GPU, driver string) []Badge {
 		meaning, own := describe(c.taint, driver)
 		if meaning.normal {
 			continue
-		}
-		if reason, _ := strings.CutPrefix(c.taint.Key, driver+"/"); own && device.Reason(reason) == device.XID {
-			meaning.title = cmp.Or(toldOf(g, "XID "+c.taint.Value), meaning.title)
 		}
 		badge := Badge{Text: meaning.text, Bad: c.taint.Effect != resourceapi.DeviceTaintEffectNone && own}
 		badge.Title = fmt.Sprintf("%s Taint %s, effect %s", meaning.title, c.taint.Key, c.taint.Effect)

@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package health
+// Package xid says what the errors mean that NVIDIA's drivers report by a number, an XID: to the driver, and to kubectl gpu.
+package xid
 
 import (
 	"bytes"
@@ -37,7 +38,7 @@ const (
 	Reset Recovery = "reset"
 )
 
-// XID is what an XID means.
+// XID is one of them.
 type XID struct {
 	Number uint64
 	Name   string
@@ -51,8 +52,8 @@ type XID struct {
 	Advice string
 }
 
-// effect is the one under a policy.
-func (x XID) effect(h *policy.Health) policy.Effect {
+// Under returns the effect under a policy.
+func (x XID) Under(h *policy.Health) policy.Effect {
 	if effect, changed := h.XIDs[x.Number]; changed {
 		return effect
 	}
@@ -92,8 +93,8 @@ func Lookup(number uint64) XID {
 //go:embed xids.csv
 var xidTable []byte
 
-// TaintingXIDs returns, in order, the XIDs that taint devices unless a policy changes it.
-func TaintingXIDs() []uint64 {
+// Tainting returns, in order, the XIDs that taint devices unless a policy changes it.
+func Tainting() []uint64 {
 	var numbers []uint64
 	for _, x := range Table() {
 		if x.Effect == policy.EffectNoSchedule || x.Effect == policy.EffectNoExecute {
