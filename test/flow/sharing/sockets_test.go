@@ -34,7 +34,9 @@ func TestSockets(t *testing.T) {
 		// The last one is for health checks.
 		sockets []string
 	}{
-		{"driver", driver.Process, []string{n.RegistrarDir + "/", n.PluginsDir + "/", filepath.Dir(n.Root) + "/uid-"}},
+		{"driver", driver.Process, []string{
+			n.RegistrarDir + "/", n.DataDir() + "/dra", n.DataDir() + "/memory-limits/", filepath.Dir(n.Root) + "/uid-",
+		}},
 		{"supervisor", supervisor.Process, []string{n.MPSDir + "/", health}},
 	} {
 		listening, err := listening(test.process.Cmd.Process.Pid)
