@@ -45,8 +45,8 @@ type MemoryLimit struct {
 	Hard       uint64 `json:"hard"`
 }
 
-// MemoryAnswer has no error if the driver holds the limit. Later means that the process has just started and may soon have another
-// answer.
+// MemoryAnswer has no error if the driver holds the limit. Later means that the process has just started, or ends, and there may
+// soon be another answer.
 type MemoryAnswer struct {
 	Error string `json:"error,omitempty"`
 	Later bool   `json:"later,omitempty"`
@@ -85,7 +85,8 @@ func (l *MemoryLimit) lower(env []string) error {
 			continue
 		}
 		mebibytes, err := strconv.ParseUint(value, 10, 44)
-		if err != nil {
+		// Drivers may take 0 for no limit at all.
+		if err != nil || name == LimitVariable && mebibytes == 0 {
 			return fmt.Errorf("this container has the variable %s: want a number of MiB", quote(variable))
 		}
 		if name == LimitVariable {

@@ -74,6 +74,8 @@ func TestLimitMemory(t *testing.T) {
 		"a request alone":           {env: []string{"NVIDIA_GPU_MEMORY_REQUEST=100"}, soft: 100, hard: 1024},
 		"more by variables":         {env: []string{"NVIDIA_GPU_MEMORY_REQUEST=9999", "NVIDIA_GPU_MEMORY_LIMIT=17592186044415"}, soft: 512, hard: 1024},
 		"no number":                 {env: []string{"NVIDIA_GPU_MEMORY_LIMIT=all\x1b"}, want: `"NVIDIA_GPU_MEMORY_LIMIT=all\x1b": want a number of MiB`},
+		"nothing at all":            {env: []string{"NVIDIA_GPU_MEMORY_LIMIT=0"}, want: `"NVIDIA_GPU_MEMORY_LIMIT=0": want a number of MiB`},
+		"nothing is kept":           {env: []string{"NVIDIA_GPU_MEMORY_REQUEST=0"}, soft: 0, hard: 1024},
 		"too large a number":        {env: []string{"NVIDIA_GPU_MEMORY_LIMIT=17592186044416"}, want: "want a number of MiB"},
 		"a share of another GPU":    {env: []string{marker, "PARTAGE_MEMORY_ffffffff=0000:43:00.0"}, soft: 512, hard: 1024},
 		"another share of the GPU":  {env: []string{marker, "PARTAGE_MEMORY_ffffffff=0000:1b:00.0"}, want: "several shares of one GPU"},

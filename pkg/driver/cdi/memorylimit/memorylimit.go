@@ -90,16 +90,16 @@ func (s *Server) serve(ctx context.Context, conn net.Conn) {
 	defer func() { _ = conn.Close() }()
 	_ = conn.SetDeadline(time.Now().Add(hook.MemoryTime))
 	// The hook waits a little longer.
-	ctx, cancel := context.WithTimeout(ctx, hook.MemoryTime*9/10)
+	limited, cancel := context.WithTimeout(ctx, hook.MemoryTime*9/10)
 	defer cancel()
 	var limit hook.MemoryLimit
 	var answer hook.MemoryAnswer
 	if err := json.NewDecoder(conn).Decode(&limit); err != nil {
 		answer.Error = fmt.Sprintf("read the request: %v", err)
-	} else if err := s.limit(ctx, limit); err != nil {
-		// The driver's library is opened after the socket, and again if it cannot be yet.
-		answer = hook.MemoryAnswer{Error: err.Error(), Later: errors.Is(err, gpu.ErrDriverNotLoaded)}
-		klog.FromContext(ctx).Error(err, "A container is refused whose memory is not limited", "limit", limit)
+	} else if err := s.limit(limited, limit); err != nil {
+		// The driver's library is opened after the socket, and again if it cannot be yet. Where this process ends there is another one.
+		answer = hook.MemoryAnswer{Error: err.Error(), Later: errors.Is(err, gpu.ErrDriverNotLoaded) || ctx.Err() != nil}
+		klog.FromContext(ctx).Error(err, "A container's memory is not limited", "limit", limit, "askAgain", answer.Later)
 	}
 	_ = json.NewEncoder(conn).Encode(answer) // who does not get it refuses the container
 }

@@ -5,6 +5,7 @@ package memorylimit
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -83,6 +84,25 @@ func TestServer(t *testing.T) {
 	}
 	if info, err := os.Stat(s.Folder); err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("%v, %v", info.Mode(), err)
+	}
+}
+
+// TestEndWhileAsked: the pod of the driver is replaced while a GPU is slow to limit a container. The next process is asked again.
+func TestEndWhileAsked(t *testing.T) {
+	ctx, end := context.WithCancel(t.Context())
+	s := Server{
+		Cgroup: func(int) (string, error) { return "/cgroup", nil },
+		Limit: func(ctx context.Context, _, _, _ string, _, _ uint64) error {
+			end()
+			<-ctx.Done()
+			return ctx.Err()
+		},
+	}
+	asks, answers := net.Pipe()
+	go s.serve(ctx, answers)
+	var answer hook.MemoryAnswer
+	if err := errors.Join(json.NewEncoder(asks).Encode(hook.MemoryLimit{PID: 3}), json.NewDecoder(asks).Decode(&answer)); err != nil || !answer.Later {
+		t.Errorf("answer %+v, %v", answer, err)
 	}
 }
 
