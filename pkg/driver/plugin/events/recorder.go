@@ -38,7 +38,8 @@ const (
 	retryPause = 30 * time.Second
 	// tooLate is how old an event is that is tried once only: the others of its queue have waited for those before.
 	tooLate = 10 * time.Minute
-	// maxQueues is how many queues of namespaces there are. Each has some goroutines and 64 KiB; the one that was silent for longest is closed.
+	// maxQueues is how many queues of namespaces are open. Each has some goroutines and 64 KiB; the one that was silent for longest is
+	// closed, once what it has can have been written.
 	maxQueues = 100
 )
 
@@ -95,7 +96,7 @@ func (r *Recorder) queues(ctx context.Context, client kubernetes.Interface) *que
 	}
 	return &queues{open: open, Cache: lru.NewWithEvictionFunc(maxQueues, func(_ lru.Key, closed any) {
 		if q, is := closed.(*queue); is {
-			q.Shutdown()
+			time.AfterFunc(tooLate, q.Shutdown) // which gives up what waits
 		}
 	})}
 }

@@ -285,6 +285,21 @@ func TestNamespacesAtOnce(t *testing.T) {
 	})
 }
 
+// TestMoreNamespacesThanQueues: a GPU is lost that claims of more namespaces share than there are queues.
+func TestMoreNamespacesThanQueues(t *testing.T) {
+	t.Parallel()
+	inNetwork(t, func(ctx context.Context, t *testing.T, n *network, r *Recorder) {
+		const namespaces = 2 * maxQueues
+		for i := range namespaces {
+			r.Warn(ctx, claim.Ref{Namespace: fmt.Sprintf("team-%d", i), Name: "c", UID: "uid"}, "Gone", "text")
+		}
+		after(20 * time.Minute)
+		if got, _ := n.count("Gone"); got != namespaces {
+			t.Errorf("%d of %d events", got, namespaces)
+		}
+	})
+}
+
 // TestRefusedEvents: a namespace whose events are refused delays nothing, and those are not tried without end.
 func TestRefusedEvents(t *testing.T) {
 	t.Parallel()
