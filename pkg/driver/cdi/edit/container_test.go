@@ -4,11 +4,14 @@
 package edit
 
 import (
+	"debug/elf"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -48,7 +51,7 @@ func TestContainer(t *testing.T) {
 	}
 	limited := func(uid, request, name string, memory int64) Interposer {
 		i := Interposer{
-			Library: "/opt/limits/libhami-2.so", Folder: filepath.Join(dir, uid), Hook: hookAt,
+			Library: library(t, dir), Folder: filepath.Join(dir, uid), Hook: hookAt,
 			Device: name, Owner: uid + "/" + request, MemoryBytes: memory,
 		}
 		write(t, i.PreloadPath(), PreloadText)
@@ -117,6 +120,23 @@ func TestContainer(t *testing.T) {
 			}
 		})
 	}
+}
+
+// library makes a file that is a library by its header.
+func library(t *testing.T, dir string) (path string) {
+	t.Helper()
+	machine := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
+	header := elf.Header64{
+		Ident: [elf.EI_NIDENT]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), byte(elf.EV_CURRENT)},
+		Type:  uint16(elf.ET_DYN), Machine: uint16(machine), Version: uint32(elf.EV_CURRENT),
+	}
+	var b strings.Builder
+	if err := binary.Write(&b, binary.LittleEndian, header); err != nil {
+		t.Fatal(err)
+	}
+	path = filepath.Join(dir, "libhami-2.so")
+	write(t, path, b.String())
+	return path
 }
 
 // inject adds a device to a container as a runtime does.
