@@ -134,6 +134,8 @@ func (m *Manager) convergeGPU(ctx context.Context, address string, isDue func(*r
 	case said == nil && errors.Is(err, lock.ErrElsewhere):
 		// A process that hangs in the kernel does not die and keeps its locks.
 		k.looked, k.conditions = true, unanswered(address, fmt.Errorf("%w; an earlier instance of the driver may hang in it: %w", err, gpu.ErrHung))
+	case said == nil && err == nil:
+		return k // a call is at work on it, and what was left may be left still
 	case said == nil, gpu.IsPending(said.Unanswered) && !errors.Is(said.Unanswered, gpu.ErrHung):
 		// It is busy or slow, or waits behind another GPU.
 	default:

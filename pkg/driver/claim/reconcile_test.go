@@ -101,6 +101,49 @@ func TestReconcilePassesOverCalls(t *testing.T) {
 	}
 }
 
+// TestLeftWhileBusy: while a call keeps a GPU for long, what was left there is not said to be cleaned up.
+func TestLeftWhileBusy(t *testing.T) {
+	for name, other := range map[string]bool{"this process": false, "another process": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBox(t)
+				m := b.manager()
+				mustPrepare(t, m, newClaim("u1", sliceA0))
+				b.hooks(func(e string) error {
+					if e == "destroy instance" {
+						return gpu.ErrInUse
+					}
+					return nil
+				}, nil)
+				mustUnprepare(t, m, "u1")
+				wantError(t, m.cleanUp(t.Context()), "claim default/claim-u1")
+				locks := m.locks
+				if other {
+					locks = b.manager().locks
+				}
+				release, err := locks.GPUs(t.Context(), []string{pciA})
+				if err != nil {
+					t.Fatal(err)
+				}
+				for range 10 {
+					if err := m.cleanUp(t.Context()); err == nil {
+						t.Error("everything is said to be cleaned up")
+					}
+					if got := findings(survey(t.Context(), m)); len(got) != 1 {
+						t.Errorf("taints %q", got)
+					}
+					time.Sleep(30 * time.Second)
+				}
+				release()
+				b.hooks(nil, nil)
+				time.Sleep(5 * time.Minute)
+				mustReconcile(t, m)
+				b.wantNothing()
+			})
+		})
+	}
+}
+
 func write(t *testing.T, path, content string) {
 	t.Helper()
 	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o750), os.WriteFile(path, []byte(content), 0o600)); err != nil {
