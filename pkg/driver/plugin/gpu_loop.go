@@ -38,7 +38,7 @@ type ClaimReconciler interface {
 
 const (
 	// lookPatience is for how long GPUs that are slow, and an MPS supervisor that does not answer, may keep what is stored of all
-	// GPUs from being replaced at the start: it may say more than is known yet.
+	// GPUs from being replaced at the start: it may say more than is known yet. Those are kept back then.
 	lookPatience = 30 * time.Second
 	lookPause    = time.Second
 )
@@ -198,6 +198,9 @@ func (l *gpuLoop) learn(ctx context.Context, found device.Status, err error) {
 		l.gpus.compare(l.survey.Status, found)
 		l.survey.Status, l.survey.at = found, time.Now()
 		l.survey.enough = l.survey.enough || !l.awaitsLook(ctx)
+		if l.survey.enough && l.gpus.driverGone == nil {
+			l.survey.Conditions = append(l.survey.Conditions, unknownLeft(l.options.Claims.Unlooked())...)
+		}
 	case !l.survey.enough:
 		// Nothing is known of what must not be allocated.
 		l.readiness.set(ctx, needSlices, fmt.Sprintf("the GPUs could not be surveyed: %v", err))
@@ -233,6 +236,17 @@ func (l *gpuLoop) awaitsLook(ctx context.Context) bool {
 	l.readiness.set(ctx, needSlices, fmt.Sprintf("not all GPUs have been looked at yet: %v", unlooked))
 	time.AfterFunc(lookPause, l.pollNow.Fire)
 	return true
+}
+
+// unknownLeft keeps GPUs back that nobody has looked at yet.
+func unknownLeft(unlooked []string) (all []device.Condition) {
+	for _, address := range unlooked {
+		all = append(all, device.Condition{
+			PCIAddress: address, Reason: device.ReleasePending,
+			Message: "it is not known yet what ended claims have left: a call keeps the GPU, or it is slow",
+		})
+	}
+	return all
 }
 
 // known joins what is known now.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -295,5 +296,14 @@ func TestFirstPublicationAwaitsLook(t *testing.T) {
 	s.poll(0)
 	if !s.handedOn() {
 		t.Error("not published for ever")
+	}
+	isUnknown := func(c device.Condition) bool { return c.PCIAddress == firstGPU && c.Reason == device.ReleasePending }
+	if !slices.ContainsFunc(s.loop.now.status.Conditions, isUnknown) {
+		t.Error("a GPU is published as if somebody had looked at it")
+	}
+	s.claims.unlooked = nil
+	s.poll(0)
+	if slices.ContainsFunc(s.loop.now.status.Conditions, isUnknown) {
+		t.Error("somebody has looked at it")
 	}
 }
