@@ -153,6 +153,10 @@ func write(t *testing.T, path, content string) {
 
 // TestManyOutdatedSpecs: all of them are written again in one round, however many claims observe a GPU.
 func TestManyOutdatedSpecs(t *testing.T) {
+	synctest.Test(t, testManyOutdatedSpecs)
+}
+
+func testManyOutdatedSpecs(t *testing.T) {
 	b := newBox(t)
 	m := b.manager()
 	const claims = 120

@@ -71,6 +71,7 @@ var causes = []cause{
 	{event: "GPUProgramError", severity: Warning, text: "a program had an error", past: true},
 	{event: "OrphanedClaimReleased", severity: Warning, text: "the devices of a claim that is gone were released", past: true},
 	{event: "OrphanedClaimInUse", severity: Warning, text: "processes use the devices of a claim that is gone", outlivesClaim: true, remedy: "End them (docs/how-to/troubleshoot.md#a-gpu-is-in-use-who-has-it)"},
+	{event: "MemoryLimitIgnored", severity: Warning, text: "a container asks for a memory limit that its driver does not hold", remedy: "It runs without it: ask for memory in the claim, or use a node whose devices have memoryLimit: driver (docs/concepts/time-slicing.md#a-limit-that-the-driver-holds)"},
 	{event: "MPSClientKilled", severity: Warning, text: "a process that shared the MPS server was killed", remedy: "To be safe, restart the pods (docs/how-to/troubleshoot.md#mps-server-died)"},
 	{event: "MPSServerLost", severity: Warning, text: "processes have lost their MPS server", remedy: "Restart containers that did not end (docs/how-to/troubleshoot.md#mps-server-died)"},
 }

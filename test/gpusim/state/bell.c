@@ -30,7 +30,10 @@ void gs_wait_for_bell(const struct gs_handle *h, uint32_t seen, int64_t nanoseco
 		syscall(SYS_futex, &h->file->bell, FUTEX_WAIT, seen, &limit, NULL, 0);
 }
 
+// The number changes as well, for who has read it and does not wait yet.
 void gs_wake(const struct gs_handle *h)
 {
+	if (h->writable)
+		atomic_fetch_add(&h->file->bell, 1);
 	syscall(SYS_futex, &h->file->bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }

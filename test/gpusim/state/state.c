@@ -268,7 +268,6 @@ int gs_commit(struct gs_handle *h)
 		atomic_store_explicit(&h->file->generation, generation + 1, memory_order_release);
 		if (h->capabilities[0] != '\0')
 			atomic_store(&h->file->capabilities, generation + 1);
-		atomic_fetch_add(&h->file->bell, 1);
 		gs_wake(h);
 	} else {
 		(void)resync(h); // back to the machine that stays; if that fails too, 0 remains

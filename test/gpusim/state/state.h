@@ -73,7 +73,7 @@ uint64_t gs_generation(const struct gs_handle *h);
 
 // gs_bell is a number that changes with every commit. gs_wait_for_bell waits until it is
 // not the one that was seen any more, for some nanoseconds at most; it may return before.
-// gs_wake ends waiting without a commit.
+// gs_wake ends waiting without a commit; where the file is read-only, only that which has begun.
 uint32_t gs_bell(const struct gs_handle *h);
 void gs_wait_for_bell(const struct gs_handle *h, uint32_t seen, int64_t nanoseconds);
 void gs_wake(const struct gs_handle *h);

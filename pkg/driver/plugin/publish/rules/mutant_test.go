@@ -20,7 +20,7 @@ var mutants = []struct{ name, file, rule, broken, scenario string }{
 	{"one that comes back again and again stays for some time", "memory.go", "_, again := m.ended[k.taintKey]", "again := false", "a flapping fault"},
 	{"one that only tells something waits", "taints.go", "if d.due(after) && d.due(d.m.last(s.want.Name).told+d.m.p.TellOnce) {", "if after >= Never {", "a thermal storm"},
 	{"the rules say when they have to be asked again", "decide.go", "d.next = min(d.next, at)", "_ = at", "sources appear and vanish"},
-	{"no slice of devices completes a pool when it is created", "generation.go", "lacksDevices && !lacksCounters &&", "false &&", "an older server drops counters"},
+	{"no slice of devices completes a pool when it is created", "generation.go", "lacksDevices && !lacksCounters &&", "lacksDevices && !lacksCounters && false &&", "an older server drops counters"},
 	{"counters change together with devices in a new generation", "generation.go", "complete && counters && changed > 1", "complete && false && changed > 1", "the policy changes counters"},
 	{"a pool with another number of slices has another generation", "decide.go", "ResourceSliceCount: int64(len(d.slots))}", "ResourceSliceCount: int64(max(3, len(d.slots)))}", "a thermal storm"},
 	{"repairs slow down", "memory.go", "m.repairDelay = min(max(m.p.Repair, 2*m.repairDelay), m.p.RepairMost)", "m.repairDelay = 0", "somebody fights"},
