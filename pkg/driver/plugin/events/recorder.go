@@ -22,7 +22,6 @@ import (
 	typedcore "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
 	recordutil "k8s.io/client-go/tools/record/util"
-	"k8s.io/utils/lru"
 
 	"github.com/partage-dev/partage/pkg/driver/claim"
 	"github.com/partage-dev/partage/pkg/driver/plugin/internal/tenant"
@@ -38,8 +37,8 @@ const (
 	retryPause = 30 * time.Second
 	// tooLate is how old an event is that is tried once only: the others of its queue have waited for those before.
 	tooLate = 10 * time.Minute
-	// maxQueues is how many queues of namespaces are open. Each has some goroutines and 64 KiB; the one that was silent for longest is
-	// closed, once what it has can have been written.
+	// maxQueues is how many queues of namespaces may be open for good. Each has some goroutines and 64 KiB. Where there are more, those
+	// are closed that were silent for so long that nothing waits in them.
 	maxQueues = 100
 )
 
@@ -65,14 +64,16 @@ type Recorder struct {
 
 // queues are by what they are for.
 type queues struct {
-	opening sync.Mutex
-	open    func() *queue
-	*lru.Cache
+	open func() *queue
+
+	mu  sync.Mutex
+	all map[string]*queue
 }
 
 type queue struct {
 	record.EventBroadcaster
 	record.EventRecorder
+	used time.Time
 }
 
 // New makes a Recorder, which works until ctx ends.
@@ -90,28 +91,36 @@ func (r *Recorder) queues(ctx context.Context, client kubernetes.Interface) *que
 	}
 	open := func() *queue {
 		b := record.NewBroadcaster(record.WithContext(ctx), record.WithSleepDuration(retryPause), record.WithCorrelatorOptions(limits))
-		q := &queue{b, b.NewRecorder(scheme.Scheme, corev1.EventSource{Component: r.Component, Host: r.NodeName})}
+		q := &queue{EventBroadcaster: b, EventRecorder: b.NewRecorder(scheme.Scheme, corev1.EventSource{Component: r.Component, Host: r.NodeName})}
 		b.StartRecordingToSink(&sink{r, q, ctx, client})
 		return q
 	}
-	return &queues{open: open, Cache: lru.NewWithEvictionFunc(maxQueues, func(_ lru.Key, closed any) {
-		if q, is := closed.(*queue); is {
-			time.AfterFunc(tooLate, q.Shutdown) // which gives up what waits
-		}
-	})}
+	return &queues{open: open, all: map[string]*queue{}}
 }
 
 // of returns the queue with a name.
-func (all *queues) of(name string) *queue {
-	all.opening.Lock()
-	defer all.opening.Unlock()
-	found, _ := all.Get(name)
-	q, is := found.(*queue)
-	if !is {
-		q = all.open()
-		all.Add(name, q)
+func (qs *queues) of(name string) *queue {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	q := qs.all[name]
+	if q == nil {
+		if len(qs.all) >= maxQueues {
+			qs.closeSilent()
+		}
+		q = qs.open()
+		qs.all[name] = q
 	}
+	q.used = time.Now()
 	return q
+}
+
+func (qs *queues) closeSilent() {
+	for name, q := range qs.all {
+		if time.Since(q.used) > tooLate {
+			q.Shutdown() // which gives up what waits
+			delete(qs.all, name)
+		}
+	}
 }
 
 // series tells apart what has limits of its own.
