@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/singleflight"
+	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/claim/converge"
@@ -198,6 +199,14 @@ func (m *Manager) translate(address string, said *converge.Said, last known) (k 
 	}
 	if said.Unanswered != nil {
 		k.statics, k.claims = last.statics, last.claims
+	}
+	if said.Unanswered != nil && len(unanswered(address, said.Unanswered)) == 0 { // nothing else keeps the GPU back
+		for _, was := range last.conditions {
+			is := func(c device.Condition) bool { return c.Reason == was.Reason && ptr.Equal(c.Where, was.Where) }
+			if !slices.ContainsFunc(k.conditions, is) {
+				k.conditions = append(k.conditions, was)
+			}
+		}
 	}
 	return k
 }

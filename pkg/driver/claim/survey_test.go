@@ -229,6 +229,27 @@ func TestSurvey(t *testing.T) {
 	}
 }
 
+// TestSurveyOfSilence: what was in the way on a GPU is not taken for gone when nothing can be asked.
+func TestSurveyOfSilence(t *testing.T) {
+	for _, err := range []error{gpu.ErrNotSupported, gpu.ErrDriverNotLoaded} {
+		b := newBox(t)
+		b.makeForeign(addressA0)
+		b.change(addressA0, func(i *gpu.Instance) { i.Compute = nil })
+		m := b.manager()
+		mustPrepare(t, m, newClaim("u1", sliceA4))
+		want := findings(survey(t.Context(), m))
+		b.breakDown(pciA, err)
+		if diff := cmp.Diff(want, findings(survey(t.Context(), m))); diff != "" || len(want) != 1 {
+			t.Errorf("%v: -want +got:\n%s", err, diff)
+		}
+		b.breakDown(pciA, nil)
+		b.removeForeign(addressA0)
+		if got := findings(survey(t.Context(), m)); len(got) > 0 {
+			t.Errorf("%v: when it answers again: %q", err, got)
+		}
+	}
+}
+
 func TestSurveyOfTrouble(t *testing.T) {
 	for err, want := range map[error]device.Reason{
 		gpu.ErrLost:            device.Lost,
