@@ -101,7 +101,8 @@ func TestEndWhileAsked(t *testing.T) {
 	asks, answers := net.Pipe()
 	go s.serve(ctx, answers)
 	var answer hook.MemoryAnswer
-	if err := errors.Join(json.NewEncoder(asks).Encode(hook.MemoryLimit{PID: 3}), json.NewDecoder(asks).Decode(&answer)); err != nil || !answer.Later {
+	err := errors.Join(json.NewEncoder(asks).Encode(hook.MemoryLimit{PID: 3}), json.NewDecoder(asks).Decode(&answer))
+	if err != nil || !answer.Later {
 		t.Errorf("answer %+v, %v", answer, err)
 	}
 }
