@@ -91,7 +91,8 @@ func (r *Recorder) queues(ctx context.Context, client kubernetes.Interface) *que
 	}
 	open := func() *queue {
 		b := record.NewBroadcaster(record.WithContext(ctx), record.WithSleepDuration(retryPause), record.WithCorrelatorOptions(limits))
-		q := &queue{EventBroadcaster: b, EventRecorder: b.NewRecorder(scheme.Scheme, corev1.EventSource{Component: r.Component, Host: r.NodeName})}
+		source := corev1.EventSource{Component: r.Component, Host: r.NodeName}
+		q := &queue{EventBroadcaster: b, EventRecorder: b.NewRecorder(scheme.Scheme, source)}
 		b.StartRecordingToSink(&sink{r, q, ctx, client})
 		return q
 	}
