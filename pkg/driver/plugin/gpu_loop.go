@@ -77,6 +77,7 @@ type survey struct {
 	// enough says that what is known may take the place of what is stored. awaitedSince is since when it is waited for.
 	enough       bool
 	awaitedSince time.Time
+	again        *time.Timer
 
 	problem, left logchange.Problem
 	panics        panics.Repeated
@@ -223,6 +224,9 @@ func (l *gpuLoop) reconcile(ctx context.Context) (status device.Status, err erro
 
 // awaitsLook reports whether the first publication has to wait for a look at some GPU, and sees to it that there is another soon.
 func (l *gpuLoop) awaitsLook(ctx context.Context) bool {
+	if l.survey.again != nil {
+		l.survey.again.Stop() // one look is asked for, however many there were for other reasons
+	}
 	unlooked := l.options.Claims.Unlooked()
 	if len(unlooked) == 0 || l.gpus.driverGone != nil {
 		return false
@@ -234,7 +238,7 @@ func (l *gpuLoop) awaitsLook(ctx context.Context) bool {
 		return false
 	}
 	l.readiness.set(ctx, needSlices, fmt.Sprintf("not all GPUs have been looked at yet: %v", unlooked))
-	time.AfterFunc(lookPause, l.pollNow.Fire)
+	l.survey.again = time.AfterFunc(lookPause, l.pollNow.Fire)
 	return true
 }
 

@@ -297,6 +297,9 @@ func TestFirstPublicationAwaitsLook(t *testing.T) {
 	if !s.handedOn() {
 		t.Error("not published for ever")
 	}
+	if s.loop.survey.again.Stop() {
+		t.Error("another look is asked for although nothing waits for it")
+	}
 	isUnknown := func(c device.Condition) bool { return c.PCIAddress == firstGPU && c.Reason == device.ReleasePending }
 	if !slices.ContainsFunc(s.loop.now.status.Conditions, isUnknown) {
 		t.Error("a GPU is published as if somebody had looked at it")

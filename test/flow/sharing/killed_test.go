@@ -127,7 +127,6 @@ func noFlags(*harness.Node) []string { return nil }
 // TestPodEnds: the clients of a pod that is deleted are terminated before the kubelet kills
 // it, and the others go on.
 func TestPodEnds(t *testing.T) {
-	t.Parallel()
 	s := newNeighbours(t, noFlags)
 	s.pods.Delete(t, endingPod, 1)
 	s.p.Until(t, "the client to be terminated", func(context.Context) error {
@@ -153,7 +152,6 @@ func TestPodEnds(t *testing.T) {
 // TestPodKilled: both claims are told when a pod is killed that is busy, and the server is
 // replaced when nobody uses it any more.
 func TestPodKilled(t *testing.T) {
-	t.Parallel()
 	s := newNeighbours(t, noFlags)
 	s.ending.Kill()
 	s.untilTold(t, "MPSClientKilled")
@@ -173,7 +171,6 @@ func TestPodKilled(t *testing.T) {
 
 // TestPodKilledRestarts: by policy the server is replaced at once, which is told both claims.
 func TestPodKilledRestarts(t *testing.T) {
-	t.Parallel()
 	s := newNeighbours(t, func(n *harness.Node) []string {
 		return []string{n.Policy(t, "default: {mps: {onClientKilled: Restart}}\n")}
 	})
