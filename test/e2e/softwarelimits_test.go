@@ -43,7 +43,7 @@ func TestNeighboursSoftwareLimits(t *testing.T) {
 	ns, gpus := reserve(t, 1)
 	apply(t, ns, claim("one", limitedShare("4Gi").on(gpus...), "")+claim("two", limitedShare("2Gi").on(gpus...), ""))
 
-	// All programs of a claim have its limit together, whoever they run as, and each claim has its own.
+	// All programs of a claim have its limit together, under any user, and each claim has its own.
 	probePod(t, ns, "holder", "one", 1000, probe.Options{Allocate: 3 << 30, Hold: true})
 	waitLog(t, ns, "holder", "main", string(probe.Holding))
 	wantProbe(t, ns, "holder", func(e probe.Event) bool {

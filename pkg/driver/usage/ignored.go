@@ -48,7 +48,7 @@ func (s *Sampler) hasTold(h *Holding, now bool) bool {
 	return c.told
 }
 
-// asksForLimit looks at the environment of a process, which is in its own memory: it can keep whoever reads it waiting for ever. So
+// asksForLimit looks at the environment of a process, which is in its own memory: reading it may never return. So
 // there is one look at a time, and nothing is known while one does not end.
 func (s *Sampler) asksForLimit(ctx context.Context, pid int) bool {
 	select {

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Limits of cgroups (state.h). That whoever lists a process in its cgroup.procs is where the
-// kernel counts it is all that is known of cgroups here.
+// Limits of cgroups (state.h). All that is known of cgroups here is that the kernel counts a
+// process for the one whose cgroup.procs lists it.
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE

@@ -23,6 +23,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/cdi/hook"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/pkg/util/wait"
 )
 
 // Server serves the hook. All fields are mandatory.
@@ -58,7 +59,7 @@ func (s *Server) Start(ctx context.Context) error {
 				return
 			default:
 				klog.FromContext(ctx).Error(err, "Could not take a request to limit memory")
-				time.Sleep(acceptPause)
+				_ = wait.For(ctx, acceptPause) // where ctx ends, the listener is closed
 			}
 		}
 	}()

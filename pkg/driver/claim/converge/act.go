@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -47,7 +48,7 @@ func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*obse
 			continue
 		}
 		err := w.do(ctx, actions)
-		w.noteUse(actions[0], err)
+		w.inUse.note(actions[0], err)
 		if left := stays[actions[0].Do]; err != nil && task.Aim == rules.Release && left != "" && !errors.Is(err, gpu.ErrHung) {
 			klog.FromContext(ctx).Error(err, "Something stays where a claim is released", "claimUID", task.Claim, "pciAddress", actions[0].GPU, "what", left)
 			err = nil
@@ -76,14 +77,17 @@ var stays = map[rules.Do]string{
 	rules.StartSession: "the limits of an MPS session", rules.DisableMIG: "MIG mode without an instance", rules.RemoveSpec: "the CDI spec",
 }
 
-// noteUse remembers what could not be made because somebody uses a GPU, until something can.
-func (e *Engine) noteUse(a rules.Action, err error) {
+// inUse has what could not be made on a GPU because somebody uses it, a rules.Statement by PCI address.
+type inUse struct{ sync.Map }
+
+// note remembers what could not be made because somebody uses a GPU, until something can.
+func (u *inUse) note(a rules.Action, err error) {
 	switch {
 	case a.Do != rules.CreateGI && a.Do != rules.SetExclusive && a.Do != rules.StartSession:
 	case errors.Is(err, gpu.ErrInUse):
-		e.inUse.Store(a.GPU, rules.Statement{Place: a.Place, Reason: rules.RefusedInUse, Text: "GPU " + a.GPU + ": " + err.Error()})
+		u.Store(a.GPU, rules.Statement{Place: a.Place, Reason: rules.RefusedInUse, Text: "GPU " + a.GPU + ": " + err.Error()})
 	case err == nil:
-		e.inUse.Delete(a.GPU)
+		u.Delete(a.GPU)
 	}
 }
 

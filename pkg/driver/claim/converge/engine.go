@@ -98,8 +98,7 @@ type Engine struct {
 	intervals sync.Map
 	// silence is nil while the MPS supervisor answers.
 	silence atomic.Pointer[silence]
-	// inUse has what could not be made on a GPU because somebody uses it, a rules.Statement by PCI address.
-	inUse sync.Map
+	inUse   inUse
 }
 
 // call returns the Prepare for a claim that is at work in this process, or nil.

@@ -58,7 +58,7 @@ func Keep(lock string, program Program) (status int, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	// From here on whoever comes after the starter finds this keeper.
+	// From here on the process that replaces the starter finds this keeper.
 	if os.Getppid() != program.Starter {
 		return 0, ErrOrphaned
 	}
