@@ -9,12 +9,12 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/partage-dev/partage/pkg/driver/claim"
+	"github.com/partage-dev/partage/pkg/driver/plugin/internal/answer"
 )
 
 // clusterTimeout bounds one question to the API server.
@@ -87,10 +87,8 @@ func (c *Cluster) Claim(ctx context.Context, ref claim.Ref) (*resourceapi.Resour
 // no UID.
 func (c *Cluster) get(ctx context.Context, ref claim.Ref, o metav1.GetOptions) (*resourceapi.ResourceClaim, error) {
 	found, err := c.client.ResourceV1().ResourceClaims(ref.Namespace).Get(ctx, ref.Name, o)
-	// A path that is not served, or a proxy's "404 page not found", does not stand for an object that does not exist.
-	isMissing := apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 	switch {
-	case isMissing, err == nil && ref.UID != "" && found.UID != ref.UID:
+	case answer.IsMissing(err), err == nil && ref.UID != "" && found.UID != ref.UID:
 		return nil, nil //nolint:nilnil // not finding it is an answer, and a claim with another UID is another claim
 	case err != nil:
 		return nil, fmt.Errorf("ask the API server for claim %s: %w", ref, err)

@@ -117,7 +117,7 @@ func isFailure(c device.Condition) bool { return slices.Contains(failures, c.Rea
 
 // NewEvents makes what tells people, until ctx ends, with a client for events of the node and one for those of its users.
 func NewEvents(ctx context.Context, node, users kubernetes.Interface, component, nodeName string) *events.Recorder {
-	return events.New(ctx, events.Options{Component: component, NodeName: nodeName, Node: node, Users: users, Claim: NewCluster(users).Claim})
+	return events.New(ctx, events.Options{Component: component, NodeName: nodeName, Node: node, Users: users})
 }
 
 // abbreviations are words of reasons that are in capitals in the reasons of events.

@@ -40,6 +40,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/driver/claim"
+	"github.com/partage-dev/partage/pkg/driver/plugin/internal/answer"
 	"github.com/partage-dev/partage/pkg/util/logchange"
 )
 
@@ -192,7 +193,7 @@ func (w *Writer) bring(ctx context.Context, e *entry, wanted Claim) (next time.T
 // read finds out which entries the API server has.
 func (w *Writer) read(ctx context.Context, e *entry, ref claim.Ref) error {
 	found, err := w.Client.ResourceV1().ResourceClaims(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
-	isMissing := apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+	isMissing := answer.IsMissing(err)
 	if err != nil && !isMissing {
 		return fmt.Errorf("read claim %s: %w", ref, err)
 	}

@@ -14,7 +14,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -24,6 +23,7 @@ import (
 	recordutil "k8s.io/client-go/tools/record/util"
 
 	"github.com/partage-dev/partage/pkg/driver/claim"
+	"github.com/partage-dev/partage/pkg/driver/plugin/internal/answer"
 	"github.com/partage-dev/partage/pkg/driver/plugin/internal/tenant"
 	"github.com/partage-dev/partage/pkg/util/quote"
 )
@@ -49,8 +49,6 @@ type Options struct {
 	// Node and Users are the clients for events of the node, and for those of claims and pods. Each has a budget of its own, for which
 	// requests wait, and a limit for the time of a request.
 	Node, Users kubernetes.Interface
-	// Claim reads a claim, in bounded time; there is none if it is nil.
-	Claim func(ctx context.Context, ref claim.Ref) (*resourceapi.ResourceClaim, error)
 }
 
 // Recorder writes events by client-go's recorders. Users of a node cause events, and may cause many: so each namespace, and each reason of
@@ -195,8 +193,7 @@ func (s *sink) write(e *corev1.Event, do func(typedcore.EventInterface) (*corev1
 	}
 	if err != nil {
 		s.failures.Add(1)
-		isMissing := apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
-		if isMissing || time.Since(e.LastTimestamp.Time) > tooLate {
+		if answer.IsMissing(err) || time.Since(e.LastTimestamp.Time) > tooLate {
 			return nil, err
 		}
 		return nil, fmt.Errorf("write an event: %w", err)
@@ -215,9 +212,12 @@ func (s *sink) users(about *corev1.ObjectReference) ([]resourceapi.ResourceClaim
 	if about.Kind != "ResourceClaim" {
 		return nil, nil
 	}
-	found, err := s.Claim(s.ctx, claim.Ref{Namespace: about.Namespace, Name: about.Name, UID: about.UID})
-	if err != nil || found == nil {
-		return nil, err
+	found, err := s.client.ResourceV1().ResourceClaims(about.Namespace).Get(s.ctx, about.Name, metav1.GetOptions{})
+	switch {
+	case answer.IsMissing(err) || err == nil && found.UID != about.UID:
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("ask the API server for the users of claim %s/%s: %w", about.Namespace, about.Name, err)
 	}
 	return found.Status.ReservedFor, nil
 }
