@@ -75,7 +75,7 @@ func TestMigrationFromDevicePlugin(t *testing.T) {
 	wantClaims(t, ns, before[wholeNode], false)
 
 	g.run(t, []string{"GPU_NODES=2", "VERSION=0.20.0"}, "label", "select")
-	g.run(t, nil, "translate", "install")
+	g.run(t, nil, "translate", "install", "classes")
 	runsOn(t, devicePlugin, devicePluginPods, wholeNode, sharedNode)
 	runsOn(t, driverNamespace, partagePods)
 	if after := podsByNode(t, ns, "work", all); !sameNames(before, after) {
