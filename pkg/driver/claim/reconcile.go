@@ -215,7 +215,7 @@ func (m *Manager) translate(address string, said *converge.Said, last known) (k 
 func (m *Manager) condition(address string, one rules.Statement, failed error) (c device.Condition, holds bool) {
 	c, holds = conditions[one.Reason]
 	c.PCIAddress, c.Message = address, one.Text
-	if one.Place != rules.Undivided {
+	if one.Place != record.Undivided {
 		c.Where, c.ProfileID, c.Undivided = &one.Place.Placement, &one.Place.ProfileID, false
 	}
 	switch one.Reason {
@@ -225,7 +225,7 @@ func (m *Manager) condition(address string, one rules.Statement, failed error) (
 		c.ProfileID = nil // a claim has the engines of the place
 	case rules.RefusedInUse:
 		c.Where, c.ProfileID, c.Kind = nil, nil, device.Partition // nothing of its kind can be made
-		if one.Place == rules.Undivided {
+		if one.Place == record.Undivided {
 			c.Kind = device.MPS
 		}
 	case rules.ReleasePending:

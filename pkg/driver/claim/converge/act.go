@@ -204,7 +204,7 @@ func (w *work) change(ctx context.Context, a rules.Action) error {
 
 func (w *work) create(ctx context.Context, a rules.Action) error {
 	if a.Do == rules.CreateGI {
-		id, err := w.Partitions.CreateInstance(ctx, addressOf(a))
+		id, err := w.Partitions.CreateInstance(ctx, a.Place.On(a.GPU))
 		if state := &w.seen[a.GPU].state; err == nil {
 			state.Instances = append(state.Instances, gpu.Instance{ID: id, ProfileID: a.Place.ProfileID, Placement: a.Place.Placement})
 		}
@@ -212,17 +212,13 @@ func (w *work) create(ctx context.Context, a rules.Action) error {
 	}
 	i := w.instance(a)
 	if i == nil {
-		return fmt.Errorf("there is no GPU instance with %s: %w", addressOf(a), gpu.ErrNotFound)
+		return fmt.Errorf("there is no GPU instance with %s: %w", a.Place.On(a.GPU), gpu.ErrNotFound)
 	}
 	live, err := w.Partitions.CreateCompute(ctx, a.GPU, i.ID)
 	if err == nil {
 		i.Compute = []gpu.ComputeInstance{{ID: live.ComputeID, UUID: live.UUID}}
 	}
 	return err
-}
-
-func addressOf(a rules.Action) partition.Address {
-	return partition.Address{PCIAddress: a.GPU, ProfileID: a.Place.ProfileID, Placement: a.Place.Placement}
 }
 
 // dropNamesakes removes the CDI specs of other claims that may name the ID of a GPU instance, before anything can run in
@@ -234,7 +230,7 @@ func (w *work) dropNamesakes(ctx context.Context, a rules.Action) error {
 	}
 	state := w.seen[a.GPU].state
 	for _, d := range w.seen[a.GPU].snapshot.On(a.GPU) {
-		if d.Record.Claim.UID == a.Claim || d.Partition == nil || d.Mark == record.Started && addressOf(a) == d.Address() {
+		if d.Record.Claim.UID == a.Claim || d.Partition == nil || d.Mark == record.Started && a.Place == d.Place() {
 			continue // its own, or a share of the same partition
 		}
 		if there := partition.Instance(state, d.Address()); there != nil && d.Partition.Made != nil && d.Partition.Made.InstanceID == there.ID && there.ID != made.ID {
@@ -250,7 +246,7 @@ func (w *work) dropNamesakes(ctx context.Context, a rules.Action) error {
 
 // instance is the GPU instance in an action's place, or nil.
 func (w *work) instance(a rules.Action) *gpu.Instance {
-	return partition.Instance(w.seen[a.GPU].state, addressOf(a))
+	return partition.Instance(w.seen[a.GPU].state, a.Place.On(a.GPU))
 }
 
 func (w *work) destroy(ctx context.Context, a rules.Action) error {

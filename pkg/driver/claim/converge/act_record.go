@@ -282,13 +282,9 @@ func (w *work) startSession(ctx context.Context, a rules.Action) error {
 func uuidIn(r *record.Record, d *record.SessionDevice) string {
 	for i := range r.Devices {
 		o := &r.Devices[i]
-		if o.Device != d.Device || o.Partition == nil {
-			continue
+		if o.Device == d.Device && o.Partition != nil {
+			return o.Partition.UUID()
 		}
-		if o.Partition.Made == nil {
-			return ""
-		}
-		return o.Partition.Made.UUID
 	}
 	return d.UUID
 }

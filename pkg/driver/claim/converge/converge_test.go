@@ -42,7 +42,7 @@ func deviceNamed(name string, uid types.UID) record.Device {
 	switch kind {
 	case "slice0", "slice4":
 		d.Type = device.Partition
-		d.Partition = &record.Partition{Profile: "1g", ProfileID: 19, Placement: gpu.Placement{Start: int(kind[5] - '0'), Size: 1}}
+		d.Partition = &record.Partition{Profile: "1g", Place: record.Place{ProfileID: 19, Placement: gpu.Placement{Start: int(kind[5] - '0'), Size: 1}}}
 	case "mps", "half":
 		d.Type, d.ShareID = device.MPS, &share
 		d.Sharing = &record.Sharing{UUID: "GPU-" + pci, Session: device.GPUName(pci), Limits: record.Limits{Percent: 25}}

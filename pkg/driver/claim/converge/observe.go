@@ -59,7 +59,7 @@ func (e *Engine) observe(ctx context.Context, pciAddress string, everything bool
 		needs := o.Needs()
 		if everything {
 			// Nobody is sent to all of a GPU of which a claim that is prepared has something.
-			isPrepared := o.has(func(r *rules.Record, p *rules.Part) bool { return r.Phase == rules.Prepared && !p.Admin })
+			isPrepared := o.has(func(r *record.Record, d *record.Device) bool { return r.State == record.Prepared && !d.Admin })
 			needs = rules.Needs{Mode: true, Fabric: needs.Fabric, Users: needs.Users || !isPrepared, Sessions: true}
 		}
 		o.observeHardware(ctx, needs)
@@ -82,7 +82,7 @@ func (o *observation) observeHardware(ctx context.Context, needs rules.Needs) {
 	var err error
 	o.state, err = e.Partitions.State(ctx, o.GPU)
 	// Drivers that fail may say "not supported". A GPU on which a claim has a partition, or which can have any, has MIG.
-	isDivisible := func(_ *rules.Record, p *rules.Part) bool { return p.Divisible || p.Place != rules.Undivided }
+	isDivisible := func(_ *record.Record, d *record.Device) bool { return d.Divisible || d.Partition != nil }
 	if errors.Is(err, gpu.ErrNotSupported) && !o.has(isDivisible) {
 		err = nil
 	}
@@ -127,9 +127,9 @@ func (e *Engine) UsersOf(ctx context.Context, r *record.Record, pciAddress strin
 }
 
 // has reports whether this holds for something that a claim has on the GPU, or wants.
-func (o *observation) has(is func(*rules.Record, *rules.Part) bool) bool {
+func (o *observation) has(is func(*record.Record, *record.Device) bool) bool {
 	return slices.ContainsFunc(o.Records, func(r rules.Record) bool {
-		return slices.ContainsFunc(r.Parts, func(p rules.Part) bool { return p.GPU == o.GPU && is(&r, &p) })
+		return slices.ContainsFunc(r.Devices, func(d record.Device) bool { return d.PCIAddress == o.GPU && is(r.Record, &d) })
 	})
 }
 
@@ -147,8 +147,8 @@ func (o *observation) observeMode(ctx context.Context) error {
 	o.Hardware.Exclusive = mode == gpu.ComputeExclusiveProcess
 	o.Hardware.OtherMode = err == nil && mode != gpu.ComputeExclusiveProcess && mode != gpu.ComputeDefault
 	// It has a mode if that was set for a session that has started.
-	isSet := func(_ *rules.Record, p *rules.Part) bool {
-		return p.Place == rules.Undivided && p.Session != "" && p.Mark == rules.Started
+	isSet := func(_ *record.Record, d *record.Device) bool {
+		return d.Partition == nil && d.Shared().Session != "" && d.Mark == record.Started
 	}
 	o.Hardware.NoMode = errors.Is(err, gpu.ErrNotSupported) && !o.has(isSet)
 	if o.Hardware.NoMode {
@@ -171,7 +171,7 @@ func (o *observation) uuid() string {
 }
 
 func (o *observation) instance(i *gpu.Instance) rules.Instance {
-	one := rules.Instance{ID: i.ID, Place: rules.Place{ProfileID: i.ProfileID, Placement: i.Placement}, Compute: len(i.Compute)}
+	one := rules.Instance{ID: i.ID, Place: record.Place{ProfileID: i.ProfileID, Placement: i.Placement}, Compute: len(i.Compute)}
 	if len(i.Compute) == 1 {
 		one.UUID = i.Compute[0].UUID
 		// Where the hardware does not say how many slices it has, or its profile has, it is taken to span the instance.
@@ -236,8 +236,8 @@ func (o *observation) observeSessions(ctx context.Context) {
 	}
 	maps.Copy(o.sessions, found)
 	for i := range o.Records {
-		if r := o.snapshot.Of(o.Records[i].Claim); o.Records[i].Phase == rules.Prepared {
-			o.Records[i].News = slices.ContainsFunc(r.Sessions, func(s record.Session) bool { return hasNews(&s, found) })
+		if r := &o.Records[i]; r.State == record.Prepared {
+			r.News = slices.ContainsFunc(r.Sessions, func(s record.Session) bool { return hasNews(&s, found) })
 		}
 	}
 	name := device.GPUName(o.GPU)
@@ -265,9 +265,8 @@ func (o *observation) gpusWith(uuids []string) []string {
 }
 
 func demandOf(s mps.Spec) rules.Demand {
-	d := rules.Demand{
-		Percent: s.ThreadPercentage, Priority: policy.ClientPriority(s.ClientPriority), OnClientKilled: policy.OnClientKilled(s.OnClientKilled),
-	}
+	d := rules.Demand{Priority: policy.ClientPriority(s.ClientPriority), OnClientKilled: policy.OnClientKilled(s.OnClientKilled)}
+	d.Percent = s.ThreadPercentage
 	for _, memory := range s.Memory {
 		d.MemoryBytes = memory
 	}

@@ -20,7 +20,7 @@ func whole(name string) record.Device {
 }
 
 func slice(address string, start, size int) record.Device {
-	return record.Device{Type: device.Partition, PCIAddress: address, Partition: &record.Partition{ProfileID: 19, Placement: gpu.Placement{Start: start, Size: size}}}
+	return record.Device{Type: device.Partition, PCIAddress: address, Partition: &record.Partition{Place: record.Place{ProfileID: 19, Placement: gpu.Placement{Start: start, Size: size}}}}
 }
 
 func share(name, id string, kind device.Kind) record.Device {

@@ -140,7 +140,7 @@ func (node Node) lookUp(result resourceapi.DeviceRequestAllocationResult) (alloc
 		DynamicMIG: published.GPU.MIG != nil && published.GPU.MIG.Dynamic, Divisible: published.GPU.MIG != nil,
 	}}
 	if shape := published.Partition; shape != nil {
-		d.Partition = &record.Partition{Profile: shape.Profile.Name, ProfileID: shape.Profile.ID, Placement: shape.Placement}
+		d.Partition = &record.Partition{Profile: shape.Profile.Name, Place: record.Place{ProfileID: shape.Profile.ID, Placement: shape.Placement}}
 	}
 	switch {
 	case published.Static != nil:
@@ -338,14 +338,7 @@ func priority(config *api.MPSConfig, otherwise policy.ClientPriority) policy.Cli
 	return otherwise
 }
 
-// overlap reports whether two devices use the same part of a GPU. Admin access uses nothing, and shares of one device are
-// meant to be together.
+// overlap reports whether two devices of a claim use the same part of a GPU: each of its shares of a device is another one.
 func overlap(a, b *record.Device) bool {
-	if a.PCIAddress != b.PCIAddress || a.Admin || b.Admin {
-		return false
-	}
-	if a.Device == b.Device && a.ShareID != nil && b.ShareID != nil {
-		return *a.ShareID == *b.ShareID
-	}
-	return a.Partition == nil || b.Partition == nil || a.Partition.Placement.Overlaps(b.Partition.Placement)
+	return a.Conflicts(b) || a.SameDevice(b) && a.Key() == b.Key()
 }

@@ -111,8 +111,8 @@ func TestPlan(t *testing.T) {
 			[]string{"b " + mpsSliceA0 + " share z", "watch " + sliceA0 + " admin", "a " + mpsSliceA0 + " share share-a admin"},
 		},
 		"shares": {
-			withResults(share("b", wholeA, "s2"), share("a", wholeA, "s1")),
-			[]string{"a " + wholeA + " share s1", "b " + wholeA + " share s2"},
+			withResults(share("b", mpsSliceA0, "s2"), share("a", mpsSliceA0, "s1")),
+			[]string{"a " + mpsSliceA0 + " share s1", "b " + mpsSliceA0 + " share s2"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

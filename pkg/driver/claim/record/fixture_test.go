@@ -38,13 +38,13 @@ func example() *Record {
 		Requests: []string{"gpu", "gpu/first"}, Pool: "node-1", Device: "gpu-0000-1b-00-0-mig-1g10gb-4", Type: device.Partition,
 		PCIAddress: pciA, DynamicMIG: true, Divisible: true, Mark: Started, CDIDevice: "k8s.gpu.nvidia.com/claim=u1-0",
 		Partition: &Partition{
-			Profile: "1g.10gb", ProfileID: 19, Placement: gpu.Placement{Start: 4, Size: 1},
+			Profile: "1g.10gb", Place: Place{ProfileID: 19, Placement: gpu.Placement{Start: 4, Size: 1}},
 			Made: &partition.Live{InstanceID: 9, ComputeID: 0, UUID: "MIG-1"},
 		},
 	})
 	add(r, Device{
 		Requests: []string{"static"}, Pool: "node-1", Device: "gpu-0000-1b-00-0-mig-1g10gb-5", Type: Static,
-		PCIAddress: pciA, Divisible: true, Mark: Lost, Partition: &Partition{Profile: "1g.10gb", ProfileID: 19, Placement: gpu.Placement{Start: 5, Size: 1}},
+		PCIAddress: pciA, Divisible: true, Mark: Lost, Partition: &Partition{Profile: "1g.10gb", Place: Place{ProfileID: 19, Placement: gpu.Placement{Start: 5, Size: 1}}},
 	})
 	add(r, Device{
 		Requests: []string{"share"}, Pool: "node-1", Device: "gpu-0000-3b-00-0-mps", ShareID: ptr.To(types.UID("s1")), Type: device.MPS,
@@ -68,7 +68,7 @@ func pair(arrived time.Duration) *Record {
 	for i, address := range []string{pciA, pciB} {
 		add(r, Device{
 			Requests: []string{"r"}, Pool: "node-1", Device: fmt.Sprintf("part-%d", i), Type: device.Partition, PCIAddress: address,
-			Partition: &Partition{Profile: "1g.10gb", ProfileID: 19, Placement: gpu.Placement{Start: 4, Size: 1}},
+			Partition: &Partition{Profile: "1g.10gb", Place: Place{ProfileID: 19, Placement: gpu.Placement{Start: 4, Size: 1}}},
 		})
 	}
 	return r

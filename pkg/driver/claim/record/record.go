@@ -161,11 +161,12 @@ type Mark uint8
 const (
 	// Untouched means that nothing of it is there.
 	Untouched Mark = iota
-	// Started is written before the first effect, when the place was seen to be empty.
+	// Started is written before the first effect, when the place was seen to be empty: what is there now is the claim's.
 	Started
-	// Lost means that it was started, and seen to be absent since.
+	// Lost means that it was started, and seen to be absent since: what is there now is somebody else's.
 	Lost
-	// Announced means that MIG mode is turned on for it, and that nothing else of it is there.
+	// Announced means that MIG mode is turned on for it, and that nothing else of it is there: a partition in its place is
+	// somebody else's.
 	Announced
 )
 
@@ -198,14 +199,40 @@ type Device struct {
 	CDIDevice string `json:"cdiDevice,omitempty"`
 }
 
+// Place is a MIG profile at a placement. A partition is known by its place: anybody's partition there gets the same UUID.
+type Place struct {
+	ProfileID     uint32 `json:"profileID"`
+	gpu.Placement `json:"placement"`
+}
+
+// Undivided is the place of a whole GPU and of shares of one.
+var Undivided = Place{}
+
+// Overlaps reports whether two places on one GPU have a part in common.
+func (p Place) Overlaps(q Place) bool {
+	return p == Undivided || q == Undivided || p.Placement.Overlaps(q.Placement)
+}
+
+// On is the address of a partition there.
+func (p Place) On(pciAddress string) partition.Address {
+	return partition.Address{PCIAddress: pciAddress, ProfileID: p.ProfileID, Placement: p.Placement}
+}
+
 // Partition is where a partition is and what it became.
 type Partition struct {
 	// Profile is the profile's name, for people.
-	Profile   string        `json:"profile"`
-	ProfileID uint32        `json:"profileID"`
-	Placement gpu.Placement `json:"placement"`
+	Profile string `json:"profile"`
+	Place
 	// Made is what the claim's CDI spec names, for people and for rules about specs: a partition is known by its place.
 	Made *partition.Live `json:"made,omitempty"`
+}
+
+// UUID is that of the partition, empty before it is made.
+func (p *Partition) UUID() string {
+	if p.Made == nil {
+		return ""
+	}
+	return p.Made.UUID
 }
 
 // Sharing is what is done to share a device.
@@ -242,10 +269,26 @@ func (d *Device) Key() string {
 	return d.Device + "-" + string(*d.ShareID)
 }
 
-// Address returns where the partition is. The device must be one.
-func (d *Device) Address() partition.Address {
-	return partition.Address{PCIAddress: d.PCIAddress, ProfileID: d.Partition.ProfileID, Placement: d.Partition.Placement}
+// Place is where the device is on its GPU.
+func (d *Device) Place() Place {
+	if d.Partition == nil {
+		return Undivided
+	}
+	return d.Partition.Place
 }
+
+// SameDevice reports whether both are slots of one shared device.
+func (d *Device) SameDevice(other *Device) bool {
+	return d.Type.IsShare() && other.Type.IsShare() && !d.Admin && !other.Admin && d.PCIAddress == other.PCIAddress && d.Device == other.Device
+}
+
+// Conflicts reports whether two claims cannot have both.
+func (d *Device) Conflicts(other *Device) bool {
+	return d.PCIAddress == other.PCIAddress && !d.Admin && !other.Admin && d.Place().Overlaps(other.Place()) && !d.SameDevice(other)
+}
+
+// Address returns where the partition is. The device must be one.
+func (d *Device) Address() partition.Address { return d.Place().On(d.PCIAddress) }
 
 // Shared is what is done to share the device, if anything.
 func (d *Device) Shared() Sharing {

@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
@@ -28,7 +29,7 @@ func Decide(o Observation) Plan {
 	}
 	for _, s := range d.Specs {
 		// A container is started with a spec of this boot only, unless its record cannot be read.
-		if r := d.record(s.Claim); (r == nil || r.Boot != d.Boot || r.Phase == Wanted) && d.guardOf(s.Claim) == nil {
+		if r := d.record(s.Claim); (r == nil || r.BootID != d.Boot || r.Wanted) && d.guardOf(s.Claim) == nil {
 			d.plan.Tasks = append(d.plan.Tasks, Task{Claim: s.Claim, Aim: Repair, Actions: []Action{d.action(RemoveSpec, s.Claim)}})
 		}
 	}
@@ -53,11 +54,11 @@ func (o *Observation) Needs() (n Needs) {
 			if p.Admin {
 				continue
 			}
-			undivided := p.Place == Undivided
-			n.Sessions = n.Sessions || p.Session != ""
-			n.Mode = n.Mode || p.Session != "" && undivided
-			n.Fabric = n.Fabric || undivided && p.Divisible && r.Phase != Prepared && r.Phase != Releasing
-			n.Users = n.Users || (undivided || p.Kind == Static) && r.Phase != Prepared
+			undivided := p.Partition == nil
+			n.Sessions = n.Sessions || p.session() != ""
+			n.Mode = n.Mode || p.session() != "" && undivided
+			n.Fabric = n.Fabric || undivided && p.Divisible && r.State == record.Preparing
+			n.Users = n.Users || (undivided || p.isStatic()) && r.State != record.Prepared
 		}
 	}
 	if slices.ContainsFunc(o.Guards, func(g Guard) bool { return g.Released }) {
@@ -84,13 +85,13 @@ type claim struct {
 func (d *decision) claim(r *Record) *claim { return &claim{decision: d, Record: r, parts: d.on(r)} }
 
 func (c *claim) verdict(v Verdict) {
-	v.Claim = c.Claim
+	v.Claim = c.Claim.UID
 	c.plan.Verdicts = append(c.plan.Verdicts, v)
 }
 
 // task proposes one for the claim.
 func (c *claim) task(t Task) {
-	t.Claim = c.Claim
+	t.Claim = c.Claim.UID
 	c.plan.Tasks = append(c.plan.Tasks, t)
 }
 
@@ -107,16 +108,16 @@ func (d *decision) undoRefused() bool {
 	for _, q := range append(p.sharers(), p) {
 		// A prepared claim has lost it, and so has one whose earlier record cannot be read: what is in the place now would be
 		// taken for what that record was about.
-		switch isPrepared := q.of.Phase == Prepared; {
+		switch isPrepared := q.of.State == record.Prepared; {
 		case isPrepared && q.of != p.of:
-		case isPrepared || d.guardOf(q.of.Claim) != nil:
+		case isPrepared || d.guardOf(q.of.Claim.UID) != nil:
 			actions = append(actions, q.action(MarkLost))
 		default:
 			actions = append(actions, q.action(Unstart))
 		}
 	}
 	// It is tried again when nobody uses the GPU any more, and would need the mode again.
-	if d.Hardware.MIG && p.Dynamic && !errors.Is(d.Refused.Err, gpu.ErrInUse) && d.emptiedBy(nil) {
+	if d.Hardware.MIG && p.DynamicMIG && !errors.Is(d.Refused.Err, gpu.ErrInUse) && d.emptiedBy(nil) {
 		actions = append(actions, p.action(DisableMIG))
 	}
 	c := d.claim(p.of)
@@ -143,10 +144,10 @@ func (o *Observation) emptiedBy(actions []Action) bool {
 func (c *claim) judge() {
 	if c.News {
 		// Before a session that is gone is started again, and whatever has become of the GPU.
-		c.task(Task{Aim: Repair, Actions: []Action{c.action(NoteSessions, c.Claim)}})
+		c.task(Task{Aim: Repair, Actions: []Action{c.action(NoteSessions, c.Claim.UID)}})
 	}
 	switch {
-	case c.Boot != c.Observation.Boot:
+	case c.BootID != c.Boot:
 		c.earlierBoot()
 		return
 	case c.Hardware.Err != nil && !c.onlyLooks():
@@ -159,7 +160,7 @@ func (c *claim) judge() {
 		c.release()
 	case slices.ContainsFunc(c.parts, part.isLost), !c.Calling && slices.ContainsFunc(c.parts, part.isGone):
 		c.gone()
-	case c.Phase == Preparing && !c.Calling:
+	case c.State == record.Preparing && !c.Calling:
 		c.verdict(Verdict{State: Pending, Cause: ErrGuarded,
 			Why: "an earlier record of the claim cannot be read; what it has stays until the kubelet prepares or releases it"})
 	default:
@@ -169,15 +170,15 @@ func (c *claim) judge() {
 
 // onlyLooks: nothing has to be known of a GPU to prepare, or release, a claim that does nothing but look at it.
 func (c *claim) onlyLooks() bool {
-	has := slices.ContainsFunc(c.parts, func(p part) bool { return !p.Admin || p.Place != Undivided })
+	has := slices.ContainsFunc(c.parts, func(p part) bool { return !p.Admin || p.Partition != nil })
 	return !has && (c.Calling || c.leaving(c.Record))
 }
 
 // earlierBoot: nothing that such a record is about exists. The kubelet has the claim prepared again before it starts a
 // container, or releases it.
 func (c *claim) earlierBoot() {
-	if c.Phase != Prepared {
-		c.giveBack(c.action(Clear, c.Claim))
+	if c.State != record.Prepared {
+		c.giveBack(c.action(Clear, c.Claim.UID))
 	}
 }
 
@@ -196,14 +197,14 @@ func (c *claim) unknown() {
 // repair removes a spec that names what is not there. That a partition was seen absent is written down at the same time:
 // whatever is made there later is not the claim's.
 func (c *claim) repair() {
-	actions := []Action{c.action(RemoveSpec, c.Claim)}
-	stale := slices.ContainsFunc(c.parts, func(p part) bool { return p.InstanceID != NoInstance && !p.isNamed() })
+	actions := []Action{c.action(RemoveSpec, c.Claim.UID)}
+	stale := slices.ContainsFunc(c.parts, func(p part) bool { return p.Partition != nil && p.Partition.Made != nil && !p.isNamed() })
 	for _, p := range c.parts {
 		if p.isLost() {
 			actions = append(actions, p.action(MarkLost))
 		}
 	}
-	if len(actions) > 1 || stale && c.spec(c.Claim) != nil {
+	if len(actions) > 1 || stale && c.spec(c.Claim.UID) != nil {
 		c.task(Task{Aim: Repair, Actions: actions})
 	}
 }
@@ -211,7 +212,7 @@ func (c *claim) repair() {
 func (c *claim) gone() {
 	for _, p := range c.parts {
 		if p.isGone() {
-			c.say(Statement{Place: p.Place, Claim: c.Claim, Device: p.Device, Reason: PartitionGone, Text: fmt.Sprintf("the partition of device %s was removed "+
+			c.say(Statement{Place: p.Place(), Claim: c.Claim.UID, Device: p.Device, Reason: PartitionGone, Text: fmt.Sprintf("the partition of device %s was removed "+
 				"by somebody else, or by a reset of the GPU. Containers cannot use it any more: delete the pods of the claim.", p.Device)})
 		}
 	}

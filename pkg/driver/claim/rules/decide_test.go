@@ -9,6 +9,10 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/driver/partition"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
@@ -18,20 +22,26 @@ const (
 	boot = "boot-1"
 )
 
-func slice(start int) Place {
-	return Place{ProfileID: 19, Placement: gpu.Placement{Start: start, Size: 1}}
+func slice(start int) record.Place {
+	return record.Place{ProfileID: 19, Placement: gpu.Placement{Start: start, Size: 1}}
 }
 
 func wants(parts ...Part) Record {
-	return Record{Claim: "u", Name: "team/u", Boot: boot, Phase: Wanted, Calling: true, Parts: parts}
+	r := aRecord("u", record.Preparing, parts...)
+	r.Wanted, r.Calling = true, true
+	return r
+}
+
+func aRecord(uid types.UID, state record.State, parts ...Part) Record {
+	return Record{Record: &record.Record{Claim: record.Ref{Namespace: "team", Name: string(uid), UID: uid}, BootID: boot, State: state, Devices: parts}}
 }
 
 func aPartition(start int) Part {
-	return Part{Key: "p", Device: "gpu-mig", GPU: pci, Kind: Partition, Place: slice(start), Divisible: true, Dynamic: true, InstanceID: NoInstance}
+	return Part{Device: "gpu-mig", PCIAddress: pci, Type: device.Partition, Partition: &record.Partition{Place: slice(start)}, Divisible: true, DynamicMIG: true}
 }
 
 func whole() Part {
-	return Part{Key: "w", Device: "gpu", GPU: pci, Divisible: true, Dynamic: true, InstanceID: NoInstance}
+	return Part{Device: "gpu", PCIAddress: pci, Type: device.Whole, Divisible: true, DynamicMIG: true}
 }
 
 var errSilent = errors.New("no answer on the socket")
@@ -39,10 +49,10 @@ var errSilent = errors.New("no answer on the socket")
 // TestVerdicts shows what people read when a claim does not get what it wants, and what other programs can tell apart.
 func TestVerdicts(t *testing.T) {
 	fixed, mps := aPartition(0), whole()
-	fixed.Dynamic = false
-	mps.Shared, mps.Session = true, "gpu"
-	other := wants(aPartition(0))
-	other.Claim, other.Name, other.Phase, other.Parts[0].Mark = "o", "team/o", Prepared, Started
+	fixed.DynamicMIG = false
+	mps.Type, mps.Sharing = device.MPS, &record.Sharing{Session: "gpu"}
+	other := aRecord("o", record.Prepared, aPartition(0))
+	other.Devices[0].Mark = record.Started
 	guard := Guard{Claim: "g", Path: "/data/file", Remedy: "remove it"}
 	for name, test := range map[string]struct {
 		want  Record
@@ -88,8 +98,9 @@ func TestVerdicts(t *testing.T) {
 // they are released the other way round.
 func TestSeveralParts(t *testing.T) {
 	first, second, share := aPartition(0), aPartition(4), aPartition(4)
-	first.Key, second.Key, share.Key = "first", "second", "share"
-	second.Shared, share.Shared, second.Device, share.Device = true, true, "gpu-shared", "gpu-shared"
+	for share, id := range map[*Part]types.UID{&second: "second", &share: "share"} {
+		share.Type, share.Device, share.ShareID = device.TimeSlice, "gpu-shared", &id
+	}
 	o := Observation{GPU: pci, Boot: boot, Records: []Record{wants(first, second, share)}}
 	do := func(p Plan) (all []Do) {
 		for _, a := range append(p.Tasks[0].Actions, p.Tasks[0].Final...) {
@@ -102,15 +113,15 @@ func TestSeveralParts(t *testing.T) {
 		t.Errorf("made by %v, want %v", got, want)
 	}
 	r := &o.Records[0]
-	r.Phase, r.Calling = Releasing, false
-	for i := range r.Parts {
-		r.Parts[i].Mark = Started
+	r.State, r.Wanted, r.Calling = record.Releasing, false, false
+	for i := range r.Devices {
+		r.Devices[i].Mark = record.Started
 	}
 	o.Hardware.MIG = true
 	o.Hardware.Instances = []Instance{{ID: 7, Place: slice(0), Compute: 1}, {ID: 8, Place: slice(4), Compute: 1}}
 	want = []Do{RemoveSpec, DestroyCI, DestroyGI, Unstart, Unstart, DestroyCI, DestroyGI, DisableMIG, Clear}
 	plan := Decide(o)
-	if got := do(plan); !equal(got, want) || plan.Tasks[0].Actions[1].Key != "second" {
+	if got := do(plan); !equal(got, want) || plan.Tasks[0].Actions[1].Key != "gpu-shared-second" {
 		t.Errorf("released by %v, want %v", got, want)
 	}
 }
@@ -131,15 +142,15 @@ func equal(a, b []Do) bool {
 // taken for the claim's, although an earlier record of the claim cannot be read.
 func TestRefusedUnderGuard(t *testing.T) {
 	r := wants(aPartition(0))
-	r.Phase, r.Parts[0].Mark = Preparing, Started
+	r.Wanted, r.Devices[0].Mark = false, record.Started
 	o := Observation{GPU: pci, Boot: boot, Records: []Record{r}, Guards: []Guard{{Claim: "u", Path: "/data/file", Remedy: "remove it"}}}
 	o.Hardware.MIG, o.Hardware.Instances = true, []Instance{{ID: 7, Place: slice(0), Compute: 1}}
-	o.Refused = &Refusal{Action: Action{Do: CreateGI, Claim: "u", GPU: pci, Key: "p", Place: slice(0)}, Err: gpu.ErrNoRoom}
+	o.Refused = &Refusal{Action: Action{Do: CreateGI, Claim: "u", GPU: pci, Key: "gpu-mig", Place: slice(0)}, Err: gpu.ErrNoRoom}
 	plan := Decide(o)
 	if len(plan.Tasks) != 1 || !equal([]Do{MarkLost}, []Do{plan.Tasks[0].Actions[0].Do}) {
 		t.Fatalf("after the refusal: %+v", plan.Tasks)
 	}
-	o.Refused, o.Records[0].Parts[0].Mark = nil, Lost
+	o.Refused, o.Records[0].Devices[0].Mark = nil, record.Lost
 	plan = Decide(o)
 	if v, _ := plan.Verdict("u"); v.State != Refused || !errors.Is(v.Cause, partition.ErrForeign) {
 		t.Errorf("got %+v, want that a foreign instance is in its place", v)
@@ -149,9 +160,8 @@ func TestRefusedUnderGuard(t *testing.T) {
 // TestTakenOver shows that a release leaves the partition of another claim alone that a process made in the same place,
 // because it could not read the record of the first.
 func TestTakenOver(t *testing.T) {
-	released, ready := wants(aPartition(0)), wants(aPartition(0))
-	released.Phase, released.Calling, released.Parts[0].Mark = Releasing, false, Started
-	ready.Claim, ready.Phase, ready.Calling, ready.Parts[0].Mark = "o", Prepared, false, Started
+	released, ready := aRecord("u", record.Releasing, aPartition(0)), aRecord("o", record.Prepared, aPartition(0))
+	released.Devices[0].Mark, ready.Devices[0].Mark = record.Started, record.Started
 	o := Observation{GPU: pci, Boot: boot, Records: []Record{released, ready}}
 	o.Hardware.MIG, o.Hardware.Instances = true, []Instance{{ID: 7, Place: slice(0), Compute: 1}}
 	plan := Decide(o)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/driver/partition"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
@@ -17,8 +18,8 @@ import (
 // make brings a claim to what it wants on this GPU, or says why not. A claim that is prepared is made again in the same
 // way: nothing is left to do for it where everything is there.
 func (c *claim) make() {
-	if r := c.record(c.Claim); r != c.Record && r.Boot == c.Observation.Boot {
-		c.verdict(Verdict{State: Waiting, Other: c.Claim, Cause: ErrTaken, Why: "what the claim had before is released first"})
+	if r := c.record(c.Claim.UID); r != c.Record && r.BootID == c.Boot {
+		c.verdict(Verdict{State: Waiting, Other: c.Claim.UID, Cause: ErrTaken, Why: "what the claim had before is released first"})
 		return
 	}
 	for i, p := range c.parts {
@@ -35,11 +36,11 @@ func (c *claim) make() {
 	for i, p := range c.parts {
 		var v *Verdict
 		switch {
-		case p.Admin || p.Kind == Static:
+		case p.Admin || p.isStatic():
 			v = m.useAsIs(p)
 		case slices.ContainsFunc(c.parts[:i], func(q part) bool { return q.SameDevice(p.Part) }):
 			m.start(p) // its first share of the device makes it
-		case p.Kind == Partition:
+		case p.isOurs():
 			v = m.partition(p)
 		default:
 			v = m.whole(p)
@@ -64,10 +65,10 @@ func (v *Verdict) isOfInstance() bool {
 // unmake takes back what was started of a part that the hardware refuses.
 func (c *claim) unmake(p part) {
 	c.verdict(c.Refused.verdict())
-	if c.Phase == Prepared || p.Mark != Started || len(p.sharers()) > 0 {
+	if c.State == record.Prepared || p.Mark != record.Started || len(p.sharers()) > 0 {
 		return
 	}
-	if i := c.at(p.Place); i == nil || i.Compute == 0 {
+	if i := c.at(p.Place()); i == nil || i.Compute == 0 {
 		c.task(Task{Aim: Make, Actions: append(p.undoLast(i), p.action(Unstart))})
 	}
 }
@@ -84,30 +85,30 @@ func (m *making) do(do Do, p part) { m.actions = append(m.actions, p.action(do))
 
 func (m *making) start(p part) {
 	interval := p.interval()
-	if p.Mark == Started && interval == p.Interval {
+	if p.Mark == record.Started && interval == p.Shared().Interval {
 		return
 	}
-	if p.Mark == Started && p.Interval != "" && interval == "" {
+	if p.Mark == record.Started && p.Shared().Interval != "" && interval == "" {
 		m.do(ResetInterval, p) // before the record forgets that it was set
 	}
 	m.do(Start, p)
 }
 
 func (m *making) useAsIs(p part) *Verdict {
-	i := m.at(p.Place)
+	i := m.at(p.Place())
 	switch {
-	case p.Place == Undivided || i != nil && i.Compute == 1:
+	case p.Partition == nil || i != nil && i.Compute == 1:
 		m.start(p)
 		return nil
-	case p.Kind == Static:
+	case p.isStatic():
 		return p.says(Verdict{}, ": the partition was not made by this driver and is not there any more")
 	}
 	return p.says(Verdict{}, ": there is no partition now, and admin access does not make one")
 }
 
 func (m *making) partition(p part) *Verdict {
-	i := m.at(p.Place)
-	ours := p.Mark == Started || len(p.sharers()) > 0 || p.Mark == Untouched && m.guardOf(m.Claim) != nil
+	i := m.at(p.Place())
+	ours := p.Mark == record.Started || len(p.sharers()) > 0 || p.Mark == record.Untouched && m.guardOf(m.Claim.UID) != nil
 	switch {
 	case i == nil:
 		return m.create(p)
@@ -126,20 +127,20 @@ func (m *making) partition(p part) *Verdict {
 
 // create makes a partition where nothing is.
 func (m *making) create(p part) *Verdict {
-	if i := find(m.Hardware.Instances, func(i *Instance) bool { return i.Place.Overlaps(p.Place) }); i != nil {
+	if i := find(m.Hardware.Instances, func(i *Instance) bool { return i.Place.Overlaps(p.Place()) }); i != nil {
 		return p.says(Verdict{Cause: partition.ErrForeign}, ": GPU instance %d (placement %d:%d), which no claim has, overlaps with it", i.ID, i.Place.Start, i.Place.Size)
 	}
-	if !m.Hardware.MIG && !p.Dynamic {
+	if !m.Hardware.MIG && !p.DynamicMIG {
 		return p.says(Verdict{}, ": MIG mode is off, and on this GPU only an administrator changes it (nvidia-smi -i %s -mig 1, and a reset)", m.GPU)
 	}
 	if !m.Hardware.MIG && !slices.ContainsFunc(m.actions, func(a Action) bool { return a.Do == EnableMIG }) {
-		if m.Phase != Prepared {
+		if m.State != record.Prepared {
 			m.do(Announce, p)
 		}
 		m.do(EnableMIG, p)
 	}
 	m.do(Start, p) // also where it is written already: the place is empty now
-	if m.session(p.Session) != nil {
+	if m.session(p.session()) != nil {
 		m.do(StopSession, p) // that of a partition which is gone, so that the next one can have its name
 	}
 	m.do(CreateGI, p)
@@ -153,7 +154,7 @@ func (m *making) whole(p part) *Verdict {
 	switch {
 	case len(h.Instances) > 0:
 		return p.says(Verdict{Cause: partition.ErrDivided}, ": the GPU is partitioned: there is GPU instance %d, which no claim has", h.Instances[0].ID)
-	case h.MIG && p.Divisible && !p.Dynamic:
+	case h.MIG && p.Divisible && !p.DynamicMIG:
 		return p.says(Verdict{}, ": MIG mode is on, and on this GPU only an administrator changes it (nvidia-smi -i %s -mig 0, and a reset)", m.GPU)
 	}
 	if v := m.wrongMode(p); v != nil {
@@ -163,7 +164,7 @@ func (m *making) whole(p part) *Verdict {
 	if h.MIG && p.Divisible {
 		m.do(DisableMIG, p)
 	}
-	if p.Session != "" && !h.Exclusive {
+	if p.session() != "" && !h.Exclusive {
 		m.do(SetExclusive, p)
 	}
 	return nil
@@ -172,9 +173,9 @@ func (m *making) whole(p part) *Verdict {
 // wrongMode says why the compute mode of a GPU cannot be that of an MPS session.
 func (m *making) wrongMode(p part) *Verdict {
 	h := &m.Hardware
-	known := p.Mark == Started || len(p.sharers()) > 0 || m.guardOf(m.Claim) != nil
+	known := p.Mark == record.Started || len(p.sharers()) > 0 || m.guardOf(m.Claim.UID) != nil
 	switch {
-	case p.Session == "":
+	case p.session() == "":
 		return nil
 	case h.NoMode:
 		return p.says(Verdict{}, ": MPS needs a compute mode of GPU %s, and the driver does not support any there", m.GPU)
@@ -199,8 +200,8 @@ func (m *making) propose() {
 			actions = append(actions, p.action(SetInterval))
 		}
 	}
-	spec := m.spec(m.Claim)
-	if m.Phase == Prepared && !m.Outdated && len(actions) == 0 && spec != nil && !spec.Outdated &&
+	spec := m.spec(m.Claim.UID)
+	if m.State == record.Prepared && !m.Outdated && len(actions) == 0 && spec != nil && !spec.Outdated &&
 		!slices.ContainsFunc(m.parts, func(p part) bool { return !p.isNamed() }) {
 		m.verdict(Verdict{State: Complete})
 		return
@@ -210,24 +211,24 @@ func (m *making) propose() {
 
 // commit writes down that all of the claim is there, after these actions, which are the last.
 func (m *making) commit(gpus []string, actions []Action) {
-	final := []Action{m.action(WriteSpec, m.Claim)}
-	if len(gpus) == 1 && !slices.ContainsFunc(actions, func(a Action) bool { return a.Do != Start || a.Place != Undivided }) {
+	final := []Action{m.action(WriteSpec, m.Claim.UID)}
+	if len(gpus) == 1 && !slices.ContainsFunc(actions, func(a Action) bool { return a.Do != Start || a.Place != record.Undivided }) {
 		// Nothing is made that the record must be there for: it is written once. A spec without a record is removed. Until then
 		// none may name a partition, which may be another claim's by then.
 		final, actions = append(final, actions...), nil
 	}
-	final = append(final, m.action(MarkPrepared, m.Claim))
-	if m.guardOf(m.Claim) != nil {
-		final = append(final, m.action(DropGuard, m.Claim))
+	final = append(final, m.action(MarkPrepared, m.Claim.UID))
+	if m.guardOf(m.Claim.UID) != nil {
+		final = append(final, m.action(DropGuard, m.Claim.UID))
 	}
 	m.task(Task{Aim: Commit, Actions: actions, Final: final, With: gpus})
 }
 
 // gpus are those of the claim, or of one of its sessions.
 func (r *Record) gpus(session string) (gpus []string) {
-	for i := range r.Parts {
-		if p := &r.Parts[i]; (session == "" || p.Session == session) && !slices.Contains(gpus, p.GPU) {
-			gpus = append(gpus, p.GPU)
+	for i := range r.Devices {
+		if d := &r.Devices[i]; (session == "" || d.Shared().Session == session) && !slices.Contains(gpus, d.PCIAddress) {
+			gpus = append(gpus, d.PCIAddress)
 		}
 	}
 	return gpus
@@ -237,15 +238,16 @@ func (r *Record) gpus(session string) (gpus []string) {
 // the claim's are ready, for the first of them.
 func (m *making) sessions() (here, jointly []Action) {
 	for i, p := range m.parts {
-		if p.Session == "" || p.Admin || slices.ContainsFunc(m.parts[:i], func(q part) bool { return q.Session == p.Session }) {
+		id := p.session()
+		if id == "" || p.Admin || slices.ContainsFunc(m.parts[:i], func(q part) bool { return q.session() == id }) {
 			continue
 		}
 		a := p.action(StartSession)
 		a.Demand = demandOf(append(p.holders(), p.among(m.parts)...))
-		s, gpus := m.session(p.Session), m.gpus(p.Session)
-		stands := s != nil && (p.Own || s.Demand == a.Demand) && (s.Running || m.Phase == Prepared)
+		s, own, gpus := m.session(id), m.Session(id), m.gpus(id)
+		stands := s != nil && (own != nil && !own.Shared || s.Demand == a.Demand) && (s.Running || m.State == record.Prepared)
 		switch {
-		case stands && (p.Place == Undivided || m.at(p.Place) != nil): // that of a partition which is made again does not
+		case stands && (p.Partition == nil || m.at(p.Place()) != nil): // that of a partition which is made again does not
 		case len(gpus) == 1:
 			here = append(here, a)
 		case gpus[0] == m.GPU:
@@ -256,15 +258,19 @@ func (m *making) sessions() (here, jointly []Action) {
 }
 
 // demandOf is what lets all these shares have what they need: a server holds everybody to its limits.
-func demandOf(shares []part) Demand {
-	all := shares[0].Demand
-	for _, p := range shares[1:] {
-		all.Percent = larger(all.Percent, p.Demand.Percent)
-		all.MemoryBytes = larger(all.MemoryBytes, p.Demand.MemoryBytes)
-		if all.Priority != p.Demand.Priority {
+func demandOf(shares []part) (all Demand) {
+	for i, p := range shares {
+		s := p.Shared()
+		one := Demand{Limits: s.Limits, Priority: s.ClientPriority, OnClientKilled: s.OnClientKilled}
+		if i == 0 {
+			all = one
+		}
+		all.Percent = larger(all.Percent, one.Percent)
+		all.MemoryBytes = larger(all.MemoryBytes, one.MemoryBytes)
+		if all.Priority != one.Priority {
 			all.Priority = policy.PriorityNormal // those with a lower one have it in their environment as well
 		}
-		all.OnClientKilled = cmp.Or(all.OnClientKilled, p.Demand.OnClientKilled)
+		all.OnClientKilled = cmp.Or(all.OnClientKilled, one.OnClientKilled)
 	}
 	return all
 }
@@ -286,12 +292,12 @@ func (c *claim) inTheWay(p part, before []part) *Verdict {
 	if v := c.noShareLeft(p, before); v != nil {
 		return v
 	}
-	switch g := c.guardBesides(c.Claim); {
+	switch g := c.guardBesides(c.Claim.UID); {
 	case g != nil && c.mayBeGuarded(p):
 		return p.says(Verdict{State: Waiting, Cause: ErrGuarded, Other: g.Claim}, " may be in use by %s", g.owner())
-	case p.Session != "" && c.Unsupervised != nil:
+	case p.session() != "" && c.Unsupervised != nil:
 		return p.says(Verdict{State: Waiting, Cause: c.Unsupervised}, ": the MPS supervisor of this node does not answer, is the DaemonSet of the mps-supervisor running? %v", c.Unsupervised)
-	case c.Phase != Prepared && (p.Place == Undivided || p.Kind == Static):
+	case c.State != record.Prepared && (p.Partition == nil || p.isStatic()):
 		return c.notIdle(p)
 	}
 	return nil
@@ -302,9 +308,9 @@ func (c *claim) inTheWay(p part, before []part) *Verdict {
 func (c *claim) notIdle(p part) *Verdict {
 	users, fabric := p.users(), c.Hardware.Fabric
 	switch {
-	case users != "" && len(p.holders()) == 0 && c.guardOf(c.Claim) == nil:
+	case users != "" && len(p.holders()) == 0 && c.guardOf(c.Claim.UID) == nil:
 		return p.says(Verdict{State: Waiting, Cause: gpu.ErrInUse}, ": GPU %s is in use by processes that no claim explains: %s", c.GPU, users)
-	case p.Place == Undivided && fabric != "":
+	case p.Partition == nil && fabric != "":
 		return p.says(Verdict{State: Waiting, Cause: gpu.ErrFabricPending}, ": CUDA programs would not start: GPU %s is not registered with the NVLink fabric yet (%s)", c.GPU, fabric)
 	}
 	return nil
@@ -312,21 +318,21 @@ func (c *claim) notIdle(p part) *Verdict {
 
 // overlap reports how a part of another claim is in the way.
 func (c *claim) overlap(p part) *Verdict {
-	for _, q := range c.held(func(q part) bool { return q.of.Claim != c.Claim }) {
-		v, phase := Verdict{State: Waiting, Cause: ErrTaken, Other: q.of.Claim}, q.of.Phase
+	for _, q := range c.held(func(q part) bool { return q.of.Claim.UID != c.Claim.UID }) {
+		v, state := Verdict{State: Waiting, Cause: ErrTaken, Other: q.of.Claim.UID}, q.of.State
 		if c.leaving(q.of) {
-			phase = Releasing
+			state = record.Releasing
 		}
 		switch {
 		case p.Conflicts(q.Part):
-			state := map[Phase]string{Preparing: "being prepared", Prepared: "prepared", Releasing: "being released"}[phase]
-			why := fmt.Sprintf(" overlaps with %s, which is %s for claim %s", q.Device, state, q.of.Name)
-			if users := q.users(); phase == Releasing && users != "" {
+			is := map[record.State]string{record.Preparing: "being prepared", record.Prepared: "prepared", record.Releasing: "being released"}[state]
+			why := fmt.Sprintf(" overlaps with %s, which is %s for claim %s", q.Device, is, q.of.Claim)
+			if users := q.users(); state == record.Releasing && users != "" {
 				why += " and is in use: " + users
 			}
 			return p.says(v, "%s", why)
-		case p.SameDevice(q.Part) && phase != Releasing && (q.Mark == Lost || q.isLost()):
-			return p.says(v, ": claim %s has lost its share of the partition, which is made again when that claim is released", q.of.Name)
+		case p.SameDevice(q.Part) && state != record.Releasing && (q.Mark == record.Lost || q.isLost()):
+			return p.says(v, ": claim %s has lost its share of the partition, which is made again when that claim is released", q.of.Claim)
 		}
 	}
 	return nil
@@ -336,21 +342,21 @@ func (c *claim) overlap(p part) *Verdict {
 // shares: of these the first that are prepared get them.
 func (c *claim) noShareLeft(p part, before []part) *Verdict {
 	others, own := p.others(), 1+len(p.among(before))
-	if p.Mark == Started {
-		others = slices.DeleteFunc(others, func(q part) bool { return q.of.Phase != Prepared })
+	if p.Mark == record.Started {
+		others = slices.DeleteFunc(others, func(q part) bool { return q.of.State != record.Prepared })
 	}
 	switch {
-	case !p.Shared || p.Clients == 0 || c.Phase == Prepared || len(others)+own <= p.Clients:
+	case !p.Type.IsShare() || p.Clients == 0 || c.State == record.Prepared || len(others)+own <= p.Clients:
 		return nil
 	case len(others) == 0:
 		return p.says(Verdict{State: Refused}, ": the claim is allocated %d shares of it, and it has %d", own, p.Clients)
 	}
 	first := others[0].of
-	return p.says(Verdict{State: Waiting, Cause: ErrTaken, Other: first.Claim}, " has %d shares and all are taken, one of them by claim %s", p.Clients, first.Name)
+	return p.says(Verdict{State: Waiting, Cause: ErrTaken, Other: first.Claim.UID}, " has %d shares and all are taken, one of them by claim %s", p.Clients, first.Claim)
 }
 
 // mayBeGuarded: a claim whose record cannot be read may have an undivided GPU, and what is shared. Other partitions are
 // seen on the hardware.
 func (c *claim) mayBeGuarded(p part) bool {
-	return p.Mark != Started && p.Kind != Static && (p.Place == Undivided || !c.Hardware.MIG || p.Shared)
+	return p.Mark != record.Started && !p.isStatic() && (p.Partition == nil || !c.Hardware.MIG || p.Type.IsShare())
 }

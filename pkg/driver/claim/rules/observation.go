@@ -6,111 +6,28 @@ package rules
 import (
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/policy"
-)
-
-// Place is a MIG profile at a placement. A partition is known by its place: anybody's partition there gets the same UUID.
-type Place struct {
-	ProfileID uint32
-	gpu.Placement
-}
-
-// Undivided is the place of a whole GPU and of shares of one.
-var Undivided = Place{}
-
-// Overlaps reports whether two places on one GPU have a part in common.
-func (p Place) Overlaps(q Place) bool {
-	return p == Undivided || q == Undivided || p.Placement.Overlaps(q.Placement)
-}
-
-// Kind is how a device comes about.
-type Kind uint8
-
-// The kinds of devices.
-const (
-	Whole     Kind = iota // the undivided GPU
-	Partition             // made for claims, and destroyed with the last
-	Static                // made by somebody else, used as it is
-)
-
-// Mark is how far a device of a claim has come, as its record says.
-type Mark uint8
-
-// The marks.
-const (
-	Untouched Mark = iota // nothing of it is there
-	Started               // written before the first effect, when its place was seen empty: what is there now is the claim's
-	Lost                  // it was started, and seen to be absent since: what is there now is somebody else's
-	Announced             // MIG mode is turned on for it, and nothing else of it is there: a partition in its place is somebody else's
 )
 
 // Demand is what a claim needs of an MPS session, and what a session gives.
 type Demand struct {
 	// Percent and MemoryBytes are what the clients of one claim may have of a session that claims share. Zero is no limit.
-	Percent        int
-	MemoryBytes    int64
+	record.Limits
 	Priority       policy.ClientPriority // the highest among the clients, or empty where nobody asks for any
 	OnClientKilled policy.OnClientKilled
 }
 
 // Part is one device of a claim, or one share of a device.
-type Part struct {
-	Key, Device, GPU string // the name within its claim, the published device, and a PCI address
-	Kind             Kind
-	Place            Place
-	// Shared is a slot that other claims may have as well. Clients is how many the policy allows, or 0 where it does not say.
-	Shared  bool
-	Clients int
-	Admin   bool // it observes: it takes no place, and nothing is made, changed or deleted for it
-	// Divisible means that the GPU can have MIG mode, Dynamic that the mode follows the claims, and not an administrator.
-	Divisible, Dynamic bool
-	// Session is the ID of its MPS session, or empty. Own means that it is the claim's own, whose limits never change.
-	Session string
-	Own     bool
-	Demand  Demand
-	// Interval is the time slice that is set for the claim, or empty.
-	Interval   policy.Interval
-	Mark       Mark
-	UUID       string // of a static partition, for people and for the devices that are published
-	InstanceID int    // of the GPU instance that the claim's CDI spec names, or NoInstance
-}
+type Part = record.Device
 
-// NoInstance stands for the undivided GPU in place of the ID of a GPU instance.
-const NoInstance = -1
-
-// SameDevice reports whether both are slots of one shared device.
-func (p *Part) SameDevice(q *Part) bool {
-	return p.Shared && q.Shared && !p.Admin && !q.Admin && p.GPU == q.GPU && p.Device == q.Device
-}
-
-// Conflicts reports whether two claims cannot have both.
-func (p *Part) Conflicts(q *Part) bool {
-	return p.GPU == q.GPU && !p.Admin && !q.Admin && p.Place.Overlaps(q.Place) && !p.SameDevice(q)
-}
-
-// Phase is how far a claim has come.
-type Phase uint8
-
-// The phases. Wanted is only in the memory of a call; the others are on the disk.
-const (
-	Wanted Phase = iota
-	Preparing
-	Prepared
-	Releasing // also a record that is older than the last release of its claim
-)
-
-// Record is what a claim wants or has, on all its GPUs.
+// Record is what a claim wants or has, on all its GPUs. One that is older than the last release of its claim is Releasing.
 type Record struct {
-	Claim types.UID
-	Name  string // "namespace/name", for people
-	Boot  string
-	Phase Phase
-	// Calling means that a Prepare for the claim is at work, in any process, and Outdated that it arrived after the one
-	// that wrote the record.
-	Calling, Outdated bool
-	News              bool // people do not know yet what has become of its MPS sessions
-	Parts             []Part
+	*record.Record
+	// Wanted means that it is only in the memory of a call, Calling that a Prepare for the claim is at work, in any process, and
+	// Outdated that this arrived after the one that wrote the record.
+	Wanted, Calling, Outdated bool
+	News                      bool // people do not know yet what has become of its MPS sessions
 }
 
 // Guard is a record that cannot be read and may be about something on the GPU, which stays as it is.
@@ -129,7 +46,7 @@ type Spec struct {
 // Instance is a GPU instance.
 type Instance struct {
 	ID      int
-	Place   Place
+	Place   record.Place
 	Compute int    // how many compute instances it has
 	Whole   bool   // the only one spans it
 	UUID    string // of the MIG device, for people and for the devices that are published

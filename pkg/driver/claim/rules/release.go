@@ -7,13 +7,15 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
 )
 
 // release takes back what a claim has on this GPU, the last part first. The spec goes before everything, the record
 // after it: what is cleared was seen to be gone under the same lock.
 func (c *claim) release() {
-	isHere := func(p part) bool { return p.Mark != Untouched }
-	if !slices.ContainsFunc(c.parts, isHere) && slices.ContainsFunc(c.Parts, func(p Part) bool { return p.Mark != Untouched }) {
+	isHere := func(p part) bool { return p.Mark != record.Untouched }
+	if !slices.ContainsFunc(c.parts, isHere) && slices.ContainsFunc(c.Devices, func(p Part) bool { return p.Mark != record.Untouched }) {
 		c.giveBack() // what is left of the claim is on other GPUs
 		return
 	}
@@ -41,25 +43,25 @@ func (c *claim) release() {
 		return
 	}
 	c.sayPending("")
-	for n := len(actions); n > 0 && actions[n-1].Do == Unstart && actions[n-1].Claim == c.Claim; n-- {
+	for n := len(actions); n > 0 && actions[n-1].Do == Unstart && actions[n-1].Claim == c.Claim.UID; n-- {
 		actions = actions[:n-1] // it goes with the record
 	}
 	if slices.ContainsFunc(c.parts, part.needsMode) && c.emptiedBy(actions) {
 		actions = append(actions, c.parts[0].action(DisableMIG))
 	}
-	c.giveBack(append(actions, c.action(Clear, c.Claim))...)
+	c.giveBack(append(actions, c.action(Clear, c.Claim.UID))...)
 }
 
 // needsMode means that MIG mode is on for it. Where somebody's memory keeps the first instance from being made no part is
 // started, and the mode stays.
 func (p part) needsMode() bool {
-	return p.o.Hardware.MIG && p.Dynamic && p.Kind == Partition && !p.Admin && (p.Mark == Started || p.Mark == Announced)
+	return p.o.Hardware.MIG && p.DynamicMIG && p.isOurs() && !p.Admin && (p.Mark == record.Started || p.Mark == record.Announced)
 }
 
 // giveBack proposes a release, if there is something to do.
 func (c *claim) giveBack(actions ...Action) {
-	if len(actions) > 0 || c.spec(c.Claim) != nil {
-		c.task(Task{Aim: Release, Actions: append([]Action{c.action(RemoveSpec, c.Claim)}, actions...)})
+	if len(actions) > 0 || c.spec(c.Claim.UID) != nil {
+		c.task(Task{Aim: Release, Actions: append([]Action{c.action(RemoveSpec, c.Claim.UID)}, actions...)})
 	}
 }
 
@@ -67,27 +69,27 @@ func (c *claim) giveBack(actions ...Action) {
 func (c *claim) sayPending(why string) {
 	for _, p := range c.parts {
 		if p.isMade() {
-			text := fmt.Sprintf("device %s of claim %s is to be released, and %s", p.Device, c.Name, cmp.Or(why, "this is not done yet"))
-			c.say(Statement{Place: p.Place, Claim: c.Claim, Device: p.Device, Reason: ReleasePending, Text: text})
+			text := fmt.Sprintf("device %s of claim %s is to be released, and %s", p.Device, c.Claim, cmp.Or(why, "this is not done yet"))
+			c.say(Statement{Place: p.Place(), Claim: c.Claim.UID, Device: p.Device, Reason: ReleasePending, Text: text})
 		}
 	}
 }
 
 // undo lists what takes back a part, or says what that waits for.
 func (p part) undo() (actions []Action, pending string) {
-	others, users, instance := p.others(), p.users(), p.o.at(p.Place)
-	switch g := p.o.guardBesides(p.of.Claim); {
+	others, users, instance := p.others(), p.users(), p.o.at(p.Place())
+	switch g := p.o.guardBesides(p.of.Claim.UID); {
 	case len(others) > 0:
 		return p.leaveTo(others, g)
 	case p.isTakenOver():
 		return nil, ""
-	case p.Shared && g != nil:
+	case p.Type.IsShare() && g != nil:
 		return nil, "it may be shared by " + g.owner()
 	case users != "":
 		return nil, "it is in use: " + users
 	case instance != nil && instance.Compute > 1:
 		return nil, "" // somebody else has divided it
-	case p.Session != "" && p.o.Unsupervised != nil:
+	case p.session() != "" && p.o.Unsupervised != nil:
 		return nil, "the MPS supervisor does not answer: " + p.o.Unsupervised.Error()
 	}
 	return p.undoLast(instance), ""
@@ -100,11 +102,11 @@ func (p part) undoLast(instance *Instance) (actions []Action) {
 			actions = append(actions, p.action(do))
 		}
 	}
-	do(StopSession, p.o.session(p.Session) != nil)
-	do(SetDefault, p.Session != "" && p.Place == Undivided && p.o.Hardware.Exclusive)
+	do(StopSession, p.o.session(p.session()) != nil)
+	do(SetDefault, p.session() != "" && p.Partition == nil && p.o.Hardware.Exclusive)
 	do(ResetInterval, anyInterval(append(p.sharers(), p)) && !p.isRefused())
-	do(DestroyCI, p.Kind == Partition && instance != nil && instance.Compute > 0)
-	do(DestroyGI, p.Kind == Partition && instance != nil)
+	do(DestroyCI, p.isOurs() && instance != nil && instance.Compute > 0)
+	do(DestroyGI, p.isOurs() && instance != nil)
 	for _, q := range p.sharers() {
 		if q.of != p.of {
 			actions = append(actions, q.action(Unstart))
@@ -115,24 +117,24 @@ func (p part) undoLast(instance *Instance) (actions []Action) {
 
 // anyInterval reports whether a share has a time slice.
 func anyInterval(shares []part) bool {
-	return slices.ContainsFunc(shares, func(p part) bool { return p.Interval != "" })
+	return slices.ContainsFunc(shares, func(p part) bool { return p.Shared().Interval != "" })
 }
 
 // leaveTo gives a share back, to others and perhaps to a claim whose record cannot be read. Of several that are released at the same time, the first one takes everything with it. That the
 // limits cannot be tightened is no reason to keep a claim.
 func (p part) leaveTo(others []part, g *Guard) (actions []Action, pending string) {
 	switch {
-	case g != nil && p.Interval != "" && !anyInterval(others):
+	case g != nil && p.Shared().Interval != "" && !anyInterval(others):
 		return nil, "its time slice may be that of " + g.owner() // nobody else would know of it
 	case g != nil:
 		return nil, ""
 	}
-	if s := p.o.session(p.Session); s != nil && s.Demand != demandOf(others) {
+	if s := p.o.session(p.session()); s != nil && s.Demand != demandOf(others) {
 		a := p.action(StartSession)
 		a.Demand = demandOf(others)
 		actions = append(actions, a)
 	}
-	if p.Interval != "" && !anyInterval(others) {
+	if p.Shared().Interval != "" && !anyInterval(others) {
 		actions = append(actions, p.action(ResetInterval))
 	}
 	return actions, ""

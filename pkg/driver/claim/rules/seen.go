@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
@@ -22,9 +23,9 @@ type part struct {
 
 // on returns the parts of a record on this GPU.
 func (o *Observation) on(r *Record) (parts []part) {
-	for i := range r.Parts {
-		if r.Parts[i].GPU == o.GPU {
-			parts = append(parts, part{&r.Parts[i], r, o})
+	for i := range r.Devices {
+		if r.Devices[i].PCIAddress == o.GPU {
+			parts = append(parts, part{&r.Devices[i], r, o})
 		}
 	}
 	return parts
@@ -35,11 +36,11 @@ func (o *Observation) on(r *Record) (parts []part) {
 func (o *Observation) held(is func(part) bool) (found []part) {
 	for i := range o.Records {
 		r := &o.Records[i]
-		if r.Boot != o.Boot || r.Phase == Wanted {
+		if r.BootID != o.Boot || r.Wanted {
 			continue
 		}
 		for _, p := range o.on(r) {
-			if p.Mark != Untouched && !p.Admin && is(p) {
+			if p.Mark != record.Untouched && !p.Admin && is(p) {
 				found = append(found, p)
 			}
 		}
@@ -48,24 +49,24 @@ func (o *Observation) held(is func(part) bool) (found []part) {
 }
 
 func (o *Observation) started(is func(part) bool) []part {
-	return o.held(func(p part) bool { return p.Mark == Started && is(p) })
+	return o.held(func(p part) bool { return p.Mark == record.Started && is(p) })
 }
 
 // named reports whether a record names the session, or any.
 func (o *Observation) named(id string) bool {
-	return len(o.started(func(p part) bool { return p.Session != "" && (id == "" || p.Session == id) })) > 0
+	return len(o.started(func(p part) bool { return p.session() != "" && (id == "" || p.session() == id) })) > 0
 }
 
 // record finds what the disk says of a claim, otherwise what a call wants.
 func (o *Observation) record(claim types.UID) *Record {
-	onDisk := find(o.Records, func(r *Record) bool { return r.Claim == claim && r.Phase != Wanted })
-	return cmp.Or(onDisk, find(o.Records, func(r *Record) bool { return r.Claim == claim }))
+	onDisk := find(o.Records, func(r *Record) bool { return r.Claim.UID == claim && !r.Wanted })
+	return cmp.Or(onDisk, find(o.Records, func(r *Record) bool { return r.Claim.UID == claim }))
 }
 
 // leaving means that no container uses what the claim has: it is released, or the process that was preparing it has
 // died. Where an earlier record of it cannot be read it may have been ready before.
 func (o *Observation) leaving(r *Record) bool {
-	return r.Phase == Releasing || r.Phase == Preparing && !r.Calling && o.guardOf(r.Claim) == nil
+	return r.State == record.Releasing || r.State == record.Preparing && !r.Calling && o.guardOf(r.Claim.UID) == nil
 }
 
 func (o *Observation) guardOf(claim types.UID) *Guard {
@@ -81,7 +82,7 @@ func (g *Guard) owner() string {
 	return fmt.Sprintf("a claim whose record cannot be read (%s): %s", g.Path, g.Remedy)
 }
 
-func (o *Observation) at(place Place) *Instance {
+func (o *Observation) at(place record.Place) *Instance {
 	return find(o.Hardware.Instances, func(i *Instance) bool { return i.Place == place })
 }
 
@@ -109,8 +110,8 @@ func (o *Observation) action(do Do, claim types.UID) Action {
 }
 
 func (p part) action(do Do) Action {
-	a := p.o.action(do, p.of.Claim)
-	a.Key, a.Place, a.Session = p.Key, p.Place, p.Session
+	a := p.o.action(do, p.of.Claim.UID)
+	a.Key, a.Place, a.Session = p.Key(), p.Place(), p.session()
 	if do == Start || do == SetInterval {
 		a.Interval = p.interval()
 	}
@@ -123,34 +124,44 @@ func (p part) says(v Verdict, format string, args ...any) *Verdict {
 	return &v
 }
 
+// session is the ID of the MPS session that it is in, or empty.
+func (p part) session() string { return p.Shared().Session }
+
+// isStatic means that it is a partition that somebody else made, which is used as it is.
+func (p part) isStatic() bool { return p.Type == record.Static }
+
+// isOurs means that it is a partition that is made for claims, and destroyed with the last.
+func (p part) isOurs() bool { return p.Partition != nil && !p.isStatic() }
+
 // isMade means that the claim has started it, and made it: neither only observes, nor uses what somebody else made.
-func (p part) isMade() bool { return p.Mark == Started && !p.Admin && p.Kind != Static }
+func (p part) isMade() bool { return p.Mark == record.Started && !p.Admin && !p.isStatic() }
 
 // isRefused reports whether the hardware has refused something for it since the lock was taken.
 func (p part) isRefused() bool {
-	return p.o.Refused != nil && p.o.Refused.Action.Claim == p.of.Claim && p.o.Refused.Action.Key == p.Key
+	return p.o.Refused != nil && p.o.Refused.Action.Claim == p.of.Claim.UID && p.o.Refused.Action.Key == p.Key()
 }
 
 // wasThere means that it is a partition that was there when the claim was prepared.
 func (p part) wasThere() bool {
-	return p.of.Phase == Prepared && p.Mark == Started && p.Place != Undivided && !p.Admin
+	return p.of.State == record.Prepared && p.Mark == record.Started && p.Partition != nil && !p.Admin
 }
 
 // isLost reports whether a partition that was there is not. What was refused a moment ago is not lost: it was about to
 // be made again.
-func (p part) isLost() bool { return p.wasThere() && p.o.at(p.Place) == nil && !p.isRefused() }
+func (p part) isLost() bool { return p.wasThere() && p.o.at(p.Place()) == nil && !p.isRefused() }
 
 // isGone is also what was lost before, or has no compute instance any more. That is made again when the kubelet asks: an
 // administrator may be about to destroy the rest.
 func (p part) isGone() bool {
-	i := p.o.at(p.Place)
-	return p.Mark == Lost || p.isLost() || p.wasThere() && i != nil && i.Compute == 0
+	i := p.o.at(p.Place())
+	return p.Mark == record.Lost || p.isLost() || p.wasThere() && i != nil && i.Compute == 0
 }
 
 // isNamed reports whether the claim's CDI spec names what is there.
 func (p part) isNamed() bool {
-	i := p.o.at(p.Place)
-	return p.Place == Undivided || i != nil && i.ID == p.InstanceID && i.Compute == 1 && p.Mark != Lost
+	i := p.o.at(p.Place())
+	return p.Partition == nil ||
+		i != nil && p.Partition.Made != nil && i.ID == p.Partition.Made.InstanceID && i.Compute == 1 && p.Mark != record.Lost
 }
 
 // sharers are the started shares of the same device, also those of the same claim.
@@ -165,7 +176,7 @@ func (p part) holders() []part {
 
 // others are the holders of other claims.
 func (p part) others() []part {
-	return slices.DeleteFunc(p.holders(), func(q part) bool { return q.of.Claim == p.of.Claim })
+	return slices.DeleteFunc(p.holders(), func(q part) bool { return q.of.Claim.UID == p.of.Claim.UID })
 }
 
 // among returns it and the other shares of the same device.
@@ -176,17 +187,17 @@ func (p part) among(parts []part) []part {
 // isTakenOver reports whether another claim has a partition in the place of this one. A process that could not read this
 // record, because a later version wrote it, has seen the place empty and started there: what is in it is the other claim's.
 func (p part) isTakenOver() bool {
-	return p.Kind == Partition && len(p.o.started(func(q part) bool {
-		return q.of.Claim != p.of.Claim && q.Place == p.Place && q.Conflicts(p.Part)
+	return p.isOurs() && len(p.o.started(func(q part) bool {
+		return q.of.Claim.UID != p.of.Claim.UID && q.Place() == p.Place() && q.Conflicts(p.Part)
 	})) > 0
 }
 
 // users are the processes in its place that no record explains.
 func (p part) users() string {
-	if p.Place == Undivided {
+	if p.Partition == nil {
 		return p.o.Hardware.Users
 	}
-	if i := p.o.at(p.Place); i != nil {
+	if i := p.o.at(p.Place()); i != nil {
 		return p.o.Hardware.InstanceUsers[i.ID]
 	}
 	return ""
@@ -196,15 +207,15 @@ func (p part) users() string {
 // first, and none if these have asked for none, whatever the policy says by now.
 func (p part) interval() policy.Interval {
 	holders := p.holders()
-	if p.of.Phase == Prepared || p.Place != Undivided || len(holders) == 0 {
-		return p.Interval
+	if p.of.State == record.Prepared || p.Partition != nil || len(holders) == 0 {
+		return p.Shared().Interval
 	}
-	prepared := slices.IndexFunc(holders, func(q part) bool { return q.of.Phase == Prepared })
-	return holders[max(prepared, 0)].Interval
+	prepared := slices.IndexFunc(holders, func(q part) bool { return q.of.State == record.Prepared })
+	return holders[max(prepared, 0)].Shared().Interval
 }
 
 // intervalStands: the time slice cannot be read, so that the records say whether it was set.
 func (p part) intervalStands() bool {
-	isSet := func(q part) bool { return q.of.Phase == Prepared && q.Interval == p.interval() }
-	return p.interval() == "" || !p.o.Hardware.IntervalLost && (p.of.Phase == Prepared || slices.ContainsFunc(p.sharers(), isSet))
+	isSet := func(q part) bool { return q.of.State == record.Prepared && q.Shared().Interval == p.interval() }
+	return p.interval() == "" || !p.o.Hardware.IntervalLost && (p.of.State == record.Prepared || slices.ContainsFunc(p.sharers(), isSet))
 }

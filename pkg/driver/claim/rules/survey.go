@@ -9,12 +9,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
 )
 
 // UsersOf says who uses what a claim alone has on the GPU, or nothing. Those on a device of which other claims have shares may be
 // theirs, and those on what it only observes anybody's.
 func (o *Observation) UsersOf(claim types.UID) (users string, own bool) {
-	for _, p := range o.held(func(p part) bool { return p.of.Claim == claim && len(p.others()) == 0 }) {
+	for _, p := range o.held(func(p part) bool { return p.of.Claim.UID == claim && len(p.others()) == 0 }) {
 		if own = true; users == "" && p.users() != "" {
 			users = p.Device + ": " + p.users()
 		}
@@ -26,7 +27,7 @@ func (o *Observation) UsersOf(claim types.UID) (users string, own bool) {
 func (d *decision) survey() {
 	instances, sessions := d.surveyInstances(), d.surveySessions()
 	clear := instances && sessions
-	isUsed := func(p part) bool { return p.of.Phase == Prepared && p.Place == Undivided }
+	isUsed := func(p part) bool { return p.of.State == record.Prepared && p.Partition == nil }
 	switch users, opened := d.Hardware.Users, d.Hardware.Opened; {
 	case len(d.started(isUsed)) > 0:
 	case users != "":
@@ -39,12 +40,12 @@ func (d *decision) survey() {
 	for i := range d.Guards {
 		g := &d.Guards[i]
 		d.say(Statement{Claim: g.Claim, Reason: RecordUnreadable, Text: "this GPU may be used by " + g.owner()})
-		if r := d.record(g.Claim); !g.Released || !clear || r != nil && r.Boot == d.Boot {
+		if r := d.record(g.Claim); !g.Released || !clear || r != nil && r.BootID == d.Boot {
 			continue
 		}
 		t := Task{Claim: g.Claim, Aim: Unguard, Actions: []Action{d.action(ClearGuard, g.Claim)}}
 		// What cannot be seen is taken back before: a time slice. MIG mode leaves a GPU none.
-		if !d.Hardware.MIG && len(d.started(func(p part) bool { return p.Interval != "" })) == 0 {
+		if !d.Hardware.MIG && len(d.started(func(p part) bool { return p.Shared().Interval != "" })) == 0 {
 			t.Actions = append([]Action{d.action(ResetInterval, g.Claim)}, t.Actions...)
 		}
 		d.plan.Tasks = append(d.plan.Tasks, t)
@@ -55,12 +56,12 @@ func (d *decision) survey() {
 func (d *decision) surveyInstances() (clear bool) {
 	clear = true
 	for _, i := range d.Hardware.Instances {
-		has := func(kind Kind) bool {
-			return len(d.started(func(p part) bool { return p.Place == i.Place && p.Kind == kind })) > 0
+		has := func(is func(part) bool) bool {
+			return len(d.started(func(p part) bool { return p.Place() == i.Place && is(p) })) > 0
 		}
-		taken := has(Static)
+		taken := has(part.isStatic)
 		switch {
-		case has(Partition):
+		case has(part.isOurs):
 			continue
 		case i.isComplete() && (taken || len(d.Guards) == 0):
 			d.plan.Static = append(d.plan.Static, device.Static{PCIAddress: d.GPU, ProfileID: i.Place.ProfileID, Placement: i.Place.Placement, UUID: i.UUID})
@@ -74,8 +75,8 @@ func (d *decision) surveyInstances() (clear bool) {
 		clear = clear && taken
 	}
 	// The partitions of others that claims have and that do not exist any more, or not yet again.
-	for _, p := range d.held(func(p part) bool { return p.Kind == Static && !d.at(p.Place).isComplete() }) {
-		d.plan.Static = append(d.plan.Static, device.Static{PCIAddress: d.GPU, ProfileID: p.Place.ProfileID, Placement: p.Place.Placement, UUID: p.UUID, Gone: true})
+	for _, p := range d.held(func(p part) bool { return p.isStatic() && !d.at(p.Place()).isComplete() }) {
+		d.plan.Static = append(d.plan.Static, device.Static{PCIAddress: d.GPU, ProfileID: p.Partition.ProfileID, Placement: p.Partition.Placement, UUID: p.Partition.UUID(), Gone: true})
 	}
 	return clear
 }
@@ -109,9 +110,9 @@ func (d *decision) surveySessions() (clear bool) {
 		d.say(Statement{Reason: Unsupervised, Text: d.Unsupervised.Error()})
 	}
 	for _, s := range d.Sessions {
-		if parts := d.started(func(p part) bool { return p.Session == s.ID }); len(parts) > 0 {
+		if parts := d.started(func(p part) bool { return p.session() == s.ID }); len(parts) > 0 {
 			if s.Unwell != "" {
-				d.say(Statement{Place: parts[0].Place, Reason: SessionUnwell, Text: s.Unwell})
+				d.say(Statement{Place: parts[0].Place(), Reason: SessionUnwell, Text: s.Unwell})
 			}
 			continue
 		}

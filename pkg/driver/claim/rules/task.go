@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
@@ -52,7 +53,7 @@ type Action struct {
 	GPU   string
 	// Key, Place and Session are those of the part, where it is about one.
 	Key     string
-	Place   Place
+	Place   record.Place
 	Session string
 	// Demand and Interval are what is started, or set.
 	Demand   Demand
@@ -134,7 +135,7 @@ const (
 
 // Statement says what is wrong where.
 type Statement struct {
-	Place  Place
+	Place  record.Place
 	Claim  types.UID // empty where it is about none
 	Device string
 	Reason Reason

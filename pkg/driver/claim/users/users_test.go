@@ -117,7 +117,7 @@ func claim(name string, change func(*record.Device), addresses ...string) *recor
 
 func onInstance(id int) func(*record.Device) {
 	return func(d *record.Device) {
-		d.Type, d.Partition = device.Partition, &record.Partition{ProfileID: 19, Made: &partition.Live{InstanceID: id}}
+		d.Type, d.Partition = device.Partition, &record.Partition{Place: record.Place{ProfileID: 19}, Made: &partition.Live{InstanceID: id}}
 	}
 }
 

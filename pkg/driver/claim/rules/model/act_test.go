@@ -6,6 +6,7 @@ package model
 import (
 	"cmp"
 
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/driver/claim/rules"
 )
 
@@ -192,7 +193,7 @@ func (s *Scenario) destroy(w *world, k *work, a action) (outcome, violation) {
 	case in.By == stranger && !in.Indistinct:
 		return done, "a partition that somebody else made was destroyed"
 	}
-	if v := s.taken(w, a, func(p *device) bool { return p.Kind == rules.Partition && p.Place == a.Place }); v != "" && in.By != stranger {
+	if v := s.taken(w, a, func(p *device) bool { return p.Kind == ofClaims && p.Place == a.Place }); v != "" && in.By != stranger {
 		return done, v
 	}
 	if spec := &w.Specs[a.Claim]; spec.Exists && s.any(int(a.Claim), a.GPU, func(i int, _ *device) bool { return spec.IDs[i] == in.ID }) {
@@ -247,33 +248,33 @@ func (s *Scenario) actOnDisk(w *world, k *work, a action) (outcome, violation) {
 			return failed, ""
 		}
 		if !r.Exists || r.Boot != w.Boot {
-			*r = recordState{Exists: true, Phase: rules.Preparing, Boot: w.Boot, Arrived: max(k.Arrived, w.Guards[c])}
+			*r = recordState{Exists: true, Phase: isPreparing, Boot: w.Boot, Arrived: max(k.Arrived, w.Guards[c])}
 		}
 		if a.Do == rules.Announce {
-			r.Marks[a.Part] = rules.Announced
+			r.Marks[a.Part] = record.Announced
 			break
 		}
-		r.Marks[a.Part], r.Slices[a.Part] = rules.Started, a.Value
+		r.Marks[a.Part], r.Slices[a.Part] = record.Started, a.Value
 		r.Emptied &^= 1 << a.Part
 		return done, s.overlap(w, k, c)
 	case rules.Unstart:
 		if !w.write(true) {
 			return failed, ""
 		}
-		r.Marks[a.Part] = rules.Untouched
+		r.Marks[a.Part] = record.Untouched
 	case rules.Clear:
 		return s.clear(w, c, a.GPU), ""
 	case rules.MarkLost:
 		if !w.write(true) {
 			return failed, ""
 		}
-		r.Marks[a.Part] = rules.Lost
+		r.Marks[a.Part] = record.Lost
 	case rules.MarkPrepared:
 		if !w.write(false) {
 			return failed, ""
 		}
 		v := cmp.Or(s.intruded(w, c), s.overbooked(w, c))
-		r.Phase = rules.Prepared
+		r.Phase = isPrepared
 		r.Arrived = max(r.Arrived, k.Arrived)
 		for i := range s.Claims[c] {
 			if p := &s.Claims[c][i]; p.Place != undivided {
@@ -297,8 +298,8 @@ func (s *Scenario) dropGuard(w *world, k *work, c int) {
 func (s *Scenario) clear(w *world, c int, g int8) outcome {
 	r := &w.Records[c]
 	rest := *r
-	s.on(c, g, func(i int, _ *device) { rest.Marks[i] = rules.Untouched })
-	if rest.Marks == [maxParts]rules.Mark{} || rest.Boot != w.Boot {
+	s.on(c, g, func(i int, _ *device) { rest.Marks[i] = record.Untouched })
+	if rest.Marks == [maxParts]record.Mark{} || rest.Boot != w.Boot {
 		*r = recordState{}
 		return done // to remove a file needs no space
 	}
@@ -330,7 +331,7 @@ func (s *Scenario) writeSpec(w *world, k *work, c int) (outcome, violation) {
 		if in != nil && in.By != stranger && in.By != int8(c) && !s.shares(int(in.By), p) && !p.Admin {
 			return done, "a CDI spec names the partition of another claim"
 		}
-		if in != nil && in.By == stranger && !in.Indistinct && !in.Unseen && p.Kind == rules.Partition && !p.Admin {
+		if in != nil && in.By == stranger && !in.Indistinct && !in.Unseen && p.Kind == ofClaims && !p.Admin {
 			return done, "a CDI spec names the partition of somebody else"
 		}
 	}

@@ -4,14 +4,14 @@
 package model
 
 import (
-	"github.com/partage-dev/partage/pkg/driver/claim/rules"
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
 )
 
 // taken asserts that nothing is taken from claims that may count on it.
 func (s *Scenario) taken(w *world, a action, uses func(*device) bool) violation {
 	for c := range s.Claims {
 		if w.ready(c) && w.Records[c].Boot == w.Boot && s.any(c, a.GPU, func(_ int, p *device) bool {
-			isTaken := p.Kind == rules.Partition && w.GPU[a.GPU].at(p.Place) == nil // by a stranger
+			isTaken := p.Kind == ofClaims && w.GPU[a.GPU].at(p.Place) == nil // by a stranger
 			return !isTaken && !p.Admin && uses(p)
 		}) {
 			return violation(doName(a.Do) + " under a claim that is ready")
@@ -24,13 +24,13 @@ func (s *Scenario) taken(w *world, a action, uses func(*device) bool) violation 
 // written down.
 func (s *Scenario) takesSpec(w *world, c int) violation {
 	r, spec := &w.Records[c], &w.Specs[c]
-	if !w.ready(c) || !spec.Exists || !r.Exists || r.Phase != rules.Prepared || r.Boot != w.Boot || w.releasing(c, 0) || w.Releases[c].Memory || !w.Claims[c].Allocated {
+	if !w.ready(c) || !spec.Exists || !r.Exists || r.Phase != isPrepared || r.Boot != w.Boot || w.releasing(c, 0) || w.Releases[c].Memory || !w.Claims[c].Allocated {
 		return ""
 	}
 	for i := range s.Claims[c] {
 		p := &s.Claims[c][i]
 		in := w.GPU[p.GPU].at(p.Place)
-		if r.Marks[i] == rules.Lost || p.Place != undivided && (in == nil || in.Compute != 1 || in.ID != spec.IDs[i] || in.ID != r.Made[i] || in.By == stranger) {
+		if r.Marks[i] == record.Lost || p.Place != undivided && (in == nil || in.Compute != 1 || in.ID != spec.IDs[i] || in.ID != r.Made[i] || in.By == stranger) {
 			return ""
 		}
 	}
@@ -39,7 +39,7 @@ func (s *Scenario) takesSpec(w *world, c int) violation {
 
 // intruded asserts that no claim is given a GPU that a process of nobody's claim was seen to have.
 func (s *Scenario) intruded(w *world, c int) violation {
-	if w.Records[c].Phase == rules.Prepared || w.Guards[c] > 0 {
+	if w.Records[c].Phase == isPrepared || w.Guards[c] > 0 {
 		return ""
 	}
 	for i := range s.Claims[c] {
@@ -49,7 +49,7 @@ func (s *Scenario) intruded(w *world, c int) violation {
 		}
 		held := false
 		for o := range s.Claims {
-			held = held || o != c && w.Records[o].Exists && s.any(o, p.GPU, func(k int, q *device) bool { return p.SameDevice(q) && w.Records[o].Marks[k] == rules.Started })
+			held = held || o != c && w.Records[o].Exists && s.any(o, p.GPU, func(k int, q *device) bool { return p.SameDevice(q) && w.Records[o].Marks[k] == record.Started })
 		}
 		if !held {
 			return "a claim gets a GPU that a process of no claim uses"
@@ -72,7 +72,7 @@ func (s *Scenario) sharedSlice(w *world, a action) bool {
 func (s *Scenario) overlap(w *world, k *work, c int) violation {
 	for i := range s.Claims[c] {
 		p := &s.Claims[c][i]
-		if w.Records[c].Marks[i] != rules.Started {
+		if w.Records[c].Marks[i] != record.Started {
 			continue
 		}
 		for o := range s.Claims {
@@ -80,7 +80,7 @@ func (s *Scenario) overlap(w *world, k *work, c int) violation {
 			if o == c || !r.Exists || r.Boot != w.Boot || k.Process == 1 && s.Newer[o] && w.releasing(o, 0) {
 				continue // the last cannot be read, and nothing of it is there
 			}
-			started := func(i int, q *device) bool { return p.Conflicts(q) && r.Marks[i] == rules.Started }
+			started := func(i int, q *device) bool { return p.Conflicts(q) && r.Marks[i] == record.Started }
 			if s.any(o, p.GPU, started) {
 				return "two claims have begun with the same part of a GPU"
 			}
@@ -91,14 +91,14 @@ func (s *Scenario) overlap(w *world, k *work, c int) violation {
 
 // overbooked asserts that a claim that is about to be prepared gets no share that another one has, whoever began first.
 func (s *Scenario) overbooked(w *world, c int) violation {
-	if w.Records[c].Phase == rules.Prepared {
+	if w.Records[c].Phase == isPrepared {
 		return ""
 	}
 	for i := range s.Claims[c] {
 		p := &s.Claims[c][i]
 		taken := s.count(c, p)
 		for o := range s.Claims {
-			if r := &w.Records[o]; o != c && r.Exists && r.Boot == w.Boot && r.Phase == rules.Prepared && !w.releasing(o, 0) {
+			if r := &w.Records[o]; o != c && r.Exists && r.Boot == w.Boot && r.Phase == isPrepared && !w.releasing(o, 0) {
 				taken += s.count(o, p)
 			}
 		}
@@ -126,7 +126,7 @@ func (s *Scenario) owner(w *world, c int) violation {
 				return "a container gets a GPU on which the MPS server of others still runs"
 			}
 		}
-		if p.Place == undivided || p.Kind == rules.Static {
+		if p.Place == undivided || p.Kind == ofStranger {
 			continue
 		}
 		in := w.GPU[p.GPU].byID(w.Specs[c].IDs[i])

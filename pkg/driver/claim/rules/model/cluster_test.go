@@ -6,6 +6,7 @@ package model
 import (
 	"slices"
 
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/driver/claim/rules"
 )
 
@@ -176,7 +177,7 @@ func (m *machine) calls(w *world, c int, emit emit) {
 // orphan releases a claim that the API server does not know, unless processes use it.
 func (m *machine) orphan(w *world, c int, step func(string, int8, violation, func(*world))) {
 	r := &w.Records[c]
-	if w.Claims[c].Allocated || w.Releases[c].Process != 0 || !r.Exists || r.Phase != rules.Prepared || w.releasing(c, 0) {
+	if w.Claims[c].Allocated || w.Releases[c].Process != 0 || !r.Exists || r.Phase != isPrepared || w.releasing(c, 0) {
 		return
 	}
 	for p := int8(1); p <= int8(m.Processes); p++ {
@@ -226,11 +227,11 @@ func (m *machine) keeps(w *world, c int) bool {
 // looked at and is there.
 func (m *machine) isReady(w *world, c int, k call) bool {
 	r, p := &w.Records[c], k.Process
-	if !r.Exists || r.Phase != rules.Prepared || w.releasing(c, p) {
+	if !r.Exists || r.Phase != isPrepared || w.releasing(c, p) {
 		return false
 	}
 	if r.Arrived == k.Arrived {
-		return !slices.Contains(r.Marks[:], rules.Lost)
+		return !slices.Contains(r.Marks[:], record.Lost)
 	}
 	for i := range m.Claims[c] {
 		m.observe(at(w), p, int(m.Claims[c][i].GPU), &m.view)

@@ -4,8 +4,12 @@
 package model
 
 import (
+	"slices"
+	"strings"
+
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/driver/claim/rules"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
@@ -24,11 +28,11 @@ func (p place) Overlaps(q place) bool {
 	return p == undivided || q == undivided || p.Start < q.Start+q.Size && q.Start < p.Start+p.Size
 }
 
-func (p place) real() rules.Place {
-	return rules.Place{ProfileID: uint32(p.Profile), Placement: gpu.Placement{Start: int(p.Start), Size: int(p.Size)}}
+func (p place) real() record.Place {
+	return record.Place{ProfileID: uint32(p.Profile), Placement: gpu.Placement{Start: int(p.Start), Size: int(p.Size)}}
 }
 
-func compact(p rules.Place) place {
+func compact(p record.Place) place {
 	return place{Profile: int8(p.ProfileID), Start: int8(p.Start), Size: int8(p.Size)}
 }
 
@@ -38,10 +42,19 @@ const (
 	noInstance int8 = -1
 )
 
+// kind is how a device comes about.
+type kind uint8
+
+const (
+	undividedGPU kind = iota
+	ofClaims          // a partition that is made for claims
+	ofStranger        // a partition that somebody else made
+)
+
 // device is what a claim has on one GPU.
 type device struct {
 	GPU    int8
-	Kind   rules.Kind
+	Kind   kind
 	Place  place
 	Shared bool
 	Admin  bool
@@ -93,10 +106,11 @@ type task struct {
 var (
 	gpuNames     = [maxGPUs]string{"0000:1b:00.0", "0000:3b:00.0"}
 	claimNames   = [maxClaims]types.UID{"claim-0", "claim-1", "claim-2"}
-	partNames    = [maxParts]string{"part-0", "part-1", "part-2"}
+	partNames    = [maxParts]types.UID{"part-0", "part-1", "part-2"} // as if each were a share
 	sessionNames = [maxSessions]string{"session-1", "session-2"}
 	intervals    = [...]policy.Interval{"", policy.IntervalShort, policy.IntervalMedium, policy.IntervalLong}
 	boots        = [...]string{"", "boot-1", "boot-2", "boot-3"}
+	states       = [...]record.State{record.Preparing, record.Prepared, record.Releasing}
 )
 
 func index[T comparable](all []T, one T) int8 {
@@ -108,8 +122,13 @@ func index[T comparable](all []T, one T) int8 {
 	return -1
 }
 
+// partOf is the part of a claim that has this key, or -1.
+func partOf(key string) int8 {
+	return int8(slices.IndexFunc(partNames[:], func(name types.UID) bool { return strings.HasSuffix(key, "-"+string(name)) }))
+}
+
 func compactAction(a *rules.Action) action {
-	c := action{Do: a.Do, Claim: index(claimNames[:], a.Claim), GPU: index(gpuNames[:], a.GPU), Part: index(partNames[:], a.Key), Place: compact(a.Place)}
+	c := action{Do: a.Do, Claim: index(claimNames[:], a.Claim), GPU: index(gpuNames[:], a.GPU), Part: partOf(a.Key), Place: compact(a.Place)}
 	if a.Session != "" {
 		c.Session = index(sessionNames[:], a.Session) + 1
 	}

@@ -4,6 +4,7 @@
 package model
 
 import (
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/driver/claim/rules"
 )
 
@@ -24,7 +25,7 @@ func (w *world) unsaid(s *Scenario, g int) {
 		return
 	}
 	for i := range s.Claims[c] {
-		if k.Destroyed.has(int8(i)) && w.Records[c].Marks[i] == rules.Started {
+		if k.Destroyed.has(int8(i)) && w.Records[c].Marks[i] == record.Started {
 			w.Records[c].Emptied |= 1 << i
 		}
 	}
@@ -75,8 +76,8 @@ func (s *Scenario) startedAt(w *world, g int, place place) bool {
 	for c := range s.Claims {
 		if s.any(c, int8(g), func(i int, p *device) bool {
 			r := &w.Records[c]
-			return p.Place == place && p.Kind == rules.Partition && !p.Admin &&
-				(r.Exists && r.Boot == w.Boot && r.Marks[i] == rules.Started && !r.Emptied.has(int8(i)) || w.Guards[c] > 0)
+			return p.Place == place && p.Kind == ofClaims && !p.Admin &&
+				(r.Exists && r.Boot == w.Boot && r.Marks[i] == record.Started && !r.Emptied.has(int8(i)) || w.Guards[c] > 0)
 		}) {
 			return true
 		}

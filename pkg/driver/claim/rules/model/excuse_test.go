@@ -4,7 +4,7 @@
 package model
 
 import (
-	"github.com/partage-dev/partage/pkg/driver/claim/rules"
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
 )
 
 // blocked reports whether a claim has a part on a GPU that does not answer.
@@ -32,12 +32,12 @@ func (m *machine) excused(w *world, c int, frozen bool) bool {
 				return true
 			}
 		}
-		if p.Kind == rules.Static || p.Admin {
+		if p.Kind == ofStranger || p.Admin {
 			if in := g.at(p.Place); p.Place != undivided && (in == nil || in.Compute == 0) {
 				return true
 			}
 		}
-		if g.Exclusive && g.ExclusiveBy == stranger || p.Fixed && (p.Kind == rules.Partition) != g.MIG || frozen && w.Away && p.Session != none {
+		if g.Exclusive && g.ExclusiveBy == stranger || p.Fixed && (p.Kind == ofClaims) != g.MIG || frozen && w.Away && p.Session != none {
 			return true
 		}
 		if g.Intruder != nobody || m.sharesTaken(w, c, p) {
@@ -51,7 +51,7 @@ func (m *machine) excused(w *world, c int, frozen bool) bool {
 				frozen && w.Away && w.Records[o].Exists && m.any(o, p.GPU, func(_ int, q *device) bool { return q.Session != none }) {
 				return true
 			}
-			lost := func(k int, q *device) bool { return p.SameDevice(q) && w.Records[o].Marks[k] == rules.Lost }
+			lost := func(k int, q *device) bool { return p.SameDevice(q) && w.Records[o].Marks[k] == record.Lost }
 			// The other one still has it, or has lost a share of it.
 			if k := w.Claims[o].Kubelet; (k == prepared || k == running) && (m.conflicts(o, p) || m.any(o, p.GPU, lost)) {
 				return true

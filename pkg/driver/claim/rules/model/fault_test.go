@@ -3,8 +3,6 @@
 
 package model
 
-import "github.com/partage-dev/partage/pkg/driver/claim/rules"
-
 // faults are what the world does to the plugin.
 func (m *machine) faults(w *world, emit emit) {
 	step := func(l Label, change func(n *world)) {
@@ -53,7 +51,7 @@ func (m *machine) faults(w *world, emit emit) {
 func (w *world) blur(s *Scenario, c int) {
 	for i := range s.Claims[c] {
 		p := &s.Claims[c][i]
-		if in := w.GPU[p.GPU].at(p.Place); in != nil && in.By == stranger && p.Kind == rules.Partition && !p.Admin {
+		if in := w.GPU[p.GPU].at(p.Place); in != nil && in.By == stranger && p.Kind == ofClaims && !p.Admin {
 			in.Indistinct = true
 		}
 	}

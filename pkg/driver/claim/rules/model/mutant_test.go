@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	kinds "github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/driver/claim/rules"
 	"github.com/partage-dev/partage/pkg/policy"
 )
@@ -32,16 +34,16 @@ var mutants = []mutant{
 	}},
 	{"the UUID proves nothing: what was seen absent since is not the claim's", "one partition twice, stranger and crash", "a CDI spec names the partition of somebody else", func(o rules.Observation) rules.Plan {
 		return rules.Decide(eachPart(o, func(_ *rules.Record, p *rules.Part) {
-			if p.Mark == rules.Lost && isThere(&o, p) {
-				p.Mark = rules.Started
+			if p.Mark == record.Lost && isThere(&o, p) {
+				p.Mark = record.Started
 			}
 		}))
 	}},
 	{"the compute mode is set back", "MPS shares of a whole GPU", "GPU 0 was left in EXCLUSIVE_PROCESS", without(rules.SetDefault)},
 	{"what is in the place before the record says so is foreign", "one partition, every fault", "a CDI spec names the partition of somebody else", func(o rules.Observation) rules.Plan {
 		return rules.Decide(eachPart(o, func(_ *rules.Record, p *rules.Part) {
-			if p.Mark == rules.Untouched && isThere(&o, p) {
-				p.Mark = rules.Started
+			if p.Mark == record.Untouched && isThere(&o, p) {
+				p.Mark = record.Started
 			}
 		}))
 	}},
@@ -76,7 +78,7 @@ var mutants = []mutant{
 	{"the last share takes the device with it, and no other", "MPS shares of a partition", "the CDI spec of a claim that is ready was removed", func(o rules.Observation) rules.Plan {
 		var own []rules.Record
 		for _, r := range o.Records {
-			if r.Phase == rules.Releasing {
+			if r.State == record.Releasing {
 				own = append(own, r)
 			}
 		}
@@ -113,12 +115,13 @@ var mutants = []mutant{
 	{"nothing of another boot exists", "reboot, strangers", "a partition that somebody else made was destroyed", func(o rules.Observation) rules.Plan {
 		o.Records = slices.Clone(o.Records)
 		for i := range o.Records {
-			o.Records[i].Boot = o.Boot
+			r := *o.Records[i].Record
+			r.BootID, o.Records[i].Record = o.Boot, &r
 		}
 		return rules.Decide(o)
 	}},
 	{"MIG mode is not switched where only an administrator may", "a fixed mode", "the MIG mode was switched where only an administrator may", func(o rules.Observation) rules.Plan {
-		return rules.Decide(eachPart(o, func(_ *rules.Record, p *rules.Part) { p.Dynamic = true }))
+		return rules.Decide(eachPart(o, func(_ *rules.Record, p *rules.Part) { p.DynamicMIG = true }))
 	}},
 	{"a session is not started while the supervisor does not answer, and none is taken for ended", "the supervisor is away", "a container gets a GPU on which the MPS server of others still runs", func(o rules.Observation) rules.Plan {
 		o.Unsupervised = nil
@@ -146,8 +149,8 @@ var mutants = []mutant{
 	}},
 	{"a release leaves what is shared to the others", "MPS shares of a whole GPU", "stop MPS session under a claim that is ready", func(o rules.Observation) rules.Plan {
 		return rules.Decide(eachPart(o, func(r *rules.Record, p *rules.Part) {
-			if r.Phase == rules.Releasing {
-				p.Shared = false
+			if r.State == record.Releasing {
+				p.Type = alone(p)
 			}
 		}))
 	}},
@@ -169,7 +172,7 @@ var mutants = []mutant{
 	}},
 	{"to have begun with a share is not to have one", "more claims than shares", "more claims are prepared on a device than it has shares", func(o rules.Observation) rules.Plan {
 		return rules.Decide(eachPart(o, func(_ *rules.Record, p *rules.Part) {
-			if p.Mark == rules.Started {
+			if p.Mark == record.Started {
 				p.Clients = 0
 			}
 		}))
@@ -220,8 +223,8 @@ var mutants = []mutant{
 	}},
 	{"a partition that somebody else made is used and not destroyed", "static partition and admin access", "a partition that somebody else made was destroyed", func(o rules.Observation) rules.Plan {
 		return rules.Decide(eachPart(o, func(_ *rules.Record, p *rules.Part) {
-			if p.Kind == rules.Static {
-				p.Kind = rules.Partition
+			if p.Type == record.Static {
+				p.Type = kinds.Partition
 			}
 		}))
 	}},
@@ -253,7 +256,7 @@ var mutantsOfCombined = []mutant{
 			alone := o
 			alone.Records, alone.Specs = o.Records[i:i+1], nil
 			for _, t := range rules.Decide(alone).Tasks {
-				if t.Aim == rules.Release && o.Records[i].Boot == o.Boot {
+				if t.Aim == rules.Release && o.Records[i].BootID == o.Boot {
 					plan.Tasks = append(plan.Tasks, t)
 				}
 			}
@@ -287,16 +290,24 @@ func first(actions []rules.Action, do rules.Do) []rules.Action {
 	return actions
 }
 
+// alone is the type of a device that is not shared.
+func alone(p *rules.Part) kinds.Kind {
+	if p.Partition != nil {
+		return kinds.Partition
+	}
+	return kinds.Whole
+}
+
 func isThere(o *rules.Observation, p *rules.Part) bool {
-	return slices.ContainsFunc(o.Hardware.Instances, func(i rules.Instance) bool { return i.Place == p.Place })
+	return slices.ContainsFunc(o.Hardware.Instances, func(i rules.Instance) bool { return i.Place == p.Place() })
 }
 
 // ownInterval is the time slice that a claim has asked for itself.
 func ownInterval(o *rules.Observation, a *rules.Action) (own policy.Interval) {
 	for _, r := range o.Records {
-		for _, p := range r.Parts {
-			if r.Claim == a.Claim && p.Key == a.Key && p.Mark == rules.Untouched {
-				own = p.Interval
+		for _, p := range r.Devices {
+			if r.Claim.UID == a.Claim && p.Key() == a.Key && p.Mark == record.Untouched {
+				own = p.Shared().Interval
 			}
 		}
 	}
@@ -323,10 +334,11 @@ func eachPart(o rules.Observation, change func(*rules.Record, *rules.Part)) rule
 	o.Records = slices.Clone(o.Records)
 	for i := range o.Records {
 		r := &o.Records[i]
-		r.Parts = slices.Clone(r.Parts)
-		for k := range r.Parts {
-			if r.Parts[k].GPU == o.GPU {
-				change(r, &r.Parts[k])
+		changed := *r.Record
+		r.Record, changed.Devices = &changed, slices.Clone(r.Devices)
+		for k := range r.Devices {
+			if r.Devices[k].PCIAddress == o.GPU {
+				change(r, &r.Devices[k])
 			}
 		}
 	}

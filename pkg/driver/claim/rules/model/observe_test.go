@@ -6,7 +6,10 @@ package model
 import (
 	"errors"
 
+	kinds "github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/driver/claim/rules"
+	live "github.com/partage-dev/partage/pkg/driver/partition"
 )
 
 // moments are when the parts of an observation were read: it is not taken at one moment.
@@ -129,7 +132,7 @@ func (s *Scenario) users(w, read *world, g int, at place) string {
 			continue
 		}
 		r := &read.Records[c]
-		if !r.Exists || r.Boot != read.Boot || r.Phase != rules.Prepared || read.releasing(c, 0) {
+		if !r.Exists || r.Boot != read.Boot || r.Phase != isPrepared || read.releasing(c, 0) {
 			return "a process"
 		}
 	}
@@ -150,44 +153,59 @@ func (s *Scenario) records(w *world, p int8, c int, o *rules.Observation) {
 	r := &w.Records[c]
 	own := w.calling(c, p)
 	if r.Exists && (r.Boot == w.Boot || own == 0) {
-		record := rules.Record{Claim: claimNames[c], Name: string(claimNames[c]), Boot: boots[r.Boot], Phase: r.Phase, Parts: s.parts(c, r)}
 		youngest := w.calling(c, 0)
-		record.Calling = youngest > 0
-		record.Outdated = youngest > r.Arrived
+		one := rules.Record{Record: s.recordOf(c, r), Calling: youngest > 0, Outdated: youngest > r.Arrived}
 		if w.releasing(c, p) {
-			record.Phase = rules.Releasing
+			one.State = record.Releasing
 		}
-		o.Records = append(o.Records, record)
-		if record.Phase != rules.Releasing {
+		o.Records = append(o.Records, one)
+		if one.State != record.Releasing {
 			return
 		}
 	}
 	if own > 0 {
-		o.Records = append(o.Records, rules.Record{
-			Claim: claimNames[c], Name: string(claimNames[c]), Boot: boots[w.Boot], Phase: rules.Wanted, Calling: true, Parts: s.parts(c, &recordState{}),
-		})
+		o.Records = append(o.Records, rules.Record{Record: s.recordOf(c, &recordState{Boot: w.Boot}), Wanted: true, Calling: true})
 	}
 }
 
-func (s *Scenario) parts(c int, r *recordState) []rules.Part {
-	all := make([]rules.Part, len(s.Claims[c]))
-	for i := range all {
+func (s *Scenario) recordOf(c int, r *recordState) *record.Record {
+	one := &record.Record{Claim: record.Ref{UID: claimNames[c]}, BootID: boots[r.Boot], State: states[r.Phase]}
+	one.Devices = make([]record.Device, len(s.Claims[c]))
+	for i := range one.Devices {
 		d := &s.Claims[c][i]
-		p := rules.Part{
-			Key: partNames[i], Device: deviceName(d), GPU: gpuNames[d.GPU], Kind: d.Kind, Place: d.Place.real(), Shared: d.Shared, Admin: d.Admin,
-			Clients: int(d.Clients), Divisible: true, Dynamic: !d.Fixed, Own: d.Own, Interval: intervals[d.Slice], Mark: r.Marks[i], InstanceID: rules.NoInstance,
+		p := record.Device{
+			Device: deviceName(d), ShareID: &partNames[i], PCIAddress: gpuNames[d.GPU], Type: typeOf(d), Admin: d.Admin, Clients: int(d.Clients),
+			Divisible: true, DynamicMIG: !d.Fixed, Mark: r.Marks[i], Sharing: &record.Sharing{Interval: intervals[d.Slice]},
 		}
-		if p.Mark != rules.Untouched {
-			p.Interval = intervals[r.Slices[i]]
+		if p.Mark != record.Untouched {
+			p.Sharing.Interval = intervals[r.Slices[i]]
 		}
-		p.Demand.Percent = int(d.Limit)
+		p.Sharing.Limits.Percent = int(d.Limit)
 		if d.Session != none {
-			p.Session = sessionNames[d.Session-1]
+			p.Sharing.Session = sessionNames[d.Session-1]
+			one.Sessions = append(one.Sessions, record.Session{ID: p.Sharing.Session, Shared: !d.Own})
 		}
-		if d.Place != undivided && r.Made[i] > 0 {
-			p.InstanceID = int(r.Made[i])
+		if d.Place != undivided {
+			p.Partition = &record.Partition{Place: d.Place.real()}
+			if r.Made[i] > 0 {
+				p.Partition.Made = &live.Live{InstanceID: int(r.Made[i])}
+			}
 		}
-		all[i] = p
+		one.Devices[i] = p
 	}
-	return all
+	return one
+}
+
+func typeOf(d *device) kinds.Kind {
+	switch {
+	case d.Shared && d.Session != none:
+		return kinds.MPS
+	case d.Shared:
+		return kinds.TimeSlice
+	case d.Kind == ofStranger:
+		return record.Static
+	case d.Kind == ofClaims:
+		return kinds.Partition
+	}
+	return kinds.Whole
 }

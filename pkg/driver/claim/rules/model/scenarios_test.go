@@ -5,8 +5,6 @@ package model
 
 import (
 	"slices"
-
-	"github.com/partage-dev/partage/pkg/driver/claim/rules"
 )
 
 var (
@@ -16,7 +14,7 @@ var (
 )
 
 func partition(g int8, p place) device {
-	return device{GPU: g, Kind: rules.Partition, Place: p}
+	return device{GPU: g, Kind: ofClaims, Place: p}
 }
 
 func whole(g int8) device { return device{GPU: g} }
@@ -33,11 +31,11 @@ func slice(g int8, interval int8) device {
 func ownMPS(g int8) device { return device{GPU: g, Session: 2, Limit: 5, Own: true} }
 
 func sharedPartition(g int8, p place, limit int8) device {
-	return device{GPU: g, Kind: rules.Partition, Place: p, Shared: true, Session: 1, Limit: limit}
+	return device{GPU: g, Kind: ofClaims, Place: p, Shared: true, Session: 1, Limit: limit}
 }
 
 func static(g int8, p place) device {
-	return device{GPU: g, Kind: rules.Static, Place: p}
+	return device{GPU: g, Kind: ofStranger, Place: p}
 }
 
 func admin(p device) device {
@@ -264,7 +262,7 @@ func of(n int8, p device) device {
 
 // ownPartition is a partition in a session of the claim's own. No other device is in it: only whole GPUs share one.
 func ownPartition(g int8, p place, session int8) device {
-	return device{GPU: g, Kind: rules.Partition, Place: p, Session: session, Limit: 5, Own: true}
+	return device{GPU: g, Kind: ofClaims, Place: p, Session: session, Limit: 5, Own: true}
 }
 
 func newer(claims ...int) (n [maxClaims]bool) {

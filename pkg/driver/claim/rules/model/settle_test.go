@@ -6,6 +6,7 @@ package model
 import (
 	"fmt"
 
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/driver/claim/rules"
 )
 
@@ -219,7 +220,7 @@ func (m *machine) intruderIsNamed(w *world, g int) violation {
 		}
 	}
 	for c := range m.Claims {
-		if w.Records[c].Phase == rules.Prepared && m.any(c, int8(g), func(i int, p *device) bool { return p.Place == undivided && w.Records[c].Marks[i] == rules.Started }) {
+		if w.Records[c].Phase == isPrepared && m.any(c, int8(g), func(i int, p *device) bool { return p.Place == undivided && w.Records[c].Marks[i] == record.Started }) {
 			return ""
 		}
 	}
@@ -232,7 +233,7 @@ func (m *machine) hasItsDevices(w *world, c int, frozen bool) violation {
 	if w.Guards[c] > 0 || !w.Claims[c].Allocated || frozen && (w.Full || w.Away) {
 		return ""
 	}
-	if !r.Exists || r.Phase != rules.Prepared {
+	if !r.Exists || r.Phase != isPrepared {
 		return violation(fmt.Sprintf("claim %d was prepared, and its record is gone", c))
 	}
 	whole := true
@@ -251,10 +252,10 @@ func (m *machine) hasItsDevices(w *world, c int, frozen bool) violation {
 		if spec.Exists && (!there || spec.IDs[i] != in.ID) {
 			return violation(fmt.Sprintf("the CDI spec of claim %d names a partition that is not there", c))
 		}
-		if spec.Exists && in.By == stranger && !in.Indistinct && p.Kind == rules.Partition && !p.Admin {
+		if spec.Exists && in.By == stranger && !in.Indistinct && p.Kind == ofClaims && !p.Admin {
 			return violation(fmt.Sprintf("the CDI spec of claim %d names the partition of somebody else", c))
 		}
-		whole = whole && r.Marks[i] != rules.Lost
+		whole = whole && r.Marks[i] != record.Lost
 	}
 	if whole && !spec.Exists {
 		return violation(fmt.Sprintf("claim %d has all its devices and no CDI spec", c))

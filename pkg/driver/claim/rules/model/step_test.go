@@ -309,8 +309,9 @@ func (m *machine) refusal(w *world, a action) *rules.Refusal {
 	if m.busy(w, int(a.GPU), undivided) {
 		err = gpu.ErrInUse
 	}
+	key := deviceName(m.partOf(&a)) + "-" + string(partNames[a.Part])
 	return &rules.Refusal{
-		Action: rules.Action{Do: a.Do, Claim: claimNames[a.Claim], GPU: gpuNames[a.GPU], Key: partNames[a.Part], Place: a.Place.real()},
+		Action: rules.Action{Do: a.Do, Claim: claimNames[a.Claim], GPU: gpuNames[a.GPU], Key: key, Place: a.Place.real()},
 		Err:    err,
 	}
 }

@@ -3,7 +3,9 @@
 
 package model
 
-import "github.com/partage-dev/partage/pkg/driver/claim/rules"
+import (
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
+)
 
 const (
 	maxGPUs      = 2
@@ -80,12 +82,21 @@ const (
 	unseen
 )
 
+// phase is the state of a record.
+type phase uint8
+
+const (
+	isPreparing phase = iota
+	isPrepared
+	isReleasing
+)
+
 type recordState struct {
 	Exists  bool
-	Phase   rules.Phase
+	Phase   phase
 	Boot    int8
 	Arrived int8
-	Marks   [maxParts]rules.Mark
+	Marks   [maxParts]record.Mark
 	// Made are the IDs of the instances that the CDI spec named when the record was last written.
 	Made [maxParts]int8
 	// Slices are the time slices that the record says.
@@ -379,7 +390,7 @@ func (w *world) calling(c int, process int8) (arrived int8) {
 // releasing reports whether the record of a claim is one that is being released, as process p knows.
 func (w *world) releasing(c int, p int8) bool {
 	r := &w.Records[c]
-	if r.Phase == rules.Releasing || r.Boot == w.Boot && r.Arrived < w.Tombs[c] || r.Boot != w.Boot && w.Tombs[c] > 0 {
+	if r.Phase == isReleasing || r.Boot == w.Boot && r.Arrived < w.Tombs[c] || r.Boot != w.Boot && w.Tombs[c] > 0 {
 		return true
 	}
 	k := &w.Releases[c]
