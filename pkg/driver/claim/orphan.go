@@ -19,7 +19,6 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
-	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/claim/converge"
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
@@ -302,14 +301,9 @@ func (o *orphans) kept(snapshot *record.Snapshot) (k known) {
 		}
 		k.claims = append(k.claims, *i.kept)
 		for _, d := range r.Devices {
-			if d.Admin || d.Type.IsShare() {
-				continue
+			if !d.Admin && !d.Type.IsShare() {
+				k.conditions = append(k.conditions, pending(&d, i.kept.Text))
 			}
-			c := device.Condition{PCIAddress: d.PCIAddress, Reason: device.ReleasePending, Message: i.kept.Text}
-			if d.Partition != nil {
-				c.Where, c.ProfileID = &d.Partition.Placement, &d.Partition.ProfileID
-			}
-			k.conditions = append(k.conditions, c)
 		}
 	}
 	return k

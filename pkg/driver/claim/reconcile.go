@@ -78,10 +78,12 @@ func (m *Manager) converge(ctx context.Context, isDue func(*rules.Task) bool) (s
 		})
 	}
 	var left []error
+	slow := map[string]bool{}
 	for i, address := range gpus {
 		select {
 		case <-results[i]:
 		case <-limited.Done():
+			slow[address] = true
 		}
 		left = append(left, m.last(address).left)
 	}
@@ -90,6 +92,9 @@ func (m *Manager) converge(ctx context.Context, isDue func(*rules.Task) bool) (s
 		k := m.last(address)
 		status.Static = append(status.Static, k.statics...)
 		status.Conditions = append(status.Conditions, k.conditions...)
+		if slow[address] {
+			status.Conditions = with(status.Conditions, releasing(snapshot, address))
+		}
 	}
 	return status, errors.Join(left...)
 }
@@ -120,6 +125,26 @@ func (m *Manager) last(address string) (k known) {
 		}
 	}
 	return k
+}
+
+// releasing are the devices on a GPU that are to be released, as records say.
+func releasing(snapshot *record.Snapshot, address string) (all []device.Condition) {
+	for _, d := range snapshot.On(address) {
+		if d.Record.State == record.Releasing && d.Mark == record.Started && !d.Admin && d.Type != record.Static {
+			all = append(all, pending(d.Device, fmt.Sprintf("device %s of claim %s is to be released, and its GPU is slow or busy",
+				d.Device.Device, d.Record.Claim)))
+		}
+	}
+	return all
+}
+
+// pending says why a device of an ended claim must not be given out yet.
+func pending(d *record.Device, text string) device.Condition {
+	c := device.Condition{PCIAddress: d.PCIAddress, Reason: device.ReleasePending, Message: text}
+	if d.Partition != nil {
+		c.Where, c.ProfileID = &d.Partition.Placement, &d.Partition.ProfileID
+	}
+	return c
 }
 
 // convergeGPU does what is due on a GPU, and returns what is known of it then.
@@ -198,17 +223,24 @@ func (m *Manager) translate(address string, said *converge.Said, last known) (k 
 		}
 	}
 	if said.Unanswered != nil {
-		k.statics, k.claims = last.statics, last.claims
-	}
-	if said.Unanswered != nil && len(unanswered(address, said.Unanswered)) == 0 { // nothing else keeps the GPU back
-		for _, was := range last.conditions {
-			is := func(c device.Condition) bool { return c.Reason == was.Reason && ptr.Equal(c.Where, was.Where) }
-			if !slices.ContainsFunc(k.conditions, is) {
-				k.conditions = append(k.conditions, was)
-			}
-		}
+		k.statics, k.claims, k.conditions = last.statics, last.claims, with(k.conditions, last.conditions)
 	}
 	return k
+}
+
+// with adds what is not said of the same place yet, but for a GPU that is kept back anyhow, because it does not answer.
+func with(all, more []device.Condition) []device.Condition {
+	out := []device.Reason{device.Unresponsive, device.Lost, device.ResetRequired}
+	for _, one := range more {
+		is := func(c device.Condition) bool {
+			same := c.Reason == one.Reason && ptr.Equal(c.Where, one.Where)
+			return c.PCIAddress == one.PCIAddress && (same || slices.Contains(out, c.Reason))
+		}
+		if !slices.ContainsFunc(all, is) {
+			all = append(all, one)
+		}
+	}
+	return all
 }
 
 // condition reports also whether a statement, about a claim for which this has failed, is to be one now.

@@ -101,3 +101,29 @@ func TestReleaseOnSlowGPU(t *testing.T) {
 		})
 	}
 }
+
+// TestSlowReleaseIsTainted: the record of a claim says that it is being released long before anybody has looked at its GPU.
+func TestSlowReleaseIsTainted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox(t)
+		m := b.manager()
+		mustPrepare(t, m, newClaim("u1", sliceA0))
+		mustReconcile(t, m)
+		b.makeSlow(20 * time.Second)
+		began := time.Now()
+		mustUnprepare(t, m, "u1")
+		for len(findings(survey(t.Context(), m))) == 0 && time.Since(began) < 10*time.Minute {
+			time.Sleep(time.Second)
+		}
+		if took := time.Since(began); took > 30*time.Second {
+			t.Errorf("what is being released is tainted after %s", took)
+		}
+		b.slow.nothing()
+		time.Sleep(gpuTime) // what goes on without a caller ends
+		mustReconcile(t, m)
+		if got := findings(survey(t.Context(), m)); len(got) > 0 {
+			t.Errorf("after the release: %q", got)
+		}
+		b.wantNothing()
+	})
+}
