@@ -145,16 +145,14 @@ func (w *work) do(ctx context.Context, actions []rules.Action) error {
 	}
 	a := actions[0]
 	switch a.Do {
-	case rules.Start, rules.Announce, rules.Unstart, rules.MarkLost, rules.MarkPrepared:
+	case rules.Start, rules.Announce, rules.Unstart, rules.MarkLost, rules.MarkPrepared, rules.NoteSessions:
 		end := steptime.Of(ctx).Begin(steptime.Journal)
-		err := w.note(actions)
+		err := w.note(ctx, actions)
 		if end(); err != nil && w.ids != nil && w.Store.Released(a.Claim, w.arrived) {
 			// The release did not wait for the GPU, and may have removed the spec before it was written.
 			err = errors.Join(err, w.Specs.Remove(ctx, a.Claim))
 		}
 		return err
-	case rules.NoteSessions:
-		return w.tellOfSessions(ctx, a)
 	case rules.Clear:
 		w.clear(ctx, a)
 		return nil

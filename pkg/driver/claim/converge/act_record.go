@@ -22,15 +22,15 @@ import (
 
 // note writes down what has become of a claim's devices, and that all of it is there. The record is made with the first one
 // that is started.
-func (w *work) note(actions []rules.Action) (err error) {
+func (w *work) note(ctx context.Context, actions []rules.Action) (err error) {
 	a := actions[0]
-	call, change := w.call(a), func(r *record.Record) error { return w.mark(r, actions) }
+	call, change := w.call(a), func(r *record.Record) error { return w.mark(ctx, r, actions) }
 	if call != nil && (a.Do == rules.Start || a.Do == rules.Announce) {
 		err = w.Store.Put(call.Wanted, change)
 	} else {
 		err = w.Store.Update(a.Claim, change)
 	}
-	if a.Do == rules.Unstart && errors.Is(err, record.ErrNoRecord) {
+	if (a.Do == rules.Unstart || a.Do == rules.NoteSessions) && errors.Is(err, record.ErrNoRecord) {
 		return nil // nothing of it is there
 	}
 	if err == nil && actions[len(actions)-1].Do == rules.MarkPrepared {
@@ -43,15 +43,19 @@ func (w *work) note(actions []rules.Action) (err error) {
 
 // mark changes a record, unless it is neither the one that was seen nor that of the call that was seen: one that cannot be read
 // any more lets a younger call work on other GPUs.
-func (w *work) mark(r *record.Record, actions []rules.Action) error {
+func (w *work) mark(ctx context.Context, r *record.Record, actions []rules.Action) error {
 	a := actions[0]
 	call, seen := w.call(a), w.seen[a.GPU].snapshot.Of(a.Claim)
 	if (seen == nil || r.Arrived != seen.Arrived) && (call == nil || r.Arrived != call.Wanted.Arrived) {
 		return record.ErrOutOfDate
 	}
 	for _, a := range actions {
-		if a.Do == rules.MarkPrepared {
+		switch a.Do {
+		case rules.MarkPrepared:
 			w.markPrepared(r, call)
+			continue
+		case rules.NoteSessions:
+			w.noteSessions(ctx, r, seen, w.seen[a.GPU].sessions)
 			continue
 		}
 		d := r.Device(a.Key)
@@ -99,26 +103,17 @@ func noteRunning(s *record.Session, live mps.Status) {
 	s.PipeDir, s.ShmDir = live.PipeDir, live.ShmDir
 }
 
-// tellOfSessions tells people what has become of the MPS sessions of a prepared claim, once, and notes that it has.
-func (w *work) tellOfSessions(ctx context.Context, a rules.Action) error {
-	o := w.seen[a.GPU]
-	was := o.snapshot.Of(a.Claim)
+// noteSessions tells people what has become of the MPS sessions of a prepared claim, once, and notes that it has.
+func (w *work) noteSessions(ctx context.Context, r, seen *record.Record, sessions map[string]mps.Status) {
 	warn := func(reason, format string, args ...any) { // again if it cannot be noted that people know
-		w.Warn(ctx, was.Claim, reason, fmt.Sprintf(format, args...))
+		w.Warn(ctx, r.Claim, reason, fmt.Sprintf(format, args...))
 	}
-	err := w.Store.Update(a.Claim, func(r *record.Record) error {
-		for i := range r.Sessions {
-			// Who works on another GPU of the claim may have noted what is younger than this observation.
-			if s := &r.Sessions[i]; r.State == record.Prepared && isSame(s, was.Session(s.ID)) {
-				noteNews(s, o.sessions, warn)
-			}
+	for i := range r.Sessions {
+		// Who works on another GPU of the claim may have noted what is younger than this observation.
+		if s := &r.Sessions[i]; r.State == record.Prepared && isSame(s, seen.Session(s.ID)) {
+			noteNews(s, sessions, warn)
 		}
-		return nil
-	})
-	if errors.Is(err, record.ErrNoRecord) {
-		return nil
 	}
-	return err
 }
 
 // isSame reports whether nobody has noted anything about a session since.
@@ -136,40 +131,36 @@ const (
 )
 
 // hasNews reports whether a record does not say what has become of a session: it may also run again.
-func hasNews(s *record.Session, found map[string]mps.Status) bool {
-	status, runs := found[s.ID]
-	return s.Running() != runs || runs && (status.Losses != s.Losses || status.Kills != s.Kills)
+func hasNews(s record.Session, found map[string]mps.Status) bool {
+	was := s
+	noteNews(&s, found, func(string, string, ...any) {})
+	return !isSame(&s, &was)
 }
 
 // noteNews says what has become of a session, and writes it into its record.
 func noteNews(s *record.Session, found map[string]mps.Status, warn func(reason, format string, args ...any)) {
-	if !hasNews(s, found) {
-		return
-	}
+	was := *s
 	status, runs := found[s.ID]
 	if !s.Running() {
 		noteRunning(s, status)
 		return
 	}
-	device := s.Devices[0].Device
-	if runs && status.Kills > s.Kills {
+	if status.Kills > was.Kills {
 		warn(ReasonMPSClientKilled, "Device %s: %s. NVIDIA calls the state of an MPS server undefined after that: the processes that share it may hang, fail "+
-			"or get wrong results. It is replaced when all of them have ended. To be safe, restart them.", device, status.LastKill)
+			"or get wrong results. It is replaced when all of them have ended. To be safe, restart them.", s.Devices[0].Device, status.LastKill)
 	}
-	s.Kills = status.Kills
-	if runs && status.Losses == s.Losses {
-		return
-	}
+	s.Losses, s.Kills = status.Losses, status.Kills
 	why := status.LastLoss
 	switch {
 	case !runs:
 		why, s.PipeDir, s.ShmDir = "it was gone", "", ""
-	case status.Losses < s.Losses:
+	case s.Losses == was.Losses:
+		return
+	case s.Losses < was.Losses:
 		why = "it was gone and was started again"
 	}
-	s.Losses = status.Losses
 	warn(ReasonMPSLost, "Device %s: processes have lost their MPS server: %s. Those that used it have failed. "+
-		"Containers that have not ended because of that must be restarted: delete their pods.", device, why)
+		"Containers that have not ended because of that must be restarted: delete their pods.", s.Devices[0].Device, why)
 }
 
 // resolved returns the claim's record with its partitions as they are now, and its sessions.

@@ -47,12 +47,9 @@ func (e *Engine) observe(ctx context.Context, pciAddress string, everything bool
 	specs, folders, _ := e.Specs.List() // what cannot be listed is neither stale nor up to date
 	o := e.observeRecords(pciAddress)
 	o.needsSession = slices.ContainsFunc(has, func(d record.Device) bool { return d.Shared().Session != "" })
-	for i := range o.snapshot.Guards {
-		g := &o.snapshot.Guards[i]
-		if (g.GPUs == nil || slices.Contains(g.GPUs, pciAddress)) && !slices.Contains(g.Cleared, pciAddress) {
-			o.Guards = append(o.Guards, rules.Guard{Claim: g.Claim, Released: g.Released, Path: g.Path, Remedy: g.Remedy})
-		}
-	}
+	o.Guards = slices.DeleteFunc(slices.Clone(o.snapshot.Guards), func(g record.Guard) bool {
+		return g.GPUs != nil && !slices.Contains(g.GPUs, pciAddress) || slices.Contains(g.Cleared, pciAddress)
+	})
 	if lockErr != nil {
 		o.unanswered(lockErr)
 	} else {
@@ -237,7 +234,7 @@ func (o *observation) observeSessions(ctx context.Context) {
 	maps.Copy(o.sessions, found)
 	for i := range o.Records {
 		if r := &o.Records[i]; r.State == record.Prepared {
-			r.News = slices.ContainsFunc(r.Sessions, func(s record.Session) bool { return hasNews(&s, found) })
+			r.News = slices.ContainsFunc(r.Sessions, func(s record.Session) bool { return hasNews(s, found) })
 		}
 	}
 	name := device.GPUName(o.GPU)

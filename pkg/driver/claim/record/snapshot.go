@@ -5,6 +5,7 @@ package record
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -41,6 +42,10 @@ type Guard struct {
 	Cleared  []string
 	// Remedy is what helps, for people.
 	Remedy string
+}
+
+func (g *Guard) String() string {
+	return fmt.Sprintf("a claim whose record cannot be read (%s): %s", g.Path, g.Remedy)
 }
 
 // Snapshot reads all records. What cannot be read is a guard, the folder included.

@@ -61,7 +61,7 @@ func (o *Observation) Needs() (n Needs) {
 			n.Users = n.Users || (undivided || p.isStatic()) && r.State != record.Prepared
 		}
 	}
-	if slices.ContainsFunc(o.Guards, func(g Guard) bool { return g.Released }) {
+	if slices.ContainsFunc(o.Guards, func(g record.Guard) bool { return g.Released }) {
 		n.Mode, n.Users, n.Sessions = true, true, true // whether anything is left that it could be about
 	}
 	return n

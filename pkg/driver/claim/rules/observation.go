@@ -30,13 +30,6 @@ type Record struct {
 	News                      bool // people do not know yet what has become of its MPS sessions
 }
 
-// Guard is a record that cannot be read and may be about something on the GPU, which stays as it is.
-type Guard struct {
-	Claim        types.UID
-	Released     bool   // a release of the claim arrived after the file was last written
-	Path, Remedy string // the file, and what helps, for people
-}
-
 // Spec is a CDI spec.
 type Spec struct {
 	Claim    types.UID
@@ -87,10 +80,10 @@ type Observation struct {
 	Unsupervised error
 	// Shareable means that shares of the GPU by MPS are offered: there may be sessions that an absent supervisor does not tell of.
 	Shareable bool
-	Records   []Record // those with a part on this GPU, and what calls of this process want
-	Guards    []Guard
-	Specs     []Spec   // the CDI specs of claims that have a part on this GPU, and of claims that have no record
-	Refused   *Refusal // what the hardware has refused since the lock was taken, or nil
+	Records   []Record       // those with a part on this GPU, and what calls of this process want
+	Guards    []record.Guard // those that may be about something on this GPU
+	Specs     []Spec         // the CDI specs of claims that have a part on this GPU, and of claims that have no record
+	Refused   *Refusal       // what the hardware has refused since the lock was taken, or nil
 }
 
 // Refusal is an action that had definitely no effect.

@@ -84,7 +84,7 @@ func (p part) undo() (actions []Action, pending string) {
 	case p.isTakenOver():
 		return nil, ""
 	case p.Type.IsShare() && g != nil:
-		return nil, "it may be shared by " + g.owner()
+		return nil, "it may be shared by " + g.String()
 	case users != "":
 		return nil, "it is in use: " + users
 	case instance != nil && instance.Compute > 1:
@@ -122,10 +122,10 @@ func anyInterval(shares []part) bool {
 
 // leaveTo gives a share back, to others and perhaps to a claim whose record cannot be read. Of several that are released at the same time, the first one takes everything with it. That the
 // limits cannot be tightened is no reason to keep a claim.
-func (p part) leaveTo(others []part, g *Guard) (actions []Action, pending string) {
+func (p part) leaveTo(others []part, g *record.Guard) (actions []Action, pending string) {
 	switch {
 	case g != nil && p.Shared().Interval != "" && !anyInterval(others):
-		return nil, "its time slice may be that of " + g.owner() // nobody else would know of it
+		return nil, "its time slice may be that of " + g.String() // nobody else would know of it
 	case g != nil:
 		return nil, ""
 	}

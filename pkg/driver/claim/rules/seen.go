@@ -52,11 +52,6 @@ func (o *Observation) started(is func(part) bool) []part {
 	return o.held(func(p part) bool { return p.Mark == record.Started && is(p) })
 }
 
-// named reports whether a record names the session, or any.
-func (o *Observation) named(id string) bool {
-	return len(o.started(func(p part) bool { return p.session() != "" && (id == "" || p.session() == id) })) > 0
-}
-
 // record finds what the disk says of a claim, otherwise what a call wants.
 func (o *Observation) record(claim types.UID) *Record {
 	onDisk := find(o.Records, func(r *Record) bool { return r.Claim.UID == claim && !r.Wanted })
@@ -69,17 +64,13 @@ func (o *Observation) leaving(r *Record) bool {
 	return r.State == record.Releasing || r.State == record.Preparing && !r.Calling && o.guardOf(r.Claim.UID) == nil
 }
 
-func (o *Observation) guardOf(claim types.UID) *Guard {
-	return find(o.Guards, func(g *Guard) bool { return g.Claim == claim })
+func (o *Observation) guardOf(claim types.UID) *record.Guard {
+	return find(o.Guards, func(g *record.Guard) bool { return g.Claim == claim })
 }
 
 // guardBesides returns a guard of another claim, or nil.
-func (o *Observation) guardBesides(claim types.UID) *Guard {
-	return find(o.Guards, func(g *Guard) bool { return g.Claim != claim })
-}
-
-func (g *Guard) owner() string {
-	return fmt.Sprintf("a claim whose record cannot be read (%s): %s", g.Path, g.Remedy)
+func (o *Observation) guardBesides(claim types.UID) *record.Guard {
+	return find(o.Guards, func(g *record.Guard) bool { return g.Claim != claim })
 }
 
 func (o *Observation) at(place record.Place) *Instance {

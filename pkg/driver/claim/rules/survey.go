@@ -39,7 +39,7 @@ func (d *decision) survey() {
 	}
 	for i := range d.Guards {
 		g := &d.Guards[i]
-		d.say(Statement{Claim: g.Claim, Reason: RecordUnreadable, Text: "this GPU may be used by " + g.owner()})
+		d.say(Statement{Claim: g.Claim, Reason: RecordUnreadable, Text: "this GPU may be used by " + g.String()})
 		if r := d.record(g.Claim); !g.Released || !clear || r != nil && r.BootID == d.Boot {
 			continue
 		}
@@ -88,7 +88,7 @@ func (i *Instance) isComplete() bool { return i != nil && i.Compute == 1 && i.Wh
 func (d *decision) advice(i Instance) string {
 	switch {
 	case len(d.Guards) > 0:
-		return "it may be that of " + d.Guards[0].owner()
+		return "it may be that of " + d.Guards[0].String()
 	case i.Compute == 0:
 		return "somebody else, or a driver that was killed, made it and it has no compute instance. " +
 			"Remove it with nvidia-smi mig -dgi, or give it a compute instance with nvidia-smi mig -cci"
@@ -104,7 +104,8 @@ func (d *decision) advice(i Instance) string {
 // surveySessions ends the sessions that no record names, and reports whether nothing of them is left that has to stay. It
 // also says which of the others are not well, and whether there can be any.
 func (d *decision) surveySessions() (clear bool) {
-	stray := d.Hardware.Exclusive && !d.named("") // a compute mode that no record explains
+	hasSession := func(p part) bool { return p.session() != "" }
+	stray := d.Hardware.Exclusive && len(d.started(hasSession)) == 0 // a compute mode that no record explains
 	clear = !stray && !d.Hardware.ModeUnknown && (d.Unsupervised == nil || !d.Shareable)
 	if d.Unsupervised != nil {
 		d.say(Statement{Reason: Unsupervised, Text: d.Unsupervised.Error()})
@@ -117,8 +118,8 @@ func (d *decision) surveySessions() (clear bool) {
 			continue
 		}
 		clear = clear && len(d.Guards) == 0
-		if g := find(d.Guards, func(g *Guard) bool { return !g.Released }); g != nil {
-			d.say(Statement{Reason: ReleasePending, Device: s.ID, Text: fmt.Sprintf("MPS session %s may be that of %s", s.ID, g.owner())})
+		if g := find(d.Guards, func(g *record.Guard) bool { return !g.Released }); g != nil {
+			d.say(Statement{Reason: ReleasePending, Device: s.ID, Text: fmt.Sprintf("MPS session %s may be that of %s", s.ID, g.String())})
 			continue
 		}
 		// The modes come first: nothing says that they were the session's once it is gone.
