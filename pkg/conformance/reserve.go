@@ -207,7 +207,7 @@ func heldClaims(all *record.Snapshot) []heldClaim {
 		held = append(held, one)
 	}
 	for _, file := range all.Guards {
-		held = append(held, heldClaim{Claim: string(file.Claim), GPUs: file.GPUs, Unreadable: true})
+		held = append(held, heldClaim{Claim: string(file.Claim.UID), GPUs: file.GPUs, Unreadable: true})
 	}
 	return held
 }

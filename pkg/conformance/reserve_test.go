@@ -34,7 +34,7 @@ func TestClaimed(t *testing.T) {
 	if got, want := claimed(claims, second), "has a device that is prepared for claim team/train (1)"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	claims = heldClaims(&record.Snapshot{Guards: []record.Guard{{Claim: "0af2"}}})
+	claims = heldClaims(&record.Snapshot{Guards: []record.Guard{{Claim: record.Ref{UID: "0af2"}}}})
 	if got, want := claimed(claims, first), "may be that of claim 0af2, whose record cannot be read"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

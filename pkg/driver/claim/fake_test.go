@@ -436,7 +436,7 @@ func (b *box) state() []string {
 		all = append(all, "record of "+string(r.Claim.UID))
 	}
 	for i := range records.Guards {
-		all = append(all, "guard of "+string(records.Guards[i].Claim))
+		all = append(all, "guard of "+string(records.Guards[i].Claim.UID))
 	}
 	slices.Sort(all)
 	return all

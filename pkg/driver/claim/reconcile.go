@@ -209,7 +209,7 @@ func (m *Manager) translate(address string, said *converge.Said, last known) (k 
 	k.statics, k.looked = said.Static, true
 	for _, one := range said.Statements {
 		if reason := eventReasons[one.Reason]; reason != "" {
-			k.claims = append(k.claims, Statement{Claim: said.Ref(one.Claim), Reason: reason, Device: one.Device, Text: one.Text})
+			k.claims = append(k.claims, Statement{Claim: one.Claim, Reason: reason, Device: one.Device, Text: one.Text})
 		}
 		switch one.Reason {
 		case rules.Unresponsive:
@@ -218,7 +218,7 @@ func (m *Manager) translate(address string, said *converge.Said, last known) (k 
 			// What an earlier process has said of MPS shares is not taken back before the supervisor had the time to answer.
 			k.looked = last.looked || !hasMPS(m.devices(), address) || m.engine.SilentFor() >= silenceLimit
 		}
-		if c, holds := m.condition(address, one, said.Failed[one.Claim]); holds {
+		if c, holds := m.condition(address, one, said.Failed[one.Claim.UID]); holds {
 			k.conditions = append(k.conditions, c)
 		}
 	}

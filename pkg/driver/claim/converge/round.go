@@ -24,20 +24,11 @@ type Said struct {
 	// Unanswered is why the GPU has not answered, or nil.
 	Unanswered error
 	// Failed is what has failed just now, by claim.
-	Failed  map[types.UID]error
-	records *record.Snapshot
-}
-
-// Ref names a claim, if its record can be read.
-func (s *Said) Ref(claim types.UID) record.Ref {
-	if r := s.records.Of(claim); r != nil {
-		return r.Claim
-	}
-	return record.Ref{UID: claim}
+	Failed map[types.UID]error
 }
 
 func decide(o *observation) *Said {
-	return &Said{Plan: rules.Decide(o.Observation), Unanswered: o.Hardware.Err, records: o.snapshot}
+	return &Said{Plan: rules.Decide(o.Observation), Unanswered: o.Hardware.Err}
 }
 
 // round is what came of observing GPUs once, and of the task that was chosen.

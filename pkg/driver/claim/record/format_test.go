@@ -115,7 +115,7 @@ func TestRefused(t *testing.T) {
 			must(t, put(s, pair(1)))
 			must(t, os.WriteFile(s.Path(uid), []byte(text), 0o600))
 			guards := s.Snapshot().Guards
-			if len(guards) != 1 || guards[0].Claim != uid || guards[0].Path != s.Path(uid) {
+			if len(guards) != 1 || guards[0].Claim.UID != uid || guards[0].Path != s.Path(uid) {
 				t.Fatalf("guards: %+v", guards)
 			}
 			for _, address := range []string{pciA, pciB, "0000:5e:00.0"} {

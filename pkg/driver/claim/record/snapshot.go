@@ -31,8 +31,8 @@ type Snapshot struct {
 
 // Guard is a file of this boot that cannot be read. Everything that it may be about stays as it is.
 type Guard struct {
-	// Claim is empty where it may be about any.
-	Claim types.UID
+	// Claim is empty where it may be about any, and has no name where the claim has no other record.
+	Claim Ref
 	// GPUs are those that it may be about. Nil means all.
 	GPUs []string
 	Path string
@@ -73,14 +73,15 @@ func (s *Store) snapshot() *Snapshot {
 }
 
 func (all *Snapshot) add(e *entry) {
+	claim := Ref{UID: e.uid}
 	if e.record != nil {
-		all.Records = append(all.Records, e.record)
+		all.Records, claim = append(all.Records, e.record), e.record.Claim
 	} else if e.before != nil {
-		all.Earlier = append(all.Earlier, e.before)
+		all.Earlier, claim = append(all.Earlier, e.before), e.before.Claim
 	}
 	for i := range e.guards {
 		g := &e.guards[i]
-		guard := Guard{Claim: e.uid, GPUs: g.head.gpus, Path: g.path}
+		guard := Guard{Claim: claim, GPUs: g.head.gpus, Path: g.path}
 		if e.isCovered() {
 			guard.Released, guard.Cleared = e.record == nil, e.cleared
 		}
@@ -121,7 +122,7 @@ func (all *Snapshot) Of(claim types.UID) *Record {
 
 // IsGuarded reports whether a claim has a record that cannot be read.
 func (all *Snapshot) IsGuarded(claim types.UID) bool {
-	return slices.ContainsFunc(all.Guards, func(g Guard) bool { return g.Claim == claim })
+	return slices.ContainsFunc(all.Guards, func(g Guard) bool { return g.Claim.UID == claim })
 }
 
 // Held is a device of a claim.

@@ -212,7 +212,7 @@ func (c *claim) repair() {
 func (c *claim) gone() {
 	for _, p := range c.parts {
 		if p.isGone() {
-			c.say(Statement{Place: p.Place(), Claim: c.Claim.UID, Device: p.Device, Reason: PartitionGone, Text: fmt.Sprintf("the partition of device %s was removed "+
+			c.say(Statement{Place: p.Place(), Claim: c.Claim, Device: p.Device, Reason: PartitionGone, Text: fmt.Sprintf("the partition of device %s was removed "+
 				"by somebody else, or by a reset of the GPU. Containers cannot use it any more: delete the pods of the claim.", p.Device)})
 		}
 	}

@@ -53,7 +53,7 @@ func TestVerdicts(t *testing.T) {
 	mps.Type, mps.Sharing = device.MPS, &record.Sharing{Session: "gpu"}
 	other := aRecord("o", record.Prepared, aPartition(0))
 	other.Devices[0].Mark = record.Started
-	guard := record.Guard{Claim: "g", Path: "/data/file", Remedy: "remove it"}
+	guard := record.Guard{Claim: record.Ref{UID: "g"}, Path: "/data/file", Remedy: "remove it"}
 	for name, test := range map[string]struct {
 		want  Record
 		there func(o *Observation)
@@ -143,7 +143,7 @@ func equal(a, b []Do) bool {
 func TestRefusedUnderGuard(t *testing.T) {
 	r := wants(aPartition(0))
 	r.Wanted, r.Devices[0].Mark = false, record.Started
-	o := Observation{GPU: pci, Boot: boot, Records: []Record{r}, Guards: []record.Guard{{Claim: "u", Path: "/data/file", Remedy: "remove it"}}}
+	o := Observation{GPU: pci, Boot: boot, Records: []Record{r}, Guards: []record.Guard{{Claim: record.Ref{UID: "u"}, Path: "/data/file", Remedy: "remove it"}}}
 	o.Hardware.MIG, o.Hardware.Instances = true, []Instance{{ID: 7, Place: slice(0), Compute: 1}}
 	o.Refused = &Refusal{Action: Action{Do: CreateGI, Claim: "u", GPU: pci, Key: "gpu-mig", Place: slice(0)}, Err: gpu.ErrNoRoom}
 	plan := Decide(o)
@@ -192,7 +192,7 @@ func TestForeignInstances(t *testing.T) {
 		"divided":    {i: Instance{Compute: 2}, says: "2 compute instances"},
 		"smaller":    {i: Instance{Compute: 1, UUID: "MIG-1"}, says: "only a part of its slices"},
 		"no UUID":    {i: Instance{Compute: 1, Whole: true}, says: "no UUID"},
-		"guarded":    {i: Instance{Compute: 1, Whole: true, UUID: "MIG-1"}, guards: []record.Guard{{Claim: "g", Path: "/data/file", Remedy: "remove it"}}, says: "/data/file"},
+		"guarded":    {i: Instance{Compute: 1, Whole: true, UUID: "MIG-1"}, guards: []record.Guard{{Claim: record.Ref{UID: "g"}, Path: "/data/file", Remedy: "remove it"}}, says: "/data/file"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			test.i.ID, test.i.Place = 7, slice(4)

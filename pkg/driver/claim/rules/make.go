@@ -294,7 +294,7 @@ func (c *claim) inTheWay(p part, before []part) *Verdict {
 	}
 	switch g := c.guardBesides(c.Claim.UID); {
 	case g != nil && c.mayBeGuarded(p):
-		return p.says(Verdict{State: Waiting, Cause: ErrGuarded, Other: g.Claim}, " may be in use by %s", g.String())
+		return p.says(Verdict{State: Waiting, Cause: ErrGuarded, Other: g.Claim.UID}, " may be in use by %s", g.String())
 	case p.session() != "" && c.Unsupervised != nil:
 		return p.says(Verdict{State: Waiting, Cause: c.Unsupervised}, ": the MPS supervisor of this node does not answer, is the DaemonSet of the mps-supervisor running? %v", c.Unsupervised)
 	case c.State != record.Prepared && (p.Partition == nil || p.isStatic()):

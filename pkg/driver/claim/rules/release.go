@@ -70,7 +70,7 @@ func (c *claim) sayPending(why string) {
 	for _, p := range c.parts {
 		if p.isMade() {
 			text := fmt.Sprintf("device %s of claim %s is to be released, and %s", p.Device, c.Claim, cmp.Or(why, "this is not done yet"))
-			c.say(Statement{Place: p.Place(), Claim: c.Claim.UID, Device: p.Device, Reason: ReleasePending, Text: text})
+			c.say(Statement{Place: p.Place(), Claim: c.Claim, Device: p.Device, Reason: ReleasePending, Text: text})
 		}
 	}
 }

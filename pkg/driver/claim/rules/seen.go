@@ -65,12 +65,12 @@ func (o *Observation) leaving(r *Record) bool {
 }
 
 func (o *Observation) guardOf(claim types.UID) *record.Guard {
-	return find(o.Guards, func(g *record.Guard) bool { return g.Claim == claim })
+	return find(o.Guards, func(g *record.Guard) bool { return g.Claim.UID == claim })
 }
 
 // guardBesides returns a guard of another claim, or nil.
 func (o *Observation) guardBesides(claim types.UID) *record.Guard {
-	return find(o.Guards, func(g *record.Guard) bool { return g.Claim != claim })
+	return find(o.Guards, func(g *record.Guard) bool { return g.Claim.UID != claim })
 }
 
 func (o *Observation) at(place record.Place) *Instance {

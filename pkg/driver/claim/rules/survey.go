@@ -40,13 +40,13 @@ func (d *decision) survey() {
 	for i := range d.Guards {
 		g := &d.Guards[i]
 		d.say(Statement{Claim: g.Claim, Reason: RecordUnreadable, Text: "this GPU may be used by " + g.String()})
-		if r := d.record(g.Claim); !g.Released || !clear || r != nil && r.BootID == d.Boot {
+		if r := d.record(g.Claim.UID); !g.Released || !clear || r != nil && r.BootID == d.Boot {
 			continue
 		}
-		t := Task{Claim: g.Claim, Aim: Unguard, Actions: []Action{d.action(ClearGuard, g.Claim)}}
+		t := Task{Claim: g.Claim.UID, Aim: Unguard, Actions: []Action{d.action(ClearGuard, g.Claim.UID)}}
 		// What cannot be seen is taken back before: a time slice. MIG mode leaves a GPU none.
 		if !d.Hardware.MIG && len(d.started(func(p part) bool { return p.Shared().Interval != "" })) == 0 {
-			t.Actions = append([]Action{d.action(ResetInterval, g.Claim)}, t.Actions...)
+			t.Actions = append([]Action{d.action(ResetInterval, g.Claim.UID)}, t.Actions...)
 		}
 		d.plan.Tasks = append(d.plan.Tasks, t)
 	}

@@ -136,7 +136,7 @@ const (
 // Statement says what is wrong where.
 type Statement struct {
 	Place  record.Place
-	Claim  types.UID // empty where it is about none
+	Claim  record.Ref // empty where it is about none, and without a name where its record cannot be read
 	Device string
 	Reason Reason
 	Text   string

@@ -214,7 +214,7 @@ var mutants = []mutant{
 	{"an unreadable record of a claim does not keep it from being prepared again", "a record becomes unreadable", "claim 0 is wanted, nothing is in its way, and it does not become ready", func(o rules.Observation) rules.Plan {
 		o.Guards = slices.Clone(o.Guards)
 		for i := range o.Guards {
-			o.Guards[i].Claim = "another"
+			o.Guards[i].Claim.UID = "another"
 		}
 		return rules.Decide(o)
 	}},
@@ -236,7 +236,7 @@ var mutantsOfReleases = []mutant{
 		plan := rules.Decide(o)
 		for _, g := range o.Guards {
 			if g.Released {
-				plan.Tasks = append(plan.Tasks, rules.Task{Claim: g.Claim, Aim: rules.Unguard, Actions: []rules.Action{{Do: rules.ClearGuard, Claim: g.Claim, GPU: o.GPU}}})
+				plan.Tasks = append(plan.Tasks, rules.Task{Claim: g.Claim.UID, Aim: rules.Unguard, Actions: []rules.Action{{Do: rules.ClearGuard, Claim: g.Claim.UID, GPU: o.GPU}}})
 			}
 		}
 		return plan

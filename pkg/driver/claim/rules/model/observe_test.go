@@ -75,7 +75,7 @@ func (s *Scenario) observeDisk(w *world, p int8, g, c int, o *rules.Observation)
 		written = w.Records[c].Arrived
 	}
 	if on && (unreadable || written > 0) && !w.cleared(c, int8(g)) {
-		o.Guards = append(o.Guards, record.Guard{Claim: claimNames[c], Released: w.Tombs[c] > written && (unreadable || !w.hasRecord(c)), Path: "file", Remedy: "remove it"})
+		o.Guards = append(o.Guards, record.Guard{Claim: record.Ref{UID: claimNames[c]}, Released: w.Tombs[c] > written && (unreadable || !w.hasRecord(c)), Path: "file", Remedy: "remove it"})
 	}
 }
 
