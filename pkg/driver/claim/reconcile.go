@@ -178,8 +178,7 @@ func unfinished(said *converge.Said) error {
 	}
 	var errs []error
 	for _, s := range said.Statements {
-		switch s.Reason {
-		case rules.ReleasePending, rules.PartitionGone:
+		if s.Reason == rules.ReleasePending || s.Reason == rules.PartitionGone {
 			errs = append(errs, errors.New(s.Text))
 		}
 	}

@@ -40,14 +40,19 @@ func release(ctx context.Context, e *converge.Engine, uid types.UID, arrived tim
 		logger.Error(writeErr, "Releasing a claim without writing it down")
 		snapshot = e.Store.Snapshot()
 	}
-	if r := snapshot.Of(uid); r != nil && r.BootID == e.Store.Boot() && r.State != record.Releasing {
+	r := cmp.Or(snapshot.Of(uid), &record.Record{Claim: record.Ref{UID: uid}})
+	if r.BootID == e.Store.Boot() && r.State != record.Releasing {
 		return nil // a younger call has prepared it, or is about to: this one is of an earlier pod
 	}
 	// Containers have ended. From now on none can be started with what is going.
 	if err := e.Specs.Remove(ctx, uid); err != nil {
 		logger.Error(err, "What containers get of a claim that is released stays")
 	}
-	err := finish(ctx, e, uid, snapshot)
+	err := errors.Join(e.Finish(ctx, r, r.GPUs()), snapshot.Err)
+	if snapshot.IsGuarded(uid) {
+		// The record goes when nothing is there that it could be about.
+		err = errors.Join(err, errors.New("what its record is about, which cannot be read, may be left"))
+	}
 	switch {
 	case err != nil && writeErr != nil:
 		return errors.Join(err, fmt.Errorf("it cannot be written down that the claim is released: %w", writeErr))
@@ -55,15 +60,4 @@ func release(ctx context.Context, e *converge.Engine, uid types.UID, arrived tim
 		logger.Info("The rest of the claim is released later", "reason", err)
 	}
 	return nil
-}
-
-// finish releases what a claim has, and returns what is left, or why that is not known.
-func finish(ctx context.Context, e *converge.Engine, uid types.UID, snapshot *record.Snapshot) error {
-	r := cmp.Or(snapshot.Of(uid), &record.Record{Claim: record.Ref{UID: uid}})
-	err := errors.Join(e.Finish(ctx, r, r.GPUs()), snapshot.Err)
-	if snapshot.IsGuarded(uid) {
-		// The record goes when nothing is there that it could be about.
-		err = errors.Join(err, errors.New("what its record is about, which cannot be read, may be left"))
-	}
-	return err
 }

@@ -4,9 +4,11 @@
 package converge
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"k8s.io/klog/v2"
 
@@ -63,22 +65,13 @@ func (w *work) mark(ctx context.Context, r *record.Record, actions []rules.Actio
 			return fmt.Errorf("the record of claim %s has no device %s", r.Claim, a.Key)
 		}
 		d.Mark = marksOf[a.Do]
-		if a.Do == rules.Start {
-			noteInterval(d, a.Interval, w.device(a).UUID)
+		if a.Do == rules.Start && d.Shared().Interval != a.Interval {
+			// The GPU has that of its first share, whatever the policy says.
+			d.Sharing = cmp.Or(d.Sharing, &record.Sharing{UUID: w.device(a).UUID})
+			d.Sharing.Interval = a.Interval
 		}
 	}
 	return nil
-}
-
-// noteInterval notes the time slice that the GPU has for a share: that of its first share, whatever the policy says.
-func noteInterval(d *record.Device, interval policy.Interval, uuid string) {
-	if d.Shared().Interval == interval {
-		return
-	}
-	if d.Sharing == nil {
-		d.Sharing = &record.Sharing{UUID: uuid}
-	}
-	d.Sharing.Interval = interval
 }
 
 // markPrepared says that all of a claim is there, and that it is as young as the call.
@@ -241,7 +234,10 @@ func (w *work) startSession(ctx context.Context, a rules.Action) error {
 	var devices []sharing.Device
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		uuid := uuidIn(r, d)
+		uuid := d.UUID
+		if at := slices.IndexFunc(r.Devices, func(of record.Device) bool { return of.Device == d.Device && of.Partition != nil }); at >= 0 {
+			uuid = r.Devices[at].Partition.UUID() // it had none before it was made
+		}
 		if uuid == "" {
 			return fmt.Errorf("MPS session %s: device %s has no UUID", s.ID, d.Device)
 		}
@@ -267,15 +263,4 @@ func (w *work) startSession(ctx context.Context, a rules.Action) error {
 		err = fmt.Errorf("GPU %s is held by %s: %w", a.GPU, w.Partitions.Holders(ctx, a.GPU), err)
 	}
 	return err
-}
-
-// uuidIn is that of a device of a session: a partition has none before it is made.
-func uuidIn(r *record.Record, d *record.SessionDevice) string {
-	for i := range r.Devices {
-		o := &r.Devices[i]
-		if o.Device == d.Device && o.Partition != nil {
-			return o.Partition.UUID()
-		}
-	}
-	return d.UUID
 }

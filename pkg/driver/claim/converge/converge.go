@@ -104,7 +104,7 @@ func (e *Engine) onceTogether(ctx context.Context, t *rules.Task) error {
 		return err
 	}
 	defer unlock()
-	return e.once(ctx, "", nil, gpus, jointly(t.Claim, gpus)).err
+	return e.once(ctx, nil, gpus, jointly(t.Claim, gpus)).err
 }
 
 // Finish brings the release of a claim, or the undoing of a preparation, to its end on these GPUs, and returns what is
@@ -122,13 +122,13 @@ func (e *Engine) Finish(ctx context.Context, r *record.Record, gpus []string) er
 	return errors.Join(errs...)
 }
 
-func (e *Engine) finishOn(ctx context.Context, has *record.Record, address string) (err error) {
+func (e *Engine) finishOn(ctx context.Context, of *record.Record, address string) (err error) {
 	defer panics.Recover(ctx, &err)
-	claim := has.Claim.UID
+	claim := of.Claim.UID
 	var failed attempts
 	last := ""
 	for {
-		r, err := e.onceFor(ctx, claim, has.Devices, []string{address}, func(said map[string]*Said) *rules.Task {
+		r, err := e.onceFor(ctx, of, []string{address}, func(said map[string]*Said) *rules.Task {
 			return first(said[address], address, func(t *rules.Task) bool { return t.Claim == claim && t.Aim == rules.Release })
 		})
 		if err != nil {

@@ -102,7 +102,7 @@ func settle(t *testing.T, e *Engine) {
 	for _, address := range []string{pciA, pciB} {
 		said, err := e.Converge(t.Context(), address, everything)
 		if err != nil || said == nil {
-			o := e.observe(t.Context(), address, true, nil, nil)
+			o := e.observe(t.Context(), address, nil, nil)
 			t.Fatalf("GPU %s: busy %t, %v; %+v -> %+v", address, said == nil, err, o.Observation, rules.Decide(o.Observation))
 		}
 		if len(said.Tasks) > 0 {

@@ -39,14 +39,13 @@ type observation struct {
 	orphan *record.Record
 }
 
-// observe reads everything that is known about a GPU and that records call for. everything is also what no record calls for, and
-// whether CDI specs are up to date; otherwise it is for a claim with these devices. The caller has the GPU's lock, unless lockErr says why
-// not.
-func (e *Engine) observe(ctx context.Context, pciAddress string, everything bool, has []record.Device, lockErr error) *observation {
+// observe reads everything that is known about a GPU and that records call for. It is for a claim, or if of is nil for everybody: then it
+// is also about what no record calls for, and whether CDI specs are up to date. The caller has the GPU's lock, unless lockErr says why not.
+func (e *Engine) observe(ctx context.Context, pciAddress string, of *record.Record, lockErr error) *observation {
 	// A spec without a record was left by somebody, or its claim is just being prepared: it is looked again before it goes.
 	specs, folders, _ := e.Specs.List() // what cannot be listed is neither stale nor up to date
 	o := e.observeRecords(pciAddress)
-	o.needsSession = slices.ContainsFunc(has, func(d record.Device) bool { return d.Shared().Session != "" })
+	o.needsSession = of != nil && len(of.Sessions) > 0
 	o.Guards = slices.DeleteFunc(slices.Clone(o.snapshot.Guards), func(g record.Guard) bool {
 		return g.GPUs != nil && !slices.Contains(g.GPUs, pciAddress) || slices.Contains(g.Cleared, pciAddress)
 	})
@@ -54,14 +53,14 @@ func (e *Engine) observe(ctx context.Context, pciAddress string, everything bool
 		o.unanswered(lockErr)
 	} else {
 		needs := o.Needs()
-		if everything {
+		if of == nil {
 			// Nobody is sent to all of a GPU of which a claim that is prepared has something.
 			isPrepared := o.has(func(r *record.Record, d *record.Device) bool { return r.State == record.Prepared && !d.Admin })
 			needs = rules.Needs{Mode: true, Fabric: needs.Fabric, Users: needs.Users || !isPrepared, Sessions: true}
 		}
 		o.observeHardware(ctx, needs)
 	}
-	o.observeSpecs(ctx, specs, folders, everything)
+	o.observeSpecs(ctx, specs, folders, of == nil)
 	return o
 }
 
@@ -170,23 +169,12 @@ func (o *observation) uuid() string {
 func (o *observation) instance(i *gpu.Instance) rules.Instance {
 	one := rules.Instance{ID: i.ID, Place: record.Place{ProfileID: i.ProfileID, Placement: i.Placement}, Compute: len(i.Compute)}
 	if len(i.Compute) == 1 {
-		one.UUID = i.Compute[0].UUID
+		c, g := i.Compute[0], o.engine.GPU(o.GPU)
+		has := func(p gpu.Profile) bool { return p.ID == i.ProfileID && p.Slices > c.Slices }
 		// Where the hardware does not say how many slices it has, or its profile has, it is taken to span the instance.
-		one.Whole = i.Compute[0].Slices == 0 || i.Compute[0].Slices >= o.slicesOf(i.ProfileID)
+		one.UUID, one.Whole = c.UUID, c.Slices == 0 || g == nil || g.MIG == nil || !slices.ContainsFunc(g.MIG.Profiles, has)
 	}
 	return one
-}
-
-// slicesOf is how many compute slices a profile has, or 0 while that is not known.
-func (o *observation) slicesOf(profileID uint32) int {
-	if g := o.engine.GPU(o.GPU); g != nil && g.MIG != nil {
-		for _, p := range g.MIG.Profiles {
-			if p.ID == profileID {
-				return p.Slices
-			}
-		}
-	}
-	return 0
 }
 
 // sessionsTime bounds the question which MPS sessions there are. It goes to a process on this machine.

@@ -40,8 +40,8 @@ type Call struct {
 	// engine is set, and stop ends the call, while it is at work.
 	engine *Engine
 	stop   context.CancelFunc
-	// devices are those that are wanted, and those that the claim had.
-	devices []record.Device
+	// of has what is wanted, and what the claim had.
+	of *record.Record
 }
 
 // Prepare brings a claim to what its call wants, completely or not at all: what was made of a claim that was not prepared
@@ -101,11 +101,13 @@ func (c *Call) isOutOfDate() bool {
 // not work on ends here.
 func (c *Call) releaseOther(ctx context.Context) error {
 	store, claim, r := c.engine.Store, c.Wanted.Claim.UID, c.Was
-	c.devices = c.Wanted.Devices
+	c.of = c.Wanted
 	if r == nil {
 		return nil // one that cannot be read is guarded
 	}
-	c.devices = slices.Concat(c.devices, r.Devices)
+	c.of = &record.Record{
+		Claim: r.Claim, Devices: slices.Concat(c.Wanted.Devices, r.Devices), Sessions: slices.Concat(c.Wanted.Sessions, r.Sessions),
+	}
 	if r.BootID != store.Boot() || r.State != record.Releasing && slices.Equal(wishOf(r), wishOf(c.Wanted)) {
 		return nil
 	}
@@ -152,7 +154,7 @@ func (c *Call) prepare(ctx context.Context) error {
 func (c *Call) prepareTogether(ctx context.Context, gpus []string) (done bool, err error) {
 	defer panics.Recover(ctx, &err)
 	claim := c.Wanted.Claim.UID
-	r, err := c.engine.onceFor(ctx, claim, c.devices, gpu.SortPCIAddresses(slices.Clone(gpus)), jointly(claim, gpus))
+	r, err := c.engine.onceFor(ctx, c.of, gpu.SortPCIAddresses(slices.Clone(gpus)), jointly(claim, gpus))
 	switch {
 	case err != nil:
 		return false, err
@@ -173,7 +175,7 @@ func (c *Call) prepareOn(ctx context.Context, address string) (err error) {
 			return record.ErrOutOfDate
 		}
 		changed := c.engine.Store.Changed()
-		r, err := c.engine.onceFor(ctx, claim, c.devices, []string{address}, c.ownTask(address))
+		r, err := c.engine.onceFor(ctx, c.of, []string{address}, c.ownTask(address))
 		switch {
 		case err != nil && waited != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):
 			return late(waited)

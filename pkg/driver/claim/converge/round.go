@@ -44,23 +44,23 @@ type round struct {
 // choose picks the task that is carried out; nil is none.
 type choose func(said map[string]*Said) *rules.Task
 
-// once observes GPUs, whose locks the caller has, decides, and carries out one task: for a claim, or for everybody, for which
-// more is observed. What the hardware refuses is observed again under the same locks, and the record is put right before anybody
-// else can come to a wrong conclusion. GPUs that the claim, which has these devices, only looks at are not asked.
-func (e *Engine) once(ctx context.Context, claim types.UID, has []record.Device, gpus []string, choose choose) *round {
+// once observes GPUs, whose locks the caller has, decides, and carries out one task: for a claim, or for everybody if of is nil, for
+// which more is observed. What the hardware refuses is observed again under the same locks, and the record is put right before anybody
+// else can come to a wrong conclusion. GPUs that the claim only looks at are not asked.
+func (e *Engine) once(ctx context.Context, of *record.Record, gpus []string, choose choose) *round {
 	r, seen := &round{said: map[string]*Said{}}, map[string]*observation{}
 	for _, address := range gpus {
 		var why error
-		if claim != "" && onlyLooks(has, address) {
+		if of != nil && of.OnlyLooks(address) {
 			why = errUnasked
 		}
-		seen[address] = e.observe(ctx, address, claim == "", has, why)
+		seen[address] = e.observe(ctx, address, of, why)
 		r.said[address] = decide(seen[address])
 	}
 	if r.task = choose(r.said); r.task == nil {
 		return r
 	}
-	if r.task.Claim != claim {
+	if of == nil || r.task.Claim != of.Claim.UID {
 		unlock := e.lockOther(r.task, seen[r.task.Actions[0].GPU])
 		if unlock == nil {
 			return r
@@ -82,7 +82,7 @@ func (e *Engine) lockOther(t *rules.Task, seen *observation) (unlock func()) {
 	was := seen.snapshot.Of(t.Claim)
 	switch {
 	case was == nil && t.Actions[0].Do == rules.RemoveSpec:
-	case was != nil && t.Aim == rules.Release && onlyLooks(was.Devices, seen.GPU):
+	case was != nil && t.Aim == rules.Release && was.OnlyLooks(seen.GPU):
 	default:
 		return func() {}
 	}
@@ -101,7 +101,7 @@ func (e *Engine) lockOther(t *rules.Task, seen *observation) (unlock func()) {
 // afterRefusal decides again with what was refused.
 func (e *Engine) afterRefusal(ctx context.Context, refusal *rules.Refusal, r *round) {
 	address := refusal.Action.GPU
-	o := e.observe(ctx, address, false, nil, nil)
+	o := e.observe(ctx, address, &record.Record{}, nil)
 	o.Refused = refusal
 	r.said[address] = decide(o)
 	for _, task := range r.said[address].Tasks {
@@ -114,27 +114,20 @@ func (e *Engine) afterRefusal(ctx context.Context, refusal *rules.Refusal, r *ro
 	}
 }
 
-// onceFor is once for a claim with these devices, with the locks of its GPUs, all or none. On a GPU on which a call has not
+// onceFor is once for a claim, with the locks of its GPUs, all or none. On a GPU on which a call has not
 // returned nothing is done: its lock cannot be had. GPUs that the claim only observes are neither locked nor asked.
-func (e *Engine) onceFor(ctx context.Context, claim types.UID, has []record.Device, gpus []string, choose choose) (*round, error) {
-	locked := slices.DeleteFunc(slices.Clone(gpus), func(address string) bool { return onlyLooks(has, address) })
+func (e *Engine) onceFor(ctx context.Context, of *record.Record, gpus []string, choose choose) (*round, error) {
+	locked := slices.DeleteFunc(slices.Clone(gpus), of.OnlyLooks)
 	unlock, err := e.Locks.GPUs(ctx, locked)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	return e.once(ctx, claim, has, gpus, choose), nil
+	return e.once(ctx, of, gpus, choose), nil
 }
 
 // errUnasked is why nothing is known of a GPU.
 var errUnasked = errors.New("the claim only looks at it")
-
-// onlyLooks reports whether devices have nothing of a GPU, but may look at all of it.
-func onlyLooks(devices []record.Device, pciAddress string) bool {
-	return !slices.ContainsFunc(devices, func(d record.Device) bool {
-		return d.PCIAddress == pciAddress && (!d.Admin || d.Partition != nil)
-	})
-}
 
 // onceOn is once for one GPU and everybody's claims. Where the lock cannot be had, and not because somebody has it, what is
 // known without it is decided: a call on the GPU has not returned.
@@ -147,10 +140,10 @@ func (e *Engine) onceOn(ctx context.Context, address string, choose choose) (*ro
 	case errors.Is(err, lock.ErrBusy), err != nil && ctx.Err() != nil:
 		return nil, err
 	case err != nil:
-		return &round{said: map[string]*Said{address: decide(e.observe(ctx, address, false, nil, err))}}, nil
+		return &round{said: map[string]*Said{address: decide(e.observe(ctx, address, &record.Record{}, err))}}, nil
 	}
 	defer unlock()
-	return e.once(ctx, "", nil, []string{address}, choose), nil
+	return e.once(ctx, nil, []string{address}, choose), nil
 }
 
 // first returns the first task of a GPU alone for which this holds, or nil.

@@ -113,6 +113,11 @@ func (r *Record) GPUs() []string {
 	return slices.Compact(gpus)
 }
 
+// OnlyLooks reports whether the claim has nothing of a GPU, but may look at all of it.
+func (r *Record) OnlyLooks(pciAddress string) bool {
+	return !slices.ContainsFunc(r.Devices, func(d Device) bool { return d.PCIAddress == pciAddress && (!d.Admin || d.Partition != nil) })
+}
+
 // Clone returns a copy that has nothing in common with the original.
 func (r *Record) Clone() *Record {
 	if r == nil {

@@ -148,7 +148,10 @@ func (c *claim) judge() {
 	}
 	switch {
 	case c.BootID != c.Boot:
-		c.earlierBoot()
+		// Nothing that it is about exists. The kubelet has the claim prepared again before it starts a container, or releases it.
+		if c.State != record.Prepared {
+			c.giveBack(c.action(Clear, c.Claim.UID))
+		}
 		return
 	case c.Hardware.Err != nil && !c.onlyLooks():
 		c.unknown()
@@ -170,16 +173,7 @@ func (c *claim) judge() {
 
 // onlyLooks: nothing has to be known of a GPU to prepare, or release, a claim that does nothing but look at it.
 func (c *claim) onlyLooks() bool {
-	has := slices.ContainsFunc(c.parts, func(p part) bool { return !p.Admin || p.Partition != nil })
-	return !has && (c.Calling || c.leaving(c.Record))
-}
-
-// earlierBoot: nothing that such a record is about exists. The kubelet has the claim prepared again before it starts a
-// container, or releases it.
-func (c *claim) earlierBoot() {
-	if c.State != record.Prepared {
-		c.giveBack(c.action(Clear, c.Claim.UID))
-	}
+	return c.OnlyLooks(c.GPU) && (c.Calling || c.leaving(c.Record))
 }
 
 // unknown keeps everything as it is. What needs no hardware goes on, so that pods can end.

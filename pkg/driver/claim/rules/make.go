@@ -46,7 +46,7 @@ func (c *claim) make() {
 			v = m.whole(p)
 		}
 		if v != nil {
-			if len(c.Guards) > 0 && v.isOfInstance() {
+			if len(c.Guards) > 0 && (errors.Is(v, partition.ErrForeign) || errors.Is(v, partition.ErrDivided)) {
 				v.Why += "; it may be that of " + c.Guards[0].String()
 			}
 			v.State = Refused
@@ -55,11 +55,6 @@ func (c *claim) make() {
 		}
 	}
 	m.propose()
-}
-
-// isOfInstance reports whether an instance that no claim has is in the way.
-func (v *Verdict) isOfInstance() bool {
-	return errors.Is(v, partition.ErrForeign) || errors.Is(v, partition.ErrDivided)
 }
 
 // unmake takes back what was started of a part that the hardware refuses.
