@@ -9,6 +9,6 @@
 //	annotations.go  its NRI plugin, which does so where annotations of a pod name them
 //	pods.go      pods that may have the devices of a claim that is not in the cluster any more
 //
-// Processes that use a GPU although no claim explains it are found by package claim/users. What is found here uses no GPU yet, or
+// Processes that use a GPU although no claim explains it are found by package users. What is found here uses no GPU yet, or
 // not at every moment. It reads and changes nothing.
 package unclaimed

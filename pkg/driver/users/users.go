@@ -25,7 +25,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/partage-dev/partage/pkg/driver/claim/converge"
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/node/holder"
@@ -53,8 +52,6 @@ type Users struct {
 	// it, too, again and again.
 	keptSince map[string]time.Duration
 }
-
-var _ converge.Users = (*Users)(nil)
 
 // opener is a process that has the node of a GPU open. Its start tells it from a later one with the same ID.
 type opener struct {
