@@ -203,7 +203,7 @@ func (w *work) change(ctx context.Context, a rules.Action) error {
 func (w *work) create(ctx context.Context, a rules.Action) error {
 	if a.Do == rules.CreateGI {
 		id, err := w.Partitions.CreateInstance(ctx, a.Place.On(a.GPU))
-		if state := &w.seen[a.GPU].state; err == nil {
+		if state := &w.seen[a.GPU].Hardware.MIGState; err == nil {
 			state.Instances = append(state.Instances, gpu.Instance{ID: id, ProfileID: a.Place.ProfileID, Placement: a.Place.Placement})
 		}
 		return err
@@ -226,7 +226,7 @@ func (w *work) dropNamesakes(ctx context.Context, a rules.Action) error {
 	if made == nil {
 		return nil
 	}
-	state := w.seen[a.GPU].state
+	state := w.seen[a.GPU].Hardware.MIGState
 	for _, d := range w.seen[a.GPU].snapshot.On(a.GPU) {
 		if d.Record.Claim.UID == a.Claim || d.Partition == nil || d.Mark == record.Started && a.Place == d.Place() {
 			continue // its own, or a share of the same partition
@@ -244,7 +244,7 @@ func (w *work) dropNamesakes(ctx context.Context, a rules.Action) error {
 
 // instance is the GPU instance in an action's place, or nil.
 func (w *work) instance(a rules.Action) *gpu.Instance {
-	return partition.Instance(w.seen[a.GPU].state, a.Place.On(a.GPU))
+	return partition.Instance(w.seen[a.GPU].Hardware.MIGState, a.Place.On(a.GPU))
 }
 
 func (w *work) destroy(ctx context.Context, a rules.Action) error {

@@ -175,7 +175,7 @@ func (w *work) resolve(r *record.Record) {
 			continue
 		}
 		if o := w.seen[d.PCIAddress]; o != nil {
-			if live, made := partition.Lookup(o.state, d.Address()); made {
+			if live, made := partition.Lookup(o.Hardware.MIGState, d.Address()); made {
 				d.Partition.Made = &live
 			}
 		}

@@ -32,7 +32,6 @@ type observation struct {
 	calls map[types.UID]*Call
 	// needsSession means that it is for a claim with an MPS session.
 	needsSession bool
-	state        gpu.MIGState
 	// sessions are those that the supervisor has, by ID, where it was asked.
 	sessions map[string]mps.Status
 	// orphan is nil, or the claim whose users are looked for, as if it did not exist.
@@ -66,7 +65,7 @@ func (e *Engine) observe(ctx context.Context, pciAddress string, of *record.Reco
 
 // unanswered notes that nothing is known of the GPU.
 func (o *observation) unanswered(err error) {
-	o.Hardware.Err = fmt.Errorf("GPU %s: %w", o.GPU, err)
+	o.Hardware = rules.Hardware{Err: fmt.Errorf("GPU %s: %w", o.GPU, err)}
 }
 
 func (o *observation) observeHardware(ctx context.Context, needs rules.Needs) {
@@ -76,7 +75,7 @@ func (o *observation) observeHardware(ctx context.Context, needs rules.Needs) {
 	}
 	h := &o.Hardware
 	var err error
-	o.state, err = e.Partitions.State(ctx, o.GPU)
+	h.MIGState, err = e.Partitions.State(ctx, o.GPU)
 	// Drivers that fail may say "not supported". A GPU on which a claim has a partition, or which can have any, has MIG.
 	isDivisible := func(_ *record.Record, d *record.Device) bool { return d.Divisible || d.Partition != nil }
 	if errors.Is(err, gpu.ErrNotSupported) && !o.has(isDivisible) {
@@ -91,10 +90,9 @@ func (o *observation) observeHardware(ctx context.Context, needs rules.Needs) {
 		return
 	}
 	_, known := e.intervals.Load(o.GPU)
-	h.MIG, h.IntervalLost = o.state.Enabled, !known
-	o.state.Instances = slices.Clone(o.state.Instances) // acting adds its own
-	for i := range o.state.Instances {
-		h.Instances = append(h.Instances, o.instance(&o.state.Instances[i]))
+	h.Instances, h.IntervalLost = slices.Clone(h.Instances), !known // acting adds its own
+	if g := e.GPU(o.GPU); g != nil && g.MIG != nil {
+		h.Profiles = g.MIG.Profiles
 	}
 	if needs.Fabric {
 		// Where that is not known the GPU is used: most have no fabric.
@@ -131,7 +129,7 @@ func (o *observation) has(is func(*record.Record, *record.Device) bool) bool {
 
 // observeMode asks for the compute mode where MIG mode leaves the GPU one.
 func (o *observation) observeMode(ctx context.Context) error {
-	if o.state.Enabled {
+	if o.Hardware.Enabled {
 		return nil
 	}
 	uuid := o.uuid()
@@ -164,17 +162,6 @@ func (o *observation) uuid() string {
 		}
 	}
 	return ""
-}
-
-func (o *observation) instance(i *gpu.Instance) rules.Instance {
-	one := rules.Instance{ID: i.ID, Place: record.Place{ProfileID: i.ProfileID, Placement: i.Placement}, Compute: len(i.Compute)}
-	if len(i.Compute) == 1 {
-		c, g := i.Compute[0], o.engine.GPU(o.GPU)
-		has := func(p gpu.Profile) bool { return p.ID == i.ProfileID && p.Slices > c.Slices }
-		// Where the hardware does not say how many slices it has, or its profile has, it is taken to span the instance.
-		one.UUID, one.Whole = c.UUID, c.Slices == 0 || g == nil || g.MIG == nil || !slices.ContainsFunc(g.MIG.Profiles, has)
-	}
-	return one
 }
 
 // sessionsTime bounds the question which MPS sessions there are. It goes to a process on this machine.

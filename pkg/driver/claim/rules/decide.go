@@ -117,7 +117,7 @@ func (d *decision) undoRefused() bool {
 		}
 	}
 	// It is tried again when nobody uses the GPU any more, and would need the mode again.
-	if d.Hardware.MIG && p.DynamicMIG && !errors.Is(d.Refused.Err, gpu.ErrInUse) && d.emptiedBy(nil) {
+	if d.Hardware.Enabled && p.DynamicMIG && !errors.Is(d.Refused.Err, gpu.ErrInUse) && d.emptiedBy(nil) {
 		actions = append(actions, p.action(DisableMIG))
 	}
 	c := d.claim(p.of)
@@ -136,8 +136,8 @@ func (r *Refusal) verdict() Verdict {
 
 // emptiedBy reports whether these actions leave no instance.
 func (o *Observation) emptiedBy(actions []Action) bool {
-	return !slices.ContainsFunc(o.Hardware.Instances, func(i Instance) bool {
-		return !slices.ContainsFunc(actions, func(a Action) bool { return a.Do == DestroyGI && a.Place == i.Place })
+	return !slices.ContainsFunc(o.Hardware.Instances, func(i gpu.Instance) bool {
+		return !slices.ContainsFunc(actions, func(a Action) bool { return a.Do == DestroyGI && a.Place == placeOf(&i) })
 	})
 }
 

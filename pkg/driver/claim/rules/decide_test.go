@@ -26,6 +26,12 @@ func slice(start int) record.Place {
 	return record.Place{ProfileID: 19, Placement: gpu.Placement{Start: start, Size: 1}}
 }
 
+func instance(id, start int, compute ...gpu.ComputeInstance) gpu.Instance {
+	return gpu.Instance{ID: id, ProfileID: 19, Placement: gpu.Placement{Start: start, Size: 1}, Compute: compute}
+}
+
+func instances(all ...gpu.Instance) gpu.MIGState { return gpu.MIGState{Enabled: true, Instances: all} }
+
 func wants(parts ...Part) Record {
 	r := aRecord("u", record.Preparing, parts...)
 	r.Wanted, r.Calling = true, true
@@ -63,10 +69,10 @@ func TestVerdicts(t *testing.T) {
 	}{
 		"another claim has it": {wants(aPartition(0)), func(o *Observation) { o.Records = append(o.Records, other) }, Waiting, ErrTaken, "gpu-mig overlaps with gpu-mig, which is prepared for claim team/o"},
 		"foreign": {wants(aPartition(0)), func(o *Observation) {
-			o.Hardware.MIG, o.Hardware.Instances = true, []Instance{{ID: 7, Place: slice(0), Compute: 1}}
+			o.Hardware.MIGState = instances(instance(7, 0, gpu.ComputeInstance{UUID: "MIG-1"}))
 		}, Refused, partition.ErrForeign, "GPU instance 7 is in its place"},
 		"divided": {wants(whole()), func(o *Observation) {
-			o.Hardware.MIG, o.Hardware.Instances = true, []Instance{{ID: 7, Place: slice(0), Compute: 1}}
+			o.Hardware.MIGState = instances(instance(7, 0, gpu.ComputeInstance{UUID: "MIG-1"}))
 		}, Refused, partition.ErrDivided, "the GPU is partitioned"},
 		"fixed mode":     {wants(fixed), func(*Observation) {}, Refused, nil, "nvidia-smi -i 0000:1b:00.0 -mig 1"},
 		"compute mode":   {wants(mps), func(o *Observation) { o.Hardware.Exclusive = true }, Refused, nil, "-c DEFAULT"},
@@ -117,8 +123,7 @@ func TestSeveralParts(t *testing.T) {
 	for i := range r.Devices {
 		r.Devices[i].Mark = record.Started
 	}
-	o.Hardware.MIG = true
-	o.Hardware.Instances = []Instance{{ID: 7, Place: slice(0), Compute: 1}, {ID: 8, Place: slice(4), Compute: 1}}
+	o.Hardware.MIGState = instances(instance(7, 0, gpu.ComputeInstance{UUID: "MIG-1"}), instance(8, 4, gpu.ComputeInstance{UUID: "MIG-2"}))
 	want = []Do{RemoveSpec, DestroyCI, DestroyGI, Unstart, Unstart, DestroyCI, DestroyGI, DisableMIG, Clear}
 	plan := Decide(o)
 	if got := do(plan); !equal(got, want) || plan.Tasks[0].Actions[1].Key != "gpu-shared-second" {
@@ -144,7 +149,7 @@ func TestRefusedUnderGuard(t *testing.T) {
 	r := wants(aPartition(0))
 	r.Wanted, r.Devices[0].Mark = false, record.Started
 	o := Observation{GPU: pci, Boot: boot, Records: []Record{r}, Guards: []record.Guard{{Claim: record.Ref{UID: "u"}, Path: "/data/file", Remedy: "remove it"}}}
-	o.Hardware.MIG, o.Hardware.Instances = true, []Instance{{ID: 7, Place: slice(0), Compute: 1}}
+	o.Hardware.MIGState = instances(instance(7, 0, gpu.ComputeInstance{UUID: "MIG-1"}))
 	o.Refused = &Refusal{Action: Action{Do: CreateGI, Claim: "u", GPU: pci, Key: "gpu-mig", Place: slice(0)}, Err: gpu.ErrNoRoom}
 	plan := Decide(o)
 	if len(plan.Tasks) != 1 || !equal([]Do{MarkLost}, []Do{plan.Tasks[0].Actions[0].Do}) {
@@ -163,7 +168,7 @@ func TestTakenOver(t *testing.T) {
 	released, ready := aRecord("u", record.Releasing, aPartition(0)), aRecord("o", record.Prepared, aPartition(0))
 	released.Devices[0].Mark, ready.Devices[0].Mark = record.Started, record.Started
 	o := Observation{GPU: pci, Boot: boot, Records: []Record{released, ready}}
-	o.Hardware.MIG, o.Hardware.Instances = true, []Instance{{ID: 7, Place: slice(0), Compute: 1}}
+	o.Hardware.MIGState = instances(instance(7, 0, gpu.ComputeInstance{UUID: "MIG-1"}))
 	plan := Decide(o)
 	if len(plan.Tasks) == 0 || plan.Tasks[0].Claim != "u" || plan.Tasks[0].Aim != Release {
 		t.Fatalf("the claim is not released: %+v", plan.Tasks)
@@ -182,21 +187,23 @@ func TestTakenOver(t *testing.T) {
 // TestForeignInstances shows which instances without record are devices, and what is said about the others.
 func TestForeignInstances(t *testing.T) {
 	for name, test := range map[string]struct {
-		i      Instance
-		guards []record.Guard
-		device bool
-		says   string
+		compute []gpu.ComputeInstance
+		guards  []record.Guard
+		device  bool
+		says    string
 	}{
-		"whole":      {i: Instance{Compute: 1, Whole: true, UUID: "MIG-1"}, device: true},
-		"incomplete": {i: Instance{}, says: "it has no compute instance"},
-		"divided":    {i: Instance{Compute: 2}, says: "2 compute instances"},
-		"smaller":    {i: Instance{Compute: 1, UUID: "MIG-1"}, says: "only a part of its slices"},
-		"no UUID":    {i: Instance{Compute: 1, Whole: true}, says: "no UUID"},
-		"guarded":    {i: Instance{Compute: 1, Whole: true, UUID: "MIG-1"}, guards: []record.Guard{{Claim: record.Ref{UID: "g"}, Path: "/data/file", Remedy: "remove it"}}, says: "/data/file"},
+		"whole":      {compute: []gpu.ComputeInstance{{UUID: "MIG-1", Slices: 2}}, device: true},
+		"unknown":    {compute: []gpu.ComputeInstance{{UUID: "MIG-1"}}, device: true},
+		"incomplete": {says: "it has no compute instance"},
+		"divided":    {compute: make([]gpu.ComputeInstance, 2), says: "2 compute instances"},
+		"smaller":    {compute: []gpu.ComputeInstance{{UUID: "MIG-1", Slices: 1}}, says: "only a part of its slices"},
+		"no UUID":    {compute: make([]gpu.ComputeInstance, 1), says: "no UUID"},
+		"guarded":    {compute: []gpu.ComputeInstance{{UUID: "MIG-1"}}, guards: []record.Guard{{Claim: record.Ref{UID: "g"}, Path: "/data/file", Remedy: "remove it"}}, says: "/data/file"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			test.i.ID, test.i.Place = 7, slice(4)
-			plan := Decide(Observation{GPU: pci, Boot: boot, Guards: test.guards, Hardware: Hardware{MIG: true, Instances: []Instance{test.i}}})
+			plan := Decide(Observation{GPU: pci, Boot: boot, Guards: test.guards, Hardware: Hardware{
+				MIGState: instances(instance(7, 4, test.compute...)), Profiles: []gpu.Profile{{ID: 19, Slices: 2}},
+			}})
 			if got := len(plan.Static) == 1; got != test.device {
 				t.Errorf("a device: %t", got)
 			}

@@ -63,7 +63,7 @@ func (c *claim) unmake(p part) {
 	if c.State == record.Prepared || p.Mark != record.Started || len(p.sharers()) > 0 {
 		return
 	}
-	if i := c.at(p.Place()); i == nil || i.Compute == 0 {
+	if i := c.at(p.Place()); i == nil || len(i.Compute) == 0 {
 		c.task(Task{Aim: Make, Actions: append(p.undoLast(i), p.action(Unstart))})
 	}
 }
@@ -92,7 +92,7 @@ func (m *making) start(p part) {
 func (m *making) useAsIs(p part) *Verdict {
 	i := m.at(p.Place())
 	switch {
-	case p.Partition == nil || i != nil && i.Compute == 1:
+	case p.Partition == nil || i != nil && len(i.Compute) == 1:
 		m.start(p)
 		return nil
 	case p.isStatic():
@@ -109,11 +109,11 @@ func (m *making) partition(p part) *Verdict {
 		return m.create(p)
 	case !ours:
 		return p.says(Verdict{Cause: partition.ErrForeign}, ": GPU instance %d is in its place; it was not made by this driver and is left alone", i.ID)
-	case i.Compute > 1:
-		return p.says(Verdict{Cause: partition.ErrForeign}, ": somebody else has divided GPU instance %d into %d compute instances", i.ID, i.Compute)
+	case len(i.Compute) > 1:
+		return p.says(Verdict{Cause: partition.ErrForeign}, ": somebody else has divided GPU instance %d into %d compute instances", i.ID, len(i.Compute))
 	}
 	m.start(p)
-	if i.Compute == 0 {
+	if len(i.Compute) == 0 {
 		m.do(DropNamesakes, p)
 		m.do(CreateCI, p)
 	}
@@ -122,13 +122,13 @@ func (m *making) partition(p part) *Verdict {
 
 // create makes a partition where nothing is.
 func (m *making) create(p part) *Verdict {
-	if i := find(m.Hardware.Instances, func(i *Instance) bool { return i.Place.Overlaps(p.Place()) }); i != nil {
-		return p.says(Verdict{Cause: partition.ErrForeign}, ": GPU instance %d (placement %d:%d), which no claim has, overlaps with it", i.ID, i.Place.Start, i.Place.Size)
+	if i := find(m.Hardware.Instances, func(i *gpu.Instance) bool { return placeOf(i).Overlaps(p.Place()) }); i != nil {
+		return p.says(Verdict{Cause: partition.ErrForeign}, ": GPU instance %d (placement %d:%d), which no claim has, overlaps with it", i.ID, i.Placement.Start, i.Placement.Size)
 	}
-	if !m.Hardware.MIG && !p.DynamicMIG {
+	if !m.Hardware.Enabled && !p.DynamicMIG {
 		return p.says(Verdict{}, ": MIG mode is off, and on this GPU only an administrator changes it (nvidia-smi -i %s -mig 1, and a reset)", m.GPU)
 	}
-	if !m.Hardware.MIG && !slices.ContainsFunc(m.actions, func(a Action) bool { return a.Do == EnableMIG }) {
+	if !m.Hardware.Enabled && !slices.ContainsFunc(m.actions, func(a Action) bool { return a.Do == EnableMIG }) {
 		if m.State != record.Prepared {
 			m.do(Announce, p)
 		}
@@ -149,14 +149,14 @@ func (m *making) whole(p part) *Verdict {
 	switch {
 	case len(h.Instances) > 0:
 		return p.says(Verdict{Cause: partition.ErrDivided}, ": the GPU is partitioned: there is GPU instance %d, which no claim has", h.Instances[0].ID)
-	case h.MIG && p.Divisible && !p.DynamicMIG:
+	case h.Enabled && p.Divisible && !p.DynamicMIG:
 		return p.says(Verdict{}, ": MIG mode is on, and on this GPU only an administrator changes it (nvidia-smi -i %s -mig 0, and a reset)", m.GPU)
 	}
 	if v := m.wrongMode(p); v != nil {
 		return v
 	}
 	m.start(p)
-	if h.MIG && p.Divisible {
+	if h.Enabled && p.Divisible {
 		m.do(DisableMIG, p)
 	}
 	if p.session() != "" && !h.Exclusive {
@@ -353,5 +353,5 @@ func (c *claim) noShareLeft(p part, before []part) *Verdict {
 // mayBeGuarded: a claim whose record cannot be read may have an undivided GPU, and what is shared. Other partitions are
 // seen on the hardware.
 func (c *claim) mayBeGuarded(p part) bool {
-	return p.Mark != record.Started && !p.isStatic() && (p.Partition == nil || !c.Hardware.MIG || p.Type.IsShare())
+	return p.Mark != record.Started && !p.isStatic() && (p.Partition == nil || !c.Hardware.Enabled || p.Type.IsShare())
 }

@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
+	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
@@ -36,15 +37,6 @@ type Spec struct {
 	Outdated bool // another one would be written now, with the same instances
 }
 
-// Instance is a GPU instance.
-type Instance struct {
-	ID      int
-	Place   record.Place
-	Compute int    // how many compute instances it has
-	Whole   bool   // the only one spans it
-	UUID    string // of the MIG device, for people and for the devices that are published
-}
-
 // Session is an MPS session that the supervisor has.
 type Session struct {
 	ID      string
@@ -56,14 +48,14 @@ type Session struct {
 
 // Hardware is one bounded look at a GPU.
 type Hardware struct {
-	Err                  error // why it has not answered, and nothing is known of it, or nil
-	MIG                  bool
-	Instances            []Instance // all GPU instances, foreign ones included
-	Exclusive, OtherMode bool       // the compute mode EXCLUSIVE_PROCESS, or another one that is not DEFAULT
-	NoMode               bool       // it has no compute mode that can be changed
-	ModeUnknown          bool       // nobody could ask for the compute mode
-	IntervalLost         bool       // the driver may have been loaded after a time slice was set, and have forgotten it
-	Fabric               string     // why the undivided GPU is not registered with its NVLink fabric yet, or empty
+	Err                  error         // why it has not answered, and nothing is known of it, or nil
+	gpu.MIGState                       // the mode, and all GPU instances, foreign ones included
+	Profiles             []gpu.Profile // as far as they are known
+	Exclusive, OtherMode bool          // the compute mode EXCLUSIVE_PROCESS, or another one that is not DEFAULT
+	NoMode               bool          // it has no compute mode that can be changed
+	ModeUnknown          bool          // nobody could ask for the compute mode
+	IntervalLost         bool          // the driver may have been loaded after a time slice was set, and have forgotten it
+	Fabric               string        // why the undivided GPU is not registered with its NVLink fabric yet, or empty
 	// Users are the processes on the undivided GPU that no record explains, InstanceUsers those on GPU instances by ID, where
 	// Needs asks for them, or nothing: "process 4711 (python), pod team-a/train, container main".
 	Users         string

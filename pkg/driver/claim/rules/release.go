@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
+	"github.com/partage-dev/partage/pkg/gpu"
 )
 
 // release takes back what a claim has on this GPU, the last part first. The spec goes before everything, the record
@@ -55,7 +56,7 @@ func (c *claim) release() {
 // needsMode means that MIG mode is on for it. Where somebody's memory keeps the first instance from being made no part is
 // started, and the mode stays.
 func (p part) needsMode() bool {
-	return p.o.Hardware.MIG && p.DynamicMIG && p.isOurs() && !p.Admin && (p.Mark == record.Started || p.Mark == record.Announced)
+	return p.o.Hardware.Enabled && p.DynamicMIG && p.isOurs() && !p.Admin && (p.Mark == record.Started || p.Mark == record.Announced)
 }
 
 // giveBack proposes a release, if there is something to do.
@@ -87,7 +88,7 @@ func (p part) undo() (actions []Action, pending string) {
 		return nil, "it may be shared by " + g.String()
 	case users != "":
 		return nil, "it is in use: " + users
-	case instance != nil && instance.Compute > 1:
+	case instance != nil && len(instance.Compute) > 1:
 		return nil, "" // somebody else has divided it
 	case p.session() != "" && p.o.Unsupervised != nil:
 		return nil, "the MPS supervisor does not answer: " + p.o.Unsupervised.Error()
@@ -96,7 +97,7 @@ func (p part) undo() (actions []Action, pending string) {
 }
 
 // undoLast lists what takes back a part that nobody else has, but others that are leaving, too.
-func (p part) undoLast(instance *Instance) (actions []Action) {
+func (p part) undoLast(instance *gpu.Instance) (actions []Action) {
 	do := func(do Do, due bool) {
 		if due {
 			actions = append(actions, p.action(do))
@@ -105,7 +106,7 @@ func (p part) undoLast(instance *Instance) (actions []Action) {
 	do(StopSession, p.o.session(p.session()) != nil)
 	do(SetDefault, p.session() != "" && p.Partition == nil && p.o.Hardware.Exclusive)
 	do(ResetInterval, anyInterval(append(p.sharers(), p)) && !p.isRefused())
-	do(DestroyCI, p.isOurs() && instance != nil && instance.Compute > 0)
+	do(DestroyCI, p.isOurs() && instance != nil && len(instance.Compute) > 0)
 	do(DestroyGI, p.isOurs() && instance != nil)
 	for _, q := range p.sharers() {
 		if q.of != p.of {

@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
+	"github.com/partage-dev/partage/pkg/driver/partition"
+	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
@@ -73,8 +75,12 @@ func (o *Observation) guardBesides(claim types.UID) *record.Guard {
 	return find(o.Guards, func(g *record.Guard) bool { return g.Claim.UID != claim })
 }
 
-func (o *Observation) at(place record.Place) *Instance {
-	return find(o.Hardware.Instances, func(i *Instance) bool { return i.Place == place })
+func (o *Observation) at(place record.Place) *gpu.Instance {
+	return partition.Instance(o.Hardware.MIGState, place.On(o.GPU))
+}
+
+func placeOf(i *gpu.Instance) record.Place {
+	return record.Place{ProfileID: i.ProfileID, Placement: i.Placement}
 }
 
 func (o *Observation) session(id string) *Session {
@@ -145,14 +151,14 @@ func (p part) isLost() bool { return p.wasThere() && p.o.at(p.Place()) == nil &&
 // administrator may be about to destroy the rest.
 func (p part) isGone() bool {
 	i := p.o.at(p.Place())
-	return p.Mark == record.Lost || p.isLost() || p.wasThere() && i != nil && i.Compute == 0
+	return p.Mark == record.Lost || p.isLost() || p.wasThere() && i != nil && len(i.Compute) == 0
 }
 
 // isNamed reports whether the claim's CDI spec names what is there.
 func (p part) isNamed() bool {
 	i := p.o.at(p.Place())
 	return p.Partition == nil ||
-		i != nil && p.Partition.Made != nil && i.ID == p.Partition.Made.InstanceID && i.Compute == 1 && p.Mark != record.Lost
+		i != nil && p.Partition.Made != nil && i.ID == p.Partition.Made.InstanceID && len(i.Compute) == 1 && p.Mark != record.Lost
 }
 
 // sharers are the started shares of the same device, also those of the same claim.

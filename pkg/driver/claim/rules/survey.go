@@ -10,6 +10,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
+	"github.com/partage-dev/partage/pkg/gpu"
 )
 
 // UsersOf says who uses what a claim alone has on the GPU, or nothing. Those on a device of which other claims have shares may be
@@ -45,7 +46,7 @@ func (d *decision) survey() {
 		}
 		t := Task{Claim: g.Claim.UID, Aim: Unguard, Actions: []Action{d.action(ClearGuard, g.Claim.UID)}}
 		// What cannot be seen is taken back before: a time slice. MIG mode leaves a GPU none.
-		if !d.Hardware.MIG && len(d.started(func(p part) bool { return p.Shared().Interval != "" })) == 0 {
+		if !d.Hardware.Enabled && len(d.started(func(p part) bool { return p.Shared().Interval != "" })) == 0 {
 			t.Actions = append([]Action{d.action(ResetInterval, g.Claim.UID)}, t.Actions...)
 		}
 		d.plan.Tasks = append(d.plan.Tasks, t)
@@ -56,45 +57,55 @@ func (d *decision) survey() {
 func (d *decision) surveyInstances() (clear bool) {
 	clear = true
 	for _, i := range d.Hardware.Instances {
+		place := placeOf(&i)
 		has := func(is func(part) bool) bool {
-			return len(d.started(func(p part) bool { return p.Place() == i.Place && is(p) })) > 0
+			return len(d.started(func(p part) bool { return p.Place() == place && is(p) })) > 0
 		}
 		taken := has(part.isStatic)
 		switch {
 		case has(part.isOurs):
 			continue
-		case i.isComplete() && (taken || len(d.Guards) == 0):
-			d.plan.Static = append(d.plan.Static, device.Static{PCIAddress: d.GPU, ProfileID: i.Place.ProfileID, Placement: i.Place.Placement, UUID: i.UUID})
+		case d.isComplete(&i) && (taken || len(d.Guards) == 0):
+			d.plan.Static = append(d.plan.Static, device.Static{PCIAddress: d.GPU, ProfileID: i.ProfileID, Placement: i.Placement, UUID: i.Compute[0].UUID})
 			if users := d.Hardware.InstanceUsers[i.ID]; users != "" && !taken {
-				d.say(Statement{Place: i.Place, Reason: UsedByOthers, Text: "GPU " + d.GPU + ": processes that no claim explains use the partition: " + users})
+				d.say(Statement{Place: place, Reason: UsedByOthers, Text: "GPU " + d.GPU + ": processes that no claim explains use the partition: " + users})
 			}
 		default:
-			d.say(Statement{Place: i.Place, Reason: Occupied, Text: fmt.Sprintf("GPU %s: GPU instance %d (profile %d, placement %d:%d) has no record and is left alone: %s",
-				d.GPU, i.ID, i.Place.ProfileID, i.Place.Start, i.Place.Size, d.advice(i))})
+			d.say(Statement{Place: place, Reason: Occupied, Text: fmt.Sprintf("GPU %s: GPU instance %d (profile %d, placement %d:%d) has no record and is left alone: %s",
+				d.GPU, i.ID, i.ProfileID, i.Placement.Start, i.Placement.Size, d.advice(&i))})
 		}
 		clear = clear && taken
 	}
 	// The partitions of others that claims have and that do not exist any more, or not yet again.
-	for _, p := range d.held(func(p part) bool { return p.isStatic() && !d.at(p.Place()).isComplete() }) {
+	for _, p := range d.held(func(p part) bool { return p.isStatic() && !d.isComplete(d.at(p.Place())) }) {
 		d.plan.Static = append(d.plan.Static, device.Static{PCIAddress: d.GPU, ProfileID: p.Partition.ProfileID, Placement: p.Partition.Placement, UUID: p.Partition.UUID(), Gone: true})
 	}
 	return clear
 }
 
 // isComplete reports whether there is an instance that can be allocated.
-func (i *Instance) isComplete() bool { return i != nil && i.Compute == 1 && i.Whole && i.UUID != "" }
+func (d *decision) isComplete(i *gpu.Instance) bool {
+	return i != nil && len(i.Compute) == 1 && d.isSpanned(i) && i.Compute[0].UUID != ""
+}
+
+// isSpanned reports whether the only compute instance spans the whole. Where the hardware does not say how many slices it has, or
+// its profile has, it is taken to do so.
+func (d *decision) isSpanned(i *gpu.Instance) bool {
+	isLarger := func(p *gpu.Profile) bool { return p.ID == i.ProfileID && p.Slices > i.Compute[0].Slices }
+	return i.Compute[0].Slices == 0 || find(d.Hardware.Profiles, isLarger) == nil
+}
 
 // advice says why an instance without record is not a device, and what helps.
-func (d *decision) advice(i Instance) string {
+func (d *decision) advice(i *gpu.Instance) string {
 	switch {
 	case len(d.Guards) > 0:
 		return "it may be that of " + d.Guards[0].String()
-	case i.Compute == 0:
+	case len(i.Compute) == 0:
 		return "somebody else, or a driver that was killed, made it and it has no compute instance. " +
 			"Remove it with nvidia-smi mig -dgi, or give it a compute instance with nvidia-smi mig -cci"
-	case i.Compute > 1:
-		return fmt.Sprintf("it is divided into %d compute instances, which cannot be allocated", i.Compute)
-	case !i.Whole:
+	case len(i.Compute) > 1:
+		return fmt.Sprintf("it is divided into %d compute instances, which cannot be allocated", len(i.Compute))
+	case !d.isSpanned(i):
 		return "its compute instance has only a part of its slices, which cannot be allocated as a partition. " +
 			"Remove both with nvidia-smi mig -dci and -dgi, or give it the whole instance"
 	}

@@ -11,6 +11,7 @@ import (
 	kinds "github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/driver/claim/rules"
+	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
@@ -299,7 +300,9 @@ func alone(p *rules.Part) kinds.Kind {
 }
 
 func isThere(o *rules.Observation, p *rules.Part) bool {
-	return slices.ContainsFunc(o.Hardware.Instances, func(i rules.Instance) bool { return i.Place == p.Place() })
+	return slices.ContainsFunc(o.Hardware.Instances, func(i gpu.Instance) bool {
+		return record.Place{ProfileID: i.ProfileID, Placement: i.Placement} == p.Place()
+	})
 }
 
 // ownInterval is the time slice that a claim has asked for itself.

@@ -10,6 +10,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/driver/claim/rules"
 	live "github.com/partage-dev/partage/pkg/driver/partition"
+	"github.com/partage-dev/partage/pkg/gpu"
 )
 
 // moments are when the parts of an observation were read: it is not taken at one moment.
@@ -39,7 +40,7 @@ var (
 func (s *Scenario) observe(w moments, p int8, g int, o *rules.Observation) {
 	*o = rules.Observation{
 		GPU: gpuNames[g], Boot: boots[w.Records.Boot], Records: o.Records[:0], Guards: o.Guards[:0], Specs: o.Specs[:0],
-		Hardware: rules.Hardware{Instances: o.Hardware.Instances[:0]}, Sessions: o.Sessions[:0],
+		Hardware: rules.Hardware{MIGState: gpu.MIGState{Instances: o.Hardware.Instances[:0]}}, Sessions: o.Sessions[:0],
 	}
 	h := &o.Hardware
 	switch w.Instances.GPU[g].Health {
@@ -79,12 +80,15 @@ func (s *Scenario) observeDisk(w *world, p int8, g, c int, o *rules.Observation)
 	}
 }
 
+var compute = []gpu.ComputeInstance{{UUID: "MIG"}, {UUID: "MIG"}}
+
 func (s *Scenario) observeInstances(w *world, g int, h *rules.Hardware) {
-	gpu := &w.GPU[g]
-	h.MIG, h.Exclusive, h.IntervalLost = gpu.MIG, gpu.Exclusive, gpu.SliceLost
-	for i := range gpu.Instances {
-		if in := &gpu.Instances[i]; in.there() {
-			h.Instances = append(h.Instances, rules.Instance{ID: int(in.ID), Place: in.Place.real(), Compute: int(in.Compute), Whole: in.Compute == 1, UUID: "MIG"})
+	there := &w.GPU[g]
+	h.Enabled, h.Exclusive, h.IntervalLost = there.MIG, there.Exclusive, there.SliceLost
+	for i := range there.Instances {
+		if in := &there.Instances[i]; in.there() {
+			place := in.Place.real()
+			h.Instances = append(h.Instances, gpu.Instance{ID: int(in.ID), ProfileID: place.ProfileID, Placement: place.Placement, Compute: compute[:in.Compute]})
 		}
 	}
 }
