@@ -22,6 +22,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/cdi"
 	"github.com/partage-dev/partage/pkg/driver/cdi/memorylimit"
 	"github.com/partage-dev/partage/pkg/driver/claim"
+	"github.com/partage-dev/partage/pkg/driver/claim/spec"
 	"github.com/partage-dev/partage/pkg/driver/partition"
 	"github.com/partage-dev/partage/pkg/driver/plugin"
 	"github.com/partage-dev/partage/pkg/driver/plugin/nodelabels"
@@ -137,17 +138,15 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		return err
 	}
 	claims, err := c.newClaims(claim.Options{
-		MemoryLimits: memoryLimits,
-		Roots:        roots,
-		Pods:         c.pods(names),
-		Partitions:   partition.New(gpus, holders),
-		Sharing:      sharing.New(sharing.Options{Roots: roots, Modes: gpus, Supervisor: supervisor, Calls: calls}),
-		CDI:          specs,
-		Calls:        calls,
-		Hook:         hooks.limits,
-		Cluster:      facts,
-		Users:        c.users(ctx, holders, gpus, supervisor),
-		Events:       events,
+		Specs:      spec.Specs{CDI: specs, Hook: hooks.limits, Sockets: memoryLimits, Interposer: c.interposer},
+		Roots:      roots,
+		Pods:       c.pods(names),
+		Partitions: partition.New(gpus, holders),
+		Sharing:    sharing.New(sharing.Options{Roots: roots, Modes: gpus, Supervisor: supervisor, Calls: calls}),
+		Calls:      calls,
+		Cluster:    facts,
+		Users:      c.users(ctx, holders, gpus, supervisor),
+		Events:     events,
 	})
 	if err != nil {
 		return err
@@ -222,7 +221,7 @@ func (c *config) pods(names *holder.PodNames) func(context.Context, claim.Ref) (
 // newClaims adds to the options what flags say.
 func (c *config) newClaims(o claim.Options) (*claim.Manager, error) {
 	o.DriverName, o.PoolName, o.DataDir = driverName, c.nodeName, c.dataDir()
-	o.Interposer, o.SELinuxContext = c.interposer, c.seLinux
+	o.SELinuxContext = c.seLinux
 	o.OrphanGrace, o.CheckInterval = c.orphanGrace, c.claimCheckInterval
 	claims, err := claim.NewManager(o)
 	if err != nil {

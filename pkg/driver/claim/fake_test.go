@@ -161,9 +161,10 @@ func (b *box) options() Options {
 	partitions := partition.New(slowGPUs{p}, holders{})
 	return Options{
 		DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Roots: b.roots(), Partitions: partitions,
-		Sharing: slowSharing{p}, CDI: slowFolder{b}, Users: p.users(partitions.Processes), Calls: p.calls,
-		Hook: "/data/partage-hook", Interposer: "/opt/limits/libvgpu.so", Cluster: b, Events: b,
-		files: boxFiles{b}, specs: b.limits(), clock: b.clock,
+		Sharing: slowSharing{p}, Specs: b.containers(), Users: p.users(partitions.Processes), Calls: p.calls,
+		Pods:    func(context.Context, Ref) (string, error) { return "", nil },
+		Cluster: b, Events: b,
+		files: boxFiles{b}, clock: b.clock,
 	}
 }
 
@@ -199,9 +200,10 @@ func (f boxFiles) Remove(path string) error {
 	return f.effect("delete record", func() error { return record.OS{}.Remove(path) })
 }
 
-// limits are the folders of an interposer library, without mounts.
-func (b *box) limits() spec.Specs {
+// containers get CDI specs, and the folders of an interposer library, without mounts.
+func (b *box) containers() spec.Specs {
 	return spec.Specs{
+		CDI: slowFolder{b}, Hook: "/data/partage-hook", Interposer: "/opt/limits/libvgpu.so",
 		Mount: func(path string, _ int64) error {
 			return b.effect("mount limits", func() error { return os.MkdirAll(path, 0o755) })
 		},

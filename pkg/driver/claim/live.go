@@ -112,15 +112,13 @@ func (m *Manager) live(r *record.Record) []LiveDevice {
 	devices := make([]LiveDevice, len(r.Devices))
 	for i := range r.Devices {
 		d, one := &r.Devices[i], &devices[i]
+		shared := d.Shared()
 		*one = LiveDevice{
 			Requests: d.Requests, Pool: d.Pool, Device: d.Device, ShareID: d.ShareID, CDIDevice: d.CDIDevice, Admin: d.Admin,
-			Kind: d.Type, PCIAddress: d.PCIAddress, Interval: d.Shared().Interval,
+			Kind: d.Type, PCIAddress: d.PCIAddress, GPU: shared.UUID, Interval: shared.Interval,
 		}
 		if d.Type == record.Static {
 			one.Kind = device.Partition
-		}
-		if d.Sharing != nil {
-			one.GPU = d.Sharing.UUID
 		}
 		one.describe(m.devices())
 		if p := d.Partition; p != nil {
@@ -129,9 +127,7 @@ func (m *Manager) live(r *record.Record) []LiveDevice {
 				one.Partition.PartitionID = gpu.PartitionID(*p.Made)
 			}
 		}
-		if d.Sharing != nil {
-			one.share(m.devices().GPU(d.PCIAddress), d.Sharing, r.Session(d.Sharing.Session))
-		}
+		one.share(m.devices().GPU(d.PCIAddress), &shared, r.Session(shared.Session))
 	}
 	return devices
 }

@@ -50,18 +50,13 @@ type Options struct {
 	Roots      host.Roots
 	Partitions converge.Partitions
 	Sharing    converge.Sharing
-	CDI        spec.CDI
+	// Specs are what containers get, of which this needs CDI, Hook, Sockets and Interposer. Without the last no time-slice share may be
+	// Limited.
+	Specs spec.Specs
 	// Calls are the queues in which all effects on GPUs wait for each other: nobody gets a GPU with a call that has not
 	// returned.
 	Calls *call.Queues
 
-	// Hook is a program on the host that checks before a container starts whether its limits hold (cmd/partage-hook).
-	Hook string
-	// MemoryLimits is the folder on the host in which that program finds who has the driver limit memory.
-	MemoryLimits string
-	// Interposer is a library on the host that limits processes from inside of containers. Optional: without it no time-slice
-	// share may be Limited.
-	Interposer string
 	// SELinuxContext is a setting for host.Roots.FileContext. Default host.SELinuxAuto.
 	SELinuxContext string
 	// Cluster tells which claims still have their devices.
@@ -70,7 +65,7 @@ type Options struct {
 	Users  converge.Users
 	Events Events
 	// Pods describes the pods that may still have the devices of a claim that is not in the cluster any more, "" for none. An error says
-	// that it is not known. Optional.
+	// that it is not known.
 	Pods func(ctx context.Context, claim Ref) (string, error)
 	// OrphanGrace is how long a prepared claim that does not have its devices any more is left to the kubelet. Default
 	// DefaultOrphanGrace.
@@ -78,9 +73,8 @@ type Options struct {
 	// CheckInterval is in what time the cluster is asked about each prepared claim once. Default DefaultCheckInterval.
 	CheckInterval time.Duration
 
-	// files, and how specs mounts, are those of the operating system, except in tests, and clock is host.SinceBoot.
+	// files, and how Specs mounts, are those of the operating system, except in tests, and clock is host.SinceBoot.
 	files record.Files
-	specs spec.Specs
 	clock func() time.Duration
 }
 
@@ -108,16 +102,16 @@ func NewManager(o Options) (*Manager, error) {
 		return nil, errors.New("no pool name")
 	case !filepath.IsAbs(o.DataDir):
 		return nil, fmt.Errorf("data folder %q must be an absolute path", o.DataDir)
-	case o.Calls == nil, slices.Contains([]any{o.Partitions, o.Sharing, o.CDI, o.Users, o.Events, o.Cluster}, nil):
-		return nil, errors.New("no hardware, no CDI, no cluster or no events")
+	case o.Calls == nil, o.Pods == nil, slices.Contains([]any{o.Partitions, o.Sharing, o.Specs.CDI, o.Users, o.Events, o.Cluster}, nil):
+		return nil, errors.New("no hardware, no CDI, no cluster, no pods or no events")
 	}
 	if o.files == nil {
 		label, err := o.Roots.FileContext(o.SELinuxContext)
 		if err != nil {
 			return nil, err
 		}
-		o.files, o.clock, o.specs.Unmount = record.OS{}, host.SinceBoot, host.RemoveTmpfs
-		o.specs.Mount = func(path string, bytes int64) error { return host.MountTmpfs("partage", path, bytes, label) }
+		o.files, o.clock, o.Specs.Unmount = record.OS{}, host.SinceBoot, host.RemoveTmpfs
+		o.Specs.Mount = func(path string, bytes int64) error { return host.MountTmpfs("partage", path, bytes, label) }
 	}
 	roots := o.Roots.Complete()
 	boot, err := roots.BootID()
@@ -132,17 +126,11 @@ func NewManager(o Options) (*Manager, error) {
 		return nil, err
 	}
 	m.store.Alone = m.locks.Alone
-	specs := &o.specs
-	specs.CDI, specs.Roots, specs.Hook = o.CDI, roots, o.Hook
-	specs.Sockets = o.MemoryLimits
-	specs.Interposer, specs.LimitsDir = o.Interposer, filepath.Join(o.DataDir, "limits")
+	o.Specs.Roots, o.Specs.LimitsDir = roots, filepath.Join(o.DataDir, "limits")
 	m.engine = &converge.Engine{
-		Store: m.store, Locks: m.locks, Partitions: o.Partitions, Sharing: o.Sharing, Specs: specs, Clock: o.clock,
+		Store: m.store, Locks: m.locks, Partitions: o.Partitions, Sharing: o.Sharing, Specs: &o.Specs, Clock: o.clock,
 		Users: o.Users, Warn: o.Events.Warn, GPU: func(pciAddress string) *gpu.GPU { return m.devices().GPU(pciAddress) }, GPUs: m.GPUs,
 		Shareable: func(pciAddress string) bool { return hasMPS(m.devices(), pciAddress) },
-	}
-	if o.Pods == nil {
-		o.Pods = func(context.Context, Ref) (string, error) { return "", nil }
 	}
 	m.orphans = &orphans{
 		engine: m.engine, cluster: o.Cluster, pods: o.Pods, driver: o.DriverName, pool: o.PoolName,

@@ -21,6 +21,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/cdi"
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/driver/claim/rules"
+	"github.com/partage-dev/partage/pkg/driver/claim/spec"
 	"github.com/partage-dev/partage/pkg/driver/partition"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/call"
@@ -280,14 +281,14 @@ func failAt(effect string) func(string) error {
 
 func TestNewManagerRefuses(t *testing.T) {
 	b := newBox(t)
-	good := Options{DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Partitions: partition.New(b, holders{}), Sharing: b, CDI: b, Calls: call.New(0)}
+	good := Options{DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Partitions: partition.New(b, holders{}), Sharing: b, Specs: spec.Specs{CDI: b}, Calls: call.New(0)}
 	for name, change := range map[string]func(*Options){
 		"driver":   func(o *Options) { o.DriverName = "" },
 		"pool":     func(o *Options) { o.PoolName = "" },
 		"relative": func(o *Options) { o.DataDir = "data" },
 		"hardware": func(o *Options) { o.Partitions = nil },
 		"sharing":  func(o *Options) { o.Sharing = nil },
-		"cdi":      func(o *Options) { o.CDI = nil },
+		"cdi":      func(o *Options) { o.Specs.CDI = nil },
 		"calls":    func(o *Options) { o.Calls = nil },
 	} {
 		o := good

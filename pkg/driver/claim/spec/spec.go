@@ -43,7 +43,7 @@ type Specs struct {
 	CDI CDI
 	// Roots are where device numbers are looked up.
 	Roots host.Roots
-	// Hook is a program on the host that checks before a container starts whether its limits hold.
+	// Hook is a program on the host that checks before a container starts whether its limits hold (cmd/partage-hook).
 	Hook string
 	// Interposer is a library on the host that holds the containers of claims to their limits, empty where there is none. What it
 	// needs is in LimitsDir: a folder for each claim, which is in no other claim's containers.
