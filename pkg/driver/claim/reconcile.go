@@ -93,7 +93,7 @@ func (m *Manager) converge(ctx context.Context, isDue func(*rules.Task) bool) (s
 		status.Static = append(status.Static, k.statics...)
 		status.Conditions = append(status.Conditions, k.conditions...)
 		if slow[address] {
-			status.Conditions = with(status.Conditions, releasing(snapshot, address))
+			status.Conditions = with(status.Conditions, m.releasing(snapshot, address))
 		}
 	}
 	return status, errors.Join(left...)
@@ -127,10 +127,11 @@ func (m *Manager) last(address string) (k known) {
 	return k
 }
 
-// releasing are the devices on a GPU that are to be released, as records say.
-func releasing(snapshot *record.Snapshot, address string) (all []device.Condition) {
+// releasing are the devices on a GPU that are to be released, as records say, and that the call which releases them has left.
+func (m *Manager) releasing(snapshot *record.Snapshot, address string) (all []device.Condition) {
 	for _, d := range snapshot.On(address) {
-		if d.Record.State == record.Releasing && d.Mark == record.Started && !d.Admin && d.Type != record.Static {
+		isLeft := d.Record.State == record.Releasing && !m.store.Released(d.Record.Claim.UID, m.clock()-releaseTime)
+		if isLeft && d.Mark == record.Started && !d.Admin && d.Type != record.Static {
 			all = append(all, pending(d.Device, fmt.Sprintf("device %s of claim %s is to be released, and its GPU is slow or busy",
 				d.Device.Device, d.Record.Claim)))
 		}
