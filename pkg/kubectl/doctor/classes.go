@@ -145,13 +145,8 @@ func claimedClasses(f *Facts) (found findings) {
 // classesIn returns the classes that a claim asks for.
 func classesIn(spec *resourceapi.ResourceClaimSpec) []string {
 	var names []string
-	for _, r := range spec.Devices.Requests {
-		if r.Exactly != nil {
-			names = append(names, r.Exactly.DeviceClassName)
-		}
-		for _, sub := range r.FirstAvailable {
-			names = append(names, sub.DeviceClassName)
-		}
+	for _, a := range fleet.AsksOf(&spec.Devices) {
+		names = append(names, *a.Class)
 	}
 	slices.Sort(names)
 	return slices.Compact(names)

@@ -19,8 +19,8 @@ import (
 // capacity adds why a device has not enough of what a request asks for. What it never has comes before what it has no more.
 func (j *judge) capacity(f *finding, a ask) {
 	wanted := map[resourceapi.QualifiedName]resource.Quantity{}
-	if *a.capacity != nil {
-		wanted = (*a.capacity).Requests
+	if *a.Capacity != nil {
+		wanted = (*a.Capacity).Requests
 	}
 	for _, name := range sortedNames(wanted) {
 		if _, has := f.device.Capacity[name]; !has {

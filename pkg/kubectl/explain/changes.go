@@ -51,7 +51,7 @@ func (h *helper) changes(ctx context.Context, a ask) []choices {
 // selected calls f for each comparison that a form finds in the selectors of a request, with what is compared, the value, and a change
 // of the value.
 func selected(a ask, form *regexp.Regexp, f func(name, asked string, with func(value string) func(ask))) {
-	for i, s := range *a.selectors {
+	for i, s := range *a.Selectors {
 		if s.CEL == nil {
 			continue
 		}
@@ -63,7 +63,7 @@ func selected(a ask, form *regexp.Regexp, f func(name, asked string, with func(v
 				// What devices publish is not to be part of an expression.
 				other := s.CEL.Expression[at[0]:from-1] + quote.CEL(value) + s.CEL.Expression[to+1:at[1]]
 				expression := strings.ReplaceAll(s.CEL.Expression, whole, other)
-				return func(a ask) { (*a.selectors)[i].CEL = &resourceapi.CELDeviceSelector{Expression: expression} }
+				return func(a ask) { (*a.Selectors)[i].CEL = &resourceapi.CELDeviceSelector{Expression: expression} }
 			})
 		}
 	}
@@ -94,7 +94,7 @@ func otherValues(ctx context.Context, s *sight, a ask) []choices {
 // misspelt, and what comes next is what has the most memory; otherwise what is written alike.
 func replacements(ctx context.Context, s *sight, a ask, attribute, asked string) []string {
 	memory := map[string]int64{}
-	for _, d := range s.devicesOf(ctx, *a.class) {
+	for _, d := range s.devicesOf(ctx, *a.Class) {
 		if value := textOf(d, attribute); value != "" {
 			size := amountOf(d, fleet.CapacityMemory)
 			memory[value] = max(memory[value], size.Value())
@@ -126,7 +126,7 @@ func smallerAmounts(ctx context.Context, s *sight, a ask) []choices {
 			return
 		}
 		var offered []resource.Quantity
-		for _, d := range s.devicesOf(ctx, *a.class) {
+		for _, d := range s.devicesOf(ctx, *a.Class) {
 			offered = append(offered, roundDown(amountOf(d, name)))
 		}
 		c := choices{most: 1}
@@ -157,18 +157,18 @@ func smaller(amounts []resource.Quantity, than resource.Quantity) []resource.Qua
 
 // capacities are less of a shared device, or what was meant where no device has such a capacity.
 func (h *helper) capacities(ctx context.Context, a ask) []choices {
-	if *a.capacity == nil {
+	if *a.Capacity == nil {
 		return nil
 	}
 	var out []choices
 	j := newJudge(cmp.Or(h.empty, h.s.x.planner))
-	for _, name := range sortedNames((*a.capacity).Requests) {
-		asked := (*a.capacity).Requests[name]
-		drop := func(a ask) { delete((*a.capacity).Requests, name) }
+	for _, name := range sortedNames((*a.Capacity).Requests) {
+		asked := (*a.Capacity).Requests[name]
+		drop := func(a ask) { delete((*a.Capacity).Requests, name) }
 		var amounts []resource.Quantity
 		for _, b := range asksOf(a.changed(drop)) {
 			for _, n := range h.nodes {
-				if b.position == a.position {
+				if b.Position == a.Position {
 					amounts = append(amounts, offered(ctx, j, n, b, name)...)
 				}
 			}
@@ -179,13 +179,13 @@ func (h *helper) capacities(ctx context.Context, a ask) []choices {
 			if near := nearest(string(name), capacityNames(ctx, h.s, a)); near != "" {
 				c.of = append(c.of, change{RenameCapacity, fmt.Sprintf("with capacity %s in place of %s", near, name), func(a ask) {
 					drop(a)
-					(*a.capacity).Requests[resourceapi.QualifiedName(near)] = asked
+					(*a.Capacity).Requests[resourceapi.QualifiedName(near)] = asked
 				}})
 			}
 			c.of = append(c.of, change{DropCapacity, fmt.Sprintf("without %s %s", name, asked.String()), drop})
 		}
 		for _, amount := range smaller(amounts, asked) {
-			c.of = append(c.of, change{LowerCapacity, fmt.Sprintf("with %s %s in place of %s", name, amount.String(), asked.String()), func(a ask) { (*a.capacity).Requests[name] = amount }})
+			c.of = append(c.of, change{LowerCapacity, fmt.Sprintf("with %s %s in place of %s", name, amount.String(), asked.String()), func(a ask) { (*a.Capacity).Requests[name] = amount }})
 		}
 		out = append(out, c)
 	}
@@ -212,7 +212,7 @@ func offered(ctx context.Context, j *judge, node *corev1.Node, a ask, name resou
 // capacityNames returns those of the devices of the class.
 func capacityNames(ctx context.Context, s *sight, a ask) []string {
 	names := sets.New[string]()
-	for _, d := range s.devicesOf(ctx, *a.class) {
+	for _, d := range s.devicesOf(ctx, *a.Class) {
 		for name := range d.Capacity {
 			names.Insert(string(name))
 		}
@@ -237,11 +237,11 @@ func stepDown(q resource.Quantity, r *resourceapi.CapacityRequestPolicyRange) re
 
 // fewerDevices is the largest number of devices that fits.
 func (h *helper) fewerDevices(ctx context.Context, a ask) choices {
-	if a.mode != resourceapi.DeviceAllocationModeExactCount || *a.count < 2 {
+	if *a.Mode != resourceapi.DeviceAllocationModeExactCount || *a.Count < 2 {
 		return choices{}
 	}
-	set := func(n int64) func(ask) { return func(a ask) { *a.count = n } }
-	low, high := int64(0), min(*a.count, resourceapi.AllocationResultsMaxSize+1)
+	set := func(n int64) func(ask) { return func(a ask) { *a.Count = n } }
+	low, high := int64(0), min(*a.Count, resourceapi.AllocationResultsMaxSize+1)
 	for high-low > 1 {
 		middle := (low + high) / 2
 		if _, fits := try(ctx, h.s.x, h.s.x.planner, h.nodes, h.with(a.claim, a.changed(set(middle)))); fits {
@@ -253,15 +253,15 @@ func (h *helper) fewerDevices(ctx context.Context, a ask) choices {
 	if low == 0 {
 		return choices{}
 	}
-	return choices{1, []change{{LowerCount, fmt.Sprintf("with count %d in place of %d", low, *a.count), set(low)}}}
+	return choices{1, []change{{LowerCount, fmt.Sprintf("with count %d in place of %d", low, *a.Count), set(low)}}}
 }
 
 // withoutSelector does without one of several, or without the only one.
 func withoutSelector(a ask) choices {
 	var c choices
-	for i, s := range *a.selectors {
+	for i, s := range *a.Selectors {
 		if s.CEL != nil {
-			c.of = append(c.of, change{DropSelector, fmt.Sprintf("without selector %d: %s", i, oneLine(s.CEL.Expression)), func(a ask) { *a.selectors = slices.Delete(*a.selectors, i, i+1) }})
+			c.of = append(c.of, change{DropSelector, fmt.Sprintf("without selector %d: %s", i, oneLine(s.CEL.Expression)), func(a ask) { *a.Selectors = slices.Delete(*a.Selectors, i, i+1) }})
 		}
 	}
 	c.most = len(c.of)
@@ -275,7 +275,7 @@ func (h *helper) tolerations(ctx context.Context, a ask) choices {
 	for _, n := range h.nodes {
 		for _, f := range j.onNode(ctx, n, a) {
 			if slices.Contains(f.causes, Tainted) || slices.Contains(f.causes, Withdrawn) {
-				for _, taint := range untolerated(f.device, *a.tolerations) {
+				for _, taint := range untolerated(f.device, *a.Tolerations) {
 					taints[taintText(&taint)] = taint
 				}
 			}
@@ -293,7 +293,7 @@ func (h *helper) tolerations(ctx context.Context, a ask) choices {
 		}
 		texts = append(texts, text)
 		one := change{AddToleration, "with a toleration of the device taint " + text, tolerate(taints[text])}
-		if isOwn && !a.admin && name != string(device.AdminAccess) {
+		if isOwn && !a.Admin && name != string(device.AdminAccess) {
 			kind, all = EndTaint, "when the device taints %s are gone"
 			one.kind, one.text = kind, "when the device taint "+text+" is gone"
 			if name == string(device.Cordoned) {
@@ -315,6 +315,6 @@ func (h *helper) tolerations(ctx context.Context, a ask) choices {
 
 func tolerate(taint resourceapi.DeviceTaint) func(ask) {
 	return func(a ask) {
-		*a.tolerations = append(*a.tolerations, resourceapi.DeviceToleration{Key: taint.Key, Operator: resourceapi.DeviceTolerationOpExists, Effect: taint.Effect})
+		*a.Tolerations = append(*a.Tolerations, resourceapi.DeviceToleration{Key: taint.Key, Operator: resourceapi.DeviceTolerationOpExists, Effect: taint.Effect})
 	}
 }

@@ -126,19 +126,19 @@ func classes(ctx context.Context, s *sight) found {
 	var f found
 	for _, c := range s.claims {
 		for _, a := range asksOf(c) {
-			switch class := s.x.planner.Cluster.Class(*a.class); {
+			switch class := s.x.planner.Cluster.Class(*a.Class); {
 			case class == nil:
 				f.reasons = append(f.reasons, noClass(ctx, s, a))
 			case slices.ContainsFunc(class.Spec.Selectors, func(s resourceapi.DeviceSelector) bool { return s.CEL == nil }):
-				f.reasons = append(f.reasons, Reason{Cause: ExpressionError, Claim: c.Name, Request: a.name, Text: fmt.Sprintf("a selector of DeviceClass %s has no CEL expression", class.Name)})
+				f.reasons = append(f.reasons, Reason{Cause: ExpressionError, Claim: c.Name, Request: a.Name, Text: fmt.Sprintf("a selector of DeviceClass %s has no CEL expression", class.Name)})
 			}
-			if !a.admin || s.x.AdminAllowed == nil {
+			if !a.Admin || s.x.AdminAllowed == nil {
 				continue
 			}
 			if allowed, known := s.x.AdminAllowed(c.Namespace); known && !allowed {
 				f.reasons = append(f.reasons, Reason{
-					Cause: AdminForbidden, Claim: c.Name, Request: a.name,
-					Text: fmt.Sprintf("request %s wants admin access, and namespace %s has no label %s=true: the API server refuses such claims", a.name, c.Namespace, resourceapi.DRAAdminNamespaceLabelKey),
+					Cause: AdminForbidden, Claim: c.Name, Request: a.Name,
+					Text: fmt.Sprintf("request %s wants admin access, and namespace %s has no label %s=true: the API server refuses such claims", a.Name, c.Namespace, resourceapi.DRAAdminNamespaceLabelKey),
 					help: []Suggestion{{Kind: LabelNamespace, Text: fmt.Sprintf("after an administrator's kubectl label namespace %s %s=true", c.Namespace, resourceapi.DRAAdminNamespaceLabelKey)}},
 				})
 			}
@@ -151,12 +151,12 @@ func classes(ctx context.Context, s *sight) found {
 func noClass(ctx context.Context, s *sight, a ask) Reason {
 	all := names(s.x.model.Classes, "")
 	slices.Sort(all)
-	r := Reason{Cause: ClassMissing, Claim: a.claim.Name, Request: a.name, Text: fmt.Sprintf("DeviceClass %s does not exist", *a.class)}
-	near := nearest(*a.class, all)
+	r := Reason{Cause: ClassMissing, Claim: a.claim.Name, Request: a.Name, Text: fmt.Sprintf("DeviceClass %s does not exist", *a.Class)}
+	near := nearest(*a.Class, all)
 	switch {
 	case near != "":
 		r.Text += fmt.Sprintf(": did you mean %s?", near)
-		other := a.changed(func(b ask) { *b.class = near })
+		other := a.changed(func(b ask) { *b.Class = near })
 		if node, fits := try(ctx, s.x, s.x.planner, s.places(), []*resourceapi.ResourceClaim{other}); fits {
 			r.help = []Suggestion{{Kind: ChangeClass, Node: node, Text: "with deviceClassName " + near}}
 		}
@@ -171,11 +171,11 @@ func remarks(s *sight) found {
 	var f found
 	for _, c := range s.claims {
 		for _, a := range asksOf(c) {
-			if *a.capacity == nil {
+			if *a.Capacity == nil {
 				continue
 			}
-			if memory, has := (*a.capacity).Requests[fleet.CapacityMemory]; has && memory.Value() < 1<<20 {
-				f.notes = append(f.notes, fmt.Sprintf("Request %s of claim %s asks for %s bytes of memory, which is rounded up to the smallest share: was a unit such as Gi meant?", a.name, c.Name, memory.String()))
+			if memory, has := (*a.Capacity).Requests[fleet.CapacityMemory]; has && memory.Value() < 1<<20 {
+				f.notes = append(f.notes, fmt.Sprintf("Request %s of claim %s asks for %s bytes of memory, which is rounded up to the smallest share: was a unit such as Gi meant?", a.Name, c.Name, memory.String()))
 			}
 		}
 	}

@@ -47,7 +47,7 @@ func compared(ctx context.Context, s *sight, j *judge, c *resourceapi.ResourceCl
 			for _, v := range values {
 				total += v.devices
 			}
-			of = append(of, fmt.Sprintf("for request %s (%s) %s", a.name, a.wants(), valuesText(values)))
+			of = append(of, fmt.Sprintf("for request %s (%s) %s", a.Name, a.wants(), valuesText(values)))
 		}
 		if total > most {
 			most, node, shown = total, kind[0].Name, of

@@ -94,7 +94,7 @@ func (h *helper) confirm(ctx context.Context, a ask, c change) bool {
 		return false
 	}
 	if len(h.s.claims) > 1 || len(asksOf(a.claim)) > 1 {
-		c.text += fmt.Sprintf(" (claim %s, request %s)", a.claim.Name, a.name)
+		c.text += fmt.Sprintf(" (claim %s, request %s)", a.claim.Name, a.Name)
 	}
 	s.Kind, s.Text = c.kind, c.text+s.Text
 	h.out = append(h.out, s)

@@ -93,12 +93,12 @@ func (j *judge) device(ctx context.Context, p allocation.Published, a ask) findi
 		return f
 	}
 	j.capacity(&f, a)
-	if d := f.device; !a.admin && j.planner.HeldAlone(pool.Driver, pool.Name, d.Name) {
+	if d := f.device; !a.Admin && j.planner.HeldAlone(pool.Driver, pool.Name, d.Name) {
 		f.add(Held, "%s", d.Name)
 	} else {
 		j.counters(&f)
 	}
-	for _, t := range untolerated(f.device, *a.tolerations) {
+	for _, t := range untolerated(f.device, *a.Tolerations) {
 		if strings.HasSuffix(t.Key, "/"+string(device.Withdrawn)) {
 			f.add(Withdrawn, "%s", withdrawnText(f.device, &t))
 		} else {
@@ -117,16 +117,16 @@ func (j *judge) device(ctx context.Context, p allocation.Published, a ask) findi
 
 // selected adds why the class or the request does not select a device.
 func (j *judge) selected(ctx context.Context, f *finding, p allocation.Published, a ask) {
-	class := j.planner.Cluster.Class(*a.class)
+	class := j.planner.Cluster.Class(*a.Class)
 	if class == nil {
-		f.add(ClassMissing, "%s", *a.class)
+		f.add(ClassMissing, "%s", *a.Class)
 		return
 	}
 	for _, of := range []struct {
 		selectors []resourceapi.DeviceSelector
 		cause     Cause
 		where     string
-	}{{class.Spec.Selectors, NotOfClass, "class " + class.Name}, {*a.selectors, NotSelected, "request " + a.name}} {
+	}{{class.Spec.Selectors, NotOfClass, "class " + class.Name}, {*a.Selectors, NotSelected, "request " + a.Name}} {
 		for n, selector := range of.selectors {
 			if selector.CEL == nil {
 				f.err = errNoCEL
@@ -247,5 +247,5 @@ func constraintName(c *resourceapi.DeviceConstraint) string {
 // constrains reports whether a constraint is about a request.
 func constrains(c *resourceapi.DeviceConstraint, a ask) bool {
 	names := sets.New(c.Requests...)
-	return len(names) == 0 || names.Has(a.name) || names.Has(a.claim.Spec.Devices.Requests[a.position.request].Name)
+	return len(names) == 0 || names.Has(a.Name) || names.Has(a.claim.Spec.Devices.Requests[a.Position[0]].Name)
 }

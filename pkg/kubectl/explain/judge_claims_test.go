@@ -74,7 +74,7 @@ func TestExplainAgainstAllocator(t *testing.T) {
 				}
 				j := newJudge(x.planner)
 				for _, r := range answer.Results[0].Devices.Results {
-					i := slices.IndexFunc(asksOf(claim), func(a ask) bool { return a.name == r.Request })
+					i := slices.IndexFunc(asksOf(claim), func(a ask) bool { return a.Name == r.Request })
 					for _, d := range j.onNode(t.Context(), f.Nodes[0], asksOf(claim)[i]) {
 						if d.device.Name != r.Device {
 							continue

@@ -137,7 +137,7 @@ func isTaken(r Reason) bool {
 func ofClaim(ctx context.Context, s *sight, j *judge, c *resourceapi.ResourceClaim) []Reason {
 	does, reasons := sets.New[int](), make([][][]Reason, len(c.Spec.Devices.Requests))
 	for _, a := range asksOf(c) {
-		i, of := a.position.request, ofRequest(ctx, s, j, a)
+		i, of := a.Position[0], ofRequest(ctx, s, j, a)
 		if !slices.ContainsFunc(of, Reason.refuses) {
 			does.Insert(i)
 		}
@@ -192,7 +192,7 @@ func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 	t := count(ctx, s, j, a)
 	add := func(c Cause, format string, args ...any) {
 		out = append(out, Reason{
-			Cause: c, Claim: a.claim.Name, Request: a.name, Devices: t.causes[c], Nodes: sets.List(t.nodes[c]), Text: fmt.Sprintf(format, args...),
+			Cause: c, Claim: a.claim.Name, Request: a.Name, Devices: t.causes[c], Nodes: sets.List(t.nodes[c]), Text: fmt.Sprintf(format, args...),
 		})
 	}
 	for _, c := range []Cause{PoolIncomplete, PoolInvalid} {
@@ -209,9 +209,9 @@ func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 		add(NoSlices, "the nodes that it may run on publish no devices: does the driver run there?")
 	case usable == 0:
 	case ofClass == 0:
-		add(NotOfClass, "none of %d devices is of class %s%s", usable, *a.class, notOffered(s, *a.class))
+		add(NotOfClass, "none of %d devices is of class %s%s", usable, *a.Class, notOffered(s, *a.Class))
 	case selected == 0:
-		add(NotSelected, "none of %d devices of class %s is selected: %s", ofClass, *a.class, whySelected(ctx, s, a, t, ofClass))
+		add(NotSelected, "none of %d devices of class %s is selected: %s", ofClass, *a.Class, whySelected(ctx, s, a, t, ofClass))
 	case capable == 0 && t.causes[CapacityTooLarge] > 0:
 		// That of the device that has most.
 		add(CapacityTooLarge, "%s", t.first[CapacityTooLarge].detail)
@@ -222,9 +222,9 @@ func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 			text += ". " + who
 		}
 		add(CapacityUnknown, "%s", text)
-	case a.mode == resourceapi.DeviceAllocationModeExactCount && int(*a.count) > t.mostCapable:
+	case *a.Mode == resourceapi.DeviceAllocationModeExactCount && int(*a.Count) > t.mostCapable:
 		add(TooFewDevices, "%s are wanted, and no node has more than %d that %s", a.wants(), t.mostCapable, match(t.mostCapable))
-	case t.mostFit < wanted(a), a.mode == resourceapi.DeviceAllocationModeAll && t.fit < capable:
+	case t.mostFit < wanted(a), *a.Mode == resourceapi.DeviceAllocationModeAll && t.fit < capable:
 		taken(a, t, capable, add)
 	}
 	return out
@@ -260,17 +260,17 @@ func match(n int) string {
 
 // wanted returns how many devices a request needs on one node.
 func wanted(a ask) int {
-	if a.mode == resourceapi.DeviceAllocationModeAll {
+	if *a.Mode == resourceapi.DeviceAllocationModeAll {
 		return 1
 	}
-	return int(*a.count)
+	return int(*a.Count)
 }
 
 // taken says what keeps the devices that would do from being allocated.
 func taken(a ask, t *tally, capable int, add func(Cause, string, ...any)) {
 	free := ""
-	if t.mostFit > 0 && a.mode == resourceapi.DeviceAllocationModeExactCount {
-		free = fmt.Sprintf("; %d free on node %s, %d wanted", t.mostFit, t.bestNode, *a.count)
+	if t.mostFit > 0 && *a.Mode == resourceapi.DeviceAllocationModeExactCount {
+		free = fmt.Sprintf("; %d free on node %s, %d wanted", t.mostFit, t.bestNode, *a.Count)
 	}
 	for _, c := range []struct {
 		cause     Cause
@@ -350,16 +350,16 @@ func whySelected(ctx context.Context, s *sight, a ask, t *tally, ofClass int) st
 	var parts []string
 	for _, index := range t.often(NotSelected) {
 		var n int
-		if _, err := fmt.Sscan(index, &n); err != nil || n >= len(*a.selectors) {
+		if _, err := fmt.Sscan(index, &n); err != nil || n >= len(*a.Selectors) {
 			continue
 		}
-		expression := (*a.selectors)[n].CEL.Expression
+		expression := (*a.Selectors)[n].CEL.Expression
 		part := fmt.Sprintf("selector %d is false for %d of them: %s", n, t.details[NotSelected][index], oneLine(expression))
 		if t.details[NotSelected][index] == ofClass {
 			part = fmt.Sprintf("selector %d is false for all: %s", n, oneLine(expression))
 		}
 		for _, m := range equality.FindAllStringSubmatch(expression, -1) {
-			values := valuesOf(ctx, s, *a.class, m[1])
+			values := valuesOf(ctx, s, *a.Class, m[1])
 			asked := m[2] + m[3]
 			if len(values) > 0 && !slices.Contains(values, asked) {
 				part += fmt.Sprintf(". No device has %s %s; there are %s", m[1], asked, strings.Join(values, ", "))

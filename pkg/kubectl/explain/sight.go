@@ -163,7 +163,7 @@ func (s *sight) eligible() [][]*corev1.Node {
 // each kind.
 func (s *sight) devicesOf(ctx context.Context, name string) []*resourceapi.Device {
 	var out []*resourceapi.Device
-	j, class := newJudge(s.x.planner), ask{class: &name, selectors: &[]resourceapi.DeviceSelector{}}
+	j, class := newJudge(s.x.planner), ask{Ask: fleet.Ask{Class: &name, Selectors: &[]resourceapi.DeviceSelector{}}}
 	for _, kind := range s.eligible() {
 		for p := range s.x.planner.Cluster.Devices(kind[0]) {
 			var f finding

@@ -25,6 +25,19 @@ const (
 	ClassTimeSlice = "timeslice.partage.dev"
 )
 
+// ClassOf returns the class for a type of device, which is a kind of the sharing policy.
+func ClassOf[K ~string](kind K) string {
+	switch kind {
+	case "mig":
+		return ClassMIG
+	case "mps":
+		return ClassMPS
+	case "timeslice":
+		return ClassTimeSlice
+	}
+	return ClassGPU
+}
+
 // Request is a request for devices.
 type Request struct {
 	Name  string

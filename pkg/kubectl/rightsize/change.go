@@ -42,7 +42,7 @@ const podClaimName = "resource.kubernetes.io/pod-claim-name"
 // changeOf returns the change of the request that asked for a holding, or nil if the claim has
 // no such request.
 func changeOf(m *fleet.Model, h *fleet.Holding, enough Part) *Change {
-	before := requestOf(h)
+	before, claim := askOf(h.Claim, h), h.Claim.DeepCopy()
 	if before == nil {
 		return nil
 	}
@@ -50,42 +50,40 @@ func changeOf(m *fleet.Model, h *fleet.Holding, enough Part) *Change {
 	if sourceOf(h).Kind == kindTemplate {
 		c.Path = "spec.spec.devices.requests"
 	}
-	name, alternative, has := strings.Cut(h.Result.Request, "/")
-	if has {
+	if name, _, has := strings.Cut(h.Result.Request, "/"); has {
 		c.Path += "[" + name + "].firstAvailable"
-		name = alternative
 	}
-	after := before.DeepCopy()
+	after := askOf(claim, h)
 	if enough.Type != h.Device.Type {
-		class := className(enough.Type, m.Driver)
-		after.DeviceClassName = class
+		class := manifest.ClassOf(enough.Type)
+		*after.Class = class
 		if !slices.ContainsFunc(m.Classes, func(k *resourceapi.DeviceClass) bool { return k.Name == class }) {
 			c.Notes = append(c.Notes, fmt.Sprintf("no DeviceClass %s was seen: use one whose devices have the type %q", class, enough.Type))
 		}
 	}
-	after.Selectors = slices.DeleteFunc(after.Selectors, func(s resourceapi.DeviceSelector) bool {
+	selectors := slices.DeleteFunc(*after.Selectors, func(s resourceapi.DeviceSelector) bool {
 		return s.CEL != nil && aboutSize.MatchString(s.CEL.Expression)
 	})
 	if enough.Profile != "" {
-		after.Selectors = append(after.Selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{
+		selectors = append(selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{
 			Expression: manifest.Selector(m.Driver, "profile", enough.Profile),
 		}})
 	}
-	if len(after.Selectors) > 1 || len(after.Selectors) == 1 && enough.Profile == "" {
+	if len(selectors) > 1 || len(selectors) == 1 && enough.Profile == "" {
 		c.Notes = append(c.Notes, "see whether the other selectors match the smaller device")
 	}
-	after.Capacity = nil
+	*after.Selectors, *after.Capacity = selectors, nil
 	if enough.Type == fleet.TypeMPS || enough.Type == fleet.TypeTimeSlice {
 		requests := map[resourceapi.QualifiedName]resource.Quantity{fleet.CapacityMemory: *resource.NewQuantity(enough.MemoryBytes, resource.BinarySI)}
 		if enough.SMPercent > 0 {
 			requests[fleet.CapacitySMPercent] = *resource.NewQuantity(enough.SMPercent, resource.DecimalSI)
 		}
-		after.Capacity = &resourceapi.CapacityRequirements{Requests: requests}
+		*after.Capacity = &resourceapi.CapacityRequirements{Requests: requests}
 	}
-	if n := before.Count; n > 1 {
+	if n := *before.Count; n > 1 {
 		c.Notes = append(c.Notes, fmt.Sprintf("the request is for %d devices: all of them change", n))
 	}
-	c.Diff = diff(lines(name, has, before), lines(name, has, after))
+	c.Diff = diff(lines(before), lines(after))
 	return c
 }
 
@@ -122,34 +120,11 @@ func sourceOf(h *fleet.Holding) Source {
 // aboutSize are selectors that choose a size.
 var aboutSize = regexp.MustCompile(`\bprofile\b|\.capacity\[|\bmemory\b|multiprocessors`)
 
-// className returns the class of the chart for a type of device.
-func className(kind, driver string) string {
-	switch kind {
-	case fleet.TypeMIG:
-		return "mig.nvidia.com"
-	case fleet.TypeMPS, fleet.TypeTimeSlice:
-		return kind + ".partage.dev"
-	}
-	return driver
-}
-
-// requestOf returns the request of a holding; that of the alternative that was chosen looks like
-// one without.
-func requestOf(h *fleet.Holding) *resourceapi.ExactDeviceRequest {
-	name, alternative, has := strings.Cut(h.Result.Request, "/")
-	for _, r := range h.Claim.Spec.Devices.Requests {
-		if r.Name != name {
-			continue
-		}
-		if !has {
-			return r.Exactly
-		}
-		for _, s := range r.FirstAvailable {
-			if s.Name == alternative {
-				return &resourceapi.ExactDeviceRequest{
-					DeviceClassName: s.DeviceClassName, Selectors: s.Selectors, AllocationMode: s.AllocationMode, Count: s.Count, Tolerations: s.Tolerations, Capacity: s.Capacity,
-				}
-			}
+// askOf returns the request of a holding in a copy of its claim, or nil.
+func askOf(c *resourceapi.ResourceClaim, h *fleet.Holding) *fleet.Ask {
+	for _, a := range fleet.AsksOf(&c.Spec.Devices) {
+		if a.Name == h.Result.Request {
+			return &a
 		}
 	}
 	return nil
@@ -174,14 +149,8 @@ func templateOf(h *fleet.Holding) string {
 }
 
 // lines writes a request, or an alternative of one, as it is in a manifest.
-func lines(name string, alternative bool, r *resourceapi.ExactDeviceRequest) []string {
-	var one any = resourceapi.DeviceRequest{Name: name, Exactly: r}
-	if alternative {
-		one = resourceapi.DeviceSubRequest{
-			Name: name, DeviceClassName: r.DeviceClassName, Selectors: r.Selectors, AllocationMode: r.AllocationMode, Count: r.Count, Tolerations: r.Tolerations, Capacity: r.Capacity,
-		}
-	}
-	data, err := yaml.Marshal([]any{one})
+func lines(a *fleet.Ask) []string {
+	data, err := yaml.Marshal([]any{a.Object})
 	if err != nil {
 		// A type of the API can be written.
 		return nil

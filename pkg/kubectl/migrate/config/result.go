@@ -76,20 +76,6 @@ func (r *Result) mixesShares(kind policy.Kind) bool {
 	return slices.ContainsFunc(r.targets(), func(t target) bool { return t.kind == kind && t.profile != "" })
 }
 
-// class returns the chart's class for a kind of device.
-func (t target) class() string {
-	switch t.kind {
-	case policy.Partition:
-		return manifest.ClassMIG
-	case policy.MPS:
-		return manifest.ClassMPS
-	case policy.TimeSlice:
-		return manifest.ClassTimeSlice
-	case policy.Whole:
-	}
-	return manifest.ClassGPU
-}
-
 // name is the name of the claim template for a kind of device.
 func (t target) name() string {
 	name := map[policy.Kind]string{
@@ -226,7 +212,7 @@ func (r *Result) Classes() ([]byte, error) {
 func (r *Result) Templates() ([]byte, error) {
 	var documents [][]byte
 	for _, t := range r.targets() {
-		request := manifest.Request{Name: "gpu", Class: t.class()}
+		request := manifest.Request{Name: "gpu", Class: manifest.ClassOf(t.kind)}
 		if t.profile != "" || t.kind != policy.Whole && r.mixesShares(t.kind) {
 			request.Selectors = []string{manifest.Selector(r.driver, "profile", t.profile)}
 		}

@@ -198,7 +198,7 @@ func (w *workload) requestOf(c *container, d demand, s *selection) manifest.Requ
 	if d.resource == resourceShared && (s.kind == policy.MPS || s.kind == policy.TimeSlice) {
 		kind = s.kind
 	}
-	r := manifest.Request{Name: c.name, Class: classOf(kind), Count: d.count, SMPercent: d.percent}
+	r := manifest.Request{Name: c.name, Class: manifest.ClassOf(kind), Count: d.count, SMPercent: d.percent}
 	if d.memoryMi > 0 {
 		r.Memory = fmt.Sprintf("%dMi", d.memoryMi)
 	}
@@ -215,19 +215,6 @@ func (w *workload) requestOf(c *container, d demand, s *selection) manifest.Requ
 		w.findings().Changed(field, fmt.Sprintf("%s: %d", d.resource, d.count), "the shares are of different GPUs; before, they could be of one, and gave no more than one share")
 	}
 	return r
-}
-
-func classOf(kind policy.Kind) string {
-	switch kind {
-	case policy.Partition:
-		return manifest.ClassMIG
-	case policy.MPS:
-		return manifest.ClassMPS
-	case policy.TimeSlice:
-		return manifest.ClassTimeSlice
-	case policy.Whole:
-	}
-	return manifest.ClassGPU
 }
 
 // claim writes the claim template, and has the pod and its containers use it.

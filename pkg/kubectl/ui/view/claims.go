@@ -114,31 +114,22 @@ func heldOf(h *fleet.Holding, u usages) Held {
 
 func requestsOf(spec *resourceapi.DeviceClaim) []Request {
 	var requests []Request
-	for _, r := range spec.Requests {
-		if r.Exactly != nil {
-			requests = append(requests, Request{
-				Name: r.Name, Text: asks(r.Exactly.DeviceClassName, r.Exactly.AllocationMode, r.Exactly.Count, r.Exactly.Capacity), Selectors: expressions(r.Exactly.Selectors),
-			})
-		}
-		for _, s := range r.FirstAvailable {
-			requests = append(requests, Request{
-				Name: r.Name + "/" + s.Name, Text: asks(s.DeviceClassName, s.AllocationMode, s.Count, s.Capacity), Selectors: expressions(s.Selectors),
-			})
-		}
+	for _, a := range fleet.AsksOf(spec) {
+		requests = append(requests, Request{Name: a.Name, Text: textOf(a), Selectors: expressions(*a.Selectors)})
 	}
 	return requests
 }
 
-func asks(class string, mode resourceapi.DeviceAllocationMode, count int64, c *resourceapi.CapacityRequirements) string {
-	text := fmt.Sprintf("%d × %s", max(1, count), class)
-	if mode == resourceapi.DeviceAllocationModeAll {
-		text = "all of " + class
+func textOf(a fleet.Ask) string {
+	text := fmt.Sprintf("%d × %s", max(1, *a.Count), *a.Class)
+	if *a.Mode == resourceapi.DeviceAllocationModeAll {
+		text = "all of " + *a.Class
 	}
-	if c == nil {
+	if *a.Capacity == nil {
 		return text
 	}
 	var amounts []string
-	for name, q := range c.Requests {
+	for name, q := range (*a.Capacity).Requests {
 		amounts = append(amounts, fmt.Sprintf("%s %s", name, q.String()))
 	}
 	slices.Sort(amounts)
@@ -158,12 +149,7 @@ func expressions(selectors []resourceapi.DeviceSelector) []string {
 // concerns reports whether a request may be for devices of the driver: its class names the
 // driver, or names none, or cannot be read.
 func concerns(m *fleet.Model, spec *resourceapi.DeviceClaim) bool {
-	return slices.ContainsFunc(spec.Requests, func(r resourceapi.DeviceRequest) bool {
-		if r.Exactly != nil {
-			return ofDriver(m, r.Exactly.DeviceClassName)
-		}
-		return slices.ContainsFunc(r.FirstAvailable, func(s resourceapi.DeviceSubRequest) bool { return ofDriver(m, s.DeviceClassName) })
-	})
+	return slices.ContainsFunc(fleet.AsksOf(spec), func(a fleet.Ask) bool { return ofDriver(m, *a.Class) })
 }
 
 func ofDriver(m *fleet.Model, class string) bool {
