@@ -46,10 +46,8 @@ func GPUs(o *options.Options) cobra.CompletionFunc {
 			snapshot.Slices = append(snapshot.Slices, &list.Items[i])
 		}
 		var names []string
-		for _, n := range fleet.New(snapshot, o.Driver).Nodes {
-			for _, g := range n.GPUs {
-				names = append(names, g.Path())
-			}
+		for g := range fleet.New(snapshot, o.Driver).GPUs() {
+			names = append(names, g.Path())
 		}
 		return names, nil
 	})

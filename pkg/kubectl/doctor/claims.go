@@ -8,8 +8,9 @@ import (
 	"strings"
 	"time"
 
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
 var claimChecks = []Check{
@@ -21,22 +22,9 @@ var claimChecks = []Check{
 // graceToDelete is how long the deletion of a claim may take before that is a finding.
 const graceToDelete = 5 * time.Minute
 
-// usesDriver reports whether a claim has devices of the driver.
-func (f *Facts) usesDriver(c *resourceapi.ResourceClaim) bool {
-	if c.Status.Allocation == nil {
-		return false
-	}
-	for _, r := range c.Status.Allocation.Devices.Results {
-		if r.Driver == f.Driver {
-			return true
-		}
-	}
-	return false
-}
-
 func claimsDeleting(f *Facts) (found findings) {
 	for _, c := range f.Claims {
-		if !f.usesDriver(c) || c.DeletionTimestamp == nil || f.Now.Sub(c.DeletionTimestamp.Time) < graceToDelete {
+		if len(fleet.Results(c, f.Driver)) == 0 || c.DeletionTimestamp == nil || f.Now.Sub(c.DeletionTimestamp.Time) < graceToDelete {
 			continue
 		}
 		at := refTo("resourceclaim", c)
@@ -84,7 +72,7 @@ func claimsReserved(f *Facts) (found findings) {
 		exists[p.UID] = true
 	}
 	for _, c := range f.Claims {
-		if !f.usesDriver(c) {
+		if len(fleet.Results(c, f.Driver)) == 0 {
 			continue
 		}
 		for _, u := range c.Status.ReservedFor {

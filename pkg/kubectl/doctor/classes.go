@@ -31,13 +31,9 @@ var chartClasses = []chartClass{
 
 // example returns one device of a type, or nil.
 func (f *Facts) example(deviceType string) *fleet.Device {
-	for _, n := range f.Nodes {
-		for _, g := range n.GPUs {
-			for _, d := range g.Devices {
-				if d.Type == deviceType {
-					return d
-				}
-			}
+	for d := range f.Devices() {
+		if d.Type == deviceType {
+			return d
 		}
 	}
 	return nil

@@ -87,22 +87,22 @@ func placeOf(node, gpu string, c *cause) place {
 
 // taints finds the incidents that taints tell of. A taint that is not in the table is of a device that is as it should be.
 func (h *hearing) taints() {
-	h.facts.eachDevice(func(g *fleet.GPU, d *fleet.Device) {
+	for d := range h.facts.Devices() {
 		for _, t := range d.Published.Taints {
 			name, own := strings.CutPrefix(t.Key, h.facts.Driver+"/")
 			c := causeOfTaint(name)
 			if !own || c == nil {
 				continue
 			}
-			at := placeOf(g.Node.Name, g.PCIBusID, c)
+			at := placeOf(d.GPU.Node.Name, d.GPU.PCIBusID, c)
 			in := h.incidents[at]
 			if in == nil {
-				in = &incident{gpu: g, severity: Warning, signs: map[*cause]string{}}
+				in = &incident{gpu: d.GPU, severity: Warning, signs: map[*cause]string{}}
 				h.incidents[at] = in
 			}
 			in.add(d, c, &t)
 		}
-	})
+	}
 }
 
 func (in *incident) add(d *fleet.Device, c *cause, t *resourceapi.DeviceTaint) {
@@ -325,11 +325,9 @@ const evicted = " Pods that use it are evicted; delete those that ask for nvidia
 
 // gpuAt returns a GPU that is published, or nil.
 func (h *hearing) gpuAt(node, address string) *fleet.GPU {
-	for _, n := range h.facts.Nodes {
-		for _, g := range n.GPUs {
-			if n.Name == node && g.PCIBusID == address {
-				return g
-			}
+	for g := range h.facts.GPUs() {
+		if g.Node.Name == node && g.PCIBusID == address {
+			return g
 		}
 	}
 	return nil

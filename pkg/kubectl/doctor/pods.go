@@ -76,7 +76,9 @@ func leftovers(f *Facts) (found findings) {
 		}
 	}
 	left := map[string]bool{}
-	f.eachDevice(func(g *fleet.GPU, d *fleet.Device) { left[g.Node.Name] = left[g.Node.Name] || device.IsName(d.Name) })
+	for d := range f.Devices() {
+		left[d.GPU.Node.Name] = left[d.GPU.Node.Name] || device.IsName(d.Name)
+	}
 	for _, n := range f.Nodes {
 		if !left[n.Name] {
 			continue
@@ -242,25 +244,14 @@ func driverRestarts(f *Facts) (found findings) {
 
 func supervisorsReady(f *Facts) (found findings) {
 	have := byNode(f.driverPods(supervisor))
-	for _, n := range f.Nodes {
-		if n.Name != "" && sharesWithMPS(n) && len(have[n.Name]) == 0 && !f.pausedByOperator(n.Name) {
+	for d := range f.Devices() {
+		if n := d.GPU.Node.Name; d.Type == fleet.TypeMPS && n != "" && len(have[n]) == 0 && !f.pausedByOperator(n) {
 			found.add(Error, "The node offers MPS shares, and has no pod of the MPS supervisor",
-				"Set mpsSupervisor.enabled=true in the chart, or offer no mps in the sharing policy", nodeRef(n.Name))
+				"Set mpsSupervisor.enabled=true in the chart, or offer no mps in the sharing policy", nodeRef(n))
 		}
 	}
 	for _, p := range f.driverPods(supervisor) {
 		notReady(&found, f, p)
 	}
 	return found
-}
-
-func sharesWithMPS(n *fleet.Node) bool {
-	for _, g := range n.GPUs {
-		for _, d := range g.Devices {
-			if d.Type == "mps" {
-				return true
-			}
-		}
-	}
-	return false
 }

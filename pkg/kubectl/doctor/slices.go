@@ -105,31 +105,19 @@ func gpuRef(g *fleet.GPU) Ref {
 	return Ref{Kind: "gpu", Name: g.Node.Name + "/" + cmp.Or(g.PCIBusID, g.Name), Label: g.Label() + " on " + g.Node.Name}
 }
 
-// eachDevice visits the devices of the driver.
-func (f *Facts) eachDevice(visit func(*fleet.GPU, *fleet.Device)) {
-	for _, n := range f.Nodes {
-		for _, g := range n.GPUs {
-			for _, d := range g.Devices {
-				visit(g, d)
-			}
-		}
-	}
-}
-
 func taintRulesThatApply(f *Facts) (found findings) {
 	for _, r := range f.TaintRules {
 		if r.Spec.Taint.Effect == resourceapi.DeviceTaintEffectNone {
 			continue
 		}
 		devices := 0
-		f.eachDevice(func(_ *fleet.GPU, d *fleet.Device) {
-			for _, t := range d.Taints[len(d.Published.Taints):] {
-				if t.Key == r.Spec.Taint.Key && t.Value == r.Spec.Taint.Value && t.Effect == r.Spec.Taint.Effect {
-					devices++
-					return
-				}
+		for d := range f.Devices() {
+			if slices.ContainsFunc(d.Taints[len(d.Published.Taints):], func(t resourceapi.DeviceTaint) bool {
+				return t.Key == r.Spec.Taint.Key && t.Value == r.Spec.Taint.Value && t.Effect == r.Spec.Taint.Effect
+			}) {
+				devices++
 			}
-		})
+		}
 		if devices > 0 {
 			found.addSince(r.Spec.Taint.TimeAdded, Warning, fmt.Sprintf("It gives the taint %s with the effect %s to %d devices of the driver", r.Spec.Taint.Key, r.Spec.Taint.Effect, devices),
 				"If that is over, kubectl delete devicetaintrule "+r.Name, refTo("devicetaintrule", r))

@@ -112,8 +112,8 @@ func (f *Facts) extendedOn(found *findings, node, kubelet string, at Ref) {
 			"and a pod that asks for deviceclass.resource.kubernetes.io/CLASS runs without them%s", kubelet, gate), "Upgrade the kubelet to 1.36 or later", at)
 	}
 	for _, c := range f.Claims {
-		if c.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true" && c.Status.Allocation != nil &&
-			slices.ContainsFunc(c.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == f.Driver && r.Pool == node }) {
+		if c.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true" &&
+			slices.ContainsFunc(fleet.Results(c, f.Driver), func(r *resourceapi.DeviceRequestAllocationResult) bool { return r.Pool == node }) {
 			found.add(Error, fmt.Sprintf("The pod that it was made for runs without its devices on node %s, whose kubelet %s does not know extended resources of classes%s", node, kubelet, gate),
 				"Delete the pod, and upgrade the kubelet or write a claim", refTo("resourceclaim", c))
 		}
@@ -122,13 +122,9 @@ func (f *Facts) extendedOn(found *findings, node, kubelet string, at Ref) {
 
 // hasDevicesOn reports whether a class selects devices of a node. That it cannot be evaluated another check says.
 func (f *Facts) hasDevicesOn(class *resourceapi.DeviceClass, node string) bool {
-	for _, n := range f.Nodes {
-		for _, g := range n.GPUs {
-			for _, d := range g.Devices {
-				if matches, err := selects(class, f.Driver, d.Published); n.Name == node && err == nil && matches {
-					return true
-				}
-			}
+	for d := range f.Devices() {
+		if matches, err := selects(class, f.Driver, d.Published); d.GPU.Node.Name == node && err == nil && matches {
+			return true
 		}
 	}
 	return false
@@ -150,37 +146,18 @@ func skew(found *findings, apiServer string, api, v *version.Version, kubelet st
 // featureGates looks at what was dropped: the driver publishes an observer for each GPU
 // where counters are stored, and each observer has a taint.
 func featureGates(f *Facts) (found findings) {
-	for _, n := range f.Nodes {
-		for _, g := range n.GPUs {
-			switch observer := observerOf(g); {
-			case !ofThisDriver(g):
-				// foreign-slices says so.
-			case observer == nil:
-				found.add(Warning, "Only the whole GPU is offered: the counters that partitions and shares need are not stored, or the scheduler ignores them",
-					"Turn on the feature gates DRAPartitionableDevices and DRAConsumableCapacity (on by default from Kubernetes 1.36); 1.34 has to be upgraded", gpuRef(g))
-			case len(observer.Taints) == 0:
-				found.add(Error, "Taints of devices are not stored, so that devices which cannot be used are allocated",
-					"Turn on the feature gate DRADeviceTaints (on by default from Kubernetes 1.36)", gpuRef(g))
-			}
+	for g := range f.GPUs() {
+		observer := slices.IndexFunc(g.Devices, func(d *fleet.Device) bool { return d.Type == fleet.TypeObserver })
+		switch {
+		case !slices.ContainsFunc(g.Devices, func(d *fleet.Device) bool { return device.IsName(d.Name) }):
+			// foreign-slices says so.
+		case observer < 0:
+			found.add(Warning, "Only the whole GPU is offered: the counters that partitions and shares need are not stored, or the scheduler ignores them",
+				"Turn on the feature gates DRAPartitionableDevices and DRAConsumableCapacity (on by default from Kubernetes 1.36); 1.34 has to be upgraded", gpuRef(g))
+		case len(g.Devices[observer].Published.Taints) == 0:
+			found.add(Error, "Taints of devices are not stored, so that devices which cannot be used are allocated",
+				"Turn on the feature gate DRADeviceTaints (on by default from Kubernetes 1.36)", gpuRef(g))
 		}
 	}
 	return found
-}
-
-func observerOf(g *fleet.GPU) *resourceapi.Device {
-	for _, d := range g.Devices {
-		if d.Type == "observer" {
-			return d.Published
-		}
-	}
-	return nil
-}
-
-func ofThisDriver(g *fleet.GPU) bool {
-	for _, d := range g.Devices {
-		if device.IsName(d.Name) {
-			return true
-		}
-	}
-	return false
 }

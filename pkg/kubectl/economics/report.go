@@ -134,10 +134,8 @@ func sum(a, b *float64, first bool) *float64 {
 // NewReport makes the report of a fleet.
 func NewReport(m *fleet.Model, prices Prices, overheads Overheads) *Report {
 	c := &calculation{prices: prices, overheads: overheads, claims: map[string]*Claim{}, models: map[string]*modelSum{}}
-	for _, n := range m.Nodes {
-		for _, g := range n.GPUs {
-			c.addGPU(g)
-		}
+	for g := range m.GPUs() {
+		c.addGPU(g)
 	}
 	r := &Report{
 		TypeMeta: printer.TypeMeta("Cost"), TimeBase: TimeBase, Overheads: overheads, Fleet: &Usage{}, Models: []ModelCost{}, Idle: &c.idle,

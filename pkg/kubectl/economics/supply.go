@@ -71,17 +71,15 @@ type Share struct {
 func SupplyOf(m *fleet.Model) *Supply {
 	s := &Supply{Cluster: true}
 	models := map[string]*Model{}
-	for _, n := range m.Nodes {
-		for _, g := range n.GPUs {
-			one := newModel(g)
-			key := fmt.Sprintf("%+v", one)
-			if models[key] == nil {
-				models[key], one.PerNode = one, map[string]int{}
-				s.Models = append(s.Models, one)
-			}
-			models[key].GPUs++
-			models[key].PerNode[n.Name]++
+	for g := range m.GPUs() {
+		one := newModel(g)
+		key := fmt.Sprintf("%+v", one)
+		if models[key] == nil {
+			models[key], one.PerNode = one, map[string]int{}
+			s.Models = append(s.Models, one)
 		}
+		models[key].GPUs++
+		models[key].PerNode[g.Node.Name]++
 	}
 	s.sort()
 	missing := map[string]string{}

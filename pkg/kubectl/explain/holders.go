@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
 // most is how many nodes are looked at for claims that could end, and mostPairs how many claims
@@ -97,11 +98,7 @@ func holder(c *resourceapi.ResourceClaim, node string, devices []string, now tim
 	for _, r := range c.Status.ReservedFor {
 		h.Pods = append(h.Pods, r.Name)
 	}
-	since := c.CreationTimestamp
-	if t := c.Status.Allocation.AllocationTimestamp; t != nil {
-		since = *t
-	}
-	if !since.IsZero() {
+	if since := fleet.AllocatedAt(c); !since.IsZero() {
 		h.Since, h.For = &since, &metav1.Duration{Duration: now.Sub(since.Time)}
 	}
 	return h

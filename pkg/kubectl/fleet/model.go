@@ -4,6 +4,7 @@
 package fleet
 
 import (
+	"iter"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,6 +21,32 @@ type Model struct {
 	Nodes []*Node
 	// Holdings are all that claims have of the driver's devices, in the order of claims.
 	Holdings []*Holding
+}
+
+// GPUs goes through those of all nodes.
+func (m *Model) GPUs() iter.Seq[*GPU] {
+	return func(yield func(*GPU) bool) {
+		for _, n := range m.Nodes {
+			for _, g := range n.GPUs {
+				if !yield(g) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Devices goes through those of all GPUs.
+func (m *Model) Devices() iter.Seq[*Device] {
+	return func(yield func(*Device) bool) {
+		for g := range m.GPUs() {
+			for _, d := range g.Devices {
+				if !yield(d) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // Node is a node with devices of the driver.

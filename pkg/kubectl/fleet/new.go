@@ -184,20 +184,13 @@ func (b *builder) addHoldings() {
 		pods[p.UID] = p
 	}
 	for _, c := range b.model.Claims {
-		if c.Status.Allocation == nil {
-			continue
-		}
 		var users []*corev1.Pod
 		for _, u := range c.Status.ReservedFor {
 			if p := pods[u.UID]; p != nil {
 				users = append(users, p)
 			}
 		}
-		for i := range c.Status.Allocation.Devices.Results {
-			result := &c.Status.Allocation.Devices.Results[i]
-			if result.Driver != b.model.Driver {
-				continue
-			}
+		for _, result := range Results(c, b.model.Driver) {
 			h := &Holding{Claim: c, Result: result, Pods: users, Device: b.devices[deviceKey{result.Pool, result.Device}], Status: statusOf(c, result)}
 			if h.Device != nil {
 				h.Device.Holdings = append(h.Device.Holdings, h)

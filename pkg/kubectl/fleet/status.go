@@ -6,10 +6,30 @@ package fleet
 import (
 	"encoding/json"
 
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/api"
 )
+
+// Results returns the devices of a driver that a claim has.
+func Results(c *resourceapi.ResourceClaim, driver string) (all []*resourceapi.DeviceRequestAllocationResult) {
+	if c.Status.Allocation == nil {
+		return nil
+	}
+	for i := range c.Status.Allocation.Devices.Results {
+		if r := &c.Status.Allocation.Devices.Results[i]; r.Driver == driver {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// AllocatedAt returns since when a claim has its devices.
+func AllocatedAt(c *resourceapi.ResourceClaim) metav1.Time {
+	return ptr.Deref(c.Status.Allocation.AllocationTimestamp, c.CreationTimestamp)
+}
 
 // NoClaims says that none has a device, of those that were looked at: all that can be read, or those of a namespace.
 func NoClaims(everywhere bool) string {

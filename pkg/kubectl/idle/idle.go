@@ -158,13 +158,13 @@ func idleFor(all []*fleet.Holding, index *scrape.Index) *time.Duration {
 func shortly(all []*fleet.Holding, index *scrape.Index, q Query) bool {
 	return slices.ContainsFunc(all, func(h *fleet.Holding) bool {
 		told, _ := index.Of(h)
-		return told != nil && !told.Since.IsZero() && q.Now.Sub(told.Since) < q.For && q.Now.Sub(allocatedAt(h.Claim)) >= q.For && *told.Idle >= q.Now.Sub(told.Since)
+		return told != nil && !told.Since.IsZero() && q.Now.Sub(told.Since) < q.For && q.Now.Sub(fleet.AllocatedAt(h.Claim).Time) >= q.For && *told.Idle >= q.Now.Sub(told.Since)
 	})
 }
 
 func reasonOf(h *fleet.Holding, idle *time.Duration, q Query) string {
 	switch reserved := h.Claim.Status.ReservedFor; {
-	case len(reserved) == 0 && q.Now.Sub(allocatedAt(h.Claim)) >= grace:
+	case len(reserved) == 0 && q.Now.Sub(fleet.AllocatedAt(h.Claim).Time) >= grace:
 		return Unused
 	case len(reserved) > 0 && len(h.Pods) == len(reserved) && !slices.ContainsFunc(h.Pods, func(p *corev1.Pod) bool { return !done(p) }):
 		return PodsDone
@@ -176,13 +176,6 @@ func reasonOf(h *fleet.Holding, idle *time.Duration, q Query) string {
 
 func done(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
-}
-
-func allocatedAt(c *resourceapi.ResourceClaim) time.Time {
-	if t := c.Status.Allocation.AllocationTimestamp; t != nil {
-		return t.Time
-	}
-	return c.CreationTimestamp.Time
 }
 
 func newClaim(all []*fleet.Holding, reason string, idle *time.Duration) Claim {

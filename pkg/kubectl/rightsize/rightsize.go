@@ -179,14 +179,7 @@ const leastSaving = 0.005
 // observedSince returns since when the driver has measured the claim: it forgets when it is
 // restarted.
 func observedSince(started time.Time, h *fleet.Holding) time.Time {
-	allocated := h.Claim.CreationTimestamp.Time
-	if t := h.Claim.Status.Allocation.AllocationTimestamp; t != nil {
-		allocated = t.Time
-	}
-	if started.After(allocated) {
-		return started
-	}
-	return allocated
+	return slices.MaxFunc([]time.Time{started, fleet.AllocatedAt(h.Claim).Time}, time.Time.Compare)
 }
 
 func holds(h *fleet.Holding) Part {
@@ -205,15 +198,12 @@ func offersOf(m *fleet.Model) map[string][]*fleet.Device {
 	type key struct{ product, kind, profile string }
 	known := map[key]bool{}
 	offers := map[string][]*fleet.Device{}
-	for _, n := range m.Nodes {
-		for _, g := range n.GPUs {
-			for _, d := range g.Devices {
-				k := key{g.ProductName, d.Type, d.Profile}
-				if d.Type != fleet.TypeObserver && !known[k] {
-					known[k] = true
-					offers[g.ProductName] = append(offers[g.ProductName], d)
-				}
-			}
+	for d := range m.Devices() {
+		product := d.GPU.ProductName
+		k := key{product, d.Type, d.Profile}
+		if d.Type != fleet.TypeObserver && !known[k] {
+			known[k] = true
+			offers[product] = append(offers[product], d)
 		}
 	}
 	return offers

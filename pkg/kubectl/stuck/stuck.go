@@ -185,8 +185,15 @@ func (in *Input) node() []Cause {
 
 // driver looks at the driver's pods on the node, if the pod has devices of it.
 func (in *Input) driver() []Cause {
-	if !in.uses() {
+	var has []*resourceapi.DeviceRequestAllocationResult
+	for _, c := range in.Claims {
+		has = append(has, fleet.Results(c, in.Driver)...)
+	}
+	if len(has) == 0 {
 		return nil
+	}
+	isMPS := func(r *resourceapi.DeviceRequestAllocationResult) bool {
+		return strings.Contains(r.Device, fleet.TypeMPS)
 	}
 	plugins := in.component(pluginComponent)
 	var out []Cause
@@ -200,7 +207,7 @@ func (in *Input) driver() []Cause {
 		out = append(out, unready(plugins[0], DriverNotReady, "the driver's pod"))
 	}
 	supervisors := in.component(supervisorComponent)
-	if len(supervisors) > 0 && !slices.ContainsFunc(supervisors, ready) && in.usesMPS() {
+	if len(supervisors) > 0 && !slices.ContainsFunc(supervisors, ready) && slices.ContainsFunc(has, isMPS) {
 		out = append(out, unready(supervisors[0], SupervisorDown, "the MPS supervisor"))
 	}
 	return out
@@ -243,26 +250,6 @@ func (in *Input) component(name string) []*corev1.Pod {
 		}
 	}
 	return out
-}
-
-func (in *Input) uses() bool { return in.anyResult(func(string) bool { return true }) }
-
-func (in *Input) usesMPS() bool {
-	return in.anyResult(func(device string) bool { return strings.Contains(device, "mps") })
-}
-
-func (in *Input) anyResult(is func(device string) bool) bool {
-	for _, c := range in.Claims {
-		if c.Status.Allocation == nil {
-			continue
-		}
-		for _, r := range c.Status.Allocation.Devices.Results {
-			if r.Driver == in.Driver && is(r.Device) {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // devices looks at what the driver says about the devices of the claims.

@@ -195,7 +195,7 @@ func Stuck(m *fleet.Model, p *corev1.Pod) bool {
 	}
 	e := p.Status.ExtendedResourceClaimStatus
 	return wants(m, p, true) || e != nil && slices.ContainsFunc(m.Claims, func(c *resourceapi.ResourceClaim) bool {
-		return c.Namespace == p.Namespace && c.Name == e.ResourceClaimName && hasOf(c, m.Driver)
+		return c.Namespace == p.Namespace && c.Name == e.ResourceClaimName && len(fleet.Results(c, m.Driver)) > 0
 	})
 }
 
@@ -206,13 +206,8 @@ func wants(m *fleet.Model, p *corev1.Pod, started bool) bool {
 		if c.Claim == nil {
 			return c.Err != nil && !started
 		}
-		return c.Claim.Status.Allocation == nil && concerns(m, &c.Claim.Spec.Devices) && (!c.New || !started) || hasOf(c.Claim, m.Driver)
+		return c.Claim.Status.Allocation == nil && concerns(m, &c.Claim.Spec.Devices) && (!c.New || !started) || len(fleet.Results(c.Claim, m.Driver)) > 0
 	})
-}
-
-func hasOf(c *resourceapi.ResourceClaim, driver string) bool {
-	return c.Status.Allocation != nil && slices.ContainsFunc(c.Status.Allocation.Devices.Results,
-		func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == driver })
 }
 
 // wantsExtended reports whether a container has a request such as nvidia.com/gpu for which the
