@@ -72,13 +72,9 @@ cordon this is the only command that writes; it takes the right to get and patch
 func command(o *options.Options, set bool, c *cobra.Command) *cobra.Command {
 	ch := change{cordon: set}
 	c.Args = cobra.MinimumNArgs(1)
-	c.RunE = func(c *cobra.Command, args []string) error {
-		client, err := o.Client()
-		if err != nil {
-			return err
-		}
-		return Run(c.Context(), o, client, ch, args)
-	}
+	c.RunE = o.Run(func(ctx context.Context, client kubernetes.Interface, args []string) error {
+		return Run(ctx, o, client, ch, args)
+	})
 	c.Flags().StringVar(&ch.dryRun, "dry-run", dryRunNone, "none, client: only print what would be done, or server: have the API server check it, too")
 	c.Flags().Lookup("dry-run").NoOptDefVal = dryRunClient
 	return c

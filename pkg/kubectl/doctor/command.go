@@ -4,10 +4,12 @@
 package doctor
 
 import (
+	"context"
 	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
@@ -25,16 +27,12 @@ func NewCommand(o *options.Options) *cobra.Command {
 			"It looks at all namespaces; with fewer rights, at that of -n, which is best the driver's.",
 		Example: "  kubectl gpu doctor\n  kubectl gpu doctor -n partage -o yaml",
 		Args:    cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			client, err := o.Client()
-			if err != nil {
-				return err
-			}
+		RunE: o.Run(func(ctx context.Context, client kubernetes.Interface, _ []string) error {
 			namespace, err := o.Namespace()
 			if err != nil {
 				return err
 			}
-			facts, err := Read(c.Context(), client, o.Driver, namespace, time.Now())
+			facts, err := Read(ctx, client, o.Driver, namespace, time.Now())
 			if err != nil {
 				return err
 			}
@@ -43,7 +41,7 @@ func NewCommand(o *options.Options) *cobra.Command {
 				return err
 			}
 			return report.verdict()
-		},
+		}),
 	}
 	o.AddOutputFlag(c)
 	c.Flags().BoolVar(&history, "history", false, "Show what the driver warned of within an hour and is over, too")

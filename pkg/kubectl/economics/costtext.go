@@ -75,9 +75,8 @@ func (l *lineWriter) table(t *printer.Table, f printer.Format) {
 
 func (r *Report) modelTable() *printer.Table {
 	t := &printer.Table{
-		Columns: append(printer.Columns("GPU", "GPUS", "IN USE", "CLAIMS", "UNSHARED", "SAVING", "RECOVERED GPU-H/DAY", "$/H", "$/CLAIM/H"),
-			printer.Column{Name: "ROOM FOR SHARES", Wide: true}, printer.Column{Name: "$/GPU/H", Wide: true}),
-		Empty: "No GPUs found.",
+		Columns: printer.Columns("GPU", "GPUS", "IN USE", "CLAIMS", "UNSHARED", "SAVING", "RECOVERED GPU-H/DAY", "$/H", "$/CLAIM/H", "+ROOM FOR SHARES", "+$/GPU/H"),
+		Empty:   "No GPUs found.",
 	}
 	for _, m := range r.Models {
 		t.Rows = append(t.Rows, printer.Row{Cells: append(usageCells(m.Product, m.Usage), dollars(m.PerClaim), strconv.Itoa(m.ShareRoom), dollars(m.Price))})

@@ -6,6 +6,7 @@ package fleet
 import (
 	"iter"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -95,6 +96,14 @@ const (
 	TypeTimeSlice = "timeslice"
 	TypeObserver  = "observer"
 )
+
+// KindText is what people call a device of a type and profile: the profile of a partition says its type.
+func KindText(kind, profile string) string {
+	if kind == TypeMIG && profile != "" {
+		return profile
+	}
+	return strings.TrimSpace(profile + " " + kind)
+}
 
 // Capacities of devices that the commands speak of.
 const (

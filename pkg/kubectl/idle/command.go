@@ -45,13 +45,9 @@ The exit code is 2 if there are such claims, or if of some it is unknown.`,
 		Example: `  kubectl gpu idle -A --for 2h
   kubectl gpu idle -o json | jq -r '.items[].commands[]'`,
 		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			client, err := o.Client()
-			if err != nil {
-				return err
-			}
-			return o.Repeat(c.Context(), func() error { return Run(c.Context(), o, client, f, time.Now()) })
-		},
+		RunE: o.Run(func(ctx context.Context, client kubernetes.Interface, _ []string) error {
+			return Run(ctx, o, client, f, time.Now())
+		}),
 	}
 	o.AddTableFlags(c)
 	o.AddSelectionFlags(c)
@@ -66,11 +62,7 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, f
 	if f.For <= 0 {
 		return fmt.Errorf("--for %s: it must be more than 0, such as 30m", f.For)
 	}
-	selector, err := o.Labels()
-	if err != nil {
-		return err
-	}
-	m, namespace, err := fleet.Look(ctx, o, client, fleet.ResourceClaims, fleet.ResourceClasses, fleet.ResourceTemplates, fleet.ResourceTaintRules, fleet.ResourceNodes)
+	m, scope, err := fleet.Look(ctx, o, client, fleet.ResourceClaims, fleet.ResourceClasses, fleet.ResourceTemplates, fleet.ResourceTaintRules, fleet.ResourceNodes)
 	if err != nil {
 		return err
 	}
@@ -81,7 +73,7 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, f
 		result.Warn(o.ErrOut)
 		silence = result.Silence()
 	}
-	list := Find(m, result, Query{For: f.For, Now: now, Namespace: namespace, Labels: selector})
+	list := Find(m, result, Query{For: f.For, Now: now, Scope: scope})
 	if silence != nil {
 		if len(list.Items) == 0 {
 			return fmt.Errorf("what is idle is unknown: %w", silence)
@@ -96,7 +88,7 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, f
 			return err
 		}
 	}
-	if err := printer.Print(o, list, list.View(namespace == "")); err != nil {
+	if err := printer.Print(o, list, list.View(scope.Namespace == "")); err != nil {
 		return err
 	}
 	if len(list.Items) > 0 || list.Unknown > 0 {
@@ -115,26 +107,20 @@ func (l *ClaimList) View(namespaces bool) printer.View {
 	if l.Unknown > 0 {
 		t.Empty = fmt.Sprintf("No claim is known to hold devices that it does not use. Of %d it is unknown.", l.Unknown)
 	}
-	if namespaces {
-		t.Columns = printer.Columns("namespace")
-	}
-	t.Columns = append(t.Columns, printer.Columns("claim", "reason", "idle", "gpus", "holds", "node", "pods", "owner")...)
-	t.Columns = append(t.Columns, printer.Column{Name: "devices", Wide: true})
+	t.Columns = printer.Columns("namespace", "claim", "reason", "idle", "gpus", "holds", "node", "pods", "owner", "+devices")
+	t.Columns[0].Hidden = !namespaces
 	for _, c := range l.Items {
-		row := printer.Row{Name: "resourceclaim.resource.k8s.io/" + c.Name}
-		if namespaces {
-			row.Cells = append(row.Cells, c.Namespace)
-		}
 		var holds, nodes, devices, pods []string
 		for _, d := range c.Devices {
-			holds, nodes, devices = append(holds, cmp.Or(strings.TrimSpace(d.Profile+" "+kind(d)), printer.Unknown)), append(nodes, d.Node), append(devices, d.Name)
+			holds, nodes, devices = append(holds, cmp.Or(fleet.KindText(d.Type, d.Profile), printer.Unknown)), append(nodes, d.Node), append(devices, d.Name)
 		}
 		for _, p := range c.Pods {
 			pods = append(pods, p.Name)
 		}
-		row.Cells = append(row.Cells, c.Name, c.Reason, printer.SecondsOrUnknown(c.IdleSeconds), fmt.Sprintf("%.2f", c.GPUs),
-			strings.Join(holds, ","), nodes[0], cmp.Or(strings.Join(pods, ","), printer.Unknown), cmp.Or(strings.Join(c.Owners, ","), printer.Unknown), strings.Join(devices, ","))
-		t.Rows = append(t.Rows, row)
+		t.Rows = append(t.Rows, printer.Row{Name: "resourceclaim.resource.k8s.io/" + c.Name, Cells: []string{
+			c.Namespace, c.Name, c.Reason, printer.SecondsOrUnknown(c.IdleSeconds), fmt.Sprintf("%.2f", c.GPUs),
+			strings.Join(holds, ","), nodes[0], cmp.Or(strings.Join(pods, ","), printer.Unknown), cmp.Or(strings.Join(c.Owners, ","), printer.Unknown), strings.Join(devices, ","),
+		}})
 	}
 	return &printer.Text{Named: t.Names(), Render: func(w io.Writer, f printer.Format) error {
 		if err := t.Write(w, f); err != nil || len(l.Items) == 0 {
@@ -157,12 +143,4 @@ func (l *ClaimList) View(namespaces bool) printer.View {
 		_, err := fmt.Fprintf(w, "\n%s\n%s", f.Paint(printer.Bold, fmt.Sprintf("These would free %.2f GPUs. Look at what the pods do before you run them:", total)), commands.String())
 		return err
 	}}
-}
-
-// kind is what the profile does not say.
-func kind(d Device) string {
-	if d.Type == fleet.TypeMIG && d.Profile != "" {
-		return ""
-	}
-	return d.Type
 }

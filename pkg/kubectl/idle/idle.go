@@ -10,9 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
@@ -91,10 +89,7 @@ type Query struct {
 	For time.Duration
 	// Now is when.
 	Now time.Time
-	// Namespace is the one that is looked at, "" for all. Labels are those of claims, nil for
-	// all.
-	Namespace string
-	Labels    labels.Selector
+	fleet.Scope
 }
 
 // Find returns the claims that hold devices which nothing uses, with those first that hold the
@@ -115,7 +110,7 @@ func Find(m *fleet.Model, r *scrape.Result, q Query) *ClaimList {
 		}
 		// A claim with admin access keeps nothing from others.
 		all = slices.DeleteFunc(all, (*fleet.Holding).Admin)
-		if len(all) == 0 || !wanted(all[0].Claim, q) {
+		if len(all) == 0 || !q.Has(all[0].Claim) {
 			continue
 		}
 		idle := idleFor(all, index)
@@ -132,10 +127,6 @@ func Find(m *fleet.Model, r *scrape.Result, q Query) *ClaimList {
 		list.Items = append(list.Items, f.claim)
 	}
 	return list
-}
-
-func wanted(c *resourceapi.ResourceClaim, q Query) bool {
-	return (q.Namespace == "" || c.Namespace == q.Namespace) && (q.Labels == nil || q.Labels.Matches(labels.Set(c.Labels)))
 }
 
 // idleFor returns for how long nothing has run on any of the devices, or nil if that is not

@@ -132,8 +132,8 @@ func TestQuery(t *testing.T) {
 		young int
 	}{
 		{"long", Query{For: 3 * time.Hour, Now: now}, "left finished notebook", 0},
-		{"other namespace", Query{For: time.Minute, Now: now, Namespace: "other"}, "", 0},
-		{"labels", Query{For: time.Minute, Now: now, Labels: selector}, "", 0},
+		{"other namespace", Query{For: time.Minute, Now: now, Scope: fleet.Scope{Namespace: "other"}}, "", 0},
+		{"labels", Query{For: time.Minute, Now: now, Scope: fleet.Scope{Labels: selector}}, "", 0},
 		{"just allocated", Query{For: 30 * time.Minute, Now: fleettest.Start.Add(30 * time.Second)}, "two finished notebook web train db operated", 2},
 	} {
 		l := find(t, c.q)

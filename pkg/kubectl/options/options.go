@@ -136,6 +136,17 @@ func (o *Options) Repeat(ctx context.Context, show func() error) error {
 	}
 }
 
+// Run is what a command runs: f with a client, once or, with -w, again and again.
+func (o *Options) Run(f func(ctx context.Context, client kubernetes.Interface, args []string) error) func(*cobra.Command, []string) error {
+	return func(c *cobra.Command, args []string) error {
+		client, err := o.Client()
+		if err != nil {
+			return err
+		}
+		return o.Repeat(c.Context(), func() error { return f(c.Context(), client, args) })
+	}
+}
+
 // Client returns a client with the rights of the kubeconfig.
 func (o *Options) Client() (kubernetes.Interface, error) {
 	config, err := o.config()

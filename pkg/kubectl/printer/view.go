@@ -47,15 +47,15 @@ func (f Format) Paint(s Style, text string) string {
 // Column is one of a table.
 type Column struct {
 	Name string
-	// Wide columns are shown with -o wide only.
-	Wide bool
+	// Wide columns are shown with -o wide only, and Hidden ones never.
+	Wide, Hidden bool
 }
 
-// Columns returns columns that are always shown.
+// Columns returns columns. Those whose name begins with + are shown with -o wide only.
 func Columns(names ...string) []Column {
 	columns := make([]Column, len(names))
 	for i, n := range names {
-		columns[i].Name = n
+		columns[i].Name, columns[i].Wide = strings.CutPrefix(n, "+")
 	}
 	return columns
 }
@@ -101,6 +101,9 @@ func (t *Table) Write(w io.Writer, f Format) error {
 	}
 	table := &metav1.Table{}
 	for _, c := range t.Columns {
+		if c.Hidden {
+			continue
+		}
 		d := metav1.TableColumnDefinition{Name: c.Name, Type: "string"}
 		if c.Wide {
 			d.Priority = 1
@@ -108,9 +111,11 @@ func (t *Table) Write(w io.Writer, f Format) error {
 		table.ColumnDefinitions = append(table.ColumnDefinitions, d)
 	}
 	for _, r := range t.Rows {
-		cells := make([]any, len(r.Cells))
+		cells := make([]any, 0, len(r.Cells))
 		for i, c := range r.Cells {
-			cells[i] = oneLine(c)
+			if !t.Columns[i].Hidden {
+				cells = append(cells, oneLine(c))
+			}
 		}
 		table.Rows = append(table.Rows, metav1.TableRow{Cells: cells})
 	}

@@ -58,13 +58,9 @@ A claim that has its device alone is not told to share, except with --sharing.`,
 		Example: `  kubectl gpu rightsize -A --price 3.25
   kubectl gpu rightsize -n team --watch 10m --sharing`,
 		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			client, err := o.Client()
-			if err != nil {
-				return err
-			}
-			return Run(c.Context(), o, client, f, time.Now)
-		},
+		RunE: o.Run(func(ctx context.Context, client kubernetes.Interface, _ []string) error {
+			return Run(ctx, o, client, f, time.Now)
+		}),
 	}
 	o.AddTableFlags(c)
 	o.AddSelectionFlags(c)
@@ -82,22 +78,16 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, f
 	if f.Headroom < 0 || f.Price < 0 || f.Watch < 0 || f.Least < 0 {
 		return errors.New("--headroom, --price, --watch and --min-observation must not be negative")
 	}
-	selector, err := o.Labels()
-	if err != nil {
-		return err
-	}
 	observation, err := observe(ctx, o, client, f)
 	if err != nil {
 		return err
 	}
-	m, namespace, err := fleet.Look(ctx, o, client, fleet.ResourceClaims, fleet.ResourceTemplates, fleet.ResourceTaintRules, fleet.ResourceNodes)
+	m, scope, err := fleet.Look(ctx, o, client, fleet.ResourceClaims, fleet.ResourceTemplates, fleet.ResourceTaintRules, fleet.ResourceNodes)
 	if err != nil {
 		return err
 	}
-	list := Compare(m, observation, Query{
-		Namespace: namespace, Labels: selector, Headroom: f.Headroom, Least: f.Least, Sharing: f.Sharing, Price: f.Price, Now: now(),
-	})
-	return printer.Print(o, list, list.View(namespace == ""))
+	list := Compare(m, observation, Query{Scope: scope, Headroom: f.Headroom, Least: f.Least, Sharing: f.Sharing, Price: f.Price, Now: now()})
+	return printer.Print(o, list, list.View(scope.Namespace == ""))
 }
 
 // observe looks once, and again until the time is over. Warnings are those of the last look.
@@ -130,17 +120,13 @@ func observe(ctx context.Context, o *options.Options, client kubernetes.Interfac
 
 // View shows sizes to people, with namespaces if these are several.
 func (l *SizeList) View(namespaces bool) printer.View {
-	t := &printer.Table{Empty: fleet.NoClaims(namespaces)}
-	if namespaces {
-		t.Columns = printer.Columns("namespace")
+	t := &printer.Table{
+		Columns: printer.Columns("namespace", "claim", "holds", "peak", "busy", "observed", "enough", "saves", "per hour", "+node", "+device", "+samples", "+why"),
+		Empty:   fleet.NoClaims(namespaces),
 	}
-	t.Columns = append(t.Columns, printer.Columns("claim", "holds", "peak", "busy", "observed", "enough", "saves")...)
-	if l.PricePerGPUHour > 0 {
-		t.Columns = append(t.Columns, printer.Columns("per hour")...)
-	}
-	t.Columns = append(t.Columns, printer.Column{Name: "node", Wide: true}, printer.Column{Name: "device", Wide: true}, printer.Column{Name: "samples", Wide: true}, printer.Column{Name: "why", Wide: true})
+	t.Columns[0].Hidden, t.Columns[8].Hidden = !namespaces, l.PricePerGPUHour == 0
 	for _, s := range l.Items {
-		t.Rows = append(t.Rows, l.row(s, namespaces))
+		t.Rows = append(t.Rows, s.row())
 	}
 	return &printer.Text{Named: t.Names(), Render: func(w io.Writer, f printer.Format) error {
 		if err := t.Write(w, f); err != nil {
@@ -150,11 +136,8 @@ func (l *SizeList) View(namespaces bool) printer.View {
 	}}
 }
 
-func (l *SizeList) row(s Size, namespaces bool) printer.Row {
+func (s *Size) row() printer.Row {
 	row := printer.Row{Name: "resourceclaim.resource.k8s.io/" + s.Name}
-	if namespaces {
-		row.Cells = append(row.Cells, s.Namespace)
-	}
 	enough, saves, perHour, observed := "unknown", printer.Unknown, printer.Unknown, printer.Unknown
 	switch s.Verdict {
 	case Right:
@@ -168,11 +151,10 @@ func (l *SizeList) row(s Size, namespaces bool) printer.Row {
 	if s.ObservedSeconds > 0 {
 		observed = printer.SecondsOrUnknown(&s.ObservedSeconds)
 	}
-	row.Cells = append(row.Cells, s.Name, s.Holds.String(), printer.BytesOrUnknown(s.PeakBytes), printer.PercentOrUnknown(s.Busy), observed, enough, saves)
-	if l.PricePerGPUHour > 0 {
-		row.Cells = append(row.Cells, perHour)
+	row.Cells = []string{
+		s.Namespace, s.Name, s.Holds.String(), printer.BytesOrUnknown(s.PeakBytes), printer.PercentOrUnknown(s.Busy), observed, enough, saves, perHour,
+		s.Node, s.Device, fmt.Sprint(s.Samples), s.Reason,
 	}
-	row.Cells = append(row.Cells, s.Node, s.Device, fmt.Sprint(s.Samples), s.Reason)
 	return row
 }
 
@@ -186,7 +168,7 @@ func (p Part) String() string {
 	case fleet.TypeMIG:
 		return p.Profile
 	}
-	parts := []string{strings.TrimSpace(p.Profile + " " + p.Type)}
+	parts := []string{fleet.KindText(p.Type, p.Profile)}
 	if p.MemoryBytes > 0 {
 		parts = append(parts, printer.Bytes(p.MemoryBytes))
 	}

@@ -14,7 +14,6 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -85,8 +84,7 @@ type Part struct {
 
 // Query says what is asked for.
 type Query struct {
-	Namespace string
-	Labels    labels.Selector
+	fleet.Scope
 	// Headroom is the part by which a device must exceed what was used: 0.1 for a tenth.
 	Headroom float64
 	// Least is how long must have been looked before anything is advised.
@@ -103,11 +101,9 @@ func Compare(m *fleet.Model, o *Observation, q Query) *SizeList {
 	list := &SizeList{TypeMeta: printer.TypeMeta("SizeList"), Headroom: q.Headroom, PricePerGPUHour: q.Price, Items: []Size{}}
 	offers := offersOf(m)
 	for _, h := range m.Holdings {
-		c := h.Claim
-		if h.Admin() || q.Namespace != "" && c.Namespace != q.Namespace || q.Labels != nil && !q.Labels.Matches(labels.Set(c.Labels)) {
-			continue
+		if !h.Admin() && q.Has(h.Claim) {
+			list.Items = append(list.Items, sizeOf(m, h, o, q, offers))
 		}
-		list.Items = append(list.Items, sizeOf(m, h, o, q, offers))
 	}
 	list.spareOthers()
 	slices.SortStableFunc(list.Items, func(a, b Size) int { return cmp.Compare(b.SavedGPUs, a.SavedGPUs) })

@@ -113,7 +113,7 @@ func TestEnough(t *testing.T) {
 		{"a share", "h100-80-sxm", share, 10 * gib, 0.5, Query{}, "Smaller mps 10Gi 25%"},
 		{"a share that is full", "h100-80-sxm", share, 40 * gib, 1, Query{}, "Right"},
 		{"a time slice", "h100-80-sxm", turns, gib, 0.1, Query{}, "Smaller 1g.10gb"},
-		{"another namespace", "h100-80-sxm", whole, gib, 0, Query{Namespace: "other"}, ""},
+		{"another namespace", "h100-80-sxm", whole, gib, 0, Query{Scope: fleet.Scope{Namespace: "other"}}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -33,13 +33,9 @@ func NewCommand(o *options.Options) *cobra.Command {
 	top := func(use, short string, orders []string, show func(context.Context, *options.Options, kubernetes.Interface, Flags) error) *cobra.Command {
 		c := &cobra.Command{
 			Use: use, Short: short, Args: cobra.NoArgs,
-			RunE: func(c *cobra.Command, _ []string) error {
-				client, err := o.Client()
-				if err != nil {
-					return err
-				}
-				return o.Repeat(c.Context(), func() error { return show(c.Context(), o, client, f) })
-			},
+			RunE: o.Run(func(ctx context.Context, client kubernetes.Interface, _ []string) error {
+				return show(ctx, o, client, f)
+			}),
 		}
 		o.AddTableFlags(c)
 		f.Scrape.AddFlags(c.Flags())
@@ -89,14 +85,10 @@ func showOf[T interface {
 
 // Claimed shows what claims use.
 func Claimed(ctx context.Context, o *options.Options, client kubernetes.Interface, f Flags) error {
-	selector, err := o.Labels()
-	if err != nil {
-		return err
-	}
 	if err := (&ClaimUsageList{}).Sort(f.SortBy); err != nil {
 		return err
 	}
-	m, namespace, err := fleet.Look(ctx, o, client, fleet.ResourceClaims, fleet.ResourceClasses, fleet.ResourceTemplates, fleet.ResourceTaintRules, fleet.ResourceNodes)
+	m, scope, err := fleet.Look(ctx, o, client, fleet.ResourceClaims, fleet.ResourceClasses, fleet.ResourceTemplates, fleet.ResourceTaintRules, fleet.ResourceNodes)
 	if err != nil {
 		return err
 	}
@@ -104,11 +96,11 @@ func Claimed(ctx context.Context, o *options.Options, client kubernetes.Interfac
 	if err != nil {
 		return err
 	}
-	list := Claims(m, r, namespace, selector)
+	list := Claims(m, r, scope)
 	if err := list.Sort(f.SortBy); err != nil {
 		return err
 	}
-	return printer.Print(o, list, list.Table(namespace == ""))
+	return printer.Print(o, list, list.Table(scope.Namespace == ""))
 }
 
 func read(ctx context.Context, o *options.Options, client kubernetes.Interface, f Flags) (*scrape.Result, error) {

@@ -56,7 +56,7 @@ func (l *NodeUsageList) Sort(by string) error {
 // Table shows GPUs to people.
 func (l *GPUUsageList) Table() *printer.Table {
 	t := &printer.Table{
-		Columns: append(printer.Columns("node", "gpu", "product", "role", "memory", "allocated", "used", "busy", "temperature", "healthy"), printer.Column{Name: "address", Wide: true}, printer.Column{Name: "uuid", Wide: true}),
+		Columns: printer.Columns("node", "gpu", "product", "role", "memory", "allocated", "used", "busy", "temperature", "healthy", "+address", "+uuid"),
 		Empty:   "The driver tells of no GPU.",
 	}
 	for _, g := range l.Items {

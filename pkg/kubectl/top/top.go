@@ -12,7 +12,6 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
@@ -36,12 +35,12 @@ type ClaimUsage struct {
 	Unknown string `json:"unknown,omitempty"`
 }
 
-// Claims joins what claims hold with what the driver measured. Namespace is "" for all.
-func Claims(m *fleet.Model, r *scrape.Result, namespace string, selector labels.Selector) *ClaimUsageList {
+// Claims joins what claims hold with what the driver measured.
+func Claims(m *fleet.Model, r *scrape.Result, scope fleet.Scope) *ClaimUsageList {
 	list := &ClaimUsageList{TypeMeta: printer.TypeMeta("ClaimUsageList"), Items: []ClaimUsage{}}
 	index := scrape.NewIndex(r)
 	for _, h := range m.Holdings {
-		if namespace != "" && h.Claim.Namespace != namespace || selector != nil && !selector.Matches(labels.Set(h.Claim.Labels)) {
+		if !scope.Has(h.Claim) {
 			continue
 		}
 		u := ClaimUsage{Claim: scrape.Claim{ID: scrape.IDOf(h)}}
@@ -103,25 +102,22 @@ func (l *ClaimUsageList) Sort(by string) error {
 
 // Table shows claims to people, with their namespaces if these are several.
 func (l *ClaimUsageList) Table(namespaces bool) *printer.Table {
-	t := &printer.Table{Empty: fleet.NoClaims(namespaces)}
-	if namespaces {
-		t.Columns = printer.Columns("namespace")
+	t := &printer.Table{
+		Columns: printer.Columns("namespace", "claim", "node", "holds", "used", "limit", "asked", "sm", "idle", "pods", "+peak", "+processes", "+device", "+unknown"),
+		Empty:   fleet.NoClaims(namespaces),
 	}
-	t.Columns = append(t.Columns, printer.Columns("claim", "node", "holds", "used", "limit", "asked", "sm", "idle", "pods")...)
-	t.Columns = append(t.Columns, printer.Column{Name: "peak", Wide: true}, printer.Column{Name: "processes", Wide: true}, printer.Column{Name: "device", Wide: true}, printer.Column{Name: "unknown", Wide: true})
+	t.Columns[0].Hidden = !namespaces
 	for _, u := range l.Items {
-		row := printer.Row{Name: "resourceclaim.resource.k8s.io/" + u.Name}
-		if namespaces {
-			row.Cells = append(row.Cells, u.Namespace)
-		}
 		processes := printer.Unknown
 		if u.Processes != nil {
 			processes = fmt.Sprint(*u.Processes)
 		}
-		row.Cells = append(row.Cells, u.Name, u.Node, strings.TrimSpace(u.Profile+" "+kind(u)),
+		row := printer.Row{Name: "resourceclaim.resource.k8s.io/" + u.Name, Cells: []string{
+			u.Namespace, u.Name, u.Node, fleet.KindText(u.Kind, u.Profile),
 			printer.BytesOrUnknown(u.UsedBytes), printer.BytesOrUnknown(u.LimitBytes), printer.BytesOrUnknown(u.RequestedBytes),
 			printer.PercentOrUnknown(u.Utilization), printer.SecondsOrUnknown(u.IdleSeconds), cmp.Or(strings.Join(u.Pods, ","), printer.Unknown),
-			printer.BytesOrUnknown(u.PeakBytes), processes, u.Device, cmp.Or(u.Unknown, printer.Unknown))
+			printer.BytesOrUnknown(u.PeakBytes), processes, u.Device, cmp.Or(u.Unknown, printer.Unknown),
+		}}
 		switch {
 		case u.Unknown != "":
 			row.Style = printer.Faint
@@ -131,12 +127,4 @@ func (l *ClaimUsageList) Table(namespaces bool) *printer.Table {
 		t.Rows = append(t.Rows, row)
 	}
 	return t
-}
-
-// kind is what the profile does not say.
-func kind(u ClaimUsage) string {
-	if u.Kind == fleet.TypeMIG && u.Profile != "" {
-		return ""
-	}
-	return u.Kind
 }

@@ -242,7 +242,7 @@ func TestSelector(t *testing.T) {
 		selector  labels.Selector
 		want      int
 	}{{"", nil, 1}, {"team", labels.Everything(), 1}, {"other", nil, 0}, {"", selector, 0}} {
-		if got := len(Claims(m, &scrape.Result{}, c.namespace, c.selector).Items); got != c.want {
+		if got := len(Claims(m, &scrape.Result{}, fleet.Scope{Namespace: c.namespace, Labels: c.selector}).Items); got != c.want {
 			t.Errorf("%+v: %d", c, got)
 		}
 	}

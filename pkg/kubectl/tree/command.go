@@ -30,13 +30,9 @@ room of the other. It is unknown where claims or taint rules may not be read.
 		Example: `  kubectl gpu tree
   kubectl gpu tree node-1 node-2 -o wide
   kubectl gpu tree -l nvidia.com/gpu.product=NVIDIA-H100`,
-		RunE: func(c *cobra.Command, args []string) error {
-			client, err := o.Client()
-			if err != nil {
-				return err
-			}
-			return o.Repeat(c.Context(), func() error { return Run(c.Context(), o, client, args) })
-		},
+		RunE: o.Run(func(ctx context.Context, client kubernetes.Interface, args []string) error {
+			return Run(ctx, o, client, args)
+		}),
 	}
 	o.AddOutputFlag(c)
 	o.AddSelectionFlags(c)
@@ -46,15 +42,11 @@ room of the other. It is unknown where claims or taint rules may not be read.
 
 // Run reads the cluster and prints the tree.
 func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, nodes []string) error {
-	selector, err := o.Labels()
+	m, scope, err := fleet.Look(ctx, o, client, fleet.ResourceSlices, fleet.ResourceClasses, fleet.ResourceTemplates)
 	if err != nil {
 		return err
 	}
-	m, _, err := fleet.Look(ctx, o, client, fleet.ResourceSlices, fleet.ResourceClasses, fleet.ResourceTemplates)
-	if err != nil {
-		return err
-	}
-	t, err := New(m, Selection{Nodes: nodes, Labels: selector})
+	t, err := New(m, Selection{Nodes: nodes, Labels: scope.Labels})
 	if err != nil {
 		return err
 	}
