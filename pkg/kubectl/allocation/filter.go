@@ -51,7 +51,7 @@ func NewNodeFilter(s *fleet.Snapshot) *NodeFilter {
 	f := &NodeFilter{used: map[string]corev1.ResourceList{}, pods: map[string]int64{}}
 	f.partial = slices.ContainsFunc(s.Missing, func(m fleet.Missing) bool { return m.Resource == "pods" })
 	for _, pod := range s.Pods {
-		if pod.Spec.NodeName == "" || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+		if pod.Spec.NodeName == "" || fleet.Ended(pod) {
 			continue
 		}
 		f.pods[pod.Spec.NodeName]++

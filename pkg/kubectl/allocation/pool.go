@@ -10,6 +10,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/ptr"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
 // pool has all slices of a pool, of all generations: which count is for the allocator to say.
@@ -113,16 +115,8 @@ type Pool struct {
 func (p *Pool) Incomplete() bool { return int64(len(p.Slices)) != p.Expected }
 
 func (p *pool) newest(id poolID) Pool {
-	out := Pool{Driver: id.driver, Name: id.pool}
-	generation := int64(-1)
-	for _, s := range p.slices {
-		if s.Spec.Pool.Generation > generation {
-			generation, out.Slices, out.Expected = s.Spec.Pool.Generation, nil, s.Spec.Pool.ResourceSliceCount
-		}
-		if s.Spec.Pool.Generation == generation {
-			out.Slices = append(out.Slices, s)
-		}
-	}
+	current, _ := fleet.Newest(p.slices)
+	out := Pool{Driver: id.driver, Name: id.pool, Slices: current, Expected: current[0].Spec.Pool.ResourceSliceCount}
 	out.Invalid = !out.Incomplete() && !intact(out.Slices)
 	return out
 }

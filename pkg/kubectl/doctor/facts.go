@@ -185,7 +185,7 @@ func (f *Facts) nodePods(match func(*corev1.Pod) bool) []*corev1.Pod {
 func (f *Facts) podsWith(match func(*corev1.Pod) bool) []*corev1.Pod {
 	var pods []*corev1.Pod
 	for _, p := range f.Pods {
-		if p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed && match(p) {
+		if !fleet.Ended(p) && match(p) {
 			pods = append(pods, p)
 		}
 	}

@@ -287,7 +287,7 @@ func (f *findings) addTold(e *corev1.Event, c *cause, at Ref, text string) {
 	}
 	one := Finding{
 		Severity: c.severity, Objects: []Ref{at}, Message: strings.ReplaceAll(c.text, " VALUE", ""), Said: said(text), Remedy: c.remedy,
-		Last: &metav1.Time{Time: lastSeen(e)}, family: c.family(),
+		Last: &metav1.Time{Time: fleet.LastSeen(e)}, family: c.family(),
 	}
 	if at.Namespace != "" {
 		one.Remedy += ". Users of namespace " + e.Namespace + " can write such an event, too"
@@ -305,7 +305,7 @@ func (h *hearing) isOver(e *corev1.Event, c *cause) bool {
 		})
 	}
 	return c.over != "" && slices.ContainsFunc(f.Events, func(o *corev1.Event) bool {
-		return o.Reason == c.over && f.ofNode(o) && about(o) == about(e) && lastSeen(o).After(lastSeen(e))
+		return o.Reason == c.over && f.ofNode(o) && about(o) == about(e) && fleet.LastSeen(o).After(fleet.LastSeen(e))
 	})
 }
 
@@ -343,25 +343,11 @@ func (f *Facts) ofNode(e *corev1.Event) bool {
 	return f.byDriver(e) && e.InvolvedObject.Kind == "Node" && e.Namespace == metav1.NamespaceDefault
 }
 
-func (f *Facts) recent(e *corev1.Event) bool { return f.Now.Sub(lastSeen(e)) <= recentTime }
-
-// lastSeen returns when what an event reports was observed last.
-func lastSeen(e *corev1.Event) time.Time {
-	seen := e.LastTimestamp.Time
-	if e.Series != nil && e.Series.LastObservedTime.After(seen) {
-		seen = e.Series.LastObservedTime.Time
-	}
-	for _, t := range []time.Time{e.EventTime.Time, e.CreationTimestamp.Time} {
-		if seen.IsZero() {
-			seen = t
-		}
-	}
-	return seen
-}
+func (f *Facts) recent(e *corev1.Event) bool { return f.Now.Sub(fleet.LastSeen(e)) <= recentTime }
 
 func newestFirst(all []*corev1.Event) []*corev1.Event {
 	sorted := slices.Clone(all)
-	slices.SortStableFunc(sorted, func(a, b *corev1.Event) int { return lastSeen(b).Compare(lastSeen(a)) })
+	slices.SortStableFunc(sorted, func(a, b *corev1.Event) int { return fleet.LastSeen(b).Compare(fleet.LastSeen(a)) })
 	return sorted
 }
 

@@ -124,7 +124,7 @@ const graceToStart = 2 * time.Minute
 
 // notReady adds why a pod is not ready.
 func notReady(found *findings, f *Facts, p *corev1.Pod) {
-	if ready(p) || p.DeletionTimestamp != nil {
+	if fleet.Ready(p) || p.DeletionTimestamp != nil {
 		return
 	}
 	add := func(s Severity, message, remedy string) {
@@ -165,11 +165,6 @@ func notReady(found *findings, f *Facts, p *corev1.Pod) {
 	}
 	add(Error, message, "Its event Unhealthy and the end of its log say why: most often the NVIDIA driver of the node is not loaded, "+
 		"or the API server does not take its ResourceSlices; "+logs)
-}
-
-func ready(p *corev1.Pod) bool {
-	c := condition(p, corev1.PodReady)
-	return c != nil && c.Status == corev1.ConditionTrue
 }
 
 // condition returns one of a pod, or nil.
@@ -213,7 +208,7 @@ func scheduling(p *corev1.Pod) string {
 func probeFailure(f *Facts, p *corev1.Pod) string {
 	var newest *corev1.Event
 	for _, e := range f.Events {
-		if e.Reason == "Unhealthy" && e.InvolvedObject.UID == p.UID && f.recent(e) && (newest == nil || lastSeen(newest).Before(lastSeen(e))) {
+		if e.Reason == "Unhealthy" && e.InvolvedObject.UID == p.UID && f.recent(e) && (newest == nil || fleet.LastSeen(newest).Before(fleet.LastSeen(e))) {
 			newest = e
 		}
 	}

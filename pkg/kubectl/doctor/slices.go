@@ -42,26 +42,14 @@ func poolsComplete(f *Facts) (found findings) {
 	for _, key := range slices.SortedFunc(maps.Keys(pools), func(a, b poolKey) int {
 		return cmp.Or(cmp.Compare(a.pool, b.pool), cmp.Compare(a.node, b.node))
 	}) {
-		newest, total := int64(-1), int64(0)
-		for _, s := range pools[key] {
-			if s.Spec.Pool.Generation > newest {
-				newest, total = s.Spec.Pool.Generation, s.Spec.Pool.ResourceSliceCount
-			}
-		}
-		current, old := int64(0), 0
-		for _, s := range pools[key] {
-			if s.Spec.Pool.Generation == newest {
-				current++
-			} else {
-				old++
-			}
-		}
+		newest, complete := fleet.Newest(pools[key])
+		old := len(pools[key]) - len(newest)
 		pool := Ref{Kind: "pool", Name: key.pool}
-		if current != total {
-			found.add(Error, fmt.Sprintf("%d of %d slices of the newest generation are there: the scheduler allocates nothing of the pool", current, total),
+		if !complete {
+			found.add(Error, fmt.Sprintf("%d of %d slices of the newest generation are there: the scheduler allocates nothing of the pool", len(newest), newest[0].Spec.Pool.ResourceSliceCount),
 				"If it lasts for more than a minute, read the log of the driver's pod on the node: it names the slice that it cannot write", pool)
 		}
-		if current == total && old > 0 {
+		if complete && old > 0 {
 			found.add(Warning, fmt.Sprintf("%d slices of older generations are left", old),
 				"The driver removes them; if they stay, read its log on the node", pool)
 		}
@@ -75,7 +63,7 @@ func nodesPublish(f *Facts) (found findings) {
 		if len(have[n.Name]) == 0 || !hasGPULabel(n) || f.publishes(n.Name) {
 			continue
 		}
-		if slices.ContainsFunc(have[n.Name], ready) {
+		if slices.ContainsFunc(have[n.Name], fleet.Ready) {
 			found.add(Error, "The node has GPUs, as its labels say, the driver's pod is ready, and there are no ResourceSlices",
 				"Read the log of the driver's pod on the node: the sharing policy may offer nothing, or the GPUs are given to virtual machines (vfio-pci)",
 				nodeRef(n.Name))

@@ -129,21 +129,12 @@ func newModel(g *fleet.GPU) *Model {
 			if !slices.ContainsFunc(m.Shares, func(s Share) bool { return s.Type == d.Type && s.Profile == d.Profile }) {
 				m.Shares = append(m.Shares, Share{
 					Type: d.Type, Profile: d.Profile, Devices: g.Most(alike[d.Type+d.Profile]), Clients: int(d.Capacity(fleet.CapacityShares)),
-					Memory: d.Capacity(fleet.CapacityMemory), Most: mostOf(d), Limited: d.Isolation != Guarantees[TimeSlice].Attribute,
+					Memory: d.Capacity(fleet.CapacityMemory), Most: fleet.Largest(d.Published.Capacity[fleet.CapacityMemory], d.Capacity(fleet.CapacityMemory)), Limited: d.Isolation != Guarantees[TimeSlice].Attribute,
 				})
 			}
 		}
 	}
 	return m
-}
-
-// mostOf returns how much memory one claim on a shared device can have.
-func mostOf(d *fleet.Device) int64 {
-	c := d.Published.Capacity[fleet.CapacityMemory]
-	if c.RequestPolicy != nil && c.RequestPolicy.ValidRange != nil && c.RequestPolicy.ValidRange.Max != nil {
-		return c.RequestPolicy.ValidRange.Max.Value()
-	}
-	return c.Value.Value()
 }
 
 // builtinClients is how many claims share a device unless a policy says something else.

@@ -4,9 +4,6 @@
 package explain
 
 import (
-	"fmt"
-	"slices"
-
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -35,7 +32,7 @@ func (j *judge) capacity(f *finding, a ask) {
 		if q, has := wanted[name]; has {
 			asked = &q
 		}
-		amount, problem := consumption(asked, &c)
+		amount, problem := fleet.Granted(asked, &c)
 		if problem == "" && amount.Cmp(c.Value) > 0 {
 			problem = "no device has more than " + amountText(name, c.Value)
 		}
@@ -72,50 +69,6 @@ func (j *judge) left(f *finding, name resourceapi.QualifiedName) resource.Quanti
 		left.Sub(share.ConsumedCapacity[name])
 	}
 	return left
-}
-
-// consumption returns what a claim gets that asks for an amount, or for nothing: the next larger
-// amount that the device allows. It says which limit the amount is beyond.
-func consumption(asked *resource.Quantity, c *resourceapi.DeviceCapacity) (resource.Quantity, string) {
-	policy := c.RequestPolicy
-	switch {
-	case asked == nil && policy != nil && policy.Default != nil:
-		return policy.Default.DeepCopy(), ""
-	case asked == nil:
-		return c.Value.DeepCopy(), ""
-	case policy == nil:
-		return asked.DeepCopy(), ""
-	case policy.ValidRange != nil:
-		return inRange(asked, policy.ValidRange)
-	case len(policy.ValidValues) > 0:
-		i := slices.IndexFunc(policy.ValidValues, func(v resource.Quantity) bool { return asked.Cmp(v) <= 0 })
-		if i < 0 {
-			largest := policy.ValidValues[len(policy.ValidValues)-1]
-			return asked.DeepCopy(), fmt.Sprintf("the largest amount of a share is %s", largest.String())
-		}
-		return policy.ValidValues[i].DeepCopy(), ""
-	}
-	return asked.DeepCopy(), ""
-}
-
-func inRange(asked *resource.Quantity, r *resourceapi.CapacityRequestPolicyRange) (resource.Quantity, string) {
-	amount := asked.DeepCopy()
-	if r.Min != nil && amount.Cmp(*r.Min) < 0 {
-		amount = r.Min.DeepCopy()
-	}
-	if r.Min != nil && r.Step != nil && r.Step.Value() > 0 {
-		if over := (amount.Value() - r.Min.Value()) % r.Step.Value(); over != 0 {
-			amount.Set(amount.Value() - over + r.Step.Value())
-		}
-	}
-	if r.Max != nil && amount.Cmp(*r.Max) > 0 {
-		text := fmt.Sprintf("a share has at most %s", r.Max.String())
-		if r.Step != nil && asked.Cmp(*r.Max) <= 0 {
-			text = fmt.Sprintf("shares come in steps of %s, and have at most %s", r.Step.String(), r.Max.String())
-		}
-		return amount, text
-	}
-	return amount, ""
 }
 
 func sortedNames[V any](m map[resourceapi.QualifiedName]V) []resourceapi.QualifiedName {

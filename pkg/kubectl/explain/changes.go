@@ -15,7 +15,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -202,7 +201,7 @@ func offered(ctx context.Context, j *judge, node *corev1.Node, a ask, name resou
 		}
 		left := j.left(&f, name)
 		if c.RequestPolicy != nil && c.RequestPolicy.ValidRange != nil {
-			left = stepDown(left, c.RequestPolicy.ValidRange)
+			left = *resource.NewQuantity(fleet.Largest(c, left.Value()), left.Format)
 		}
 		out = append(out, roundDown(left))
 	}
@@ -218,21 +217,6 @@ func capacityNames(ctx context.Context, s *sight, a ask) []string {
 		}
 	}
 	return sets.List(names)
-}
-
-// stepDown returns the largest amount that a range allows and that is not more than q.
-func stepDown(q resource.Quantity, r *resourceapi.CapacityRequestPolicyRange) resource.Quantity {
-	if r.Max != nil && q.Cmp(*r.Max) > 0 {
-		q = r.Max.DeepCopy()
-	}
-	lowest := ptr.Deref(r.Min, resource.Quantity{})
-	if q.Cmp(lowest) < 0 {
-		return resource.Quantity{}
-	}
-	if r.Step != nil && r.Step.Value() > 0 {
-		return *resource.NewQuantity(q.Value()-(q.Value()-lowest.Value())%r.Step.Value(), r.Step.Format)
-	}
-	return q
 }
 
 // fewerDevices is the largest number of devices that fits.

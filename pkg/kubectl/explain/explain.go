@@ -118,7 +118,7 @@ func (x *Explainer) Claim(ctx context.Context, c *resourceapi.ResourceClaim) *Ex
 // Pod explains a pod.
 func (x *Explainer) Pod(ctx context.Context, pod *corev1.Pod) *Explanation {
 	e := x.begin("Pod", pod)
-	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+	if fleet.Ended(pod) {
 		e.Verdict = Finished
 		return e
 	}

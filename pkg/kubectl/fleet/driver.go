@@ -43,6 +43,16 @@ func MountsHost(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.HostPath != nil })
 }
 
+// Ready reports whether a pod is.
+func Ready(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue })
+}
+
+// Ended reports whether a pod needs its devices no more.
+func Ended(p *corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+}
+
 // IsDriverPod reports whether a pod is one of a component of the driver, which is in this namespace.
 func IsDriverPod(p *corev1.Pod, namespace, component string) bool {
 	owner := metav1.GetControllerOf(p)

@@ -3,12 +3,7 @@
 
 package fleet
 
-import (
-	"slices"
-
-	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
-)
+import resourceapi "k8s.io/api/resource/v1"
 
 // Room is what claims could still be allocated of a GPU, each kind by itself: what takes one
 // may leave no room for another. It is what the scheduler's allocator would find, for claims
@@ -168,9 +163,9 @@ func roomFor(d *Device, held []*Holding) (ShareRoom, bool) {
 		case CapacityShares:
 			room.Shares = int(left / max(1, least))
 		case CapacityMemory:
-			room.MemoryBytes = largest(capacity, left)
+			room.MemoryBytes = Largest(capacity, left)
 		case CapacitySMPercent:
-			room.SMPercent = largest(capacity, left)
+			room.SMPercent = Largest(capacity, left)
 		}
 	}
 	room.Count = max(0, room.Count)
@@ -195,36 +190,4 @@ func bounds(c resourceapi.DeviceCapacity) (least, byDefault int64) {
 		least = min(least, p.ValidValues[0].Value())
 	}
 	return least, byDefault
-}
-
-// largest returns the largest amount of a capacity that a claim can ask for and get of what is
-// left: requests are rounded up to what the policy allows.
-func largest(c resourceapi.DeviceCapacity, left int64) int64 {
-	p := c.RequestPolicy
-	switch {
-	case p == nil:
-		return left
-	case p.ValidRange != nil && p.ValidRange.Min != nil:
-		r, least := p.ValidRange, p.ValidRange.Min.Value()
-		if r.Max != nil {
-			left = min(left, r.Max.Value())
-		}
-		if left < least {
-			return 0
-		}
-		if r.Step != nil && r.Step.Value() > 0 {
-			left -= (left - least) % r.Step.Value()
-		}
-		return left
-	case len(p.ValidValues) > 0:
-		i := slices.IndexFunc(p.ValidValues, func(q resource.Quantity) bool { return q.Value() > left })
-		if i < 0 {
-			i = len(p.ValidValues)
-		}
-		if i == 0 {
-			return 0
-		}
-		return p.ValidValues[i-1].Value()
-	}
-	return left
 }

@@ -5,6 +5,7 @@ package fleet
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -59,14 +60,21 @@ func (b *builder) addDevices() {
 		objects[n.Name] = n
 	}
 	hidden := b.model.Hides(ResourceClaims) || b.model.Hides(ResourceTaintRules)
-	for _, pool := range poolsOf(b.model.Slices, b.model.Driver) {
+	pools := map[string][]*resourceapi.ResourceSlice{}
+	for _, s := range b.model.Slices {
+		if s.Spec.Driver == b.model.Driver {
+			pools[s.Spec.Pool.Name] = append(pools[s.Spec.Pool.Name], s)
+		}
+	}
+	for _, pool := range slices.Sorted(maps.Keys(pools)) {
+		newest, complete := Newest(pools[pool])
 		counters := map[string]map[string]resourceapi.Counter{}
-		for _, slice := range pool.slices {
+		for _, slice := range newest {
 			for _, set := range slice.Spec.SharedCounters {
 				counters[set.Name] = set.Counters
 			}
 		}
-		for _, slice := range pool.slices {
+		for _, slice := range newest {
 			name := ptr.Deref(slice.Spec.NodeName, "")
 			node := b.nodes[name]
 			if node == nil {
@@ -74,9 +82,9 @@ func (b *builder) addDevices() {
 				b.nodes[name] = node
 				b.model.Nodes = append(b.model.Nodes, node)
 			}
-			node.Incomplete = node.Incomplete || !pool.complete
+			node.Incomplete = node.Incomplete || !complete
 			for i := range slice.Spec.Devices {
-				b.addDevice(node, pool.name, &slice.Spec.Devices[i], counters)
+				b.addDevice(node, pool, &slice.Spec.Devices[i], counters)
 			}
 		}
 	}

@@ -3,43 +3,17 @@
 
 package fleet
 
-import (
-	"cmp"
-	"slices"
+import resourceapi "k8s.io/api/resource/v1"
 
-	resourceapi "k8s.io/api/resource/v1"
-)
-
-// pool are the slices of a pool's newest generation.
-type pool struct {
-	name       string
-	generation int64
-	slices     []*resourceapi.ResourceSlice
-	complete   bool
-}
-
-// poolsOf returns the pools of a driver, by name.
-func poolsOf(all []*resourceapi.ResourceSlice, driver string) []*pool {
-	byName := map[string]*pool{}
-	for _, s := range all {
-		if s.Spec.Driver != driver {
-			continue
+// Newest returns the slices of a pool that count, which are those of its newest generation, and whether all of these are there.
+func Newest(pool []*resourceapi.ResourceSlice) (newest []*resourceapi.ResourceSlice, complete bool) {
+	for _, s := range pool {
+		if len(newest) > 0 && s.Spec.Pool.Generation > newest[0].Spec.Pool.Generation {
+			newest = nil
 		}
-		name, generation := s.Spec.Pool.Name, s.Spec.Pool.Generation
-		p := byName[name]
-		if p == nil || p.generation < generation {
-			p = &pool{name: name, generation: generation}
-			byName[name] = p
-		}
-		if p.generation == generation {
-			p.slices = append(p.slices, s)
+		if len(newest) == 0 || s.Spec.Pool.Generation == newest[0].Spec.Pool.Generation {
+			newest = append(newest, s)
 		}
 	}
-	var pools []*pool
-	for _, p := range byName {
-		p.complete = int64(len(p.slices)) == p.slices[0].Spec.Pool.ResourceSliceCount
-		pools = append(pools, p)
-	}
-	slices.SortFunc(pools, func(a, b *pool) int { return cmp.Compare(a.name, b.name) })
-	return pools
+	return newest, len(newest) > 0 && int64(len(newest)) == newest[0].Spec.Pool.ResourceSliceCount
 }

@@ -157,16 +157,12 @@ func reasonOf(h *fleet.Holding, idle *time.Duration, q Query) string {
 	switch reserved := h.Claim.Status.ReservedFor; {
 	case len(reserved) == 0 && q.Now.Sub(fleet.AllocatedAt(h.Claim).Time) >= grace:
 		return Unused
-	case len(reserved) > 0 && len(h.Pods) == len(reserved) && !slices.ContainsFunc(h.Pods, func(p *corev1.Pod) bool { return !done(p) }):
+	case len(reserved) > 0 && len(h.Pods) == len(reserved) && !slices.ContainsFunc(h.Pods, func(p *corev1.Pod) bool { return !fleet.Ended(p) }):
 		return PodsDone
 	case idle != nil && *idle >= q.For:
 		return Idle
 	}
 	return ""
-}
-
-func done(p *corev1.Pod) bool {
-	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
 func newClaim(all []*fleet.Holding, reason string, idle *time.Duration) Claim {

@@ -83,7 +83,7 @@ func (r *reaper) members(pod *corev1.Pod, kind, name string) (all, busy int) {
 	for _, p := range r.pods {
 		k, n := fleet.OwnerOf(p)
 		together := scalable(kind) && p.Namespace == pod.Namespace && k == kind && n == name
-		if p != pod && !together || done(p) {
+		if p != pod && !together || fleet.Ended(p) {
 			continue
 		}
 		if all++; r.uses(p.UID) {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
@@ -299,21 +300,8 @@ func (n need) percentOf(d *fleet.Device, sm resourceapi.DeviceCapacity) int64 {
 	return sm.Value.Value()
 }
 
-// granted returns what the scheduler makes of a request: the next amount that the policy allows.
+// granted returns what the scheduler makes of a request, and whether there is as much.
 func granted(c resourceapi.DeviceCapacity, want int64) (int64, bool) {
-	if c.RequestPolicy == nil || c.RequestPolicy.ValidRange == nil || c.RequestPolicy.ValidRange.Min == nil {
-		return want, want <= c.Value.Value()
-	}
-	r := c.RequestPolicy.ValidRange
-	least := r.Min.Value()
-	want = max(want, least)
-	if r.Step != nil && r.Step.Value() > 0 {
-		if over := (want - least) % r.Step.Value(); over > 0 {
-			want += r.Step.Value() - over
-		}
-	}
-	if r.Max != nil && want > r.Max.Value() {
-		return 0, false
-	}
-	return want, want <= c.Value.Value()
+	amount, beyond := fleet.Granted(resource.NewQuantity(want, c.Value.Format), &c)
+	return amount.Value(), beyond == "" && amount.Cmp(c.Value) <= 0
 }

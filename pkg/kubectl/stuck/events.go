@@ -6,14 +6,13 @@ package stuck
 import (
 	"cmp"
 	"fmt"
-	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
 // Reasons of the kubelet's events.
@@ -187,18 +186,11 @@ func (in *Input) last(reason string) *corev1.Event {
 		if e.Reason != reason || e.InvolvedObject.UID != "" && e.InvolvedObject.UID != in.Pod.UID {
 			continue
 		}
-		if latest == nil || lastTime(e).After(lastTime(latest)) {
+		if latest == nil || fleet.LastSeen(e).After(fleet.LastSeen(latest)) {
 			latest = e
 		}
 	}
 	return latest
-}
-
-func lastTime(e *corev1.Event) time.Time {
-	if e.Series != nil {
-		return e.Series.LastObservedTime.Time
-	}
-	return slices.MaxFunc([]time.Time{e.LastTimestamp.Time, e.EventTime.Time, e.CreationTimestamp.Time}, time.Time.Compare)
 }
 
 func (c Cause) of(e *corev1.Event) Cause {
@@ -206,6 +198,6 @@ func (c Cause) of(e *corev1.Event) Cause {
 	if e.Series != nil {
 		c.Times = e.Series.Count
 	}
-	c.Last = new(metav1.NewTime(lastTime(e)))
+	c.Last = new(metav1.NewTime(fleet.LastSeen(e)))
 	return c
 }

@@ -105,7 +105,7 @@ func Waits(pod *corev1.Pod, now time.Time) bool {
 	if pod.DeletionTimestamp != nil && now.Before(pod.DeletionTimestamp.Time) {
 		return false
 	}
-	if pod.Spec.NodeName == "" || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+	if pod.Spec.NodeName == "" || fleet.Ended(pod) {
 		return false
 	}
 	if slices.ContainsFunc(statuses(pod), waitsForMore) {
@@ -203,11 +203,11 @@ func (in *Input) driver() []Cause {
 			Kind: DriverAbsent, Text: fmt.Sprintf("no pod of driver %s runs on node %s", in.Driver, in.Pod.Spec.NodeName),
 			Remedy: "look at the DaemonSet with label " + componentLabel + "=" + pluginComponent + ": its node selector and tolerations have to fit the node",
 		})
-	case len(plugins) > 0 && !slices.ContainsFunc(plugins, ready):
+	case len(plugins) > 0 && !slices.ContainsFunc(plugins, fleet.Ready):
 		out = append(out, unready(plugins[0], DriverNotReady, "the driver's pod"))
 	}
 	supervisors := in.component(supervisorComponent)
-	if len(supervisors) > 0 && !slices.ContainsFunc(supervisors, ready) && slices.ContainsFunc(has, isMPS) {
+	if len(supervisors) > 0 && !slices.ContainsFunc(supervisors, fleet.Ready) && slices.ContainsFunc(has, isMPS) {
 		out = append(out, unready(supervisors[0], SupervisorDown, "the MPS supervisor"))
 	}
 	return out
@@ -234,12 +234,6 @@ func unready(pod *corev1.Pod, kind Kind, what string) Cause {
 		}
 	}
 	return c
-}
-
-func ready(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
 }
 
 func (in *Input) component(name string) []*corev1.Pod {

@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
 // Strip makes a template of the slices of a live node. It takes away what is only this node's:
@@ -49,27 +50,22 @@ func Strip(published []*resourceapi.ResourceSlice, node string, o Options) ([]re
 
 // newest returns the slices of the newest generation of a node's pool, by name.
 func newest(published []*resourceapi.ResourceSlice, node, driver string) ([]*resourceapi.ResourceSlice, error) {
-	var current []*resourceapi.ResourceSlice
+	var pool []*resourceapi.ResourceSlice
 	for _, s := range published {
 		if s.Spec.Driver != driver || ptr.Deref(s.Spec.NodeName, "") != node {
 			continue
 		}
-		if len(current) > 0 && current[0].Spec.Pool.Name != s.Spec.Pool.Name {
-			return nil, fmt.Errorf("node %s has two pools of the driver %s, %s and %s", node, driver, current[0].Spec.Pool.Name, s.Spec.Pool.Name)
+		if pool = append(pool, s); pool[0].Spec.Pool.Name != s.Spec.Pool.Name {
+			return nil, fmt.Errorf("node %s has two pools of the driver %s, %s and %s", node, driver, pool[0].Spec.Pool.Name, s.Spec.Pool.Name)
 		}
-		switch {
-		case len(current) > 0 && current[0].Spec.Pool.Generation > s.Spec.Pool.Generation:
-			continue
-		case len(current) > 0 && current[0].Spec.Pool.Generation < s.Spec.Pool.Generation:
-			current = nil
-		}
-		current = append(current, s)
 	}
+	current, complete := fleet.Newest(pool)
 	if len(current) == 0 {
 		return nil, fmt.Errorf("node %s has no ResourceSlices of the driver %s", node, driver)
 	}
-	if have, want := int64(len(current)), current[0].Spec.Pool.ResourceSliceCount; have != want {
-		return nil, fmt.Errorf("node %s has %d of %d ResourceSlices of the driver %s: its devices are being published, try again", node, have, want, driver)
+	if !complete {
+		return nil, fmt.Errorf("node %s has %d of %d ResourceSlices of the driver %s: its devices are being published, try again",
+			node, len(current), current[0].Spec.Pool.ResourceSliceCount, driver)
 	}
 	slices.SortFunc(current, func(a, b *resourceapi.ResourceSlice) int { return cmp.Compare(a.Name, b.Name) })
 	return current, nil

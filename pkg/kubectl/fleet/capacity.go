@@ -1,0 +1,84 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"fmt"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/utils/ptr"
+)
+
+// Granted returns what a claim gets that asks for an amount, or for nothing: the next larger
+// amount that the device allows. It says which limit the amount is beyond.
+func Granted(asked *resource.Quantity, c *resourceapi.DeviceCapacity) (resource.Quantity, string) {
+	policy := c.RequestPolicy
+	switch {
+	case asked == nil && policy != nil && policy.Default != nil:
+		return policy.Default.DeepCopy(), ""
+	case asked == nil:
+		return c.Value.DeepCopy(), ""
+	case policy == nil:
+		return asked.DeepCopy(), ""
+	case policy.ValidRange != nil:
+		return inRange(asked, policy.ValidRange)
+	case len(policy.ValidValues) > 0:
+		i := slices.IndexFunc(policy.ValidValues, func(v resource.Quantity) bool { return asked.Cmp(v) <= 0 })
+		if i < 0 {
+			largest := policy.ValidValues[len(policy.ValidValues)-1]
+			return asked.DeepCopy(), fmt.Sprintf("the largest amount of a share is %s", largest.String())
+		}
+		return policy.ValidValues[i].DeepCopy(), ""
+	}
+	return asked.DeepCopy(), ""
+}
+
+func inRange(asked *resource.Quantity, r *resourceapi.CapacityRequestPolicyRange) (resource.Quantity, string) {
+	amount := asked.DeepCopy()
+	if r.Min != nil && amount.Cmp(*r.Min) < 0 {
+		amount = r.Min.DeepCopy()
+	}
+	if r.Min != nil && r.Step != nil && r.Step.Value() > 0 {
+		if over := (amount.Value() - r.Min.Value()) % r.Step.Value(); over != 0 {
+			amount.Set(amount.Value() - over + r.Step.Value())
+		}
+	}
+	if r.Max != nil && amount.Cmp(*r.Max) > 0 {
+		text := fmt.Sprintf("a share has at most %s", r.Max.String())
+		if r.Step != nil && asked.Cmp(*r.Max) <= 0 {
+			text = fmt.Sprintf("shares come in steps of %s, and have at most %s", r.Step.String(), r.Max.String())
+		}
+		return amount, text
+	}
+	return amount, ""
+}
+
+// Largest returns the largest amount of a capacity that a claim can ask for and get of what is
+// left: requests are rounded up to what the policy allows.
+func Largest(c resourceapi.DeviceCapacity, left int64) int64 {
+	p := ptr.Deref(c.RequestPolicy, resourceapi.CapacityRequestPolicy{})
+	if r := p.ValidRange; r != nil {
+		least := ptr.Deref(r.Min, resource.Quantity{})
+		if r.Max != nil {
+			left = min(left, r.Max.Value())
+		}
+		if left < least.Value() {
+			return 0
+		}
+		if r.Step != nil && r.Step.Value() > 0 {
+			left -= (left - least.Value()) % r.Step.Value()
+		}
+	} else if len(p.ValidValues) > 0 {
+		most := int64(0)
+		for _, q := range p.ValidValues {
+			if q.Value() <= left {
+				most = max(most, q.Value())
+			}
+		}
+		return most
+	}
+	return left
+}
