@@ -88,8 +88,7 @@ func inConfigMap(n *yaml.Node, path string) ([]Config, error) {
 		return nil, fmt.Errorf("%s: data: Required value: must hold configurations", path)
 	}
 	var configs []Config
-	for i := 0; i+1 < len(data.Content); i += 2 {
-		key, value := data.Content[i], data.Content[i+1]
+	for key, value := range Fields(data) {
 		at := fmt.Sprintf("%s: data[%s]", path, quote.Name(key.Value))
 		if key.Kind != yaml.ScalarNode || value.Kind != yaml.ScalarNode || value.ShortTag() != "!!str" {
 			return nil, fmt.Errorf("%s: Invalid value: must be a text", at)

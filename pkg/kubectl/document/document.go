@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"regexp"
 
 	"go.yaml.in/yaml/v3"
@@ -112,14 +113,25 @@ func (d Document) unreadable(err error) error {
 	return fmt.Errorf("document in line %d: %s", d.Line, quote.Line(err.Error(), maxError))
 }
 
+// Fields goes through the keys of an object and their values. Anything else has none.
+func Fields(n *yaml.Node) iter.Seq2[*yaml.Node, *yaml.Node] {
+	return func(yield func(key, value *yaml.Node) bool) {
+		if n == nil || n.Kind != yaml.MappingNode {
+			return
+		}
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			if !yield(n.Content[i], n.Content[i+1]) {
+				return
+			}
+		}
+	}
+}
+
 // Get returns the value of a key of an object, or nil.
 func Get(n *yaml.Node, key string) *yaml.Node {
-	if n == nil || n.Kind != yaml.MappingNode {
-		return nil
-	}
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		if k := n.Content[i]; k.Kind == yaml.ScalarNode && k.Value == key {
-			return n.Content[i+1]
+	for k, value := range Fields(n) {
+		if k.Kind == yaml.ScalarNode && k.Value == key {
+			return value
 		}
 	}
 	return nil

@@ -174,9 +174,8 @@ func nodeTemplates(n *yaml.Node, name, path string) []document.Config {
 			gpu := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map", Content: []*yaml.Node{{Kind: yaml.ScalarNode, Tag: "!!str", Value: "gpu"}, n}}
 			return []document.Config{{Root: gpu}}
 		}
-		for i := 0; i+1 < len(n.Content); i += 2 {
-			key := n.Content[i].Value
-			found = append(found, nodeTemplates(n.Content[i+1], key, path+quote.Name(key)+".")...)
+		for key, value := range document.Fields(n) {
+			found = append(found, nodeTemplates(value, key.Value, path+quote.Name(key.Value)+".")...)
 		}
 	case yaml.DocumentNode, yaml.ScalarNode, yaml.AliasNode:
 	}
@@ -185,12 +184,13 @@ func nodeTemplates(n *yaml.Node, name, path string) []document.Config {
 
 // isGPUSection tells the section about sharing from the constraint of the same name.
 func isGPUSection(n *yaml.Node) bool {
-	if n == nil || n.Kind != yaml.MappingNode {
-		return false
-	}
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		switch plainKey(n.Content[i].Value) {
-		case "sharingstrategy", "enabletimesharing", "defaultsharedclientspergpu", "sharingconfiguration":
+	return hasKey(n, "sharingstrategy", "enabletimesharing", "defaultsharedclientspergpu", "sharingconfiguration")
+}
+
+// hasKey reports whether an object has one of some fields, by their plain names.
+func hasKey(n *yaml.Node, plain ...string) bool {
+	for key := range document.Fields(n) {
+		if slices.Contains(plain, plainKey(key.Value)) {
 			return true
 		}
 	}
@@ -202,10 +202,11 @@ func plainKey(key string) string { return strings.ToLower(strings.ReplaceAll(key
 
 // nodeTemplate translates one.
 func (r *Result) nodeTemplate(t document.Config, isTerraform bool) error {
-	reader := &castReader{isTerraform: isTerraform, reader: reader{found: &r.Findings, prefix: t.Path}, sharing: gpuSharing{clients: minSharedClients}}
-	reader.fields(t.Root, nil, map[string]strict.Read{
-		"gpu": reader.gpu, "name": strict.Skip,
-	}, whyNodes)
+	reader := &castReader{reader: reader{found: &r.Findings, prefix: t.Path, plain: plainKey}, sharing: gpuSharing{clients: minSharedClients}}
+	if isTerraform {
+		reader.isUnset = isUnset
+	}
+	reader.object(t.Root, nil, map[string]strict.Read{"gpu": reader.gpu, "name": strict.Skip}, reader.loses(whyNodes))
 	if err := reader.Err(); err != nil {
 		return err
 	}
@@ -217,31 +218,6 @@ func (r *Result) nodeTemplate(t document.Config, isTerraform bool) error {
 type castReader struct {
 	reader
 	sharing gpuSharing
-	// isTerraform says that fields which nobody has set are there.
-	isTerraform bool
-}
-
-// fields reads an object whose fields have the names of JSON or of Terraform.
-func (r *castReader) fields(n *yaml.Node, at *field.Path, fields map[string]strict.Read, why string) map[string]bool {
-	seen := map[string]bool{}
-	r.Map(n, at, func(key string, n *yaml.Node, _ *field.Path) {
-		path := field.NewPath(key)
-		if at != nil {
-			path = at.Child(key)
-		}
-		plain := plainKey(key)
-		switch read := fields[plain]; {
-		case r.isTerraform && isUnset(n):
-		case read == nil:
-			r.found.Lost(r.path(path), text(n), why)
-		case seen[plain]:
-			r.Fault(field.Duplicate(path, key))
-		case !strict.IsNull(n):
-			seen[plain] = true
-			read(n, path)
-		}
-	})
-	return seen
 }
 
 // isUnset reports whether Terraform shows a field so that nobody has set: as null or, in blocks, the zero of its type.
@@ -254,31 +230,31 @@ func (r *castReader) gpu(n *yaml.Node, at *field.Path) {
 	n = onlyOf(n)
 	var strategy, timeSharing policy.Kind
 	var timeSharingPath, timeSharingValue string
-	seen := r.fields(n, at, map[string]strict.Read{
-		"sharingstrategy": func(n *yaml.Node, at *field.Path) { strategy = r.strategy(n, at) },
-		"enabletimesharing": func(n *yaml.Node, at *field.Path) {
+	seen := r.object(n, at, map[string]strict.Read{
+		"sharingStrategy": func(n *yaml.Node, at *field.Path) { strategy = r.strategy(n, at) },
+		"enableTimeSharing": func(n *yaml.Node, at *field.Path) {
 			timeSharing, timeSharingPath, timeSharingValue = policy.Whole, r.path(at), n.Value
 			if r.Bool(n, at) {
 				timeSharing = policy.TimeSlice
 			}
 		},
-		"defaultsharedclientspergpu": func(n *yaml.Node, at *field.Path) { r.sharing.clients = r.clients(n, at) },
-		"sharingconfiguration":       r.perGPU,
-		"usermanagedgpudrivers": func(n *yaml.Node, at *field.Path) {
+		"defaultSharedClientsPerGpu": func(n *yaml.Node, at *field.Path) { r.sharing.clients = r.clients(n, at) },
+		"sharingConfiguration":       r.perGPU,
+		"userManagedGpuDrivers": func(n *yaml.Node, at *field.Path) {
 			r.found.Lost(r.path(at), text(n), "Partage installs no drivers; whoever does goes on doing so. The device plugin that Cast AI installs must not run on the same nodes")
 		},
-	}, "this field of a node template is not known here")
+	}, r.loses("this field of a node template is not known here"))
 	if strategy != "" && timeSharing != "" && strategy != timeSharing {
 		r.found.Unread(timeSharingPath, timeSharingValue, "it is deprecated, and sharingStrategy wins")
 	}
 	r.sharing.kind = cmp.Or(strategy, timeSharing, policy.Whole)
-	clients := seen["defaultsharedclientspergpu"] || seen["sharingconfiguration"]
+	clients := seen["defaultSharedClientsPerGpu"] || seen["sharingConfiguration"]
 	switch {
-	case n.Kind == yaml.MappingNode && clients && !seen["sharingstrategy"] && !seen["enabletimesharing"]:
+	case n.Kind == yaml.MappingNode && clients && !seen["sharingStrategy"] && !seen["enableTimeSharing"]:
 		r.Fault(field.Required(at.Child("sharingStrategy"), "says how clients share a GPU: GPU_SHARING_STRATEGY_MPS or GPU_SHARING_STRATEGY_TIME_SHARING"))
 	case r.sharing.kind == policy.Whole && clients:
 		r.found.Unread(r.path(at), text(n), "GPUs are not shared, so that numbers of clients mean nothing")
-	case r.sharing.kind != policy.Whole && !seen["defaultsharedclientspergpu"]:
+	case r.sharing.kind != policy.Whole && !seen["defaultSharedClientsPerGpu"]:
 		r.found.Changed(r.path(at.Child("defaultSharedClientsPerGpu")), "", "is not given: each GPU that is not named has one client")
 	}
 }
@@ -310,17 +286,17 @@ func (r *castReader) clients(n *yaml.Node, at *field.Path) int {
 func (r *castReader) perGPU(n *yaml.Node, at *field.Path) {
 	one := func(name string, n *yaml.Node, at *field.Path) {
 		entry := gpuClients{name: name, path: r.path(at)}
-		seen := r.fields(n, at, map[string]strict.Read{
-			"gpuname":             func(n *yaml.Node, at *field.Path) { entry.name, _ = r.String(n, at) },
-			"sharedclientspergpu": func(n *yaml.Node, at *field.Path) { entry.clients = r.clients(n, at) },
-		}, "this field of a GPU is not known here")
+		seen := r.object(n, at, map[string]strict.Read{
+			"gpuName":             func(n *yaml.Node, at *field.Path) { entry.name, _ = r.String(n, at) },
+			"sharedClientsPerGpu": func(n *yaml.Node, at *field.Path) { entry.clients = r.clients(n, at) },
+		}, r.loses("this field of a GPU is not known here"))
 		if n.Kind != yaml.MappingNode {
 			return
 		}
 		if entry.name == "" {
 			r.Fault(field.Required(at.Child("gpuName"), "says which GPUs"))
 		}
-		if !seen["sharedclientspergpu"] {
+		if !seen["sharedClientsPerGpu"] {
 			r.Fault(field.Required(at.Child("sharedClientsPerGpu"), "says how many share one"))
 		}
 		r.sharing.perGPU = append(r.sharing.perGPU, entry)
@@ -335,15 +311,6 @@ func (r *castReader) perGPU(n *yaml.Node, at *field.Path) {
 	default:
 		r.Map(n, at, one)
 	}
-}
-
-func hasKey(n *yaml.Node, plain string) bool {
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		if plainKey(n.Content[i].Value) == plain {
-			return true
-		}
-	}
-	return false
 }
 
 // offerSharing makes the policy: a rule for each name of a GPU.

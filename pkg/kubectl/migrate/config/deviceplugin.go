@@ -124,7 +124,8 @@ func ruleName(name string) string {
 
 // readDevicePlugin is as strict as the device plugin, which ignores what it does not know.
 func readDevicePlugin(c document.Config, found *finding.List) (*devicePlugin, error) {
-	r := &reader{found: found, prefix: c.Path}
+	// Letter case does not count, as in Go's reader of JSON.
+	r := &reader{found: found, prefix: c.Path, plain: strings.ToLower}
 	plugin := &devicePlugin{migStrategy: strategyNone, resources: map[string]replicated{}}
 	var timeSlicing, mps *yaml.Node
 	var timeSlicingAt, mpsAt *field.Path

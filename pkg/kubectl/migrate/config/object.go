@@ -9,6 +9,7 @@ import (
 	"go.yaml.in/yaml/v3"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"github.com/partage-dev/partage/pkg/kubectl/document"
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/finding"
 	"github.com/partage-dev/partage/pkg/util/strict"
 )
@@ -19,28 +20,28 @@ type reader struct {
 	found *finding.List
 	// prefix leads to the document.
 	prefix string
+	// plain makes one of the names that a field may have.
+	plain func(key string) string
+	// isUnset reports that nobody has set a field which is there, unless it is nil.
+	isUnset func(n *yaml.Node) bool
 }
 
 func (r *reader) path(at *field.Path) string { return r.prefix + at.String() }
 
-// object reads the fields of an object. Fields that are null are not there, letter case does
-// not count, as in Go's reader of JSON, and unknown fields are told.
+// object reads the fields of an object. Fields that are null are not there, and unknown fields are told.
 func (r *reader) object(n *yaml.Node, at *field.Path, fields map[string]strict.Read, unknown func(path, value string)) map[string]bool {
-	seen := map[string]bool{}
+	seen, names := map[string]bool{}, map[string]string{}
+	for name := range fields {
+		names[r.plain(name)] = name
+	}
 	r.Map(n, at, func(key string, n *yaml.Node, _ *field.Path) {
 		path := field.NewPath(key)
 		if at != nil {
 			path = at.Child(key)
 		}
-		name := key
-		if fields[name] == nil {
-			for known := range fields {
-				if strings.EqualFold(known, key) {
-					name = known
-				}
-			}
-		}
+		name := names[r.plain(key)]
 		switch read := fields[name]; {
+		case r.isUnset != nil && r.isUnset(n):
 		case read == nil:
 			unknown(r.path(path), text(n))
 		case seen[name]:
@@ -51,6 +52,11 @@ func (r *reader) object(n *yaml.Node, at *field.Path, fields map[string]strict.R
 		}
 	})
 	return seen
+}
+
+// loses tells of unknown fields that they are not translated.
+func (r *reader) loses(why string) func(path, value string) {
+	return func(path, value string) { r.found.Lost(path, value, why) }
 }
 
 // text returns a value in one line.
@@ -66,8 +72,10 @@ func text(n *yaml.Node) string {
 		return "[" + strings.Join(items, ", ") + "]"
 	case yaml.MappingNode:
 		var items []string
-		for i := 0; i+1 < len(n.Content) && i < 2*maxShown; i += 2 {
-			items = append(items, n.Content[i].Value+": "+text(n.Content[i+1]))
+		for key, value := range document.Fields(n) {
+			if len(items) < maxShown {
+				items = append(items, key.Value+": "+text(value))
+			}
 		}
 		return "{" + strings.Join(items, ", ") + "}"
 	case yaml.AliasNode:

@@ -145,13 +145,8 @@ func (w *workload) readDemands(c *container) error {
 	}
 	seen := map[string]int{}
 	for _, section := range []string{"limits", "requests"} {
-		amounts := document.At(c.node, "resources", section)
-		if amounts == nil || amounts.Kind != yaml.MappingNode {
-			continue
-		}
-		for i := 0; i+1 < len(amounts.Content); i += 2 {
-			name := amounts.Content[i].Value
-			if err := w.readAmount(c, seen, name, amounts.Content[i+1], "resources."+section+"["+quote.Name(name)+"]"); err != nil {
+		for key, value := range document.Fields(document.At(c.node, "resources", section)) {
+			if err := w.readAmount(c, seen, key.Value, value, "resources."+section+"["+quote.Name(key.Value)+"]"); err != nil {
 				return err
 			}
 		}
@@ -293,11 +288,7 @@ var variables = map[string]string{
 // flagEnvironment tells which variables get a container GPUs without a claim.
 func (w *workload) flagEnvironment(containers []*container) {
 	for _, c := range containers {
-		environment := document.Get(c.node, "env")
-		if environment == nil || environment.Kind != yaml.SequenceNode {
-			continue
-		}
-		for i, variable := range environment.Content {
+		for i, variable := range document.List(c.node, "env") {
 			name, value := document.Text(variable, "name"), document.Text(variable, "value")
 			if why := variables[name]; why != "" && value != "void" && value != "none" {
 				w.findings().Lost(w.at(fmt.Sprintf("%s.env[%d]", c.path, i)), name+"="+value, why)

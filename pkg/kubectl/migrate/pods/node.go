@@ -51,9 +51,9 @@ func remove(n *yaml.Node, key string) {
 
 func removeIf(n *yaml.Node, gone func(key string) bool) {
 	var kept []*yaml.Node
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		if !gone(n.Content[i].Value) {
-			kept = append(kept, n.Content[i], n.Content[i+1])
+	for key, value := range document.Fields(n) {
+		if !gone(key.Value) {
+			kept = append(kept, key, value)
 		}
 	}
 	n.Content = kept

@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"fmt"
 	"regexp"
+	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -93,20 +94,16 @@ func (t *translation) reserveNames(documents []document.Document) error {
 		if err != nil {
 			return err
 		}
-		if root == nil {
-			continue
-		}
-		reserve(root.Content[0])
-		if items := document.Get(root.Content[0], "items"); items != nil {
-			for _, item := range items.Content {
-				reserve(item)
+		if root != nil {
+			for _, n := range append([]*yaml.Node{root.Content[0]}, document.List(root.Content[0], "items")...) {
+				reserve(n)
 			}
 		}
 	}
 	return nil
 }
 
-// document returns the documents that one becomes.
+// document returns the documents that one becomes: that of a list has the claim templates of all items in front.
 func (t *translation) document(d document.Document) ([][]byte, error) {
 	root, err := d.Parse()
 	if err != nil {
@@ -115,41 +112,29 @@ func (t *translation) document(d document.Document) ([][]byte, error) {
 	if root == nil {
 		return [][]byte{d.Text}, nil
 	}
-	object := root.Content[0]
-	if document.Text(object, "kind") == "List" && document.Text(object, "apiVersion") == "v1" {
-		return t.list(d, root)
-	}
-	templates, changed, err := t.object(object)
-	if err != nil {
-		return nil, fmt.Errorf("document in line %d: %w", d.Line, err)
-	}
-	if !changed {
-		return [][]byte{d.Text}, nil
-	}
-	text, err := encode(root, isCompact(root))
-	return append(templates, text), err
-}
-
-// list translates the items of a list, with their claim templates in front.
-func (t *translation) list(d document.Document, root *yaml.Node) ([][]byte, error) {
-	items := document.Get(root.Content[0], "items")
-	if items == nil || items.Kind != yaml.SequenceNode {
-		return nil, fmt.Errorf("document in line %d: items: Invalid value: must be a list", d.Line)
-	}
-	var templates [][]byte
-	any := false
-	for i, item := range items.Content {
-		own, changed, err := t.object(item)
-		if err != nil {
-			return nil, fmt.Errorf("document in line %d: items[%d]: %w", d.Line, i, err)
+	objects, of := root.Content, ""
+	if list := root.Content[0]; document.Text(list, "kind") == "List" && document.Text(list, "apiVersion") == "v1" {
+		items := document.Get(list, "items")
+		if items == nil || items.Kind != yaml.SequenceNode {
+			return nil, fmt.Errorf("document in line %d: items: Invalid value: must be a list", d.Line)
 		}
-		templates, any = append(templates, own...), any || changed
+		objects, of = items.Content, "items[%d]: "
 	}
-	if !any {
+	var documents [][]byte
+	before := t.changed
+	for i, object := range objects {
+		templates, err := t.object(object)
+		if err != nil {
+			return nil, fmt.Errorf("document in line %d: %s%w", d.Line, strings.Replace(of, "%d", strconv.Itoa(i), 1), err)
+		}
+		documents = append(documents, templates...)
+	}
+	if t.changed == before {
 		return [][]byte{d.Text}, nil
 	}
-	text, err := encode(root, isCompact(root))
-	return append(templates, text), err
+	is, known := isCompact(root)
+	text, err := encode(root, is || !known)
+	return append(documents, text), err
 }
 
 // podSpecs says where objects of a kind have a pod's spec, by group and kind.
@@ -166,7 +151,7 @@ var podSpecs = map[string][]string{
 }
 
 // object translates one object in place, and returns the claim templates that it uses.
-func (t *translation) object(n *yaml.Node) (templates [][]byte, changed bool, err error) {
+func (t *translation) object(n *yaml.Node) ([][]byte, error) {
 	group, _, hasGroup := strings.Cut(document.Text(n, "apiVersion"), "/")
 	if !hasGroup {
 		group = ""
@@ -177,27 +162,27 @@ func (t *translation) object(n *yaml.Node) (templates [][]byte, changed bool, er
 	if !known {
 		w.passOn(n, "", 0)
 		w.flagConfiguration()
-		return nil, false, nil
+		return nil, nil
 	}
 	spec := document.At(n, path...)
 	if spec == nil || spec.Kind != yaml.MappingNode {
-		return nil, false, fmt.Errorf("%s: %s: Required value: must be the spec of a pod", w.title, w.path)
+		return nil, fmt.Errorf("%s: %s: Required value: must be the spec of a pod", w.title, w.path)
 	}
 	if line := aliasIn(n); line > 0 {
 		w.findings().Lost(w.title, "", fmt.Sprintf("it has an alias (*) in line %d, which a change here would change elsewhere, too: write out what it stands for", line))
-		return nil, false, nil
+		return nil, nil
 	}
 	if err := uniqueKeys(n, ""); err != nil {
-		return nil, false, fmt.Errorf("%s: %w", w.title, err)
+		return nil, fmt.Errorf("%s: %w", w.title, err)
 	}
 	w.spec = spec
 	if err := w.translate(); err != nil {
-		return nil, false, fmt.Errorf("%s: %w", w.title, err)
+		return nil, fmt.Errorf("%s: %w", w.title, err)
 	}
 	if w.changed {
 		t.changed++
 	}
-	return w.templates, w.changed, nil
+	return w.templates, nil
 }
 
 // configurationKeys are in configurations of the device plugin, and of mig-parted.
@@ -205,13 +190,12 @@ var configurationKeys = regexp.MustCompile(`(?m)^\s*(sharing|migStrategy|mig-con
 
 // flagConfiguration tells of a ConfigMap that another command translates.
 func (w *workload) flagConfiguration() {
-	data := document.Get(w.object, "data")
-	if document.Text(w.object, "kind") != "ConfigMap" || data == nil {
+	if document.Text(w.object, "kind") != "ConfigMap" {
 		return
 	}
-	for i := 0; i+1 < len(data.Content); i += 2 {
-		if configurationKeys.MatchString(data.Content[i+1].Value) {
-			w.findings().Lost(w.title+": data["+quote.Name(data.Content[i].Value)+"]", "", "is a configuration, and no pod: translate it with migrate device-plugin or migrate mig-parted")
+	for key, value := range document.Fields(document.Get(w.object, "data")) {
+		if configurationKeys.MatchString(value.Value) {
+			w.findings().Lost(w.title+": data["+quote.Name(key.Value)+"]", "", "is a configuration, and no pod: translate it with migrate device-plugin or migrate mig-parted")
 		}
 	}
 }
@@ -250,14 +234,13 @@ func uniqueKeys(n *yaml.Node, path string) error {
 		}
 	case yaml.MappingNode:
 		seen := map[string]bool{}
-		for i := 0; i+1 < len(n.Content); i += 2 {
-			key := n.Content[i]
+		for key, value := range document.Fields(n) {
 			at := strings.TrimPrefix(path+"."+key.Value, ".")
 			if seen[key.Value] {
 				return fmt.Errorf("%s: Duplicate value: is given more than once, again in line %d", quote.Name(at), key.Line)
 			}
 			seen[key.Value] = true
-			if err := uniqueKeys(n.Content[i+1], at); err != nil {
+			if err := uniqueKeys(value, at); err != nil {
 				return err
 			}
 		}
@@ -280,8 +263,7 @@ func (w *workload) passOn(n *yaml.Node, path string, depth int) {
 			w.passOn(item, fmt.Sprintf("%s[%d]", path, i), depth+1)
 		}
 	case yaml.MappingNode:
-		for i := 0; i+1 < len(n.Content); i += 2 {
-			key, value := n.Content[i], n.Content[i+1]
+		for key, value := range document.Fields(n) {
 			at := strings.TrimPrefix(path+"."+key.Value, ".")
 			if resource := strings.TrimPrefix(key.Value, "requests."); value.Kind == yaml.ScalarNode && isGPUResource(resource) {
 				w.findings().Lost(w.title+": "+at, value.Value, whyUnknown(document.Text(w.object, "kind")))
@@ -299,37 +281,22 @@ func whyUnknown(kind string) string {
 	return "the kind is not known here and passed on as it is: have its pods use a ResourceClaimTemplate, or a device class that serves this resource"
 }
 
-// isCompact reports whether lists in objects are written without an indent of their own.
-func isCompact(n *yaml.Node) bool {
-	if n.Kind == yaml.MappingNode && n.Style&yaml.FlowStyle == 0 {
-		for i := 0; i+1 < len(n.Content); i += 2 {
-			if list := n.Content[i+1]; list.Kind == yaml.SequenceNode && list.Style&yaml.FlowStyle == 0 && len(list.Content) > 0 {
-				return list.Column == n.Content[i].Column
-			}
+// isCompact reports whether lists in objects are written without an indent of their own, as far as the first one says so.
+func isCompact(n *yaml.Node) (is, known bool) {
+	if n.Style&yaml.FlowStyle != 0 {
+		return false, false
+	}
+	for key, value := range document.Fields(n) {
+		if value.Kind == yaml.SequenceNode && value.Style&yaml.FlowStyle == 0 && len(value.Content) > 0 {
+			return value.Column == key.Column, true
 		}
 	}
 	for _, child := range n.Content {
-		if child.Kind == yaml.ScalarNode {
-			continue
-		}
-		if hasList(child) {
-			return isCompact(child)
+		if is, known = isCompact(child); known {
+			return is, known
 		}
 	}
-	return true
-}
-
-// hasList reports whether there is a list anywhere.
-func hasList(n *yaml.Node) bool {
-	if n.Kind == yaml.SequenceNode && len(n.Content) > 0 {
-		return true
-	}
-	for _, child := range n.Content {
-		if hasList(child) {
-			return true
-		}
-	}
-	return false
+	return false, false
 }
 
 // inBlocks has everything on lines of its own.

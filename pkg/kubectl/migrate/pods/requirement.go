@@ -52,10 +52,8 @@ func readRequirement(n *yaml.Node) (requirement, error) {
 	if !slices.Contains(operators, r.operator) {
 		return r, fmt.Errorf("operator: Unsupported value: %s: supported values: %s", quote.Text(r.operator), strings.Join(operators, ", "))
 	}
-	if values := document.Get(n, "values"); values != nil {
-		for _, value := range values.Content {
-			r.values = append(r.values, value.Value)
-		}
+	for _, value := range document.List(n, "values") {
+		r.values = append(r.values, value.Value)
 	}
 	return r, nil
 }

@@ -6,6 +6,7 @@ package pods
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -66,11 +67,8 @@ func (w *workload) selection(containers []*container) (*selection, error) {
 func (s *selection) nodeSelector() error {
 	w := s.workload
 	selector := document.Get(w.spec, "nodeSelector")
-	if selector == nil || selector.Kind != yaml.MappingNode {
-		return nil
-	}
-	for i := 0; i+1 < len(selector.Content); i += 2 {
-		key, value := selector.Content[i].Value, selector.Content[i+1].Value
+	for k, v := range document.Fields(selector) {
+		key, value := k.Value, v.Value
 		o, err := s.labels.translate(requirement{key: key, operator: in, values: []string{value}})
 		if err != nil {
 			return fmt.Errorf("%s: %w", key, err)
@@ -121,28 +119,20 @@ const (
 func (s *selection) affinity() error {
 	w := s.workload
 	nodes := document.At(w.spec, "affinity", nodeAffinity)
-	if preferences := document.Get(nodes, preferred); preferences != nil && preferences.Kind == yaml.SequenceNode {
-		for i, p := range preferences.Content {
-			s.preference(document.At(p, "preference", "matchExpressions"), fmt.Sprintf("affinity.%s.%s[%d]", nodeAffinity, preferred, i))
-		}
+	for i, p := range document.List(nodes, preferred) {
+		s.preference(document.Get(p, "preference"), fmt.Sprintf("affinity.%s.%s[%d]", nodeAffinity, preferred, i))
 	}
-	terms := document.At(nodes, required, "nodeSelectorTerms")
-	if terms == nil || terms.Kind != yaml.SequenceNode {
-		return nil
-	}
+	terms := document.List(document.Get(nodes, required), "nodeSelectorTerms")
 	at := fmt.Sprintf("affinity.%s.%s.nodeSelectorTerms", nodeAffinity, required)
-	if len(terms.Content) == 1 {
-		return s.term(terms.Content[0], at+"[0]")
+	if len(terms) == 1 {
+		return s.term(terms[0], at+"[0]")
 	}
 	return s.alternatives(terms, at)
 }
 
 // preference tells that labels of GPUs are only a preference.
-func (s *selection) preference(expressions *yaml.Node, at string) {
-	if expressions == nil {
-		return
-	}
-	for i, n := range expressions.Content {
+func (s *selection) preference(term *yaml.Node, at string) {
+	for i, n := range document.List(term, "matchExpressions") {
 		if key := document.Text(n, "key"); s.labels.knows(key) {
 			s.workload.findings().Lost(s.workload.at(fmt.Sprintf("%s.preference.matchExpressions[%d]", at, i)), key,
 				"a preference stays one for nodes, by a label that goes with GPU feature discovery; a claim prefers devices with firstAvailable")
@@ -150,42 +140,51 @@ func (s *selection) preference(expressions *yaml.Node, at string) {
 	}
 }
 
+// translated is a condition of a term, and what becomes of it.
+type translated struct {
+	requirement
+	outcome
+	node *yaml.Node
+}
+
+// term translates the conditions of a term.
+func (l *labels) term(term *yaml.Node) (all []translated, err error) {
+	for i, n := range document.List(term, "matchExpressions") {
+		one := translated{node: n}
+		if one.requirement, err = readRequirement(n); err == nil {
+			one.outcome, err = l.translate(one.requirement)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("matchExpressions[%d]: %w", i, err)
+		}
+		all = append(all, one)
+	}
+	return all, nil
+}
+
 // term reads the only term: what is not about GPUs stays in it.
 func (s *selection) term(term *yaml.Node, at string) error {
-	w := s.workload
-	expressions := document.Get(term, "matchExpressions")
-	if expressions == nil || expressions.Kind != yaml.SequenceNode {
-		return nil
+	all, err := s.labels.term(term)
+	if err != nil {
+		return fmt.Errorf("%s.%w", at, err)
 	}
 	gone := map[*yaml.Node]bool{}
-	for i, n := range expressions.Content {
-		r, err := readRequirement(n)
-		if err != nil {
-			return fmt.Errorf("%s.matchExpressions[%d]: %w", at, i, err)
-		}
-		o, err := s.labels.translate(r)
-		if err != nil {
-			return fmt.Errorf("%s.matchExpressions[%d]: %w", at, i, err)
-		}
-		if !w.tell(o, fmt.Sprintf("%s.matchExpressions[%d]", at, i), r.String()) {
+	for i, one := range all {
+		at := fmt.Sprintf("%s.matchExpressions[%d]", at, i)
+		if !s.workload.tell(one.outcome, at, one.String()) {
 			continue
 		}
-		if err := s.add(o); err != nil {
-			return fmt.Errorf("%s.matchExpressions[%d]: %w", at, i, err)
+		if err := s.add(one.outcome); err != nil {
+			return fmt.Errorf("%s: %w", at, err)
 		}
-		gone[n] = true
+		gone[one.node] = true
 	}
 	if len(gone) == 0 {
 		return nil
 	}
 	s.removals = append(s.removals, func() {
-		var kept []*yaml.Node
-		for _, n := range expressions.Content {
-			if !gone[n] {
-				kept = append(kept, n)
-			}
-		}
-		expressions.Content = kept
+		expressions := document.Get(term, "matchExpressions")
+		expressions.Content = slices.DeleteFunc(expressions.Content, func(n *yaml.Node) bool { return gone[n] })
 		if removeEmpty(term, "matchExpressions") && len(term.Content) == 0 {
 			s.removeRequired()
 		}
@@ -205,16 +204,23 @@ func (s *selection) removeRequired() {
 
 // alternatives reads several terms, of which a node must match one. They can be translated
 // together if they are about nothing but GPUs.
-func (s *selection) alternatives(terms *yaml.Node, at string) error {
+func (s *selection) alternatives(terms []*yaml.Node, at string) error {
 	var any []string
 	about, whole := 0, true
-	for i, term := range terms.Content {
-		all, known, complete, err := s.labels.wholeTerm(term)
+	for i, term := range terms {
+		conditions, err := s.labels.term(term)
 		if err != nil {
 			return fmt.Errorf("%s[%d]: %w", at, i, err)
 		}
-		about += known
-		whole = whole && complete
+		whole = whole && len(term.Content) == 2 && len(conditions) > 0
+		var all []string
+		for _, one := range conditions {
+			if s.labels.knows(one.key) {
+				about++
+			}
+			whole = whole && one.expression != "" && one.kind == "" && one.profile == ""
+			all = append(all, one.expression)
+		}
 		any = append(any, "("+strings.Join(all, " && ")+")")
 	}
 	switch {
@@ -227,29 +233,4 @@ func (s *selection) alternatives(terms *yaml.Node, at string) error {
 	s.expressions = append(s.expressions, strings.Join(any, " || "))
 	s.removals = append(s.removals, s.removeRequired)
 	return nil
-}
-
-// wholeTerm translates a term. complete says that nothing of it is left.
-func (l *labels) wholeTerm(term *yaml.Node) (all []string, known int, complete bool, err error) {
-	expressions := document.Get(term, "matchExpressions")
-	complete = len(term.Content) == 2 && expressions != nil && len(expressions.Content) > 0
-	if expressions == nil {
-		return nil, 0, complete, nil
-	}
-	for i, n := range expressions.Content {
-		r, err := readRequirement(n)
-		if err != nil {
-			return nil, 0, false, fmt.Errorf("matchExpressions[%d]: %w", i, err)
-		}
-		if l.knows(r.key) {
-			known++
-		}
-		o, err := l.translate(r)
-		if err != nil {
-			return nil, 0, false, fmt.Errorf("matchExpressions[%d]: %w", i, err)
-		}
-		complete = complete && o.expression != "" && o.kind == "" && o.profile == ""
-		all = append(all, o.expression)
-	}
-	return all, known, complete, nil
 }

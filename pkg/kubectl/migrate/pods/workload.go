@@ -293,11 +293,7 @@ func (w *workload) dropRuntimeClass() {
 
 // keepTolerations tells what becomes of tolerations of GPU nodes.
 func (w *workload) keepTolerations() {
-	tolerations := document.Get(w.spec, "tolerations")
-	if tolerations == nil || tolerations.Kind != yaml.SequenceNode {
-		return
-	}
-	for i, toleration := range tolerations.Content {
+	for i, toleration := range document.List(w.spec, "tolerations") {
 		if document.Text(toleration, "key") == resourceGPU {
 			w.findings().Kept(w.at(fmt.Sprintf("tolerations[%d]", i)), resourceGPU, "it is for a taint of nodes, which Partage neither sets nor removes; with extended resources an admission plugin may have added it")
 		}
