@@ -4,8 +4,8 @@
 package economics
 
 import (
+	"bytes"
 	"fmt"
-	"io"
 	"strings"
 
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
@@ -19,18 +19,11 @@ const (
 
 // adviceView returns the advice for people.
 func adviceView(a *Advice) printer.View {
-	return &printer.Text{
-		Named: []string{a.Template},
-		Render: func(w io.Writer, f printer.Format) error {
-			_, err := io.WriteString(w, a.text(f))
-			return err
-		},
-	}
+	return &printer.Text{Named: []string{a.Template}, Render: a.write}
 }
 
-// text is the advice in sections.
-func (a *Advice) text(f printer.Format) string {
-	var b strings.Builder
+// write writes the advice in sections.
+func (a *Advice) write(b *bytes.Buffer, f printer.Format) error {
 	section := func(title string, paragraphs ...string) {
 		for i, p := range paragraphs {
 			head := ""
@@ -73,7 +66,7 @@ func (a *Advice) text(f printer.Format) string {
 	}
 	section("Others", others...)
 	b.WriteString("\n" + a.Manifest)
-	return b.String()
+	return nil
 }
 
 // text says what a replica asks for.

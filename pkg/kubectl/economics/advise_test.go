@@ -4,6 +4,7 @@
 package economics
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -137,8 +138,12 @@ func TestAdvise(t *testing.T) {
 			for _, n := range a.Notes {
 				rules[n.ID] = true
 			}
-			golden(t, g.name+".txt", a.text(printer.Format{}))
-			checkTexts(t, a.text(printer.Format{}))
+			var text bytes.Buffer
+			if err := a.write(&text, printer.Format{}); err != nil {
+				t.Fatal(err)
+			}
+			golden(t, g.name+".txt", text.String())
+			checkTexts(t, text.String())
 			claims := claimsOf(t, "manifest", []byte(a.Manifest))
 			if len(claims) != 1 {
 				t.Fatalf("the manifest has %d claims, want 1", len(claims))

@@ -4,8 +4,9 @@
 package economics
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 
@@ -22,55 +23,37 @@ func costView(r *Report, prices Prices) printer.View {
 	for _, c := range r.Claims {
 		names = append(names, fmt.Sprintf("resourceclaim.resource.k8s.io/%s", c.Name))
 	}
-	return &printer.Text{Named: names, Render: func(w io.Writer, f printer.Format) error { return r.write(w, f, prices) }}
+	return &printer.Text{Named: names, Render: func(w *bytes.Buffer, f printer.Format) error { return r.write(w, f, prices) }}
 }
 
-func (r *Report) write(w io.Writer, f printer.Format, prices Prices) error {
-	lines := &lineWriter{w: w}
-	lines.printf("By %s. Where several claims share a device, work is taken to be slower: by %g %% with MPS, by %g %% with time slices.\n\n",
+func (r *Report) write(w *bytes.Buffer, f printer.Format, prices Prices) (err error) {
+	table := func(t *printer.Table) { err = errors.Join(err, t.Render(w, f)) }
+	fmt.Fprintf(w, "By %s. Where several claims share a device, work is taken to be slower: by %g %% with MPS, by %g %% with time slices.\n\n",
 		r.TimeBase, r.Overheads.MPS, r.Overheads.TimeSlice)
 	if r.Fleet == nil {
-		lines.printf("Claims of other namespaces cannot be read: how the GPUs are used, and what is idle, is unknown.\n\n")
-		lines.table(r.namespaceTable(), f)
-	} else if lines.table(r.modelTable(), f); r.Fleet.Claims > 0 {
+		w.WriteString("Claims of other namespaces cannot be read: how the GPUs are used, and what is idle, is unknown.\n\n")
+		table(r.namespaceTable())
+	} else if table(r.modelTable()); r.Fleet.Claims > 0 {
 		u := r.Fleet
-		lines.printf("\nSharing: %d claims on %d GPUs instead of %d, %.0f %% less; %.0f GPU-hours recovered a day.\n",
+		fmt.Fprintf(w, "\nSharing: %d claims on %d GPUs instead of %d, %.0f %% less; %.0f GPU-hours recovered a day.\n",
 			u.Claims, u.InUse, u.Unshared, RoundHalfUp(u.SavingPercent, 0), RoundHalfUp(u.RecoveredPerDay, 0))
 		if u.PerMonth != nil {
-			lines.printf("In money: $%.0f a month for the GPUs in use, instead of $%.0f.\n", RoundHalfUp(*u.PerMonth, 0), RoundHalfUp(*u.UnsharedMonth, 0))
+			fmt.Fprintf(w, "In money: $%.0f a month for the GPUs in use, instead of $%.0f.\n", RoundHalfUp(*u.PerMonth, 0), RoundHalfUp(*u.UnsharedMonth, 0))
 		}
-		lines.printf("\n")
-		lines.table(r.namespaceTable(), f)
+		w.WriteString("\n")
+		table(r.namespaceTable())
 	}
 	if f.Wide && len(r.Claims) > 0 {
-		lines.printf("\n")
-		lines.table(r.claimTable(), f)
+		w.WriteString("\n")
+		table(r.claimTable())
 	}
 	switch {
 	case prices.None():
-		lines.printf("\n%s\n", howToGivePrices)
+		w.WriteString("\n" + howToGivePrices + "\n")
 	case len(r.WithoutPrice) > 0:
-		lines.printf("\nNo price is given for %s: sums that need one are missing.\n", strings.Join(r.WithoutPrice, ", "))
+		fmt.Fprintf(w, "\nNo price is given for %s: sums that need one are missing.\n", strings.Join(r.WithoutPrice, ", "))
 	}
-	return lines.err
-}
-
-// lineWriter writes until something fails.
-type lineWriter struct {
-	w   io.Writer
-	err error
-}
-
-func (l *lineWriter) printf(format string, args ...any) {
-	if l.err == nil {
-		_, l.err = fmt.Fprintf(l.w, format, args...)
-	}
-}
-
-func (l *lineWriter) table(t *printer.Table, f printer.Format) {
-	if l.err == nil {
-		l.err = t.Write(l.w, f)
-	}
+	return err
 }
 
 func (r *Report) modelTable() *printer.Table {

@@ -108,10 +108,7 @@ func render(q Query, s *Supply, c *candidate) (name, text string, err error) {
 	}
 	var out bytes.Buffer
 	fmt.Fprintf(&out, "# Made by kubectl gpu advise of templates/%s: %s.\n", name, c.mechanism)
-	encoder := yaml.NewEncoder(&out)
-	encoder.SetIndent(2)
-	encoder.CompactSeqIndent()
-	for _, d := range documents {
+	for i, d := range documents {
 		root, err := d.Parse()
 		if err == nil {
 			err = edit(root, q, requestOf(q, s, c).Exactly())
@@ -119,12 +116,14 @@ func render(q Query, s *Supply, c *candidate) (name, text string, err error) {
 		if err != nil {
 			return "", "", fmt.Errorf("fill in the template %s: %w", name, err)
 		}
-		if err := encoder.Encode(root); err != nil {
+		if i > 0 {
+			out.WriteString("---\n")
+		}
+		text, err := manifest.Marshal(root)
+		if err != nil {
 			return "", "", fmt.Errorf("write the manifest of the template %s: %w", name, err)
 		}
-	}
-	if err := encoder.Close(); err != nil {
-		return "", "", fmt.Errorf("write the manifest of the template %s: %w", name, err)
+		out.Write(text)
 	}
 	return name, out.String(), nil
 }

@@ -4,8 +4,8 @@
 package economics
 
 import (
+	"fmt"
 	"math"
-	"strings"
 )
 
 // Profile is one of MIG.
@@ -78,16 +78,10 @@ func balanced(p, most Profile) bool {
 
 // Slices returns how many compute slices a profile has: N of "Ng.10gb", 0 if it has another form.
 func (p Profile) Slices() int {
-	digits, _, found := strings.Cut(p.Name, "g.")
-	if !found {
-		return 0
-	}
 	n := 0
-	for _, c := range digits {
-		if c < '0' || c > '9' {
-			return 0
-		}
-		n = n*10 + int(c-'0')
+	// What has another form has none.
+	if _, err := fmt.Sscanf(p.Name, "%dg.", &n); err != nil {
+		return 0
 	}
 	return n
 }

@@ -4,8 +4,8 @@
 package explain
 
 import (
+	"bytes"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
@@ -28,20 +28,16 @@ func View(all ...*Explanation) *printer.Text {
 	for _, e := range all {
 		text.Named = append(text.Named, strings.ToLower(e.Subject.Kind)+"/"+e.Subject.Name)
 	}
-	text.Render = func(w io.Writer, f printer.Format) error {
+	text.Render = func(w *bytes.Buffer, f printer.Format) error {
+		p := &page{w, f}
 		if len(all) == 0 {
-			_, err := fmt.Fprintln(w, "No pod that can be read waits for devices, or is stuck with them.")
-			return err
+			p.line("No pod that can be read waits for devices, or is stuck with them.")
 		}
 		for i, e := range all {
-			p := &page{format: f}
 			if i > 0 {
 				p.line("")
 			}
 			p.explanation(e)
-			if _, err := io.WriteString(w, p.text.String()); err != nil {
-				return err
-			}
 		}
 		return nil
 	}
@@ -53,11 +49,11 @@ const mostLines = 5
 
 // page is the text of an explanation.
 type page struct {
-	text   strings.Builder
+	text   *bytes.Buffer
 	format printer.Format
 }
 
-func (p *page) line(format string, a ...any) { fmt.Fprintf(&p.text, format+"\n", a...) }
+func (p *page) line(format string, a ...any) { fmt.Fprintf(p.text, format+"\n", a...) }
 
 func (p *page) title(s printer.Style, text string) { p.line("%s", p.format.Paint(s, text)) }
 

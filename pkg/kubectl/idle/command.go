@@ -4,10 +4,10 @@
 package idle
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
@@ -122,8 +122,8 @@ func (l *ClaimList) View(namespaces bool) printer.View {
 			strings.Join(holds, ","), nodes[0], cmp.Or(strings.Join(pods, ","), printer.Unknown), cmp.Or(strings.Join(c.Owners, ","), printer.Unknown), strings.Join(devices, ","),
 		}})
 	}
-	return &printer.Text{Named: t.Names(), Render: func(w io.Writer, f printer.Format) error {
-		if err := t.Write(w, f); err != nil || len(l.Items) == 0 {
+	return &printer.Text{Named: t.Names(), Render: func(w *bytes.Buffer, f printer.Format) error {
+		if err := t.Render(w, f); err != nil || len(l.Items) == 0 {
 			return err
 		}
 		total := 0.0
@@ -140,7 +140,7 @@ func (l *ClaimList) View(namespaces bool) printer.View {
 		if l.Unknown > 0 {
 			fmt.Fprintf(&commands, "\nOf %d more it is unknown whether they are idle.\n", l.Unknown)
 		}
-		_, err := fmt.Fprintf(w, "\n%s\n%s", f.Paint(printer.Bold, fmt.Sprintf("These would free %.2f GPUs. Look at what the pods do before you run them:", total)), commands.String())
-		return err
+		fmt.Fprintf(w, "\n%s\n%s", f.Paint(printer.Bold, fmt.Sprintf("These would free %.2f GPUs. Look at what the pods do before you run them:", total)), commands.String())
+		return nil
 	}}
 }

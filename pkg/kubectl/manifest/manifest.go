@@ -147,11 +147,16 @@ func DeviceClass(name, extendedResource string, expressions ...string) ([]byte, 
 }
 
 // Marshal returns a value in YAML.
-func Marshal(value any) ([]byte, error) {
+func Marshal(value any) ([]byte, error) { return Encode(value, true) }
+
+// Encode does the same, with or without lists that are as far to the left as their key.
+func Encode(value any, compact bool) ([]byte, error) {
 	var text bytes.Buffer
 	encoder := yaml.NewEncoder(&text)
 	encoder.SetIndent(2)
-	encoder.CompactSeqIndent()
+	if compact {
+		encoder.CompactSeqIndent()
+	}
 	if err := encoder.Encode(value); err != nil {
 		return nil, fmt.Errorf("write %T as YAML: %w", value, err)
 	}

@@ -155,7 +155,7 @@ func TestEmptyTable(t *testing.T) {
 func TestText(t *testing.T) {
 	t.Parallel()
 	failure := errors.New("the pipe is closed")
-	text := &Text{Named: []string{"node/a"}, Render: func(io.Writer, Format) error { return failure }}
+	text := &Text{Named: []string{"node/a"}, Render: func(*bytes.Buffer, Format) error { return failure }}
 	o := options.New(genericiooptions.NewTestIOStreamsDiscard())
 	if err := Print(o, nil, text); !errors.Is(err, failure) {
 		t.Error(err)
@@ -215,7 +215,7 @@ func TestViewsAreSafe(t *testing.T) {
 	const hostile = "\x1b[31mred\u202e"
 	for _, view := range []View{
 		&Table{Columns: Columns("name"), Rows: []Row{{Cells: []string{hostile}}}},
-		&Text{Render: func(w io.Writer, f Format) error {
+		&Text{Render: func(w *bytes.Buffer, f Format) error {
 			_, err := io.WriteString(w, f.Paint(Good, hostile))
 			return err
 		}},

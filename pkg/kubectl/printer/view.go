@@ -91,13 +91,15 @@ func (t *Table) Names() []string {
 }
 
 // Write writes the table as kubectl does.
-func (t *Table) Write(w io.Writer, f Format) error {
+func (t *Table) Write(w io.Writer, f Format) error { return (&Text{Render: t.Render}).Write(w, f) }
+
+// Render writes the table where it is a part of a text.
+func (t *Table) Render(out *bytes.Buffer, f Format) error {
 	if len(t.Rows) == 0 {
-		if t.Empty == "" {
-			return nil
+		if t.Empty != "" {
+			out.WriteString(t.Empty + "\n")
 		}
-		_, err := fmt.Fprintln(options.Safe(w), t.Empty)
-		return err
+		return nil
 	}
 	table := &metav1.Table{}
 	for _, c := range t.Columns {
@@ -124,7 +126,6 @@ func (t *Table) Write(w io.Writer, f Format) error {
 		return fmt.Errorf("print a table: %w", err)
 	}
 	// The first line is the header, if there is one. Colours come last: the columns are aligned by bytes.
-	var out bytes.Buffer
 	number := 0
 	if f.NoHeaders {
 		number = 1
@@ -137,8 +138,7 @@ func (t *Table) Write(w io.Writer, f Format) error {
 		out.WriteString(f.Paint(style, strings.TrimRight(line, " \n")) + "\n")
 		number++
 	}
-	_, err := out.WriteTo(options.Safe(w))
-	return err
+	return nil
 }
 
 // oneLine returns the first line of a cell. The printer of cli-runtime would do the same, and
@@ -154,7 +154,7 @@ func oneLine(cell string) string {
 // Text is a View in free form.
 type Text struct {
 	// Render writes it.
-	Render func(w io.Writer, f Format) error
+	Render func(out *bytes.Buffer, f Format) error
 	// Named is what -o name prints.
 	Named []string
 }
@@ -163,4 +163,11 @@ type Text struct {
 func (t *Text) Names() []string { return t.Named }
 
 // Write calls Render. What it writes is safe for terminals.
-func (t *Text) Write(w io.Writer, f Format) error { return t.Render(options.Safe(w), f) }
+func (t *Text) Write(w io.Writer, f Format) error {
+	var out bytes.Buffer
+	if err := t.Render(&out, f); err != nil {
+		return err
+	}
+	_, err := out.WriteTo(options.Safe(w))
+	return err
+}

@@ -4,10 +4,10 @@
 package rightsize
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
@@ -128,11 +128,10 @@ func (l *SizeList) View(namespaces bool) printer.View {
 	for _, s := range l.Items {
 		t.Rows = append(t.Rows, s.row())
 	}
-	return &printer.Text{Named: t.Names(), Render: func(w io.Writer, f printer.Format) error {
-		if err := t.Write(w, f); err != nil {
-			return err
-		}
-		return l.changes(w, f)
+	return &printer.Text{Named: t.Names(), Render: func(w *bytes.Buffer, f printer.Format) error {
+		err := t.Render(w, f)
+		l.changes(w, f)
+		return err
 	}}
 }
 
@@ -180,7 +179,7 @@ func (p Part) String() string {
 
 // changes writes those of manifests: of a template once, with the largest of what its claims
 // need.
-func (l *SizeList) changes(w io.Writer, f printer.Format) error {
+func (l *SizeList) changes(out *bytes.Buffer, f printer.Format) {
 	type key struct {
 		source  Source
 		request string
@@ -200,10 +199,9 @@ func (l *SizeList) changes(w io.Writer, f printer.Format) error {
 			largest[k] = s
 		}
 	}
-	var out strings.Builder
 	for _, k := range order {
 		c := largest[k].Change
-		fmt.Fprintf(&out, "\n%s\n", f.Paint(printer.Bold, fmt.Sprintf("# %s %s/%s, in %s:", k.source.Kind, k.source.Namespace, k.source.Name, c.Path)))
+		fmt.Fprintf(out, "\n%s\n", f.Paint(printer.Bold, fmt.Sprintf("# %s %s/%s, in %s:", k.source.Kind, k.source.Namespace, k.source.Name, c.Path)))
 		for line := range strings.Lines(c.Diff) {
 			style := printer.Plain
 			switch line[0] {
@@ -218,6 +216,4 @@ func (l *SizeList) changes(w io.Writer, f printer.Format) error {
 			out.WriteString("# " + n + "\n")
 		}
 	}
-	_, err := io.WriteString(w, out.String())
-	return err
 }

@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
-	"io"
 	"math"
 	"reflect"
 	"slices"
@@ -23,7 +22,7 @@ import (
 
 // View shows a tree to people.
 func View(t *Tree) printer.View {
-	v := &printer.Text{Render: func(w io.Writer, f printer.Format) error { return write(w, f, t) }}
+	v := &printer.Text{Render: t.write}
 	for _, n := range t.Nodes {
 		v.Named = append(v.Named, "node/"+n.Name)
 	}
@@ -36,32 +35,30 @@ type branch struct {
 	children []branch
 }
 
-func write(w io.Writer, f printer.Format, t *Tree) error {
-	var out bytes.Buffer
+func (t *Tree) write(out *bytes.Buffer, f printer.Format) error {
 	switch {
 	case len(t.Nodes) > 0 || len(t.Unpublished) > 0:
 	case t.of > 0:
-		fmt.Fprintf(&out, "None of the %d nodes with devices of driver %s is known to have these labels.\n", t.of, t.Driver)
+		fmt.Fprintf(out, "None of the %d nodes with devices of driver %s is known to have these labels.\n", t.of, t.Driver)
 	default:
-		fmt.Fprintf(&out, "No node has devices of driver %s.\n", t.Driver)
+		fmt.Fprintf(out, "No node has devices of driver %s.\n", t.Driver)
 	}
 	r := renderer{f}
 	for _, n := range t.Nodes {
-		r.print(&out, r.node(n))
+		r.print(out, r.node(n))
 	}
 	if len(t.Unpublished) > 0 {
 		lost := branch{text: f.Paint(printer.Warn, "Claims have these, and no ResourceSlice does:")}
 		for _, d := range t.Unpublished {
 			lost.children = append(lost.children, r.device(d, d.Pool+"/"+d.Name))
 		}
-		r.print(&out, lost)
+		r.print(out, lost)
 	}
 	if len(t.Nodes) > 0 {
 		out.WriteString(t.largest() + "\n")
 		out.WriteString(f.Paint(printer.Faint, r.legend()) + "\n")
 	}
-	_, err := out.WriteTo(w)
-	return err
+	return nil
 }
 
 // largest says what of the largest still fits on the nodes that are shown.

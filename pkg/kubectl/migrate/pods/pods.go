@@ -15,6 +15,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/partage-dev/partage/pkg/kubectl/document"
+	"github.com/partage-dev/partage/pkg/kubectl/manifest"
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/finding"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/util/quote"
@@ -320,17 +321,5 @@ func encode(n *yaml.Node, compact bool) (text []byte, err error) {
 		// What was JSON would be one long line.
 		inBlocks(n)
 	}
-	var out bytes.Buffer
-	encoder := yaml.NewEncoder(&out)
-	encoder.SetIndent(2)
-	if compact {
-		encoder.CompactSeqIndent()
-	}
-	if err := encoder.Encode(n); err != nil {
-		return nil, fmt.Errorf("write the object as YAML: %w", err)
-	}
-	if err := encoder.Close(); err != nil {
-		return nil, fmt.Errorf("write the object as YAML: %w", err)
-	}
-	return out.Bytes(), nil
+	return manifest.Encode(n, compact)
 }
