@@ -60,11 +60,7 @@ func claimOf(s *fleet.Snapshot, pod *corev1.Pod, ref *corev1.PodResourceClaim) P
 		// The control plane decided that the pod needs no claim here.
 		return c
 	}
-	for _, claim := range s.Claims {
-		if claim.Namespace == pod.Namespace && claim.Name == *name {
-			c.Claim = claim
-		}
-	}
+	c.Claim = s.Claim(pod.Namespace, *name)
 	switch {
 	case c.Claim == nil:
 		c.Err = fmt.Errorf("%w: %s in namespace %s", ErrNoClaim, *name, pod.Namespace)

@@ -39,17 +39,9 @@ func (f *Facts) example(deviceType string) *fleet.Device {
 	return nil
 }
 
-func (f *Facts) class(name string) *resourceapi.DeviceClass {
-	at := slices.IndexFunc(f.Classes, func(c *resourceapi.DeviceClass) bool { return c.Name == name })
-	if at < 0 {
-		return nil
-	}
-	return f.Classes[at]
-}
-
 func classesExist(f *Facts) (found findings) {
 	for _, c := range chartClasses {
-		if f.class(c.name) == nil && f.example(c.deviceType) != nil {
+		if f.Class(c.name) == nil && f.example(c.deviceType) != nil {
 			found.add(Warning, "It does not exist, and there are devices of the type "+c.deviceType,
 				"Run helm upgrade, which makes it unless the chart's deviceClasses.create is false: then make a class of your own", Ref{Kind: "deviceclass", Name: c.name})
 		}
@@ -59,7 +51,7 @@ func classesExist(f *Facts) (found findings) {
 
 func classesSelect(f *Facts) (found findings) {
 	for _, c := range chartClasses {
-		class, device := f.class(c.name), f.example(c.deviceType)
+		class, device := f.Class(c.name), f.example(c.deviceType)
 		if class == nil || device == nil {
 			continue
 		}
@@ -117,7 +109,7 @@ func extendedResources(f *Facts) (found findings) {
 func claimedClasses(f *Facts) (found findings) {
 	look := func(at Ref, spec *resourceapi.ResourceClaimSpec) {
 		for _, name := range classesIn(spec) {
-			if f.class(name) != nil {
+			if f.Class(name) != nil {
 				continue
 			}
 			remedy := "Correct the name, or make the class; kubectl get deviceclasses shows those that there are"

@@ -260,7 +260,7 @@ func refAt(node, address string, g *fleet.GPU) Ref {
 
 // isGone reports whether the cluster has no such node any more.
 func (h *hearing) isGone(node string) bool {
-	return !h.facts.Hides(nodes) && !slices.ContainsFunc(h.facts.Snapshot.Nodes, func(n *corev1.Node) bool { return n.Name == node })
+	return !h.facts.Hides(nodes) && h.facts.Node(node) == nil
 }
 
 // ofClaim leaves out what the node is told, too, or what its GPU has a taint for.
@@ -270,10 +270,9 @@ func (h *hearing) ofClaim(e *corev1.Event, c *cause) {
 	isTainted := slices.ContainsFunc(f.Holdings, func(o *fleet.Holding) bool {
 		return o.Device != nil && o.Claim.Namespace == at.Namespace && o.Claim.Name == at.Name && h.incidents[placeOf(o.Device.GPU.Node.Name, o.Device.GPU.PCIBusID, c)] != nil
 	})
-	exists := slices.ContainsFunc(f.Claims, func(c *resourceapi.ResourceClaim) bool { return c.Namespace == at.Namespace && c.Name == at.Name })
 	switch {
 	case c.taint != "" && !c.claims || isTainted:
-	case c.past || !exists && !c.outlivesClaim && !f.Hides(claims):
+	case c.past || f.Claim(at.Namespace, at.Name) == nil && !c.outlivesClaim && !f.Hides(claims):
 		h.past.addTold(e, c, at, e.Message)
 	default:
 		h.others.addTold(e, c, at, e.Message)

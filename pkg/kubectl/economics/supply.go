@@ -9,8 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	resourceapi "k8s.io/api/resource/v1"
-
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/kubectl/boards"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -89,7 +87,7 @@ func SupplyOf(m *fleet.Model) *Supply {
 	s.unseen = missing[fleet.ResourceSlices]
 	if missing[fleet.ResourceClasses] == "" {
 		for _, name := range []string{manifest.ClassGPU, manifest.ClassMIG, manifest.ClassMPS, manifest.ClassTimeSlice} {
-			if !slices.ContainsFunc(m.Classes, func(c *resourceapi.DeviceClass) bool { return c.Name == name }) {
+			if m.Class(name) == nil {
 				s.MissingClasses = append(s.MissingClasses, name)
 			}
 		}

@@ -194,10 +194,8 @@ func (x *Explainer) Named(ctx context.Context, namespace, argument string) ([]*E
 	if len(all) > 0 {
 		return all, nil
 	}
-	for _, c := range x.model.Claims {
-		if c.Name == name && c.Namespace == namespace && (kind == "" || kind == kindClaim) {
-			return []*Explanation{x.Claim(ctx, c)}, nil
-		}
+	if c := x.model.Claim(namespace, name); c != nil && (kind == "" || kind == kindClaim) {
+		return []*Explanation{x.Claim(ctx, c)}, nil
 	}
 	return nil, absent(kind, name, namespace)
 }

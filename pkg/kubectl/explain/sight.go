@@ -50,10 +50,8 @@ func (x *Explainer) look(pod *corev1.Pod) *sight {
 		}
 	}
 	if status := pod.Status.ExtendedResourceClaimStatus; status != nil {
-		for _, c := range x.model.Claims {
-			if c.Namespace == pod.Namespace && c.Name == status.ResourceClaimName {
-				s.own = append(s.own, c)
-			}
+		if c := x.model.Claim(pod.Namespace, status.ResourceClaimName); c != nil {
+			s.own = append(s.own, c)
 		}
 	}
 	return s

@@ -74,7 +74,7 @@ func (m Missing) text() string {
 }
 
 func (m Missing) unknown() string {
-	if unknown := unknownWithout[m.Resource]; unknown != "" {
+	if unknown := UnknownWithout[m.Resource]; unknown != "" {
 		return "; without it is unknown " + unknown
 	}
 	return ""
@@ -103,8 +103,8 @@ const (
 
 var namespaced = map[string]bool{ResourceClaims: true, ResourceTemplates: true, ResourcePods: true}
 
-// unknownWithout says what commands cannot know, by the resource that cannot be read.
-var unknownWithout = map[string]string{
+// UnknownWithout says what commands cannot know, by the resource that cannot be read.
+var UnknownWithout = map[string]string{
 	ResourceNodes:      "which labels and taints nodes have, and whether they are ready",
 	ResourceSlices:     "which devices there are",
 	ResourceClasses:    "which devices a claim's class selects",
@@ -134,6 +134,29 @@ func (s *Snapshot) Need(namespace string, resources ...string) error {
 		}
 	}
 	return nil
+}
+
+// Class returns a DeviceClass, or nil.
+func (s *Snapshot) Class(name string) *resourceapi.DeviceClass { return named(s.Classes, "", name) }
+
+// Claim returns a ResourceClaim, or nil.
+func (s *Snapshot) Claim(namespace, name string) *resourceapi.ResourceClaim {
+	return named(s.Claims, namespace, name)
+}
+
+// Node returns a Node, or nil.
+func (s *Snapshot) Node(name string) *corev1.Node { return named(s.Nodes, "", name) }
+
+func named[T interface {
+	comparable
+	metav1.Object
+}](all []T, namespace, name string) (none T) {
+	for _, o := range all {
+		if o.GetNamespace() == namespace && o.GetName() == name {
+			return o
+		}
+	}
+	return none
 }
 
 // Hides reports whether objects of a resource may exist that could not be read, those of other namespaces included.

@@ -57,7 +57,7 @@ func changeOf(m *fleet.Model, h *fleet.Holding, enough Part) *Change {
 	if enough.Type != h.Device.Type {
 		class := manifest.ClassOf(enough.Type)
 		*after.Class = class
-		if !slices.ContainsFunc(m.Classes, func(k *resourceapi.DeviceClass) bool { return k.Name == class }) {
+		if m.Class(class) == nil {
 			c.Notes = append(c.Notes, fmt.Sprintf("no DeviceClass %s was seen: use one whose devices have the type %q", class, enough.Type))
 		}
 	}

@@ -52,8 +52,8 @@ type GPU struct {
 	MemoryBytes int64  `json:"memoryBytes,omitempty"`
 	// Cells are the GPU's memory slices, as far as they have a counter of their own. A GPU that
 	// cannot be partitioned is one cell.
-	Cells  []Cell  `json:"cells"`
-	Taints []Taint `json:"taints,omitempty"`
+	Cells  []Cell        `json:"cells"`
+	Taints []fleet.Taint `json:"taints,omitempty"`
 	// Devices are those that claims have.
 	Devices []Device   `json:"devices,omitempty"`
 	Free    fleet.Room `json:"free"`
@@ -79,16 +79,6 @@ type Cell struct {
 	State string `json:"state"`
 	// Mark is that of the claim.
 	Mark string `json:"mark,omitempty"`
-}
-
-// Taint is one of some of a GPU's devices.
-type Taint struct {
-	Key    string `json:"key"`
-	Value  string `json:"value,omitempty"`
-	Effect string `json:"effect"`
-	// Devices is how many have it, of all but observers.
-	Devices int `json:"devices"`
-	Of      int `json:"of"`
 }
 
 // Device is one that claims have.
@@ -207,7 +197,7 @@ func newGPU(g *fleet.GPU, marks marks) GPU {
 	out := GPU{
 		Label: g.Label(),
 		Name:  g.Name, UUID: g.UUID, ProductName: g.ProductName, PCIBusID: g.PCIBusID, MemoryBytes: g.MemoryBytes,
-		Taints: taints(g), Free: fleet.Free(g),
+		Taints: g.Taints(), Free: fleet.Free(g),
 	}
 	for _, d := range g.Devices {
 		if len(d.Holdings) == 0 {
@@ -260,30 +250,6 @@ func newClaim(h *fleet.Holding, mark string) Claim {
 		c.Pods = append(c.Pods, pod)
 	}
 	return c
-}
-
-func taints(g *fleet.GPU) []Taint {
-	var out []Taint
-	of := 0
-	for _, d := range g.Devices {
-		// An observer is tainted so that nobody has it without admin access.
-		if d.Type == fleet.TypeObserver {
-			continue
-		}
-		of++
-		for _, t := range d.Taints {
-			one := Taint{Key: t.Key, Value: t.Value, Effect: string(t.Effect)}
-			i := slices.IndexFunc(out, func(o Taint) bool { return o.Key == one.Key && o.Value == one.Value && o.Effect == one.Effect })
-			if i < 0 {
-				i, out = len(out), append(out, one)
-			}
-			out[i].Devices++
-		}
-	}
-	for i := range out {
-		out[i].Of = of
-	}
-	return out
 }
 
 func cells(g *fleet.GPU, marks marks) []Cell {

@@ -33,62 +33,44 @@ type Explain func(context.Context, *fleet.Model) func(*corev1.Pod) view.Explanat
 // ByAllocator explains as kubectl gpu explain does, with the same words. Events and namespaces
 // are read from the client.
 func ByAllocator(client kubernetes.Interface) Explain {
-	type namespace struct{ allowed, known bool }
-	type volume struct {
-		is    bool
-		doubt string
-	}
-	namespaces, events, volumes := memory[string, namespace]{}, memory[types.UID, eventsAnswer]{}, memory[string, volume]{}
+	namespaces, volumes := memory[string, bool, bool]{}, memory[string, bool, string]{}
+	events := memory[types.UID, []corev1.Event, error]{}
 	return func(ctx context.Context, m *fleet.Model) func(*corev1.Pod) view.Explanation {
 		x := explain.New(ctx, m.Snapshot, m.Driver, time.Now())
 		x.ReadFrom(ctx, client)
 		readEvents, readNamespace, readVolume := x.Events, x.AdminAllowed, x.Volume
 		x.Volume = func(of, name string) (is bool, doubt string) {
-			answer := volumes.get(of+"/"+name, func() volume {
-				is, doubt := readVolume(of, name)
-				return volume{is, doubt}
-			})
-			return answer.is, answer.doubt
+			return volumes.get(of+"/"+name, func() (bool, string) { return readVolume(of, name) })
 		}
 		x.Events = func(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) ([]corev1.Event, error) {
-			answer := events.get(pod.UID, func() eventsAnswer {
-				list, err := readEvents(pod, claims)
-				return eventsAnswer{list, err}
-			})
-			return answer.list, answer.err
+			return events.get(pod.UID, func() ([]corev1.Event, error) { return readEvents(pod, claims) })
 		}
 		x.AdminAllowed = func(name string) (allowed, known bool) {
-			answer := namespaces.get(name, func() namespace {
-				allowed, known := readNamespace(name)
-				return namespace{allowed, known}
-			})
-			return answer.allowed, answer.known
+			return namespaces.get(name, func() (bool, bool) { return readNamespace(name) })
 		}
 		return func(pod *corev1.Pod) view.Explanation { return explanationOf(x.Pod(ctx, pod)) }
 	}
 }
 
-type eventsAnswer struct {
-	list []corev1.Event
-	err  error
-}
+// memory has answers, of two parts each, that are used again while they are fresh.
+type memory[K comparable, A, B any] map[K]remembered[A, B]
 
-// memory has answers that are used again while they are fresh.
-type memory[K comparable, V any] map[K]remembered[V]
-
-type remembered[V any] struct {
-	value V
+type remembered[A, B any] struct {
+	a     A
+	b     B
 	since time.Time
 }
 
-func (m memory[K, V]) get(key K, ask func() V) V {
+func (m memory[K, A, B]) get(key K, ask func() (A, B)) (A, B) {
 	now := time.Now()
-	maps.DeleteFunc(m, func(_ K, r remembered[V]) bool { return now.Sub(r.since) >= fresh })
-	if r, has := m[key]; has {
-		return r.value
+	maps.DeleteFunc(m, func(_ K, r remembered[A, B]) bool { return now.Sub(r.since) >= fresh })
+	r, has := m[key]
+	if !has {
+		r.a, r.b = ask()
+		r.since = now
+		m[key] = r
 	}
-	m[key] = remembered[V]{ask(), now}
-	return m[key].value
+	return r.a, r.b
 }
 
 func explanationOf(e *explain.Explanation) view.Explanation {

@@ -46,7 +46,7 @@ type page struct {
 	explanations map[string]view.Explanation
 	measured     view.Measured
 	// unmeasured says why nothing could be measured.
-	unmeasured *view.Problem
+	unmeasured *live.Gap
 	// toExplain receives the newest model.
 	toExplain chan *fleet.Model
 	// news is that there is something to say beside what the source has.
@@ -102,13 +102,7 @@ func (p *page) publish() error {
 	loading := !p.source.Ready()
 	gaps := p.source.Gaps()
 	model := fleet.New(p.source.Snapshot(), p.driver)
-	meta := view.Meta{Context: p.context, Driver: p.driver, Loading: loading}
-	for _, gap := range gaps {
-		meta.Problems = append(meta.Problems, view.Problem{
-			Verb: gap.Verb, Resource: gap.Resource, Namespace: gap.Namespace, Forbidden: gap.Forbidden, Message: gap.Message,
-			Unknown: unknownWithout[gap.Resource],
-		})
-	}
+	meta := view.Meta{Context: p.context, Driver: p.driver, Loading: loading, Problems: gaps}
 	p.mu.Lock()
 	explanations, measured := maps.Clone(p.explanations), p.measured
 	if p.unmeasured != nil {
@@ -127,17 +121,6 @@ func (p *page) publish() error {
 		p.toExplain <- model
 	}
 	return nil
-}
-
-// unknownWithout says what a resource is read for.
-var unknownWithout = map[string]string{
-	"nodes":                                  "Nodes that are not ready or cordoned are not marked.",
-	"resourceslices.resource.k8s.io":         "No GPUs are shown.",
-	"deviceclasses.resource.k8s.io":          "Pods and claims that wait for devices of other drivers may be shown, too.",
-	"devicetaintrules.resource.k8s.io":       "Taints that an administrator has set by a rule are not shown.",
-	"resourceclaims.resource.k8s.io":         "GPUs may be taken by claims that are not shown.",
-	"resourceclaimtemplates.resource.k8s.io": "Pods that wait for a claim to be made from a template may be missing.",
-	"pods":                                   "The pods of some claims are not shown, and some waiting pods are missing.",
 }
 
 // explainAll explains the pods that wait or are stuck of each model that it receives. Those that
@@ -213,7 +196,7 @@ func (p *page) measureAll(ctx context.Context) {
 		p.mu.Lock()
 		p.unmeasured, p.measured = nil, view.Measured{At: time.Now(), Told: told}
 		if err != nil {
-			p.unmeasured = &view.Problem{
+			p.unmeasured = &live.Gap{
 				Verb: "get", Resource: "pods/proxy", Forbidden: apierrors.IsForbidden(err), Message: err.Error(),
 				Unknown: "How much memory claims use, and whether they are idle, is unknown.",
 			}

@@ -32,6 +32,7 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/scrape"
 	"github.com/partage-dev/partage/pkg/kubectl/ui/feed"
+	"github.com/partage-dev/partage/pkg/kubectl/ui/live"
 	"github.com/partage-dev/partage/pkg/kubectl/ui/view"
 	"github.com/partage-dev/partage/test/kubectl/fleets"
 )
@@ -403,7 +404,7 @@ func TestMissingRights(t *testing.T) {
 	refused.Store(false)
 	// One namespace is read as long as that works; nothing was read of the nodes.
 	events.until("the right to read nodes", func(state feed.State) bool {
-		return !slices.ContainsFunc(metaOf(t, state).Problems, func(p view.Problem) bool { return p.Resource == "nodes" })
+		return !slices.ContainsFunc(metaOf(t, state).Problems, func(p live.Gap) bool { return p.Resource == "nodes" })
 	})
 }
 
@@ -515,8 +516,14 @@ func TestStuck(t *testing.T) {
 func TestMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := 0
-		answers := memory[string, int]{}
-		get := func() int { return answers.get("key", func() int { asked++; return asked }) }
+		answers := memory[string, int, error]{}
+		get := func() int {
+			answer, err := answers.get("key", func() (int, error) { asked++; return asked, nil })
+			if err != nil {
+				t.Error(err)
+			}
+			return answer
+		}
 		if first, second := get(), get(); first != 1 || second != 1 {
 			t.Errorf("answers %d and %d, want 1 twice", first, second)
 		}

@@ -20,20 +20,22 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
-// Gap is something that the source cannot see at the moment, or sees in part.
+// Gap is something that the page cannot see at the moment, or sees in part.
 type Gap struct {
 	// Verb and Resource are the right that is missing, such as "watch" and
 	// "resourceclaims.resource.k8s.io".
-	Verb     string
-	Resource string
+	Verb     string `json:"verb"`
+	Resource string `json:"resource"`
 	// Namespace is "" where all namespaces were asked for.
-	Namespace string
+	Namespace string `json:"namespace,omitempty"`
 	// Forbidden is false if the API server did not answer, or answered with another error.
-	Forbidden bool
+	Forbidden bool `json:"forbidden,omitempty"`
 	// Absent says that the API server does not have the resource.
-	Absent bool
+	Absent bool `json:"-"`
 	// Message is what the API server answered.
-	Message string
+	Message string `json:"message"`
+	// Unknown is what the page does not know for that reason.
+	Unknown string `json:"unknown,omitempty"`
 }
 
 // Source watches a cluster.

@@ -153,12 +153,12 @@ func concerns(m *fleet.Model, spec *resourceapi.DeviceClaim) bool {
 }
 
 func ofDriver(m *fleet.Model, class string) bool {
-	i := slices.IndexFunc(m.Classes, func(c *resourceapi.DeviceClass) bool { return c.Name == class })
-	if i < 0 {
+	c := m.Class(class)
+	if c == nil {
 		return true
 	}
 	named := false
-	for _, e := range expressions(m.Classes[i].Spec.Selectors) {
+	for _, e := range expressions(c.Spec.Selectors) {
 		if strings.Contains(e, m.Driver) {
 			return true
 		}
@@ -193,10 +193,11 @@ func Stuck(m *fleet.Model, p *corev1.Pod) bool {
 	if !stuck.Waits(p, time.Now()) {
 		return false
 	}
-	e := p.Status.ExtendedResourceClaimStatus
-	return wants(m, p, true) || e != nil && slices.ContainsFunc(m.Claims, func(c *resourceapi.ResourceClaim) bool {
-		return c.Namespace == p.Namespace && c.Name == e.ResourceClaimName && len(fleet.Results(c, m.Driver)) > 0
-	})
+	var extended *resourceapi.ResourceClaim
+	if e := p.Status.ExtendedResourceClaimStatus; e != nil {
+		extended = m.Claim(p.Namespace, e.ResourceClaimName)
+	}
+	return wants(m, p, true) || extended != nil && len(fleet.Results(extended, m.Driver)) > 0
 }
 
 // wants reports whether a claim of a pod has devices of the driver or wants some. Of one that cannot be found nobody knows what it would want:

@@ -50,19 +50,19 @@ var conditions = map[device.Reason]condition{
 
 // describe returns what a taint says, and whether the driver has set it. Others are an administrator's, who keeps the GPU for somebody: it has
 // no fault.
-func describe(t resourceapi.DeviceTaint, driver string) (c condition, own bool) {
-	reason, own := strings.CutPrefix(t.Key, driver+"/")
+func describe(key, value, driver string) (c condition, own bool) {
+	reason, own := strings.CutPrefix(key, driver+"/")
 	c, known := conditions[device.Reason(reason)]
-	number, notNumber := strconv.ParseUint(t.Value, 10, 64)
+	number, notNumber := strconv.ParseUint(value, 10, 64)
 	switch {
 	case !own || !known:
-		c = condition{text: t.Key, title: "A taint of this name keeps claims away that do not tolerate it."}
+		c = condition{text: key, title: "A taint of this name keeps claims away that do not tolerate it."}
 	case device.Reason(reason) == device.XID && notNumber == nil:
 		x := xid.Lookup(number)
 		c.title = fmt.Sprintf("The NVIDIA driver has reported this error: %s. %s.", x.Name, x.Advice)
 	}
-	if t.Value != "" {
-		c.text += " " + t.Value
+	if value != "" {
+		c.text += " " + value
 	}
 	return c, own
 }
@@ -72,7 +72,7 @@ func refusals(taints []resourceapi.DeviceTaint, driver string) []string {
 	var texts []string
 	for _, t := range taints {
 		if t.Effect != resourceapi.DeviceTaintEffectNone {
-			c, _ := describe(t, driver)
+			c, _ := describe(t.Key, t.Value, driver)
 			texts = append(texts, c.text)
 		}
 	}
@@ -81,36 +81,16 @@ func refusals(taints []resourceapi.DeviceTaint, driver string) []string {
 
 // healthOf returns a badge for each taint of a GPU's devices that is not normal.
 func healthOf(g *fleet.GPU, driver string) []Badge {
-	type count struct {
-		taint resourceapi.DeviceTaint
-		n     int
-	}
-	type identity struct{ key, value string }
-	counts := map[identity]*count{}
-	devices := 0
-	for _, d := range g.Devices {
-		if d.Type == fleet.TypeObserver {
-			continue
-		}
-		devices++
-		for _, t := range d.Taints {
-			key := identity{t.Key, t.Value}
-			if counts[key] == nil {
-				counts[key] = &count{taint: t}
-			}
-			counts[key].n++
-		}
-	}
 	var badges []Badge
-	for _, c := range counts {
-		meaning, own := describe(c.taint, driver)
+	for _, t := range g.Taints() {
+		meaning, own := describe(t.Key, t.Value, driver)
 		if meaning.normal {
 			continue
 		}
-		badge := Badge{Text: meaning.text, Bad: c.taint.Effect != resourceapi.DeviceTaintEffectNone && own}
-		badge.Title = fmt.Sprintf("%s Taint %s, effect %s", meaning.title, c.taint.Key, c.taint.Effect)
-		if c.n < devices {
-			badge.Title += fmt.Sprintf(", on %d of %d devices of this GPU", c.n, devices)
+		badge := Badge{Text: meaning.text, Bad: t.Effect != string(resourceapi.DeviceTaintEffectNone) && own}
+		badge.Title = fmt.Sprintf("%s Taint %s, effect %s", meaning.title, t.Key, t.Effect)
+		if t.Devices < t.Of {
+			badge.Title += fmt.Sprintf(", on %d of %d devices of this GPU", t.Devices, t.Of)
 		}
 		badge.Title += "."
 		badges = append(badges, badge)

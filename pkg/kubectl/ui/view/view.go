@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/ui/live"
 )
 
 // Meta is what the page shows of the fleet as a whole.
@@ -19,7 +20,7 @@ type Meta struct {
 	Driver  string  `json:"driver"`
 	Summary Summary `json:"summary"`
 	// Problems are rights that are missing, and errors of the API server.
-	Problems []Problem `json:"problems,omitempty"`
+	Problems []live.Gap `json:"problems,omitempty"`
 	// Loading says that not everything has been read yet.
 	Loading bool `json:"loading,omitempty"`
 }
@@ -45,18 +46,6 @@ type Summary struct {
 	Waiting   int `json:"waiting"`
 	Stuck     int `json:"stuck,omitempty"`
 	Claims    int `json:"claims"`
-}
-
-// Problem is something that the page cannot see.
-type Problem struct {
-	Verb      string `json:"verb"`
-	Resource  string `json:"resource"`
-	Namespace string `json:"namespace,omitempty"`
-	// Forbidden is false if the API server did not answer, or answered with another error.
-	Forbidden bool   `json:"forbidden,omitempty"`
-	Message   string `json:"message"`
-	// Unknown is what the page does not know for that reason.
-	Unknown string `json:"unknown,omitempty"`
 }
 
 // Node is a node with GPUs.
