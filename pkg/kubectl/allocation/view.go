@@ -56,18 +56,13 @@ func (m *Matcher) matches(ctx context.Context, expression, driver string, d *res
 func (p *Planner) Kinds(ctx context.Context, nodes []*corev1.Node) [][]*corev1.Node {
 	q := newQuery(p, nil)
 	q.whole = true
-	keys := make([]uint64, len(nodes))
-	inParallel(len(nodes), func(i int) { keys[i] = q.part(ctx, nodes[i]).key })
-	place := map[uint64]int{}
 	var out [][]*corev1.Node
-	for i, n := range nodes {
-		key := keys[i]
-		if kind, known := place[key]; known {
-			out[kind] = append(out[kind], n)
-			continue
+	for _, kind := range q.kinds(ctx, nodes) {
+		var all []*corev1.Node
+		for _, i := range kind.nodes {
+			all = append(all, nodes[i])
 		}
-		place[key] = len(out)
-		out = append(out, []*corev1.Node{n})
+		out = append(out, all)
 	}
 	return out
 }

@@ -8,6 +8,7 @@ package completion
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -85,10 +86,14 @@ func complete(o *options.Options, list lister) cobra.CompletionFunc {
 			cobra.CompErrorln(err.Error())
 			return nil, cobra.ShellCompDirectiveError
 		}
-		return slices.DeleteFunc(names, func(name string) bool {
-			return !strings.HasPrefix(name, typed) || slices.Contains(given, name)
-		}), cobra.ShellCompDirectiveNoFileComp
+		return matching(names, given, typed)
 	}
+}
+
+func matching(names, given []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return slices.DeleteFunc(names, func(name string) bool {
+		return !strings.HasPrefix(name, typed) || slices.Contains(given, name)
+	}), cobra.ShellCompDirectiveNoFileComp
 }
 
 func listed(ctx context.Context, o *options.Options, list lister) ([]string, error) {
@@ -111,14 +116,7 @@ func contexts(o *options.Options) cobra.CompletionFunc {
 			cobra.CompErrorln(err.Error())
 			return nil, cobra.ShellCompDirectiveError
 		}
-		var names []string
-		for name := range config.Contexts {
-			if strings.HasPrefix(name, typed) {
-				names = append(names, name)
-			}
-		}
-		slices.Sort(names)
-		return names, cobra.ShellCompDirectiveNoFileComp
+		return matching(slices.Sorted(maps.Keys(config.Contexts)), nil, typed)
 	}
 }
 

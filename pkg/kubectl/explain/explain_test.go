@@ -187,7 +187,7 @@ func TestParseRefuses(t *testing.T) {
 		"unknown field": {"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {resourceClaim: []}", `unknown field "spec.resourceClaim"`},
 		"twice":         {"apiVersion: v1\nkind: Pod\nkind: Pod", `"kind" already set`},
 		"no kind":       {"metadata: {name: a}", "Kind"},
-		"no YAML":       {"a: b: c", "document 1"},
+		"no YAML":       {"a: b: c", "document in line 1"},
 	} {
 		if _, err := Parse(strings.NewReader(c.text), "team"); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", name, err)

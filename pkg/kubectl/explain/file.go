@@ -4,10 +4,7 @@
 package explain
 
 import (
-	"bufio"
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -21,15 +18,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes/scheme"
 	sigsyaml "sigs.k8s.io/yaml"
 
+	"github.com/partage-dev/partage/pkg/kubectl/document"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
-
-// maxFile is how large a file may be.
-const maxFile = 4 << 20
 
 // strict decodes objects of Kubernetes itself.
 var strict = serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
@@ -50,37 +44,31 @@ type Manifest struct {
 // drop them silently, and the pod would wait for something else than was meant.
 func Parse(r io.Reader, namespace string) (*Manifest, error) {
 	m := &Manifest{owners: map[*corev1.Pod]runtime.Object{}}
-	text, err := io.ReadAll(io.LimitReader(r, maxFile+1))
+	data, err := document.Read(r)
 	if err != nil {
 		return nil, err
 	}
-	if len(text) > maxFile {
-		return nil, fmt.Errorf("it is larger than %d MiB", maxFile>>20)
+	documents, err := document.Split(data)
+	if err != nil {
+		return nil, err
 	}
-	documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
-	for n := 1; ; n++ {
-		data, err := documents.Read()
-		if errors.Is(err, io.EOF) {
-			return m, nil
+	for _, d := range documents {
+		if root, err := d.Parse(); root == nil && err == nil {
+			continue // it has nothing but comments
 		}
-		if err != nil {
-			return nil, fmt.Errorf("read document %d: %w", n, err)
-		}
-		if empty(data) {
-			continue
-		}
-		if err := m.decode(data, namespace); err != nil {
-			return nil, fmt.Errorf("document %d: %w", n, err)
+		if err := m.decode(d.Text, namespace); err != nil {
+			return nil, fmt.Errorf("document in line %d: %w", d.Line, err)
 		}
 	}
+	return m, nil
 }
 
 // decode adds the object that a document has, or the objects of a list.
-func (m *Manifest) decode(document []byte, namespace string) error {
-	object, kind, err := strict.Decode(document, nil, nil)
+func (m *Manifest) decode(text []byte, namespace string) error {
+	object, kind, err := strict.Decode(text, nil, nil)
 	switch {
 	case runtime.IsNotRegisteredError(err):
-		m.Ignored = append(m.Ignored, kindOf(document))
+		m.Ignored = append(m.Ignored, kindOf(text))
 		return nil
 	case kind != nil && kind.Group == resourceapi.GroupName && kind.Version != resourceapi.SchemeGroupVersion.Version:
 		return fmt.Errorf("it has a %s of %s: write it as %s, which Kubernetes has since 1.34", kind.Kind, kind.GroupVersion(), resourceapi.SchemeGroupVersion)
@@ -113,17 +101,6 @@ func kindOf(document []byte) string {
 		return ""
 	}
 	return t.Kind
-}
-
-// empty reports whether a document has nothing but comments.
-func empty(document []byte) bool {
-	for line := range bytes.Lines(document) {
-		line = bytes.TrimSpace(line)
-		if len(line) > 0 && line[0] != '#' && !bytes.Equal(line, []byte("---")) {
-			return false
-		}
-	}
-	return true
 }
 
 func (m *Manifest) add(object runtime.Object, kind, namespace string) {

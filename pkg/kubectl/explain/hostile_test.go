@@ -13,6 +13,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/partage-dev/partage/pkg/kubectl/document"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
@@ -181,7 +182,7 @@ func TestOddFiles(t *testing.T) {
 		"v1beta1":             {text: strings.Replace(plain, "resource.k8s.io/v1\n", "resource.k8s.io/v1beta1\n", 1), err: "resource.k8s.io/v1"},
 		"v1beta2":             {text: strings.Replace(plain, "resource.k8s.io/v1\n", "resource.k8s.io/v1beta2\n", 1), err: "ResourceClaim of resource.k8s.io/v1beta2"},
 		"duplicate":           {text: plain + "kind: ResourceClaim\n", err: `"kind" already set`},
-		"too large":           {text: strings.Repeat("# a comment\n", maxFile/12+1) + "---\n" + plain, err: "larger than"},
+		"too large":           {text: strings.Repeat("# a comment\n", document.MaxBytes/12+1) + "---\n" + plain, err: "longer than"},
 		"large":               {text: strings.Repeat("# a comment\n", 1<<20/12) + "---\n" + plain, subjects: 1, verdict: Allocatable},
 		"count below 1":       {text: fmt.Sprintf(claim, ", count: -5"), subjects: 1, verdict: Waits},
 		"count beyond reason": {text: fmt.Sprintf(claim, ", count: 9223372036854775807"), subjects: 1, verdict: Waits},

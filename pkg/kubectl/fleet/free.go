@@ -89,13 +89,23 @@ func Free(g *GPU) Room {
 // counters are amounts by the name of the counter.
 type counters map[string]int64
 
+// all returns the counters of the GPU.
+func (g *GPU) all() counters {
+	all := counters{}
+	for name, c := range g.counters {
+		all[name] = c.Value.Value()
+	}
+	return all
+}
+
+// Most returns how many of a GPU's devices could be allocated together if nothing else of the
+// GPU was, such as seven partitions 1g.10gb of an H100.
+func (g *GPU) Most(devices []*Device) int { return g.all().most(devices) }
+
 // left returns the counters of the GPU less what held devices consume. A device that several
 // claims share consumes its counters once.
 func (g *GPU) left() counters {
-	left := counters{}
-	for name, c := range g.counters {
-		left[name] = c.Value.Value()
-	}
+	left := g.all()
 	for _, d := range g.Devices {
 		if len(d.Held()) > 0 {
 			left.add(d, -1)

@@ -226,5 +226,9 @@ func (o *Options) Terminal() bool {
 // not forbidden it (no-color.org).
 func (o *Options) Color() bool { return os.Getenv("NO_COLOR") == "" && o.Terminal() }
 
-// ContextName returns the name of the kubeconfig's context in use.
-func (o *Options) ContextName() string { return ptr.Deref(o.Config.Context, "") }
+// ContextName returns the name of the kubeconfig's context in use, "" if there is none.
+func (o *Options) ContextName() string {
+	// Without a kubeconfig it is only a name that is missing.
+	config, _ := o.Config.ToRawKubeConfigLoader().RawConfig()
+	return cmp.Or(ptr.Deref(o.Config.Context, ""), config.CurrentContext)
+}

@@ -48,7 +48,12 @@ func Print(o *options.Options, object any, view View) error {
 	case "", options.OutputWide:
 		return view.Write(o.Out, format)
 	case options.OutputName:
-		return printNames(o.Out, view.Names())
+		for _, name := range view.Names() {
+			if _, err := fmt.Fprintln(o.Out, name); err != nil {
+				return err
+			}
+		}
+		return nil
 	case options.OutputJSON, options.OutputYAML:
 		data, err := encoded(object)
 		if err == nil && o.Output == options.OutputYAML {
@@ -150,15 +155,6 @@ func asYAML(data []byte) ([]byte, error) {
 }
 
 func controls(r rune) bool { return r != '\n' && options.Controls(r) }
-
-func printNames(w io.Writer, names []string) error {
-	for _, n := range names {
-		if _, err := fmt.Fprintln(w, n); err != nil {
-			return err
-		}
-	}
-	return nil
-}
 
 func wrapped(err error, object any) error {
 	if unsupported := (*json.UnsupportedValueError)(nil); errors.As(err, &unsupported) {

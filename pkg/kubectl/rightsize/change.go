@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/pmezard/go-difflib/difflib"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -158,35 +159,21 @@ func lines(a *fleet.Ask) []string {
 	return strings.Split(strings.TrimSuffix(string(data), "\n"), "\n")
 }
 
-// diff returns the lines of both, in order, by the longest subsequence that they have in common.
+// diff returns the lines of both, in order.
 func diff(before, after []string) string {
-	common := make([][]int, len(before)+1)
-	for i := range common {
-		common[i] = make([]int, len(after)+1)
-	}
-	for i := len(before) - 1; i >= 0; i-- {
-		for j := len(after) - 1; j >= 0; j-- {
-			if before[i] == after[j] {
-				common[i][j] = common[i+1][j+1] + 1
-			} else {
-				common[i][j] = max(common[i+1][j], common[i][j+1])
-			}
-		}
-	}
 	var out strings.Builder
-	i, j := 0, 0
-	for i < len(before) || j < len(after) {
-		switch {
-		case i < len(before) && j < len(after) && before[i] == after[j]:
-			out.WriteString("  " + before[i] + "\n")
-			i, j = i+1, j+1
-		case i < len(before) && (j == len(after) || common[i+1][j] >= common[i][j+1]):
-			out.WriteString("- " + before[i] + "\n")
-			i++
-		default:
-			out.WriteString("+ " + after[j] + "\n")
-			j++
+	write := func(mark string, lines []string) {
+		for _, line := range lines {
+			out.WriteString(mark + line + "\n")
 		}
+	}
+	for _, op := range difflib.NewMatcher(before, after).GetOpCodes() {
+		if op.Tag == 'e' {
+			write("  ", before[op.I1:op.I2])
+			continue
+		}
+		write("- ", before[op.I1:op.I2])
+		write("+ ", after[op.J1:op.J2])
 	}
 	return out.String()
 }

@@ -46,18 +46,17 @@ type Claim struct {
 
 // GPU is what the driver tells of a GPU. What is nil is not known.
 type GPU struct {
-	Node             string   `json:"node"`
-	PCIBusID         string   `json:"pciBusID"`
-	UUID             string   `json:"uuid,omitempty"`
-	ProductName      string   `json:"productName,omitempty"`
-	Role             string   `json:"role,omitempty"`
-	Healthy          *bool    `json:"healthy,omitempty"`
-	MemoryBytes      *int64   `json:"memoryBytes,omitempty"`
-	AllocatableBytes *int64   `json:"-"`
-	AllocatedBytes   *int64   `json:"allocatedBytes,omitempty"`
-	UsedBytes        *int64   `json:"usedBytes,omitempty"`
-	Utilization      *float64 `json:"utilization,omitempty"`
-	Temperature      *float64 `json:"temperatureCelsius,omitempty"`
+	Node           string   `json:"node"`
+	PCIBusID       string   `json:"pciBusID"`
+	UUID           string   `json:"uuid,omitempty"`
+	ProductName    string   `json:"productName,omitempty"`
+	Role           string   `json:"role,omitempty"`
+	Healthy        *bool    `json:"healthy,omitempty"`
+	MemoryBytes    *int64   `json:"memoryBytes,omitempty"`
+	AllocatedBytes *int64   `json:"allocatedBytes,omitempty"`
+	UsedBytes      *int64   `json:"usedBytes,omitempty"`
+	Utilization    *float64 `json:"utilization,omitempty"`
+	Temperature    *float64 `json:"temperatureCelsius,omitempty"`
 }
 
 // answer is that of a pod.
@@ -160,13 +159,12 @@ func (r *reader) gpus(node string) []GPU {
 		byAddress[address] = &GPU{Node: node, PCIBusID: address, UUID: s.labels["uuid"], ProductName: s.labels["product"]}
 	}
 	for name, set := range map[string]func(*GPU, series){
-		"healthy":                  func(g *GPU, s series) { g.Healthy = new(s.value > 0) },
-		"memory_bytes":             func(g *GPU, s series) { g.MemoryBytes = new(int64(s.value)) },
-		"memory_allocatable_bytes": func(g *GPU, s series) { g.AllocatableBytes = new(int64(s.value)) },
-		"memory_allocated_bytes":   func(g *GPU, s series) { g.AllocatedBytes = new(int64(s.value)) },
-		"memory_used_bytes":        func(g *GPU, s series) { g.UsedBytes = new(int64(s.value)) },
-		"utilization_ratio":        func(g *GPU, s series) { g.Utilization = &s.value },
-		"temperature_celsius":      func(g *GPU, s series) { g.Temperature = &s.value },
+		"healthy":                func(g *GPU, s series) { g.Healthy = new(s.value > 0) },
+		"memory_bytes":           func(g *GPU, s series) { g.MemoryBytes = new(int64(s.value)) },
+		"memory_allocated_bytes": func(g *GPU, s series) { g.AllocatedBytes = new(int64(s.value)) },
+		"memory_used_bytes":      func(g *GPU, s series) { g.UsedBytes = new(int64(s.value)) },
+		"utilization_ratio":      func(g *GPU, s series) { g.Utilization = &s.value },
+		"temperature_celsius":    func(g *GPU, s series) { g.Temperature = &s.value },
 		"role": func(g *GPU, s series) {
 			if s.value > 0 {
 				g.Role = s.labels["role"]

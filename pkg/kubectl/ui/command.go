@@ -49,7 +49,7 @@ func run(ctx context.Context, o *options.Options, drivers scrape.Options, port i
 		return err
 	}
 	server, err := New(client, Config{
-		Driver: o.Driver, Namespace: namespace, Context: contextName(o), Explain: ByAllocator(client),
+		Driver: o.Driver, Namespace: namespace, Context: o.ContextName(), Explain: ByAllocator(client),
 		Measure: func(ctx context.Context) (*scrape.Result, error) { return scrape.Pods(ctx, client, drivers) },
 	})
 	if err != nil {
@@ -70,16 +70,4 @@ func run(ctx context.Context, o *options.Options, drivers scrape.Options, port i
 		defer forget()
 	}
 	return server.Serve(ctx, listener)
-}
-
-// contextName is the kubeconfig's context that is in use, "" if there is none.
-func contextName(o *options.Options) string {
-	if name := o.ContextName(); name != "" {
-		return name
-	}
-	config, err := o.Config.ToRawKubeConfigLoader().RawConfig()
-	if err != nil {
-		return "" // the client exists, so this is only a name that is missing
-	}
-	return config.CurrentContext
 }
