@@ -258,7 +258,6 @@ func (u *Usage) price(hour, unshared float64) {
 
 // addClaims adds claims, and namespaces of them.
 func (c *calculation) addClaims(r *Report) {
-	namespaces := map[string]*Namespace{}
 	for _, claim := range c.claims {
 		r.Claims = append(r.Claims, *claim)
 	}
@@ -266,19 +265,16 @@ func (c *calculation) addClaims(r *Report) {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	for _, claim := range r.Claims {
-		n := namespaces[claim.Namespace]
-		first := n == nil
+		last := len(r.Namespaces) - 1
+		first := last < 0 || r.Namespaces[last].Name != claim.Namespace
 		if first {
-			n = &Namespace{Name: claim.Namespace}
-			namespaces[claim.Namespace] = n
+			r.Namespaces = append(r.Namespaces, Namespace{Name: claim.Namespace})
+			last++
 		}
+		n := &r.Namespaces[last]
 		n.Claims++
 		n.GPUs += claim.GPUs
 		n.Unshared += claim.Unshared
 		n.add(claim.Money, first)
 	}
-	for _, n := range namespaces {
-		r.Namespaces = append(r.Namespaces, *n)
-	}
-	slices.SortFunc(r.Namespaces, func(a, b Namespace) int { return cmp.Compare(a.Name, b.Name) })
 }

@@ -110,59 +110,52 @@ func (r *reader) series(name string) []series {
 	return all
 }
 
-func (r *reader) claims(node string, started time.Time) []Claim {
-	type key struct{ namespace, name, device string }
-	of := func(s series) key {
-		return key{s.labels["namespace"], s.labels["resourceclaim_name"], s.labels["device"]}
-	}
-	byKey := map[key]*Claim{}
-	var keys []key
-	for _, s := range r.series("partage_claim_info") {
-		k := of(s)
-		if byKey[k] == nil {
-			keys = append(keys, k)
-		}
-		byKey[k] = &Claim{
-			ID:   ID{Namespace: k.namespace, Name: k.name, Node: node, Device: k.device},
-			Kind: s.labels["kind"], Profile: s.labels["profile"], UUID: s.labels["uuid"], GPU: s.labels["gpu"], Since: started,
+// collect makes one T of each series of the metric info, and has the other metrics with the same labels set what they say.
+func collect[K comparable, T any](r *reader, prefix string, key func(series) K, of func(series) T, others map[string]func(*T, series)) []T {
+	all, at := []T{}, map[K]int{}
+	for _, s := range r.series(prefix + "info") {
+		if _, has := at[key(s)]; !has {
+			at[key(s)], all = len(all), append(all, of(s))
 		}
 	}
-	for name, set := range map[string]func(*Claim, float64){
-		"memory_used_bytes":      func(c *Claim, v float64) { c.UsedBytes = new(int64(v)) },
-		"memory_peak_bytes":      func(c *Claim, v float64) { c.PeakBytes = new(int64(v)) },
-		"memory_limit_bytes":     func(c *Claim, v float64) { c.LimitBytes = new(int64(v)) },
-		"memory_requested_bytes": func(c *Claim, v float64) { c.RequestedBytes = new(int64(v)) },
-		"sm_utilization_ratio":   func(c *Claim, v float64) { c.Utilization = &v },
-		"processes":              func(c *Claim, v float64) { c.Processes = new(int64(v)) },
-		"throttled":              func(c *Claim, v float64) { c.Throttled = new(v > 0) },
-		"idle_seconds":           func(c *Claim, v float64) { c.Idle = new(time.Duration(v * float64(time.Second))) },
-	} {
-		for _, s := range r.series("partage_claim_" + name) {
-			if c := byKey[of(s)]; c != nil {
-				set(c, s.value)
+	for name, set := range others {
+		for _, s := range r.series(prefix + name) {
+			if i, has := at[key(s)]; has {
+				set(&all[i], s)
 			}
 		}
-	}
-	all := make([]Claim, 0, len(keys))
-	for _, k := range keys {
-		all = append(all, *byKey[k])
 	}
 	return all
 }
 
-func (r *reader) gpus(node string) []GPU {
-	byAddress := map[string]*GPU{}
-	var addresses []string
-	for _, s := range r.series("partage_gpu_info") {
-		address := s.labels["gpu"]
-		addresses = append(addresses, address)
-		byAddress[address] = &GPU{Node: node, PCIBusID: address, UUID: s.labels["uuid"], ProductName: s.labels["product"]}
+func (s series) whole() *int64 { return new(int64(s.value)) }
+
+func (r *reader) claims(node string, started time.Time) []Claim {
+	id := func(s series) ID {
+		return ID{Namespace: s.labels["namespace"], Name: s.labels["resourceclaim_name"], Node: node, Device: s.labels["device"]}
 	}
-	for name, set := range map[string]func(*GPU, series){
+	return collect(r, "partage_claim_", id, func(s series) Claim {
+		return Claim{ID: id(s), Kind: s.labels["kind"], Profile: s.labels["profile"], UUID: s.labels["uuid"], GPU: s.labels["gpu"], Since: started}
+	}, map[string]func(*Claim, series){
+		"memory_used_bytes":      func(c *Claim, s series) { c.UsedBytes = s.whole() },
+		"memory_peak_bytes":      func(c *Claim, s series) { c.PeakBytes = s.whole() },
+		"memory_limit_bytes":     func(c *Claim, s series) { c.LimitBytes = s.whole() },
+		"memory_requested_bytes": func(c *Claim, s series) { c.RequestedBytes = s.whole() },
+		"sm_utilization_ratio":   func(c *Claim, s series) { c.Utilization = &s.value },
+		"processes":              func(c *Claim, s series) { c.Processes = s.whole() },
+		"throttled":              func(c *Claim, s series) { c.Throttled = new(s.value > 0) },
+		"idle_seconds":           func(c *Claim, s series) { c.Idle = new(time.Duration(s.value * float64(time.Second))) },
+	})
+}
+
+func (r *reader) gpus(node string) []GPU {
+	return collect(r, "partage_gpu_", func(s series) string { return s.labels["gpu"] }, func(s series) GPU {
+		return GPU{Node: node, PCIBusID: s.labels["gpu"], UUID: s.labels["uuid"], ProductName: s.labels["product"]}
+	}, map[string]func(*GPU, series){
 		"healthy":                func(g *GPU, s series) { g.Healthy = new(s.value > 0) },
-		"memory_bytes":           func(g *GPU, s series) { g.MemoryBytes = new(int64(s.value)) },
-		"memory_allocated_bytes": func(g *GPU, s series) { g.AllocatedBytes = new(int64(s.value)) },
-		"memory_used_bytes":      func(g *GPU, s series) { g.UsedBytes = new(int64(s.value)) },
+		"memory_bytes":           func(g *GPU, s series) { g.MemoryBytes = s.whole() },
+		"memory_allocated_bytes": func(g *GPU, s series) { g.AllocatedBytes = s.whole() },
+		"memory_used_bytes":      func(g *GPU, s series) { g.UsedBytes = s.whole() },
 		"utilization_ratio":      func(g *GPU, s series) { g.Utilization = &s.value },
 		"temperature_celsius":    func(g *GPU, s series) { g.Temperature = &s.value },
 		"role": func(g *GPU, s series) {
@@ -170,16 +163,5 @@ func (r *reader) gpus(node string) []GPU {
 				g.Role = s.labels["role"]
 			}
 		},
-	} {
-		for _, s := range r.series("partage_gpu_" + name) {
-			if g := byAddress[s.labels["gpu"]]; g != nil {
-				set(g, s)
-			}
-		}
-	}
-	all := make([]GPU, 0, len(addresses))
-	for _, a := range addresses {
-		all = append(all, *byAddress[a])
-	}
-	return all
+	})
 }

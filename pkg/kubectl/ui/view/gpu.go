@@ -44,7 +44,7 @@ func nodeNotes(n *corev1.Node) []Badge {
 
 func gpuOf(g *fleet.GPU, driver string, u usages) GPU {
 	out := GPU{
-		Name: g.Name, Label: g.Label(), UUID: g.UUID, Model: cmp.Or(g.ProductName, "GPU"), Architecture: g.Architecture, PCI: g.PCIBusID,
+		Name: g.Name, Label: g.Label(), UUID: g.UUID, Model: cmp.Or(g.ProductName, "GPU"), PCI: g.PCIBusID,
 		Driver: g.DriverVersion, CUDA: g.CUDAVersion, Memory: g.MemoryBytes,
 		Slices: max(1, g.MemorySlices),
 	}
@@ -182,12 +182,8 @@ func amountOf(r *resourceapi.DeviceRequestAllocationResult) Amount {
 func blocking(g *fleet.GPU, driver string, cell int) []string {
 	var reasons []string
 	for _, d := range g.Devices {
-		whole := len(d.Placement) == 0
-		if d.Type == fleet.TypeObserver || !whole && !slices.Contains(d.Placement, g.Cells[cell]) {
+		if d.Type == fleet.TypeObserver || len(d.Placement) > 0 && !slices.Contains(d.Placement, g.Cells[cell]) {
 			continue
-		}
-		if whole && g.MemorySlices > 0 {
-			continue // a part of the GPU may be free where the whole is not
 		}
 		refused := refusals(d.Taints, driver)
 		if len(refused) == 0 {

@@ -60,14 +60,13 @@ type Node struct {
 type GPU struct {
 	Name string `json:"name"`
 	// Label is what people call it.
-	Label        string `json:"label"`
-	UUID         string `json:"uuid,omitempty"`
-	Model        string `json:"model"`
-	Architecture string `json:"arch,omitempty"`
-	PCI          string `json:"pci,omitempty"`
-	Driver       string `json:"driver,omitempty"`
-	CUDA         string `json:"cuda,omitempty"`
-	Memory       int64  `json:"memory,omitempty"`
+	Label  string `json:"label"`
+	UUID   string `json:"uuid,omitempty"`
+	Model  string `json:"model"`
+	PCI    string `json:"pci,omitempty"`
+	Driver string `json:"driver,omitempty"`
+	CUDA   string `json:"cuda,omitempty"`
+	Memory int64  `json:"memory,omitempty"`
 	// Slices is how many memory slices are drawn: those with a counter, or 1 where the GPU cannot
 	// be partitioned. Cells are their indexes where these are not 0, 1, 2 and so on.
 	Slices int   `json:"slices"`

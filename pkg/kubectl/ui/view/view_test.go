@@ -6,6 +6,7 @@ package view
 import (
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/scrape"
+	"github.com/partage-dev/partage/pkg/kubectl/tree"
 	"github.com/partage-dev/partage/test/kubectl/fleets"
 	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
@@ -89,6 +91,40 @@ func TestReservation(t *testing.T) {
 		g := gpuOf(fleet.New(f.Snapshot, fleettest.Driver).Nodes[0].GPUs[0], fleettest.Driver, usages{})
 		if g.Bad != bad || len(g.Health) != 1 || g.Health[0].Bad != bad {
 			t.Errorf("%s: bad %t, want %t; %+v", key, g.Bad, bad, g.Health)
+		}
+	}
+}
+
+// TestFreeAsInTree: a slice is free where a device that has it can be allocated, the undivided GPU as well as a partition.
+func TestFreeAsInTree(t *testing.T) {
+	for name, c := range map[string]struct {
+		published, tainted func(kind string) bool
+		want               string
+	}{
+		"partitions are withdrawn":   {func(string) bool { return true }, func(kind string) bool { return kind != fleet.TypeGPU }, KindFree},
+		"the whole GPU is withdrawn": {func(string) bool { return true }, func(kind string) bool { return kind == fleet.TypeGPU }, KindFree},
+		"all is":                     {func(string) bool { return true }, func(string) bool { return true }, KindBlocked},
+		"no partition is published":  {func(kind string) bool { return kind == fleet.TypeGPU }, func(string) bool { return true }, KindBlocked},
+	} {
+		f := fleettest.New(t)
+		f.AddNode("n1", "h100-80-sxm", 1)
+		for _, s := range f.Slices {
+			s.Spec.Devices = slices.DeleteFunc(s.Spec.Devices, func(d resourceapi.Device) bool { return !c.published(*d.Attributes["type"].StringValue) })
+			for i := range s.Spec.Devices {
+				if d := &s.Spec.Devices[i]; c.tainted(*d.Attributes["type"].StringValue) {
+					d.Taints = []resourceapi.DeviceTaint{{Key: fleettest.Driver + "/withdrawn", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+				}
+			}
+		}
+		m := fleet.New(f.Snapshot, fleettest.Driver)
+		drawn, err := tree.New(m, tree.Selection{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, cell := range drawn.Nodes[0].GPUs[0].Cells {
+			if b := gpuOf(m.Nodes[0].GPUs[0], fleettest.Driver, usages{}).Blocks[i]; b.Start != i || b.Kind != c.want || cell.State != c.want {
+				t.Errorf("%s: slice %d is %s in the page at %d, and %s in tree; want %s", name, i, b.Kind, b.Start, cell.State, c.want)
+			}
 		}
 	}
 }
