@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"os"
 	"regexp"
 
 	"go.yaml.in/yaml/v3"
@@ -45,6 +46,26 @@ func Read(r io.Reader) ([]byte, error) {
 	}
 	if len(data) > MaxBytes {
 		return nil, fmt.Errorf("is longer than %d bytes", MaxBytes)
+	}
+	return data, nil
+}
+
+// ReadFile reads a file, or standard input for "-".
+func ReadFile(in io.Reader, file string) ([]byte, error) {
+	if file == "-" {
+		data, err := Read(in)
+		if err != nil {
+			return nil, fmt.Errorf("read standard input: %w", err)
+		}
+		return data, nil
+	}
+	opened, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	data, err := Read(opened)
+	if err := errors.Join(err, opened.Close()); err != nil {
+		return nil, fmt.Errorf("read %s: %w", file, err)
 	}
 	return data, nil
 }

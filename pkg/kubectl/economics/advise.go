@@ -113,16 +113,11 @@ func supplyFor(ctx context.Context, o *options.Options, gpus []string) (*Supply,
 	if err != nil {
 		return nil, fmt.Errorf("%w (without a cluster use --gpu, as in --gpu h100)", err)
 	}
-	namespace, err := o.Namespace()
+	m, _, err := fleet.Look(ctx, o, client, "", fleet.ResourceSlices, fleet.ResourceNodes, fleet.ResourceTaintRules, fleet.ResourceClaims, fleet.ResourceTemplates, fleet.ResourcePods)
 	if err != nil {
 		return nil, err
 	}
-	snapshot, err := fleet.Read(ctx, client, namespace)
-	if err != nil {
-		return nil, err
-	}
-	snapshot.Warn(o.ErrOut, fleet.ResourceSlices, fleet.ResourceNodes, fleet.ResourceTaintRules, fleet.ResourceClaims, fleet.ResourceTemplates, fleet.ResourcePods)
-	return SupplyOf(fleet.New(snapshot, o.Driver)), nil
+	return SupplyOf(m), nil
 }
 
 // maxCount is more than a cluster has pods.

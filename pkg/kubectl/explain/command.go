@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -18,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
+	"github.com/partage-dev/partage/pkg/kubectl/document"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
@@ -129,17 +129,11 @@ func (c *command) manifest(namespace string) (*Manifest, error) {
 	if c.file == "" {
 		return nil, nil
 	}
-	in := c.In
-	if c.file != "-" {
-		f, err := os.Open(c.file)
-		if err != nil {
-			return nil, err
-		}
-		// It was only read.
-		defer f.Close()
-		in = f
+	data, err := document.ReadFile(c.In, c.file)
+	if err != nil {
+		return nil, err
 	}
-	m, err := Parse(in, namespace)
+	m, err := Parse(data, namespace)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", c.file, err)
 	}

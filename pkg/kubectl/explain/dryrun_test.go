@@ -80,7 +80,7 @@ func TestDryRun(t *testing.T) {
 			})
 			f := fleettest.New(t)
 			f.AddNode("n1", "h100-80-sxm", 1)
-			m, err := Parse(strings.NewReader(deployment), "team")
+			m, err := Parse([]byte(deployment), "team")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -161,7 +161,7 @@ func TestManifest(t *testing.T) {
 		if before, _, cut := strings.Cut(text, "\n#"); cut {
 			text = before
 		}
-		m, err := Parse(strings.NewReader(text), "team")
+		m, err := Parse([]byte(text), "team")
 		if err != nil {
 			t.Errorf("%s: %v", kind, err)
 			continue
@@ -171,7 +171,7 @@ func TestManifest(t *testing.T) {
 			t.Errorf("%s: %+v", kind, all)
 		}
 	}
-	m, err := Parse(strings.NewReader(strings.Split(manifest, "---")[1]), "team")
+	m, err := Parse([]byte(strings.Split(manifest, "---")[1]), "team")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,11 +189,11 @@ func TestParseRefuses(t *testing.T) {
 		"no kind":       {"metadata: {name: a}", "Kind"},
 		"no YAML":       {"a: b: c", "document in line 1"},
 	} {
-		if _, err := Parse(strings.NewReader(c.text), "team"); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := Parse([]byte(c.text), "team"); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	m, err := Parse(strings.NewReader("# nothing\n---\napiVersion: example.com/v1\nkind: Other\n"), "team")
+	m, err := Parse([]byte("# nothing\n---\napiVersion: example.com/v1\nkind: Other\n"), "team")
 	if err != nil || len(m.Ignored) != 1 || m.Ignored[0] != "Other" {
 		t.Errorf("%+v, %v", m, err)
 	}

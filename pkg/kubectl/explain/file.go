@@ -6,7 +6,6 @@ package explain
 import (
 	"context"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
@@ -42,12 +41,8 @@ type Manifest struct {
 
 // Parse reads YAML or JSON documents. Fields that do not exist are errors: the API server would
 // drop them silently, and the pod would wait for something else than was meant.
-func Parse(r io.Reader, namespace string) (*Manifest, error) {
+func Parse(data []byte, namespace string) (*Manifest, error) {
 	m := &Manifest{owners: map[*corev1.Pod]runtime.Object{}}
-	data, err := document.Read(r)
-	if err != nil {
-		return nil, err
-	}
 	documents, err := document.Split(data)
 	if err != nil {
 		return nil, err

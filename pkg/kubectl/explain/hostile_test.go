@@ -202,7 +202,11 @@ func TestOddFiles(t *testing.T) {
 					class.Spec.ExtendedResourceName = new("nvidia.com/gpu")
 				}
 			}
-			m, err := Parse(strings.NewReader(c.text), "team")
+			var m *Manifest
+			data, err := document.ReadFile(strings.NewReader(c.text), "-")
+			if err == nil {
+				m, err = Parse(data, "team")
+			}
 			if c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), c.err) {
 					t.Errorf("%v, want %s", err, c.err)

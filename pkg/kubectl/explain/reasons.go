@@ -223,7 +223,7 @@ func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 		}
 		add(CapacityUnknown, "%s", text)
 	case *a.Mode == resourceapi.DeviceAllocationModeExactCount && int(*a.Count) > t.mostCapable:
-		add(TooFewDevices, "%s are wanted, and no node has more than %d that %s", a.wants(), t.mostCapable, match(t.mostCapable))
+		add(TooFewDevices, "%s are wanted, and no node has more than %d that %s", a.wants(), t.mostCapable, plural(t.mostCapable, "matches", "match"))
 	case t.mostFit < wanted(a), *a.Mode == resourceapi.DeviceAllocationModeAll && t.fit < capable:
 		taken(a, t, capable, add)
 	}
@@ -249,13 +249,6 @@ func notOffered(s *sight, name string) string {
 		}
 	}
 	return ""
-}
-
-func match(n int) string {
-	if n == 1 {
-		return "matches"
-	}
-	return "match"
 }
 
 // wanted returns how many devices a request needs on one node.

@@ -25,7 +25,7 @@ func (s Scope) Has(c *resourceapi.ResourceClaim) bool {
 	return (s.Namespace == "" || c.Namespace == s.Namespace) && (s.Labels == nil || s.Labels.Matches(labels.Set(c.Labels)))
 }
 
-// Look makes the model for a command, and returns what it is about. It fails where a resource that is needed
+// Look makes the model for a command, and returns what it is about. It fails where a resource that is needed, if one is,
 // cannot be read, and warns of all others but those that the command has no use for.
 func Look(ctx context.Context, o *options.Options, client kubernetes.Interface, needed string, unused ...string) (m *Model, scope Scope, err error) {
 	if scope.Labels, err = o.Labels(); err != nil {

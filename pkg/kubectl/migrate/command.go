@@ -128,7 +128,7 @@ func (f *configFlags) run(o *options.Options, command, file string, translate tr
 		}
 		f.Matches[name] = match
 	}
-	data, err := read(o, file)
+	data, err := document.ReadFile(o.In, file)
 	if err != nil {
 		return err
 	}
@@ -256,7 +256,7 @@ func (f *podFlags) run(o *options.Options, command string, files []string) error
 	}
 	var data []byte
 	for _, file := range files {
-		own, err := read(o, file)
+		own, err := document.ReadFile(o.In, file)
 		if err != nil {
 			return err
 		}
@@ -275,26 +275,6 @@ func (f *podFlags) run(o *options.Options, command string, files []string) error
 		return err
 	}
 	return report(o, result.Findings, true, f.strict)
-}
-
-// read reads a file, or standard input for "-".
-func read(o *options.Options, file string) ([]byte, error) {
-	if file == "-" {
-		data, err := document.Read(o.In)
-		if err != nil {
-			return nil, fmt.Errorf("read standard input: %w", err)
-		}
-		return data, nil
-	}
-	opened, err := os.Open(file)
-	if err != nil {
-		return nil, err
-	}
-	data, err := document.Read(opened)
-	if err := errors.Join(err, opened.Close()); err != nil {
-		return nil, fmt.Errorf("read %s: %w", file, err)
-	}
-	return data, nil
 }
 
 // report tells what is not translated, unless a terminal shows the comments that say so, and fails for it if that is wanted.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/term"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
@@ -219,7 +220,7 @@ func (o *Options) Unicode() bool {
 // Terminal reports whether the output goes to a terminal that can be cleared.
 func (o *Options) Terminal() bool {
 	file := file(o.Out)
-	return file != nil && os.Getenv("TERM") != "dumb" && isTerminal(file)
+	return file != nil && os.Getenv("TERM") != "dumb" && term.IsTerminal(int(file.Fd()))
 }
 
 // Color reports whether the output may be coloured: it goes to a terminal, and the user has

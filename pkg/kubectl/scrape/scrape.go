@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -50,6 +51,12 @@ type Options struct {
 	Namespace string
 	// Timeout is for one pod.
 	Timeout time.Duration
+}
+
+// AddFlags adds the flags of commands that ask the driver's pods.
+func (o *Options) AddFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&o.Namespace, "driver-namespace", o.Namespace, "Namespace of the driver; by default the one that the chart has written down")
+	flags.DurationVar(&o.Timeout, "node-timeout", o.Timeout, "How long the driver's pod on a node may take to answer")
 }
 
 // Result is what the driver's pods told.
