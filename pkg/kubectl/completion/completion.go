@@ -33,7 +33,11 @@ const most = 500
 type lister func(ctx context.Context, client kubernetes.Interface, namespace string) ([]string, error)
 
 // Nodes completes names of nodes.
-func Nodes(o *options.Options) cobra.CompletionFunc { return complete(o, nodes) }
+func Nodes(o *options.Options) cobra.CompletionFunc {
+	return complete(o, func(ctx context.Context, client kubernetes.Interface, _ string) ([]string, error) {
+		return names(ctx, "nodes", client.CoreV1().Nodes().List)
+	})
+}
 
 // GPUs completes names of GPUs, such as node-1/1b:00.
 func GPUs(o *options.Options) cobra.CompletionFunc {
@@ -72,7 +76,9 @@ func PodsAndClaims(o *options.Options) cobra.CompletionFunc {
 // AddFlags completes the values of flags that name objects, of all commands.
 func AddFlags(root *cobra.Command, o *options.Options) {
 	// The errors are those of flags that do not exist, or are completed already.
-	_ = root.RegisterFlagCompletionFunc("namespace", complete(o, namespaces))
+	_ = root.RegisterFlagCompletionFunc("namespace", complete(o, func(ctx context.Context, client kubernetes.Interface, _ string) ([]string, error) {
+		return names(ctx, "namespaces", client.CoreV1().Namespaces().List)
+	}))
 	_ = root.RegisterFlagCompletionFunc("context", contexts(o))
 }
 
@@ -122,14 +128,6 @@ func contexts(o *options.Options) cobra.CompletionFunc {
 
 // some asks for no more than anybody reads, from the API server's cache.
 var some = metav1.ListOptions{ResourceVersion: "0", Limit: most}
-
-func nodes(ctx context.Context, client kubernetes.Interface, _ string) ([]string, error) {
-	return names(ctx, "nodes", client.CoreV1().Nodes().List)
-}
-
-func namespaces(ctx context.Context, client kubernetes.Interface, _ string) ([]string, error) {
-	return names(ctx, "namespaces", client.CoreV1().Namespaces().List)
-}
 
 // names lists those of objects.
 func names[L runtime.Object](ctx context.Context, resource string, list fleet.Lister[L]) ([]string, error) {

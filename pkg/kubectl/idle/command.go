@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -84,7 +83,7 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, f
 		}
 	}
 	for _, y := range list.Young {
-		if _, err := fmt.Fprintf(o.ErrOut, "warning: node %s: the driver's pod has been running for %s only: what was idle there before is unknown\n", y.Node, seconds(y.Seconds)); err != nil {
+		if _, err := fmt.Fprintf(o.ErrOut, "warning: node %s: the driver's pod has been running for %s only: what was idle there before is unknown\n", y.Node, printer.Seconds(y.Seconds)); err != nil {
 			return err
 		}
 	}
@@ -95,10 +94,6 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, f
 		return options.ErrFound
 	}
 	return nil
-}
-
-func seconds(n float64) string {
-	return duration.HumanDuration(time.Duration(n * float64(time.Second)))
 }
 
 // View shows claims to people, with their namespaces if these are several.

@@ -15,28 +15,27 @@ import (
 // Unknown is written for what is not known, or does not exist.
 const Unknown = "-"
 
-// BytesOrUnknown writes a size that may not be known.
-func BytesOrUnknown(n *int64) string {
-	if n == nil {
+func orUnknown[T any](value *T, text func(T) string) string {
+	if value == nil {
 		return Unknown
 	}
-	return Bytes(*n)
+	return text(*value)
 }
+
+// BytesOrUnknown writes a size that may not be known.
+func BytesOrUnknown(n *int64) string { return orUnknown(n, Bytes) }
 
 // PercentOrUnknown writes a ratio that may not be known.
 func PercentOrUnknown(ratio *float64) string {
-	if ratio == nil {
-		return Unknown
-	}
-	return fmt.Sprintf("%.0f%%", *ratio*100)
+	return orUnknown(ratio, func(ratio float64) string { return fmt.Sprintf("%.0f%%", ratio*100) })
 }
 
-// SecondsOrUnknown writes a duration that may not be known, as kubectl writes ages.
-func SecondsOrUnknown(seconds *float64) string {
-	if seconds == nil {
-		return Unknown
-	}
-	return duration.HumanDuration(time.Duration(*seconds * float64(time.Second)))
+// SecondsOrUnknown writes a duration that may not be known.
+func SecondsOrUnknown(seconds *float64) string { return orUnknown(seconds, Seconds) }
+
+// Seconds writes a duration, as kubectl writes ages.
+func Seconds(n float64) string {
+	return duration.HumanDuration(time.Duration(n * float64(time.Second)))
 }
 
 // Bytes writes a size as manifests do, in the largest unit that shows it with a decimal at most.

@@ -326,11 +326,19 @@ func (p *Pod) text(wide bool) string {
 	return strings.TrimRight(text+"  "+p.Phase, " ")
 }
 
-func (r renderer) free(f fleet.Room) string {
+// Fits says what a GPU still has room for, each by itself.
+func Fits(f fleet.Room) []string { return renderer{printer.Format{Wide: true}}.fits(f, f.Whole) }
+
+func (r renderer) fits(f fleet.Room, short bool) []string {
 	parts := r.partitions(f)
 	for _, s := range f.Shares {
-		parts = append(parts, share(s, f.Whole && !r.Wide))
+		parts = append(parts, share(s, short))
 	}
+	return parts
+}
+
+func (r renderer) free(f fleet.Room) string {
+	parts := r.fits(f, f.Whole && !r.Wide)
 	if !r.Unicode {
 		for i := range parts {
 			parts[i] = strings.NewReplacer("×", "x", "…", "...").Replace(parts[i])

@@ -12,6 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/tree"
 )
 
 func nodeOf(n *fleet.Node, driver string, u usages) Node {
@@ -196,4 +197,16 @@ func blocking(g *fleet.GPU, driver string, cell int) []string {
 		}
 	}
 	return reasons
+}
+
+// fitsOf says what a GPU still has room for, each by itself, the largest first.
+func fitsOf(g *fleet.GPU) []string {
+	room := fleet.Free(g)
+	if room.AtMost && !room.Nothing() {
+		return []string{"unknown: claims or taint rules that you may not read"}
+	}
+	slices.SortStableFunc(room.Partitions, func(a, b fleet.PartitionRoom) int {
+		return cmp.Or(cmp.Compare(b.MemoryBytes, a.MemoryBytes), cmp.Compare(a.Count, b.Count))
+	})
+	return tree.Fits(room)
 }
