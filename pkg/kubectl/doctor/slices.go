@@ -76,12 +76,8 @@ func nodesPublish(f *Facts) (found findings) {
 }
 
 func slicesOfNodes(f *Facts) (found findings) {
-	exists := map[string]bool{}
-	for _, n := range f.Snapshot.Nodes {
-		exists[n.Name] = true
-	}
 	for _, s := range f.Slices {
-		if node := ptr.Deref(s.Spec.NodeName, ""); s.Spec.Driver == f.Driver && node != "" && !exists[node] {
+		if node := ptr.Deref(s.Spec.NodeName, ""); s.Spec.Driver == f.Driver && node != "" && f.Node(node) == nil {
 			found.add(Warning, fmt.Sprintf("It is of node %s, which does not exist", node),
 				"Wait for the garbage collector; if it stays, kubectl delete resourceslice NAME", refTo("resourceslice", s))
 		}

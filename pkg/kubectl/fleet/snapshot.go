@@ -178,26 +178,28 @@ func Read(ctx context.Context, client kubernetes.Interface, namespace string) (*
 	r := &reader{snapshot: s}
 	lists, ctx := errgroup.WithContext(ctx)
 	core, resource := client.CoreV1(), client.ResourceV1()
-	lists.Go(func() error { return read(ctx, r, &s.Nodes, ResourceNodes, "", core.Nodes().List) })
 	lists.Go(func() error {
-		return read(ctx, r, &s.Slices, ResourceSlices, "", resource.ResourceSlices().List)
+		return read(ctx, r, &s.Nodes, ResourceNodes, "", func(string) Lister[*corev1.NodeList] { return core.Nodes().List })
 	})
 	lists.Go(func() error {
-		return read(ctx, r, &s.Classes, ResourceClasses, "", resource.DeviceClasses().List)
+		return read(ctx, r, &s.Slices, ResourceSlices, "", func(string) Lister[*resourceapi.ResourceSliceList] { return resource.ResourceSlices().List })
 	})
 	lists.Go(func() error {
-		return read(ctx, r, &s.TaintRules, ResourceTaintRules, "", resource.DeviceTaintRules().List)
+		return read(ctx, r, &s.Classes, ResourceClasses, "", func(string) Lister[*resourceapi.DeviceClassList] { return resource.DeviceClasses().List })
 	})
 	lists.Go(func() error {
-		return readNamespaced(ctx, r, &s.Claims, ResourceClaims, namespace, func(n string) Lister[*resourceapi.ResourceClaimList] { return resource.ResourceClaims(n).List })
+		return read(ctx, r, &s.TaintRules, ResourceTaintRules, "", func(string) Lister[*resourceapi.DeviceTaintRuleList] { return resource.DeviceTaintRules().List })
 	})
 	lists.Go(func() error {
-		return readNamespaced(ctx, r, &s.Templates, ResourceTemplates, namespace, func(n string) Lister[*resourceapi.ResourceClaimTemplateList] {
+		return read(ctx, r, &s.Claims, ResourceClaims, namespace, func(n string) Lister[*resourceapi.ResourceClaimList] { return resource.ResourceClaims(n).List })
+	})
+	lists.Go(func() error {
+		return read(ctx, r, &s.Templates, ResourceTemplates, namespace, func(n string) Lister[*resourceapi.ResourceClaimTemplateList] {
 			return resource.ResourceClaimTemplates(n).List
 		})
 	})
 	lists.Go(func() error {
-		return readNamespaced(ctx, r, &s.Pods, ResourcePods, namespace, func(n string) Lister[*corev1.PodList] { return core.Pods(n).List })
+		return read(ctx, r, &s.Pods, ResourcePods, namespace, func(n string) Lister[*corev1.PodList] { return core.Pods(n).List })
 	})
 	if err := lists.Wait(); err != nil {
 		return nil, err
@@ -226,29 +228,19 @@ func (r *reader) lacks(m Missing) {
 // List adds the objects of one more resource, those of all namespaces or, where that is forbidden, of one. What could not be read is missing
 // in the snapshot.
 func List[T runtime.Object, L runtime.Object](ctx context.Context, s *Snapshot, into *[]T, resource, namespace string, in func(string) Lister[L]) error {
-	return readNamespaced(ctx, &reader{snapshot: s}, into, resource, namespace, in)
+	return read(ctx, &reader{snapshot: s}, into, resource, namespace, in)
 }
 
-// readNamespaced reads the objects of all namespaces or, where that is forbidden, of one.
-func readNamespaced[T runtime.Object, L runtime.Object](ctx context.Context, r *reader, into *[]T, resource, namespace string, in func(string) Lister[L]) error {
-	err := list(ctx, into, in(metav1.NamespaceAll))
-	if !unreadable(err) {
-		return wrapped(err, resource)
+// read reads the objects of all namespaces or, where that is forbidden, of one.
+func read[T runtime.Object, L runtime.Object](ctx context.Context, r *reader, into *[]T, resource, namespace string, in func(string) Lister[L]) error {
+	for _, n := range slices.Compact([]string{metav1.NamespaceAll, namespace}) {
+		err := list(ctx, into, in(n))
+		if !unreadable(err) {
+			return wrapped(err, resource)
+		}
+		r.lacks(Missing{Resource: resource, Namespace: n, Err: err, Absent: apierrors.IsNotFound(err)})
 	}
-	r.lacks(Missing{Resource: resource, Err: err, Absent: apierrors.IsNotFound(err)})
-	if namespace == "" {
-		return nil
-	}
-	return read(ctx, r, into, resource, namespace, in(namespace))
-}
-
-func read[T runtime.Object, L runtime.Object](ctx context.Context, r *reader, into *[]T, resource, namespace string, from Lister[L]) error {
-	err := list(ctx, into, from)
-	if unreadable(err) {
-		r.lacks(Missing{Resource: resource, Namespace: namespace, Err: err, Absent: apierrors.IsNotFound(err)})
-		return nil
-	}
-	return wrapped(err, resource)
+	return nil
 }
 
 // list reads page by page, from the API server's cache.
