@@ -45,12 +45,13 @@ var conditions = map[device.Reason]condition{
 	device.ForeignClaim:       {"claim of another driver", "A claim of another DRA driver with this driver's name may be using it: the value says which.", false},
 	device.Withdrawn:          {"withdrawn", "The sharing policy does not offer it any more, and a claim may still have it.", true},
 	device.AdminAccess:        {"admin access", "For claims with admin access only.", true},
+	device.Cordoned:           {"cordoned", "An administrator keeps new pods away from it.", false},
 	device.Gone:               {"partition gone", "Somebody else removed the partition. Delete the pods of the claim.", false},
 }
 
-// describe returns what a taint says, and whether the driver has set it. Others are an administrator's, who keeps the GPU for somebody: it has
-// no fault.
-func describe(key, value, driver string) (c condition, own bool) {
+// describe returns what a taint says, and whether the driver has set it because of a fault. An administrator keeps the GPU for somebody, or
+// cordons it: it has none.
+func describe(key, value, driver string) (c condition, isFault bool) {
 	reason, own := strings.CutPrefix(key, driver+"/")
 	c, known := conditions[device.Reason(reason)]
 	number, notNumber := strconv.ParseUint(value, 10, 64)
@@ -64,7 +65,7 @@ func describe(key, value, driver string) (c condition, own bool) {
 	if value != "" {
 		c.text += " " + value
 	}
-	return c, own
+	return c, own && reason != string(device.Cordoned)
 }
 
 // refusals are the texts of the taints that keep claims away.
@@ -83,11 +84,11 @@ func refusals(taints []resourceapi.DeviceTaint, driver string) []string {
 func healthOf(g *fleet.GPU, driver string) []Badge {
 	var badges []Badge
 	for _, t := range g.Taints() {
-		meaning, own := describe(t.Key, t.Value, driver)
+		meaning, isFault := describe(t.Key, t.Value, driver)
 		if meaning.normal {
 			continue
 		}
-		badge := Badge{Text: meaning.text, Bad: t.Effect != string(resourceapi.DeviceTaintEffectNone) && own}
+		badge := Badge{Text: meaning.text, Bad: t.Effect != string(resourceapi.DeviceTaintEffectNone) && isFault}
 		badge.Title = fmt.Sprintf("%s Taint %s, effect %s", meaning.title, t.Key, t.Effect)
 		if t.Devices < t.Of {
 			badge.Title += fmt.Sprintf(", on %d of %d devices of this GPU", t.Devices, t.Of)
