@@ -46,7 +46,7 @@ type page struct {
 	explanations map[string]view.Explanation
 	measured     view.Measured
 	// unmeasured says why nothing could be measured.
-	unmeasured *live.Gap
+	unmeasured *view.Gap
 	// toExplain receives the newest model.
 	toExplain chan *fleet.Model
 	// news is that there is something to say beside what the source has.
@@ -196,7 +196,7 @@ func (p *page) measureAll(ctx context.Context) {
 		p.mu.Lock()
 		p.unmeasured, p.measured = nil, view.Measured{At: time.Now(), Told: told}
 		if err != nil {
-			p.unmeasured = &live.Gap{
+			p.unmeasured = &view.Gap{
 				Verb: "get", Resource: "pods/proxy", Forbidden: apierrors.IsForbidden(err), Message: err.Error(),
 				Unknown: "How much memory claims use, and whether they are idle, is unknown.",
 			}

@@ -32,7 +32,6 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/scrape"
 	"github.com/partage-dev/partage/pkg/kubectl/ui/feed"
-	"github.com/partage-dev/partage/pkg/kubectl/ui/live"
 	"github.com/partage-dev/partage/pkg/kubectl/ui/view"
 	"github.com/partage-dev/partage/test/kubectl/fleets"
 )
@@ -404,7 +403,7 @@ func TestMissingRights(t *testing.T) {
 	refused.Store(false)
 	// One namespace is read as long as that works; nothing was read of the nodes.
 	events.until("the right to read nodes", func(state feed.State) bool {
-		return !slices.ContainsFunc(metaOf(t, state).Problems, func(p live.Gap) bool { return p.Resource == "nodes" })
+		return !slices.ContainsFunc(metaOf(t, state).Problems, func(p view.Gap) bool { return p.Resource == "nodes" })
 	})
 }
 

@@ -23,7 +23,6 @@ const (
 	domain         = "nvidia.com/"
 	resourceGPU    = domain + "gpu"
 	resourceShared = domain + "gpu.shared"
-	migPrefix      = domain + "mig-"
 	sharedSuffix   = ".shared"
 	// hamiMemory, in MiB, and hamiCores, in percent, are what HAMi limits a container's part of a GPU by.
 	hamiMemory    = domain + "gpumem"

@@ -20,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/ui/view"
 )
 
 const (
@@ -93,13 +94,13 @@ func tried[T object, R any](m *mirror[T], verb string, call func(namespace strin
 
 // note remembers what the API server answered to a call.
 func (m *mirror[T]) note(verb, namespace string, err error) {
-	gap := Gap{Verb: verb, Resource: m.resource, Namespace: namespace, Unknown: "Without it is unknown " + fleet.UnknownWithout[m.resource] + "."}
+	gap := view.Gap{Verb: verb, Resource: m.resource, Namespace: namespace, Unknown: "Without it is unknown " + fleet.UnknownWithout[m.resource] + "."}
 	switch {
 	case err == nil:
 		m.mu.Lock()
 		m.namespace = namespace
 		m.mu.Unlock()
-		m.source.closes(func(g Gap) bool {
+		m.source.closes(func(g view.Gap) bool {
 			return g.Resource == m.resource && (!g.Forbidden || g.Verb == verb && (namespace == metav1.NamespaceAll || g.Namespace == namespace))
 		})
 	case apierrors.IsInvalid(err), apierrors.IsResourceExpired(err), apierrors.IsGone(err), errors.Is(err, context.Canceled):
@@ -156,7 +157,7 @@ func (m *mirror[T]) missing() []fleet.Missing {
 	for _, gap := range m.source.Gaps() {
 		same := func(other fleet.Missing) bool { return other.Namespace == gap.Namespace }
 		if gap.Resource == m.resource && (!filled || gap.Namespace == metav1.NamespaceAll) && !slices.ContainsFunc(all, same) {
-			all = append(all, fleet.Missing{Resource: gap.Resource, Namespace: gap.Namespace, Err: errorText(gap.Message), Absent: gap.Absent})
+			all = append(all, fleet.Missing{Resource: gap.Resource, Namespace: gap.Namespace, Err: errors.New(gap.Message), Absent: gap.Absent})
 		}
 	}
 	return all
@@ -194,7 +195,7 @@ func (m *mirror[T]) Replace(all []any, version string) error {
 	namespace := m.namespace
 	m.mu.Unlock()
 	// A watch may have delivered the list.
-	m.source.closes(func(g Gap) bool {
+	m.source.closes(func(g view.Gap) bool {
 		return g.Resource == m.resource && g.Verb == verbList && (namespace == metav1.NamespaceAll || g.Namespace == namespace)
 	})
 	return m.change(err)

@@ -18,30 +18,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/ui/view"
 )
-
-// Gap is something that the page cannot see at the moment, or sees in part.
-type Gap struct {
-	// Verb and Resource are the right that is missing, such as "watch" and
-	// "resourceclaims.resource.k8s.io".
-	Verb     string `json:"verb"`
-	Resource string `json:"resource"`
-	// Namespace is "" where all namespaces were asked for.
-	Namespace string `json:"namespace,omitempty"`
-	// Forbidden is false if the API server did not answer, or answered with another error.
-	Forbidden bool `json:"forbidden,omitempty"`
-	// Absent says that the API server does not have the resource.
-	Absent bool `json:"-"`
-	// Message is what the API server answered.
-	Message string `json:"message"`
-	// Unknown is what the page does not know for that reason.
-	Unknown string `json:"unknown,omitempty"`
-}
 
 // Source watches a cluster.
 type Source struct {
 	mu      sync.Mutex
-	gaps    map[gapKey]Gap
+	gaps    map[gapKey]view.Gap
 	changed chan struct{}
 
 	nodes      *mirror[*corev1.Node]
@@ -58,7 +41,7 @@ type gapKey struct{ verb, resource, namespace string }
 // New returns a source that does nothing until Run. Claims, templates and pods are those of all
 // namespaces or, where that is forbidden, those of the given one.
 func New(client kubernetes.Interface, namespace string) *Source {
-	s := &Source{gaps: map[gapKey]Gap{}, changed: make(chan struct{}, 1)}
+	s := &Source{gaps: map[gapKey]view.Gap{}, changed: make(chan struct{}, 1)}
 	core, resource := client.CoreV1(), client.ResourceV1()
 	const suffix = ".resource.k8s.io"
 	global := func(name string) scope { return scope{source: s, client: client, resource: name} }
@@ -128,21 +111,21 @@ func (s *Source) Snapshot() *fleet.Snapshot {
 }
 
 // Gaps returns what cannot be seen, sorted.
-func (s *Source) Gaps() []Gap {
+func (s *Source) Gaps() []view.Gap {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	gaps := make([]Gap, 0, len(s.gaps))
+	gaps := make([]view.Gap, 0, len(s.gaps))
 	for _, gap := range s.gaps {
 		gaps = append(gaps, gap)
 	}
-	slices.SortFunc(gaps, func(a, b Gap) int {
+	slices.SortFunc(gaps, func(a, b view.Gap) int {
 		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Verb, b.Verb))
 	})
 	return gaps
 }
 
 // lacks notes a gap, and closes forgets those that are none any more.
-func (s *Source) lacks(gap Gap) {
+func (s *Source) lacks(gap view.Gap) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := gapKey{gap.Verb, gap.Resource, gap.Namespace}
@@ -152,11 +135,11 @@ func (s *Source) lacks(gap Gap) {
 	}
 }
 
-func (s *Source) closes(belongs func(Gap) bool) {
+func (s *Source) closes(belongs func(view.Gap) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := len(s.gaps)
-	maps.DeleteFunc(s.gaps, func(_ gapKey, gap Gap) bool { return belongs(gap) })
+	maps.DeleteFunc(s.gaps, func(_ gapKey, gap view.Gap) bool { return belongs(gap) })
 	if len(s.gaps) != before {
 		s.notify()
 	}
@@ -168,11 +151,6 @@ func (s *Source) notify() {
 	default: // one is waiting to be received
 	}
 }
-
-// errorText is an error with the text that the API server answered.
-type errorText string
-
-func (e errorText) Error() string { return string(e) }
 
 // compareObjects sorts as the API server does.
 func compareObjects(a, b metav1.Object) int {

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
-	"github.com/partage-dev/partage/pkg/kubectl/ui/live"
 )
 
 // Meta is what the page shows of the fleet as a whole.
@@ -20,7 +19,7 @@ type Meta struct {
 	Driver  string  `json:"driver"`
 	Summary Summary `json:"summary"`
 	// Problems are rights that are missing, and errors of the API server.
-	Problems []live.Gap `json:"problems,omitempty"`
+	Problems []Gap `json:"problems,omitempty"`
 	// Loading says that not everything has been read yet.
 	Loading bool `json:"loading,omitempty"`
 }
@@ -46,6 +45,24 @@ type Summary struct {
 	Waiting   int `json:"waiting"`
 	Stuck     int `json:"stuck,omitempty"`
 	Claims    int `json:"claims"`
+}
+
+// Gap is something that the page cannot see at the moment, or sees in part.
+type Gap struct {
+	// Verb and Resource are the right that is missing, such as "watch" and
+	// "resourceclaims.resource.k8s.io".
+	Verb     string `json:"verb"`
+	Resource string `json:"resource"`
+	// Namespace is "" where all namespaces were asked for.
+	Namespace string `json:"namespace,omitempty"`
+	// Forbidden is false if the API server did not answer, or answered with another error.
+	Forbidden bool `json:"forbidden,omitempty"`
+	// Absent says that the API server does not have the resource.
+	Absent bool `json:"-"`
+	// Message is what the API server answered.
+	Message string `json:"message"`
+	// Unknown is what the page does not know for that reason.
+	Unknown string `json:"unknown,omitempty"`
 }
 
 // Node is a node with GPUs.
