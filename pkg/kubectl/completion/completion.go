@@ -76,9 +76,10 @@ func PodsAndClaims(o *options.Options) cobra.CompletionFunc {
 // AddFlags completes the values of flags that name objects, of all commands.
 func AddFlags(root *cobra.Command, o *options.Options) {
 	// The errors are those of flags that do not exist, or are completed already.
-	_ = root.RegisterFlagCompletionFunc("namespace", complete(o, func(ctx context.Context, client kubernetes.Interface, _ string) ([]string, error) {
+	namespaces := func(ctx context.Context, client kubernetes.Interface, _ string) ([]string, error) {
 		return names(ctx, "namespaces", client.CoreV1().Namespaces().List)
-	}))
+	}
+	_ = root.RegisterFlagCompletionFunc("namespace", complete(o, namespaces))
 	_ = root.RegisterFlagCompletionFunc("context", contexts(o))
 }
 

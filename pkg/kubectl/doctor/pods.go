@@ -208,7 +208,8 @@ func scheduling(p *corev1.Pod) string {
 func probeFailure(f *Facts, p *corev1.Pod) string {
 	var newest *corev1.Event
 	for _, e := range f.Events {
-		if e.Reason == "Unhealthy" && e.InvolvedObject.UID == p.UID && f.recent(e) && (newest == nil || fleet.LastSeen(newest).Before(fleet.LastSeen(e))) {
+		if e.Reason == "Unhealthy" && e.InvolvedObject.UID == p.UID && f.recent(e) &&
+			(newest == nil || fleet.LastSeen(newest).Before(fleet.LastSeen(e))) {
 			newest = e
 		}
 	}

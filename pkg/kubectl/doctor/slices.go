@@ -46,7 +46,8 @@ func poolsComplete(f *Facts) (found findings) {
 		old := len(pools[key]) - len(newest)
 		pool := Ref{Kind: "pool", Name: key.pool}
 		if !complete {
-			found.add(Error, fmt.Sprintf("%d of %d slices of the newest generation are there: the scheduler allocates nothing of the pool", len(newest), newest[0].Spec.Pool.ResourceSliceCount),
+			found.add(Error, fmt.Sprintf("%d of %d slices of the newest generation are there: the scheduler allocates nothing of the pool",
+				len(newest), newest[0].Spec.Pool.ResourceSliceCount),
 				"If it lasts for more than a minute, read the log of the driver's pod on the node: it names the slice that it cannot write", pool)
 		}
 		if complete && old > 0 {

@@ -113,7 +113,8 @@ func supplyFor(ctx context.Context, o *options.Options, gpus []string) (*Supply,
 	if err != nil {
 		return nil, fmt.Errorf("%w (without a cluster use --gpu, as in --gpu h100)", err)
 	}
-	m, _, err := fleet.Look(ctx, o, client, "", fleet.ResourceSlices, fleet.ResourceNodes, fleet.ResourceTaintRules, fleet.ResourceClaims, fleet.ResourceTemplates, fleet.ResourcePods)
+	m, _, err := fleet.Look(ctx, o, client, "", fleet.ResourceSlices, fleet.ResourceNodes, fleet.ResourceTaintRules,
+		fleet.ResourceClaims, fleet.ResourceTemplates, fleet.ResourcePods)
 	if err != nil {
 		return nil, err
 	}

@@ -58,8 +58,9 @@ func (r *Report) write(w *bytes.Buffer, f printer.Format, prices Prices) (err er
 
 func (r *Report) modelTable() *printer.Table {
 	t := &printer.Table{
-		Columns: printer.Columns("GPU", "GPUS", "IN USE", "CLAIMS", "UNSHARED", "SAVING", "RECOVERED GPU-H/DAY", "$/H", "$/CLAIM/H", "+ROOM FOR SHARES", "+$/GPU/H"),
-		Empty:   "No GPUs found.",
+		Columns: printer.Columns("GPU", "GPUS", "IN USE", "CLAIMS", "UNSHARED", "SAVING", "RECOVERED GPU-H/DAY", "$/H", "$/CLAIM/H",
+			"+ROOM FOR SHARES", "+$/GPU/H"),
+		Empty: "No GPUs found.",
 	}
 	for _, m := range r.Models {
 		t.Rows = append(t.Rows, printer.Row{Cells: append(usageCells(m.Product, m.Usage), dollars(m.PerClaim), strconv.Itoa(m.ShareRoom), dollars(m.Price))})

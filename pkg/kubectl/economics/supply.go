@@ -125,9 +125,11 @@ func newModel(g *fleet.GPU) *Model {
 			}
 		case fleet.TypeMPS, fleet.TypeTimeSlice:
 			if !slices.ContainsFunc(m.Shares, func(s Share) bool { return s.Type == d.Type && s.Profile == d.Profile }) {
+				memory := d.Published.Capacity[fleet.CapacityMemory]
+				most := fleet.Largest(memory, memory.Value)
 				m.Shares = append(m.Shares, Share{
 					Type: d.Type, Profile: d.Profile, Devices: g.Most(alike[d.Type+d.Profile]), Clients: int(d.Capacity(fleet.CapacityShares)),
-					Memory: d.Capacity(fleet.CapacityMemory), Most: fleet.Largest(d.Published.Capacity[fleet.CapacityMemory], d.Capacity(fleet.CapacityMemory)), Limited: d.Isolation != Guarantees[TimeSlice].Attribute,
+					Memory: memory.Value.Value(), Most: most.Value(), Limited: d.Isolation != Guarantees[TimeSlice].Attribute,
 				})
 			}
 		}

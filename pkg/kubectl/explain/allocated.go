@@ -22,7 +22,8 @@ func started(s *sight, e *Explanation) {
 	}
 	e.Verdict = IsStuck
 	in := stuck.Input{
-		Pod: s.pod, Claims: s.own, Pods: s.x.model.Pods, Driver: s.x.model.Driver, AllPods: !s.x.filter.Partial(), Node: s.x.model.Node(s.pod.Spec.NodeName),
+		Pod: s.pod, Claims: s.own, Pods: s.x.model.Pods, Driver: s.x.model.Driver, AllPods: !s.x.filter.Partial(),
+		Node: s.x.model.Node(s.pod.Spec.NodeName),
 	}
 	if s.x.Events != nil {
 		events, err := s.x.Events(s.pod, s.own)

@@ -201,7 +201,7 @@ func offered(ctx context.Context, j *judge, node *corev1.Node, a ask, name resou
 		}
 		left := j.left(&f, name)
 		if c.RequestPolicy != nil && c.RequestPolicy.ValidRange != nil {
-			left = *resource.NewQuantity(fleet.Largest(c, left.Value()), left.Format)
+			left = fleet.Largest(c, left)
 		}
 		out = append(out, roundDown(left))
 	}

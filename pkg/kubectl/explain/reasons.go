@@ -223,7 +223,8 @@ func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 		}
 		add(CapacityUnknown, "%s", text)
 	case *a.Mode == resourceapi.DeviceAllocationModeExactCount && int(*a.Count) > t.mostCapable:
-		add(TooFewDevices, "%s are wanted, and no node has more than %d that %s", a.wants(), t.mostCapable, plural(t.mostCapable, "matches", "match"))
+		add(TooFewDevices, "%s are wanted, and no node has more than %d that %s",
+			a.wants(), t.mostCapable, plural(t.mostCapable, "matches", "match"))
 	case t.mostFit < wanted(a), *a.Mode == resourceapi.DeviceAllocationModeAll && t.fit < capable:
 		taken(a, t, capable, add)
 	}

@@ -32,13 +32,15 @@ func AsksOf(spec *resourceapi.DeviceClaim) []Ask {
 		r := &spec.Requests[i]
 		if e := r.Exactly; e != nil {
 			out = append(out, Ask{
-				[2]int{i, -1}, r.Name, &e.DeviceClassName, &e.AllocationMode, &e.Count, ptr.Deref(e.AdminAccess, false), &e.Selectors, &e.Tolerations, &e.Capacity, r,
+				[2]int{i, -1}, r.Name, &e.DeviceClassName, &e.AllocationMode, &e.Count, ptr.Deref(e.AdminAccess, false),
+				&e.Selectors, &e.Tolerations, &e.Capacity, r,
 			})
 		}
 		for j := range r.FirstAvailable {
 			s := &r.FirstAvailable[j]
 			out = append(out, Ask{
-				[2]int{i, j}, r.Name + "/" + s.Name, &s.DeviceClassName, &s.AllocationMode, &s.Count, false, &s.Selectors, &s.Tolerations, &s.Capacity, s,
+				[2]int{i, j}, r.Name + "/" + s.Name, &s.DeviceClassName, &s.AllocationMode, &s.Count, false,
+				&s.Selectors, &s.Tolerations, &s.Capacity, s,
 			})
 		}
 	}

@@ -58,24 +58,24 @@ func inRange(asked *resource.Quantity, r *resourceapi.CapacityRequestPolicyRange
 
 // Largest returns the largest amount of a capacity that a claim can ask for and get of what is
 // left: requests are rounded up to what the policy allows.
-func Largest(c resourceapi.DeviceCapacity, left int64) int64 {
+func Largest(c resourceapi.DeviceCapacity, left resource.Quantity) resource.Quantity {
 	p := ptr.Deref(c.RequestPolicy, resourceapi.CapacityRequestPolicy{})
 	if r := p.ValidRange; r != nil {
 		least := ptr.Deref(r.Min, resource.Quantity{})
-		if r.Max != nil {
-			left = min(left, r.Max.Value())
+		if r.Max != nil && left.Cmp(*r.Max) > 0 {
+			left = r.Max.DeepCopy()
 		}
-		if left < least.Value() {
-			return 0
+		if left.Cmp(least) < 0 {
+			return resource.Quantity{}
 		}
 		if r.Step != nil && r.Step.Value() > 0 {
-			left -= (left - least.Value()) % r.Step.Value()
+			return *resource.NewQuantity(left.Value()-(left.Value()-least.Value())%r.Step.Value(), r.Step.Format)
 		}
 	} else if len(p.ValidValues) > 0 {
-		most := int64(0)
+		most := resource.Quantity{}
 		for _, q := range p.ValidValues {
-			if q.Value() <= left {
-				most = max(most, q.Value())
+			if q.Cmp(left) <= 0 && q.Cmp(most) > 0 {
+				most = q
 			}
 		}
 		return most

@@ -45,7 +45,9 @@ func MountsHost(p *corev1.Pod) bool {
 
 // Ready reports whether a pod is.
 func Ready(p *corev1.Pod) bool {
-	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue })
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
 }
 
 // Ended reports whether a pod needs its devices no more.

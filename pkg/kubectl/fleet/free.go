@@ -3,7 +3,10 @@
 
 package fleet
 
-import resourceapi "k8s.io/api/resource/v1"
+import (
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
 
 // Room is what claims could still be allocated of a GPU, each kind by itself: what takes one
 // may leave no room for another. It is what the scheduler's allocator would find, for claims
@@ -169,13 +172,14 @@ func roomFor(d *Device, held []*Holding) (ShareRoom, bool) {
 		if byDefault > 0 && (room.Count < 0 || int(left/byDefault) < room.Count) {
 			room.Count = int(left / byDefault)
 		}
+		most := Largest(capacity, *resource.NewQuantity(left, capacity.Value.Format))
 		switch name {
 		case CapacityShares:
 			room.Shares = int(left / max(1, least))
 		case CapacityMemory:
-			room.MemoryBytes = Largest(capacity, left)
+			room.MemoryBytes = most.Value()
 		case CapacitySMPercent:
-			room.SMPercent = Largest(capacity, left)
+			room.SMPercent = most.Value()
 		}
 	}
 	room.Count = max(0, room.Count)

@@ -27,7 +27,9 @@ func (s Scope) Has(c *resourceapi.ResourceClaim) bool {
 
 // Look makes the model for a command, and returns what it is about. It fails where a resource that is needed, if one is,
 // cannot be read, and warns of all others but those that the command has no use for.
-func Look(ctx context.Context, o *options.Options, client kubernetes.Interface, needed string, unused ...string) (m *Model, scope Scope, err error) {
+func Look(ctx context.Context, o *options.Options, client kubernetes.Interface, needed string, unused ...string) (*Model, Scope, error) {
+	var scope Scope
+	var err error
 	if scope.Labels, err = o.Labels(); err != nil {
 		return nil, scope, err
 	}

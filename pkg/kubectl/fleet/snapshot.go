@@ -182,13 +182,16 @@ func Read(ctx context.Context, client kubernetes.Interface, namespace string) (*
 		return read(ctx, r, &s.Nodes, ResourceNodes, "", func(string) Lister[*corev1.NodeList] { return core.Nodes().List })
 	})
 	lists.Go(func() error {
-		return read(ctx, r, &s.Slices, ResourceSlices, "", func(string) Lister[*resourceapi.ResourceSliceList] { return resource.ResourceSlices().List })
+		in := func(string) Lister[*resourceapi.ResourceSliceList] { return resource.ResourceSlices().List }
+		return read(ctx, r, &s.Slices, ResourceSlices, "", in)
 	})
 	lists.Go(func() error {
-		return read(ctx, r, &s.Classes, ResourceClasses, "", func(string) Lister[*resourceapi.DeviceClassList] { return resource.DeviceClasses().List })
+		in := func(string) Lister[*resourceapi.DeviceClassList] { return resource.DeviceClasses().List }
+		return read(ctx, r, &s.Classes, ResourceClasses, "", in)
 	})
 	lists.Go(func() error {
-		return read(ctx, r, &s.TaintRules, ResourceTaintRules, "", func(string) Lister[*resourceapi.DeviceTaintRuleList] { return resource.DeviceTaintRules().List })
+		in := func(string) Lister[*resourceapi.DeviceTaintRuleList] { return resource.DeviceTaintRules().List }
+		return read(ctx, r, &s.TaintRules, ResourceTaintRules, "", in)
 	})
 	lists.Go(func() error {
 		return read(ctx, r, &s.Claims, ResourceClaims, namespace, func(n string) Lister[*resourceapi.ResourceClaimList] { return resource.ResourceClaims(n).List })
@@ -232,7 +235,7 @@ func List[T runtime.Object, L runtime.Object](ctx context.Context, s *Snapshot, 
 }
 
 // read reads the objects of all namespaces or, where that is forbidden, of one.
-func read[T runtime.Object, L runtime.Object](ctx context.Context, r *reader, into *[]T, resource, namespace string, in func(string) Lister[L]) error {
+func read[T, L runtime.Object](ctx context.Context, r *reader, into *[]T, resource, namespace string, in func(string) Lister[L]) error {
 	for _, n := range slices.Compact([]string{metav1.NamespaceAll, namespace}) {
 		err := list(ctx, into, in(n))
 		if !unreadable(err) {

@@ -121,8 +121,9 @@ func observe(ctx context.Context, o *options.Options, client kubernetes.Interfac
 // View shows sizes to people, with namespaces if these are several.
 func (l *SizeList) View(namespaces bool) printer.View {
 	t := &printer.Table{
-		Columns: printer.Columns("namespace", "claim", "holds", "peak", "busy", "observed", "enough", "saves", "per hour", "+node", "+device", "+samples", "+why"),
-		Empty:   fleet.NoClaims(namespaces),
+		Columns: printer.Columns("namespace", "claim", "holds", "peak", "busy", "observed", "enough", "saves", "per hour",
+			"+node", "+device", "+samples", "+why"),
+		Empty: fleet.NoClaims(namespaces),
 	}
 	t.Columns[0].Hidden, t.Columns[8].Hidden = !namespaces, l.PricePerGPUHour == 0
 	for _, s := range l.Items {

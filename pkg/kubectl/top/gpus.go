@@ -56,8 +56,9 @@ func (l *NodeUsageList) Sort(by string) error {
 // Table shows GPUs to people.
 func (l *GPUUsageList) Table() *printer.Table {
 	t := &printer.Table{
-		Columns: printer.Columns("node", "gpu", "product", "role", "memory", "allocated", "used", "busy", "temperature", "healthy", "+address", "+uuid"),
-		Empty:   "The driver tells of no GPU.",
+		Columns: printer.Columns("node", "gpu", "product", "role", "memory", "allocated", "used", "busy", "temperature", "healthy",
+			"+address", "+uuid"),
+		Empty: "The driver tells of no GPU.",
 	}
 	for _, g := range l.Items {
 		temperature, healthy, style := printer.Unknown, printer.Unknown, printer.Plain

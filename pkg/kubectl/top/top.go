@@ -103,8 +103,9 @@ func (l *ClaimUsageList) Sort(by string) error {
 // Table shows claims to people, with their namespaces if these are several.
 func (l *ClaimUsageList) Table(namespaces bool) *printer.Table {
 	t := &printer.Table{
-		Columns: printer.Columns("namespace", "claim", "node", "holds", "used", "limit", "asked", "sm", "idle", "pods", "+peak", "+processes", "+device", "+unknown"),
-		Empty:   fleet.NoClaims(namespaces),
+		Columns: printer.Columns("namespace", "claim", "node", "holds", "used", "limit", "asked", "sm", "idle", "pods",
+			"+peak", "+processes", "+device", "+unknown"),
+		Empty: fleet.NoClaims(namespaces),
 	}
 	t.Columns[0].Hidden = !namespaces
 	for _, u := range l.Items {

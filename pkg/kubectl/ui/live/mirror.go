@@ -94,7 +94,9 @@ func tried[T object, R any](m *mirror[T], verb string, call func(namespace strin
 
 // note remembers what the API server answered to a call.
 func (m *mirror[T]) note(verb, namespace string, err error) {
-	gap := view.Gap{Verb: verb, Resource: m.resource, Namespace: namespace, Unknown: "Without it is unknown " + fleet.UnknownWithout[m.resource] + "."}
+	gap := view.Gap{
+		Verb: verb, Resource: m.resource, Namespace: namespace, Unknown: "Without it is unknown " + fleet.UnknownWithout[m.resource] + ".",
+	}
 	switch {
 	case err == nil:
 		m.mu.Lock()

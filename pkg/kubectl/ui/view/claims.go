@@ -207,7 +207,8 @@ func wants(m *fleet.Model, p *corev1.Pod, started bool) bool {
 		if c.Claim == nil {
 			return c.Err != nil && !started
 		}
-		return c.Claim.Status.Allocation == nil && concerns(m, &c.Claim.Spec.Devices) && (!c.New || !started) || len(fleet.Results(c.Claim, m.Driver)) > 0
+		return c.Claim.Status.Allocation == nil && concerns(m, &c.Claim.Spec.Devices) && (!c.New || !started) ||
+			len(fleet.Results(c.Claim, m.Driver)) > 0
 	})
 }
 

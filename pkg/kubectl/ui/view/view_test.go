@@ -109,7 +109,9 @@ func TestFreeAsInTree(t *testing.T) {
 		f := fleettest.New(t)
 		f.AddNode("n1", "h100-80-sxm", 1)
 		for _, s := range f.Slices {
-			s.Spec.Devices = slices.DeleteFunc(s.Spec.Devices, func(d resourceapi.Device) bool { return !c.published(*d.Attributes["type"].StringValue) })
+			s.Spec.Devices = slices.DeleteFunc(s.Spec.Devices, func(d resourceapi.Device) bool {
+				return !c.published(*d.Attributes["type"].StringValue)
+			})
 			for i := range s.Spec.Devices {
 				if d := &s.Spec.Devices[i]; c.tainted(*d.Attributes["type"].StringValue) {
 					d.Taints = []resourceapi.DeviceTaint{{Key: fleettest.Driver + "/withdrawn", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
