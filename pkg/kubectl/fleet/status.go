@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -58,10 +59,8 @@ func (h *Holding) NotReady() *metav1.Condition {
 	if h.Status == nil {
 		return nil
 	}
-	for i := range h.Status.Conditions {
-		if c := &h.Status.Conditions[i]; c.Type == "Ready" && c.Status != metav1.ConditionTrue {
-			return c
-		}
+	if c := meta.FindStatusCondition(h.Status.Conditions, "Ready"); c != nil && c.Status != metav1.ConditionTrue {
+		return c
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -103,10 +104,8 @@ func heldOf(h *fleet.Holding, u usages) Held {
 		}
 	}
 	if h.Status != nil {
-		for _, c := range h.Status.Conditions {
-			if c.Type == "Ready" {
-				out.Ready = &Badge{Text: c.Reason, Title: c.Message, Bad: c.Status != metav1.ConditionTrue}
-			}
+		if c := meta.FindStatusCondition(h.Status.Conditions, "Ready"); c != nil {
+			out.Ready = &Badge{Text: c.Reason, Title: c.Message, Bad: c.Status != metav1.ConditionTrue}
 		}
 	}
 	return out
