@@ -153,7 +153,7 @@ type conditionText struct {
 	over string
 }
 
-const anotherDevice = "delete the pod, and the claim if it was not made from a template, to get another device"
+const anotherDevice = "delete the pod, and replace the claim if it was not made from a template, to get another device"
 
 var conditionTexts = map[device.Reason]conditionText{
 	device.Lost: {

@@ -208,7 +208,7 @@ func TestPrepareBesideForeignClaims(t *testing.T) {
 	}{
 		{"foreign", false, []string{"gpu-0"}, "the claim has device gpu-0 of another driver with this driver's name"},
 		{"two", false, []string{"gpu-0", "gpu-1-mig-1g4gb-19-0", second}, "the claim has devices gpu-0, gpu-1-mig-1g4gb-19-0 of another driver"},
-		{"advice", false, []string{"gpu-1"}, "so delete the pod, and the claim if it was not made from a template"},
+		{"advice", false, []string{"gpu-1"}, "so delete the pod, and replace the claim if it was not made from a template"},
 		{"mixed", false, []string{second, "gpu-1"}, stranger},
 		{"taken", false, []string{first}, inUse},
 		{"part", false, []string{first + "-mig-1g4gb-0"}, "device gpu-0000-1b-00-0-mig-1g4gb-0: a claim of another namespace has"},

@@ -60,7 +60,7 @@ func claimsDevices(f *Facts) (found findings) {
 			continue
 		}
 		found.add(Error, fmt.Sprintf("It has the device %s of the pool %s, which no ResourceSlice has", h.Result.Device, h.Result.Pool),
-			"If the driver has just started, wait. Otherwise the GPU is gone, or another driver gave it: delete the claim's pods, and the claim if it was not made from a template",
+			"If the driver has just started, wait. Otherwise the GPU is gone, or another driver gave it: delete the claim's pods, and replace the claim if it was not made from a template",
 			refTo("resourceclaim", h.Claim))
 	}
 	return found

@@ -13,6 +13,7 @@ import (
 	"iter"
 	"os"
 	"regexp"
+	"slices"
 
 	"go.yaml.in/yaml/v3"
 
@@ -156,6 +157,16 @@ func Get(n *yaml.Node, key string) *yaml.Node {
 		}
 	}
 	return nil
+}
+
+// Remove removes a key of an object, if it has it.
+func Remove(n *yaml.Node, key string) {
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == key {
+			n.Content = slices.Delete(n.Content, i, i+2)
+			return
+		}
+	}
 }
 
 // At returns the value at a path of keys, or nil.

@@ -44,6 +44,9 @@ func TestOutputs(t *testing.T) {
 	if !strings.Contains(made, "image: registry.example.com/llm:1\n") || !strings.Contains(made, "replicas: 2\n") {
 		t.Errorf("the image or the replicas are missing:\n%s", made)
 	}
+	if strings.Contains(made, "command:") {
+		t.Errorf("the template's program runs in another image:\n%s", made)
+	}
 	text, err := call(t, append(args, "-o", "json")...)
 	if err != nil {
 		t.Fatal(err)

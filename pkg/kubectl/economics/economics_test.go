@@ -192,6 +192,7 @@ func TestRules(t *testing.T) {
 		"D4": all(
 			decides("D4", with(service, func(w *Workload) { w.Latency = P99 }), everything(), MPS),
 			decides("D4", with(service, func(w *Workload) { w.Latency = P99; w.Traffic = Bursty }), noMIG(), MPS),
+			decides("D4", with(service, func(w *Workload) { w.Latency = P99 }), old, Whole),
 			func(t *testing.T) {
 				t.Helper()
 				for _, r := range Rules {

@@ -151,6 +151,7 @@ func edit(of *yaml.Node, q Query, request manifest.Exactly) error {
 	}
 	if image := document.Get(pod.Content[0], "image"); q.Image != "" && image != nil {
 		image.Value, image.LineComment = q.Image, ""
+		document.Remove(pod.Content[0], "command") // the template's program is not in every image
 	}
 	if q.Count > 0 {
 		return scale(root, q.Count)

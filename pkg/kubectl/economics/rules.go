@@ -116,16 +116,16 @@ var Rules = []Rule{
 		func(w Workload, _ Fleet) bool { return w.Trust == OtherTenants || w.Trust == Regulated },
 	},
 	{
-		"D7", "GPUs before Volta",
-		"A time-slice share: MPS has 16 clients and no limits there, and Partage does not offer it.",
-		[]Mechanism{TimeSlice, Whole},
-		func(_ Workload, f Fleet) bool { return f.PreVolta },
-	},
-	{
 		"D4", "online inference with a p99 of tens of milliseconds",
 		"Never time slices, in which a request waits for the others' turns. An MPS share where the neighbours are trusted, otherwise a MIG partition.",
 		[]Mechanism{MPS, Partition, Whole},
 		func(w Workload, _ Fleet) bool { return w.Latency == P99 },
+	},
+	{
+		"D7", "GPUs before Volta",
+		"A time-slice share: MPS has 16 clients and no limits there, and Partage does not offer it.",
+		[]Mechanism{TimeSlice, Whole},
+		func(_ Workload, f Fleet) bool { return f.PreVolta },
 	},
 	{
 		"D8", "more workloads that may be late than shares of whole GPUs have room for, on GPUs with MIG",

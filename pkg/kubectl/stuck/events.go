@@ -33,7 +33,7 @@ var prepareTexts = []struct {
 	{"is not allowed to use ResourceClaim", "the claim belongs to other pods: refer to another claim, or make one of a template", NotReserved},
 	{"previous pod force-deleted", "a pod of the same name was deleted by force: wait until the kubelet has released its claim", OldClaim},
 	{"is being unprepared", "the last pod that used the claim is still being cleaned up: the kubelet tries again within 90 seconds", StillUnprepared},
-	{"which this driver does not publish", "another DRA driver with this driver's name was on the node when the claim got its device: delete the pod, and the claim if it was not made from a template", ForeignDevice},
+	{"which this driver does not publish", "another DRA driver with this driver's name was on the node when the claim got its device: delete the pod, and replace the claim if it was not made from a template", ForeignDevice},
 	{"and may be using this GPU", "a pod of another DRA driver with this driver's name runs on the GPU: delete it, or the pod that waits to get another GPU", ForeignClaim},
 	{"invalid device configuration", "correct the configuration in the claim or the class, and make the claim anew: its spec cannot be changed", InvalidConfig},
 	{" of the allocation (", "correct the configuration in the claim or the class, and make the claim anew: its spec cannot be changed", InvalidConfig},

@@ -264,4 +264,4 @@ func (in *Input) devices() []Cause {
 	return out
 }
 
-const deviceRemedy = "if this lasts, delete the pod, and the claim if it was not made from a template, to get another device"
+const deviceRemedy = "if this lasts, delete the pod, and replace the claim if it was not made from a template, to get another device"
