@@ -127,6 +127,36 @@ func TestPrepareHangs(t *testing.T) {
 	})
 }
 
+// TestReleaseBehindHungGPU: a GPU whose call waits behind one on another GPU is not hung itself. A look at it ends at once and has seen
+// nothing, but its record says what the release has left.
+func TestReleaseBehindHungGPU(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox(t)
+		m := b.manager()
+		mustPrepare(t, m, newClaim("u1", sliceA0))
+		mustPrepare(t, m, newClaim("u2", sliceB0))
+		mustReconcile(t, m)
+		backB := b.hangOn("destroy instance", pciB)
+		mustUnprepare(t, m, "u2")
+		time.Sleep(2 * time.Second)
+		backA := b.hangOn("destroy instance", pciA)
+		mustUnprepare(t, m, "u1")
+		b.pass(time.Minute)
+		want := []string{"release-pending " + pciA + " 19@0:1", "unresponsive " + pciB + " whole", "release-pending " + pciB + " 19@0:1"}
+		if diff := cmp.Diff(want, findings(survey(t.Context(), m))); diff != "" {
+			t.Errorf("-want +got:\n%s", diff)
+		}
+		backB()
+		backA()
+		synctest.Wait()
+		mustReconcile(t, m)
+		if got := findings(survey(t.Context(), m)); len(got) > 0 {
+			t.Errorf("after the release: %q", got)
+		}
+		b.wantNothing()
+	})
+}
+
 // A release that hangs on one GPU frees the places on the other, and lets the pod
 // go.
 func TestUnprepareHangs(t *testing.T) {

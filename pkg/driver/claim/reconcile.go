@@ -78,23 +78,20 @@ func (m *Manager) converge(ctx context.Context, isDue func(*rules.Task) bool) (s
 		})
 	}
 	var left []error
-	slow := map[string]bool{}
 	for i, address := range gpus {
 		select {
 		case <-results[i]:
 		case <-limited.Done():
-			slow[address] = true
 		}
 		left = append(left, m.last(address).left)
 	}
+	snapshot = m.store.Snapshot() // much of it may be released by now
 	m.known.Store(orphaned, m.orphans.kept(snapshot))
 	for _, address := range append(m.GPUs(), orphaned) {
 		k := m.last(address)
 		status.Static = append(status.Static, k.statics...)
-		status.Conditions = append(status.Conditions, k.conditions...)
-		if slow[address] {
-			status.Conditions = with(status.Conditions, m.releasing(snapshot, address))
-		}
+		// The rules say so, too, but where a look has not ended yet, or has seen nothing.
+		status.Conditions = with(append(status.Conditions, k.conditions...), m.releasing(snapshot, address))
 	}
 	return status, errors.Join(left...)
 }

@@ -5,6 +5,7 @@ package claim
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -135,6 +136,33 @@ func TestSlowReleaseIsTainted(t *testing.T) {
 		mustReconcile(t, m)
 		if got := findings(survey(t.Context(), m)); len(got) > 0 {
 			t.Errorf("after the release: %q", got)
+		}
+		b.wantNothing()
+	})
+}
+
+// TestSlowGPUTaintsNoOther: what is released of another GPU while a look waits for the slow one is free.
+func TestSlowGPUTaintsNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox(t)
+		m := b.manager()
+		for range 10 { // it was by chance
+			mustPrepare(t, m, newClaim("u1", sliceB0))
+			b.hooks(func(effect string) error {
+				if effect == "destroy instance" {
+					return errors.New("not now")
+				}
+				return nil
+			}, nil)
+			mustUnprepare(t, m, "u1")
+			b.hooks(nil, nil)
+			b.pass(time.Minute)
+			b.makeSlow(20 * time.Second)
+			if status, err := m.Reconcile(t.Context()); err != nil || len(findings(status)) > 0 {
+				t.Errorf("GPU A is slow, GPU B is not: %q, %v", findings(status), err)
+			}
+			b.slow.nothing()
+			time.Sleep(gpuTime) // what goes on without a caller ends
 		}
 		b.wantNothing()
 	})
