@@ -225,12 +225,12 @@ func (m *Manager) translate(address string, said *converge.Said, last known) (k 
 	return k
 }
 
-// with adds what is not said of the same place yet, but for a GPU that is kept back anyhow, because it does not answer.
+// with adds what is not said of the same devices yet, but for a GPU that is kept back anyhow, because it does not answer.
 func with(all, more []device.Condition) []device.Condition {
 	out := []device.Reason{device.Unresponsive, device.Lost, device.ResetRequired}
 	for _, one := range more {
 		is := func(c device.Condition) bool {
-			same := c.Reason == one.Reason && ptr.Equal(c.Where, one.Where)
+			same := c.Reason == one.Reason && ptr.Equal(c.Where, one.Where) && c.Kind == one.Kind && c.Undivided == one.Undivided
 			return c.PCIAddress == one.PCIAddress && (same || slices.Contains(out, c.Reason))
 		}
 		if !slices.ContainsFunc(all, is) {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/cdi"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/node/host"
@@ -224,4 +225,16 @@ func TestReconcileBehindMuteSupervisor(t *testing.T) {
 		cancel()
 		t.Log(<-done)
 	})
+}
+
+// TestOtherDevicesOfThePlace: what is said of some devices of a GPU says nothing of the others.
+func TestOtherDevicesOfThePlace(t *testing.T) {
+	all := device.Condition{PCIAddress: pciA, Reason: device.ReleasePending}
+	undivided, partitions := all, all
+	undivided.Undivided, partitions.Kind = true, device.Partition
+	for _, said := range []device.Condition{undivided, partitions} {
+		if got := with([]device.Condition{said}, []device.Condition{all, said}); len(got) != 2 || got[1] != all {
+			t.Errorf("beside %+v: %+v", said, got)
+		}
+	}
 }
