@@ -21,10 +21,8 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/cdi"
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/driver/claim/rules"
-	"github.com/partage-dev/partage/pkg/driver/claim/spec"
 	"github.com/partage-dev/partage/pkg/driver/partition"
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/gpu/call"
 )
 
 var (
@@ -281,7 +279,7 @@ func failAt(effect string) func(string) error {
 
 func TestNewManagerRefuses(t *testing.T) {
 	b := newBox(t)
-	good := Options{DriverName: driverName, PoolName: poolName, DataDir: b.dataDir(), Partitions: partition.New(b, holders{}), Sharing: b, Specs: spec.Specs{CDI: b}, Calls: call.New(0)}
+	good := b.options()
 	for name, change := range map[string]func(*Options){
 		"driver":   func(o *Options) { o.DriverName = "" },
 		"pool":     func(o *Options) { o.PoolName = "" },
@@ -290,6 +288,10 @@ func TestNewManagerRefuses(t *testing.T) {
 		"sharing":  func(o *Options) { o.Sharing = nil },
 		"cdi":      func(o *Options) { o.Specs.CDI = nil },
 		"calls":    func(o *Options) { o.Calls = nil },
+		"users":    func(o *Options) { o.Users = nil },
+		"events":   func(o *Options) { o.Events = nil },
+		"cluster":  func(o *Options) { o.Cluster = nil },
+		"pods":     func(o *Options) { o.Pods = nil },
 	} {
 		o := good
 		change(&o)
