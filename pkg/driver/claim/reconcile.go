@@ -124,11 +124,16 @@ func (m *Manager) last(address string) (k known) {
 	return k
 }
 
-// releasing are the devices on a GPU that are to be released, as records say, and that the call which releases them has left.
+// releasing are the devices on a GPU that are to be released, as records say, and that the call which releases them has left. The rest of
+// one that claims share may be given out.
 func (m *Manager) releasing(snapshot *record.Snapshot, address string) (all []device.Condition) {
-	for _, d := range snapshot.On(address) {
+	held := snapshot.On(address)
+	for _, d := range held {
+		isShared := slices.ContainsFunc(held, func(other record.Held) bool {
+			return other.Record.State == record.Prepared && other.Mark == record.Started && other.SameDevice(d.Device)
+		})
 		isLeft := d.Record.State == record.Releasing && !m.store.Released(d.Record.Claim.UID, m.clock()-releaseTime)
-		if isLeft && d.Mark == record.Started && !d.Admin && d.Type != record.Static {
+		if isLeft && d.Mark == record.Started && !d.Admin && d.Type != record.Static && !isShared {
 			all = append(all, pending(d.Device, fmt.Sprintf("device %s of claim %s is to be released, and its GPU is slow or busy",
 				d.Device.Device, d.Record.Claim)))
 		}

@@ -167,3 +167,26 @@ func TestSlowGPUTaintsNoOther(t *testing.T) {
 		b.wantNothing()
 	})
 }
+
+// TestSlowReleaseOfShare: the rest of a device that claims share may be given out, also while a share is released.
+func TestSlowReleaseOfShare(t *testing.T) {
+	for _, stays := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBox(t)
+			m := b.manager()
+			mustPrepare(t, m, newClaim("goes", mpsA))
+			if stays {
+				mustPrepare(t, m, newClaim("stays", mpsA))
+			}
+			mustReconcile(t, m)
+			b.makeSlow(20 * time.Second)
+			mustUnprepare(t, m, "goes")
+			b.pass(time.Minute)
+			if got := findings(survey(t.Context(), m)); (len(got) == 0) != stays {
+				t.Errorf("another claim has a share: %t; %q", stays, got)
+			}
+			b.slow.nothing()
+			time.Sleep(gpuTime) // what goes on without a caller ends
+		})
+	}
+}
