@@ -63,11 +63,11 @@ func serve(ctx context.Context, c *config, cmd *cli.Command) error {
 	return c.run(ctx, clients, hooks)
 }
 
-// kubeClients are for what pods wait for, for what can wait, for events of the node, for the
-// status of claims, and for the metadata of objects.
+// kubeClients are for what pods wait for, for what can wait, for events, for the status of claims, and for the metadata of objects.
+// Each has a budget of its own.
 type kubeClients struct {
-	main, background, events, status kubernetes.Interface
-	metadata                         metadata.Interface
+	main, background, nodeEvents, userEvents, status kubernetes.Interface
+	metadata                                         metadata.Interface
 }
 
 func (c *config) kubeClients() (*kubeClients, error) {
@@ -79,28 +79,26 @@ func (c *config) kubeClients() (*kubeClients, error) {
 	config.UserAgent = name + "/" + version.Get().Version
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	main, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("make a client for %s: %w", config.Host, err)
+	k := &kubeClients{}
+	for _, one := range []struct {
+		client *kubernetes.Interface
+		config *rest.Config
+		what   string
+	}{
+		{&k.main, config, "what pods wait for"},
+		{&k.background, plugin.BackgroundConfig(config), "what can wait"},
+		{&k.nodeEvents, plugin.BackgroundConfig(config), "events of the node"}, // which do not wait for what pods cause
+		{&k.userEvents, plugin.BackgroundConfig(config), "events of claims and pods"},
+		{&k.status, plugin.StatusConfig(config), "the status of claims"},
+	} {
+		if *one.client, err = kubernetes.NewForConfig(one.config); err != nil {
+			return nil, fmt.Errorf("make a client of %s for %s: %w", one.what, config.Host, err)
+		}
 	}
-	background, err := kubernetes.NewForConfig(plugin.BackgroundConfig(config))
-	if err != nil {
-		return nil, fmt.Errorf("make a second client for %s: %w", config.Host, err)
-	}
-	// It is not to wait for what pods cause.
-	events, err := kubernetes.NewForConfig(plugin.BackgroundConfig(config))
-	if err != nil {
-		return nil, fmt.Errorf("make a client of events for %s: %w", config.Host, err)
-	}
-	status, err := kubernetes.NewForConfig(plugin.StatusConfig(config))
-	if err != nil {
-		return nil, fmt.Errorf("make a client of the status of claims for %s: %w", config.Host, err)
-	}
-	metadata, err := metadata.NewForConfig(config)
-	if err != nil {
+	if k.metadata, err = metadata.NewForConfig(config); err != nil {
 		return nil, fmt.Errorf("make a client of metadata for %s: %w", config.Host, err)
 	}
-	return &kubeClients{main: main, background: background, events: events, status: status, metadata: metadata}, nil
+	return k, nil
 }
 
 // restConfig is that of the kubeconfig, or of the pod's service account.
@@ -131,7 +129,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 	cluster := plugin.NewCluster(clients.background)
 	facts := usage.NewFacts(driverName, cluster)
 	holders := &holder.Finder{Roots: roots}
-	events := plugin.NewEvents(ctx, clients.events, clients.background, driverName, c.nodeName)
+	events := plugin.NewEvents(ctx, clients.nodeEvents, clients.userEvents, driverName, c.nodeName)
 	names := &holder.PodNames{Roots: roots}
 	memoryLimits, err := c.limitMemory(ctx, roots, gpus)
 	if err != nil {

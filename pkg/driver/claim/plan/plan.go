@@ -117,7 +117,7 @@ func (node Node) find(claim *resourceapi.ResourceClaim) ([]allocated, error) {
 func (d *allocated) place() int {
 	place := 0
 	if d.Partition != nil {
-		place = 2 * (1 + d.Partition.Placement.Start)
+		place = 2 * (1 + d.Partition.Start)
 	}
 	if d.Admin {
 		place++

@@ -33,19 +33,8 @@ func (c *claim) make() {
 		}
 	}
 	m := &making{claim: c}
-	for i, p := range c.parts {
-		var v *Verdict
-		switch {
-		case p.Admin || p.isStatic():
-			v = m.useAsIs(p)
-		case slices.ContainsFunc(c.parts[:i], func(q part) bool { return q.SameDevice(p.Part) }):
-			m.start(p) // its first share of the device makes it
-		case p.isOurs():
-			v = m.partition(p)
-		default:
-			v = m.whole(p)
-		}
-		if v != nil {
+	for i := range c.parts {
+		if v := m.makePart(i); v != nil {
 			if len(c.Guards) > 0 && (errors.Is(v, partition.ErrForeign) || errors.Is(v, partition.ErrDivided)) {
 				v.Why += "; it may be that of " + c.Guards[0].String()
 			}
@@ -55,6 +44,21 @@ func (c *claim) make() {
 		}
 	}
 	m.propose()
+}
+
+// makePart makes a part, or says why not.
+func (m *making) makePart(i int) *Verdict {
+	p := m.parts[i]
+	switch {
+	case p.Admin || p.isStatic():
+		return m.useAsIs(p)
+	case slices.ContainsFunc(m.parts[:i], func(q part) bool { return q.SameDevice(p.Part) }):
+		m.start(p) // its first share of the device makes it
+		return nil
+	case p.isOurs():
+		return m.partition(p)
+	}
+	return m.whole(p)
 }
 
 // unmake takes back what was started of a part that the hardware refuses.
