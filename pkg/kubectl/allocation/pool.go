@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/ptr"
 
-	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/generation"
 )
 
 // pool has all slices of a pool, of all generations: which count is for the allocator to say.
@@ -115,7 +115,7 @@ type Pool struct {
 func (p *Pool) Incomplete() bool { return int64(len(p.Slices)) != p.Expected }
 
 func (p *pool) newest(id poolID) Pool {
-	current, _ := fleet.Newest(p.slices)
+	current, _ := generation.Newest(p.slices)
 	out := Pool{Driver: id.driver, Name: id.pool, Slices: current, Expected: current[0].Spec.Pool.ResourceSliceCount}
 	out.Invalid = !out.Incomplete() && !intact(out.Slices)
 	return out

@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/generation"
 )
 
 var sliceChecks = []Check{
@@ -42,7 +43,7 @@ func poolsComplete(f *Facts) (found findings) {
 	for _, key := range slices.SortedFunc(maps.Keys(pools), func(a, b poolKey) int {
 		return cmp.Or(cmp.Compare(a.pool, b.pool), cmp.Compare(a.node, b.node))
 	}) {
-		newest, complete := fleet.Newest(pools[key])
+		newest, complete := generation.Newest(pools[key])
 		old := len(pools[key]) - len(newest)
 		pool := Ref{Kind: "pool", Name: key.pool}
 		if !complete {

@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/kubectl/generation"
 )
 
 // Counters of a GPU: one for each memory slice, of which this is the beginning of the name, and
@@ -67,7 +68,7 @@ func (b *builder) addDevices() {
 		}
 	}
 	for _, pool := range slices.Sorted(maps.Keys(pools)) {
-		newest, complete := Newest(pools[pool])
+		newest, complete := generation.Newest(pools[pool])
 		counters := map[string]map[string]resourceapi.Counter{}
 		for _, slice := range newest {
 			for _, set := range slice.Spec.SharedCounters {

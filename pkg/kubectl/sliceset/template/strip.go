@@ -14,7 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/device"
-	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/generation"
 )
 
 // Strip makes a template of the slices of a live node. It takes away what is only this node's:
@@ -59,7 +59,7 @@ func newest(published []*resourceapi.ResourceSlice, node, driver string) ([]*res
 			return nil, fmt.Errorf("node %s has two pools of the driver %s, %s and %s", node, driver, pool[0].Spec.Pool.Name, s.Spec.Pool.Name)
 		}
 	}
-	current, complete := fleet.Newest(pool)
+	current, complete := generation.Newest(pool)
 	if len(current) == 0 {
 		return nil, fmt.Errorf("node %s has no ResourceSlices of the driver %s", node, driver)
 	}

@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package fleet
+// Package generation says which ResourceSlices of a pool count.
+package generation
 
 import resourceapi "k8s.io/api/resource/v1"
 
