@@ -48,7 +48,7 @@ func TestAdvice(t *testing.T) {
 		{economics.Workload{Kind: economics.Inference, Trust: economics.SameTeam, Traffic: economics.Steady, Count: 4}, 1.5, economics.MPS},
 		{economics.Workload{Kind: economics.Notebook, Trust: economics.SameTeam, Traffic: economics.Bursty, Memory: 4 << 30, Count: 4}, 0, economics.TimeSlice},
 	} {
-		a, err := economics.Advise(economics.Query{Workload: q.workload, Billions: q.billions, Image: demoImage, Driver: driverName}, supply)
+		a, err := economics.Advise(economics.Query{Workload: q.workload, Billions: q.billions, Driver: driverName}, supply)
 		if err != nil {
 			t.Fatal(err)
 		}
