@@ -91,7 +91,7 @@ func (m *Manager) converge(ctx context.Context, isDue func(*rules.Task) bool) (s
 		k := m.last(address)
 		status.Static = append(status.Static, k.statics...)
 		// The rules say so, too, but where a look has not ended yet, or has seen nothing.
-		status.Conditions = with(append(status.Conditions, k.conditions...), m.releasing(snapshot, address))
+		status.Conditions = with(append(status.Conditions, k.conditions...), releasing(m.store, snapshot, address, m.clock()))
 	}
 	return status, errors.Join(left...)
 }
@@ -126,13 +126,13 @@ func (m *Manager) last(address string) (k known) {
 
 // releasing are the devices on a GPU that are to be released, as records say, and that the call which releases them has left. The rest of
 // one that claims share may be given out.
-func (m *Manager) releasing(snapshot *record.Snapshot, address string) (all []device.Condition) {
+func releasing(store *record.Store, snapshot *record.Snapshot, address string, now time.Duration) (all []device.Condition) {
 	held := snapshot.On(address)
 	for _, d := range held {
 		isShared := slices.ContainsFunc(held, func(other record.Held) bool {
 			return other.Record.State == record.Prepared && other.Mark == record.Started && other.SameDevice(d.Device)
 		})
-		isLeft := d.Record.State == record.Releasing && !m.store.Released(d.Record.Claim.UID, m.clock()-releaseTime)
+		isLeft := d.Record.State == record.Releasing && !store.Released(d.Record.Claim.UID, now-releaseTime)
 		if isLeft && d.Mark == record.Started && !d.Admin && d.Type != record.Static && !isShared {
 			all = append(all, pending(d.Device, fmt.Sprintf("device %s of claim %s is to be released, and its GPU is slow or busy",
 				d.Device.Device, d.Record.Claim)))

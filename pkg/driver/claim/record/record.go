@@ -282,6 +282,15 @@ func (d *Device) Place() Place {
 	return d.Partition.Place
 }
 
+// SessionID is that of the MPS session that the device is in, or empty.
+func (d *Device) SessionID() string { return d.Shared().Session }
+
+// IsStatic reports whether the device is a partition that somebody else made, which is used as it is.
+func (d *Device) IsStatic() bool { return d.Type == Static }
+
+// IsMadeForClaims reports whether the device is a partition that is made for claims, and destroyed with the last.
+func (d *Device) IsMadeForClaims() bool { return d.Partition != nil && !d.IsStatic() }
+
 // SameDevice reports whether both are slots of one shared device.
 func (d *Device) SameDevice(other *Device) bool {
 	return d.Type.IsShare() && other.Type.IsShare() && !d.Admin && !other.Admin && d.PCIAddress == other.PCIAddress && d.Device == other.Device

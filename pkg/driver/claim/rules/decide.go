@@ -55,10 +55,10 @@ func (o *Observation) Needs() (n Needs) {
 				continue
 			}
 			undivided := p.Partition == nil
-			n.Sessions = n.Sessions || p.session() != ""
-			n.Mode = n.Mode || p.session() != "" && undivided
+			n.Sessions = n.Sessions || p.SessionID() != ""
+			n.Mode = n.Mode || p.SessionID() != "" && undivided
 			n.Fabric = n.Fabric || undivided && p.Divisible && r.State == record.Preparing
-			n.Users = n.Users || (undivided || p.isStatic()) && r.State != record.Prepared
+			n.Users = n.Users || (undivided || p.IsStatic()) && r.State != record.Prepared
 		}
 	}
 	if slices.ContainsFunc(o.Guards, func(g record.Guard) bool { return g.Released }) {

@@ -50,12 +50,12 @@ func (c *claim) make() {
 func (m *making) makePart(i int) *Verdict {
 	p := m.parts[i]
 	switch {
-	case p.Admin || p.isStatic():
+	case p.Admin || p.IsStatic():
 		return m.useAsIs(p)
 	case slices.ContainsFunc(m.parts[:i], func(q part) bool { return q.SameDevice(p.Part) }):
 		m.start(p) // its first share of the device makes it
 		return nil
-	case p.isOurs():
+	case p.IsMadeForClaims():
 		return m.partition(p)
 	}
 	return m.whole(p)
@@ -99,7 +99,7 @@ func (m *making) useAsIs(p part) *Verdict {
 	case p.Partition == nil || i != nil && len(i.Compute) == 1:
 		m.start(p)
 		return nil
-	case p.isStatic():
+	case p.IsStatic():
 		return p.says(Verdict{}, ": the partition was not made by this driver and is not there any more")
 	}
 	return p.says(Verdict{}, ": there is no partition now, and admin access does not make one")
@@ -139,7 +139,7 @@ func (m *making) create(p part) *Verdict {
 		m.do(EnableMIG, p)
 	}
 	m.do(Start, p) // also where it is written already: the place is empty now
-	if m.session(p.session()) != nil {
+	if m.session(p.SessionID()) != nil {
 		m.do(StopSession, p) // that of a partition which is gone, so that the next one can have its name
 	}
 	m.do(CreateGI, p)
@@ -163,7 +163,7 @@ func (m *making) whole(p part) *Verdict {
 	if h.Enabled && p.Divisible {
 		m.do(DisableMIG, p)
 	}
-	if p.session() != "" && !h.Exclusive {
+	if p.SessionID() != "" && !h.Exclusive {
 		m.do(SetExclusive, p)
 	}
 	return nil
@@ -174,7 +174,7 @@ func (m *making) wrongMode(p part) *Verdict {
 	h := &m.Hardware
 	known := p.Mark == record.Started || len(p.sharers()) > 0 || m.guardOf(m.Claim.UID) != nil
 	switch {
-	case p.session() == "":
+	case p.SessionID() == "":
 		return nil
 	case h.NoMode:
 		return p.says(Verdict{}, ": MPS needs a compute mode of GPU %s, and the driver does not support any there", m.GPU)
@@ -237,8 +237,8 @@ func (r *Record) gpus(session string) (gpus []string) {
 // the claim's are ready, for the first of them.
 func (m *making) sessions() (here, jointly []Action) {
 	for i, p := range m.parts {
-		id := p.session()
-		if id == "" || p.Admin || slices.ContainsFunc(m.parts[:i], func(q part) bool { return q.session() == id }) {
+		id := p.SessionID()
+		if id == "" || p.Admin || slices.ContainsFunc(m.parts[:i], func(q part) bool { return q.SessionID() == id }) {
 			continue
 		}
 		a := p.action(StartSession)
@@ -294,9 +294,9 @@ func (c *claim) inTheWay(p part, before []part) *Verdict {
 	switch g := c.guardBesides(c.Claim.UID); {
 	case g != nil && c.mayBeGuarded(p):
 		return p.says(Verdict{State: Waiting, Cause: ErrGuarded, Other: g.Claim.UID}, " may be in use by %s", g.String())
-	case p.session() != "" && c.Unsupervised != nil:
+	case p.SessionID() != "" && c.Unsupervised != nil:
 		return p.says(Verdict{State: Waiting, Cause: c.Unsupervised}, ": the MPS supervisor of this node does not answer, is the DaemonSet of the mps-supervisor running? %v", c.Unsupervised)
-	case c.State != record.Prepared && (p.Partition == nil || p.isStatic()):
+	case c.State != record.Prepared && (p.Partition == nil || p.IsStatic()):
 		return c.notIdle(p)
 	}
 	return nil
@@ -357,5 +357,5 @@ func (c *claim) noShareLeft(p part, before []part) *Verdict {
 // mayBeGuarded: a claim whose record cannot be read may have an undivided GPU, and what is shared. Other partitions are
 // seen on the hardware.
 func (c *claim) mayBeGuarded(p part) bool {
-	return p.Mark != record.Started && !p.isStatic() && (p.Partition == nil || !c.Hardware.Enabled || p.Type.IsShare())
+	return p.Mark != record.Started && !p.IsStatic() && (p.Partition == nil || !c.Hardware.Enabled || p.Type.IsShare())
 }

@@ -56,7 +56,7 @@ func (c *claim) release() {
 // needsMode means that MIG mode is on for it. Where somebody's memory keeps the first instance from being made no part is
 // started, and the mode stays.
 func (p part) needsMode() bool {
-	return p.o.Hardware.Enabled && p.DynamicMIG && p.isOurs() && !p.Admin && (p.Mark == record.Started || p.Mark == record.Announced)
+	return p.o.Hardware.Enabled && p.DynamicMIG && p.IsMadeForClaims() && !p.Admin && (p.Mark == record.Started || p.Mark == record.Announced)
 }
 
 // giveBack proposes a release, if there is something to do.
@@ -90,7 +90,7 @@ func (p part) undo() (actions []Action, pending string) {
 		return nil, "it is in use: " + users
 	case instance != nil && len(instance.Compute) > 1:
 		return nil, "" // somebody else has divided it
-	case p.session() != "" && p.o.Unsupervised != nil:
+	case p.SessionID() != "" && p.o.Unsupervised != nil:
 		return nil, "the MPS supervisor does not answer: " + p.o.Unsupervised.Error()
 	}
 	return p.undoLast(instance), ""
@@ -103,11 +103,11 @@ func (p part) undoLast(instance *gpu.Instance) (actions []Action) {
 			actions = append(actions, p.action(do))
 		}
 	}
-	do(StopSession, p.o.session(p.session()) != nil)
-	do(SetDefault, p.session() != "" && p.Partition == nil && p.o.Hardware.Exclusive)
+	do(StopSession, p.o.session(p.SessionID()) != nil)
+	do(SetDefault, p.SessionID() != "" && p.Partition == nil && p.o.Hardware.Exclusive)
 	do(ResetInterval, anyInterval(append(p.sharers(), p)) && !p.isRefused())
-	do(DestroyCI, p.isOurs() && instance != nil && len(instance.Compute) > 0)
-	do(DestroyGI, p.isOurs() && instance != nil)
+	do(DestroyCI, p.IsMadeForClaims() && instance != nil && len(instance.Compute) > 0)
+	do(DestroyGI, p.IsMadeForClaims() && instance != nil)
 	for _, q := range p.sharers() {
 		if q.of != p.of {
 			actions = append(actions, q.action(Unstart))
@@ -130,7 +130,7 @@ func (p part) leaveTo(others []part, g *record.Guard) (actions []Action, pending
 	case g != nil:
 		return nil, ""
 	}
-	if s := p.o.session(p.session()); s != nil && s.Demand != demandOf(others) {
+	if s := p.o.session(p.SessionID()); s != nil && s.Demand != demandOf(others) {
 		a := p.action(StartSession)
 		a.Demand = demandOf(others)
 		actions = append(actions, a)

@@ -108,7 +108,7 @@ func (o *Observation) action(do Do, claim types.UID) Action {
 
 func (p part) action(do Do) Action {
 	a := p.o.action(do, p.of.Claim.UID)
-	a.Key, a.Place, a.Session = p.Key(), p.Place(), p.session()
+	a.Key, a.Place, a.Session = p.Key(), p.Place(), p.SessionID()
 	if do == Start || do == SetInterval {
 		a.Interval = p.interval()
 	}
@@ -121,17 +121,8 @@ func (p part) says(v Verdict, format string, args ...any) *Verdict {
 	return &v
 }
 
-// session is the ID of the MPS session that it is in, or empty.
-func (p part) session() string { return p.Shared().Session }
-
-// isStatic means that it is a partition that somebody else made, which is used as it is.
-func (p part) isStatic() bool { return p.Type == record.Static }
-
-// isOurs means that it is a partition that is made for claims, and destroyed with the last.
-func (p part) isOurs() bool { return p.Partition != nil && !p.isStatic() }
-
 // isMade means that the claim has started it, and made it: neither only observes, nor uses what somebody else made.
-func (p part) isMade() bool { return p.Mark == record.Started && !p.Admin && !p.isStatic() }
+func (p part) isMade() bool { return p.Mark == record.Started && !p.Admin && !p.IsStatic() }
 
 // isRefused reports whether the hardware has refused something for it since the lock was taken.
 func (p part) isRefused() bool {
@@ -184,7 +175,7 @@ func (p part) among(parts []part) []part {
 // isTakenOver reports whether another claim has a partition in the place of this one. A process that could not read this
 // record, because a later version wrote it, has seen the place empty and started there: what is in it is the other claim's.
 func (p part) isTakenOver() bool {
-	return p.isOurs() && len(p.o.started(func(q part) bool {
+	return p.IsMadeForClaims() && len(p.o.started(func(q part) bool {
 		return q.of.Claim.UID != p.of.Claim.UID && q.Place() == p.Place() && q.Conflicts(p.Part)
 	})) > 0
 }

@@ -61,9 +61,9 @@ func (d *decision) surveyInstances() (clear bool) {
 		has := func(is func(part) bool) bool {
 			return len(d.started(func(p part) bool { return p.Place() == place && is(p) })) > 0
 		}
-		taken := has(part.isStatic)
+		taken := has(func(p part) bool { return p.IsStatic() })
 		switch {
-		case has(part.isOurs):
+		case has(func(p part) bool { return p.IsMadeForClaims() }):
 			continue
 		case d.isComplete(&i) && (taken || len(d.Guards) == 0):
 			d.plan.Static = append(d.plan.Static, device.Static{PCIAddress: d.GPU, ProfileID: i.ProfileID, Placement: i.Placement, UUID: i.Compute[0].UUID})
@@ -77,7 +77,7 @@ func (d *decision) surveyInstances() (clear bool) {
 		clear = clear && taken
 	}
 	// The partitions of others that claims have and that do not exist any more, or not yet again.
-	for _, p := range d.held(func(p part) bool { return p.isStatic() && !d.isComplete(d.at(p.Place())) }) {
+	for _, p := range d.held(func(p part) bool { return p.IsStatic() && !d.isComplete(d.at(p.Place())) }) {
 		d.plan.Static = append(d.plan.Static, device.Static{PCIAddress: d.GPU, ProfileID: p.Partition.ProfileID, Placement: p.Partition.Placement, UUID: p.Partition.UUID(), Gone: true})
 	}
 	return clear
@@ -115,14 +115,14 @@ func (d *decision) advice(i *gpu.Instance) string {
 // surveySessions ends the sessions that no record names, and reports whether nothing of them is left that has to stay. It
 // also says which of the others are not well, and whether there can be any.
 func (d *decision) surveySessions() (clear bool) {
-	hasSession := func(p part) bool { return p.session() != "" }
+	hasSession := func(p part) bool { return p.SessionID() != "" }
 	stray := d.Hardware.Exclusive && len(d.started(hasSession)) == 0 // a compute mode that no record explains
 	clear = !stray && !d.Hardware.ModeUnknown && (d.Unsupervised == nil || !d.Shareable)
 	if d.Unsupervised != nil {
 		d.say(Statement{Reason: Unsupervised, Text: d.Unsupervised.Error()})
 	}
 	for _, s := range d.Sessions {
-		if parts := d.started(func(p part) bool { return p.session() == s.ID }); len(parts) > 0 {
+		if parts := d.started(func(p part) bool { return p.SessionID() == s.ID }); len(parts) > 0 {
 			if s.Unwell != "" {
 				d.say(Statement{Place: parts[0].Place(), Reason: SessionUnwell, Text: s.Unwell})
 			}
