@@ -54,7 +54,7 @@ func (r *reader) object(n *yaml.Node, at *field.Path, fields map[string]strict.R
 	return seen
 }
 
-// loses tells of unknown fields that they are not translated.
+// loses reports unknown fields as not translated.
 func (r *reader) loses(why string) func(path, value string) {
 	return func(path, value string) { r.found.Lost(path, value, why) }
 }
