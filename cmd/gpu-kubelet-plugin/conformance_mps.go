@@ -17,7 +17,7 @@ import (
 	"github.com/partage-dev/partage/pkg/conformance"
 )
 
-// conformanceChanges are the flags for the parts that do more than look.
+// conformanceChanges are the flags for the parts that do more than read.
 type conformanceChanges struct {
 	mps, intrusive bool
 	gpu            string
@@ -31,7 +31,7 @@ func (c *conformanceChanges) flags() []cli.Flag {
 		&cli.BoolFlag{Name: "intrusive", Destination: &c.intrusive, Usage: "also change modes and partitions of the GPU of --gpu, and undo that; for a node that was drained; adds 15 minutes to --timeout, and --limit is a minute at least"},
 		&cli.StringFlag{Name: "gpu", Destination: &c.gpu, Usage: "UUID of the GPU for --mps and --intrusive; by default --mps takes the first that nobody uses"},
 		&cli.StringFlag{Name: "work-dir", Value: "/tmp/partage-conformance", Destination: &c.workDir, Usage: "directory for the files of --mps, in a tmpfs that only this program sees"},
-		&cli.StringFlag{Name: "runtime-endpoint", Destination: &c.runtime, Usage: "socket of the container runtime for --intrusive, such as unix:///run/containerd/containerd.sock; by default it is looked for on the host"},
+		&cli.StringFlag{Name: "runtime-endpoint", Destination: &c.runtime, Usage: "socket of the container runtime for --intrusive, such as unix:///run/containerd/containerd.sock; by default it is searched for on the host"},
 		&cli.StringFlag{Name: "image", Destination: &c.image, Usage: "image with cuda-probe that is on the node, for --intrusive; by default that of this container"},
 		&cli.StringFlag{Name: "cuda-probe", Destination: &c.probe, Usage: "program cuda-probe; by default the one beside this program"},
 	}

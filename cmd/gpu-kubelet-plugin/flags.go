@@ -155,7 +155,7 @@ func (c *config) flags() []cli.Flag {
 		command.Duration(categoryTimes, "nvml-call-limit", call.DefaultLimit, &c.callLimit,
 			"how long one call of the NVIDIA driver may take before its GPU counts as not responding"),
 		command.Duration(categoryTimes, "poll-interval", 10*time.Second, &c.pollInterval,
-			"time between two looks at the GPUs, and two attempts to clean up after failures"),
+			"time between two readings of the GPUs, and two attempts to clean up after failures"),
 		command.Duration(categoryTimes, "claim-check-interval", claim.DefaultCheckInterval, &c.claimCheckInterval,
 			"time in which the API server is asked once about each prepared claim, in case that it no longer exists; sooner about one that is in the way of another"),
 		command.Duration(categoryTimes, "orphan-grace", 2*time.Minute, &c.orphanGrace,
@@ -182,7 +182,7 @@ func (c *config) metricsFlags() []cli.Flag {
 		command.String(categoryProcess, nvidiaMetricsPathFlag, metrics.Path, &c.nvidiaMetricsPath,
 			"path of these metrics at that address"),
 		command.Duration(categoryTimes, sampleIntervalFlag, 15*time.Second, &c.sampleInterval,
-			"time between two looks at what is used of a GPU, for metrics"),
+			"time between two readings of what is used of a GPU, for metrics"),
 	}
 }
 

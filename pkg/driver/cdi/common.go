@@ -33,7 +33,7 @@ import (
 // all GPUs to a container that does not set the variable.
 const void = "NVIDIA_VISIBLE_DEVICES=void"
 
-// controlNodes are those that nvcdi looks for.
+// controlNodes are those that nvcdi wants.
 var controlNodes = [...]string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"}
 
 // requiredLibraries are those without which no CUDA program runs; the driver's version
@@ -52,10 +52,10 @@ type commonEdits struct {
 	roots    host.Roots
 	clock    clock.PassiveClock
 	discover func(ctx context.Context, version string, dev host.DevRoot) (*specs.ContainerEdits, error)
-	// looks at the driver's folder, which may be on a network, are made one after the other.
-	looks *call.Queue
+	// queue is that of reads of the driver's folder, which may be on a network: they are made one after the other.
+	queue *call.Queue
 
-	// mu is not held during a look.
+	// mu is not held during a read.
 	mu      sync.Mutex
 	version string // of the kernel driver, empty while not known
 	cached  discovery
@@ -94,7 +94,7 @@ func newCommonEdits(roots host.Roots, hookPath string, calls *call.Queues) *comm
 	return &commonEdits{
 		roots: roots,
 		clock: clock.RealClock{},
-		looks: calls.Of("", call.DriverFiles),
+		queue: calls.Of("", call.DriverFiles),
 		discover: func(ctx context.Context, version string, dev host.DevRoot) (*specs.ContainerEdits, error) {
 			return discover(ctx, roots, dev, hookPath, version)
 		},
@@ -109,13 +109,13 @@ func (c *commonEdits) setVersion(version string) {
 
 // get returns edits that the caller may change.
 func (c *commonEdits) get(ctx context.Context) (specs.ContainerEdits, error) {
-	return call.Look(ctx, c.looks, "look at the NVIDIA driver's files in "+c.roots.Driver, func() (specs.ContainerEdits, error) {
+	return call.Read(ctx, c.queue, "read the NVIDIA driver's files in "+c.roots.Driver, func() (specs.ContainerEdits, error) {
 		// It may take effect for the next one, for whom ctx is not over.
-		return c.look(context.WithoutCancel(ctx))
+		return c.edits(context.WithoutCancel(ctx))
 	})
 }
 
-func (c *commonEdits) look(ctx context.Context) (specs.ContainerEdits, error) {
+func (c *commonEdits) edits(ctx context.Context) (specs.ContainerEdits, error) {
 	c.mu.Lock()
 	version, last := c.version, c.cached
 	c.mu.Unlock()

@@ -78,7 +78,7 @@ type LiveSession struct {
 	ID string
 	// Running says that it was not found to be gone.
 	Running bool
-	// Losses is how often its clients had lost their server when that was last looked at.
+	// Losses is how often its clients had lost their server when that was last read.
 	Losses int
 	// Priority is that of the claim's clients, as long as they do not set their own.
 	Priority policy.ClientPriority

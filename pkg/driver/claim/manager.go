@@ -86,7 +86,7 @@ type Manager struct {
 	engine       *converge.Engine
 	// inventory is nil until the GPUs of this node are known.
 	inventory atomic.Pointer[device.Inventory]
-	// atWork are the GPUs that are looked after, and known has what came of that last, by PCI address.
+	// atWork are the GPUs that are being reconciled, and known has what came of that last, by PCI address.
 	atWork  singleflight.Group
 	known   sync.Map
 	orphans *orphans
@@ -156,7 +156,7 @@ var errNoInventory = fmt.Errorf("the GPUs of this node are not known yet: %w", g
 // Unlooked lists the GPUs of the inventory of which this process knows nothing yet, because they are slow or busy, or the MPS
 // supervisor has not answered.
 func (m *Manager) Unlooked() []string {
-	return slices.DeleteFunc(m.GPUs(), func(address string) bool { return m.last(address).looked })
+	return slices.DeleteFunc(m.GPUs(), func(address string) bool { return m.last(address).seen })
 }
 
 // Statements are what is known of claims on each GPU, and which claims are kept although they do not exist any

@@ -94,7 +94,7 @@ func (o *orphans) run(ctx context.Context) {
 	}
 }
 
-// next returns the prepared claim that is asked about next, and when, or none where it is looked again before which there are.
+// next returns the prepared claim that is asked about next, and when, or none where the records are read again before that.
 // New ones, and those that a plugin finds, are asked about one after the other during the interval: on other nodes plugins may be
 // starting too.
 func (o *orphans) next() (next *record.Record, due time.Time) {
@@ -291,7 +291,7 @@ func isOut(err error) bool {
 // kept says which claims are kept, and which devices the scheduler takes for free meanwhile. Of a device that claims share it may give
 // out the rest.
 func (o *orphans) kept(snapshot *record.Snapshot) (k known) {
-	k.looked = true
+	k.seen = true
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for uid, i := range o.claims {

@@ -39,14 +39,14 @@ const (
 // orphaned is in place of a GPU's address where something is known of claims that are kept.
 const orphaned = ""
 
-// known is what is known of a GPU since it was last looked after, in the words of package device.
+// known is what is known of a GPU since it was last reconciled, in the words of package device.
 type known struct {
 	statics    []device.Static
 	conditions []device.Condition
 	// claims are about those that have something of it.
 	claims []Statement
-	// looked says that this process has seen the GPU, or knows that it does not answer.
-	looked bool
+	// seen says that this process has seen the GPU, or knows that it does not answer.
+	seen bool
 	// left is why something is not as it should be, or nil.
 	left error
 }
@@ -90,7 +90,7 @@ func (m *Manager) converge(ctx context.Context, isDue func(*rules.Task) bool) (s
 	for _, address := range append(m.GPUs(), orphaned) {
 		k := m.last(address)
 		status.Static = append(status.Static, k.statics...)
-		// The rules say so, too, but where a look has not ended yet, or has seen nothing.
+		// The rules say so, too, but where an observation has not ended yet, or has found nothing.
 		status.Conditions = with(append(status.Conditions, k.conditions...), releasing(m.store, snapshot, address, m.clock()))
 	}
 	return status, errors.Join(left...)
@@ -110,7 +110,7 @@ func knownGPUs(gpus []string, snapshot *record.Snapshot) []string {
 // last is what is known of a GPU, or what records say of it.
 func (m *Manager) last(address string) (k known) {
 	last, _ := m.known.Load(address)
-	if k, _ = last.(known); k.looked {
+	if k, _ = last.(known); k.seen {
 		return k
 	}
 	k.statics = nil
@@ -162,7 +162,7 @@ func (m *Manager) convergeGPU(ctx context.Context, address string, isDue func(*r
 		return k // it was not the GPU that gave up
 	case said == nil && errors.Is(err, lock.ErrElsewhere):
 		// A process that hangs in the kernel does not die and keeps its locks.
-		k.looked, k.conditions = true, unanswered(address, fmt.Errorf("%w; an earlier instance of the driver may hang in it: %w", err, gpu.ErrHung))
+		k.seen, k.conditions = true, unanswered(address, fmt.Errorf("%w; an earlier instance of the driver may hang in it: %w", err, gpu.ErrHung))
 	case said == nil && err == nil:
 		return k // a call is at work on it, and what was left may be left still
 	case said == nil, gpu.IsPending(said.Unanswered) && !errors.Is(said.Unanswered, gpu.ErrHung):
@@ -208,7 +208,7 @@ var conditions = map[rules.Reason]device.Condition{
 
 // translate translates what the rules say.
 func (m *Manager) translate(address string, said *converge.Said, last known) (k known) {
-	k.statics, k.looked = said.Static, true
+	k.statics, k.seen = said.Static, true
 	for _, one := range said.Statements {
 		if reason := eventReasons[one.Reason]; reason != "" {
 			k.claims = append(k.claims, Statement{Claim: one.Claim, Reason: reason, Device: one.Device, Text: one.Text})
@@ -218,7 +218,7 @@ func (m *Manager) translate(address string, said *converge.Said, last known) (k 
 			k.conditions = append(k.conditions, unanswered(address, said.Unanswered)...)
 		case rules.Unsupervised:
 			// What an earlier process has said of MPS shares is not taken back before the supervisor had the time to answer.
-			k.looked = last.looked || !hasMPS(m.devices(), address) || m.engine.SilentFor() >= silenceLimit
+			k.seen = last.seen || !hasMPS(m.devices(), address) || m.engine.SilentFor() >= silenceLimit
 		}
 		if c, holds := m.condition(address, one, said.Failed[one.Claim.UID]); holds {
 			k.conditions = append(k.conditions, c)

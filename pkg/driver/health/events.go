@@ -16,7 +16,7 @@ import (
 )
 
 // receive hands an event to the GPU's own goroutine. Nothing here may wait for a GPU. A program
-// that fails in a loop makes events faster than they can be looked up: one that is like another
+// that fails in a loop makes events faster than they can be located: one that is like another
 // that still waits joins it.
 func (m *Monitor) receive(ctx context.Context, e gpu.Event) {
 	if m.o.ObserveEvent != nil {
@@ -42,7 +42,7 @@ func (m *Monitor) receive(ctx context.Context, e gpu.Event) {
 		"instance", e.InstanceID, "computeInstance", e.ComputeInstanceID)
 	switch {
 	case full:
-		// Where it happens is not looked up.
+		// Where it happens is not read.
 		m.apply(ctx, e, nil)
 	case w != nil:
 		w.events <- kind // has room for all that wait
@@ -80,8 +80,8 @@ func (w *watch) read() {
 	}
 }
 
-// place looks up the partition that an event is about. It is nil where there is none, and
-// where that cannot be found out: where the look fails, where the partition is gone, and where
+// place finds the partition that an event is about. It is nil where there is none, and
+// where that cannot be found out: where the reading fails, where the partition is gone, and where
 // another one may have had its instance when the event happened.
 func (m *Monitor) place(ctx context.Context, e gpu.Event) *Place {
 	if e.InstanceID < 0 || e.Kind == gpu.EventXID && xid.Lookup(e.XID).Scope == xid.WholeGPU {

@@ -233,7 +233,7 @@ func (j *judge) see(r *record, found *fault, at time.Time) {
 	}
 }
 
-// alive ends what was wrong with partitions that are not there any more. The look at them
+// alive ends what was wrong with partitions that are not there any more. The reading of them
 // began at a time.
 func (j *judge) alive(pciAddress string, instances []gpu.Instance, began time.Time) {
 	r := j.gpus[pciAddress]

@@ -75,7 +75,7 @@ type Options struct {
 }
 
 const (
-	// placeLimit is how long the look at the partitions may take for which an event is. It is
+	// placeLimit is how long the reading may take of the partitions that an event may be about. It is
 	// not known which one it is if it takes longer.
 	placeLimit = 5 * time.Second
 	// hungAfter is after how long a reading that does not return is a fault. It is longer than

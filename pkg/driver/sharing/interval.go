@@ -51,7 +51,7 @@ func (m *Manager) SetInterval(ctx context.Context, d Device, interval Interval) 
 }
 
 func (m *Manager) setInterval(ctx context.Context, d Device, interval Interval, value string) error {
-	smi, err := call.Look(ctx, m.calls.Of("", call.DriverFiles), "look for nvidia-smi", func() (host.Program, error) {
+	smi, err := call.Read(ctx, m.calls.Of("", call.DriverFiles), "find nvidia-smi", func() (host.Program, error) {
 		return m.roots.Program("nvidia-smi")
 	})
 	if err != nil {

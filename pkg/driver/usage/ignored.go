@@ -17,7 +17,7 @@ import (
 // Its image may have set it, so that no claim shows it.
 const ReasonMemoryLimitIgnored = "MemoryLimitIgnored"
 
-// environTime bounds a look at the environment of a process.
+// environTime bounds a read of the environment of a process.
 const environTime = time.Second
 
 // tellIgnored tells, once for each claim, of programs that ask for a limit which the driver does not hold.
@@ -48,17 +48,17 @@ func (s *Sampler) hasTold(h *Holding, now bool) bool {
 	return c.told
 }
 
-// asksForLimit looks at the environment of a process, which is in its own memory: reading it may never return. So
-// there is one look at a time, and nothing is known while one does not end.
+// asksForLimit reads the environment of a process, which is in its own memory: reading it may never return. So
+// there is one read at a time, and nothing is known while one does not end.
 func (s *Sampler) asksForLimit(ctx context.Context, pid int) bool {
 	select {
-	case s.looking <- struct{}{}:
+	case s.environ <- struct{}{}:
 	default:
 		return false
 	}
 	found := make(chan bool, 1)
 	go func() {
-		defer func() { <-s.looking }()
+		defer func() { <-s.environ }()
 		found <- slices.ContainsFunc(strings.Split(s.o.Environ(pid), "\x00"), func(v string) bool { return strings.HasPrefix(v, hook.LimitVariable+"=") })
 	}()
 	ctx, cancel := context.WithTimeout(ctx, environTime)

@@ -83,8 +83,8 @@ type Sampler struct {
 
 	journalProblem logchange.Problem
 	panicked       panics.Repeated
-	// looking is full while an environment is read.
-	looking chan struct{}
+	// environ is full while an environment is read.
+	environ chan struct{}
 }
 
 // holdingKey identifies a device of a claim.
@@ -118,7 +118,7 @@ type claimState struct {
 
 // New makes a Sampler that does nothing before Run.
 func New(o Options) *Sampler {
-	return &Sampler{o: o, gpus: map[string]*gpuState{}, claims: map[holdingKey]*claimState{}, looking: make(chan struct{}, 1)}
+	return &Sampler{o: o, gpus: map[string]*gpuState{}, claims: map[holdingKey]*claimState{}, environ: make(chan struct{}, 1)}
 }
 
 // Run samples until ctx ends. Claims are known as soon as they are prepared, and forgotten as

@@ -46,7 +46,7 @@ type Users struct {
 
 	mu sync.Mutex
 	// openers are those that were seen to have the node of a GPU open, for as long as they have. There is an entry for each
-	// GPU that was looked at.
+	// GPU that was observed.
 	openers map[string]map[opener]sighting
 	// keptSince is since when open nodes keep a GPU back. It is one time for all of them: who has a node open can start a process that has
 	// it, too, again and again.
@@ -83,8 +83,8 @@ const (
 // undivided is in place of the ID of a GPU instance.
 const undivided = -1
 
-// look is one observation of a GPU.
-type look struct {
+// observation is one of a GPU.
+type observation struct {
 	*Users
 	gpu    string
 	claims []*record.Record
@@ -103,25 +103,25 @@ func (u *Users) Users(ctx context.Context, pciAddress string, claims []*record.R
 	until := time.Now().Add(limit)
 	ctx, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
-	l := &look{Users: u, gpu: pciAddress, claims: claims, users: map[int][]string{}}
-	l.servers = sync.OnceValue(func() []int { return u.serversNow(ctx) })
+	o := &observation{Users: u, gpu: pciAddress, claims: claims, users: map[int][]string{}}
+	o.servers = sync.OnceValue(func() []int { return u.serversNow(ctx) })
 	if orphan != nil {
 		for _, d := range orphan.Devices {
 			if d.PCIAddress == pciAddress && !d.Admin {
-				l.orphaned = append(l.orphaned, instanceOf(&d))
+				o.orphaned = append(o.orphaned, instanceOf(&d))
 			}
 		}
 	}
 	listed, unlisted := u.list(ctx, pciAddress)
-	l.listed = listed
+	o.listed = listed
 	cannotList := errors.Is(unlisted, gpu.ErrNotSupported)
-	everybody := cannotList && len(l.orphaned) > 0
+	everybody := cannotList && len(o.orphaned) > 0
 	open, unopened := u.Finder.Openers(ctx, pciAddress, time.Until(until), !everybody)
 	if unopened != nil {
-		klog.FromContext(ctx).V(2).Info("Open device nodes were not looked at, the driver's list of processes decides", "reason", unopened)
+		klog.FromContext(ctx).V(2).Info("Open device nodes were not read, the driver's list of processes decides", "reason", unopened)
 	}
 	for _, p := range listed {
-		l.addListed(ctx, u.Finder.Process(p.PID), p.InstanceID)
+		o.addListed(ctx, u.Finder.Process(p.PID), p.InstanceID)
 	}
 	if cannotList {
 		unlisted = nil
@@ -131,17 +131,17 @@ func (u *Users) Users(ctx context.Context, pciAddress string, claims []*record.R
 		// The kernel knows who has the GPU open, whatever the driver can list.
 		unlisted = unopened
 		for _, p := range open {
-			l.addListed(ctx, p, undivided)
+			o.addListed(ctx, p, undivided)
 		}
 	case unopened == nil:
-		l.addOpeners(ctx, slices.DeleteFunc(open, func(p holder.Process) bool {
+		o.addOpeners(ctx, slices.DeleteFunc(open, func(p holder.Process) bool {
 			return slices.ContainsFunc(listed, func(other gpu.Process) bool { return other.PID == p.PID })
 		}))
 	}
 	if unlisted != nil {
-		l.add(undivided, fmt.Sprintf("which processes use GPU %s is not known: %v", pciAddress, unlisted))
+		o.add(undivided, fmt.Sprintf("which processes use GPU %s is not known: %v", pciAddress, unlisted))
 	}
-	return l.result()
+	return o.result()
 }
 
 // list lists the processes on a GPU. One that has just ended is given time to go, such as an MPS server whose session was on several
@@ -157,34 +157,34 @@ func (u *Users) list(ctx context.Context, pciAddress string) ([]gpu.Process, err
 }
 
 // addListed counts a process with a context or memory in a place, unless that is explained. MPS servers are no users.
-func (l *look) addListed(ctx context.Context, p holder.Process, instanceID int) {
-	if text, counts := l.counts(ctx, p, true, max(instanceID, undivided)); counts && !slices.Contains(l.servers(), p.PID) {
-		l.add(instanceID, text)
+func (o *observation) addListed(ctx context.Context, p holder.Process, instanceID int) {
+	if text, counts := o.counts(ctx, p, true, max(instanceID, undivided)); counts && !slices.Contains(o.servers(), p.PID) {
+		o.add(instanceID, text)
 	}
 }
 
 // add counts a user that has a context or memory in a place. One that the driver puts on no instance may be on that of an
 // orphan.
-func (l *look) add(instanceID int, text string) {
+func (o *observation) add(instanceID int, text string) {
 	places := []int{max(instanceID, undivided)}
 	if instanceID < 0 {
-		places = append(places, l.orphaned...)
+		places = append(places, o.orphaned...)
 		slices.Sort(places)
 	}
 	for _, at := range slices.Compact(places) {
-		l.users[at] = append(l.users[at], text)
+		o.users[at] = append(o.users[at], text)
 	}
 }
 
 // result are the users of the undivided GPU and of its instances, and who else has its node open.
-func (l *look) result() (string, map[int]string, string) {
+func (o *observation) result() (string, map[int]string, string) {
 	found := map[int]string{}
-	for at, users := range l.users {
+	for at, users := range o.users {
 		found[at] = describe(users)
 	}
 	whole := found[undivided]
 	delete(found, undivided)
-	return whole, found, describe(l.opened)
+	return whole, found, describe(o.opened)
 }
 
 // describe joins the first texts, and says how many there are besides.
@@ -199,29 +199,29 @@ func describe(users []string) string {
 // open before a claim was prepared does not count, because it did not keep that claim from starting. A driver that was
 // restarted since cannot know this, so it assumes it of processes that were already running by then; otherwise they would
 // delay the next claim after each restart. While a claim observes the GPU, open nodes say nothing: its containers have them.
-func (l *look) addOpeners(ctx context.Context, open []holder.Process) {
-	prepared, observed := l.prepared()
+func (o *observation) addOpeners(ctx context.Context, open []holder.Process) {
+	prepared, observed := o.prepared()
 	if observed {
 		return
 	}
-	present, now := map[opener]sighting{}, l.Clock()
-	l.mu.Lock()
-	was, looked := l.openers[l.gpu]
-	since, kept := l.keptSince[l.gpu]
-	l.mu.Unlock()
+	present, now := map[opener]sighting{}, o.Clock()
+	o.mu.Lock()
+	was, known := o.openers[o.gpu]
+	since, kept := o.keptSince[o.gpu]
+	o.mu.Unlock()
 	if !kept {
 		since = now
 	}
 	kept = false
 	for _, p := range open {
-		text, counts := l.counts(ctx, p, false, undivided)
+		text, counts := o.counts(ctx, p, false, undivided)
 		if !counts {
 			continue
 		}
 		key := opener{p.PID, p.Start}
 		s, seen := was[key]
 		if !seen {
-			s = sighting{first: now, before: !looked && 0 <= p.Start && p.Start <= prepared}
+			s = sighting{first: now, before: !known && 0 <= p.Start && p.Start <= prepared}
 		}
 		s.before = s.before || s.first <= prepared
 		present[key] = s
@@ -229,27 +229,27 @@ func (l *look) addOpeners(ctx context.Context, open []holder.Process) {
 		switch {
 		case s.before:
 		case now-since < openLimit:
-			l.users[undivided] = append(l.users[undivided], text)
+			o.users[undivided] = append(o.users[undivided], text)
 		default:
-			l.opened = append(l.opened, text)
+			o.opened = append(o.opened, text)
 		}
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.openers == nil {
-		l.openers, l.keptSince = map[string]map[opener]sighting{}, map[string]time.Duration{}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.openers == nil {
+		o.openers, o.keptSince = map[string]map[opener]sighting{}, map[string]time.Duration{}
 	}
-	l.openers[l.gpu] = present
-	if l.keptSince[l.gpu] = since; !kept {
-		delete(l.keptSince, l.gpu)
+	o.openers[o.gpu] = present
+	if o.keptSince[o.gpu] = since; !kept {
+		delete(o.keptSince, o.gpu)
 	}
 }
 
 // prepared is when the last claim of the GPU was prepared. observed says that one observes it.
-func (l *look) prepared() (last time.Duration, observed bool) {
-	for _, c := range l.claims {
+func (o *observation) prepared() (last time.Duration, observed bool) {
+	for _, c := range o.claims {
 		for _, d := range c.Devices {
-			if d.PCIAddress == l.gpu {
+			if d.PCIAddress == o.gpu {
 				observed = observed || d.Admin
 				last = max(last, c.Arrived)
 			}
@@ -261,34 +261,34 @@ func (l *look) prepared() (last time.Duration, observed bool) {
 // counts reports whether a process has no business where it is, and describes it. memory means that it has a context or
 // memory there. Otherwise it has nothing but the GPU's node open, which processes on any part of the GPU have. A pod whose
 // name is not known counts.
-func (l *look) counts(ctx context.Context, p holder.Process, memory bool, instanceID int) (text string, counts bool) {
+func (o *observation) counts(ctx context.Context, p holder.Process, memory bool, instanceID int) (text string, counts bool) {
 	name := ""
-	if p.Pod != "" && l.Finder.PodName != nil {
-		name = l.Finder.PodName(ctx, l.gpu, p.Pod)
+	if p.Pod != "" && o.Finder.PodName != nil {
+		name = o.Finder.PodName(ctx, o.gpu, p.Pod)
 	}
 	namespace, _, _ := strings.Cut(name, "/")
-	everybody := memory && len(l.orphaned) > 0
-	known := p.Pod != "" || memory && p.Ended && !l.hasServer()
-	if !everybody && (!known || namespace != "" && l.Ignored(namespace)) {
+	everybody := memory && len(o.orphaned) > 0
+	known := p.Pod != "" || memory && p.Ended && !o.hasServer()
+	if !everybody && (!known || namespace != "" && o.Ignored(namespace)) {
 		return "", false
 	}
 	explains := func(c *record.Record) bool {
-		return namespace != "" && namespace == c.Claim.Namespace && l.allows(c, memory, instanceID)
+		return namespace != "" && namespace == c.Claim.Namespace && o.allows(c, memory, instanceID)
 	}
-	return p.Text(name), !slices.ContainsFunc(l.claims, explains)
+	return p.Text(name), !slices.ContainsFunc(o.claims, explains)
 }
 
 // allows reports whether processes of a claim may be in a place. Those of one that observes may be anywhere on the GPU, which
 // is no reason to take them for others than those of an orphan.
-func (l *look) allows(c *record.Record, memory bool, instanceID int) bool {
+func (o *observation) allows(c *record.Record, memory bool, instanceID int) bool {
 	return slices.ContainsFunc(c.Devices, func(d record.Device) bool {
 		switch {
-		case d.PCIAddress != l.gpu:
+		case d.PCIAddress != o.gpu:
 			return false
 		case !memory:
 			return true
 		case d.Admin:
-			return len(l.orphaned) == 0
+			return len(o.orphaned) == 0
 		}
 		return instanceOf(&d) == instanceID
 	})
@@ -296,8 +296,8 @@ func (l *look) allows(c *record.Record, memory bool, instanceID int) bool {
 
 // hasServer reports whether an MPS server is on the GPU. It may be what keeps the memory of a client that has ended, and it ends
 // with its session, which must not wait for that.
-func (l *look) hasServer() bool {
-	return slices.ContainsFunc(l.listed, func(p gpu.Process) bool { return slices.Contains(l.servers(), p.PID) })
+func (o *observation) hasServer() bool {
+	return slices.ContainsFunc(o.listed, func(p gpu.Process) bool { return slices.Contains(o.servers(), p.PID) })
 }
 
 // instanceOf is where processes of a claim with the device are.

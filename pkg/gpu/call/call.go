@@ -54,12 +54,12 @@ func Do[T any](ctx context.Context, q *Queue, name string, f func() (T, error)) 
 	return do(ctx, q, name, f, true)
 }
 
-// ErrNoAnswer means that a look has not ended in time.
+// ErrNoAnswer means that a read has not ended in time.
 var ErrNoAnswer = errors.New("no answer")
 
-// Look is Do for what changes nothing, so that nobody has to wait until it is over: it returns when ctx ends, and
+// Read is Do for what changes nothing, so that nobody has to wait until it is over: it returns when ctx ends, and
 // its error is not that of a pending call but wraps ErrNoAnswer.
-func Look[T any](ctx context.Context, q *Queue, name string, f func() (T, error)) (T, error) {
+func Read[T any](ctx context.Context, q *Queue, name string, f func() (T, error)) (T, error) {
 	value, err := do(ctx, q, name, f, false)
 	if gpu.IsPending(err) {
 		err = fmt.Errorf("%w: %v", ErrNoAnswer, err) //nolint:errorlint // whoever asks would wait for it

@@ -393,26 +393,26 @@ func TestNoQueues(t *testing.T) {
 	})
 }
 
-// TestLook: whoever looks at something waits no longer than its context, and for nothing afterwards.
-func TestLook(t *testing.T) {
+// TestRead: a read waits no longer than its context, and for nothing afterwards.
+func TestRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := New(0).Of("", "files")
 		stuck, release := held()
 		began := time.Now()
-		_, err := Look(within(t, 3*time.Second), q, "look at files", stuck)
+		_, err := Read(within(t, 3*time.Second), q, "read of files", stuck)
 		if took := time.Since(began); took != 3*time.Second || !errors.Is(err, ErrNoAnswer) || !errors.Is(err, context.DeadlineExceeded) || gpu.IsPending(err) {
 			t.Errorf("%v after %s", err, took)
 		}
-		_, err = Look(t.Context(), q, "look at files", stuck)
-		if took := time.Since(began); took != DefaultLimit || !errors.Is(err, ErrNoAnswer) || errors.Is(err, gpu.ErrHung) || !strings.Contains(err.Error(), "look at files has not returned") {
+		_, err = Read(t.Context(), q, "read of files", stuck)
+		if took := time.Since(began); took != DefaultLimit || !errors.Is(err, ErrNoAnswer) || errors.Is(err, gpu.ErrHung) || !strings.Contains(err.Error(), "read of files has not returned") {
 			t.Errorf("%v after %s", err, took)
 		}
 		release()
 		synctest.Wait()
-		if value, err := Look(t.Context(), q, "look at files", takes(time.Second)); value != 1 || err != nil {
+		if value, err := Read(t.Context(), q, "read of files", takes(time.Second)); value != 1 || err != nil {
 			t.Errorf("afterwards: %d, %v", value, err)
 		}
-		if _, err := Look(t.Context(), q, "look at files", func() (int, error) { return 0, errWrong }); !errors.Is(err, errWrong) || errors.Is(err, ErrNoAnswer) {
+		if _, err := Read(t.Context(), q, "read of files", func() (int, error) { return 0, errWrong }); !errors.Is(err, errWrong) || errors.Is(err, ErrNoAnswer) {
 			t.Errorf("it fails: %v", err)
 		}
 	})

@@ -18,7 +18,7 @@ import (
 	"github.com/partage-dev/partage/pkg/util/panics"
 )
 
-// DriverFiles is the queue of looks at the folder with the driver's libraries and programs, for [Queues.Of].
+// DriverFiles is the queue of reads of the folder with the driver's libraries and programs, for [Queues.Of].
 const DriverFiles = "files of the driver"
 
 // Queues are those of a process. All methods may be called concurrently. A nil value has a queue

@@ -45,7 +45,7 @@ func (r *reading) undo(ctx context.Context, name string, f func() nvml.Return) {
 	}
 }
 
-// DestroyInstance destroys a GPU instance, and looks whether it is gone: one that stays after a success
+// DestroyInstance destroys a GPU instance, and verifies that it is gone: one that stays after a success
 // would be a leak that nothing has a record of. The error wraps gpu.ErrInUse while a
 // process or a compute instance is on it, and gpu.ErrNotFound if there is none. It
 // takes about a second.

@@ -159,9 +159,9 @@ func (c *Client) SetMIGMode(ctx context.Context, pciAddress string, enabled bool
 	return &gpu.Error{Call: call, PCIAddress: pciAddress, Text: "answered success, but the mode is still " + is}
 }
 
-// idOwners are those who have the instance ids of each GPU, as far as looks at the instances show
-// it. The driver uses ids again. Whoever destroys an instance of ours looks at it before, so
-// that nothing but an instance of somebody else, made and gone between two looks, is missed.
+// idOwners are those who have the instance ids of each GPU, as far as readings of the instances show
+// it. The driver uses ids again. An instance of ours is read before it is destroyed, so
+// that nothing but an instance of somebody else, made and gone between two readings, is missed.
 type idOwners struct {
 	mu   sync.Mutex
 	gpus map[string]map[int]idOwner
@@ -174,22 +174,22 @@ type idOwner struct {
 	since time.Time
 }
 
-// firstLook is an id that no instance has. Its owner is since the first look: nothing is known of the time before.
-const firstLook = -1
+// firstReading is an id that no instance has. Its owner is since the first reading: nothing is known of the time before.
+const firstReading = -1
 
-// note takes what a look has shown that was over at a time, and completes it with IDSince.
+// note takes what a reading has shown that ended at a time, and completes it with IDSince.
 func (ids *idOwners) note(pci string, instances []gpu.Instance, over time.Time) {
 	ids.mu.Lock()
 	defer ids.mu.Unlock()
 	owners := ids.gpus[pci]
 	if owners == nil {
-		owners = map[int]idOwner{firstLook: {since: over}}
+		owners = map[int]idOwner{firstReading: {since: over}}
 		ids.gpus[pci] = owners
 	}
 	now := map[int]string{}
 	for _, i := range instances {
 		if _, seen := owners[i.ID]; !seen {
-			owners[i.ID] = owners[firstLook]
+			owners[i.ID] = owners[firstReading]
 		}
 		for _, c := range i.Compute {
 			now[i.ID] += c.UUID + " "

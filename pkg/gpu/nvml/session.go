@@ -79,7 +79,7 @@ func (s *session) Open(ctx context.Context) error {
 			return fmt.Errorf("replace the dead NVML session (%w): %w", dead, err)
 		}
 	}
-	path, err := call.Look(ctx, s.calls.Of("", call.DriverFiles), "look for the NVML library", func() (string, error) {
+	path, err := call.Read(ctx, s.calls.Of("", call.DriverFiles), "find the NVML library", func() (string, error) {
 		path, err := s.find()
 		return path, errors.Join(err, checkBound(path))
 	})

@@ -25,7 +25,7 @@ import (
 // platforms. What sysfs does not have stays empty.
 func (c *Client) readPlace(ctx context.Context, g *gpu.GPU) {
 	pci := g.PCIAddress
-	place, err := call.Look(ctx, c.calls.Of(pci, "sysfs"), "look at the device", func() (gpu.GPU, error) { return place(c.roots.Sys, pci) })
+	place, err := call.Read(ctx, c.calls.Of(pci, "sysfs"), "read the device's files", func() (gpu.GPU, error) { return place(c.roots.Sys, pci) })
 	g.PCIeRoot, g.PCIeSwitch, g.NUMANode = place.PCIeRoot, place.PCIeSwitch, place.NUMANode
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("The place of a GPU in the machine is not known in full", "pciAddress", pci, "reason", err)
@@ -76,7 +76,7 @@ func pcieSwitch(sysRoot, pciAddress string) (string, error) {
 // its PCI address any more, or has given it to another driver, such as vfio-pci. A GPU
 // that has fallen off the bus is still there.
 func (c *Client) Removed(pciAddress string) bool {
-	gone, err := call.Look(context.Background(), c.calls.Of(pciAddress, "sysfs"), "look at the device", func() (bool, error) {
+	gone, err := call.Read(context.Background(), c.calls.Of(pciAddress, "sysfs"), "read the device's files", func() (bool, error) {
 		path := filepath.Join(c.roots.Sys, "bus/pci/devices", pciAddress)
 		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 			return true, nil

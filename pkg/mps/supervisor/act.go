@@ -26,7 +26,7 @@ func (s *session) act(ctx context.Context, d *rules.Decision, o *observation) er
 		return s.start(ctx)
 	case rules.Stop:
 		return s.stop(ctx, d)
-	case rules.Rest, rules.Look, rules.Save:
+	case rules.Rest, rules.Observe, rules.Save:
 		return nil // nothing is left to do
 	}
 	client, err := s.daemon.client(&s.record)

@@ -107,7 +107,7 @@ func (d *daemon) end(ctx context.Context, r *rules.Record) error {
 		}
 	}
 	if d.keeper = nil; d.root != nil {
-		_ = d.root.Close() // it was only looked at
+		_ = d.root.Close() // it was only read
 		d.root = nil
 	}
 	return nil

@@ -81,7 +81,7 @@ func (f folder) foreign() (string, error) {
 	}
 	entries, err := os.ReadDir(string(f))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return "", fmt.Errorf("look at %s: %w", string(f), err)
+		return "", fmt.Errorf("read %s: %w", string(f), err)
 	}
 	ours := []string{f.record(), f.pipe(), string(f.logs()), string(f.memory()), f.keeper(), host.TemporaryName(f.record())}
 	for _, entry := range entries {

@@ -46,7 +46,7 @@ func (l logs) path(name string) string { return filepath.Join(string(l), name) }
 func (l logs) open() (*os.File, error) {
 	entries, err := os.ReadDir(string(l))
 	if err != nil {
-		return nil, fmt.Errorf("look for the last daemon's logs: %w", err)
+		return nil, fmt.Errorf("find the last daemon's logs: %w", err)
 	}
 	if err := l.bound(); err != nil {
 		return nil, err

@@ -25,7 +25,7 @@ const (
 	// pipeSize has room for the handful of sockets and files that MPS makes.
 	pipeSize = mebibyte
 	// logSize has room for all logs, each with the end of an earlier one, and for what a
-	// daemon writes between two looks at them.
+	// daemon writes between two checks of them.
 	logSize = 8 * maxLog
 	// minShmSize is what container runtimes give /dev/shm.
 	minShmSize = 64 * mebibyte

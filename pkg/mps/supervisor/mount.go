@@ -62,12 +62,12 @@ type memory string
 
 func (m memory) shm() string { return filepath.Join(string(m), "shm") }
 
-// isNeeded reports whether clients need it: what drivers have named there before the first client comes they look for there.
+// isNeeded reports whether clients need it: clients open there what drivers have named before the first client comes.
 // Otherwise no container gets a folder that others can write.
 func (m memory) isNeeded() (bool, error) {
 	entries, err := os.ReadDir(m.shm())
 	if err != nil {
-		return false, fmt.Errorf("look for the server's shared memory: %w", err)
+		return false, fmt.Errorf("find the server's shared memory: %w", err)
 	}
 	return len(entries) > 0, nil
 }
@@ -97,8 +97,8 @@ func (m memory) empty(ctx context.Context, limit time.Duration) (kept bool, err 
 	return limited.Err() != nil, nil
 }
 
-// ageInLooks is how old what is left over is at least, in intervals between looks.
-const ageInLooks = 10
+// leftoverIntervals is how many intervals old what is left over is at least.
+const leftoverIntervals = 10
 
 // removeLeftover removes what ended containers left in the /dev/shm of a session.
 func (s *Supervisor) removeLeftover(ctx context.Context, f folder) error {
@@ -110,7 +110,7 @@ func (s *Supervisor) removeLeftover(ctx context.Context, f folder) error {
 	case err != nil:
 		return err
 	}
-	removed, err := host.RemoveUnused(ctx, shm, time.Now().Add(-ageInLooks*s.options.LeftoverInterval))
+	removed, err := host.RemoveUnused(ctx, shm, time.Now().Add(-leftoverIntervals*s.options.LeftoverInterval))
 	if removed > 0 {
 		klog.FromContext(ctx).Info("Removed what ended containers left in /dev/shm", "session", f.id(), "files", removed)
 	}

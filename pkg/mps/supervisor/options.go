@@ -19,19 +19,19 @@ type Options struct {
 	Roots host.Roots
 	// CheckInterval is the time between two checks of a session. The end of a daemon or a server is noticed at once.
 	CheckInterval time.Duration
-	// LeftoverInterval is the time between two looks for what ended containers left in the memory of sessions. Something is that
+	// LeftoverInterval is the time between two searches for what ended containers left in the memory of sessions. Something is that
 	// if it has not changed for ten of them.
 	LeftoverInterval time.Duration
 	// StartLimit is how long a start may take, unless the caller's context ends sooner.
 	StartLimit time.Duration
 	// CommandLimit is how long a daemon may take to answer: a busy machine is not a daemon that hangs.
 	CommandLimit time.Duration
-	// EndLimit is how long each step of a stop may take: a daemon that was told to quit, processes that were killed.
+	// EndLimit is how long each step of a stop may take: a daemon that was asked to quit, processes that were killed.
 	EndLimit time.Duration
 	// FaultLimit is how long a server that accepts no clients after a fault may wait for the affected ones to end, before it is
 	// replaced.
 	FaultLimit time.Duration
-	// PodsSocket is that of the kubelet's Pods API, which tells when pods end. Empty: it is not asked, and no client is terminated
+	// PodsSocket is that of the kubelet's Pods API, which says when pods end. Empty: it is not asked, and no client is terminated
 	// before its pod is killed.
 	PodsSocket string
 	// PodsRetry is how long a kubelet that does not answer is left alone.

@@ -22,7 +22,7 @@ import (
 func (s *Supervisor) recover(ctx context.Context) error {
 	entries, err := os.ReadDir(s.options.Dir)
 	if err != nil {
-		return fmt.Errorf("look for MPS sessions: %w", err)
+		return fmt.Errorf("find MPS sessions: %w", err)
 	}
 	records := map[string]rules.Record{}
 	for _, entry := range entries {

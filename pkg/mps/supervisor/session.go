@@ -147,9 +147,9 @@ var (
 )
 
 const (
-	// shortestLook is how soon it is observed again what is under way, at first.
-	shortestLook = 2 * time.Millisecond
-	longestLook  = 50 * time.Millisecond
+	// shortestPause is how soon it is observed again what is under way, at first.
+	shortestPause = 2 * time.Millisecond
+	longestPause  = 50 * time.Millisecond
 	// maxRepeats is how often the same is done at once: who does something that changes nothing comes back later.
 	maxRepeats = 3
 )
@@ -157,7 +157,7 @@ const (
 // run observes, decides and acts until nothing is due, and returns when to come back. wanted is nil for the spec that it has. An error
 // is why the session is not as it should be. The caller has the session's lock.
 func (s *session) run(ctx context.Context, goal rules.Goal, wanted *mps.Spec) (again time.Duration, err error) {
-	look, awaited := shortestLook, ""
+	interval, awaited := shortestPause, ""
 	for done := map[rules.Do]int{}; ; {
 		o, err := s.observe(ctx, goal, wanted)
 		if err = explain(ctx, err, awaited, s.folder.logs()); err != nil {
@@ -176,9 +176,9 @@ func (s *session) run(ctx context.Context, goal rules.Goal, wanted *mps.Spec) (a
 			return d.Again, errors.New(d.Message)
 		case d.Do == rules.Rest:
 			return d.Again, nil
-		case d.Do == rules.Look:
-			pause(ctx, look)
-			look = min(longestLook, look*3/2)
+		case d.Do == rules.Observe:
+			pause(ctx, interval)
+			interval = min(longestPause, interval*3/2)
 			continue
 		}
 		if done[d.Do]++; done[d.Do] > maxRepeats {

@@ -18,9 +18,10 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/singleflight"
+
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/node/host"
-	"github.com/partage-dev/partage/pkg/util/wait"
 )
 
 // Finder describes holders. It may be used concurrently.
@@ -34,14 +35,14 @@ type Finder struct {
 	// known, given the GPU that it has in use. Optional.
 	PodName func(ctx context.Context, pciAddress, uid string) string
 
-	// looks are those at all processes, or at those in pods.
-	looks wait.Looks[bool, []Process]
+	// walks are those over all processes, or over those in pods.
+	walks singleflight.Group
 }
 
 const (
-	// lookLimit bounds a look at the open files of all processes, some microseconds for
+	// walkLimit bounds a walk over the open files of all processes, some microseconds for
 	// each.
-	lookLimit = 5 * time.Second
+	walkLimit = 5 * time.Second
 	// podNameLimit bounds the search for the names of all pods.
 	podNameLimit = 3 * time.Second
 	// shown is how many holders are described.
@@ -67,7 +68,7 @@ func (f *Finder) Describe(ctx context.Context, pciAddress string, instanceID int
 			holders = join(holders, []Process{f.Process(p.PID)})
 		}
 	}
-	minor, open, err := f.openers(ctx, pciAddress, lookLimit, false)
+	minor, open, err := f.openers(ctx, pciAddress, walkLimit, false)
 	if err != nil || instanceID < 0 {
 		return f.text(ctx, pciAddress, join(holders, open), err)
 	}
@@ -110,7 +111,7 @@ func (f *Finder) openers(ctx context.Context, pciAddress string, limit time.Dura
 		return 0, nil, fmt.Errorf("who has its device node open is not known: %w", err)
 	}
 	node, first := gpuNode(minor), firstCapability+perGPU*minor
-	all, err := f.looks.Do(inPods, limit, func() ([]Process, error) { return f.proc().openers(inPods) })
+	all, err := shared(&f.walks, strconv.FormatBool(inPods), limit, func() ([]Process, error) { return f.proc().openers(inPods) })
 	for _, p := range all {
 		p.nodes = slices.DeleteFunc(slices.Clone(p.nodes), func(path string) bool {
 			return path != node && !isCapability(filepath.Base(path), first, first+perGPU)
@@ -119,13 +120,28 @@ func (f *Finder) openers(ctx context.Context, pciAddress string, limit time.Dura
 			open = append(open, p)
 		}
 	}
-	if errors.Is(err, wait.ErrNoAnswer) {
+	if errors.Is(err, errNoAnswer) {
 		err = errors.New("the open files of the processes of this node could not be read in time")
 	}
 	if err != nil {
 		err = fmt.Errorf("who has %s open is not known: %w", node, err)
 	}
 	return minor, open, err
+}
+
+// errNoAnswer means that what was to be read, such as a file of a server that was stopped, has not answered in time.
+var errNoAnswer = errors.New("it does not answer")
+
+// shared returns what f returns, which all who ask for the same key meanwhile share, or errNoAnswer after the limit. What does not
+// return is not called a second time.
+func shared[T any](calls *singleflight.Group, key string, limit time.Duration, f func() (T, error)) (value T, err error) {
+	select {
+	case result := <-calls.DoChan(key, func() (any, error) { return f() }):
+		value, _ = result.Val.(T)
+		return value, result.Err
+	case <-time.After(limit):
+		return value, errNoAnswer
+	}
 }
 
 // has reports whether a process has a capability from first to before end open.

@@ -8,15 +8,16 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/singleflight"
+
 	"github.com/partage-dev/partage/pkg/node/host"
-	"github.com/partage-dev/partage/pkg/util/wait"
 )
 
-// PodNames tells the names of the pods of this node by the folders of their logs. It may be used concurrently.
+// PodNames finds the names of the pods of this node by the folders of their logs. It may be used concurrently.
 type PodNames struct {
 	Roots host.Roots
 
-	looks wait.Looks[string, map[string]string]
+	lists singleflight.Group
 
 	mu    sync.Mutex
 	known map[string]string
@@ -38,7 +39,7 @@ func (n *PodNames) cached() map[string]string {
 }
 
 func (n *PodNames) list() map[string]string {
-	known, err := n.looks.Do("", time.Second, n.Roots.PodNames)
+	known, err := shared(&n.lists, "", time.Second, n.Roots.PodNames)
 	if err != nil {
 		return n.cached()
 	}

@@ -51,12 +51,12 @@ type procfs struct {
 
 // openers lists the processes that have device nodes of the driver open, by PID.
 // The node of a GPU is known by its name, and by its number where it has another one: its container
-// may have ended, or somebody may have made it elsewhere. What has no pod is not looked at if nobody asks for it: the
+// may have ended, or somebody may have made it elsewhere. What has no pod is not examined if nobody asks for it: the
 // cgroup of a process is one file, and what it has open may be thousands.
 func (p procfs) openers(inPods bool) ([]Process, error) {
 	entries, err := os.ReadDir(p.path)
 	if err != nil {
-		return nil, fmt.Errorf("look for processes: %w", err)
+		return nil, fmt.Errorf("list processes: %w", err)
 	}
 	var found []Process
 	for _, entry := range entries {
@@ -128,7 +128,7 @@ func isOther(file, node string) bool {
 // gpuMajor is the number of NVIDIA's driver among those of character devices.
 const gpuMajor = 195
 
-// stat tells the type of an open file and its number. The answer is the kernel's: a file system of a tenant is not asked, which might not
+// stat reads the type of an open file and its number. The answer is the kernel's: a file system of a tenant is not asked, which might not
 // answer.
 func stat(file string) (st unix.Statx_t, err error) {
 	err = unix.Statx(unix.AT_FDCWD, file, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &st)

@@ -108,7 +108,7 @@ func (r Roots) ComputeCapability(gpuMinor, gi, ci int) (int64, error) {
 }
 
 // MonitorCapability returns the minor number of the capability node that lets a process
-// look at all MIG instances of all GPUs. The error wraps fs.ErrNotExist where the driver
+// monitor all MIG instances of all GPUs. The error wraps fs.ErrNotExist where the driver
 // has no MIG.
 func (r Roots) MonitorCapability() (int64, error) {
 	return r.capabilityMinor(filepath.Join(r.Complete().Proc, "driver/nvidia/capabilities/mig/monitor"))

@@ -16,7 +16,7 @@ import (
 // AutoDev as Roots.Dev stands for the driver root if it has the driver's device nodes, and
 // for the host's root otherwise. Driver containers, as those of NVIDIA's GPU Operator, have
 // a /dev of their own, and may come and go at any time. So this is decided anew for every
-// look at a node.
+// use of a node.
 const AutoDev = "auto"
 
 // DevRoot is a folder whose dev holds device nodes.

@@ -23,7 +23,7 @@ const (
 // fs.ErrNotExist where sysfs has no PCI bus.
 func (r Roots) NVIDIAGPUs() ([]string, error) {
 	folder := filepath.Join(r.Complete().Sys, "bus/pci/devices")
-	return look(r, "", "PCI bus", "look at "+folder, func() ([]string, error) { return nvidiaGPUs(folder) })
+	return read(r, "", "PCI bus", "list "+folder, func() ([]string, error) { return nvidiaGPUs(folder) })
 }
 
 func nvidiaGPUs(folder string) ([]string, error) {

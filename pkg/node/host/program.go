@@ -46,7 +46,7 @@ func (r Roots) Program(name string) (Program, error) {
 			continue
 		}
 		if err != nil {
-			return Program{}, fmt.Errorf("look for %s in driver root %q: %w", name, root, err)
+			return Program{}, fmt.Errorf("find %s in driver root %q: %w", name, root, err)
 		}
 		if info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0 {
 			return r.program(root, path, file)
@@ -72,7 +72,7 @@ func (r Roots) program(root, path, file string) (Program, error) {
 			return Program{Root: root, Path: "/" + path, Env: env}, nil
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
-			return Program{}, fmt.Errorf("look for a C library in driver root %q: %w", root, err)
+			return Program{}, fmt.Errorf("find a C library in driver root %q: %w", root, err)
 		}
 	}
 	return Program{

@@ -42,7 +42,7 @@ type Roots struct {
 	HostDriver string
 	HostDev    string
 
-	// Calls are the queues in which the driver's files are read, or nil for some of each look's own.
+	// Calls are the queues in which the driver's files are read, or nil for some of each read's own.
 	Calls *call.Queues
 	ctx   context.Context // of Within
 }
@@ -114,7 +114,7 @@ func (r Roots) library(name string) (folder, file string, err error) {
 			continue
 		}
 		if err != nil {
-			return "", "", fmt.Errorf("look for %s in driver root %q: %w", name, root, err)
+			return "", "", fmt.Errorf("find %s in driver root %q: %w", name, root, err)
 		}
 		if info.Mode().IsRegular() {
 			return folder, file, nil

@@ -130,7 +130,7 @@ func IsMountPoint(path string) (bool, error) {
 		return false, nil
 	}
 	if err = errors.Join(err, unix.Lstat(filepath.Dir(path), &above)); err != nil {
-		return false, fmt.Errorf("look at %s: %w", path, err)
+		return false, fmt.Errorf("read %s: %w", path, err)
 	}
 	return here.Dev != above.Dev, nil
 }

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// deepest is how many folders in folders are looked into, a descriptor for each. What is deeper, which no program needs, is moved to
+// deepest is how many folders in folders are opened, a descriptor for each. What is deeper, which no program needs, is moved to
 // the top, where the next call finds it.
 const deepest = 128
 

@@ -9,7 +9,7 @@
 // cgroup of a node that is a container itself, as with kind.
 //
 // A container may make cgroups below its own and name them as it likes. So of several that
-// look like a pod's the outermost counts.
+// resemble a pod's the outermost counts.
 package podcgroup
 
 import (

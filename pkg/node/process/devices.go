@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mostFiles is how many open files of a process are looked at. One that has more, which may be a million, has those of a
+// mostFiles is how many open files of a process are read. One that has more, which may be a million, has those of a
 // GPU among the first.
 const mostFiles = 4096
 
@@ -45,15 +45,15 @@ func HasDevice(pid int, devices map[uint64]bool) (has bool) {
 func eachDevice(pid int, do func(number uint64, file string) bool) error {
 	folder, err := os.Open(filepath.Join(procRoot, strconv.Itoa(pid), "fd"))
 	if err != nil {
-		return fmt.Errorf("look at the open files of PID %d: %w", pid, err)
+		return fmt.Errorf("read the open files of PID %d: %w", pid, err)
 	}
 	defer func() { _ = folder.Close() }()
 	names, err := folder.Readdirnames(mostFiles) // the lowest first
 	if err != nil && !errors.Is(err, io.EOF) {
-		return fmt.Errorf("look at the open files of PID %d: %w", pid, err)
+		return fmt.Errorf("read the open files of PID %d: %w", pid, err)
 	}
 	for _, name := range names {
-		// A file that cannot be looked at was closed meanwhile.
+		// A file that cannot be read was closed meanwhile.
 		var st unix.Statx_t
 		file := filepath.Join(folder.Name(), name)
 		err := unix.Statx(unix.AT_FDCWD, file, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &st)

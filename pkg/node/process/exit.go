@@ -11,7 +11,7 @@ import (
 )
 
 // Exit is how a process ended. The status of another process's child is known from Linux
-// 6.15 on; before, only if the process is looked at before its parent waits for it.
+// 6.15 on; before, only if the process is examined before its parent waits for it.
 type Exit struct {
 	Known bool
 	// Status is as wait(2) reports it.

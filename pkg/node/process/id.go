@@ -77,7 +77,7 @@ func (id ID) DescendsFrom(ancestor ID) bool {
 func Children(pid int) ([]int, error) {
 	entries, err := os.ReadDir(procRoot)
 	if err != nil {
-		return nil, fmt.Errorf("look for the children of PID %d: %w", pid, err)
+		return nil, fmt.Errorf("find the children of PID %d: %w", pid, err)
 	}
 	var children []int
 	for _, entry := range entries {

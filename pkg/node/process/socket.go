@@ -40,7 +40,7 @@ func Listener(ctx context.Context, folder, name string) (Socket, ID, error) {
 		return Socket{}, ID{}, err
 	}
 	defer func() { _ = file.Close() }()
-	// Whatever is at the path by now, this is the socket that was looked at.
+	// Whatever is at the path by now, this is the socket that was opened.
 	pid, err := Peer(ctx, filepath.Join(procRoot, "self/fd", strconv.Itoa(int(file.Fd()))))
 	if err != nil {
 		return Socket{}, ID{}, fmt.Errorf("connect to %s: %w", file.Name(), err)
@@ -72,7 +72,7 @@ func openSocket(folder, name string) (*os.File, Socket, error) {
 	file := os.NewFile(uintptr(fd), path)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, Socket{}, errors.Join(&os.PathError{Op: "look at", Path: path, Err: err}, file.Close())
+		return nil, Socket{}, errors.Join(&os.PathError{Op: "stat", Path: path, Err: err}, file.Close())
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFSOCK {
 		return nil, Socket{}, errors.Join(fmt.Errorf("%s is not a socket", path), file.Close())

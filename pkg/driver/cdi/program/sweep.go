@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// interval is the time between two looks for copies that are not used.
+	// interval is the time between two searches for copies that are not used.
 	interval = time.Minute
 	// grace is how long no spec must have named a copy: a runtime may still be making a
 	// container from the spec that was there before, for which the kubelet waits two

@@ -34,14 +34,14 @@ type observation struct {
 	needsSession bool
 	// sessions are those that the supervisor has, by ID, where it was asked.
 	sessions map[string]mps.Status
-	// orphan is nil, or the claim whose users are looked for, as if it did not exist.
+	// orphan is nil, or the claim whose users are wanted, as if it did not exist.
 	orphan *record.Record
 }
 
 // observe reads everything that is known about a GPU and that records call for. It is for a claim, or if of is nil for everybody: then it
 // is also about what no record calls for, and whether CDI specs are up to date. The caller has the GPU's lock, unless lockErr says why not.
 func (e *Engine) observe(ctx context.Context, pciAddress string, of *record.Record, lockErr error) *observation {
-	// A spec without a record was left by somebody, or its claim is just being prepared: it is looked again before it goes.
+	// A spec without a record was left by somebody, or its claim is just being prepared: it is read again before it goes.
 	specs, folders, _ := e.Specs.List() // what cannot be listed is neither stale nor up to date
 	o := e.observeRecords(pciAddress)
 	o.needsSession = of != nil && len(of.Sessions) > 0
@@ -251,7 +251,7 @@ const specsTime = 2 * time.Second
 // observeSpecs finds the CDI specs of claims on this GPU, and of claims that nothing on this node knows. A folder that was left
 // alone is the rest of one.
 func (o *observation) observeSpecs(ctx context.Context, specs, folders []types.UID, everything bool) {
-	// Looking through the driver's folder may take long, and must not keep the GPU.
+	// Going through the driver's folder may take long, and must not keep the GPU.
 	ctx, cancel := context.WithTimeout(ctx, specsTime)
 	defer cancel()
 	unreadable := o.snapshot.IsGuarded("")

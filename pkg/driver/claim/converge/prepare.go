@@ -27,7 +27,7 @@ const (
 	// undoTime bounds what is undone after a failure. It is granted on top of the caller's deadline, which may be why the
 	// call failed.
 	undoTime = 30 * time.Second
-	// poll is how often it is looked whether a place is free: another process may free it.
+	// poll is how often a place is checked for being free: another process may free it.
 	poll = time.Second
 )
 

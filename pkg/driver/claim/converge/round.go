@@ -46,12 +46,12 @@ type choose func(said map[string]*Said) *rules.Task
 
 // once observes GPUs, whose locks the caller has, decides, and carries out one task: for a claim, or for everybody if of is nil, for
 // which more is observed. What the hardware refuses is observed again under the same locks, and the record is put right before anybody
-// else can come to a wrong conclusion. GPUs that the claim only looks at are not asked.
+// else can come to a wrong conclusion. GPUs that the claim only observes are not asked.
 func (e *Engine) once(ctx context.Context, of *record.Record, gpus []string, choose choose) *round {
 	r, seen := &round{said: map[string]*Said{}}, map[string]*observation{}
 	for _, address := range gpus {
 		var why error
-		if of != nil && of.OnlyLooks(address) {
+		if of != nil && of.OnlyObserves(address) {
 			why = errUnasked
 		}
 		seen[address] = e.observe(ctx, address, of, why)
@@ -82,7 +82,7 @@ func (e *Engine) lockOther(t *rules.Task, seen *observation) (unlock func()) {
 	was := seen.snapshot.Of(t.Claim)
 	switch {
 	case was == nil && t.Actions[0].Do == rules.RemoveSpec:
-	case was != nil && t.Aim == rules.Release && was.OnlyLooks(seen.GPU):
+	case was != nil && t.Aim == rules.Release && was.OnlyObserves(seen.GPU):
 	default:
 		return func() {}
 	}
@@ -117,7 +117,7 @@ func (e *Engine) afterRefusal(ctx context.Context, refusal *rules.Refusal, r *ro
 // onceFor is once for a claim, with the locks of its GPUs, all or none. On a GPU on which a call has not
 // returned nothing is done: its lock cannot be had. GPUs that the claim only observes are neither locked nor asked.
 func (e *Engine) onceFor(ctx context.Context, of *record.Record, gpus []string, choose choose) (*round, error) {
-	locked := slices.DeleteFunc(slices.Clone(gpus), of.OnlyLooks)
+	locked := slices.DeleteFunc(slices.Clone(gpus), of.OnlyObserves)
 	unlock, err := e.Locks.GPUs(ctx, locked)
 	if err != nil {
 		return nil, err
@@ -127,7 +127,7 @@ func (e *Engine) onceFor(ctx context.Context, of *record.Record, gpus []string, 
 }
 
 // errUnasked is why nothing is known of a GPU.
-var errUnasked = errors.New("the claim only looks at it")
+var errUnasked = errors.New("the claim only observes it")
 
 // onceOn is once for one GPU and everybody's claims. Where the lock cannot be had, and not because somebody has it, what is
 // known without it is decided: a call on the GPU has not returned.

@@ -118,7 +118,7 @@ func (l *Locks) TryClaim(uid types.UID) (release func(), err error) {
 	return func() { l.release(w.names) }, nil
 }
 
-// GPUs waits for the locks of all these GPUs, also for a call on one of them for which nobody waits any more: a look
+// GPUs waits for the locks of all these GPUs, also for a call on one of them for which nobody waits any more: an observation
 // that was given a second is no reason to fail. When such a call is slow it fails at once, with a *gpu.PendingError;
 // otherwise like Claim.
 func (l *Locks) GPUs(ctx context.Context, pciAddresses []string) (release func(), err error) {

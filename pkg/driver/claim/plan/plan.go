@@ -56,7 +56,7 @@ func New(claim *resourceapi.ResourceClaim, node Node) (*record.Record, error) {
 	for i := range all {
 		d := &all[i]
 		if same := r.Device(d.Key()); same != nil && d.Admin {
-			// It looks at what another request has, for which that one decides.
+			// It observes what another request has, for which that one decides.
 			same.Requests = append(same.Requests, d.Requests...)
 			continue
 		}

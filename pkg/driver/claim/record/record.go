@@ -113,8 +113,8 @@ func (r *Record) GPUs() []string {
 	return slices.Compact(gpus)
 }
 
-// OnlyLooks reports whether the claim has nothing of a GPU, but may look at all of it.
-func (r *Record) OnlyLooks(pciAddress string) bool {
+// OnlyObserves reports whether the claim has nothing of a GPU, but may observe all of it.
+func (r *Record) OnlyObserves(pciAddress string) bool {
 	return !slices.ContainsFunc(r.Devices, func(d Device) bool { return d.PCIAddress == pciAddress && (!d.Admin || d.Partition != nil) })
 }
 

@@ -153,7 +153,7 @@ func (c *claim) judge() {
 			c.giveBack(c.action(Clear, c.Claim.UID))
 		}
 		return
-	case c.Hardware.Err != nil && !c.onlyLooks():
+	case c.Hardware.Err != nil && !c.onlyObserves():
 		c.unknown()
 		return
 	}
@@ -171,9 +171,9 @@ func (c *claim) judge() {
 	}
 }
 
-// onlyLooks: nothing has to be known of a GPU to prepare, or release, a claim that does nothing but look at it.
-func (c *claim) onlyLooks() bool {
-	return c.OnlyLooks(c.GPU) && (c.Calling || c.leaving(c.Record))
+// onlyObserves: nothing has to be known of a GPU to prepare, or release, a claim that does nothing but observe it.
+func (c *claim) onlyObserves() bool {
+	return c.OnlyObserves(c.GPU) && (c.Calling || c.leaving(c.Record))
 }
 
 // unknown keeps everything as it is. What needs no hardware goes on, so that pods can end.

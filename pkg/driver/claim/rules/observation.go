@@ -46,7 +46,7 @@ type Session struct {
 	Unwell  string   // why it does not work, for people, or empty
 }
 
-// Hardware is one bounded look at a GPU.
+// Hardware is one bounded observation of a GPU.
 type Hardware struct {
 	Err                  error         // why it has not answered, and nothing is known of it, or nil
 	gpu.MIGState                       // the mode, and all GPU instances, foreign ones included

@@ -28,7 +28,7 @@ type Do uint8
 // What can be done.
 const (
 	Rest           Do = iota // nothing until the next observation, at Decision.Again
-	Look                     // observe again soon: something is under way
+	Observe                  // again, soon soon: something is under way
 	Save                     // nothing but to write down the record
 	Remove                   // end all that runs, and remove the session
 	Suspend                  // end all that runs, and unmount
@@ -166,7 +166,7 @@ func (d *decision) giveUp(why string) {
 
 // await lets something happen that is under way, for as long as a start may take.
 func (d *decision) await(what string) {
-	d.do(Look, mps.Starting, what)
+	d.do(Observe, mps.Starting, what)
 	if since(&d.Pace.Started, d.Now) >= d.Times.Start {
 		d.Record.lose("the control daemon did not notice that its server had ended", d.Now)
 		d.giveUp(what + ": it was not ready in time")

@@ -35,13 +35,13 @@ func TestDecide(t *testing.T) {
 		"daemon gone at restart":  {func(w *world) { w.endDaemon() }, Save, mps.Starting, "ended together with the supervisor, or while there was none"},
 		"daemon without sockets":  {func(w *world) { w.Record.Sockets = false }, Save, "", ""},
 		"server ended":            {func(w *world) { w.endServer(none) }, Save, mps.Starting, "the server (PID 2) ended"},
-		"server ended, unnoticed": {func(w *world) { w.endServer(dead) }, Look, mps.Starting, "the server with PID 2 has ended"},
+		"server ended, unnoticed": {func(w *world) { w.endServer(dead) }, Observe, mps.Starting, "the server with PID 2 has ended"},
 		"no server":               {func(w *world) { w.endServer(none); w.Record.Server = -1 }, StartServer, mps.Starting, "there is no server"},
 		"no server for long": {func(w *world) {
 			w.endServer(none)
 			w.Record.Server, w.Pace.Asked, w.Pace.Parent = -1, true, longAgo
 		}, Stop, mps.Starting, "the server does not start: the control daemon (PID 100) has had no process for 2s"},
-		"server starts": {func(w *world) { w.Server, w.Record.Serving = initializing, false }, Look, mps.Starting, "the server with PID 2 is INITIALIZING"},
+		"server starts": {func(w *world) { w.Server, w.Record.Serving = initializing, false }, Observe, mps.Starting, "the server with PID 2 is INITIALIZING"},
 		"server starts, forever": {func(w *world) {
 			w.Server, w.Record.Serving, w.Pace.Started = initializing, false, longAgo
 		}, Stop, mps.Starting, "is INITIALIZING: it was not ready in time"},
@@ -57,9 +57,9 @@ func TestDecide(t *testing.T) {
 		"silent":                          {func(w *world) { w.Daemon = silent }, Rest, "", "the control daemon (PID 100) does not answer: no answer"},
 		"silent for long":                 {func(w *world) { w.Daemon, w.Pace.Silent = silent, longAgo }, Rest, mps.Failed, "does not answer"},
 		"silent, without clients":         {func(w *world) { w.Daemon, w.Pace.Silent, w.Clients = silent, longAgo, 0 }, Stop, mps.Starting, "does not answer"},
-		"silent from the start":           {func(w *world) { w.Daemon, w.Record.Daemon, w.Record.Sockets = starting, false, false }, Look, mps.Starting, "the control daemon does not answer"},
+		"silent from the start":           {func(w *world) { w.Daemon, w.Record.Daemon, w.Record.Sockets = starting, false, false }, Observe, mps.Starting, "the control daemon does not answer"},
 		"unmounted":                       {func(w *world) { w.Unmounted = true }, Stop, mps.Starting, "somebody unmounted pipe of the MPS session"},
-		"socket replaced":                 {func(w *world) { w.Foreign = true }, Look, mps.Starting, "a socket is another"},
+		"socket replaced":                 {func(w *world) { w.Foreign = true }, Observe, mps.Starting, "a socket is another"},
 		"socket replaced, and it goes on": {func(w *world) { w.Foreign, w.Pace.Replaced = true, longAgo }, Stop, mps.Starting, "a socket is another"},
 		"a client was killed":             {func(w *world) { w.Killed = true }, Save, mps.Running, ""},
 		"the last client was killed": {func(w *world) { w.Killed, w.Clients = true, 0 }, ReplaceServers, mps.Starting,

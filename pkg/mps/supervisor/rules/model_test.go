@@ -119,7 +119,7 @@ func (w *world) effects(do Do) []func() error {
 	}
 	set := func(change func()) func() error { return func() error { change(); return nil } }
 	switch do {
-	case Rest, Look, Save, Terminate:
+	case Rest, Observe, Save, Terminate:
 		return nil
 	case Remove, Suspend:
 		return []func() error{end, set(func() { w.Gone, w.Published, w.Unmounted = true, false, false })}
@@ -254,7 +254,7 @@ func (w world) settle(m mutant) error {
 			return nil
 		case d.Do == Rest && d.Phase == mps.Running:
 			return nil
-		case d.Do != Rest && d.Do != Look:
+		case d.Do != Rest && d.Do != Observe:
 			continue
 		}
 		moved := false

@@ -45,7 +45,7 @@ type Observation struct {
 	// Silent is why the daemon has not answered. What follows is known only where it has.
 	Silent string
 
-	// Daemon is the process that listens on the daemon's Sockets. Both are looked up only where the record has none.
+	// Daemon is the process that listens on the daemon's Sockets. Both are found only where the record has none.
 	Daemon  process.ID
 	Sockets map[string]process.Socket
 	Servers []Server

@@ -39,7 +39,7 @@ func TestSilenceInTime(t *testing.T) {
 
 // TestDaemonWithoutProcess: one that was told to start a server may have no process for a moment.
 func TestDaemonWithoutProcess(t *testing.T) {
-	for has, want := range map[time.Duration]Do{childless - 1: Look, childless: Stop} {
+	for has, want := range map[time.Duration]Do{childless - 1: Observe, childless: Stop} {
 		d := Decide(observed(func(w *world, o *Observation) {
 			w.Server, w.Clients, w.Record.Server = none, 0, -1
 			o.Pace.Asked, o.Pace.Parent, o.Pace.Started = true, now.Add(-has), now

@@ -28,14 +28,14 @@ import (
 var (
 	// ErrKept means that another keeper has the lock.
 	ErrKept = errors.New("what an earlier one has started is still there")
-	// ErrOrphaned means that the starter of a keeper ended before that had the lock: the next one may have looked for it in vain.
+	// ErrOrphaned means that the starter of a keeper ended before that had the lock: the next one may have searched for it in vain.
 	ErrOrphaned = errors.New("the process that wanted the program has ended")
 )
 
 // signaled is what the status of a shell, and of a keeper, begins with that says by which signal a program ended.
 const signaled = 128
 
-// retry is when it is looked for children again that were not there before. Nearly all are told by a signal.
+// retry is when it searches again for children that were not there before. A signal announces nearly all of them.
 const retry = time.Second
 
 // Program is what a keeper starts.

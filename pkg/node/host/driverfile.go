@@ -10,23 +10,23 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu/call"
 )
 
-// Within returns the roots for looks that take no longer than ctx. Others take no longer than a call may.
+// Within returns the roots for reads that take no longer than ctx. Others take no longer than a call may.
 func (r Roots) Within(ctx context.Context) Roots {
 	r.ctx = ctx
 	return r
 }
 
-// look looks at what the NVIDIA driver or a bus answers for, which may never happen. Looks at one thing, of a GPU if
+// read reads what the NVIDIA driver or a bus answers for, which may never happen. Reads of one thing, of a GPU if
 // there is an address, are made one after the other.
-func look[T any](r Roots, pciAddress, at, name string, f func() (T, error)) (T, error) {
+func read[T any](r Roots, pciAddress, at, name string, f func() (T, error)) (T, error) {
 	ctx := r.ctx
 	if ctx == nil {
 		ctx = context.Background()
 	}
-	return call.Look(ctx, r.Calls.Of(pciAddress, at), name, f)
+	return call.Read(ctx, r.Calls.Of(pciAddress, at), name, f)
 }
 
 // driverFile reads a file of the NVIDIA driver.
 func (r Roots) driverFile(pciAddress, at, path string) ([]byte, error) {
-	return look(r, pciAddress, at, "read of "+path, func() ([]byte, error) { return os.ReadFile(path) })
+	return read(r, pciAddress, at, "read of "+path, func() ([]byte, error) { return os.ReadFile(path) })
 }
