@@ -28,7 +28,7 @@ const (
 	kueueSuite    = "kueue"
 	kueueExamples = "docs/examples/kueue"
 	// team is the namespace of the examples.
-	team = "team-a"
+	team = "team-kueue"
 )
 
 // TestKueueQuota puts the jobs of docs/how-to/kueue.md, three of each, through a real Kueue with the quota of that page: as many run as
@@ -41,6 +41,10 @@ func TestKueueQuota(t *testing.T) {
 	queues, err := os.ReadFile(filepath.Join(repoRoot, kueueExamples, "queues.yaml"))
 	if err != nil {
 		t.Fatal(err)
+	}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: team}}
+	if _, err := client.CoreV1().Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{}); err != nil {
+		t.Fatalf("creating the namespace %s: %v", team, err)
 	}
 	apply(t, team, string(queues))
 	templates, jobs := readKueueJobs(t)
