@@ -34,7 +34,7 @@ var (
 )
 
 // eventsOfOthers are those of Kubernetes itself.
-var eventsOfOthers = []string{"Failed", "FailedScheduling", "FailedPrepareDynamicResources", "FailedResourceClaimCreation", "Unhealthy"}
+var eventsOfOthers = []string{"DeviceTaintManagerEviction", "Failed", "FailedScheduling", "FailedPrepareDynamicResources", "FailedResourceClaimCreation", "Unhealthy"}
 
 // flagsOfOthers are those of other programs that pages name: helm, Kubernetes' own, vLLM, autoscalers, and test/hardware/run.
 var flagsOfOthers = strings.Fields(`
