@@ -14,7 +14,7 @@ import (
 	"github.com/partage-dev/partage/test/docs/page"
 )
 
-// TestAttacks: each attack of docs/concepts/security.md has tests, and these exist, unless nothing holds it back.
+// TestAttacks: each attack of docs/reference/security-tests.md has tests, and these exist, unless nothing holds it back.
 func TestAttacks(t *testing.T) {
 	t.Parallel()
 	root, exists := page.Root(t), map[string]bool{}
@@ -34,7 +34,7 @@ func TestAttacks(t *testing.T) {
 		}
 	}
 	attacks, named := 0, regexp.MustCompile("^`(Test\\w+)`$")
-	for line := range strings.Lines(page.Read(t, "docs/concepts/security.md")) {
+	for line := range strings.Lines(page.Read(t, "docs/reference/security-tests.md")) {
 		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|")+" ", " | ")
 		for i := range cells {
 			cells[i] = strings.TrimSpace(cells[i])

@@ -22,7 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Tests named TestTenant… do in real pods, as root, what docs/concepts/security.md says does not help a tenant. `test/e2e/run tenants`
+// Tests named TestTenant… do in real pods, as root, what docs/reference/security-tests.md says does not help a tenant. `test/e2e/run tenants`
 // runs them with the others that do so.
 
 // TestTenantNodes: a container with a part of a GPU opens the nodes of that, and none that it makes itself of other GPUs, of other

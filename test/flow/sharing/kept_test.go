@@ -124,7 +124,7 @@ func passOn(t *testing.T, spec *oci.Spec, at ...string) (folders []*os.File) {
 }
 
 // TestKeptPipe: a process that was passed the folder with the daemon's socket reaches no daemon with it after the end of the session. Until
-// then it can be a client, if it has the GPU's nodes: docs/concepts/security.md says so.
+// then it can be a client, if it has the GPU's nodes: docs/reference/security-tests.md says so.
 func TestKeptPipe(t *testing.T) {
 	n := harness.NewNode(t, "h100x1", named)
 	n.StartSupervisor(t)
