@@ -53,8 +53,8 @@ func newIdleStepper(t *testing.T) *stepper {
 	s := &stepper{rig: newRig(t), now: time.Unix(0, 0), ctx: quiet}
 	s.build(t)
 	s.loop = s.plugin.gpus
-	s.loop.publish = func(w *wanted, complete bool) {
-		if complete {
+	s.loop.publish = func(w *wanted) {
+		if w.enough && w.complete {
 			s.published = w.inventory
 		}
 	}

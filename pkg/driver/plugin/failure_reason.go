@@ -19,9 +19,6 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// otherFailure is the reason of a failure that has no other.
-const otherFailure = "other"
-
 // failureReasons are the reasons that metrics tell apart. Of several that an error has, the
 // first counts: what somebody can do something about comes before what follows from it.
 var failureReasons = []struct {
@@ -53,7 +50,7 @@ var failureReasons = []struct {
 		return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, gpu.ErrTimeout)
 	}},
 	{"canceled", is(context.Canceled)},
-	{otherFailure, func(error) bool { return true }},
+	{"other", func(error) bool { return true }},
 }
 
 func as[T error](err error) bool {
@@ -76,13 +73,10 @@ func FailureReasons() []string {
 
 // failureReason returns "" without an error.
 func failureReason(err error) string {
-	if err == nil {
-		return ""
-	}
 	for _, reason := range failureReasons {
-		if reason.is(err) {
+		if err != nil && reason.is(err) {
 			return reason.name
 		}
 	}
-	return otherFailure
+	return ""
 }

@@ -30,8 +30,11 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/claim"
+	"github.com/partage-dev/partage/pkg/driver/health"
+	"github.com/partage-dev/partage/pkg/driver/metrics"
 	"github.com/partage-dev/partage/pkg/driver/plugin/events"
 	"github.com/partage-dev/partage/pkg/driver/plugin/publish/rules"
+	"github.com/partage-dev/partage/pkg/driver/unclaimed"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/node/healthsocket"
 	"github.com/partage-dev/partage/pkg/policy"
@@ -274,6 +277,26 @@ func (f *fakeHardware) Removed(pciAddress string) bool {
 	return slices.Contains(f.removed, pciAddress)
 }
 
+// quiet are GPUs of which nothing is reported.
+type quiet struct{}
+
+var _ health.Hardware = quiet{}
+
+func (quiet) Events(ctx context.Context) <-chan gpu.Event {
+	events := make(chan gpu.Event)
+	context.AfterFunc(ctx, func() { close(events) })
+	return events
+}
+
+func (quiet) Unmonitored(string) error                               { return nil }
+func (quiet) Health(context.Context, string) (gpu.Health, error)     { return gpu.Health{}, nil }
+func (quiet) MIGState(context.Context, string) (gpu.MIGState, error) { return gpu.MIGState{}, nil }
+func (quiet) FabricPending(context.Context, string) (string, error)  { return "", nil }
+
+func withoutRuntime([]string) (unclaimed.Access, error) { return unclaimed.Access{}, nil }
+
+func withoutForeign(context.Context) ([]unclaimed.Claim, error) { return nil, nil }
+
 const (
 	firstGPU  = "0000:1b:00.0"
 	secondGPU = "0000:2c:00.0"
@@ -400,7 +423,8 @@ func newRigOn(t *testing.T, api *apiServer) *rig {
 	r.options = Options{
 		DriverName: testDriver, NodeName: testNode, KubeClient: client, MetadataClient: metadataClient, Claims: r.claims, Hardware: r.hardware,
 		DataDir: filepath.Join(dir, "data"), RegistrarDir: registrar, CDIDir: filepath.Join(dir, "cdi"), BootID: "boot-1", PodUID: "uid-1", HealthListener: listener,
-		Policy: r.policy, PollInterval: 10 * time.Millisecond, Events: r.events.Tell,
+		Policy: r.policy, PollInterval: 10 * time.Millisecond, Events: r.events.Tell, Health: quiet{}, Metrics: metrics.New(metrics.Options{}),
+		Runtime: withoutRuntime, ForeignClaims: withoutForeign,
 	}
 	pace := rules.Usual
 	pace.Retry, pace.Hold = 5*time.Millisecond, time.Millisecond

@@ -25,6 +25,8 @@ type healthMonitor interface {
 	// Follow says which GPUs there are, by PCI address and UUID, and how to react.
 	Follow(uuids map[string]string, reaction policy.Health)
 	Conditions() []device.Condition
+	// Run follows them until ctx ends.
+	Run(ctx context.Context)
 }
 
 // newMonitor makes what follows the health of GPUs.

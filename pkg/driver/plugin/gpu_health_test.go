@@ -4,6 +4,7 @@
 package plugin
 
 import (
+	"context"
 	"strings"
 	"sync"
 	"testing"
@@ -37,6 +38,8 @@ func (f *fakeMonitor) Conditions() []device.Condition {
 	defer f.mu.Unlock()
 	return f.conditions
 }
+
+func (*fakeMonitor) Run(context.Context) {}
 
 func (f *fakeMonitor) set(conditions ...device.Condition) {
 	f.mu.Lock()

@@ -51,9 +51,8 @@ const changesSettle = 200 * time.Millisecond
 // who have a device, to metrics, and to people.
 type gpuLoop struct {
 	*shared
-	publish func(w *wanted, complete bool)
-	// health is nil where nothing tells what is wrong with GPUs that answer.
-	health healthMonitor
+	publish func(w *wanted)
+	health  healthMonitor
 
 	desired   desired
 	report    gpuReport
@@ -257,18 +256,16 @@ func unknownLeft(unlooked []string) (all []device.Condition) {
 func (l *gpuLoop) known() *known {
 	k := &known{
 		node: l.desired.node.now.Load(), neighbours: l.others.findings(), policy: cmp.Or(l.desired.policy, noPolicy), policyErr: l.desired.policyErr,
-		gpus: &l.gpus, inventory: l.inventory, enough: l.survey.enough, survey: l.survey.Status, said: l.now.states, now: time.Now(),
+		gpus: &l.gpus, inventory: l.inventory, complete: l.desired.complete, enough: l.survey.enough, survey: l.survey.Status,
+		said: l.now.states, now: time.Now(),
 	}
 	if l.inventory == nil {
 		return k
 	}
-	if l.health != nil {
-		if l.gpus.discovered || l.gpus.driverGone != nil { // before, the hardware is not open, and reading the health of a GPU would fail
-			l.health.Follow(l.gpus.uuids(), k.policy.Health)
-		}
-		k.health = l.health.Conditions()
+	if l.gpus.discovered || l.gpus.driverGone != nil { // before, the hardware is not open, and reading the health of a GPU would fail
+		l.health.Follow(l.gpus.uuids(), k.policy.Health)
 	}
-	k.live, k.statements, k.foreign = l.live, l.options.Claims.Statements(), l.others.conditions(l.gpus.node)
+	k.live, k.statements, k.health, k.foreign = l.live, l.options.Claims.Statements(), l.health.Conditions(), l.others.conditions(l.gpus.node)
 	return k
 }
 
@@ -296,9 +293,9 @@ func (l *gpuLoop) handOn(ctx context.Context) {
 		l.give(l.now.inventory, l.now.status)
 		if l.survey.enough {
 			l.states.set(l.now.states, l.now.status.Sorted().Conditions, l.survey.at)
-			l.publish(&l.now, l.desired.complete)
 		}
 	}
+	l.publish(&l.now)
 	// Last: who reads an event without its taint takes it for over.
 	l.board.Say(ctx, "node", l.now.events, l.now.over)
 }

@@ -107,7 +107,7 @@ func TestTaintBeforeEvent(t *testing.T) {
 	}
 	r.build(t)
 	l := r.plugin.gpus
-	l.publish = func(w *wanted, _ bool) { order = append(order, string(w.status.Conditions[0].Reason)) }
+	l.publish = func(w *wanted) { order = append(order, string(w.status.Conditions[0].Reason)) }
 	l.gpus.node = testNodeWith(firstGPU)
 	l.inventory, l.survey.enough = inventoryOf(t, l.gpus.node), true
 	l.survey.Status = device.Status{Conditions: []device.Condition{{PCIAddress: firstGPU, Reason: device.Lost}}}

@@ -21,6 +21,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/driver/metrics"
 	"github.com/partage-dev/partage/pkg/driver/plugin/publish"
 )
 
@@ -53,7 +54,7 @@ func newBubble(t *testing.T) *bubble {
 	b.Plugin = New(Options{
 		DriverName: testDriver, NodeName: testNode, KubeClient: client, MetadataClient: metadataClient, Claims: b.claims, Hardware: b.hardware,
 		DataDir: "not-used", CDIDir: "/cdi", RegistrarDir: "not-used", BootID: "boot-1", Policy: &fakePolicy{current: withoutShares()},
-		PollInterval: 10 * time.Second,
+		PollInterval: 10 * time.Second, Events: (&fakeEvents{}).Tell, Metrics: metrics.New(metrics.Options{}), Runtime: withoutRuntime, ForeignClaims: withoutForeign,
 	})
 	b.gpus.publish, b.gpus.desired.stored = b.publish, b
 	b.node.now.Store(nodeOf("v1.35.9")) // Run reads the node
@@ -66,10 +67,10 @@ func newBubble(t *testing.T) *bubble {
 	return b
 }
 
-func (b *bubble) publish(w *wanted, complete bool) {
+func (b *bubble) publish(w *wanted) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if complete {
+	if w.enough && w.complete {
 		b.inventories = append(b.inventories, w.inventory)
 	}
 }

@@ -111,7 +111,7 @@ func TestNeighbours(t *testing.T) {
 		first.Status.Allocatable = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8")}
 		open := unclaimed.Access{Runtime: "/bin/x", Through: "/bin/x", Config: "/etc/x", Accepts: true}
 		n := &neighbourhood{access: open, events: &fakeEvents{}, observed: map[string]bool{}}
-		around, board := newOthers(nil, n.neighbours().find, 30*time.Second, loop.NewTrigger()), events.NewBoard(n.events.Tell)
+		around, board := newOthers(withoutForeign, n.neighbours().find, 30*time.Second, loop.NewTrigger()), events.NewBoard(n.events.Tell)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() {

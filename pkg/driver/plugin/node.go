@@ -14,7 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/partage-dev/partage/pkg/api"
@@ -41,35 +41,27 @@ const (
 type ownNode struct {
 	watch metawatch.Watch[*corev1.NodeList]
 	name  string
-	// seen takes the node, which has no UID while it is not in the cluster. Kubelets write to it every few minutes.
-	seen func(*corev1.Node)
-	// changed is fired when other devices may have to be published, or tainted.
+	// changed is fired when anything may have to be told of it that was not. Kubelets write to it every few minutes.
 	changed loop.Trigger
 	// stop ends the driver.
 	stop func(error)
-	// now is nil as long as it was not read. What was known stays while the API server does not answer.
+	// now is nil as long as it was not read, and has no UID while it is not in the cluster. What was known stays while the API server
+	// does not answer.
 	now atomic.Pointer[corev1.Node]
 }
 
-func newOwnNode(client kubernetes.Interface, name string, seen func(*corev1.Node), changed loop.Trigger, stop func(error)) *ownNode {
-	n := &ownNode{name: name, seen: seen, changed: changed, stop: stop}
+func newOwnNode(client kubernetes.Interface, name string, changed loop.Trigger, stop func(error)) *ownNode {
+	n := &ownNode{name: name, changed: changed, stop: stop}
 	n.watch = metawatch.Watch[*corev1.NodeList]{
 		Client: client.CoreV1().Nodes(), What: "the node", Selector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(),
-		Listed: func(nodes *corev1.NodeList) {
-			if len(nodes.Items) > 0 {
-				n.look(&nodes.Items[0])
-			} else {
-				n.lose()
+		Changed: func(nodes map[types.UID]metav1.Object) {
+			for _, one := range nodes {
+				if node, is := one.(*corev1.Node); is {
+					n.look(node)
+					return
+				}
 			}
-		},
-		Changed: func(object runtime.Object, deleted bool) {
-			switch node, is := object.(*corev1.Node); {
-			case !is:
-			case deleted:
-				n.lose()
-			default:
-				n.look(node)
-			}
+			n.lose()
 		},
 	}
 	return n
@@ -78,8 +70,8 @@ func newOwnNode(client kubernetes.Interface, name string, seen func(*corev1.Node
 // look takes the node as it is now.
 func (n *ownNode) look(node *corev1.Node) {
 	before := n.now.Swap(node)
-	n.seen(node)
-	if before == nil || before.Annotations[api.CordonAnnotation] != node.Annotations[api.CordonAnnotation] || kubeletOf(before) != kubeletOf(node) {
+	if before == nil || before.UID != node.UID || before.Annotations[api.CordonAnnotation] != node.Annotations[api.CordonAnnotation] ||
+		kubeletOf(before) != kubeletOf(node) || !maps.Equal(before.Labels, node.Labels) {
 		n.changed.Fire()
 	}
 }

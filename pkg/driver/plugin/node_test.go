@@ -26,15 +26,17 @@ import (
 // no GPU.
 func TestOwnNode(t *testing.T) {
 	t.Parallel()
-	var seen *corev1.Node
 	var stopped error
 	changed := loop.NewTrigger()
-	n := newOwnNode(fake.NewClientset(), testNode, func(node *corev1.Node) { seen = node }, changed, func(err error) { stopped = err })
+	n := newOwnNode(fake.NewClientset(), testNode, changed, func(err error) { stopped = err })
 	gpus := &gpu.Node{GPUs: []gpu.GPU{{PCIAddress: firstGPU}, {PCIAddress: secondGPU}}}
 	object := func(uid types.UID, label, annotation string) *corev1.Node {
 		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{
 			UID: uid, Labels: map[string]string{"pool": label}, Annotations: map[string]string{api.CordonAnnotation: annotation},
 		}}
+	}
+	only := func(node *corev1.Node) map[types.UID]metav1.Object {
+		return map[types.UID]metav1.Object{node.UID: node}
 	}
 	if all, unknown := cordon(nil, gpus); len(all)+len(unknown) > 0 {
 		t.Errorf("before the node is known: %+v, %+v", all, unknown)
@@ -46,6 +48,7 @@ func TestOwnNode(t *testing.T) {
 		unknown  int
 	}{
 		{object("a", "x", ""), true, nil, 0},
+		{object("a", "y", ""), true, nil, 0},
 		{object("a", "y", ""), false, nil, 0},
 		{object("a", "y", secondGPU), true, []string{secondGPU}, 0},
 		{object("a", "y", secondGPU), false, []string{secondGPU}, 0},
@@ -53,7 +56,7 @@ func TestOwnNode(t *testing.T) {
 		{object("a", "y", "gpu-1,"+secondGPU), true, []string{secondGPU}, 1},
 		{object("b", "y", ""), true, nil, 0},
 	} {
-		n.watch.Changed(step.node, false)
+		n.watch.Changed(only(step.node))
 		fired := len(changed) > 0
 		if fired {
 			<-changed
@@ -66,24 +69,19 @@ func TestOwnNode(t *testing.T) {
 			}
 			got = append(got, c.PCIAddress)
 		}
-		if seen != step.node || fired != step.fired || !slices.Equal(got, step.cordoned) || len(unknown) != step.unknown {
-			t.Errorf("%+v: seen %+v, fired %v, cordoned %v, unknown %+v", step, seen, fired, got, unknown)
+		if n.now.Load() != step.node || fired != step.fired || !slices.Equal(got, step.cordoned) || len(unknown) != step.unknown {
+			t.Errorf("%+v: seen %+v, fired %v, cordoned %v, unknown %+v", step, n.now.Load(), fired, got, unknown)
 		}
 		if len(unknown) > 0 && !strings.Contains(unknown[0].Text, `"gpu-1"`) {
 			t.Errorf("told %+v", unknown)
 		}
 	}
-	for what, change := range map[string]func(){
-		"deleted": func() { n.watch.Changed(object("b", "y", ""), true) },
-		"absent":  func() { n.watch.Listed(&corev1.NodeList{}) },
-	} {
-		n.watch.Listed(&corev1.NodeList{Items: []corev1.Node{*object("b", "y", "")}})
-		if change(); seen.UID != "" || len(seen.Labels)+len(seen.Annotations) > 0 || stopped != nil {
-			t.Errorf("%s: seen %+v, stopped %v", what, seen, stopped)
-		}
+	n.watch.Changed(nil)
+	if seen := n.now.Load(); seen.UID != "" || len(seen.Labels)+len(seen.Annotations) > 0 || stopped != nil {
+		t.Errorf("deleted: seen %+v, stopped %v", seen, stopped)
 	}
 	n.now.Store(nil)
-	if n.watch.Listed(&corev1.NodeList{}); stopped == nil || !strings.Contains(stopped.Error(), testNode) {
+	if n.watch.Changed(nil); stopped == nil || !strings.Contains(stopped.Error(), testNode) {
 		t.Errorf("there never was such a node: stopped %v", stopped)
 	}
 }

@@ -65,9 +65,6 @@ type others struct {
 }
 
 func newOthers(find ForeignClaims, software func(context.Context) []unclaimed.Finding, interval time.Duration, changed loop.Trigger) *others {
-	if find == nil {
-		find = func(context.Context) ([]unclaimed.Claim, error) { return nil, nil }
-	}
 	return &others{find: find, software: software, interval: interval, changed: changed, known: make(chan struct{})}
 }
 
@@ -262,7 +259,7 @@ type RuntimeCheck func(handlers []string) (unclaimed.Access, error)
 type neighbours struct {
 	// node is nil as long as it was not read.
 	node func() *corev1.Node
-	// otherDriver looks for a DRA driver of the same name, and runtime at NVIDIA's container runtime. They are optional.
+	// otherDriver looks for a DRA driver of the same name, if this one can be told from it, and runtime at NVIDIA's container runtime.
 	otherDriver func(ctx context.Context) unclaimed.Finding
 	runtime     RuntimeCheck
 	observe     func(kind string, there *bool)
@@ -275,11 +272,8 @@ func (n *neighbours) find(ctx context.Context) (found []unclaimed.Finding) {
 	if n.otherDriver != nil {
 		found = append(found, n.otherDriver(ctx))
 	}
-	node := n.node()
-	if node != nil {
+	if node := n.node(); node != nil {
 		found = append(found, unclaimed.OnNode(node)...)
-	}
-	if node != nil && n.runtime != nil {
 		access, err := n.runtime(unclaimed.Handlers(node))
 		n.unknown.Log(ctx, err, "It is not known whether containers without a claim can have GPUs", "")
 		if err == nil {

@@ -12,8 +12,8 @@
 //	desired.go       which devices are to be published
 //	want.go          what slices, taints, the status of claims, the kubelet, events, labels of the node and metrics should be, given all of this
 //	conditions.go    what people are told of conditions of the GPUs; they become taints in package device
-//	device_states.go how the devices of claims are, which the kubelet is told; claim_status.go says it in the status of claims, which
-//	                 claimstatus/ writes
+//	device_states.go how the devices of claims are, which the kubelet is told
+//	claimstatus/     writes it to the status of claims
 //	publish/         keeps ResourceSlices in the API server
 //	metadata.go      what containers can read about their devices, in files
 //	events/          tells people what holds, and what happens
@@ -29,7 +29,6 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -102,16 +101,15 @@ type Options struct {
 	// CDIDir is the folder of CDI specs, and FileContext the SELinux context of files that
 	// containers read, empty for none.
 	CDIDir, FileContext string
-	// Events reports conditions of the GPUs. Optional.
+	// Events reports conditions of the GPUs.
 	Events events.Tell
-	// Health tells what is wrong with GPUs. Optional: what makes them fail to answer is
-	// noticed without it.
+	// Health tells what is wrong with GPUs that answer.
 	Health health.Hardware
-	// Metrics are of what the plugin does. Optional.
+	// Metrics are of what the plugin does.
 	Metrics *metrics.Metrics
-	// Runtime finds out whether containers without a claim can have GPUs. Optional.
+	// Runtime finds out whether containers without a claim can have GPUs.
 	Runtime RuntimeCheck
-	// ForeignClaims finds claims of another driver with this driver's name. Optional.
+	// ForeignClaims finds claims of another driver with this driver's name.
 	ForeignClaims ForeignClaims
 	// HealthListener serves the gRPC health protocol and is closed by Run.
 	// Optional.
@@ -178,12 +176,6 @@ func New(o Options) *Plugin {
 }
 
 func newPlugin(o Options, t timing) *Plugin {
-	if o.Events == nil {
-		o.Events = func(context.Context, ...events.Event) {}
-	}
-	if o.Metrics == nil {
-		o.Metrics = metrics.New(metrics.Options{}) // nobody asks for them
-	}
 	all := &shared{
 		options: &o, readiness: newReadiness(), startup: newStartup(), board: events.NewBoard(o.Events), states: newDeviceStates(o.PollInterval),
 		requested: &requestedDevices{driverName: o.DriverName, poolName: o.NodeName}, pollNow: loop.NewTrigger(),
@@ -199,7 +191,7 @@ func newPlugin(o Options, t timing) *Plugin {
 			p.board.SayOne(ctx, events.Event{Reason: reasonForeignLabels, Text: message})
 		},
 	})
-	p.node = newOwnNode(o.KubeClient, o.NodeName, p.seeNode, p.pollNow, func(err error) { p.stop(err) })
+	p.node = newOwnNode(o.KubeClient, o.NodeName, p.pollNow, func(err error) { p.stop(err) })
 	software := &neighbours{node: p.node.now.Load, runtime: o.Runtime, observe: o.Metrics.SetNeighbour}
 	if o.PodUID != "" { // without it this driver has the socket that the other one would have
 		software.otherDriver = func(ctx context.Context) unclaimed.Finding {
@@ -208,7 +200,7 @@ func newPlugin(o Options, t timing) *Plugin {
 	}
 	p.others = newOthers(o.ForeignClaims, software.find, 3*o.PollInterval, p.pollNow)
 	p.gpus = &gpuLoop{
-		shared: all, publish: p.publish,
+		shared: all, publish: p.publish, health: p.newMonitor(),
 		discovery: discoverer{hardware: o.Hardware, interval: o.PollInterval, opened: p.startup.opened, found: make(chan discovery, 1)},
 		gpus:      knownGPUs{file: lastseen.New(o.DataDir, o.BootID)},
 		desired:   desired{shared: all, node: p.node, stored: p.publisher, now: time.Now, needed: map[string]time.Time{}},
@@ -236,24 +228,21 @@ func (p *Plugin) newPublisher() *publish.Publisher {
 	})
 }
 
-// seeNode hands on what the API server says of this node.
-func (p *Plugin) seeNode(node *corev1.Node) {
-	p.publisher.SetOwner(node.UID)
-	p.labels.SetNode(node.UID, node.Labels)
-	knows, err := extendedResources(node)
-	if err != nil {
-		p.options.Metrics.SetExtendedResources(nil)
-		return
+// publish tells the cluster what is wanted. What is stored stays as it is as long as it is not known what it should be.
+func (p *Plugin) publish(w *wanted) {
+	if w.node != nil {
+		p.publisher.SetOwner(w.node.UID)
+		p.labels.SetNode(w.node.UID, w.node.Labels)
+		var gives *bool
+		if knows, err := extendedResources(w.node); err == nil {
+			gives = &knows
+		}
+		p.options.Metrics.SetExtendedResources(gives)
 	}
-	p.options.Metrics.SetExtendedResources(&knows)
-}
-
-// publish tells the cluster what is wanted. Slices and labels stay as they are as long as it is not known what they should be.
-func (p *Plugin) publish(w *wanted, complete bool) {
-	if p.status != nil {
+	if p.status != nil && w.enough {
 		p.status.Set(statusOf(w.states))
 	}
-	if complete {
+	if w.enough && w.complete {
 		p.labels.SetGPUs(w.offeredGPUs())
 		p.publisher.SetInventory(w.inventory)
 	}
@@ -288,11 +277,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	// The kubelet need not wait for the API server, which may be slow.
 	running.Go(func() { p.node.watch.Run(loops) })
-	if p.options.Health != nil {
-		monitor := p.newMonitor()
-		p.gpus.health = monitor
-		running.Go(func() { monitor.Run(loops) })
-	}
+	running.Go(func() { p.gpus.health.Run(loops) })
 	running.Go(func() { p.others.run(loops) })
 	running.Go(func() { p.gpus.run(loops) })
 	running.Go(func() {

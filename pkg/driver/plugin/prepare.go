@@ -266,14 +266,15 @@ func newStartup() *startup {
 func (s *startup) wait(ctx context.Context, devices []string, timeout time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	select {
-	case <-s.done:
-	case <-ctx.Done():
-	case <-s.patience:
-		if !s.knows(devices) {
-			select {
-			case <-s.done:
-			case <-ctx.Done():
+	for patience := s.patience; ; patience = nil {
+		select {
+		case <-s.done:
+			return
+		case <-ctx.Done():
+			return
+		case <-patience:
+			if s.knows(devices) {
+				return
 			}
 		}
 	}

@@ -21,7 +21,9 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/claim"
+	"github.com/partage-dev/partage/pkg/driver/metrics"
 	"github.com/partage-dev/partage/pkg/driver/plugin"
+	"github.com/partage-dev/partage/pkg/driver/unclaimed"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
@@ -122,8 +124,10 @@ func (n *Node) plugin(ctx context.Context) (*plugin.Plugin, error) {
 		Events: plugin.NewEvents(ctx, c.events, c.background, driverName, n.Name).Tell,
 		Claims: noClaims{hardware}, Hardware: hardware, Health: hardware,
 		DataDir: n.Dir, RegistrarDir: registrar, CDIDir: filepath.Join(n.Dir, "cdi"), BootID: "boot",
-		PollInterval: pollInterval,
-		Policy:       plugin.NewPolicyFile(n.PolicyFile, n.Spread),
+		PollInterval: pollInterval, Metrics: metrics.New(metrics.Options{}),
+		Policy:        plugin.NewPolicyFile(n.PolicyFile, n.Spread),
+		Runtime:       func([]string) (unclaimed.Access, error) { return unclaimed.Access{}, nil },
+		ForeignClaims: func(context.Context) ([]unclaimed.Claim, error) { return nil, nil },
 	}), nil
 }
 

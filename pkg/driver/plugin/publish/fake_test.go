@@ -232,7 +232,7 @@ func (c *cluster) startOver(t *testing.T, network http.RoundTripper, name string
 	r := &rig{cluster: c, said: map[string]string{}}
 	r.publisher = New(Options{
 		DriverName: testDriver, NodeName: testNode, KubeClient: client, MetadataClient: metadataClient, LockFile: c.lockFile,
-		Report: r.report, Say: r.say,
+		Report: r.report, Say: r.say, Observe: func(int, error) {},
 	})
 	// A logger of the test would be used by goroutines that client-go leaves behind.
 	logger := ktesting.NewLogger(nopTL{}, ktesting.NewConfig(ktesting.BufferLogs(true)))

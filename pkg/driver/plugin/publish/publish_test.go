@@ -307,7 +307,7 @@ func TestNodeUnread(t *testing.T) {
 		inventory := inventoryOf(t, withoutShares(), firstGPU)
 		r := c.start(t, "one", inventory)
 		after(10 * time.Minute)
-		if got := r.reported(); len(c.Slices()) > 0 || !strings.Contains(got, "node node-1 has not been read yet") {
+		if got := r.reported(); len(c.Slices()) > 0 || !strings.Contains(got, "node node-1 is not in the cluster, as far as is known") {
 			t.Errorf("%d slices; reported %q", len(c.Slices()), got)
 		}
 		c.unread = false
@@ -328,7 +328,7 @@ func TestNodeMadeAgain(t *testing.T) {
 		c.DeleteNode()
 		c.DeleteSlices()
 		after(10 * time.Minute)
-		if got := r.reported(); len(c.Slices()) > 0 || !strings.Contains(got, "node node-1 is not in the cluster") {
+		if got := r.reported(); len(c.Slices()) > 0 || !strings.Contains(got, "node node-1 is not in the cluster, as far as is known") {
 			t.Errorf("%d slices without a node; reported %q", len(c.Slices()), got)
 		}
 		c.AddNode()

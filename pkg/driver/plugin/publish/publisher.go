@@ -8,7 +8,6 @@
 //	want.go        the slices that there should be
 //	act.go         one request, and what its answer means
 //	tell.go        what is said of what is stored, and which of several instances publishes
-//	versions.go    whether somebody else has changed what is stored
 //	features.go    what the cluster can do with devices, which is asked for, and what people are told of that
 //
 // It does not use the slice controller of k8s.io/dynamic-resource-allocation, see
@@ -18,11 +17,13 @@ package publish
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
@@ -32,6 +33,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/plugin/internal/loop"
+	"github.com/partage-dev/partage/pkg/driver/plugin/internal/metawatch"
 	"github.com/partage-dev/partage/pkg/driver/plugin/internal/precedence"
 	"github.com/partage-dev/partage/pkg/driver/plugin/publish/rules"
 )
@@ -63,7 +65,7 @@ type Options struct {
 	// Say takes what is not offered, or dangerous, because of the cluster, by the reason of its event: nothing if it is over.
 	Say func(ctx context.Context, reason, message string)
 	// Observe is told after each request how many slices are stored, 0 if another
-	// instance sees to that, or why it failed. Optional.
+	// instance sees to that, or why it failed.
 	Observe func(slices int, err error)
 	// Pace is optional.
 	Pace *rules.Pace
@@ -78,22 +80,27 @@ type Publisher struct {
 
 	// inventory is what is to be published, nil until there is one.
 	inventory atomic.Pointer[device.Inventory]
-	// owner is the UID of the node, empty while it is not in the cluster and nil until it was read.
-	owner atomic.Pointer[types.UID]
+	// owner is the UID of the node, empty while it is not in the cluster, or was not read.
+	owner atomic.Value
 	// changed says that there is another inventory or owner, registered that the kubelet has
 	// registered the plugin.
 	changed, registered loop.Trigger
-	versions            *versions
 	precedence          *precedence.Precedence
+	// watch tells which slices of this node exist in which version. Their content is read only when somebody else has changed
+	// them: when an API server restarts, all plugins of a cluster list their slices again.
+	watch metawatch.Watch[*metav1.PartialObjectMetadataList]
+	told  atomic.Pointer[map[types.UID]string]
+	// news says that there is another of what was told.
+	news loop.Trigger
 	// found is what Stored has found, until it is used. It does no harm if it is not true any more: what is written names the
 	// versions that it replaces, and the watch begins with what is there.
 	found atomic.Pointer[resourceapi.ResourceSliceList]
-	// notMine means that another instance publishes.
-	notMine atomic.Bool
 
 	// What follows is for the goroutine of Run.
 
 	began time.Time
+	// notMine means that another instance publishes.
+	notMine bool
 	// compareAt is when what the watch has told is compared with what is known to be stored, or zero if it has told nothing since.
 	compareAt time.Time
 	memory    *rules.Memory
@@ -107,26 +114,29 @@ type Publisher struct {
 
 // New makes a Publisher that does nothing before Run.
 func New(o Options) *Publisher {
-	if o.Observe == nil {
-		o.Observe = func(int, error) {}
-	}
 	if o.Pace == nil {
 		o.Pace = &rules.Usual
 	}
 	pool := pool{driverName: o.DriverName, nodeName: o.NodeName}
-	return &Publisher{
+	p := &Publisher{
 		Options:    o,
 		pool:       pool,
 		slices:     o.KubeClient.ResourceV1().ResourceSlices(),
 		changed:    loop.NewTrigger(),
 		registered: loop.NewTrigger(),
-		versions:   newVersions(o.MetadataClient, pool),
+		news:       loop.NewTrigger(),
 		precedence: precedence.New(o.LockFile),
 		memory:     rules.NewMemory(o.Pace),
 		features:   features{prober: prober{pool: pool, client: o.KubeClient.ResourceV1().RESTClient()}},
 		sayLacks:   o.Say,
 	}
+	p.watch = metawatch.Watch[*metav1.PartialObjectMetadataList]{
+		Client: o.MetadataClient.Resource(sliceResource), What: "the metadata of ResourceSlices", Selector: pool.selector(), Changed: p.note,
+	}
+	return p
 }
+
+var sliceResource = resourceapi.SchemeGroupVersion.WithResource("resourceslices")
 
 // SetInventory replaces what is to be published.
 func (p *Publisher) SetInventory(inventory *device.Inventory) {
@@ -138,7 +148,7 @@ func (p *Publisher) SetInventory(inventory *device.Inventory) {
 // SetOwner says which object the node is, by its UID, or that it is not in the cluster. Nothing is published before. The
 // garbage collector deletes what a node owned that was deleted.
 func (p *Publisher) SetOwner(uid types.UID) {
-	if before := p.owner.Swap(&uid); before == nil || *before != uid {
+	if p.owner.Swap(uid) != uid {
 		p.changed.Fire()
 	}
 }
@@ -149,7 +159,7 @@ func (p *Publisher) Registered() { p.registered.Fire() }
 
 // Newest reports whether this instance is the one that writes what all of this node would write. It asks the kernel:
 // the publisher itself may have had no reason to look for long.
-func (p *Publisher) Newest() bool { return !p.notMine.Load() && !p.precedence.Superseded() }
+func (p *Publisher) Newest() bool { return !p.precedence.Superseded() }
 
 // Stored returns all slices of this driver on this node that the API server holds,
 // of all generations and whichever instance published them. They must not be modified.
@@ -175,7 +185,7 @@ func (p *Publisher) Run(ctx context.Context) {
 	defer watching.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	watching.Go(func() { p.versions.watch.Run(ctx) })
+	watching.Go(func() { p.watch.Run(ctx) })
 	defer p.precedence.End()
 
 	p.began = time.Now()
@@ -206,10 +216,7 @@ func (p *Publisher) step(ctx context.Context) (next rules.Time, wait bool) {
 		klog.FromContext(ctx).Info("Publishing the ResourceSlices again: somebody else has changed them", "missing", plan.Missing, "changed", plan.Wrong)
 	}
 	if plan.Write != nil && plan.Write.What == rules.Put && p.wanted.Owner == "" {
-		plan.Write, p.says.failure = nil, fmt.Errorf("node %s is not in the cluster", p.pool.nodeName)
-		if p.owner.Load() == nil {
-			p.says.failure = fmt.Errorf("node %s has not been read yet", p.pool.nodeName)
-		}
+		plan.Write, p.says.failure = nil, fmt.Errorf("node %s is not in the cluster, as far as is known", p.pool.nodeName)
 	}
 	switch {
 	case plan.Write != nil:
@@ -227,7 +234,7 @@ func (p *Publisher) step(ctx context.Context) (next rules.Time, wait bool) {
 
 // await waits until something may be due.
 func (p *Publisher) await(ctx context.Context, next rules.Time) {
-	if p.features.begun && !p.notMine.Load() {
+	if p.features.begun && !p.notMine {
 		next = min(next, p.now()+time.Until(p.features.next))
 	}
 	if !p.compareAt.IsZero() {
@@ -239,17 +246,37 @@ func (p *Publisher) await(ctx context.Context, next rules.Time) {
 	case <-time.After(next - p.now()):
 	case <-p.registered:
 		p.memory.Registered()
-	case <-p.versions.changed:
+	case <-p.news:
 		if p.compareAt.IsZero() {
 			p.compareAt = time.Now().Add(jitter(changesTogether))
 		}
 	}
 	if !p.compareAt.IsZero() && !time.Now().Before(p.compareAt) {
 		p.compareAt = time.Time{}
-		if p.versions.differ(p.stored.Slices) {
+		if p.differs() {
 			p.memory.Doubt()
 		}
 	}
+}
+
+// note takes which slices exist, as the watch tells it.
+func (p *Publisher) note(slices map[types.UID]metav1.Object) {
+	told := map[types.UID]string{}
+	for uid, slice := range slices {
+		told[uid] = slice.GetResourceVersion()
+	}
+	p.told.Store(&told)
+	p.news.Fire()
+}
+
+// differs reports whether others slices, or other versions, exist than are known to be stored, older ones too: that is how a restored
+// etcd is noticed. What was written just now may not have been told yet, which costs a list of the slices.
+func (p *Publisher) differs() bool {
+	known := map[types.UID]string{}
+	for _, s := range p.stored.Slices {
+		known[s.UID] = s.ResourceVersion
+	}
+	return !maps.Equal(known, *p.told.Load())
 }
 
 // jitter is up to one and a half times as long, so that the plugins of many nodes do not ask together.

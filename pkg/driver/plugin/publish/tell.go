@@ -69,8 +69,8 @@ func (p *Publisher) isMine(ctx context.Context) bool {
 	newest, err := p.precedence.Mine()
 	// Without locks there is nothing better than to publish.
 	p.says.precedence.Log(ctx, err, "It is not known whether a newer instance of the plugin runs, publishing as if there were none", "")
-	mine := newest || err != nil
-	switch was := !p.notMine.Swap(!mine); {
+	mine, was := newest || err != nil, !p.notMine
+	switch p.notMine = !mine; {
 	case mine && !was:
 		p.memory.Doubt()
 		klog.FromContext(ctx).Info("The newer instance of the plugin has ended, publishing again")

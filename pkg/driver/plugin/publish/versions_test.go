@@ -11,40 +11,37 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/driver/plugin/internal/loop"
+	"github.com/partage-dev/partage/pkg/driver/plugin/publish/rules"
 )
 
-// TestVersions: which events and lists say that somebody else has changed something.
+// TestVersions: which versions say that somebody else has changed something.
 func TestVersions(t *testing.T) {
 	t.Parallel()
 	object := func(uid types.UID, version string) *metav1.PartialObjectMetadata {
 		return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{UID: uid, ResourceVersion: version}}
 	}
+	all := func(slices ...*metav1.PartialObjectMetadata) []*metav1.PartialObjectMetadata { return slices }
 	for name, test := range map[string]struct {
-		happens func(v *versions)
+		slices  []*metav1.PartialObjectMetadata
 		differs bool
 	}{
-		"nothing":         {happens: func(*versions) {}},
-		"own write":       {happens: func(v *versions) { v.note(object("a", "10"), false) }},
-		"changed":         {happens: func(v *versions) { v.note(object("a", "11"), false) }, differs: true},
-		"made":            {happens: func(v *versions) { v.note(object("b", "11"), false) }, differs: true},
-		"deleted":         {happens: func(v *versions) { v.note(object("a", "11"), true) }, differs: true},
-		"in a backup":     {happens: func(v *versions) { v.listed([]metav1.PartialObjectMetadata{*object("a", "9")}) }, differs: true},
-		"not in a backup": {happens: func(v *versions) { v.listed(nil) }, differs: true},
-		"back in a backup": {happens: func(v *versions) {
-			v.listed([]metav1.PartialObjectMetadata{*object("a", "10"), *object("b", "3")})
-		}, differs: true},
-		"made and deleted": {happens: func(v *versions) {
-			v.note(object("b", "11"), false)
-			v.note(object("b", "12"), true)
-		}},
+		"own write":        {slices: all(object("a", "10"))},
+		"changed":          {slices: all(object("a", "11")), differs: true},
+		"made":             {slices: all(object("a", "10"), object("b", "11")), differs: true},
+		"deleted":          {differs: true},
+		"in a backup":      {slices: all(object("a", "9")), differs: true},
+		"back in a backup": {slices: all(object("a", "10"), object("b", "3")), differs: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			v := &versions{changed: loop.NewTrigger()}
-			v.listed([]metav1.PartialObjectMetadata{*object("a", "10")})
-			test.happens(v)
 			stored := []*resourceapi.ResourceSlice{{ObjectMeta: metav1.ObjectMeta{UID: "a", ResourceVersion: "10"}}}
-			if got := v.differ(stored); got != test.differs {
+			p := &Publisher{news: loop.NewTrigger(), stored: rules.Stored{Slices: stored}}
+			now := map[types.UID]metav1.Object{}
+			for _, slice := range test.slices {
+				now[slice.UID] = slice
+			}
+			p.note(now)
+			if got := p.differs(); got != test.differs {
 				t.Errorf("differs is %v, want %v", got, test.differs)
 			}
 		})

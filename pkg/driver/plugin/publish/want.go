@@ -10,6 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/partage-dev/partage/pkg/device"
@@ -35,9 +36,7 @@ func (p *Publisher) want(ctx context.Context) *rules.Want {
 			inventory: inventory, features: now,
 		}
 	}
-	if owner := p.owner.Load(); owner != nil {
-		p.wanted.Owner = *owner
-	}
+	p.wanted.Owner, _ = p.owner.Load().(types.UID)
 	return &p.wanted.Want
 }
 

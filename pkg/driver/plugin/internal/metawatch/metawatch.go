@@ -13,8 +13,10 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/klog/v2"
@@ -36,8 +38,14 @@ const (
 	listTimeout = 30 * time.Second
 )
 
+// List is a list of objects.
+type List interface {
+	runtime.Object
+	metav1.ListInterface
+}
+
 // Watch is of some objects, with lists of the type L. All fields are mandatory.
-type Watch[L metav1.ListInterface] struct {
+type Watch[L List] struct {
 	Client interface {
 		List(ctx context.Context, o metav1.ListOptions) (L, error)
 		Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error)
@@ -46,10 +54,8 @@ type Watch[L metav1.ListInterface] struct {
 	What string
 	// Selector is a field selector.
 	Selector string
-	// Listed is told all objects at the beginning of each watch.
-	Listed func(objects L)
-	// Changed is told an object that was made, changed or deleted since.
-	Changed func(object runtime.Object, deleted bool)
+	// Changed is told all objects at the beginning of each watch, and when one was made, changed or deleted.
+	Changed func(objects map[types.UID]metav1.Object)
 
 	problem logchange.Problem
 }
@@ -81,10 +87,11 @@ func (w *Watch[L]) Run(ctx context.Context) {
 
 // follow lists the objects and watches them until the watch ends.
 func (w *Watch[L]) follow(ctx context.Context) error {
-	version, err := w.list(ctx)
+	objects, version, err := w.list(ctx)
 	if err != nil {
 		return err
 	}
+	w.Changed(objects)
 	lasts := watchTime + rand.N(watchJitter) //nolint:gosec // no secret
 	ctx, cancel := context.WithTimeout(ctx, lasts+watchGrace)
 	defer cancel()
@@ -103,21 +110,34 @@ func (w *Watch[L]) follow(ctx context.Context) error {
 			if !open || e.Type == watch.Error {
 				return nil
 			}
-			w.Changed(e.Object, e.Type == watch.Deleted)
+			if object, is := e.Object.(metav1.Object); is {
+				objects[object.GetUID()] = object
+				if e.Type == watch.Deleted {
+					delete(objects, object.GetUID())
+				}
+				w.Changed(objects)
+			}
 		}
 	}
 }
 
-func (w *Watch[L]) list(ctx context.Context) (version string, err error) {
+func (w *Watch[L]) list(ctx context.Context) (objects map[types.UID]metav1.Object, version string, err error) {
 	limited, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	list, err := w.Client.List(limited, metav1.ListOptions{FieldSelector: w.Selector})
 	if ctx.Err() == nil {
 		w.problem.Log(ctx, err, "What the API server has is not known, or as it was: "+w.What, "It is known again what the API server has: "+w.What)
 	}
-	if err != nil {
-		return "", fmt.Errorf("list %s: %w", w.What, err)
+	objects = map[types.UID]metav1.Object{}
+	if err == nil {
+		err = meta.EachListItem(list, func(item runtime.Object) error {
+			object, err := meta.Accessor(item)
+			objects[object.GetUID()] = object
+			return err
+		})
 	}
-	w.Listed(list)
-	return list.GetResourceVersion(), nil
+	if err != nil {
+		return nil, "", fmt.Errorf("list %s: %w", w.What, err)
+	}
+	return objects, list.GetResourceVersion(), nil
 }
