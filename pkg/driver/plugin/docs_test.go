@@ -170,7 +170,7 @@ var ofUsers = eventFacts{ofClaim: true, ofPods: true}
 // numbers of their arguments.
 func (f *eventFinder) call(c *ast.CallExpr) {
 	switch name := nameOf(c.Fun); {
-	case name == "sayLacks" && len(c.Args) == 3:
+	case name == "Say" && len(c.Args) == 3:
 		f.add(c.Args[1], nil, eventFacts{ofNode: true})
 	case name == "Warn" && len(c.Args) == 4:
 		f.add(c.Args[2], nil, ofUsers)

@@ -353,10 +353,9 @@ type rig struct {
 	claims   *fakeClaims
 	hardware *fakeHardware
 	events   *fakeEvents
-	// options and timing are what the plugin is made of; tests change them before
+	// options are what the plugin is made of; tests change them before
 	// they start it.
 	options Options
-	timing  timing
 	plugin  *Plugin
 	stop    context.CancelFunc
 	done    chan error
@@ -428,14 +427,14 @@ func newRigOn(t *testing.T, api *apiServer) *rig {
 	}
 	pace := rules.Usual
 	pace.Retry, pace.Hold = 5*time.Millisecond, time.Millisecond
-	r.timing = timing{publishPace: &pace, answer: answerTime}
+	r.options.publishPace = &pace
 	return r
 }
 
 // build makes the plugin, which does nothing yet.
 func (r *rig) build(t *testing.T) {
 	t.Helper()
-	r.plugin = newPlugin(r.options, r.timing)
+	r.plugin = New(r.options)
 }
 
 // start runs the plugin until the test ends.

@@ -28,6 +28,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/claim"
 	"github.com/partage-dev/partage/pkg/driver/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/driver/unclaimed"
+	"github.com/partage-dev/partage/pkg/gpu"
 )
 
 // fakeForeign has claims of another driver that a test replaces.
@@ -243,8 +244,15 @@ func TestPrepareBeforeForeignClaimsAreKnown(t *testing.T) {
 		foreign := &fakeForeign{}
 		foreign.set(nil, unclaimed.Claim{Namespace: "ml", Name: "train", Devices: []string{"gpu-0"}, Pods: []string{"train-0"}})
 		f := newOthers(foreign.find, noSoftware, time.Hour, loop.NewTrigger())
+		var node *gpu.Node
+		gpus := func() []gpu.GPU {
+			if node == nil {
+				return nil
+			}
+			return node.GPUs
+		}
 		refuse := func(c *resourceapi.ResourceClaim, own []resourceapi.DeviceRequestAllocationResult) error {
-			return f.refuse(t.Context(), c.UID, own, prepared)
+			return f.refuse(t.Context(), c.UID, own, gpus, prepared)
 		}
 		c := &resourceapi.ResourceClaim{ObjectMeta: objectMeta("early")}
 		answer := make(chan error)
@@ -260,7 +268,7 @@ func TestPrepareBeforeForeignClaimsAreKnown(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if err := f.refuse(ctx, c.UID, own(false, first), prepared); !errors.Is(err, context.Canceled) {
+		if err := f.refuse(ctx, c.UID, own(false, first), gpus, prepared); !errors.Is(err, context.Canceled) {
 			t.Errorf("a call that was given up: %v", err)
 		}
 
@@ -269,13 +277,11 @@ func TestPrepareBeforeForeignClaimsAreKnown(t *testing.T) {
 		if err := <-answer; err == nil || errors.As(err, &final) {
 			t.Errorf("it is not known which GPU gpu-0 is: %v", err)
 		}
-		f.conditions(nil)
 		if err := refuse(c, own(false, first)); err == nil || errors.As(err, &final) {
 			t.Errorf("the GPUs are not known: %v", err)
 		}
-		node := testNodeWith(firstGPU, secondGPU)
+		node = testNodeWith(firstGPU, secondGPU)
 		node.GPUs[1].Minor = 1
-		f.conditions(node)
 		if err := refuse(c, own(false, first)); !errors.As(err, &final) {
 			t.Errorf("the GPU is in use: %v", err)
 		}
@@ -293,7 +299,7 @@ func TestPrepareBeforeForeignClaimsAreKnown(t *testing.T) {
 		}
 		foreign.set(nil)
 		_ = f.look(t.Context())
-		f.conditions(nil)
+		node = nil
 		if err := refuse(c, own(false, first)); err != nil {
 			t.Error(err)
 		}
@@ -353,7 +359,7 @@ func TestForeignClaimsPanic(t *testing.T) {
 	if err := f.look(t.Context()); err == nil {
 		t.Error("the defect is not told")
 	}
-	if got := f.conditions(testNodeWith(firstGPU)); len(got) != 1 {
+	if got := foreignConditions(f.now.Load().claims, testNodeWith(firstGPU).GPUs); len(got) != 1 {
 		t.Errorf("conditions %+v", got)
 	}
 }

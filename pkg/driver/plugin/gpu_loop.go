@@ -138,7 +138,6 @@ func (l *gpuLoop) recall(ctx context.Context) {
 	l.desired.update(ctx, nil)
 	l.gpus.recall(ctx, l.options.Hardware.Removed, l.desired.mayBeInUse)
 	l.rebuild(ctx)
-	l.startup.recalled.Store(l.inventory)
 }
 
 // take takes the result of a discovery.
@@ -255,7 +254,7 @@ func unknownLeft(unlooked []string) (all []device.Condition) {
 // known joins what is known now.
 func (l *gpuLoop) known() *known {
 	k := &known{
-		node: l.desired.node.now.Load(), neighbours: l.others.findings(), policy: cmp.Or(l.desired.policy, noPolicy), policyErr: l.desired.policyErr,
+		node: l.desired.node.now.Load(), around: *l.others.now.Load(), policy: cmp.Or(l.desired.policy, noPolicy), policyErr: l.desired.policyErr,
 		gpus: &l.gpus, inventory: l.inventory, complete: l.desired.complete, enough: l.survey.enough, survey: l.survey.Status,
 		said: l.now.states, now: time.Now(),
 	}
@@ -265,7 +264,7 @@ func (l *gpuLoop) known() *known {
 	if l.gpus.discovered || l.gpus.driverGone != nil { // before, the hardware is not open, and reading the health of a GPU would fail
 		l.health.Follow(l.gpus.uuids(), k.policy.Health)
 	}
-	k.live, k.statements, k.health, k.foreign = l.live, l.options.Claims.Statements(), l.health.Conditions(), l.others.conditions(l.gpus.node)
+	k.live, k.statements, k.health = l.live, l.options.Claims.Statements(), l.health.Conditions()
 	return k
 }
 
@@ -273,6 +272,7 @@ func (l *gpuLoop) known() *known {
 func (l *gpuLoop) give(inventory *device.Inventory, status device.Status) {
 	l.now.inventory, l.now.status = inventory, status
 	l.options.Claims.SetInventory(inventory)
+	l.startup.inventory.Store(inventory)
 	l.options.Metrics.SetGPUs(inventory, status)
 }
 

@@ -124,7 +124,7 @@ func TestNeighbours(t *testing.T) {
 				case <-ctx.Done():
 					return
 				case <-around.changed:
-					w := want(&known{neighbours: around.findings()})
+					w := want(&known{around: *around.now.Load()})
 					board.Say(ctx, "node", w.events, w.over)
 				}
 			}

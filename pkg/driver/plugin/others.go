@@ -11,7 +11,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -42,37 +42,48 @@ const (
 	firstLookPause   = 500 * time.Millisecond
 )
 
-// others follows who else gives out GPUs of the node: claims of another driver with this driver's name, and other software. Devices of
-// such claims have names that this driver does not publish, so that the scheduler takes their GPUs for free; here they become conditions.
+// around is what else gives out GPUs of the node: claims of another driver with this driver's name, and other software, the last finding of
+// each kind. It is never modified.
+type around struct {
+	claims   []unclaimed.Claim
+	software map[unclaimed.Kind]unclaimed.Finding
+}
+
+// others follows that. Devices of such claims have names that this driver does not publish, so that the scheduler takes their GPUs for
+// free; they become conditions.
 type others struct {
 	find     ForeignClaims
 	software func(ctx context.Context) []unclaimed.Finding
 	interval time.Duration
 	// changed asks to hand on what has changed.
 	changed loop.Trigger
-	// known is closed when it is known for the first time what there is.
+	// known is closed when it is known for the first time what there is, and now is what was found last.
 	known chan struct{}
+	now   atomic.Pointer[around]
 
 	problem logchange.Problem
 	panics  panics.Repeated
-
-	mu     sync.Mutex
-	claims []unclaimed.Claim
-	// found are the findings about software, the last of each kind. It is never modified.
-	found map[unclaimed.Kind]unclaimed.Finding
-	// gpus are those of the node, or nil as long as they are not known.
-	gpus []gpu.GPU
 }
 
 func newOthers(find ForeignClaims, software func(context.Context) []unclaimed.Finding, interval time.Duration, changed loop.Trigger) *others {
-	return &others{find: find, software: software, interval: interval, changed: changed, known: make(chan struct{})}
+	f := &others{find: find, software: software, interval: interval, changed: changed, known: make(chan struct{})}
+	f.now.Store(&around{software: map[unclaimed.Kind]unclaimed.Finding{}})
+	return f
 }
 
 // run looks for them until ctx ends.
 func (f *others) run(ctx context.Context) {
 	f.firstLook(ctx)
-	for loop.Pause(ctx, f.interval) {
-		_ = f.look(ctx) // it is logged
+	for again := time.Tick(f.interval); ctx.Err() == nil; {
+		select {
+		case <-ctx.Done():
+		case <-again:
+			before := f.now.Load()
+			_ = f.look(ctx) // it is logged
+			if f.now.Load() != before {
+				f.changed.Fire()
+			}
+		}
 	}
 }
 
@@ -95,49 +106,28 @@ func (f *others) await(ctx context.Context) {
 // look leaves what was known where looking panics.
 func (f *others) look(ctx context.Context) (err error) {
 	defer f.panics.Recover(ctx, &err)
-	found := map[unclaimed.Kind]unclaimed.Finding{}
-	maps.Copy(found, f.findings())
+	before := f.now.Load()
+	found := &around{software: maps.Clone(before.software)}
 	for _, one := range f.software(ctx) {
-		found[one.Kind] = one
+		found.software[one.Kind] = one
 	}
-	claims, err := f.find(ctx)
+	found.claims, err = f.find(ctx)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	f.problem.Log(ctx, err, "It is not known for certain which claims on this node another driver has prepared",
 		"It is known again which claims on this node another driver has prepared")
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !reflect.DeepEqual(f.claims, claims) || !maps.Equal(f.found, found) {
-		f.claims, f.found = claims, found
-		select {
-		case <-f.known:
-			f.changed.Fire()
-		default: // who hands it on waits for it
-		}
+	if !reflect.DeepEqual(before, found) {
+		f.now.Store(found)
 	}
 	return err
 }
 
-func (f *others) findings() map[unclaimed.Kind]unclaimed.Finding {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.found
-}
-
-// conditions are those of the GPUs of a node that the claims may have, one for each GPU and claim.
-func (f *others) conditions(node *gpu.Node) []device.Condition {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.gpus = nil
-	if node == nil {
-		return nil
-	}
-	f.gpus = slices.Clone(node.GPUs)
-	var conditions []device.Condition
-	for _, c := range f.claims {
+// foreignConditions are those of the GPUs that the claims may have, one for each GPU and claim.
+func foreignConditions(claims []unclaimed.Claim, gpus []gpu.GPU) (conditions []device.Condition) {
+	for _, c := range claims {
 		text := hasForeign(c) + ", and may be using this GPU"
-		for _, address := range c.GPUs(f.gpus) {
+		for _, address := range c.GPUs(gpus) {
 			conditions = append(conditions, device.Condition{
 				PCIAddress: address, Reason: device.ForeignClaim, Value: taintValue(c), Message: text,
 			})
@@ -170,35 +160,31 @@ func taintValue(c unclaimed.Claim) string {
 
 // refuse returns why a claim that has these devices of this driver's name and pool cannot be prepared because of another
 // driver. A claim that is prepared keeps what it has.
-func (f *others) refuse(ctx context.Context, uid types.UID, own []resourceapi.DeviceRequestAllocationResult, prepared func(types.UID) bool) error {
+func (f *others) refuse(ctx context.Context, uid types.UID, own []resourceapi.DeviceRequestAllocationResult, gpus func() []gpu.GPU, prepared func(types.UID) bool) error {
 	uses, err := ownDevices(own)
 	if err != nil || len(uses) == 0 {
 		return err
 	}
 	select {
 	case <-f.known:
-	default: // a call may be let through while the plugin still starts
-		if prepared(uid) {
+		if len(f.now.Load().claims) == 0 {
 			return nil
 		}
-		if f.await(ctx); ctx.Err() != nil {
-			return fmt.Errorf("find out which GPUs claims of another driver have: %w", ctx.Err())
-		}
+	default: // a call may be let through while the plugin still starts
 	}
-	f.mu.Lock()
-	others, gpus := f.claims, f.gpus
-	f.mu.Unlock()
-	if len(others) == 0 || prepared(uid) {
+	if prepared(uid) {
 		return nil
 	}
-	for _, other := range others {
-		if gpus == nil {
-			return foreignError(hasForeign(other) + "; the GPUs of this node are not known yet, so it may be any of them")
-		}
-		for _, address := range other.GPUs(gpus) {
-			if at := slices.IndexFunc(uses, func(name string) bool { return device.IsOf(address, name) }); at >= 0 {
-				return refuseForeign("device %s: %s, and may be using this GPU. The pod can start when the pods of that claim have ended", uses[at], hasForeign(other))
-			}
+	if f.await(ctx); ctx.Err() != nil {
+		return fmt.Errorf("find out which GPUs claims of another driver have: %w", ctx.Err())
+	}
+	claims, all := f.now.Load().claims, gpus()
+	if len(claims) > 0 && all == nil {
+		return foreignError(hasForeign(claims[0]) + "; the GPUs of this node are not known yet, so it may be any of them")
+	}
+	for _, c := range foreignConditions(claims, all) {
+		if at := slices.IndexFunc(uses, func(name string) bool { return device.IsOf(c.PCIAddress, name) }); at >= 0 {
+			return refuseForeign("device %s: %s. The pod can start when the pods of that claim have ended", uses[at], c.Message)
 		}
 	}
 	return nil

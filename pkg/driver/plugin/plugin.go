@@ -21,6 +21,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -114,6 +115,11 @@ type Options struct {
 	// HealthListener serves the gRPC health protocol and is closed by Run.
 	// Optional.
 	HealthListener net.Listener
+
+	// Tests have other times: publishPace is that of the publisher, and answer for how long nothing is closed after the last call, whose
+	// answer may not be written yet.
+	publishPace *rules.Pace
+	answer      time.Duration
 }
 
 // Times that bound waiting. None of them decides about correctness.
@@ -130,15 +136,6 @@ const (
 	answerTime  = 500 * time.Millisecond
 	nodeTimeout = 10 * time.Second
 )
-
-// timing has the times that tests change.
-type timing struct {
-	// publishPace is that of the publisher, nil stands for its own.
-	publishPace *rules.Pace
-	// answer is for how long nothing is closed after the last call, whose answer may not be
-	// written yet.
-	answer time.Duration
-}
 
 // shared is what the parts of the driver have in common.
 type shared struct {
@@ -158,7 +155,6 @@ type shared struct {
 // Plugin is the running driver.
 type Plugin struct {
 	*shared
-	timing    timing
 	publisher *publish.Publisher
 	service   *draService
 	gpus      *gpuLoop
@@ -172,15 +168,11 @@ type Plugin struct {
 
 // New does nothing yet.
 func New(o Options) *Plugin {
-	return newPlugin(o, timing{answer: answerTime})
-}
-
-func newPlugin(o Options, t timing) *Plugin {
 	all := &shared{
 		options: &o, readiness: newReadiness(), startup: newStartup(), board: events.NewBoard(o.Events), states: newDeviceStates(o.PollInterval),
 		requested: &requestedDevices{driverName: o.DriverName, poolName: o.NodeName}, pollNow: loop.NewTrigger(),
 	}
-	p := &Plugin{shared: all, timing: t, service: &draService{shared: all}}
+	p := &Plugin{shared: all, service: &draService{shared: all}}
 	p.publisher = p.newPublisher()
 	if o.StatusClient != nil {
 		p.status = claimstatus.New(claimstatus.Options{DriverName: o.DriverName, Client: o.StatusClient, Newest: p.publisher.Newest})
@@ -224,7 +216,7 @@ func (p *Plugin) newPublisher() *publish.Publisher {
 			}
 			o.Metrics.Published(slices)
 		},
-		Pace: p.timing.publishPace,
+		Pace: o.publishPace,
 	})
 }
 
@@ -335,7 +327,7 @@ func (p *Plugin) prepareDirectories(ctx context.Context) error {
 func (p *Plugin) shutDown(ctx context.Context, helper *kubeletplugin.Helper) {
 	logger := klog.FromContext(ctx)
 	logger.Info("Stopping", "reason", context.Cause(ctx))
-	if !p.service.calls.waitIdle(ctx, drainTimeout, p.timing.answer) {
+	if !p.service.calls.waitIdle(ctx, drainTimeout, cmp.Or(p.options.answer, answerTime)) {
 		logger.Info("Calls are still running, cancelling them", "waited", drainTimeout)
 	}
 	helper.Stop()

@@ -207,7 +207,7 @@ func TestRunEnds(t *testing.T) {
 func TestStopWaitsForCalls(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.timing.answer = writing
+	r.options.answer = writing
 	claim := r.claim("one")
 	running := make(chan struct{})
 	finish := make(chan struct{})

@@ -23,6 +23,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/claim"
 	"github.com/partage-dev/partage/pkg/driver/metrics"
 	"github.com/partage-dev/partage/pkg/driver/plugin/internal/tenant"
+	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/util/panics"
 	"github.com/partage-dev/partage/pkg/util/steptime"
 )
@@ -78,7 +79,7 @@ func (s *draService) prepare(ctx context.Context, c *resourceapi.ResourceClaim) 
 	waited()
 
 	var prepared []claim.LiveDevice
-	err := s.others.refuse(ctx, c.UID, own, s.isPrepared)
+	err := s.others.refuse(ctx, c.UID, own, s.startup.gpus, s.isPrepared)
 	if err == nil {
 		prepared, err = s.options.Claims.Prepare(ctx, c)
 	}
@@ -248,8 +249,8 @@ type startup struct {
 	// opened says that the GPUs can be used. If they are not all discovered soon, because
 	// one of them does not answer, calls for devices that were recalled are let through.
 	opened func()
-	// recalled are the devices that an earlier process has discovered, or nil.
-	recalled atomic.Pointer[device.Inventory]
+	// inventory has the devices that claims can have, at first those that an earlier process has discovered. It is nil as long as there are none.
+	inventory atomic.Pointer[device.Inventory]
 
 	done, patience chan struct{}
 }
@@ -281,9 +282,19 @@ func (s *startup) wait(ctx context.Context, devices []string, timeout time.Durat
 }
 
 func (s *startup) knows(devices []string) bool {
-	recalled := s.recalled.Load()
-	return recalled != nil && !slices.ContainsFunc(devices, func(name string) bool {
-		_, known := recalled.Lookup(name)
+	inventory := s.inventory.Load()
+	return inventory != nil && !slices.ContainsFunc(devices, func(name string) bool {
+		_, known := inventory.Lookup(name)
 		return !known
 	})
+}
+
+// gpus are those of the node, nil as long as they are not known.
+func (s *startup) gpus() (all []gpu.GPU) {
+	if inventory := s.inventory.Load(); inventory != nil {
+		for _, address := range inventory.PCIAddresses() {
+			all = append(all, *inventory.GPU(address))
+		}
+	}
+	return all
 }

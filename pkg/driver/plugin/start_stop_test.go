@@ -23,7 +23,7 @@ import (
 func TestStopCancelsNoDiscovery(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	r.timing.answer = writing
+	r.options.answer = writing
 	claim := r.claim("one")
 	running, discovering, finish, ended := make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan struct{})
 	r.claims.onPrepare = func(context.Context, *resourceapi.ResourceClaim) error {

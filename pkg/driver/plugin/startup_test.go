@@ -35,7 +35,7 @@ func TestStartup(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newStartup()
 				if test.recalled {
-					s.recalled.Store(inventoryOf(t, testNodeWith(firstGPU)))
+					s.inventory.Store(inventoryOf(t, testNodeWith(firstGPU)))
 				}
 				if test.opened {
 					s.opened()

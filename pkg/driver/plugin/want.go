@@ -26,9 +26,9 @@ import (
 // known is what all sources say holds now. None of it says who has changed what, or what was said before, but for the words that
 // users of devices read.
 type known struct {
-	// node is nil as long as it was not read, and neighbours are what else on it gives out its GPUs.
-	node       *corev1.Node
-	neighbours map[unclaimed.Kind]unclaimed.Finding
+	// node is nil as long as it was not read, and around is what else on it gives out its GPUs.
+	node   *corev1.Node
+	around around
 	// policy is the last valid one, or noPolicy, and policyErr why the present one is not.
 	policy    *policy.Policy
 	policyErr error
@@ -37,12 +37,12 @@ type known struct {
 	gpus      *knownGPUs
 	inventory *device.Inventory
 	// complete says that no other devices may have to be published. survey says what claims and others have on the GPUs, also in statements, if
-	// enough of them were looked at. health and foreign are what package health and the kubelet say.
-	complete        bool
-	enough          bool
-	survey          device.Status
-	statements      []claim.Statement
-	health, foreign []device.Condition
+	// enough of them were looked at. health is what package health says.
+	complete   bool
+	enough     bool
+	survey     device.Status
+	statements []claim.Statement
+	health     []device.Condition
 
 	// live are the claims that have devices, and said is how these were before.
 	live []claim.LiveClaim
@@ -85,9 +85,10 @@ func want(k *known) *wanted {
 // status says what holds of the GPUs, and which GPUs that are to be cordoned are none.
 func (k *known) status() (status device.Status, unknown []events.Statement) {
 	cordoned, unknown := cordon(k.node, k.gpus.node)
+	foreign := foreignConditions(k.around.claims, k.gpus.node.GPUs)
 	return device.Status{
 		Static:     k.survey.Static,
-		Conditions: join(&k.policy.Health, k.gpus.conditions(), k.survey.Conditions, k.health, k.foreign, cordoned),
+		Conditions: join(&k.policy.Health, k.gpus.conditions(), k.survey.Conditions, k.health, foreign, cordoned),
 	}, unknown
 }
 
@@ -100,7 +101,7 @@ func (w *wanted) over(was events.Statement) (e events.Event, is bool) {
 		knows, err := extendedResources(w.node)
 		return events.Event{Type: corev1.EventTypeNormal, Reason: reasonExtendedOn, Text: "The kubelet gives pods " + aboutExtended + "."}, knows && err == nil
 	case unclaimed.Kind:
-		return events.Event{Type: corev1.EventTypeNormal, Reason: goneReasons[key], Text: sentences(w.neighbours[key].Text)}, true
+		return events.Event{Type: corev1.EventTypeNormal, Reason: goneReasons[key], Text: sentences(w.around.software[key].Text)}, true
 	case unlistedKey:
 		return events.Event{
 			Type: corev1.EventTypeNormal, Reason: recoveryReason(device.Lost), Subjects: was.Subjects,

@@ -24,10 +24,13 @@ func everything(now time.Time) *known {
 	}, []claim.LiveClaim{uses(ref, firstName, firstGPU, nil)})
 	k.node, k.now, k.policyErr = nodeOf("v1.35.9"), now, errors.New("odd")
 	k.node.Annotations = map[string]string{api.CordonAnnotation: secondGPU + " gpu-1"}
-	k.neighbours = map[unclaimed.Kind]unclaimed.Finding{unclaimed.DevicePlugin: {Kind: unclaimed.DevicePlugin, There: true, Text: "it is there"}}
+	k.around = around{
+		software: map[unclaimed.Kind]unclaimed.Finding{unclaimed.DevicePlugin: {Kind: unclaimed.DevicePlugin, There: true, Text: "it is there"}},
+		claims:   []unclaimed.Claim{{Namespace: "n", Name: "c", Devices: []string{"gpu-1"}}},
+	}
+	k.gpus.node.GPUs[1].Minor = 1
 	k.gpus.discovered, k.gpus.unlisted = true, []string{"0000:ff:00.0"}
 	k.health = []device.Condition{{PCIAddress: secondGPU, Reason: device.Throttled, Message: "hot"}}
-	k.foreign = []device.Condition{{PCIAddress: secondGPU, Reason: device.ForeignClaim, Value: "n.c", Message: "claim n/c has it"}}
 	k.statements = []claim.Statement{{Claim: ref, Reason: claim.ReasonOrphanInUse, Text: "kept"}}
 	return k
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/partage-dev/partage/pkg/driver/claim"
-	"github.com/partage-dev/partage/pkg/driver/plugin/internal/loop"
 )
 
 // listener remembers what it was told, and when.
@@ -54,9 +54,7 @@ func on(key, reason, text string, gpus ...string) Statement {
 
 // saySomething is another source, as there are some that say something all the time.
 func saySomething(ctx context.Context, b *Board) {
-	for loop.Pause(ctx, time.Minute) {
-		b.Say(ctx, "all the time", nil, nil)
-	}
+	wait.UntilWithContext(ctx, func(ctx context.Context) { b.Say(ctx, "all the time", nil, nil) }, time.Minute)
 }
 
 // TestBoard tells what begins and what is over, once, whatever the words, and what is the same of several GPUs together.

@@ -7,6 +7,7 @@
 //	rules/         what is requested first. Pure
 //	want.go        the slices that there should be
 //	act.go         one request, and what its answer means
+//	versions.go    whether somebody else has changed what is stored
 //	tell.go        what is said of what is stored, and which of several instances publishes
 //	features.go    what the cluster can do with devices, which is asked for, and what people are told of that
 //
@@ -17,13 +18,11 @@ package publish
 import (
 	"context"
 	"fmt"
-	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
@@ -33,7 +32,6 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/plugin/internal/loop"
-	"github.com/partage-dev/partage/pkg/driver/plugin/internal/metawatch"
 	"github.com/partage-dev/partage/pkg/driver/plugin/internal/precedence"
 	"github.com/partage-dev/partage/pkg/driver/plugin/publish/rules"
 )
@@ -85,13 +83,8 @@ type Publisher struct {
 	// changed says that there is another inventory or owner, registered that the kubelet has
 	// registered the plugin.
 	changed, registered loop.Trigger
+	versions            *versions
 	precedence          *precedence.Precedence
-	// watch tells which slices of this node exist in which version. Their content is read only when somebody else has changed
-	// them: when an API server restarts, all plugins of a cluster list their slices again.
-	watch metawatch.Watch[*metav1.PartialObjectMetadataList]
-	told  atomic.Pointer[map[types.UID]string]
-	// news says that there is another of what was told.
-	news loop.Trigger
 	// found is what Stored has found, until it is used. It does no harm if it is not true any more: what is written names the
 	// versions that it replaces, and the watch begins with what is there.
 	found atomic.Pointer[resourceapi.ResourceSliceList]
@@ -108,8 +101,6 @@ type Publisher struct {
 	wanted    wanted
 	features  features
 	says      says
-	// sayLacks takes what the cluster lacks, by reason.
-	sayLacks func(ctx context.Context, reason, message string)
 }
 
 // New makes a Publisher that does nothing before Run.
@@ -118,25 +109,18 @@ func New(o Options) *Publisher {
 		o.Pace = &rules.Usual
 	}
 	pool := pool{driverName: o.DriverName, nodeName: o.NodeName}
-	p := &Publisher{
+	return &Publisher{
 		Options:    o,
 		pool:       pool,
 		slices:     o.KubeClient.ResourceV1().ResourceSlices(),
 		changed:    loop.NewTrigger(),
 		registered: loop.NewTrigger(),
-		news:       loop.NewTrigger(),
+		versions:   newVersions(o.MetadataClient, pool),
 		precedence: precedence.New(o.LockFile),
 		memory:     rules.NewMemory(o.Pace),
 		features:   features{prober: prober{pool: pool, client: o.KubeClient.ResourceV1().RESTClient()}},
-		sayLacks:   o.Say,
 	}
-	p.watch = metawatch.Watch[*metav1.PartialObjectMetadataList]{
-		Client: o.MetadataClient.Resource(sliceResource), What: "the metadata of ResourceSlices", Selector: pool.selector(), Changed: p.note,
-	}
-	return p
 }
-
-var sliceResource = resourceapi.SchemeGroupVersion.WithResource("resourceslices")
 
 // SetInventory replaces what is to be published.
 func (p *Publisher) SetInventory(inventory *device.Inventory) {
@@ -185,7 +169,7 @@ func (p *Publisher) Run(ctx context.Context) {
 	defer watching.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	watching.Go(func() { p.watch.Run(ctx) })
+	watching.Go(func() { p.versions.watch.Run(ctx) })
 	defer p.precedence.End()
 
 	p.began = time.Now()
@@ -246,37 +230,17 @@ func (p *Publisher) await(ctx context.Context, next rules.Time) {
 	case <-time.After(next - p.now()):
 	case <-p.registered:
 		p.memory.Registered()
-	case <-p.news:
+	case <-p.versions.changed:
 		if p.compareAt.IsZero() {
 			p.compareAt = time.Now().Add(jitter(changesTogether))
 		}
 	}
 	if !p.compareAt.IsZero() && !time.Now().Before(p.compareAt) {
 		p.compareAt = time.Time{}
-		if p.differs() {
+		if p.versions.differ(p.stored.Slices) {
 			p.memory.Doubt()
 		}
 	}
-}
-
-// note takes which slices exist, as the watch tells it.
-func (p *Publisher) note(slices map[types.UID]metav1.Object) {
-	told := map[types.UID]string{}
-	for uid, slice := range slices {
-		told[uid] = slice.GetResourceVersion()
-	}
-	p.told.Store(&told)
-	p.news.Fire()
-}
-
-// differs reports whether others slices, or other versions, exist than are known to be stored, older ones too: that is how a restored
-// etcd is noticed. What was written just now may not have been told yet, which costs a list of the slices.
-func (p *Publisher) differs() bool {
-	known := map[types.UID]string{}
-	for _, s := range p.stored.Slices {
-		known[s.UID] = s.ResourceVersion
-	}
-	return !maps.Equal(known, *p.told.Load())
 }
 
 // jitter is up to one and a half times as long, so that the plugins of many nodes do not ask together.

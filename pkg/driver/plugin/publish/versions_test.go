@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/driver/plugin/internal/loop"
-	"github.com/partage-dev/partage/pkg/driver/plugin/publish/rules"
 )
 
 // TestVersions: which versions say that somebody else has changed something.
@@ -35,13 +34,13 @@ func TestVersions(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			stored := []*resourceapi.ResourceSlice{{ObjectMeta: metav1.ObjectMeta{UID: "a", ResourceVersion: "10"}}}
-			p := &Publisher{news: loop.NewTrigger(), stored: rules.Stored{Slices: stored}}
+			v := &versions{changed: loop.NewTrigger()}
 			now := map[types.UID]metav1.Object{}
 			for _, slice := range test.slices {
 				now[slice.UID] = slice
 			}
-			p.note(now)
-			if got := p.differs(); got != test.differs {
+			v.note(now)
+			if got := v.differ(stored); got != test.differs {
 				t.Errorf("differs is %v, want %v", got, test.differs)
 			}
 		})

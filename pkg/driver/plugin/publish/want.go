@@ -29,8 +29,8 @@ func (p *Publisher) want(ctx context.Context) *rules.Want {
 	inventory, now := p.inventory.Load(), p.features.now
 	if p.features.begun && (inventory != p.wanted.inventory || now != p.wanted.features) {
 		slices := p.pool.objects(inventory, now)
-		p.sayLacks(ctx, reasonLeftOut, p.features.leftOut(now != AllFeatures && countDevices(slices) < countDevices(p.pool.objects(inventory, AllFeatures))))
-		p.sayLacks(ctx, reasonSchedulerCrashes, p.features.crashes(usedBy(slices...).has(PartitionableDevices)))
+		p.Say(ctx, reasonLeftOut, p.features.leftOut(now != AllFeatures && countDevices(slices) < countDevices(p.pool.objects(inventory, AllFeatures))))
+		p.Say(ctx, reasonSchedulerCrashes, p.features.crashes(usedBy(slices...).has(PartitionableDevices)))
 		p.wanted = wanted{
 			Want:      rules.Want{Node: p.pool.nodeName, Slices: slices, NoTaints: !now.has(Taints), MaxTaints: now.maxTaints()},
 			inventory: inventory, features: now,

@@ -4,11 +4,6 @@
 // Package loop has what the plugin's loops wait with.
 package loop
 
-import (
-	"context"
-	"time"
-)
-
 // Trigger asks a loop to do something soon. Requests that are made before the loop
 // gets to it count as one.
 type Trigger chan struct{}
@@ -21,20 +16,5 @@ func (t Trigger) Fire() {
 	select {
 	case t <- struct{}{}:
 	default:
-	}
-}
-
-// Pause waits, and returns false if ctx ended first.
-func Pause(ctx context.Context, d time.Duration) bool {
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }

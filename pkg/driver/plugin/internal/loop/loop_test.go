@@ -3,12 +3,7 @@
 
 package loop
 
-import (
-	"context"
-	"testing"
-	"testing/synctest"
-	"time"
-)
+import "testing"
 
 func TestTrigger(t *testing.T) {
 	trigger := NewTrigger()
@@ -23,19 +18,4 @@ func TestTrigger(t *testing.T) {
 	}
 	trigger.Fire()
 	<-trigger
-}
-
-func TestPause(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		began := time.Now()
-		if !Pause(t.Context(), time.Minute) || time.Since(began) != time.Minute {
-			t.Errorf("paused for %s", time.Since(began))
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		began = time.Now()
-		if Pause(ctx, time.Minute) || time.Since(began) != time.Second {
-			t.Errorf("paused for %s although the context ended", time.Since(began))
-		}
-	})
 }

@@ -22,7 +22,6 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
-	"github.com/partage-dev/partage/pkg/driver/plugin/internal/loop"
 	"github.com/partage-dev/partage/pkg/util/logchange"
 )
 
@@ -38,14 +37,11 @@ const (
 	listTimeout = 30 * time.Second
 )
 
-// List is a list of objects.
-type List interface {
+// Watch is of some objects, with lists of the type L. All fields are mandatory.
+type Watch[L interface {
 	runtime.Object
 	metav1.ListInterface
-}
-
-// Watch is of some objects, with lists of the type L. All fields are mandatory.
-type Watch[L List] struct {
+}] struct {
 	Client interface {
 		List(ctx context.Context, o metav1.ListOptions) (L, error)
 		Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error)
@@ -62,13 +58,9 @@ type Watch[L List] struct {
 
 // Run watches until ctx ends.
 func (w *Watch[L]) Run(ctx context.Context) {
-	pause := time.Duration(0)
-	for {
+	for pause := time.Duration(0); ctx.Err() == nil; {
 		began := time.Now()
 		err := w.follow(ctx)
-		if ctx.Err() != nil {
-			return
-		}
 		lasted := time.Since(began)
 		klog.FromContext(ctx).V(4).Info("A watch has ended", "of", w.What, "lasted", lasted, "err", err)
 		switch pause = max(minWatchPause, 2*pause); {
@@ -79,24 +71,32 @@ func (w *Watch[L]) Run(ctx context.Context) {
 		default:
 			pause = min(pause, maxWatchPause)
 		}
-		if !loop.Pause(ctx, wait.Jitter(pause, 0.5)) {
-			return
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait.Jitter(pause, 0.5)):
 		}
 	}
 }
 
 // follow lists the objects and watches them until the watch ends.
 func (w *Watch[L]) follow(ctx context.Context) error {
-	objects, version, err := w.list(ctx)
+	list, err := w.list(ctx)
 	if err != nil {
 		return err
 	}
+	objects := map[types.UID]metav1.Object{}
+	_ = meta.EachListItem(list, func(item runtime.Object) error {
+		if object, is := item.(metav1.Object); is { // as all are
+			objects[object.GetUID()] = object
+		}
+		return nil
+	})
 	w.Changed(objects)
 	lasts := watchTime + rand.N(watchJitter) //nolint:gosec // no secret
 	ctx, cancel := context.WithTimeout(ctx, lasts+watchGrace)
 	defer cancel()
 	events, err := w.Client.Watch(ctx, metav1.ListOptions{
-		FieldSelector: w.Selector, ResourceVersion: version, TimeoutSeconds: ptr.To(int64(lasts / time.Second)),
+		FieldSelector: w.Selector, ResourceVersion: list.GetResourceVersion(), TimeoutSeconds: ptr.To(int64(lasts / time.Second)),
 	})
 	if err != nil {
 		return fmt.Errorf("watch %s: %w", w.What, err)
@@ -121,23 +121,15 @@ func (w *Watch[L]) follow(ctx context.Context) error {
 	}
 }
 
-func (w *Watch[L]) list(ctx context.Context) (objects map[types.UID]metav1.Object, version string, err error) {
+func (w *Watch[L]) list(ctx context.Context) (list L, err error) {
 	limited, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
-	list, err := w.Client.List(limited, metav1.ListOptions{FieldSelector: w.Selector})
+	list, err = w.Client.List(limited, metav1.ListOptions{FieldSelector: w.Selector})
 	if ctx.Err() == nil {
 		w.problem.Log(ctx, err, "What the API server has is not known, or as it was: "+w.What, "It is known again what the API server has: "+w.What)
 	}
-	objects = map[types.UID]metav1.Object{}
-	if err == nil {
-		err = meta.EachListItem(list, func(item runtime.Object) error {
-			object, err := meta.Accessor(item)
-			objects[object.GetUID()] = object
-			return err
-		})
-	}
 	if err != nil {
-		return nil, "", fmt.Errorf("list %s: %w", w.What, err)
+		return list, fmt.Errorf("list %s: %w", w.What, err)
 	}
-	return objects, list.GetResourceVersion(), nil
+	return list, nil
 }
