@@ -222,9 +222,10 @@ func (p *Plugin) newPublisher() *publish.Publisher {
 
 // publish tells the cluster what is wanted. What is stored stays as it is as long as it is not known what it should be.
 func (p *Plugin) publish(w *wanted) {
+	known := w.enough && w.complete
 	if w.node != nil {
 		p.publisher.SetOwner(w.node.UID)
-		p.labels.SetNode(w.node.UID, w.node.Labels)
+		p.labels.Set(w.node, w.offered, known)
 		var gives *bool
 		if knows, err := extendedResources(w.node); err == nil {
 			gives = &knows
@@ -234,8 +235,7 @@ func (p *Plugin) publish(w *wanted) {
 	if p.status != nil && w.enough {
 		p.status.Set(statusOf(w.states))
 	}
-	if w.enough && w.complete {
-		p.labels.SetGPUs(w.offeredGPUs())
+	if known {
 		p.publisher.SetInventory(w.inventory)
 	}
 }

@@ -53,9 +53,11 @@ type known struct {
 // wanted is what claims, the cluster and people are told.
 type wanted struct {
 	*known
-	// status and inventory are for claims and metrics. Slices and labels of the node are made of the inventory, taints of its status.
+	// status and inventory are for claims and metrics. Slices are made of the inventory, taints of its status, and labels of the node of the
+	// GPUs that are offered.
 	status    device.Status
 	inventory *device.Inventory
+	offered   []*gpu.GPU
 	// states are for the status of claims and the kubelet.
 	states []claimState
 	// events hold now.
@@ -71,6 +73,7 @@ func want(k *known) *wanted {
 	status, unknown := k.status()
 	w.status = status
 	w.inventory = k.inventory.With(w.status)
+	w.offered = offeredGPUs(w.inventory)
 	w.states = judgeAll(k.live, w.status.Sorted().Conditions, k.said, k.now)
 	w.events = append(w.events, gpuStatements(k)...)
 	if k.gpus.discovered { // before, there may be more GPUs
@@ -127,8 +130,8 @@ func (w *wanted) over(was events.Statement) (e events.Event, is bool) {
 }
 
 // offeredGPUs are those that have devices which are not withdrawn. One that is broken at the moment is among them: its devices are tainted.
-func (w *wanted) offeredGPUs() (gpus []*gpu.GPU) {
-	for _, d := range offered(w.inventory) {
+func offeredGPUs(inventory *device.Inventory) (gpus []*gpu.GPU) {
+	for _, d := range offered(inventory) {
 		if len(gpus) == 0 || gpus[len(gpus)-1] != d.GPU {
 			gpus = append(gpus, d.GPU)
 		}

@@ -81,7 +81,7 @@ func TestWantHasEverySource(t *testing.T) {
 		}
 	}
 	w := want(everything(time.Unix(1, 0)))
-	if len(w.states) != 1 || w.states[0].devices[0].ready() || len(w.status.Conditions) != 4 || len(w.offeredGPUs()) != 2 {
-		t.Errorf("states %+v, conditions %+v, %d GPUs", w.states, w.status.Conditions, len(w.offeredGPUs()))
+	if len(w.states) != 1 || w.states[0].devices[0].ready() || len(w.status.Conditions) != 4 || len(w.offered) != 2 {
+		t.Errorf("states %+v, conditions %+v, %d GPUs", w.states, w.status.Conditions, len(w.offered))
 	}
 }

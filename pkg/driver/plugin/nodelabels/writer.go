@@ -82,32 +82,23 @@ type state struct {
 
 // New makes a Writer, which does nothing before Run.
 func New(o Options) *Writer {
-	w := &Writer{Options: o, changed: loop.NewTrigger()}
-	if o.Mode == Remove {
-		w.now.wanted = map[string]string{}
+	return &Writer{Options: o, changed: loop.NewTrigger()}
+}
+
+// Set takes the node as it is now, and the GPUs that it offers, if they are known. It does not block. What is told again and again does not
+// cut the pause after a failure short.
+func (w *Writer) Set(node *corev1.Node, gpus []*gpu.GPU, known bool) {
+	now := state{uid: node.UID, labels: node.Labels}
+	switch {
+	case w.Mode == Remove:
+		now.wanted = map[string]string{}
+	case w.Mode == Write && known:
+		now.wanted = Of(gpus)
 	}
-	return w
-}
-
-// SetGPUs takes the GPUs that the node offers. It does not block.
-func (w *Writer) SetGPUs(gpus []*gpu.GPU) {
-	if w.Mode == Write {
-		w.set(func() { w.now.wanted = Of(gpus) })
-	}
-}
-
-// SetNode takes the node as it is now. It does not block.
-func (w *Writer) SetNode(uid types.UID, labels map[string]string) {
-	w.set(func() { w.now.uid, w.now.labels = uid, labels })
-}
-
-// set wakes Run only if something is other than before, so that what is told again and again does not cut the pause after a failure short.
-func (w *Writer) set(change func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	before := w.now
-	change()
-	if !reflect.DeepEqual(before, w.now) {
+	if !reflect.DeepEqual(w.now, now) {
+		w.now = now
 		w.changed.Fire()
 	}
 }

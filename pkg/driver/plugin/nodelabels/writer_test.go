@@ -21,6 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/partage-dev/partage/pkg/gpu"
 )
 
 const nodeName = "node-1"
@@ -29,6 +31,11 @@ const nodeName = "node-1"
 type world struct {
 	client *fake.Clientset
 	*Writer
+
+	// node and gpus are what the writer was told last.
+	node  *corev1.Node
+	gpus  []*gpu.GPU
+	known bool
 
 	mu       sync.Mutex
 	warnings []string
@@ -54,6 +61,7 @@ func newWorld(t *testing.T, mode Mode) *world {
 
 // use replaces the writer by one of a later process.
 func (w *world) use(mode Mode) {
+	w.node, w.gpus, w.known = nil, nil, false
 	w.Writer = New(Options{NodeName: nodeName, Client: w.client, Mode: mode, Say: func(_ context.Context, message string) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -105,7 +113,15 @@ func (w *world) tellNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.SetNode(node.UID, node.Labels)
+	w.node = node
+	w.Set(w.node, w.gpus, w.known)
+}
+
+// SetGPUs is what happens after a survey.
+func (w *world) SetGPUs(gpus []*gpu.GPU) {
+	if w.gpus, w.known = gpus, true; w.node != nil {
+		w.Set(w.node, w.gpus, true)
+	}
 }
 
 func (w *world) mustUpdate(t *testing.T) {

@@ -105,7 +105,7 @@ func (p *Publisher) forget(slice *resourceapi.ResourceSlice) {
 
 // put creates or updates a slice, and checks what was stored.
 func (p *Publisher) put(ctx context.Context, w *rules.Write) error {
-	stored, err := p.features.prober.write(ctx, w.Slice, nil)
+	stored, err := p.features.write(ctx, w.Slice, nil)
 	if err != nil {
 		return err
 	}

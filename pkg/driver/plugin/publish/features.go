@@ -136,9 +136,11 @@ const (
 	confirmAfter = time.Minute
 )
 
-// features are those of the cluster as far as is known. It is for one goroutine.
+// features are those of the cluster as far as is known. It is for one goroutine. Questions and writes use connections of their own: an
+// established one leads to the same server again and again.
 type features struct {
-	prober prober
+	pool   pool
+	client rest.Interface
 
 	// begun says that now is known.
 	begun bool
@@ -218,13 +220,13 @@ func (f *features) schedule() {
 func (f *features) ask(ctx context.Context) (Features, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	version, err := f.prober.version(ctx)
+	version, err := f.serverVersion(ctx)
 	if err != nil {
 		return 0, err
 	}
 	found := f.now & gates
 	if version != f.version || f.answers > 0 || f.doubted || found != gates {
-		if found, err = f.prober.gates(ctx, version); err != nil {
+		if found, err = f.gates(ctx, version); err != nil {
 			return 0, fmt.Errorf("could not try out which features the API server has: %w", err)
 		}
 	}
@@ -281,17 +283,10 @@ func (f *features) crashes(drawsOnCounters bool) string {
 		f.version)
 }
 
-// prober asks one API server which features it has, and writes. Its requests use connections of
-// their own: an established one leads to the same server again and again.
-type prober struct {
-	pool   pool
-	client rest.Interface
-}
-
-// version returns the version of the server.
-func (p *prober) version(ctx context.Context) (string, error) {
+// serverVersion returns the version of the server.
+func (f *features) serverVersion(ctx context.Context) (string, error) {
 	var found version.Info
-	body, err := p.client.Get().AbsPath("/version").SetHeader("Connection", "close").Do(ctx).Raw()
+	body, err := f.client.Get().AbsPath("/version").SetHeader("Connection", "close").Do(ctx).Raw()
 	if err == nil {
 		err = json.Unmarshal(body, &found)
 	}
@@ -308,9 +303,9 @@ func (p *prober) version(ctx context.Context) (string, error) {
 //
 // A slice of counters is not tried: their field has the gate of the devices' field, and what
 // is stored is compared with what was sent.
-func (p *prober) gates(ctx context.Context, version string) (Features, error) {
+func (f *features) gates(ctx context.Context, version string) (Features, error) {
 	probe := resourceapi.Device{
-		Name: "probe", Taints: []resourceapi.DeviceTaint{{Key: p.pool.driverName + "/probe", Effect: resourceapi.DeviceTaintEffectNoSchedule}},
+		Name: "probe", Taints: []resourceapi.DeviceTaint{{Key: f.pool.driverName + "/probe", Effect: resourceapi.DeviceTaintEffectNoSchedule}},
 	}
 	if faults, _ := device.FaultsOfScheduler(version); !faults.IgnoresCounters {
 		probe.AllowMultipleAllocations = ptr.To(true)
@@ -318,12 +313,12 @@ func (p *prober) gates(ctx context.Context, version string) (Features, error) {
 			CounterSet: "probe", Counters: map[string]resourceapi.Counter{"probe": {Value: resource.MustParse("1")}},
 		}}
 	}
-	stored, err := p.write(ctx, &resourceapi.ResourceSlice{
+	stored, err := f.write(ctx, &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "partage-probe-"},
 		Spec: resourceapi.ResourceSliceSpec{
-			Driver:   p.pool.driverName,
-			NodeName: &p.pool.nodeName,
-			Pool:     resourceapi.ResourcePool{Name: p.pool.nodeName, ResourceSliceCount: 2},
+			Driver:   f.pool.driverName,
+			NodeName: &f.pool.nodeName,
+			Pool:     resourceapi.ResourcePool{Name: f.pool.nodeName, ResourceSliceCount: 2},
 			Devices:  []resourceapi.Device{probe},
 		},
 	}, []string{metav1.DryRunAll})
@@ -334,10 +329,10 @@ func (p *prober) gates(ctx context.Context, version string) (Features, error) {
 }
 
 // write creates a slice, or updates it if it has a UID, on a connection of its own.
-func (p *prober) write(ctx context.Context, slice *resourceapi.ResourceSlice, dryRun []string) (*resourceapi.ResourceSlice, error) {
-	verb, request := "create", p.client.Post().VersionedParams(&metav1.CreateOptions{DryRun: dryRun}, scheme.ParameterCodec)
+func (f *features) write(ctx context.Context, slice *resourceapi.ResourceSlice, dryRun []string) (*resourceapi.ResourceSlice, error) {
+	verb, request := "create", f.client.Post().VersionedParams(&metav1.CreateOptions{DryRun: dryRun}, scheme.ParameterCodec)
 	if slice.UID != "" {
-		verb, request = "update", p.client.Put().Name(slice.Name)
+		verb, request = "update", f.client.Put().Name(slice.Name)
 	}
 	stored := &resourceapi.ResourceSlice{}
 	err := request.Resource(sliceResource.Resource).SetHeader("Connection", "close").Body(slice).Do(ctx).Into(stored)

@@ -47,10 +47,10 @@ func TestQuestionsUseNewConnections(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := prober{pool: pool{driverName: testDriver, nodeName: testNode}, client: client.ResourceV1().RESTClient()}
+	f := features{pool: pool{driverName: testDriver, nodeName: testNode}, client: client.ResourceV1().RESTClient()}
 	const questions = 4
 	for range questions {
-		if _, err := p.version(context.Background()); err != nil {
+		if _, err := f.serverVersion(context.Background()); err != nil {
 			t.Fatal(err)
 		}
 	}

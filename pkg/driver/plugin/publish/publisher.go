@@ -118,7 +118,7 @@ func New(o Options) *Publisher {
 		versions:   newVersions(o.MetadataClient, pool),
 		precedence: precedence.New(o.LockFile),
 		memory:     rules.NewMemory(o.Pace),
-		features:   features{prober: prober{pool: pool, client: o.KubeClient.ResourceV1().RESTClient()}},
+		features:   features{pool: pool, client: o.KubeClient.ResourceV1().RESTClient()},
 	}
 }
 
