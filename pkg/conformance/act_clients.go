@@ -18,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/conformance/probe"
-	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
 	"github.com/partage-dev/partage/pkg/util/wait"
 )
@@ -114,19 +113,17 @@ func noClients(ctx context.Context, d *daemon) (bool, error) {
 // What is so of a GPU before MPS and after it, other than what part A has read.
 var (
 	listedBefore = processesOf("processes on GPU %s before MPS")
-	modeAfter    = ofGPU("compute mode of GPU %s after MPS", func(ctx context.Context, hardware *nvml.Client, g *gpu.GPU) (gpu.ComputeMode, error) {
-		return hardware.ComputeMode(ctx, g.PCIAddress, g.UUID)
-	})
-	countAfter = ofGPU("processes on GPU %s after MPS", func(ctx context.Context, hardware *nvml.Client, g *gpu.GPU) (int, error) {
-		found, err := hardware.Processes(ctx, g.PCIAddress)
+	modeAfter    = computeModeOf("compute mode of GPU %s after MPS")
+	countAfter   = ofGPU("processes on GPU %s after MPS", func(c *nvml.Client, ctx context.Context, pciAddress string) (int, error) {
+		found, err := c.Processes(ctx, pciAddress)
 		return len(found), err
 	})
 )
 
 // memoryInUse is what programs have of the memory, in bytes; nil where NVML does not tell.
 func memoryInUse(moment string) gpuFact[*uint64] {
-	return ofGPU("memory in use of GPU %s "+moment, func(ctx context.Context, hardware *nvml.Client, g *gpu.GPU) (*uint64, error) {
-		facts, err := hardware.Facts(ctx, g.PCIAddress)
+	return ofGPU("memory in use of GPU %s "+moment, func(c *nvml.Client, ctx context.Context, pciAddress string) (*uint64, error) {
+		facts, err := c.Facts(ctx, pciAddress)
 		return facts.UsedBytes, err
 	})
 }
@@ -175,14 +172,11 @@ func (a aftermath) String() string {
 	return text
 }
 
-const (
-	goesOn = "goes on"
-	active = "ACTIVE"
-)
+const goesOn = "goes on"
 
 // harmless reports whether nobody but the client that ended has noticed its end.
 func (a aftermath) harmless() bool {
-	return a.Server == active && a.Bystander == goesOn && a.Next == goesOn
+	return isActive(a.Server) && a.Bystander == goesOn && a.Next == goesOn
 }
 
 // end is a way in which a client ends. It returns what the client said.
@@ -234,13 +228,14 @@ func outcome(events []probe.Event, err error) string {
 var atWork = probe.Options{Allocate: 64 * mib, Busy: true}
 
 // endClient runs two clients, ends one, and looks at what is left. The next question gets
-// another server if that one did not bear it.
+// another daemon if that one did not bear it.
 func endClient(ctx context.Context, d *daemon, e end) (after aftermath, err error) {
 	running, kill := context.WithCancel(ctx)
 	defer func() {
 		kill()
 		if err != nil || !after.harmless() {
-			err = errors.Join(err, d.replaceServer(ctx))
+			_, startErr := d.start(ctx, d.device)
+			err = errors.Join(err, startErr)
 		}
 	}()
 	other, err := d.hold(running, surroundings{}, atWork)

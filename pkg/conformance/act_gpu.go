@@ -46,10 +46,10 @@ func undoOf(g *gpu.GPU, a *partition.Address) *undo {
 	}
 }
 
-// change runs do, which changes the GPU, and puts the GPU back.
-func change[T any](ctx context.Context, n *Node, question string, u *undo, do func(context.Context, *machine) (T, error)) (T, error) {
-	return changeAndKeep(ctx, n, question, u, func(ctx context.Context, m *machine) (T, error) {
-		value, err := do(ctx, m)
+// change runs an act that changes the GPU, and puts the GPU back.
+func change[T any](l *look, question string, u *undo, act live[T]) T {
+	return changeAndKeep(l, question, u, func(ctx context.Context, m *machine) (T, error) {
+		value, err := act(ctx, m)
 		if err == nil {
 			err = m.undo(ctx)
 		}
@@ -57,13 +57,13 @@ func change[T any](ctx context.Context, n *Node, question string, u *undo, do fu
 	})
 }
 
-// changeAndKeep is change that leaves the GPU in the MIG mode that do has set, unless do fails.
-func changeAndKeep[T any](ctx context.Context, n *Node, question string, u *undo, do func(context.Context, *machine) (T, error)) (T, error) {
-	return ask(ctx, n, Change, question, func(ctx context.Context, m *machine) (value T, err error) {
+// changeAndKeep is change that leaves the GPU in the MIG mode that the act has set, unless that fails.
+func changeAndKeep[T any](l *look, question string, u *undo, act live[T]) T {
+	return do(l, Change, question, func(ctx context.Context, m *machine) (value T, err error) {
 		if err := errors.Join(m.hardware.Open(ctx), m.writeUndo(u)); err != nil {
 			return value, err
 		}
-		if value, err = do(ctx, m); err != nil {
+		if value, err = act(ctx, m); err != nil {
 			err = errors.Join(err, m.undo(ctx))
 		}
 		return value, err
@@ -74,14 +74,13 @@ func changeAndKeep[T any](ctx context.Context, n *Node, question string, u *undo
 func (m *machine) undoFile() string { return filepath.Join(m.DataDir, "conformance", "undo.json") }
 
 // readUndo returns nil if there is nothing to undo.
-func (m *machine) readUndo() (*undo, error) {
+func (m *machine) readUndo() (u *undo, err error) {
 	data, err := os.ReadFile(m.undoFile())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	u := &undo{}
 	if err == nil {
-		err = json.Unmarshal(data, u)
+		err = json.Unmarshal(data, &u)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read what an earlier run left: %s: %w", m.undoFile(), err)
@@ -92,10 +91,7 @@ func (m *machine) readUndo() (*undo, error) {
 // writeUndo replaces the file in one piece: a run may be killed meanwhile.
 func (m *machine) writeUndo(u *undo) error {
 	data, err := json.Marshal(u)
-	if err == nil {
-		err = os.MkdirAll(filepath.Dir(m.undoFile()), 0o750)
-	}
-	if err == nil {
+	if err = errors.Join(err, os.MkdirAll(filepath.Dir(m.undoFile()), 0o750)); err == nil {
 		err = host.ReplaceFile(m.undoFile(), append(data, '\n'), 0o600)
 	}
 	if err != nil {
@@ -139,12 +135,9 @@ func (m *machine) putBack(ctx context.Context, u *undo) error {
 		}
 	}
 	if u.MIG {
-		return nil // such a GPU has no compute mode
+		return nil
 	}
-	if err := m.hardware.SetComputeMode(ctx, u.PCIAddress, u.UUID, u.ComputeMode); err != nil {
-		return fmt.Errorf("set the compute mode to %s: %w", u.ComputeMode, err)
-	}
-	return nil
+	return m.hardware.SetComputeMode(ctx, u.PCIAddress, u.UUID, u.ComputeMode)
 }
 
 // undoEarlier ends what an earlier run has left of MPS, and undoes what it did to a GPU. Since
@@ -164,14 +157,16 @@ func (m *machine) undoEarlier(ctx context.Context, gpus []gpu.GPU) error {
 
 // check makes sure that the GPU is the one that was changed.
 func (u *undo) check(gpus []gpu.GPU) error {
-	i := slices.IndexFunc(gpus, func(g gpu.GPU) bool { return g.PCIAddress == u.PCIAddress })
-	switch {
-	case i < 0:
-		return fmt.Errorf("an earlier run has changed GPU %s at %s, where none answers now", u.UUID, u.PCIAddress)
-	case gpus[i].UUID != u.UUID:
-		return fmt.Errorf("an earlier run has changed GPU %s at %s, where GPU %s is now", u.UUID, u.PCIAddress, gpus[i].UUID)
+	now := "none answers"
+	for _, g := range gpus {
+		if g.PCIAddress == u.PCIAddress && g.UUID == u.UUID {
+			return nil
+		}
+		if g.PCIAddress == u.PCIAddress {
+			now = "GPU " + g.UUID + " is"
+		}
 	}
-	return nil
+	return fmt.Errorf("an earlier run has changed GPU %s at %s, where %s now", u.UUID, u.PCIAddress, now)
 }
 
 // partitions makes and destroys partitions, and says who keeps one in use.

@@ -12,7 +12,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -38,29 +37,23 @@ type daemon struct {
 
 	// mu is held by one question at a time. One that was left behind keeps it.
 	mu     sync.Mutex
-	mps    *supervisor.Unsupervised
-	device string     // UUID
-	keeper process.ID // ends with all that it has started
+	mps    *supervisor.Unsupervised // nil while there is none
+	device string                   // UUID
+	keeper process.ID               // ends with all that it has started
 	server process.ID
 }
 
-func newDaemon(o Options) *daemon {
-	return &daemon{roots: o.Roots, folder: daemonFolder(o.WorkDir), probe: o.Probe}
-}
-
 // onDaemon puts a question to the daemon.
-func onDaemon[T any](ctx context.Context, n *Node, kind Kind, question string, live func(context.Context, *daemon) (T, error)) (T, error) {
-	return ask(ctx, n, kind, question, func(ctx context.Context, m *machine) (T, error) {
+func onDaemon[T any](l *look, kind Kind, question string, answer func(context.Context, *daemon) (T, error)) T {
+	return do(l, kind, question, func(ctx context.Context, m *machine) (T, error) {
 		m.daemon.mu.Lock()
 		defer m.daemon.mu.Unlock()
-		return live(ctx, m.daemon)
+		return answer(ctx, m.daemon)
 	})
 }
 
-// daemonStart is how a daemon and its server started.
+// daemonStart is how long a daemon took until its first answer, and then its server until it was active.
 type daemonStart struct {
-	// DaemonTook and ServerTook are until the first answer, and then until the server
-	// was active.
 	DaemonTook string `json:"daemonTook"`
 	ServerTook string `json:"serverTook"`
 }
@@ -95,13 +88,14 @@ func (d *daemon) start(ctx context.Context, device string) (took daemonStart, er
 	if err := wait.Until(ctx, func() (bool, error) { return d.answers(ctx) }); err != nil {
 		return took, fmt.Errorf("the control daemon does not answer: %w%s", err, d.tail())
 	}
-	took.DaemonTook = time.Since(began).Round(time.Millisecond).String()
-	began = time.Now()
-	if err := d.startServer(ctx); err != nil {
+	answered := time.Now()
+	if _, err = d.command(ctx, "start_server -uid 0"); err == nil {
+		err = d.awaitServer(ctx)
+	}
+	if err != nil {
 		return took, fmt.Errorf("the server does not start: %w%s", err, d.tail())
 	}
-	took.ServerTook = time.Since(began).Round(time.Millisecond).String()
-	return took, nil
+	return daemonStart{answered.Sub(began).Round(time.Millisecond).String(), time.Since(answered).Round(time.Millisecond).String()}, nil
 }
 
 // log is where the daemon prints; its own logs say less when it does not start.
@@ -129,42 +123,32 @@ func (d *daemon) answers(ctx context.Context) (bool, error) {
 	return err == nil, nil
 }
 
-// startServer asks for a server and waits until it is active. An earlier one may still
-// be listed.
-func (d *daemon) startServer(ctx context.Context) error {
-	if _, err := d.command(ctx, "start_server -uid 0"); err != nil {
-		return err
-	}
-	return d.awaitServer(ctx)
-}
-
 // awaitServer waits for another server than d.server.
 func (d *daemon) awaitServer(ctx context.Context) error {
-	seen, old := false, d.server
+	old := d.server
 	return wait.Until(ctx, func() (bool, error) {
 		answer, err := d.command(ctx, "get_server_list")
 		if err != nil {
 			return false, err
 		}
 		pid, err := strconv.Atoi(answer)
-		if err != nil {
-			if seen {
-				return false, errors.New("it has ended")
-			}
+		switch {
+		case err != nil && d.server != old:
+			return false, errors.New("it has ended")
+		case err != nil || pid == old.PID:
 			return false, nil // there is none yet
-		}
-		if pid == old.PID {
-			return false, nil
 		}
 		id, err := d.serverID(pid)
 		if id.PID == 0 || err != nil {
 			return false, err
 		}
-		seen, d.server = true, id
+		d.server = id
 		state, err := d.command(ctx, "get_server_status SERVER")
-		return err == nil && strings.Contains(strings.ToUpper(state), active), nil
+		return err == nil && isActive(state), nil
 	})
 }
+
+func isActive(state string) bool { return strings.Contains(strings.ToUpper(state), "ACTIVE") }
 
 // serverID identifies a process that the daemon calls its server, or nothing if it has just
 // ended. Servers are killed here, and a daemon that is wrong could call any process of the
@@ -180,8 +164,13 @@ func (d *daemon) serverID(pid int) (process.ID, error) {
 	return id, nil
 }
 
+var errNoDaemon = errors.New("there is no control daemon")
+
 // control returns the process of the control daemon, which its keeper has started.
 func (d *daemon) control() (process.ID, error) {
+	if d.mps == nil {
+		return process.ID{}, errNoDaemon
+	}
 	kept, err := process.Children(d.keeper.PID)
 	if err == nil && len(kept) == 0 {
 		err = errors.New("the control daemon has ended")
@@ -195,27 +184,22 @@ func (d *daemon) control() (process.ID, error) {
 // serverWord stands for the server's PID in commands and answers.
 const serverWord = "SERVER"
 
-var errNoDaemon = errors.New("there is no control daemon")
-
 // command sends a command, in which serverWord stands for the server, and returns the answer
 // as it was printed.
 func (d *daemon) command(ctx context.Context, text string) (string, error) {
-	if d.mps == nil {
-		return "", errNoDaemon
-	}
-	command := strings.ReplaceAll(text, serverWord, strconv.Itoa(d.server.PID))
+	text = strings.ReplaceAll(text, serverWord, strconv.Itoa(d.server.PID))
 	control, err := d.control()
 	if err != nil {
-		return "", fmt.Errorf("%s: %w", command, err)
+		return "", fmt.Errorf("%s: %w", text, err)
 	}
 	cmd, err := d.mps.Client(ctx, control)
 	if err != nil {
-		return "", fmt.Errorf("%s: %w", command, err)
+		return "", fmt.Errorf("%s: %w", text, err)
 	}
-	cmd.Stdin = strings.NewReader(command + "\n")
+	cmd.Stdin = strings.NewReader(text + "\n")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		return "", fmt.Errorf("%s: %w: output %q", command, err, out)
+		return "", fmt.Errorf("%s: %w: output %q", text, err, out)
 	}
 	return strings.TrimRight(string(out), "\n"), nil
 }
@@ -246,16 +230,16 @@ const (
 	controlAlone = "control alone"
 )
 
-// launch starts a CUDA program.
+// launch starts a CUDA program. ctx kills it.
 func (d *daemon) launch(ctx context.Context, s surroundings, o probe.Options) (_ *probe.Process, err error) {
 	if o.Library, err = d.roots.CUDALibraryPath(); err != nil {
 		return nil, err
 	}
-	if d.mps == nil && s.pipe != nowhere {
-		return nil, errNoDaemon
-	}
 	if nodes := d.roots.DevRoot().Path; nodes != "/" {
 		o.DevRoot = nodes
+	}
+	if d.mps == nil && s.pipe != nowhere {
+		return nil, errNoDaemon
 	}
 	pipe := s.pipe
 	if d.mps != nil {
@@ -282,7 +266,7 @@ func (d *daemon) run(ctx context.Context, s surroundings, o probe.Options) ([]pr
 	return run.Finish(ctx)
 }
 
-// hold starts a CUDA program and waits until it has its context. It is killed with ctx.
+// hold starts a CUDA program and waits until it has its context.
 func (d *daemon) hold(ctx context.Context, s surroundings, o probe.Options) (*probe.Process, error) {
 	run, err := d.launch(ctx, s, o)
 	if err != nil {
@@ -290,25 +274,6 @@ func (d *daemon) hold(ctx context.Context, s surroundings, o probe.Options) (*pr
 	}
 	events, err := run.Until(ctx, probe.Holding)
 	return run, cmp.Or(err, refusal(events))
-}
-
-// replaceServer kills the server, since it may not be as it was and yet say that it is. A daemon
-// that has not noticed the end takes the server for there, and starts no other.
-func (d *daemon) replaceServer(ctx context.Context) error {
-	err := d.server.Signal(unix.SIGKILL)
-	if err == nil {
-		err = wait.Until(ctx, func() (bool, error) {
-			listed, err := d.command(ctx, "get_server_list")
-			return !d.server.Alive() && !slices.Contains(strings.Fields(listed), strconv.Itoa(d.server.PID)), err
-		})
-	}
-	if err == nil {
-		err = d.startServer(ctx)
-	}
-	if err != nil {
-		return fmt.Errorf("replace the server: %w", err)
-	}
-	return nil
 }
 
 // quit ends the daemon, and says what did not end.

@@ -15,78 +15,79 @@ import (
 // Board is what is known of a GPU model, in the form of the simulator's catalogue
 // (test/gpusim/catalog/boards). Values that were not measured are left out.
 type Board struct {
-	Name    string    `json:"name"`
-	Product Product   `json:"product"`
-	MPS     *BoardMPS `json:"mps,omitempty"`
-	MIG     *BoardMIG `json:"mig,omitempty"`
+	Name    string    `json:"name" yaml:"name"`
+	Product Product   `json:"product" yaml:"product"`
+	MPS     *BoardMPS `json:"mps,omitempty" yaml:"mps,omitempty"`
+	MIG     *BoardMIG `json:"mig,omitempty" yaml:"mig,omitempty"`
 }
 
 // Tags say how well the values of a section are known: "measured", "documented" or "assumed".
 type Tags struct {
-	Source string            `json:"source,omitempty"`
-	Except map[string]string `json:"except,omitempty"`
+	Source string            `json:"source,omitempty" yaml:"source,omitempty"`
+	Except map[string]string `json:"except,omitempty" yaml:"except,omitempty"`
 }
 
 // Product is the undivided board.
 type Product struct {
-	Tags
-	Name              string  `json:"name"`
-	Architecture      string  `json:"architecture,omitempty"`
-	ComputeCapability string  `json:"computeCapability,omitempty"`
-	PCIDevice         string  `json:"pciDevice,omitempty"`
-	MemoryMiB         uint64  `json:"memoryMiB,omitempty"`
-	ReservedMiB       *uint64 `json:"reservedMiB,omitempty"`
-	SMs               int     `json:"sms,omitempty"`
+	Tags              `yaml:",inline"`
+	Name              string  `json:"name" yaml:"name"`
+	Architecture      string  `json:"architecture,omitempty" yaml:"architecture,omitempty"`
+	ComputeCapability string  `json:"computeCapability,omitempty" yaml:"computeCapability,omitempty"`
+	PCIDevice         string  `json:"pciDevice,omitempty" yaml:"pciDevice,omitempty"`
+	MemoryMiB         uint64  `json:"memoryMiB,omitempty" yaml:"memoryMiB,omitempty"`
+	ReservedMiB       *uint64 `json:"reservedMiB,omitempty" yaml:"reservedMiB,omitempty"`
+	SMs               int     `json:"sms,omitempty" yaml:"sms,omitempty"`
 	// CoresPerSM cannot be measured.
-	CoresPerSM     int    `json:"coresPerSM,omitempty"`
-	AddressingMode string `json:"addressingMode,omitempty"`
-	ECC            string `json:"ecc,omitempty"`
+	CoresPerSM     int    `json:"coresPerSM,omitempty" yaml:"coresPerSM,omitempty"`
+	AddressingMode string `json:"addressingMode,omitempty" yaml:"addressingMode,omitempty"`
+	ECC            string `json:"ecc,omitempty" yaml:"ecc,omitempty"`
 }
 
 // BoardMPS is what programs take of the board's memory beside what they allocate.
 type BoardMPS struct {
-	Source string `json:"source,omitempty"`
+	Source string `json:"source,omitempty" yaml:"source,omitempty"`
 	// ServerMiB is what an MPS server has.
-	ServerMiB *uint64 `json:"serverMiB,omitempty"`
+	ServerMiB *uint64 `json:"serverMiB,omitempty" yaml:"serverMiB,omitempty"`
 	// ContextMiB is what a CUDA context takes on the undivided board, and MIGContextMiB on
 	// a partition.
-	ContextMiB    *uint64 `json:"contextMiB,omitempty"`
-	MIGContextMiB *uint64 `json:"migContextMiB,omitempty"`
+	ContextMiB    *uint64 `json:"contextMiB,omitempty" yaml:"contextMiB,omitempty"`
+	MIGContextMiB *uint64 `json:"migContextMiB,omitempty" yaml:"migContextMiB,omitempty"`
 }
 
 // BoardMIG is how the board can be partitioned.
 type BoardMIG struct {
-	Tags
-	MemorySlices  int       `json:"memorySlices"`
-	ResetToSwitch bool      `json:"resetToSwitch"`
-	Profiles      []Profile `json:"profiles"`
+	Tags          `yaml:",inline"`
+	MemorySlices  int       `json:"memorySlices" yaml:"memorySlices"`
+	ResetToSwitch bool      `json:"resetToSwitch" yaml:"resetToSwitch"`
+	Profiles      []Profile `json:"profiles" yaml:"profiles"`
 }
 
 // Profile is a GPU instance profile.
 type Profile struct {
-	Name string `json:"name"`
-	Tags
-	ID        uint32 `json:"id"`
-	Slices    int    `json:"slices"`
-	Max       int    `json:"max"`
-	SMs       int    `json:"sms"`
-	MemoryMiB uint64 `json:"memoryMiB"`
+	Name      string `json:"name" yaml:"name"`
+	Tags      `yaml:",inline"`
+	ID        uint32 `json:"id" yaml:"id"`
+	Slices    int    `json:"slices" yaml:"slices"`
+	Max       int    `json:"max" yaml:"max"`
+	SMs       int    `json:"sms" yaml:"sms"`
+	MemoryMiB uint64 `json:"memoryMiB" yaml:"memoryMiB"`
 	// Engines are counted by kind.
-	Engines    map[string]int `json:"engines"`
-	Placements Placements     `json:"placements"`
+	Engines    map[string]int `json:"engines" yaml:"engines,flow"`
+	Placements Placements     `json:"placements" yaml:"placements,flow"`
 	// InstanceIDs are those of the GPU instances, in the order of the placements.
-	InstanceIDs []int `json:"instanceIDs,omitempty"`
+	InstanceIDs []int `json:"instanceIDs,omitempty" yaml:"instanceIDs,omitempty,flow"`
 }
 
 // Placements are the memory slices at which a profile may start.
 type Placements struct {
-	Size   int   `json:"size"`
-	Starts []int `json:"starts"`
+	Size   int   `json:"size" yaml:"size"`
+	Starts []int `json:"starts" yaml:"starts"`
 }
 
-const mib = 1 << 20
-
-const measured = "measured"
+const (
+	mib      = 1 << 20
+	measured = "measured"
+)
 
 // measure returns the board of a GPU, with all that was read of it. known is what the catalogue has of it, or nil.
 func measure(g *gpu.GPU, facts nvml.Facts, known *Board) Board {
@@ -105,9 +106,8 @@ func measure(g *gpu.GPU, facts nvml.Facts, known *Board) Board {
 		p.ECC = map[bool]string{true: "enabled", false: "disabled"}[*facts.ECC]
 	}
 	// While MIG is on it is what the instances reserve.
-	if facts.ReservedBytes != nil && (g.MIG == nil || !g.MIG.Enabled) {
-		reserved := *facts.ReservedBytes / mib
-		p.ReservedMiB = &reserved
+	if facts.ReservedBytes != nil && !inMIG(g) {
+		p.ReservedMiB = new(*facts.ReservedBytes / mib)
 	}
 	// NVML has the number of cores only: that of multiprocessors is what a partition can have.
 	if facts.Cores != nil && known != nil && known.Product.CoresPerSM > 0 {
@@ -122,21 +122,6 @@ func measure(g *gpu.GPU, facts nvml.Facts, known *Board) Board {
 		return (r < 'a' || r > 'z') && (r < '0' || r > '9')
 	}), "-")
 	return b
-}
-
-// add adds what parts B and C have measured.
-func (b *Board) add(m *measurements) {
-	if m.mps != (BoardMPS{}) {
-		b.MPS = &m.mps
-		b.MPS.Source = measured
-	}
-	if b.MIG == nil {
-		return
-	}
-	for i := range b.MIG.Profiles {
-		p := &b.MIG.Profiles[i]
-		p.InstanceIDs = m.instanceIDs[p.Name]
-	}
 }
 
 // measureMIG returns how a GPU can be partitioned, nil where it cannot.

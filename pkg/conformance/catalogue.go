@@ -20,7 +20,6 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/gpu/nvml"
 )
 
 // boardsJSON is the part of the simulator's catalogue that can be measured. TestBoards
@@ -44,8 +43,8 @@ func catalogued(product string) *Board {
 }
 
 // compare judges how a GPU differs from what the catalogue has of it.
-func compare(g *gpu.GPU, facts nvml.Facts, differences func(is, known *Board) []string) Finding {
-	known := catalogued(g.ProductName)
+func compare(l *look, g *gpu.GPU, differences func(is, known *Board) []string) Finding {
+	facts, known := gpuFacts(g).of(l), catalogued(g.ProductName)
 	if known == nil {
 		return cannot("the catalogue has no %s; --catalogue-patch writes what is known now", g.ProductName)
 	}
@@ -104,9 +103,7 @@ func differing(prefix string, is, known any, tags Tags) []string {
 func fields(section any) (map[string]string, error) {
 	data, err := json.Marshal(section)
 	var raw map[string]json.RawMessage
-	if err == nil {
-		err = json.Unmarshal(data, &raw)
-	}
+	err = errors.Join(err, json.Unmarshal(data, &raw))
 	out := map[string]string{}
 	for key, value := range raw {
 		out[key] = strings.Trim(string(value), `"`)
@@ -140,121 +137,77 @@ func contextMemory(of **uint64, limit, taken uint64) {
 	}
 }
 
-// server notes what an MPS server had of a GPU's memory, by what was in use with it and
-// after it.
-func (m *measurements) server(with, after *uint64) {
-	if with != nil && after != nil && *with > *after {
-		took := (*with - *after) / mib
-		m.mps.ServerMiB = &took
-	}
-}
-
-// leastLatency is how long a call takes that the catalogue has an entry for.
-const leastLatency = time.Millisecond
-
-// endOfSession comes after all that is written.
-const endOfSession = "nvmlShutdown"
-
-// medians returns how long half of the calls on some GPUs, or on the node, took at most, of
-// those that succeeded. Functions that take no time to speak of are left out.
-func (t *transcript) medians(gpus []string) map[string]time.Duration {
-	found := map[string]time.Duration{}
-	for function, times := range t.times(func(c nvml.Call) bool {
-		return c.Err == nil && c.Function != endOfSession && (c.PCIAddress == "" || slices.Contains(gpus, c.PCIAddress))
-	}) {
-		// As a transcript has it.
-		if median := times[(len(times)-1)/2].Round(time.Microsecond); median >= leastLatency {
-			found[function] = median
-		}
-	}
-	return found
-}
+const (
+	// leastLatency is how long a call takes that the catalogue has an entry for.
+	leastLatency = time.Millisecond
+	// endOfSession comes after all that is written.
+	endOfSession = "nvmlShutdown"
+)
 
 // WriteCataloguePatch writes what was measured of the GPUs, one document for each product in
 // the form of test/gpusim/catalog/boards, and one in that of latencies.yaml beside it where
 // calls took a time that counts. It is meant to be merged by hand: values that nobody
 // measured are not in it.
 func (n *Node) WriteCataloguePatch(ctx context.Context, out io.Writer) error {
-	node, err := gpus.answer(ctx, n)
-	if err == nil {
-		_, err = fmt.Fprintf(out, "# Measured on %s by gpu-kubelet-plugin %s with driver %s.\n",
-			n.header.Time, n.header.Version, node.DriverVersion)
-	}
-	if err != nil {
-		return fmt.Errorf("write what was measured: %w", err)
-	}
-	var products []*gpu.GPU // the first of each
-	same := map[string][]string{}
+	l := &look{ctx: ctx, Node: n}
+	node := gpus.of(l)
+	var text bytes.Buffer
+	fmt.Fprintf(&text, "# Measured on %s by gpu-kubelet-plugin %s with driver %s.\n", n.header.Time, n.header.Version, node.DriverVersion)
+	var products []string
+	same := map[string][]*gpu.GPU{}
 	for i := range node.GPUs {
 		g := &node.GPUs[i]
 		if same[g.ProductName] == nil {
-			products = append(products, g)
+			products = append(products, g.ProductName)
 		}
-		same[g.ProductName] = append(same[g.ProductName], g.PCIAddress)
+		same[g.ProductName] = append(same[g.ProductName], g)
 	}
-	for _, g := range products {
-		if err := n.writeProduct(ctx, out, g, same[g.ProductName]); err != nil {
-			return fmt.Errorf("write what was measured of %s: %w", g.ProductName, err)
+	for _, product := range products {
+		if err := l.writeProduct(&text, same[product]); err != nil {
+			return fmt.Errorf("write what was measured of %s: %w", product, err)
 		}
+	}
+	_, err := text.WriteTo(out)
+	if err = errors.Join(l.err, err); err != nil {
+		return fmt.Errorf("write what was measured: %w", err)
 	}
 	return nil
 }
 
-// writeProduct writes what was measured of a GPU and of all others of its product.
-func (n *Node) writeProduct(ctx context.Context, out io.Writer, g *gpu.GPU, same []string) error {
-	facts, err := gpuFacts(g).answer(ctx, n)
-	if err != nil {
-		return err
+// writeProduct writes what was measured of the GPUs of one product.
+func (l *look) writeProduct(text *bytes.Buffer, same []*gpu.GPU) error {
+	g := same[0]
+	board, more := measure(g, gpuFacts(g).of(l), catalogued(g.ProductName)), l.measuredOf(g)
+	if more.mps != (BoardMPS{}) {
+		board.MPS = &more.mps
+		board.MPS.Source = measured
 	}
-	board, more := measure(g, facts, catalogued(g.ProductName)), n.measuredOf(g)
-	board.add(more)
-	text, err := document(&board)
-	if err != nil {
-		return err
+	if board.MIG != nil {
+		for i := range board.MIG.Profiles {
+			board.MIG.Profiles[i].InstanceIDs = more.instanceIDs[board.MIG.Profiles[i].Name]
+		}
 	}
-	calls := n.transcript.medians(same)
-	if more.serverStart >= leastLatency {
-		calls["mps_server_start"] = more.serverStart
-	}
-	if len(calls) > 0 {
-		fmt.Fprintf(text, "---\n# For latencies.yaml.\n- name: %s\n  description: measured on %s\n  calls:\n", board.Name, g.ProductName)
-	}
-	for _, function := range slices.Sorted(maps.Keys(calls)) {
-		fmt.Fprintf(text, "  - {function: %s, source: measured, base: %s}\n", function, calls[function])
-	}
-	_, err = text.WriteTo(out)
-	return err
-}
-
-// document writes a board with the layout of the catalogue's files, so that the two are easily
-// compared: JSON is YAML.
-func document(b *Board) (*bytes.Buffer, error) {
-	data, err := json.Marshal(b)
-	if err != nil {
-		return nil, err
-	}
-	var parsed yaml.Node
-	if err := yaml.Unmarshal(data, &parsed); err != nil {
-		return nil, err
-	}
-	layOut(&parsed)
-	text := bytes.NewBufferString("---\n")
+	text.WriteString("---\n")
 	encoder := yaml.NewEncoder(text)
 	encoder.SetIndent(2)
 	encoder.CompactSeqIndent()
-	return text, errors.Join(encoder.Encode(&parsed), encoder.Close())
-}
-
-// layOut keeps what has numbers only in one line, as the catalogue has them, and the quotes of
-// PCI IDs.
-func layOut(node *yaml.Node) {
-	numbers := true
-	for i, part := range node.Content {
-		layOut(part)
-		isKey := node.Kind == yaml.MappingNode && i%2 == 0
-		numbers = numbers && (isKey || part.Tag == "!!int" || part.Kind == yaml.SequenceNode && part.Style == yaml.FlowStyle)
+	if err := errors.Join(encoder.Encode(&board), encoder.Close()); err != nil {
+		return err
 	}
-	if node.Kind == yaml.ScalarNode && !strings.Contains(node.Value, ":") || node.Kind != yaml.ScalarNode && !numbers {
-		node.Style = 0
+	// Half of the calls that succeeded took this time at most.
+	medians := map[string]time.Duration{"mps_server_start": more.serverStart}
+	for function, times := range l.transcript.times(func(function, pciAddress string, failed bool) bool {
+		ours := slices.ContainsFunc(same, func(g *gpu.GPU) bool { return g.PCIAddress == pciAddress })
+		return !failed && function != endOfSession && (pciAddress == "" || ours)
+	}) {
+		medians[function] = times[(len(times)-1)/2]
 	}
+	maps.DeleteFunc(medians, func(_ string, took time.Duration) bool { return took < leastLatency })
+	if len(medians) > 0 {
+		fmt.Fprintf(text, "---\n# For latencies.yaml.\n- name: %s\n  description: measured on %s\n  calls:\n", board.Name, g.ProductName)
+	}
+	for _, function := range slices.Sorted(maps.Keys(medians)) {
+		fmt.Fprintf(text, "  - {function: %s, source: measured, base: %s}\n", function, medians[function])
+	}
+	return nil
 }

@@ -37,11 +37,11 @@ type Check struct {
 	Code string
 	// Needed is true where the checks after it in its part need what it does.
 	Needed bool
+	// SoOfErrors is true where So follows from an error, too.
+	SoOfErrors bool
 
-	// needs returns why nothing can be found out of this GPU, or nothing.
-	needs func(*gpu.GPU) string
 	// find judges. It returns no finding where the node has nothing that the check is about.
-	find func(context.Context, *Node) []Finding
+	find func(*look) []Finding
 }
 
 // run returns the findings, complete.
@@ -49,18 +49,17 @@ func (c *Check) run(ctx context.Context, n *Node) []Finding {
 	if slices.Contains(n.header.Skip, c.ID) {
 		return []Finding{{Verdict: Skipped, Reason: "it was not to run"}}
 	}
-	findings := unlessEmpty(n.missing)
-	if c.needs != nil && n.missing.Verdict == "" && c.needs(n.gpu) != "" {
-		findings = []Finding{cannot("%s", c.needs(n.gpu)).withSubject(n.header.GPU)}
-	}
-	if len(findings) == 0 {
-		findings = c.find(ctx, n)
+	findings := []Finding{n.missing}
+	if n.missing.Verdict == "" {
+		l := &look{ctx: ctx, Node: n}
+		if findings = c.find(l); l.err != nil {
+			findings = []Finding{failed(l.err)}
+		}
 	}
 	for i := range findings {
 		f := &findings[i]
 		f.Expected = cmp.Or(f.Expected, c.Expected)
-		// What an error means for the user is not known.
-		if f.Verdict == Differs && !f.failed {
+		if f.Verdict == Differs && (c.SoOfErrors || !f.failed) {
 			f.Reason = cmp.Or(f.Reason, c.So)
 		}
 	}
@@ -119,7 +118,7 @@ func failed(err error) Finding {
 	return f
 }
 
-// because says what follows from a difference, also from an error.
+// because says what follows from a difference.
 func (f Finding) because(format string, args ...any) Finding {
 	if f.Verdict == Differs {
 		f.Reason = fmt.Sprintf(format, args...)
@@ -133,75 +132,57 @@ func (f Finding) withSubject(subject string) Finding {
 	return f
 }
 
-// unlessEmpty returns a finding, unless it is the zero value.
-func unlessEmpty(f Finding) []Finding {
+// anew returns a look that nothing has failed for yet.
+func (l *look) anew() *look { return &look{ctx: l.ctx, Node: l.Node} }
+
+// on returns the finding about a subject: what was judged, or the first error. The zero value stands for none.
+// After an error of l itself nothing more is asked.
+func (l *look) on(subject string, judge func(*look) Finding) []Finding {
+	own := l.anew()
+	own.err = l.err
+	f := judge(own)
+	if own.err != nil {
+		subject, expected := f.Subject, f.Expected
+		f = failed(own.err).withSubject(subject)
+		f.Expected = expected
+	}
 	if f.Verdict == "" {
 		return nil
 	}
-	return []Finding{f}
+	return []Finding{f.withSubject(subject)}
 }
 
-// findingOf is a finding, or that of an error.
-func findingOf(f Finding, err error) Finding {
-	if err != nil {
-		return failed(err)
-	}
-	return f
+// one makes one finding.
+func one(judge func(*look) Finding) func(*look) []Finding {
+	return func(l *look) []Finding { return l.on("", judge) }
 }
 
-// oneFinding makes one finding. The zero value stands for none.
-func oneFinding(judge func(context.Context, *Node) (Finding, error)) func(context.Context, *Node) []Finding {
-	return func(ctx context.Context, n *Node) []Finding { return unlessEmpty(findingOf(judge(ctx, n))) }
-}
-
-// judgeFact judges one fact.
-func judgeFact[T any](f fact[T], judge func(T) Finding) func(context.Context, *Node) []Finding {
-	return oneFinding(func(ctx context.Context, n *Node) (Finding, error) {
-		value, err := f.answer(ctx, n)
-		if err != nil {
-			return Finding{}, err
-		}
-		return judge(value), nil
-	})
+// judge judges one fact.
+func judge[T any](f fact[T], judge func(T) Finding) func(*look) []Finding {
+	return one(func(l *look) Finding { return judge(f.of(l)) })
 }
 
 // eachGPU judges each GPU that can be read. A node whose GPUs cannot be read is one finding;
 // driver.nvml says why.
-func eachGPU(judge func(context.Context, *Node, *gpu.GPU) (Finding, error)) func(context.Context, *Node) []Finding {
-	return func(ctx context.Context, n *Node) []Finding {
-		node, err := gpus.answer(ctx, n)
+func eachGPU(judge func(*look, *gpu.GPU) Finding) func(*look) []Finding {
+	return func(l *look) (findings []Finding) {
+		node, err := gpus.try(l)
 		if err != nil {
 			f := cannot("the GPUs cannot be read: %v", err)
 			f.unanswered = errors.Is(err, ErrNoAnswer)
 			return []Finding{f}
 		}
-		var findings []Finding
-		for i := range node.GPUs {
-			g := &node.GPUs[i]
-			findings = append(findings, unlessEmpty(findingOf(judge(ctx, n, g)).withSubject(g.PCIAddress))...)
+		for _, g := range node.GPUs {
+			findings = append(findings, l.on(g.PCIAddress, func(l *look) Finding { return judge(l, &g) })...)
 		}
 		return findings
 	}
 }
 
-// judgeEachGPU judges one fact of each GPU that it is about.
-func judgeEachGPU[T any](concerns func(*gpu.GPU) bool, f gpuFact[T], judge func(*gpu.GPU, T) Finding) func(context.Context, *Node) []Finding {
-	return eachGPU(func(ctx context.Context, n *Node, g *gpu.GPU) (Finding, error) {
-		if !concerns(g) {
-			return Finding{}, nil
-		}
-		value, err := f(g).answer(ctx, n)
-		if err != nil {
-			return Finding{}, err
-		}
-		return judge(g, value), nil
-	})
-}
-
 // Part is a set of checks by what they do to the node.
 type Part string
 
-// Values of Part, in the order in which they run.
+// Values of Part.
 const (
 	// ReadOnly changes nothing.
 	ReadOnly Part = "read-only"
@@ -211,26 +192,21 @@ const (
 	Intrusive Part = "intrusive"
 )
 
-// Checks returns the checks of a part in the order in which they run. A new family of
-// checks is one more name here.
+// Parts are all, in the order in which they run.
+var Parts = []Part{ReadOnly, MPS, Intrusive}
+
+// readOnlyChecks are all that part A has. A new family of checks is one more name here.
+var readOnlyChecks = slices.Concat(nodeChecks, rootChecks, driverChecks, modeChecks, holderChecks, programChecks, hardwareChecks)
+
+// Checks returns the checks of a part in the order in which they run.
 func Checks(part Part) []Check {
-	switch part {
-	case ReadOnly:
-		return slices.Concat(
-			nodeChecks, rootChecks, driverChecks, modeChecks, holderChecks, programChecks, hardwareChecks,
-		)
-	case MPS:
-		return mpsChecks
-	case Intrusive:
-		return intrusiveChecks
-	}
-	return nil
+	return map[Part][]Check{ReadOnly: readOnlyChecks, MPS: mpsChecks, Intrusive: intrusiveChecks}[part]
 }
 
 // ValidateSkip fails for names that are no check, or one that others need.
 func ValidateSkip(skip []string) error {
 	unknown, names := slices.Clone(skip), []string{}
-	for _, part := range []Part{ReadOnly, MPS, Intrusive} {
+	for _, part := range Parts {
 		for _, check := range Checks(part) {
 			if check.Needed && slices.Contains(skip, check.ID) {
 				return fmt.Errorf("the check %s cannot be skipped: the others of part %s need it", check.ID, part)

@@ -5,7 +5,6 @@ package conformance
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -16,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/gpu/nvml"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/util/quote"
 )
@@ -28,23 +26,20 @@ var driverChecks = []Check{
 		Assumption: "NVML opens, has the functions that the driver calls, and is of the kernel driver's version",
 		Expected:   "R525 or newer, library and kernel driver of one version",
 		Code:       "pkg/gpu/nvml/session.go",
-		find:       oneFinding(checkNVML),
+		find:       one(checkNVML),
 	},
 	{
 		ID:         "driver.libcuda",
 		Assumption: "libcuda is beside NVML, of the same version",
 		Expected:   "libcuda.so.1 of the driver's version",
 		Code:       "pkg/driver/cdi/common.go",
-		find: oneFinding(func(ctx context.Context, n *Node) (Finding, error) {
-			target, err := cudaLibrary.answer(ctx, n)
+		find: one(func(l *look) Finding {
+			target := cudaLibrary.of(l)
+			node, err := gpus.try(l)
 			if err != nil {
-				return Finding{}, err
+				return cannot("%s is there, the driver's version is not known", target) // driver.nvml says why
 			}
-			node, err := gpus.answer(ctx, n)
-			if err != nil {
-				return cannot("%s is there, the driver's version is not known", target), nil // driver.nvml says why
-			}
-			return expect(strings.HasSuffix(target, ".so."+node.DriverVersion), "%s", target), nil
+			return expect(strings.HasSuffix(target, ".so."+node.DriverVersion), "%s", target)
 		}),
 	},
 	{
@@ -60,50 +55,41 @@ var driverChecks = []Check{
 		Expected:   "persistence mode is on",
 		So:         "each start of an MPS server takes the time of the driver's initialisation, seconds; run nvidia-persistenced, or nvidia-smi -pm 1",
 		Code:       "pkg/mps/supervisor/act.go",
-		find: judgeEachGPU(anyGPU, gpuFacts, func(_ *gpu.GPU, facts nvml.Facts) Finding {
-			if facts.Persistence == nil {
+		find: eachGPU(func(l *look, g *gpu.GPU) Finding {
+			on := gpuFacts(g).of(l).Persistence
+			if on == nil {
 				return cannot("the driver does not say")
 			}
-			return expect(*facts.Persistence, "%s", onOff(*facts.Persistence))
+			return expect(*on, "%s", onOff(*on))
 		}),
 	},
 }
 
 // checkNVML compares the library with the kernel driver by version: after an upgrade without a
 // reboot they differ, and NVML fails for everybody.
-func checkNVML(ctx context.Context, n *Node) (Finding, error) {
-	library, err := nvmlLibrary.answer(ctx, n)
-	if err != nil {
-		return Finding{}, err
-	}
-	node, err := gpus.answer(ctx, n)
-	if err != nil {
-		return Finding{}, err
-	}
+func checkNVML(l *look) Finding {
+	const oldest = 525
+	library, node := nvmlLibrary.of(l), gpus.of(l)
 	driver, err := version.ParseGeneric(node.DriverVersion)
 	if err != nil {
-		return cannot("the driver's version is %q", node.DriverVersion), nil //nolint:nilerr // that is what it says
+		return cannot("the driver's version is %q", node.DriverVersion)
 	}
-	const oldest = 525
 	return expect(strings.HasSuffix(library, ".so."+node.DriverVersion) && driver.Major() >= oldest, "driver %s, CUDA %d.%d, %s",
-		node.DriverVersion, node.CUDAVersion.Major, node.CUDAVersion.Minor, filepath.Base(library)), nil
+		node.DriverVersion, node.CUDAVersion.Major, node.CUDAVersion.Minor, filepath.Base(library))
 }
 
 // checkAllGPUs compares NVML with the PCI bus, on which a GPU stays that has fallen off NVML.
-func checkAllGPUs(ctx context.Context, n *Node) []Finding {
-	present, err := busGPUs.answer(ctx, n)
-	if err != nil {
-		return []Finding{failed(err)}
-	}
+func checkAllGPUs(l *look) (findings []Finding) {
+	present := busGPUs.of(l)
 	if len(present) == 0 {
 		return []Finding{cannot("this node has no GPU of NVIDIA's")}
 	}
-	node, err := gpus.answer(ctx, n)
+	node, err := gpus.try(l)
 	if err != nil {
 		return nil // driver.nvml says why
 	}
-	var findings []Finding
 	for _, b := range node.Broken {
+		present = slices.DeleteFunc(present, func(address string) bool { return address == b.PCIAddress })
 		err := errors.New(b.Reason)
 		if strings.Contains(b.Reason, gpu.ErrHung.Error()) || strings.Contains(b.Reason, "has not returned") {
 			err = fmt.Errorf("%w: %w", ErrNoAnswer, err)
@@ -111,8 +97,7 @@ func checkAllGPUs(ctx context.Context, n *Node) []Finding {
 		findings = append(findings, failed(err).withSubject(b.PCIAddress))
 	}
 	for _, address := range present {
-		broken := slices.ContainsFunc(node.Broken, func(b gpu.Broken) bool { return b.PCIAddress == address })
-		if !broken && !node.Has(address) {
+		if !node.Has(address) {
 			findings = append(findings, expect(false, "NVML does not list it").withSubject(address))
 		}
 	}
@@ -124,10 +109,8 @@ func checkAllGPUs(ctx context.Context, n *Node) []Finding {
 	return findings
 }
 
-func anyGPU(*gpu.GPU) bool      { return true }
-func hasMIG(g gpu.GPU) bool     { return g.MIG != nil }
-func inMIG(g *gpu.GPU) bool     { return g.MIG != nil && g.MIG.Enabled }
-func undivided(g *gpu.GPU) bool { return !inMIG(g) }
+func hasMIG(g gpu.GPU) bool { return g.MIG != nil }
+func inMIG(g *gpu.GPU) bool { return g.MIG != nil && g.MIG.Enabled }
 
 func onOff(on bool) string {
 	if on {
@@ -144,7 +127,11 @@ var modeChecks = []Check{
 		Expected:   "no change is pending",
 		So:         "the GPU offers what its present mode allows until it is reset",
 		Code:       "pkg/gpu/nvml/mig.go",
-		find: judgeEachGPU(func(g *gpu.GPU) bool { return hasMIG(*g) }, migState, func(_ *gpu.GPU, state gpu.MIGState) Finding {
+		find: eachGPU(func(l *look, g *gpu.GPU) Finding {
+			if !hasMIG(*g) {
+				return Finding{}
+			}
+			state := migState(g).of(l)
 			if state.Pending != state.Enabled {
 				return expect(false, "%s, %s after a reset", onOff(state.Enabled), onOff(state.Pending))
 			}
@@ -172,8 +159,11 @@ var modeChecks = []Check{
 		Expected:   registered,
 		So:         "CUDA programs do not start on it (error 802) until it is: does the fabric manager run, in the driver's version?",
 		Code:       "pkg/driver/partition/effects.go",
-		// The driver does not register a GPU in MIG mode.
-		find: judgeEachGPU(undivided, fabricPending, func(_ *gpu.GPU, pending string) Finding {
+		find: eachGPU(func(l *look, g *gpu.GPU) Finding {
+			if inMIG(g) {
+				return Finding{} // the driver does not register it
+			}
+			pending := fabricPending(g).of(l)
 			return expect(pending == "", "%s", cmp.Or(pending, registered))
 		}),
 	},
@@ -183,43 +173,40 @@ const registered = "Completed, or no fabric"
 
 // checkComputeMode tells the mode of an MPS session of this driver, which is right, from one that
 // somebody has left.
-func checkComputeMode(ctx context.Context, n *Node, g *gpu.GPU) (Finding, error) {
+func checkComputeMode(l *look, g *gpu.GPU) Finding {
 	if inMIG(g) {
-		return Finding{}, nil // each MIG device has a mode of its own, and it has none
+		return Finding{} // each MIG device has a mode of its own, and it has none
 	}
-	mode, err := computeMode(g).answer(ctx, n)
-	if err != nil {
-		return Finding{}, err
-	}
+	mode := computeMode(g).of(l)
 	if mode != gpu.ComputeExclusiveProcess {
 		return expect(mode == gpu.ComputeDefault, "%s", mode).
-			because("no program can use this GPU until somebody sets the mode to DEFAULT: nvidia-smi -i %s -c DEFAULT", g.UUID), nil
+			because("no program can use this GPU until somebody sets the mode to DEFAULT: nvidia-smi -i %s -c DEFAULT", g.UUID)
 	}
-	sessions, err := mpsSessions.answer(ctx, n)
+	sessions, err := mpsSessions.try(l)
 	if err != nil {
-		return cannot("the mode is %s, and the MPS supervisor does not say whose: %v", mode, err), nil
+		return cannot("the mode is %s, and the MPS supervisor does not say whose: %v", mode, err)
 	}
 	if slices.ContainsFunc(sessions, func(s mps.Status) bool { return slices.Contains(s.Spec.Devices, g.UUID) }) {
-		return expect(true, "%s with a session", mode), nil
+		return expect(true, "%s with a session", mode)
 	}
 	return expect(false, "%s without a session", mode).
-		because("shares of this GPU are refused until somebody sets the mode to DEFAULT: nvidia-smi -i %s -c DEFAULT", g.UUID), nil
+		because("shares of this GPU are refused until somebody sets the mode to DEFAULT: nvidia-smi -i %s -c DEFAULT", g.UUID)
 }
 
 // checkCoherentMemory looks for a GPU that shows that the driver takes too little to be possible.
-func checkCoherentMemory(ctx context.Context, n *Node, g *gpu.GPU) (Finding, error) {
+func checkCoherentMemory(l *look, g *gpu.GPU) Finding {
 	switch g.CoherentMemory {
 	case gpu.CoherentDriver:
 	case gpu.CoherentUnknown:
-		return cannot("/proc/driver/nvidia/params does not say who manages its memory"), nil
+		return cannot("/proc/driver/nvidia/params does not say who manages its memory")
 	default:
-		return Finding{}, nil
+		return Finding{}
 	}
-	state, err := migState(g).answer(ctx, n)
-	if errors.Is(err, gpu.ErrNotSupported) {
-		return expect(true, "no MIG"), nil
+	if _, err := migState(g).try(l); errors.Is(err, gpu.ErrNotSupported) {
+		return expect(true, "no MIG")
 	}
-	return expect(!state.Enabled, "%s", onOff(state.Enabled)), err
+	enabled := migState(g).of(l).Enabled
+	return expect(!enabled, "%s", onOff(enabled))
 }
 
 // holderChecks are about the processes that use GPUs.
@@ -230,16 +217,13 @@ var holderChecks = []Check{
 		Expected:   "each has a process ID that this pod sees",
 		So:         "processes that use the GPU are not recognised, or one has just ended",
 		Code:       "pkg/gpu/nvml/usage.go",
-		find: eachGPU(func(ctx context.Context, n *Node, g *gpu.GPU) (Finding, error) {
-			pids, err := listed(g).answer(ctx, n)
-			if err != nil {
-				return Finding{}, err
-			}
-			found, err := namesOf(g, pids).answer(ctx, n)
+		find: eachGPU(func(l *look, g *gpu.GPU) Finding {
+			pids := listed(g).of(l)
+			found := namesOf(g, pids).of(l)
 			if len(found) < len(pids) {
-				return expect(false, "NVML lists %v, of which are here: %s", pids, listOf(found)), err
+				return expect(false, "NVML lists %v, of which are here: %s", pids, listOf(found))
 			}
-			return expect(true, "%s", listOf(found)), err
+			return expect(true, "%s", listOf(found))
 		}),
 	},
 	{
@@ -248,17 +232,17 @@ var holderChecks = []Check{
 		Expected:   "nobody beside those that NVML lists",
 		So:         "while it has the GPU open, it may keep the first partition from being made, and a partition may be in use that no pod has",
 		Code:       "pkg/driver/partition",
-		find: eachGPU(func(ctx context.Context, n *Node, g *gpu.GPU) (Finding, error) {
-			open, err := openersOf(g).answer(ctx, n)
+		find: eachGPU(func(l *look, g *gpu.GPU) Finding {
+			open, err := openersOf(g).try(l)
 			if err != nil {
-				return cannot("%v", err), nil
+				return cannot("%v", err)
 			}
-			pids, err := listed(g).answer(ctx, n)
+			pids, err := listed(g).try(l)
 			if err != nil {
-				return cannot("open in %s, and NVML does not list processes: %v", listOf(open), err), nil
+				return cannot("open in %s, and NVML does not list processes: %v", listOf(open), err)
 			}
 			others := slices.DeleteFunc(open, func(p nodeProcess) bool { return slices.Contains(pids, p.PID) || p.Harmless })
-			return expect(len(others) == 0, "%s", listOf(others)), nil
+			return expect(len(others) == 0, "%s", listOf(others))
 		}),
 	},
 }
@@ -279,10 +263,8 @@ var hardwareChecks = []Check{
 		Expected:   "as in the catalogue",
 		So:         reportDifferences,
 		Code:       "test/gpusim/catalog/boards",
-		find: judgeEachGPU(anyGPU, gpuFacts, func(g *gpu.GPU, facts nvml.Facts) Finding {
-			return compare(g, facts, func(is, known *Board) []string {
-				return differing("", is.Product, known.Product, known.Product.Tags)
-			})
+		find: eachGPU(func(l *look, g *gpu.GPU) Finding {
+			return compare(l, g, func(is, known *Board) []string { return differing("", is.Product, known.Product, known.Product.Tags) })
 		}),
 	},
 	{
@@ -291,12 +273,11 @@ var hardwareChecks = []Check{
 		Expected:   "as in the catalogue",
 		So:         reportDifferences,
 		Code:       "test/gpusim/catalog/boards",
-		find: judgeEachGPU(anyGPU, gpuFacts, func(g *gpu.GPU, facts nvml.Facts) Finding {
-			known := catalogued(g.ProductName)
-			if known != nil && known.MIG == nil && !hasMIG(*g) {
+		find: eachGPU(func(l *look, g *gpu.GPU) Finding {
+			if known := catalogued(g.ProductName); known != nil && known.MIG == nil && g.MIG == nil {
 				return Finding{}
 			}
-			return compare(g, facts, differingMIG)
+			return compare(l, g, differingMIG)
 		}),
 	},
 	{
@@ -305,7 +286,7 @@ var hardwareChecks = []Check{
 		Expected:   "calls that answer",
 		So:         "GPUs are taken for hung when their calls take longer than --nvml-call-limit",
 		Code:       "pkg/gpu/call/call.go",
-		find:       judgeFact(latenciesSoFar, judgeLatencies),
+		find:       judge(latenciesSoFar, judgeLatencies),
 	},
 }
 
@@ -320,15 +301,15 @@ const (
 
 // judgeLatencies looks at the slowest call, as one is enough to have a GPU taken for hung.
 func judgeLatencies(found latencies) Finding {
-	allowed := found.Limit / slow
-	f := cannot("NVML was not called")
-	if len(found.Functions) > 0 {
-		var slowest []string
-		for _, l := range found.Functions[:min(slowestShown, len(found.Functions))] {
-			slowest = append(slowest, fmt.Sprintf("%s %s", l.Function, l.Longest.Round(time.Microsecond)))
-		}
-		f = expect(found.Functions[0].Longest <= allowed, "longest: %s", strings.Join(slowest, ", "))
+	if len(found.Functions) == 0 {
+		return cannot("NVML was not called")
 	}
+	var slowest []string
+	for _, l := range found.Functions[:min(slowestShown, len(found.Functions))] {
+		slowest = append(slowest, fmt.Sprintf("%s %s", l.Function, l.Longest.Round(time.Microsecond)))
+	}
+	allowed := found.Limit / slow
+	f := expect(found.Functions[0].Longest <= allowed, "longest: %s", strings.Join(slowest, ", "))
 	f.Expected = fmt.Sprintf("each call of NVML takes %s at most, a part of --nvml-call-limit", allowed)
 	return f
 }

@@ -35,7 +35,7 @@ var intrusiveChecks = []Check{
 		Expected:   "no processes, no instances, no prepared claims",
 		Code:       "pkg/conformance",
 		Needed:     true,
-		find:       oneFinding(checkBegin),
+		find:       one(checkBegin),
 	},
 	{
 		ID:         "intrusive.compute-mode",
@@ -43,46 +43,48 @@ var intrusiveChecks = []Check{
 		Expected:   "the second process gets " + unavailable,
 		So:         "nothing keeps programs without MPS off a device that is shared",
 		Code:       "pkg/driver/sharing/effects.go",
-		find: onSubject(func(ctx context.Context, n *Node, g *gpu.GPU) (Finding, error) {
+		find: onSubject(func(l *look, g *gpu.GPU) Finding {
 			if inMIG(g) {
-				return cannot("the GPU is in MIG mode and has no compute mode"), nil
+				return cannot("the GPU is in MIG mode and has no compute mode")
 			}
-			got, err := change(ctx, n, "two processes in compute mode EXCLUSIVE_PROCESS", undoOf(g, nil), func(ctx context.Context, m *machine) (string, error) {
+			got := change(l, "two processes in compute mode EXCLUSIVE_PROCESS", undoOf(g, nil), func(ctx context.Context, m *machine) (string, error) {
 				return m.twoProcesses(ctx, g)
 			})
-			return expect(strings.Contains(got, unavailable), "%s", got), err
+			return expect(strings.Contains(got, unavailable), "%s", got)
 		}),
 	},
 	{
 		ID:         "intrusive.mig-mode",
 		Assumption: "the MIG mode of this GPU can be changed without a reset, whoever has it open",
 		Expected:   "it is on, at once",
+		So:         "claims for partitions of this GPU fail",
+		SoOfErrors: true,
 		Code:       "pkg/gpu/nvml/mig.go",
-		needs:      partitionless,
-		find: onSubject(func(ctx context.Context, n *Node, g *gpu.GPU) (Finding, error) {
+		find: onPartitions(onSubject(func(l *look, g *gpu.GPU) Finding {
 			if !g.MIG.Dynamic {
-				return cannot("changing it needs a reset of the GPU"), nil
+				return cannot("changing it needs a reset of the GPU")
 			}
-			took, err := changeAndKeep(ctx, n, "MIG mode on", undoOf(g, nil), func(ctx context.Context, m *machine) (time.Duration, error) {
+			took := changeAndKeep(l, "MIG mode on", undoOf(g, nil), func(ctx context.Context, m *machine) (time.Duration, error) {
 				began := time.Now()
 				err := m.hardware.SetMIGMode(ctx, g.PCIAddress, true)
 				return time.Since(began), err
 			})
-			return findingOf(expect(true, "after %s", took.Round(time.Millisecond)), err).because("claims for partitions of this GPU fail"), nil
-		}),
+			return expect(true, "after %s", took.Round(time.Millisecond))
+		})),
 	},
 	{
 		ID:         "intrusive.partitions",
 		Assumption: "every profile can be made at every placement that the driver reports, and is gone after it was destroyed",
 		Expected:   "created and destroyed at every placement",
+		So:         "claims for this profile fail there",
+		SoOfErrors: true,
 		Code:       "pkg/driver/partition",
-		needs:      partitionless,
-		find: func(ctx context.Context, n *Node) (findings []Finding) {
-			for _, p := range n.gpu.MIG.Profiles {
-				findings = append(findings, checkProfile(ctx, n, n.gpu, p).withSubject(p.Name).because("claims for this profile fail there"))
+		find: onPartitions(func(l *look) (findings []Finding) {
+			for _, p := range l.gpu.MIG.Profiles {
+				findings = append(findings, l.on(p.Name, func(l *look) Finding { return checkProfile(l, p) })...)
 			}
 			return findings
-		},
+		}),
 	},
 	{
 		ID:         "intrusive.partition-mps",
@@ -90,21 +92,22 @@ var intrusiveChecks = []Check{
 		Expected:   "a client goes on; EXCLUSIVE_PROCESS is not supported",
 		So:         "what the driver does about MPS shares of partitions rests on another behaviour",
 		Code:       "pkg/driver/sharing",
-		needs:      partitionless,
-		find: onSubject(func(ctx context.Context, n *Node, g *gpu.GPU) (Finding, error) {
+		find: onPartitions(onSubject(func(l *look, g *gpu.GPU) Finding {
 			smallest, at := smallestPartition(g)
-			got, err := change(ctx, n, "MPS on "+smallest.Name, undoOf(g, &at), func(ctx context.Context, m *machine) (sliceMPS, error) {
+			got := change(l, "MPS on "+smallest.Name, undoOf(g, &at), func(ctx context.Context, m *machine) (sliceMPS, error) {
 				return m.mpsOn(ctx, g, at)
 			})
-			contextMemory(&n.measuredOf(g).mps.MIGContextMiB, sliceLimit*mib, got.TakenBytes)
-			f := expect(got.Client == goesOn && got.Exclusive == impossible, "the client %s; EXCLUSIVE_PROCESS: %s", got.Client, got.Exclusive)
-			return findingOf(f, err).withSubject(smallest.Name), nil
-		}),
+			contextMemory(&l.measuredOf(g).mps.MIGContextMiB, sliceLimit*mib, got.TakenBytes)
+			return expect(got.Client == goesOn && got.Exclusive == impossible, "the client %s; EXCLUSIVE_PROCESS: %s", got.Client, got.Exclusive).
+				withSubject(smallest.Name)
+		})),
 	},
 	{
 		ID:         "intrusive.pod",
 		Assumption: "the container runtime gives a container the device that a CDI spec of the driver names",
 		Expected:   "the program sees that device and no other, and uses it",
+		So:         "pods with claims for such devices do not start, or do not get what their claims say",
+		SoOfErrors: true,
 		Code:       "pkg/driver/cdi/cdi.go",
 		find:       onSubject(checkPod),
 	},
@@ -121,56 +124,62 @@ var intrusiveChecks = []Check{
 const unavailable = "CUDA_ERROR_DEVICE_UNAVAILABLE"
 
 // onSubject judges the GPU that may be changed.
-func onSubject(judge func(context.Context, *Node, *gpu.GPU) (Finding, error)) func(context.Context, *Node) []Finding {
-	return func(ctx context.Context, n *Node) []Finding {
-		return unlessEmpty(findingOf(judge(ctx, n, n.gpu)).withSubject(n.gpu.PCIAddress))
+func onSubject(judge func(*look, *gpu.GPU) Finding) func(*look) []Finding {
+	return func(l *look) []Finding {
+		return l.on(l.gpu.PCIAddress, func(l *look) Finding { return judge(l, l.gpu) })
+	}
+}
+
+// onPartitions is for checks that make partitions, where the GPU can have some.
+func onPartitions(find func(*look) []Finding) func(*look) []Finding {
+	return func(l *look) []Finding {
+		if why := partitionless(l.gpu); why != "" {
+			return []Finding{cannot("%s", why).withSubject(l.header.GPU)}
+		}
+		return find(l)
 	}
 }
 
 // checkBegin comes before all that changes something. What an earlier run has left is undone only
 // once claims are kept off its GPU and there are none.
-func checkBegin(ctx context.Context, n *Node) (Finding, error) {
-	missing := n.reserveSubject(ctx)
+func checkBegin(l *look) Finding {
+	missing := l.reserveSubject()
 	if missing == "" {
-		node, err := gpus.answer(ctx, n)
-		if err == nil {
-			_, err = ask(ctx, n, Change, "undo what an earlier run left", func(ctx context.Context, m *machine) (bool, error) {
-				return true, m.undoEarlier(ctx, node.GPUs)
-			})
+		all := gpus.of(l).GPUs
+		do(l, Change, "undo what an earlier run left", func(ctx context.Context, m *machine) (bool, error) { return true, m.undoEarlier(ctx, all) })
+		if l.err != nil {
+			l.missing = cannot("what an earlier run left cannot be undone").withSubject(l.header.GPU)
+			return Finding{Subject: l.header.GPU}
 		}
-		if err != nil {
-			n.missing = cannot("what an earlier run left cannot be undone").withSubject(n.header.GPU)
-			return failed(err).withSubject(n.header.GPU), nil
-		}
-		n.before = n.readOnly(ctx)
-		n.gpu, missing = n.unusedSubject(ctx)
+		l.before = l.readOnly()
+		l.gpu, missing = l.unusedSubject()
 	}
 	if missing != "" {
-		n.missing = cannot("%s", missing).withSubject(n.header.GPU)
-		return n.missing, nil
+		l.before, l.missing = nil, cannot("%s", missing).withSubject(l.header.GPU)
+		return l.missing
 	}
-	n.changes = true
-	return expect(true, "nobody uses it").withSubject(n.gpu.PCIAddress), nil
+	return expect(true, "nobody uses it").withSubject(l.gpu.PCIAddress)
 }
 
 // reserveSubject keeps claims off the GPU for as long as this process lives, and off the GPU
 // that an earlier run has changed: that may have a claim by now, whose partition must not be
 // taken for the earlier run's. It returns why that is not possible.
-func (n *Node) reserveSubject(ctx context.Context) string {
-	found, missing := n.candidates(ctx)
+func (l *look) reserveSubject() string {
+	found, missing := l.candidates()
 	if missing != "" {
 		return missing
 	}
-	claims, why := n.reserve(ctx, found[0], func(m *machine) ([]string, error) {
+	asking := l.anew()
+	claims := preparedClaims(asking, func(m *machine) ([]string, error) {
 		left, err := m.readUndo()
 		if left == nil {
-			return nil, err
+			return []string{found[0].PCIAddress}, err
 		}
-		return []string{left.PCIAddress}, nil
+		return []string{left.PCIAddress, found[0].PCIAddress}, nil
 	})
 	switch {
-	case why != "":
-		return "the GPU " + why
+	case asking.err != nil:
+		return fmt.Sprintf("the GPU cannot be kept from claims: %v", asking.err)
 	case len(claims) > 0:
 		return fmt.Sprintf("%d claims are prepared on this node, the first is %s: drain it", len(claims), claims[0].Claim)
 	}
@@ -178,100 +187,93 @@ func (n *Node) reserveSubject(ctx context.Context) string {
 }
 
 // unusedSubject returns the GPU as it is now, or why it must be left alone.
-func (n *Node) unusedSubject(ctx context.Context) (*gpu.GPU, string) {
-	found, missing := n.candidates(ctx)
+func (l *look) unusedSubject() (*gpu.GPU, string) {
+	found, missing := l.candidates()
 	if missing != "" {
 		return nil, missing
 	}
-	if why := n.inUse(ctx, found[0], listed); why != "" {
+	if why := l.inUse(found[0], listed); why != "" {
 		return nil, "the GPU " + why
 	}
 	return found[0], ""
 }
 
 // readOnly runs the checks of part A on what is so now, not on what is known.
-func (n *Node) readOnly(ctx context.Context) []Result {
-	clear(n.known)
+func (l *look) readOnly() []Result {
+	clear(l.known)
 	r := &Report{}
-	r.run(ctx, n, n.partA)
+	r.run(l.ctx, l.Node, readOnlyChecks)
 	return r.Results
 }
 
 // checkProfile stops at the first placement that fails, which is enough to say so of the profile.
-func checkProfile(ctx context.Context, n *Node, g *gpu.GPU, p gpu.Profile) Finding {
+func checkProfile(l *look, p gpu.Profile) Finding {
 	var creation, destruction time.Duration
 	var ids []int // in the order of the placements
 	for _, placement := range slices.SortedFunc(slices.Values(p.Placements), func(a, b gpu.Placement) int { return a.Start - b.Start }) {
-		at := partition.Address{PCIAddress: g.PCIAddress, ProfileID: p.ID, Placement: placement}
+		at := partition.Address{PCIAddress: l.gpu.PCIAddress, ProfileID: p.ID, Placement: placement}
 		question := fmt.Sprintf("create and destroy %s at %d:%d", p.Name, placement.Start, placement.Size)
-		took, err := changeAndKeep(ctx, n, question, undoOf(g, &at), func(ctx context.Context, m *machine) (created, error) {
-			return m.makePartition(ctx, g, at)
+		took := changeAndKeep(l, question, undoOf(l.gpu, &at), func(ctx context.Context, m *machine) (created, error) {
+			return m.makePartition(ctx, l.gpu, at)
 		})
-		if err == nil && !strings.HasPrefix(took.UUID, "MIG-") {
-			err = fmt.Errorf("its UUID is %q", took.UUID)
+		if l.err == nil && !strings.HasPrefix(took.UUID, "MIG-") {
+			l.err = fmt.Errorf("its UUID is %q", took.UUID)
 		}
-		if err != nil {
-			return failed(fmt.Errorf("at %d:%d: %w", placement.Start, placement.Size, err))
+		if l.err != nil {
+			l.err = fmt.Errorf("at %d:%d: %w", placement.Start, placement.Size, l.err)
+			return Finding{}
 		}
 		creation, destruction = max(creation, took.Create), max(destruction, took.Destroy)
 		ids = append(ids, took.InstanceID)
 	}
-	n.measuredOf(g).instanceIDs[p.Name] = ids
+	l.measuredOf(l.gpu).instanceIDs[p.Name] = ids
 	return expect(true, "%d placements, created in at most %s, destroyed in at most %s",
 		len(p.Placements), creation.Round(time.Millisecond), destruction.Round(time.Millisecond))
 }
 
 // checkPod gives a container the smallest partition, where there can be one, else the whole GPU.
-func checkPod(ctx context.Context, n *Node, g *gpu.GPU) (Finding, error) {
-	runtime, err := ask(ctx, n, File, "container runtime, and the image of this container", findRuntime)
-	if err != nil {
-		return cannot("%v", err), nil
+func checkPod(l *look, g *gpu.GPU) Finding {
+	runtime := do(l, File, "container runtime, and the image of this container", findRuntime)
+	if l.err != nil {
+		why := l.err
+		l.err = nil
+		return cannot("%v", why)
 	}
 	subject, u := g.PCIAddress, undoOf(g, nil)
 	if partitionless(g) == "" {
 		smallest, at := smallestPartition(g)
 		subject, u = smallest.Name, undoOf(g, &at)
 	}
-	got, err := change(ctx, n, "a container with a device of the GPU", u, func(ctx context.Context, m *machine) (inPod, error) {
+	got := change(l, "a container with a device of the GPU", u, func(ctx context.Context, m *machine) (inPod, error) {
 		return m.runPod(ctx, runtime, g, u)
 	})
-	if err != nil {
-		return failed(err).because("pods with claims for such devices do not start").withSubject(subject), nil
-	}
 	want := strings.TrimPrefix(strings.TrimPrefix(got.UUID, "MIG-"), "GPU-") // as CUDA has it
-	right := len(got.Devices) == 1 && got.Devices[0] == want && got.Outcome == goesOn
+	right := slices.Equal(got.Devices, []string{want})
 	observed := fmt.Sprintf("%s: %d device(s), the program %s", runtime.Version, len(got.Devices), got.Outcome)
-	if len(got.Devices) > 0 && got.Devices[0] != want {
+	if len(got.Devices) > 0 && !right {
 		observed += fmt.Sprintf("; it sees %s, the device is %s", strings.Join(got.Devices, ", "), want)
 	}
-	return expect(right, "%s", observed).because("pods do not get what their claims say").withSubject(subject), nil
+	return expect(right && got.Outcome == goesOn, "%s", observed).withSubject(subject)
 }
 
 // checkAsBefore runs part A again.
-func checkAsBefore(ctx context.Context, n *Node, _ *gpu.GPU) (Finding, error) {
-	_, err := ask(ctx, n, Change, "undo", func(ctx context.Context, m *machine) (bool, error) { return true, m.undo(ctx) })
-	if err != nil {
-		return Finding{}, err
+func checkAsBefore(l *look, _ *gpu.GPU) Finding {
+	do(l, Change, "undo", func(ctx context.Context, m *machine) (bool, error) { return true, m.undo(ctx) })
+	before := gpus.of(l)
+	if l.err != nil {
+		return Finding{}
 	}
-	before, err := gpus.answer(ctx, n)
-	if err != nil {
-		return Finding{}, err
-	}
-	again := n.readOnly(ctx)
-	after, err := gpus.answer(ctx, n)
-	if err != nil {
-		return Finding{}, err
-	}
+	again, after := l.readOnly(), gpus.of(l)
 	var differences []string
-	for i := range before.GPUs {
-		if i >= len(after.GPUs) || !reflect.DeepEqual(before.GPUs[i], after.GPUs[i]) {
-			differences = append(differences, "GPU "+before.GPUs[i].PCIAddress)
+	for i, g := range before.GPUs {
+		if i >= len(after.GPUs) || !reflect.DeepEqual(g, after.GPUs[i]) {
+			differences = append(differences, "GPU "+g.PCIAddress)
 		}
 	}
-	if _, missing := n.unusedSubject(ctx); missing != "" {
+	if _, missing := l.unusedSubject(); missing != "" {
 		differences = append(differences, missing)
 	}
-	for _, earlier := range n.before {
+	for _, earlier := range l.before {
 		same := func(r Result) bool {
 			return r.Check == earlier.Check && r.Subject == earlier.Subject && r.Verdict == earlier.Verdict
 		}
@@ -282,7 +284,7 @@ func checkAsBefore(ctx context.Context, n *Node, _ *gpu.GPU) (Finding, error) {
 		}
 	}
 	if len(differences) > 0 {
-		return expect(false, "different: %s", strings.Join(differences, ", ")), nil
+		return expect(false, "different: %s", strings.Join(differences, ", "))
 	}
-	return expect(true, "no difference"), nil
+	return expect(true, "no difference")
 }

@@ -5,7 +5,6 @@ package conformance
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"syscall"
@@ -25,7 +24,7 @@ var mpsChecks = []Check{
 		Expected:   "daemon and server start within a minute",
 		Code:       "pkg/mps/supervisor/act.go",
 		Needed:     true,
-		find:       oneFinding(checkMPSStart),
+		find:       one(checkMPSStart),
 	},
 	{
 		ID:         "mps.files",
@@ -33,14 +32,13 @@ var mpsChecks = []Check{
 		Expected:   pipeFiles,
 		So:         "what clients need, and who can command the daemon, may be others than the driver takes for granted",
 		Code:       "pkg/mps/supervisor/sockets.go",
-		find: oneFinding(func(ctx context.Context, n *Node) (Finding, error) {
-			found, err := onDaemon(ctx, n, Daemon, "files of the pipe directory", listPipe)
-			texts := make([]string, len(found))
-			for i, f := range found {
-				texts[i] = f.String()
+		find: one(func(l *look) Finding {
+			var texts []string
+			for _, f := range onDaemon(l, Daemon, "files of the pipe directory", listPipe) {
+				texts = append(texts, f.String())
 			}
 			got := strings.Join(texts, ", ")
-			return expect(got == pipeFiles, "%s", got), err
+			return expect(got == pipeFiles, "%s", got)
 		}),
 	},
 	{
@@ -49,9 +47,9 @@ var mpsChecks = []Check{
 		Expected:   fmt.Sprintf("at least %d", leastOpenFiles),
 		So:         `with many clients the server fails with "failed to create/open SHM segment"`,
 		Code:       "pkg/mps/supervisor/openfiles.go",
-		find: oneFinding(func(ctx context.Context, n *Node) (Finding, error) {
-			found, err := onDaemon(ctx, n, Daemon, "how many files daemon and server may open", readOpenLimits)
-			return expect(min(found.Daemon, found.Server) >= leastOpenFiles, "daemon %d, server %d", found.Daemon, found.Server), err
+		find: one(func(l *look) Finding {
+			found := onDaemon(l, Daemon, "how many files daemon and server may open", readOpenLimits)
+			return expect(min(found.Daemon, found.Server) >= leastOpenFiles, "daemon %d, server %d", found.Daemon, found.Server)
 		}),
 	},
 	{
@@ -78,8 +76,8 @@ var mpsChecks = []Check{
 		Code:       "pkg/mps/control/priority.go",
 		// The last one is MPS's own default, so that the clients of later checks are as before.
 		find: readBack("get_default_client_priority", "%s: %q", []exchange{
-			{"set_default_client_priority 1", "1", priorityIs(mps.PriorityBelowNormal)},
-			{"set_default_client_priority 0", "0", priorityIs(mps.PriorityNormal)},
+			{"set_default_client_priority 1", "1", is(control.ParsePriority, mps.PriorityBelowNormal)},
+			{"set_default_client_priority 0", "0", is(control.ParsePriority, mps.PriorityNormal)},
 		}),
 	},
 	{
@@ -88,7 +86,7 @@ var mpsChecks = []Check{
 		Expected:   "less than the limit by at most 1024 MiB, and never more",
 		So:         "shares of memory do not bound programs, or programs get less than the driver offers",
 		Code:       "pkg/device/share.go",
-		find:       trials(func(*Node) []trial { return []trial{memoryTrial(2048), memoryTrial(4096)} }),
+		find:       trials(memoryTrial(2048), memoryTrial(4096)),
 	},
 	{
 		ID:         "mps.memory-info",
@@ -96,7 +94,7 @@ var mpsChecks = []Check{
 		Expected:   "free: the limit of 4096 MiB or less; total: the device's",
 		So:         "what the documentation says about programs that size themselves by this is wrong",
 		Code:       "docs/concepts/mps.md",
-		find:       trials(func(*Node) []trial { return []trial{infoTrial} }),
+		find:       trials(infoTrial),
 	},
 	{
 		ID:         "mps.multiprocessors",
@@ -104,7 +102,7 @@ var mpsChecks = []Check{
 		Expected:   "the percentage of the multiprocessors, rounded down by less than 8",
 		So:         "shares of multiprocessors are not what the driver publishes",
 		Code:       "pkg/device/share.go",
-		find:       trials(multiprocessorTrials),
+		find:       checkMultiprocessors,
 	},
 	{
 		ID:         "mps.client-environment",
@@ -112,12 +110,7 @@ var mpsChecks = []Check{
 		Expected:   "limits of the environment, up to the server's",
 		So:         "what a claim's limits hold against is not what the documentation says",
 		Code:       "pkg/driver/cdi/edit",
-		find: func(ctx context.Context, n *Node) []Finding {
-			if err := setLimits(ctx, n, limitedPercent, limitedMiB); err != nil {
-				return []Finding{failed(err)}
-			}
-			return trials(environmentTrials)(ctx, n)
-		},
+		find:       checkEnvironment,
 	},
 	{
 		ID:         "mps.without-daemon",
@@ -125,9 +118,9 @@ var mpsChecks = []Check{
 		Expected:   isFree,
 		So:         "programs that reach no daemon may fail instead, or the daemon is found in another way",
 		Code:       "pkg/driver/sharing/effects.go",
-		find: trials(func(*Node) []trial {
-			return []trial{greedy("another pipe directory", "a client that names a pipe directory without a daemon", surroundings{pipe: nowhere}, equals(isFree))}
-		}),
+		find: trials(
+			greedy("another pipe directory", "a client that names a pipe directory without a daemon", surroundings{pipe: nowhere}, equals(isFree)),
+		),
 	},
 	{
 		ID:         "mps.control-alone",
@@ -142,12 +135,7 @@ var mpsChecks = []Check{
 		Expected:   isLimited + ", as a client of the one server, by its process ID",
 		So:         "the driver cannot tell whose clients the server has",
 		Code:       "pkg/mps/supervisor/clients.go",
-		find: func(ctx context.Context, n *Node) (findings []Finding) {
-			for _, t := range clientTrials {
-				findings = append(findings, findingOf(checkClient(ctx, n, t)).withSubject(t.subject))
-			}
-			return findings
-		},
+		find:       trials(clients()...),
 	},
 	{
 		ID:         "mps.user-namespace",
@@ -155,13 +143,13 @@ var mpsChecks = []Check{
 		Expected:   bounded,
 		So:         "programs get around their limits by a user namespace",
 		Code:       "docs/concepts/mps.md",
-		find: oneFinding(func(ctx context.Context, n *Node) (Finding, error) {
+		find: one(func(l *look) Finding {
 			t := greedy("", "a client in a user namespace", surroundings{namespaces: container | syscall.CLONE_NEWUSER}, isBounded)
-			events, err := t.run(ctx, n)
-			if err != nil { // the node may not allow user namespaces
-				return cannot("%v", err), nil
+			f := t.run(l)
+			if l.err != nil { // the node may not allow user namespaces
+				f, l.err = cannot("%v", l.err), nil
 			}
-			return t.judge(n, events), nil
+			return f
 		}),
 	},
 	{
@@ -178,7 +166,7 @@ var mpsChecks = []Check{
 		Expected:   "its client gets an error; the next one has another server, and the limit of 4096 MiB",
 		So:         "after the end of a server its clients are not told, or the next ones have no limits",
 		Code:       "pkg/mps/supervisor/rules/decide.go",
-		find:       oneFinding(checkMPSServerLost),
+		find:       one(checkMPSServerLost),
 	},
 	{
 		ID:         "mps.quit",
@@ -186,34 +174,36 @@ var mpsChecks = []Check{
 		Expected:   "both have ended; compute mode and processes are as before",
 		So:         "after the last claim a session would keep its device",
 		Code:       "pkg/mps/supervisor/daemon.go",
-		find:       oneFinding(checkMPSQuit),
+		find:       one(checkMPSQuit),
 	},
 }
 
 // checkMPSStart also decides whether the other checks can run.
-func checkMPSStart(ctx context.Context, n *Node) (Finding, error) {
-	g, missing := n.chooseGPU(ctx)
-	if g == nil {
-		n.missing = cannot("%s", missing)
-		return n.missing, nil
+func checkMPSStart(l *look) Finding {
+	onDaemon(l, Daemon, "end what an earlier run left", func(ctx context.Context, d *daemon) (bool, error) { return true, d.sweep(ctx) })
+	if l.err != nil {
+		l.missing = cannot("what an earlier run left cannot be ended")
+		return Finding{}
 	}
-	n.gpu = g
-	took, err := onDaemon(ctx, n, Daemon, "start daemon and server", func(ctx context.Context, d *daemon) (daemonStart, error) {
+	g, missing := l.chooseGPU()
+	if g == nil {
+		l.missing = cannot("%s", missing)
+		return l.missing
+	}
+	l.gpu = g
+	took := onDaemon(l, Daemon, "start daemon and server", func(ctx context.Context, d *daemon) (daemonStart, error) {
 		return d.start(ctx, g.UUID)
 	})
-	if err != nil {
-		n.missing = cannot("MPS could not be started")
-		return failed(err).withSubject(g.PCIAddress), nil
+	if l.err != nil {
+		l.missing = cannot("MPS could not be started")
 	}
-	if server, err := time.ParseDuration(took.ServerTook); err == nil {
-		n.measuredOf(g).serverStart = server
-	}
-	return expect(true, "daemon %s, server %s", took.DaemonTook, took.ServerTook).withSubject(g.PCIAddress), nil
+	l.measuredOf(g).serverStart, _ = time.ParseDuration(took.ServerTook)
+	return expect(true, "daemon %s, server %s", took.DaemonTook, took.ServerTook).withSubject(g.PCIAddress)
 }
 
 // sendCommand sends a command of the driver to the daemon.
-func sendCommand(ctx context.Context, n *Node, text string) (string, error) {
-	return onDaemon(ctx, n, Daemon, text, func(ctx context.Context, d *daemon) (string, error) { return d.ask(ctx, text) })
+func sendCommand(l *look, text string) string {
+	return onDaemon(l, Daemon, text, func(ctx context.Context, d *daemon) (string, error) { return d.ask(ctx, text) })
 }
 
 // exchange is a command that the driver sends, and whether an answer has what it reads: one of
@@ -226,24 +216,19 @@ type exchange struct {
 func equals(want string) func(string) bool { return func(got string) bool { return got == want } }
 func anything(string) bool                 { return true }
 
-func percentageIs(want float64) func(string) bool {
+// is reports whether an answer has a value in the form that the driver reads.
+func is[T comparable](parse func(string) (T, error), want T) func(string) bool {
 	return func(answer string) bool {
-		got, err := control.ParsePercentage(answer)
+		got, err := parse(answer)
 		return err == nil && got == want
 	}
 }
 
-func memoryIs(want int64) func(string) bool {
+// confirms is for amounts of memory, which may be rounded.
+func confirms(want int64) func(string) bool {
 	return func(answer string) bool {
 		got, err := control.ParseMemory(answer)
-		return err == nil && got.Bytes == want
-	}
-}
-
-func priorityIs(want mps.ClientPriority) func(string) bool {
-	return func(answer string) bool {
-		got, err := control.ParsePriority(answer)
-		return err == nil && got == want
+		return err == nil && got.Confirms(want)
 	}
 }
 
@@ -251,26 +236,28 @@ func priorityIs(want mps.ClientPriority) func(string) bool {
 // driver can express them.
 var exchanges = []exchange{
 	{"get_server_list", "the server's PID", equals(serverWord)},
-	{"get_server_status SERVER", "ACTIVE", func(a string) bool { return strings.Contains(strings.ToUpper(a), active) }},
+	{"get_server_status SERVER", "ACTIVE", isActive},
 	{"get_client_list SERVER", "nothing, without clients", equals("")},
 	{"set_default_active_thread_percentage 50", "anything", anything},
-	{"get_default_active_thread_percentage", "50 as a number", percentageIs(50)},
+	{"get_default_active_thread_percentage", "50 as a number", is(control.ParsePercentage, 50)},
 	{"set_active_thread_percentage SERVER 50", "anything", anything},
-	{"get_active_thread_percentage SERVER", "50 as a number", percentageIs(50)},
+	{"get_active_thread_percentage SERVER", "50 as a number", is(control.ParsePercentage, 50)},
 	{"set_default_device_pinned_mem_limit 0 2048M", "anything", anything},
-	{"get_default_device_pinned_mem_limit 0", "2 GiB with a unit", memoryIs(2 * gib)},
+	{"get_default_device_pinned_mem_limit 0", "2 GiB with a unit", confirms(2 * gib)},
 	{"set_device_pinned_mem_limit SERVER 0 2048M", "anything", anything},
-	{"get_device_pinned_mem_limit SERVER 0", "2 GiB with a unit", memoryIs(2 * gib)},
+	{"get_device_pinned_mem_limit SERVER 0", "2 GiB with a unit", confirms(2 * gib)},
 }
 
 // checkMPSAnswers judges each answer by itself, so that a report names the command whose form has
 // changed with the driver.
-func checkMPSAnswers(ctx context.Context, n *Node) (findings []Finding) {
+func checkMPSAnswers(l *look) (findings []Finding) {
 	for _, x := range exchanges {
-		answer, err := sendCommand(ctx, n, x.command)
-		f := findingOf(expect(x.right(answer), "%q", answer), err).withSubject(x.command)
-		f.Expected = x.want
-		findings = append(findings, f)
+		findings = append(findings, l.on(x.command, func(l *look) Finding {
+			answer := sendCommand(l, x.command)
+			f := expect(x.right(answer), "%q", answer)
+			f.Expected = x.want
+			return f
+		})...)
 	}
 	return findings
 }
@@ -279,60 +266,41 @@ func checkMPSAnswers(ctx context.Context, n *Node) (findings []Finding) {
 func memorySettings() (settings []exchange) {
 	for _, size := range []int64{512, 1000, 1536, 5120, 20350} {
 		value := fmt.Sprintf("%dM", size)
-		settings = append(settings, exchange{"set_device_pinned_mem_limit SERVER 0 " + value, value, func(answer string) bool {
-			got, err := control.ParseMemory(answer)
-			return err == nil && got.Confirms(size*mib)
-		}})
+		settings = append(settings, exchange{"set_device_pinned_mem_limit SERVER 0 " + value, value, confirms(size * mib)})
 	}
 	return settings
 }
 
 // readBack sets and queries, and lists values and answers by a format.
-func readBack(query, format string, settings []exchange) func(context.Context, *Node) []Finding {
-	return oneFinding(func(ctx context.Context, n *Node) (Finding, error) {
+func readBack(query, format string, settings []exchange) func(*look) []Finding {
+	return one(func(l *look) Finding {
 		var texts []string
 		right := true
 		for _, s := range settings {
-			_, err := sendCommand(ctx, n, s.command)
-			if err != nil {
-				return Finding{}, err
-			}
-			answer, err := sendCommand(ctx, n, query)
-			if err != nil {
-				return Finding{}, err
-			}
+			sendCommand(l, s.command)
+			answer := sendCommand(l, query)
 			right = right && s.right(answer)
 			texts = append(texts, fmt.Sprintf(format, s.want, answer))
 		}
-		return expect(right, "%s", strings.Join(texts, ", ")), nil
+		return expect(right, "%s", strings.Join(texts, ", "))
 	})
 }
 
 // checkMPSQuit also compares who uses the GPU, and how, with what it was before MPS: nobody,
 // in compute mode DEFAULT.
-func checkMPSQuit(ctx context.Context, n *Node) (Finding, error) {
-	g := n.gpu
-	_, memoryErr := onDaemon(ctx, n, Daemon, "end of the last client", noClients)
-	var before *uint64
-	if memoryErr == nil {
-		before, memoryErr = memoryInUse("before the end of MPS")(g).answer(ctx, n)
+func checkMPSQuit(l *look) Finding {
+	g, measuring := l.gpu, l.anew() // nothing follows from an error of the latter
+	onDaemon(measuring, Daemon, "end of the last client", noClients)
+	before := memoryInUse("before the end of MPS")(g).of(measuring)
+	left := onDaemon(l, Daemon, "quit -t 1", func(ctx context.Context, d *daemon) (string, error) { return d.quit(ctx) })
+	after := memoryInUse("after the end of MPS")(g).of(measuring)
+	if l.err == nil && left == "" && before != nil && after != nil && *before > *after {
+		l.measuredOf(g).mps.ServerMiB = new((*before - *after) / mib)
 	}
-	left, err := onDaemon(ctx, n, Daemon, "quit -t 1", func(ctx context.Context, d *daemon) (string, error) { return d.quit(ctx) })
-	if err != nil {
-		return Finding{}, err
-	}
-	after, err := memoryInUse("after the end of MPS")(g).answer(ctx, n)
-	if err == nil && memoryErr == nil && left == "" {
-		n.measuredOf(g).server(before, after)
-	}
-	mode, err := modeAfter(g).answer(ctx, n)
-	count, countErr := countAfter(g).answer(ctx, n)
-	if err := errors.Join(err, countErr); err != nil {
-		return failed(err).withSubject(g.PCIAddress), nil
-	}
+	mode, count := modeAfter(g).of(l), countAfter(g).of(l)
 	observed := fmt.Sprintf("compute mode %s, %d processes", mode, count)
 	if left != "" {
 		observed = left + "; " + observed
 	}
-	return expect(left == "" && mode == gpu.ComputeDefault && count == 0, "%s", observed).withSubject(g.PCIAddress), nil
+	return expect(left == "" && mode == gpu.ComputeDefault && count == 0, "%s", observed).withSubject(g.PCIAddress)
 }

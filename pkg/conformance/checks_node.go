@@ -5,7 +5,6 @@ package conformance
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -27,7 +26,7 @@ var nodeChecks = []Check{
 		Expected:   "the pod has hostPID",
 		So:         "holders of GPUs are not found, and MPS does not know its clients",
 		Code:       "pkg/node/host/openers.go",
-		find: judgeFact(firstProgram, func(name string) Finding {
+		find: judge(firstProgram, func(name string) Finding {
 			own := strings.HasPrefix(name, "gpu-kubelet-plu") || strings.HasPrefix(name, "mps-supervisor")
 			return expect(!own, "process 1 is %s", name)
 		}),
@@ -37,7 +36,7 @@ var nodeChecks = []Check{
 		Assumption: "the kernel has pidfds, and mounts that follow no symbolic links",
 		Expected:   "Linux 5.10 or newer", // MS_NOSYMFOLLOW came last of what the driver uses
 		Code:       "pkg/mps/supervisor/doc.go",
-		find: judgeFact(kernelRelease, func(release string) Finding {
+		find: judge(kernelRelease, func(release string) Finding {
 			found, err := version.ParseGeneric(release)
 			if err != nil {
 				return cannot("the release %q is no version", release)
@@ -51,19 +50,19 @@ var nodeChecks = []Check{
 		Expected:   "SELinux does not enforce, or what containers get of MPS has a type that they may use",
 		So:         "clients of MPS are refused by the node's policy: set selinuxContext of the chart to auto",
 		Code:       "pkg/mps/supervisor/mount.go",
-		find:       judgeFact(seLinuxState, judgeSELinux),
+		find:       judge(seLinuxState, judgeSELinux),
 	},
 	{
 		ID:         "node.runtime",
 		Assumption: "the container runtime adds devices to containers by CDI specs",
 		Expected:   "containerd 2.0 or newer, or 1.7 with enable_cdi = true, or CRI-O 1.28 or newer",
 		Code:       "pkg/driver/cdi/cdi.go",
-		find: oneFinding(func(ctx context.Context, n *Node) (Finding, error) {
-			info, err := nodeObject.answer(ctx, n)
+		find: one(func(l *look) Finding {
+			info, err := nodeObject.try(l)
 			if err != nil {
-				return cannot("the Node object cannot be read: %v", err), nil
+				return cannot("the Node object cannot be read: %v", err)
 			}
-			return judgeRuntime(info.Runtime), nil
+			return judgeRuntime(info.Runtime)
 		}),
 	},
 	{
@@ -71,7 +70,7 @@ var nodeChecks = []Check{
 		Assumption: "pods with MPS have the user namespace of the node; others are refused",
 		Expected:   "no pod with MPS sets hostUsers: false",
 		Code:       "pkg/driver/cdi/hook/mps.go",
-		find:       oneFinding(checkUserNamespaces),
+		find:       one(checkUserNamespaces),
 	},
 	{
 		ID:         "node.nofile",
@@ -79,7 +78,7 @@ var nodeChecks = []Check{
 		Expected:   fmt.Sprintf("%d open files at least", leastOpenFiles),
 		So:         "the MPS server fails to open shared memory when it has many clients",
 		Code:       "pkg/mps/supervisor/openfiles.go",
-		find: judgeFact(openFileLimits, func(found openFiles) Finding {
+		find: judge(openFileLimits, func(found openFiles) Finding {
 			if !found.Raise {
 				return expect(found.Hard >= leastOpenFiles, "%d, at most %d", found.Soft, found.Hard)
 			}
@@ -92,7 +91,7 @@ var nodeChecks = []Check{
 		Assumption: "the container runtime reads specs from the folder that the driver writes them to",
 		Expected:   strings.Join(watchedFolders[:2], " or ") + ", and it can be written to",
 		Code:       "pkg/driver/cdi/cdi.go",
-		find: judgeFact(specFolder, func(folder string) Finding {
+		find: judge(specFolder, func(folder string) Finding {
 			if !slices.Contains(watchedFolders, filepath.Clean(folder)) {
 				return cannot("the folder is %s, look for it in the configuration of the container runtime", folder)
 			}
@@ -104,7 +103,7 @@ var nodeChecks = []Check{
 		Assumption: "the container runtime tells plugins (NRI) before it kills a container; the driver does without",
 		Expected:   nriSocket,
 		Code:       "docs/design/sharing.md",
-		find: judgeFact(hasNRI, func(there bool) Finding {
+		find: judge(hasNRI, func(there bool) Finding {
 			if !there {
 				return cannot("the container runtime does not offer NRI")
 			}
@@ -153,22 +152,21 @@ func judgeRuntime(runtime string) Finding {
 }
 
 // checkUserNamespaces cannot say more than whether pods could use one.
-func checkUserNamespaces(ctx context.Context, n *Node) (Finding, error) {
-	most, err := mostUserNamespaces.answer(ctx, n)
+func checkUserNamespaces(l *look) Finding {
+	most, err := mostUserNamespaces.try(l)
 	if errors.Is(err, fs.ErrNotExist) || most == "0" {
-		return expect(true, "the kernel gives no user namespaces"), nil
+		return expect(true, "the kernel gives no user namespaces")
 	}
-	if err != nil {
-		return Finding{}, err
-	}
-	info, err := nodeObject.answer(ctx, n)
+	info, infoErr := nodeObject.try(l)
 	switch {
 	case err != nil:
-		return cannot("the Node object cannot be read: %v", err), nil
+		return failed(err)
+	case infoErr != nil:
+		return cannot("the Node object cannot be read: %v", infoErr)
 	case len(info.UserNamespaces) == 0:
-		return expect(true, "no handler of the container runtime supports user namespaces"), nil
+		return expect(true, "no handler of the container runtime supports user namespaces")
 	}
-	return cannot("the container runtime supports user namespaces, and only pods know whether they use one"), nil
+	return cannot("the container runtime supports user namespaces, and only pods know whether they use one")
 }
 
 // rootChecks are about the device nodes and what containers get of them.
@@ -178,9 +176,9 @@ var rootChecks = []Check{
 		Assumption: "the nodes that every CUDA program needs are where the driver looks for device nodes",
 		Expected:   "a character device in the device root",
 		Code:       "pkg/node/host/devroot.go",
-		find: func(ctx context.Context, n *Node) (findings []Finding) {
+		find: func(l *look) (findings []Finding) {
 			for _, path := range host.RequiredNodes() {
-				findings = append(findings, findingOf(judgePlaces(ctx, n, path)).withSubject(filepath.Base(path)))
+				findings = append(findings, l.on(filepath.Base(path), func(l *look) Finding { return judgePlaces(placesOf(path).of(l)) })...)
 			}
 			return findings
 		},
@@ -190,12 +188,11 @@ var rootChecks = []Check{
 		Assumption: "each GPU has a device node there, whose number NVML and /proc agree on",
 		Expected:   "a character device in the device root, with the minor number that NVML says",
 		Code:       "pkg/node/host/devices.go",
-		find: eachGPU(func(ctx context.Context, n *Node, g *gpu.GPU) (Finding, error) {
-			minor, err := minorOf(g).answer(ctx, n)
-			if err != nil || minor != g.Minor {
-				return expect(false, "minor %d in NVML, %d in /proc/driver/nvidia", g.Minor, minor), err
+		find: eachGPU(func(l *look, g *gpu.GPU) Finding {
+			if minor := minorOf(g).of(l); minor != g.Minor {
+				return expect(false, "minor %d in NVML, %d in /proc/driver/nvidia", g.Minor, minor)
 			}
-			return judgePlaces(ctx, n, fmt.Sprintf("/dev/nvidia%d", g.Minor))
+			return judgePlaces(placesOf(fmt.Sprintf("/dev/nvidia%d", g.Minor)).of(l))
 		}),
 	},
 	{
@@ -203,13 +200,13 @@ var rootChecks = []Check{
 		Assumption: "the driver publishes numbers for the nodes of MIG capabilities, which need not exist",
 		Expected:   "nvidia-caps in /proc/devices, and a minor number for mig/monitor",
 		Code:       "pkg/driver/cdi/edit/nodes.go",
-		find: oneFinding(func(ctx context.Context, n *Node) (Finding, error) {
-			node, err := gpus.answer(ctx, n)
+		find: one(func(l *look) Finding {
+			node, err := gpus.try(l)
 			if err != nil || !slices.ContainsFunc(node.GPUs, hasMIG) {
-				return Finding{}, nil // driver.nvml says why
+				return Finding{} // driver.nvml says why
 			}
-			found, err := capabilities.answer(ctx, n)
-			return expect(true, "%d:%d", found.Major, found.Monitor), err
+			found := capabilities.of(l)
+			return expect(true, "%d:%d", found.Major, found.Monitor)
 		}),
 	},
 	{
@@ -217,16 +214,12 @@ var rootChecks = []Check{
 		Assumption: "NVIDIA's library finds all that a container needs of the driver",
 		Expected:   "the libraries and nodes of the driver",
 		Code:       "pkg/driver/cdi/common.go",
-		find:       judgeFact(commonEdits, func(bool) Finding { return expect(true, "found") }),
+		find:       judge(commonEdits, func(bool) Finding { return expect(true, "found") }),
 	},
 }
 
 // judgePlaces says whether the driver finds a node.
-func judgePlaces(ctx context.Context, n *Node, path string) (Finding, error) {
-	places, err := placesOf(path).answer(ctx, n)
-	if err != nil {
-		return Finding{}, err
-	}
+func judgePlaces(places []place) Finding {
 	var have []string
 	for _, p := range places {
 		if p.Number != "" {
@@ -234,10 +227,10 @@ func judgePlaces(ctx context.Context, n *Node, path string) (Finding, error) {
 		}
 	}
 	if len(have) == 0 {
-		return expect(false, "nowhere").because("nvidia-modprobe makes it on the host, or the driver container below its root"), nil
+		return expect(false, "nowhere").because("nvidia-modprobe makes it on the host, or the driver container below its root")
 	}
 	return expect(places[0].Number != "", "in %s", strings.Join(have, ", ")).
-		because("the device root is %s: set host.devRoot of the chart to auto, or to where the node is", places[0].Folder), nil
+		because("the device root is %s: set host.devRoot of the chart to auto, or to where the node is", places[0].Folder)
 }
 
 // programChecks are about the driver's programs.
@@ -247,14 +240,14 @@ var programChecks = []Check{
 		Assumption: "nvidia-smi sets time slices, for which NVML has no call",
 		Expected:   "nvidia-smi with --set-timeslice",
 		Code:       "pkg/driver/sharing/interval.go",
-		find:       oneFinding(checkProgram("nvidia-smi", []string{"compute-policy", "--help"}, "--set-timeslice")),
+		find:       checkProgram("nvidia-smi", []string{"compute-policy", "--help"}, "--set-timeslice"),
 	},
 	{
 		ID:         "programs.mps-control",
 		Assumption: "the control daemon of MPS runs in the foreground and has one server for all users",
 		Expected:   "nvidia-cuda-mps-control with -f and -multiuser-server",
 		Code:       "pkg/mps/supervisor/program.go",
-		find:       oneFinding(checkProgram("nvidia-cuda-mps-control", []string{"--help"}, "-f", "-multiuser-server")),
+		find:       checkProgram("nvidia-cuda-mps-control", []string{"--help"}, "-f", "-multiuser-server"),
 	},
 	{
 		ID:         "programs.mps-server",
@@ -262,23 +255,23 @@ var programChecks = []Check{
 		Expected:   "nvidia-cuda-mps-server",
 		Code:       "pkg/mps/supervisor/program.go",
 		// It is not run: started by hand it serves.
-		find: oneFinding(checkProgram("nvidia-cuda-mps-server", nil)),
+		find: checkProgram("nvidia-cuda-mps-server", nil),
 	},
 }
 
 // checkProgram returns a check that a program is there and that its help names options.
-func checkProgram(name string, help []string, options ...string) func(context.Context, *Node) (Finding, error) {
-	return func(ctx context.Context, n *Node) (Finding, error) {
-		path, err := programPath(name).answer(ctx, n)
-		if err != nil || len(options) == 0 {
-			return expect(true, "%s", path), err
+func checkProgram(name string, help []string, options ...string) func(*look) []Finding {
+	return one(func(l *look) Finding {
+		path := programPath(name).of(l)
+		if len(options) == 0 {
+			return expect(true, "%s", path)
 		}
-		text, err := helpOf(name, help...).answer(ctx, n)
+		text := helpOf(name, help...).of(l)
 		missing := slices.DeleteFunc(slices.Clone(options), func(option string) bool { return strings.Contains(text, option) })
 		if len(missing) > 0 {
 			// Help texts do not name all options.
-			return cannot("%s is there, its help does not name %s", path, strings.Join(missing, " and ")), err
+			return cannot("%s is there, its help does not name %s", path, strings.Join(missing, " and "))
 		}
-		return expect(true, "%s", path), err
-	}
+		return expect(true, "%s", path)
+	})
 }

@@ -29,7 +29,7 @@ import (
 
 func allChecks() []Check {
 	var all []Check
-	for _, part := range []Part{ReadOnly, MPS, Intrusive} {
+	for _, part := range Parts {
 		all = append(all, Checks(part)...)
 	}
 	return all
@@ -56,7 +56,7 @@ func TestChecks(t *testing.T) {
 // TestDocs: the documentation lists all checks, and no others.
 func TestDocs(t *testing.T) {
 	table := page.NewTable("check", "part", "what the driver assumes", "code")
-	for _, part := range []Part{ReadOnly, MPS, Intrusive} {
+	for _, part := range Parts {
 		for _, c := range Checks(part) {
 			table.Row(page.Code(c.ID), string(part), c.Assumption, fmt.Sprintf("[%s](../../%s)", c.Code, c.Code))
 		}
@@ -105,7 +105,7 @@ func TestExitCode(t *testing.T) {
 
 func question(t *testing.T, n *Node, live func(context.Context) (string, error)) (string, error) {
 	t.Helper()
-	return ask(t.Context(), n, File, "question", func(ctx context.Context, _ *machine) (string, error) { return live(ctx) })
+	return decode[string](put(t.Context(), n, File, "question", func(ctx context.Context, _ *machine) (string, error) { return live(ctx) }))
 }
 
 // TestNoAnswer: what hangs is left behind, and the next question is asked all the same.
@@ -134,12 +134,13 @@ func TestNoAnswer(t *testing.T) {
 func TestTimeIsOver(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := ask(ctx, NewNode(Options{}), File, "question", func(context.Context, *machine) (string, error) {
+	l := &look{ctx: ctx, Node: NewNode(Options{})}
+	do(l, File, "question", func(context.Context, *machine) (string, error) {
 		t.Error("it was asked")
 		return "", nil
 	})
-	if !errors.Is(err, ErrNoAnswer) {
-		t.Errorf("got %v", err)
+	if !errors.Is(l.err, ErrNoAnswer) {
+		t.Errorf("got %v", l.err)
 	}
 }
 

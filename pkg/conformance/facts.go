@@ -4,6 +4,7 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,14 +45,22 @@ func readText(elements ...string) (string, error) {
 	return strings.TrimSpace(string(text)), err
 }
 
-// firstProgram is this container's own where the pod has no hostPID.
-var firstProgram = ofFile("program of process 1", func(host.Roots) (string, error) { return readText(procfs, "1/comm") })
+// ofKernel is the text of a file of the kernel.
+func ofKernel(question string, elements ...string) fact[string] {
+	return ofFile(question, func(host.Roots) (string, error) { return readText(elements...) })
+}
 
-var kernelRelease = ofFile("kernel release", func(host.Roots) (string, error) {
-	var name unix.Utsname
-	err := unix.Uname(&name)
-	return unix.ByteSliceToString(name.Release[:]), err
-})
+var (
+	// firstProgram is this container's own where the pod has no hostPID.
+	firstProgram       = ofKernel("program of process 1", procfs, "1/comm")
+	mostUserNamespaces = ofKernel("most user namespaces", procfs, "sys/user/max_user_namespaces")
+
+	kernelRelease = ofFile("kernel release", func(host.Roots) (string, error) {
+		var name unix.Utsname
+		err := unix.Uname(&name)
+		return unix.ByteSliceToString(name.Release[:]), err
+	})
+)
 
 // seLinux is what the node and the driver's setting make of it.
 type seLinux struct {
@@ -85,10 +94,6 @@ var nodeObject = fact[NodeInfo]{API, "Node object", func(ctx context.Context, m 
 	return m.NodeInfo(ctx)
 }}
 
-var mostUserNamespaces = ofFile("most user namespaces", func(host.Roots) (string, error) {
-	return readText(procfs, "sys/user/max_user_namespaces")
-})
-
 // openFiles are the limits of this process.
 type openFiles struct {
 	Soft, Hard uint64
@@ -97,25 +102,20 @@ type openFiles struct {
 	Most  uint64
 }
 
-var openFileLimits = ofFile("limits of open files", func(host.Roots) (openFiles, error) {
+var openFileLimits = ofFile("limits of open files", func(host.Roots) (found openFiles, err error) {
 	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		return openFiles{}, fmt.Errorf("limit of open files: %w", err)
+	var capabilities [2]unix.CapUserData
+	err = errors.Join(
+		unix.Getrlimit(unix.RLIMIT_NOFILE, &limit),
+		unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &capabilities[0]),
+	)
+	text, readErr := readText(procfs, "sys/fs/nr_open")
+	if err = errors.Join(err, readErr); err != nil {
+		return found, fmt.Errorf("limit of open files: %w", err)
 	}
-	text, err := readText(procfs, "sys/fs/nr_open")
-	if err != nil {
-		return openFiles{}, err
-	}
-	most, err := strconv.ParseUint(text, 10, 64)
-	if err != nil {
-		return openFiles{}, fmt.Errorf("%s/sys/fs/nr_open: %w", procfs, err)
-	}
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	if err := unix.Capget(&header, &data[0]); err != nil {
-		return openFiles{}, fmt.Errorf("capabilities of this process: %w", err)
-	}
-	return openFiles{Soft: limit.Cur, Hard: limit.Max, Raise: data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0, Most: most}, nil
+	found = openFiles{Soft: limit.Cur, Hard: limit.Max, Raise: capabilities[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0}
+	found.Most, err = strconv.ParseUint(text, 10, 64)
+	return found, err
 })
 
 // specFolder is where the driver writes specs, if it can.
@@ -157,8 +157,7 @@ func placesOf(path string) fact[[]place] {
 			switch {
 			case err == nil:
 				places[i].Number = fmt.Sprintf("%d:%d", major, minor)
-			case errors.Is(err, fs.ErrNotExist), errors.Is(err, host.ErrNotCharDevice), i > 0:
-			default:
+			case i == 0 && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, host.ErrNotCharDevice):
 				return nil, err
 			}
 		}
@@ -173,13 +172,11 @@ func minorOf(g *gpu.GPU) fact[int] {
 // numbers are those of the nodes of MIG capabilities.
 type numbers struct{ Major, Monitor int64 }
 
-var capabilities = ofFile("numbers of MIG capabilities", func(roots host.Roots) (numbers, error) {
-	major, err := roots.CapabilityMajor()
-	if err != nil {
-		return numbers{}, err
+var capabilities = ofFile("numbers of MIG capabilities", func(roots host.Roots) (found numbers, err error) {
+	if found.Major, err = roots.CapabilityMajor(); err == nil {
+		found.Monitor, err = roots.MonitorCapability()
 	}
-	monitor, err := roots.MonitorCapability()
-	return numbers{major, monitor}, err
+	return found, err
 })
 
 // noClaim is the UID of no claim; specs of claims have those that the API server makes.
@@ -219,11 +216,9 @@ func programPath(name string) fact[string] {
 	})
 }
 
-// longestHelp is how much of a help text is kept.
-const longestHelp = 64 << 10
-
 // helpOf is what a program prints when it is asked for help, whatever its exit code.
 func helpOf(name string, args ...string) fact[string] {
+	const longest = 64 << 10 // is kept
 	return fact[string]{Command, name + " " + strings.Join(args, " "), func(ctx context.Context, m *machine) (string, error) {
 		program, err := m.Roots.Program(name)
 		if err != nil {
@@ -237,7 +232,7 @@ func helpOf(name string, args ...string) fact[string] {
 		if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
 			return "", fmt.Errorf("run %s: %w", name, err)
 		}
-		return string(out[:min(len(out), longestHelp)]), ctx.Err()
+		return string(out[:min(len(out), longest)]), ctx.Err()
 	}}
 }
 
@@ -247,30 +242,35 @@ var mpsSessions = fact[[]mps.Status]{Command, "sessions of the MPS supervisor", 
 }}
 
 // gpus are all of the node, as the driver discovers them.
-var gpus = fact[*gpu.Node]{NVML, "all GPUs", onNVML(func(ctx context.Context, hardware *nvml.Client) (*gpu.Node, error) {
-	return hardware.Discover(ctx)
-})}
+var gpus = fact[gpu.Node]{NVML, "all GPUs", func(ctx context.Context, m *machine) (gpu.Node, error) {
+	if err := m.hardware.Open(ctx); err != nil {
+		return gpu.Node{}, err
+	}
+	node, err := m.hardware.Discover(ctx)
+	if err != nil {
+		return gpu.Node{}, err
+	}
+	return *node, nil
+}}
 
 var (
-	gpuFacts = ofGPU("facts of GPU %s", func(ctx context.Context, hardware *nvml.Client, g *gpu.GPU) (nvml.Facts, error) {
-		return hardware.Facts(ctx, g.PCIAddress)
-	})
-	migState = ofGPU("MIG state of GPU %s", func(ctx context.Context, hardware *nvml.Client, g *gpu.GPU) (gpu.MIGState, error) {
-		return hardware.MIGState(ctx, g.PCIAddress)
-	})
-	computeMode = ofGPU("compute mode of GPU %s", func(ctx context.Context, hardware *nvml.Client, g *gpu.GPU) (gpu.ComputeMode, error) {
-		return hardware.ComputeMode(ctx, g.PCIAddress, g.UUID)
-	})
-	fabricPending = ofGPU("registration of GPU %s with the NVLink fabric", func(ctx context.Context, hardware *nvml.Client, g *gpu.GPU) (string, error) {
-		return hardware.FabricPending(ctx, g.PCIAddress)
-	})
-	listed = processesOf("processes of GPU %s")
+	gpuFacts      = ofGPU("facts of GPU %s", (*nvml.Client).Facts)
+	migState      = ofGPU("MIG state of GPU %s", (*nvml.Client).MIGState)
+	computeMode   = computeModeOf("compute mode of GPU %s")
+	fabricPending = ofGPU("registration of GPU %s with the NVLink fabric", (*nvml.Client).FabricPending)
+	listed        = processesOf("processes of GPU %s")
 )
+
+func computeModeOf(question string) gpuFact[gpu.ComputeMode] {
+	return ofGPU(question, func(c *nvml.Client, ctx context.Context, pciAddress string) (gpu.ComputeMode, error) {
+		return c.ComputeMode(ctx, pciAddress, "")
+	})
+}
 
 // processesOf are the processes that NVML lists, each once.
 func processesOf(question string) gpuFact[[]int] {
-	return ofGPU(question, func(ctx context.Context, hardware *nvml.Client, g *gpu.GPU) ([]int, error) {
-		processes, err := hardware.Processes(ctx, g.PCIAddress)
+	return ofGPU(question, func(c *nvml.Client, ctx context.Context, pciAddress string) ([]int, error) {
+		processes, err := c.Processes(ctx, pciAddress)
 		pids := []int{}
 		for _, p := range processes {
 			pids = append(pids, p.PID)
@@ -289,17 +289,15 @@ type nodeProcess struct {
 }
 
 // named finds out the names of processes. Those that have ended are left out.
-func named(pids []int) ([]nodeProcess, error) {
-	var found []nodeProcess
+func named(pids []int) (found []nodeProcess, err error) {
 	for _, pid := range pids {
 		name, err := readText(procfs, strconv.Itoa(pid), "comm")
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
+		switch {
+		case err == nil:
+			found = append(found, nodeProcess{PID: pid, Name: name})
+		case !errors.Is(err, fs.ErrNotExist):
 			return nil, err
 		}
-		found = append(found, nodeProcess{PID: pid, Name: name})
 	}
 	return found, nil
 }
@@ -347,15 +345,9 @@ func (m *machine) plugins(ctx context.Context) (pids []int) {
 // runs reports whether a process runs a program of the driver.
 func (m *machine) runs(pid int, name string) bool {
 	program, err := m.Roots.Program(name)
-	if err != nil {
-		return false
-	}
-	driver, err := os.Stat(filepath.Join(program.Root, program.Path))
-	if err != nil {
-		return false
-	}
-	running, err := os.Stat(filepath.Join(procfs, strconv.Itoa(pid), "exe"))
-	return err == nil && os.SameFile(driver, running)
+	driver, driverErr := os.Stat(filepath.Join(program.Root, program.Path))
+	running, runningErr := os.Stat(filepath.Join(procfs, strconv.Itoa(pid), "exe"))
+	return errors.Join(err, driverErr, runningErr) == nil && os.SameFile(driver, running)
 }
 
 // Latency is how long the slowest call of one function of NVML took.
@@ -375,9 +367,9 @@ type latencies struct {
 // asked: a transcript has the later ones, too.
 var latenciesSoFar = fact[latencies]{NVML, "latency so far", func(_ context.Context, m *machine) (latencies, error) {
 	found := latencies{Limit: m.CallLimit}
-	for function, times := range m.transcript.times(func(nvml.Call) bool { return true }) {
+	for function, times := range m.transcript.times(func(string, string, bool) bool { return true }) {
 		found.Functions = append(found.Functions, Latency{function, times[len(times)-1]})
 	}
-	slices.SortFunc(found.Functions, func(a, b Latency) int { return int(b.Longest - a.Longest) })
+	slices.SortFunc(found.Functions, func(a, b Latency) int { return cmp.Compare(b.Longest, a.Longest) })
 	return found, nil
 }}

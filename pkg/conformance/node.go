@@ -61,21 +61,18 @@ const defaultLimit = 10 * time.Second
 // Node is the node that checks ask about, this machine or the one of a transcript.
 type Node struct {
 	header Header
-	// machine is nil where a transcript is replayed. Then recorded has the answers.
+	// machine is nil where a transcript is replayed. Then recorded has the answers, in the order of asking.
 	machine    *machine
-	recorded   recording
+	recorded   map[string][]Entry
 	transcript *transcript
-	known      map[string]Entry // facts, by kind and question
+	known      map[string]Entry // facts
 
 	// gpu is the one that MPS or Intrusive works on. Where there is none, or no MPS on it,
 	// missing is what the checks of the part find.
 	gpu     *gpu.GPU
 	missing Finding
-	// changes is true where Intrusive has begun, and before what partA, the checks of
-	// ReadOnly, found then.
-	changes  bool
+	// before is what part A found when Intrusive began, nil until then.
 	before   []Result
-	partA    []Check
 	measured map[string]*measurements // by product
 }
 
@@ -112,21 +109,23 @@ func NewNode(o Options) *Node {
 	n.transcript.add(recorded)
 	queues := call.New(o.Limit / callsInLimit)
 	n.machine = &machine{
-		Options: o, transcript: n.transcript, daemon: newDaemon(o), reserved: newReservations(o.DataDir, queues),
+		Options: o, transcript: n.transcript, reserved: newReservations(o.DataDir, queues),
+		daemon:   &daemon{roots: o.Roots, folder: daemonFolder(o.WorkDir), probe: o.Probe},
 		hardware: nvml.New(nvml.Options{Roots: o.Roots, Calls: queues, Observe: n.transcript.observe}),
 	}
 	return n
 }
 
 func newNode(header Header) *Node {
-	return &Node{header: header, transcript: &transcript{}, known: map[string]Entry{}, measured: map[string]*measurements{}}
+	return &Node{
+		header: header, transcript: &transcript{}, recorded: map[string][]Entry{}, known: map[string]Entry{}, measured: map[string]*measurements{},
+	}
 }
 
 // Run runs the checks of all parts that the options name. ctx bounds it: what was not asked
 // by then is not testable.
 func Run(ctx context.Context, n *Node) *Report {
 	report := &Report{Header: n.header}
-	n.partA = Checks(ReadOnly)
 	for _, part := range n.header.Parts {
 		before := report.Summary
 		n.gpu, n.missing = nil, Finding{}
@@ -149,9 +148,11 @@ func (n *Node) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), endLimit)
 	defer cancel()
 	err := n.machine.daemon.close(ctx)
-	if n.changes {
+	if n.before != nil {
 		err = errors.Join(err, n.machine.undo(ctx))
 	}
 	n.machine.hardware.Close()
-	return errors.Join(err, n.transcript.failed())
+	n.transcript.mu.Lock()
+	defer n.transcript.mu.Unlock()
+	return errors.Join(err, n.transcript.err)
 }

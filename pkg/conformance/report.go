@@ -52,16 +52,9 @@ func (r *Report) run(ctx context.Context, n *Node, checks []Check) {
 // add appends a finding and counts it.
 func (r *Report) add(c *Check, f Finding) {
 	r.Results = append(r.Results, Result{Check: c.ID, Assumption: c.Assumption, Code: c.Code, Finding: f})
-	switch f.Verdict {
-	case Holds:
-		r.Summary.Holds++
-	case Differs:
-		r.Summary.Differs++
-	case Skipped:
-		r.Summary.Skipped++
-	default:
-		r.Summary.NotTestable++
-	}
+	s := &r.Summary
+	counts := map[Verdict]*int{Holds: &s.Holds, Differs: &s.Differs, NotTestable: &s.NotTestable, Skipped: &s.Skipped}
+	*counts[f.Verdict]++
 	r.unanswered = r.unanswered || f.unanswered
 }
 
@@ -101,19 +94,18 @@ func (r *Report) WriteJSON(out io.Writer) error {
 func (r *Report) WriteTable(out io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "node %s, %s, gpu-kubelet-plugin %s\n\n", r.Node, r.Time, r.Version)
-	groups, width := r.groups(), 0
-	for _, g := range groups {
-		width = max(width, len(g.Check))
+	width := 0
+	for _, result := range r.Results {
+		width = max(width, len(result.Check))
 	}
-	for _, g := range groups {
-		g.write(&b, width)
+	for _, same := range r.groups() {
+		same.write(&b, width)
 	}
 	fmt.Fprintf(&b, "\n%d hold, %d differ, %d not testable", r.Summary.Holds, r.Summary.Differs, r.Summary.NotTestable)
 	if r.Summary.Skipped > 0 {
 		fmt.Fprintf(&b, ", %d skipped", r.Summary.Skipped)
 	}
-	b.WriteString("\n")
-	if _, err := io.WriteString(out, b.String()); err != nil {
+	if _, err := fmt.Fprintln(out, b.String()); err != nil {
 		return fmt.Errorf("write the report: %w", err)
 	}
 	return nil
@@ -127,8 +119,7 @@ type group struct {
 }
 
 // groups are the results, where those of a check that say the same are one.
-func (r *Report) groups() []*group {
-	var groups []*group
+func (r *Report) groups() (groups []*group) {
 	for _, result := range r.Results {
 		subject := result.Subject
 		result.Subject = ""
@@ -144,18 +135,16 @@ func (r *Report) groups() []*group {
 	return groups
 }
 
-// fewSubjects fit into a line.
-const fewSubjects = 2
-
 func (g *group) write(b *strings.Builder, width int) {
+	const few = 2 // fit into a line
 	text := g.Observed
 	if g.Verdict == NotTestable || g.Verdict == Skipped {
 		text = g.Reason
 	}
-	all := strings.Join(g.subjects, ", ")
+	all, which := strings.Join(g.subjects, ", "), ""
 	switch {
-	case len(g.subjects) > fewSubjects:
-		text = fmt.Sprintf("%d x %s", len(g.subjects), text)
+	case len(g.subjects) > few:
+		text, which = fmt.Sprintf("%d x %s", len(g.subjects), text), all
 	case all != "":
 		text = all + ": " + text
 	}
@@ -163,18 +152,13 @@ func (g *group) write(b *strings.Builder, width int) {
 	if g.Verdict == Holds || g.Verdict == Skipped {
 		return
 	}
-	detail := func(label, text string) {
-		if text != "" {
-			fmt.Fprintf(b, "%14s%-9s %s\n", "", label+":", text)
+	so := ""
+	if g.Verdict == Differs {
+		so = g.Reason
+	}
+	for _, detail := range [][2]string{{"which", which}, {"assumed", g.Assumption}, {"expected", g.Expected}, {"so", so}, {"code", g.Code}} {
+		if detail[1] != "" {
+			fmt.Fprintf(b, "%14s%-9s %s\n", "", detail[0]+":", detail[1])
 		}
 	}
-	if len(g.subjects) > fewSubjects {
-		detail("which", all)
-	}
-	detail("assumed", g.Assumption)
-	detail("expected", g.Expected)
-	if g.Verdict == Differs {
-		detail("so", g.Reason)
-	}
-	detail("code", g.Code)
 }

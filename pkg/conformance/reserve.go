@@ -34,7 +34,7 @@ func newReservations(dataDir string, calls *call.Queues) *reservations {
 }
 
 // take waits for the locks of GPUs.
-func (r *reservations) take(ctx context.Context, pciAddresses ...string) error {
+func (r *reservations) take(ctx context.Context, pciAddresses []string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	locks, err := r.locks()
@@ -47,10 +47,11 @@ func (r *reservations) take(ctx context.Context, pciAddresses ...string) error {
 		if r.held[address] != nil {
 			continue
 		}
-		if r.held[address], err = locks.GPUs(ctx, []string{address}); err != nil {
-			delete(r.held, address)
+		release, err := locks.GPUs(ctx, []string{address})
+		if err != nil {
 			return err
 		}
+		r.held[address] = release
 	}
 	return nil
 }
@@ -65,108 +66,6 @@ func (r *reservations) release(pciAddress string) {
 	}
 }
 
-// reserve keeps the driver from preparing claims on a GPU, and on those of more, and returns the
-// claims that are prepared on the node; or why that is not possible, as the end of "GPU X".
-func (n *Node) reserve(ctx context.Context, g *gpu.GPU, more func(*machine) ([]string, error)) (claims []heldClaim, why string) {
-	_, err := ask(ctx, n, File, "lock GPU "+g.PCIAddress+" against claims", func(ctx context.Context, m *machine) (bool, error) {
-		addresses, err := more(m)
-		if err != nil {
-			return false, err
-		}
-		return true, m.reserved.take(ctx, append(addresses, g.PCIAddress)...)
-	})
-	if err != nil {
-		return nil, fmt.Sprintf("cannot be kept from claims: %v", err)
-	}
-	claims, err = preparedClaims(ctx, n)
-	if err != nil {
-		return nil, fmt.Sprintf("may have claims, which cannot be read: %v", err)
-	}
-	return claims, ""
-}
-
-// candidates returns the GPUs that may be worked on: the one that was asked for, or all; or why there is none.
-func (n *Node) candidates(ctx context.Context) (found []*gpu.GPU, missing string) {
-	node, err := gpus.answer(ctx, n)
-	if err != nil {
-		return nil, fmt.Sprintf("the GPUs cannot be read: %v", err)
-	}
-	for i := range node.GPUs {
-		if g := &node.GPUs[i]; n.header.GPU == "" || n.header.GPU == g.UUID {
-			found = append(found, g)
-		}
-	}
-	if len(found) == 0 {
-		missing = "there is no GPU " + n.header.GPU
-	}
-	return found, missing
-}
-
-// chooseGPU returns a GPU that nobody uses, that is in compute mode DEFAULT and not in MIG
-// mode, or why there is none. It keeps claims off it.
-func (n *Node) chooseGPU(ctx context.Context) (*gpu.GPU, string) {
-	_, err := onDaemon(ctx, n, Daemon, "end what an earlier run left", func(ctx context.Context, d *daemon) (bool, error) { return true, d.sweep(ctx) })
-	if err != nil {
-		return nil, err.Error()
-	}
-	candidates, missing := n.candidates(ctx)
-	if missing != "" {
-		return nil, missing
-	}
-	var reasons []string
-	for _, g := range candidates {
-		why := n.reserveUnused(ctx, g)
-		if why == "" {
-			return g, ""
-		}
-		reasons = append(reasons, g.PCIAddress+" "+why)
-	}
-	return nil, "no GPU is free for it: " + strings.Join(reasons, "; ")
-}
-
-// reserveUnused keeps claims off a GPU, unless that cannot be used; then it returns why.
-func (n *Node) reserveUnused(ctx context.Context, g *gpu.GPU) string {
-	claims, why := n.reserve(ctx, g, func(*machine) ([]string, error) { return nil, nil })
-	if why != "" {
-		return why
-	}
-	if why = claimed(claims, g.PCIAddress); why == "" && inMIG(g) {
-		why = "is in MIG mode"
-	}
-	if why == "" {
-		why = n.inUse(ctx, g, listedBefore)
-	}
-	if why != "" && n.machine != nil {
-		n.machine.reserved.release(g.PCIAddress)
-	}
-	return why
-}
-
-// inUse returns why a GPU must be left alone, as the end of "GPU X", by the processes that NVML
-// lists and what part A has read.
-func (n *Node) inUse(ctx context.Context, g *gpu.GPU, processes gpuFact[[]int]) string {
-	pids, err := processes(g).answer(ctx, n)
-	var state gpu.MIGState
-	if err == nil && hasMIG(*g) {
-		state, err = migState(g).answer(ctx, n)
-	}
-	mode := gpu.ComputeDefault
-	if err == nil && !inMIG(g) {
-		mode, err = computeMode(g).answer(ctx, n)
-	}
-	switch {
-	case err != nil:
-		return fmt.Sprintf("cannot be read: %v", err)
-	case len(pids) > 0:
-		return fmt.Sprintf("is used by %d processes", len(pids))
-	case len(state.Instances) > 0:
-		return fmt.Sprintf("has %d GPU instances", len(state.Instances))
-	case mode != gpu.ComputeDefault:
-		return fmt.Sprintf("is in compute mode %s", mode)
-	}
-	return ""
-}
-
 // heldClaim is a claim that the driver has prepared on the node.
 type heldClaim struct {
 	Claim string `json:"claim"`
@@ -176,10 +75,17 @@ type heldClaim struct {
 	Unreadable bool `json:"unreadable,omitempty"`
 }
 
-// preparedClaims returns the claims that are prepared on the node. What is said of a GPU stays
-// true while this process has its lock.
-func preparedClaims(ctx context.Context, n *Node) ([]heldClaim, error) {
-	return ask(ctx, n, File, "prepared claims", func(_ context.Context, m *machine) ([]heldClaim, error) {
+// preparedClaims keeps the driver from preparing claims on GPUs, and returns the claims that are prepared on the node.
+// What is said of such a GPU stays true while this process has its lock.
+func preparedClaims(l *look, gpus func(*machine) ([]string, error)) []heldClaim {
+	return do(l, File, "prepared claims", func(ctx context.Context, m *machine) ([]heldClaim, error) {
+		addresses, err := gpus(m)
+		if err == nil {
+			err = m.reserved.take(ctx, addresses)
+		}
+		if err != nil {
+			return nil, err
+		}
 		boot, err := m.Roots.BootID()
 		if err != nil {
 			return nil, err
@@ -193,18 +99,11 @@ func preparedClaims(ctx context.Context, n *Node) ([]heldClaim, error) {
 	})
 }
 
-// heldClaims leaves out claims of an earlier boot, of which nothing is on the hardware.
+// heldClaims leaves out claims of an earlier boot, of which nothing is on the hardware, and GPUs that a claim only looks at.
 func heldClaims(all *record.Snapshot) []heldClaim {
 	held := []heldClaim{}
 	for _, r := range all.Records {
-		one := heldClaim{Claim: r.Claim.String()}
-		for i := range r.Devices {
-			// Who has admin access takes nothing from others.
-			if d := &r.Devices[i]; !d.Admin && !slices.Contains(one.GPUs, d.PCIAddress) {
-				one.GPUs = append(one.GPUs, d.PCIAddress)
-			}
-		}
-		held = append(held, one)
+		held = append(held, heldClaim{Claim: r.Claim.String(), GPUs: slices.DeleteFunc(r.GPUs(), r.OnlyLooks)})
 	}
 	for _, file := range all.Guards {
 		held = append(held, heldClaim{Claim: string(file.Claim.UID), GPUs: file.GPUs, Unreadable: true})
@@ -222,6 +121,78 @@ func claimed(claims []heldClaim, pciAddress string) string {
 		case !c.Unreadable && slices.Contains(c.GPUs, pciAddress):
 			return "has a device that is prepared for claim " + c.Claim
 		}
+	}
+	return ""
+}
+
+// candidates returns the GPUs that may be worked on: the one that was asked for, or all; or why there is none.
+func (l *look) candidates() (found []*gpu.GPU, missing string) {
+	node, err := gpus.try(l)
+	if err != nil {
+		return nil, fmt.Sprintf("the GPUs cannot be read: %v", err)
+	}
+	for i := range node.GPUs {
+		if g := &node.GPUs[i]; l.header.GPU == "" || l.header.GPU == g.UUID {
+			found = append(found, g)
+		}
+	}
+	if len(found) == 0 {
+		missing = "there is no GPU " + l.header.GPU
+	}
+	return found, missing
+}
+
+// chooseGPU returns a GPU that nobody uses, that is in compute mode DEFAULT and not in MIG
+// mode, or why there is none. It keeps claims off it.
+func (l *look) chooseGPU() (*gpu.GPU, string) {
+	candidates, missing := l.candidates()
+	if missing != "" {
+		return nil, missing
+	}
+	var reasons []string
+	for _, g := range candidates {
+		asking := l.anew()
+		claims := preparedClaims(asking, func(*machine) ([]string, error) { return []string{g.PCIAddress}, nil })
+		why := claimed(claims, g.PCIAddress)
+		switch {
+		case asking.err != nil:
+			why = fmt.Sprintf("cannot be kept from claims: %v", asking.err)
+		case why == "" && inMIG(g):
+			why = "is in MIG mode"
+		case why == "":
+			why = l.inUse(g, listedBefore)
+		}
+		if why == "" {
+			return g, ""
+		}
+		reasons = append(reasons, g.PCIAddress+" "+why)
+		if l.machine != nil {
+			l.machine.reserved.release(g.PCIAddress)
+		}
+	}
+	return nil, "no GPU is free for it: " + strings.Join(reasons, "; ")
+}
+
+// inUse returns why a GPU must be left alone, as the end of "GPU X", by the processes that NVML
+// lists and what part A has read.
+func (l *look) inUse(g *gpu.GPU, processes gpuFact[[]int]) string {
+	asking, mode, state := l.anew(), gpu.ComputeDefault, gpu.MIGState{}
+	pids := processes(g).of(asking)
+	if hasMIG(*g) {
+		state = migState(g).of(asking)
+	}
+	if !inMIG(g) {
+		mode = computeMode(g).of(asking)
+	}
+	switch {
+	case asking.err != nil:
+		return fmt.Sprintf("cannot be read: %v", asking.err)
+	case len(pids) > 0:
+		return fmt.Sprintf("is used by %d processes", len(pids))
+	case len(state.Instances) > 0:
+		return fmt.Sprintf("has %d GPU instances", len(state.Instances))
+	case mode != gpu.ComputeDefault:
+		return fmt.Sprintf("is in compute mode %s", mode)
 	}
 	return ""
 }

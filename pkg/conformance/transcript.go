@@ -10,11 +10,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
 )
 
@@ -37,6 +39,30 @@ type Header struct {
 	Skip []string `json:"skip,omitempty"`
 }
 
+// Kind is what a question is put to.
+type Kind string
+
+// Values of Kind.
+const (
+	// File is for the node's file systems.
+	File Kind = "file"
+	// Command is for the driver's programs.
+	Command Kind = "command"
+	// NVML is for NVIDIA's management library, through package nvml.
+	NVML Kind = "nvml"
+	// API is for the API server.
+	API Kind = "api"
+	// Daemon is for MPS: its control daemon, its server, their files.
+	Daemon Kind = "mps"
+	// Client is for a CUDA program that is a client of MPS.
+	Client Kind = "mps client"
+	// Change is for what changes the GPU.
+	Change Kind = "change"
+	// Call is one call into NVML. No check asks these: they are in the transcript beside
+	// the answers that were made of them.
+	Call Kind = "nvml call"
+)
+
 // Entry is one line of a transcript: a question with its answer, or a call into NVML.
 type Entry struct {
 	Kind     Kind            `json:"kind"`
@@ -47,13 +73,73 @@ type Entry struct {
 	Took string `json:"took"`
 }
 
+func newEntry(kind Kind, question string, answer any, err error, took time.Duration) Entry {
+	entry := Entry{Kind: kind, Question: question, Took: took.Round(time.Microsecond).String()}
+	if err == nil {
+		entry.Answer, err = json.Marshal(answer)
+	}
+	entry.Failure = failure(err)
+	return entry
+}
+
+// key finds the entries about a question.
+func (e *Entry) key() string { return string(e.Kind) + ": " + e.Question }
+
+// ErrNoAnswer says that the node did not answer a question in time.
+var ErrNoAnswer = errors.New("no answer")
+
+// Failure is an error as a transcript has it.
+type Failure struct {
+	Text string `json:"text"`
+	// Is names the error that checks may look for.
+	Is string `json:"is,omitempty"`
+}
+
+// reasons are the errors that checks tell apart. The first that fits counts.
+var reasons = []struct {
+	name string
+	err  error
+}{
+	{"no answer", ErrNoAnswer},
+	{"does not exist", fs.ErrNotExist},
+	{"permission denied", fs.ErrPermission},
+	{"not supported", gpu.ErrNotSupported},
+}
+
+// failure keeps of an error its text and what checks tell apart.
+func failure(err error) *Failure {
+	if err == nil {
+		return nil
+	}
+	f := &Failure{Text: err.Error()}
+	for _, r := range reasons {
+		if f.Is == "" && errors.Is(err, r.err) {
+			f.Is = r.name
+		}
+	}
+	return f
+}
+
+func (f *Failure) Error() string { return f.Text }
+
+// Unwrap returns the error that Is names.
+func (f *Failure) Unwrap() error {
+	for _, r := range reasons {
+		if r.name == f.Is {
+			return r.err
+		}
+	}
+	return nil
+}
+
 // transcript writes entries as lines, each as soon as it is known: what hangs the node
 // leaves a transcript of all that was before.
 type transcript struct {
-	mu    sync.Mutex
-	out   io.Writer // nil where none is wanted
+	mu  sync.Mutex
+	out io.Writer // nil where none is wanted
+	// err is the first error. A run goes on after it: what was changed has to be undone.
 	err   error
-	calls []nvml.Call // into NVML so far; from a transcript they are without answers
+	calls []Entry // into NVML so far
 }
 
 func (t *transcript) add(line any) {
@@ -64,12 +150,8 @@ func (t *transcript) add(line any) {
 	}
 }
 
-// failed returns the first error. A run goes on after it: what was changed has to be undone.
-func (t *transcript) failed() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.err
-}
+// ofGPUWord is between a function of NVML and the GPU that a call was about.
+const ofGPUWord = " of GPU "
 
 // observe notes a call into NVML.
 func (t *transcript) observe(_ context.Context, c nvml.Call) {
@@ -77,47 +159,28 @@ func (t *transcript) observe(_ context.Context, c nvml.Call) {
 	if c.PCIAddress != "" {
 		question += ofGPUWord + c.PCIAddress
 	}
-	entry := Entry{Kind: Call, Question: question, Took: c.Took.Round(time.Microsecond).String(), Failure: failure(c.Err)}
-	if c.Err == nil {
-		entry.Answer, _ = json.Marshal(c.Answer) // nobody reads it back
-	}
+	entry := newEntry(Call, question, c.Answer, c.Err, c.Took)
 	t.add(entry)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.calls = append(t.calls, c)
+	t.calls = append(t.calls, entry)
 }
 
 // times returns how long the calls of each function took, in order, of those that matter.
-func (t *transcript) times(matters func(nvml.Call) bool) map[string][]time.Duration {
+func (t *transcript) times(matters func(function, pciAddress string, failed bool) bool) map[string][]time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	took := map[string][]time.Duration{}
+	times := map[string][]time.Duration{}
 	for _, call := range t.calls {
-		if matters(call) {
-			took[call.Function] = append(took[call.Function], call.Took)
+		function, pciAddress, _ := strings.Cut(call.Question, ofGPUWord)
+		if took, err := time.ParseDuration(call.Took); err == nil && matters(function, pciAddress, call.Failure != nil) {
+			times[function] = append(times[function], took)
 		}
 	}
-	for _, times := range took {
-		slices.Sort(times)
+	for _, took := range times {
+		slices.Sort(took)
 	}
-	return took
-}
-
-// recording are the answers of a transcript, by kind and question, in the order of asking.
-type recording map[string][]Entry
-
-func key(kind Kind, question string) string { return string(kind) + ": " + question }
-
-// answer takes what is missing for not answered: checks ask more than they did when the
-// transcript was made.
-func (r recording) answer(kind Kind, question string) Entry {
-	k := key(kind, question)
-	if len(r[k]) == 0 {
-		return Entry{Kind: kind, Question: question, Failure: failure(fmt.Errorf("%w: the transcript does not have %s", ErrNoAnswer, k))}
-	}
-	entry := r[k][0]
-	r[k] = r[k][1:]
-	return entry
+	return times
 }
 
 // Replay returns the node that a transcript is about. The last line may be cut off.
@@ -132,38 +195,31 @@ func Replay(in io.Reader) (*Node, error) {
 	}
 	header.Transcript = 0
 	n := newNode(header)
-	n.recorded = recording{}
 	for line := 2; ; line++ {
 		var entry Entry
-		err := lines.Decode(&entry)
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		switch err := lines.Decode(&entry); {
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 			return n, nil
-		}
-		var call nvml.Call
-		if err == nil && entry.Kind == Call {
-			call, err = entry.call()
-		}
-		switch k := key(entry.Kind, entry.Question); {
 		case err != nil:
 			return nil, fmt.Errorf("read line %d of the transcript: %w", line, err)
 		case entry.Kind == Call:
-			n.transcript.calls = append(n.transcript.calls, call)
+			n.transcript.calls = append(n.transcript.calls, entry)
 		default:
-			n.recorded[k] = append(n.recorded[k], entry)
+			n.recorded[entry.key()] = append(n.recorded[entry.key()], entry)
 		}
 	}
 }
 
-// ofGPUWord is between a function of NVML and the GPU that a call was about.
-const ofGPUWord = " of GPU "
-
-// call is the call into NVML that an entry is about.
-func (e *Entry) call() (nvml.Call, error) {
-	function, pciAddress, _ := strings.Cut(e.Question, ofGPUWord)
-	took, err := time.ParseDuration(e.Took)
-	c := nvml.Call{Function: function, PCIAddress: pciAddress, Took: took}
-	if e.Failure != nil {
-		c.Err = e.Failure
+// replay answers a question from the transcript, in the order of asking. What is missing counts as
+// not answered: checks ask more than they did when the transcript was made.
+func (n *Node) replay(kind Kind, question string) Entry {
+	entry := Entry{Kind: kind, Question: question}
+	key := entry.key()
+	if len(n.recorded[key]) == 0 {
+		entry.Failure = failure(fmt.Errorf("%w: the transcript does not have %s", ErrNoAnswer, key))
+		return entry
 	}
-	return c, err
+	entry = n.recorded[key][0]
+	n.recorded[key] = n.recorded[key][1:]
+	return entry
 }
