@@ -4,11 +4,11 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -73,62 +73,21 @@ func mountAll(o probe.Options) error {
 	return nil
 }
 
-// plain are the nodes that programs need besides NVIDIA's.
-var plain = []string{"null", "zero", "full", "random", "urandom"}
-
-// replaceNodes makes a /dev with the NVIDIA nodes of another one. In a user namespace no
-// node can be made, so they are bound.
+// replaceNodes makes a /dev with links to all that is in another one, and an empty /dev/shm. In a user namespace no node can
+// be made.
 func replaceNodes(from string) error {
-	paths := map[string]string{} // by where they go
-	for _, node := range plain {
-		paths[node] = filepath.Join("/dev", node)
-	}
-	for _, pattern := range []string{"nvidia*", "nvidia-caps/*"} {
-		found, err := filepath.Glob(filepath.Join(from, pattern))
-		if err != nil {
-			return err
-		}
-		for _, path := range found {
-			if info, err := os.Stat(path); err == nil && info.Mode()&os.ModeCharDevice != 0 {
-				paths[strings.TrimPrefix(path, from)] = path
-			}
-		}
-	}
-	nodes := map[string]*os.File{} // open, since /dev is going to be hidden
-	for to, path := range paths {
-		node, err := os.OpenFile(path, unix.O_PATH, 0)
-		if err != nil {
-			return err
-		}
-		nodes[to] = node
+	nodes, err := os.ReadDir(from)
+	if err != nil {
+		return err
 	}
 	if err := unix.Mount(name, "/dev", "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=755"); err != nil {
 		return fmt.Errorf("mount a tmpfs on /dev: %w", err)
 	}
-	for _, folder := range []string{"/dev/shm", "/dev/nvidia-caps"} {
-		if err := os.Mkdir(folder, 0o755); err != nil {
-			return fmt.Errorf("make %s: %w", folder, err)
+	err = errors.Join(os.Mkdir("/dev/shm", 0o755), os.Chmod("/dev/shm", 0o777|os.ModeSticky)) // past the umask
+	for _, node := range nodes {
+		if node.Name() != "shm" {
+			err = errors.Join(err, os.Symlink(filepath.Join(from, node.Name()), filepath.Join("/dev", node.Name())))
 		}
 	}
-	for path, node := range nodes {
-		if err := bindNode(node, filepath.Join("/dev", path)); err != nil {
-			return err
-		}
-	}
-	return os.Chmod("/dev/shm", 0o777|os.ModeSticky)
-}
-
-// bindNode makes a file for the node to be bound to.
-func bindNode(node *os.File, to string) error {
-	file, err := os.OpenFile(to, os.O_CREATE, 0o644)
-	if err == nil {
-		err = file.Close()
-	}
-	if err == nil {
-		err = unix.Mount(fmt.Sprintf("/proc/self/fd/%d", node.Fd()), to, "", unix.MS_BIND, "")
-	}
-	if err != nil {
-		return fmt.Errorf("bind a node to %s: %w", to, err)
-	}
-	return nil
+	return err
 }

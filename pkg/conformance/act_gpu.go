@@ -35,8 +35,8 @@ type undo struct {
 	Dynamic bool `json:"dynamic"`
 	// Partition is where one is or was made.
 	Partition *partition.Address `json:"partition,omitempty"`
-	// Pod is what may run with the device.
-	Pod *podLeft `json:"pod,omitempty"`
+	// Runtime is the socket of that which may run a pod with the device.
+	Runtime string `json:"runtime,omitempty"`
 }
 
 // undoOf describes how the GPU is, with a partition that is going to be made.
@@ -107,8 +107,8 @@ func (m *machine) undo(ctx context.Context) error {
 	if u == nil || err != nil {
 		return err
 	}
-	if u.Pod != nil {
-		if err := m.removePod(ctx, u.Pod); err != nil {
+	if u.Runtime != "" {
+		if err := m.removePod(ctx, u.Runtime); err != nil {
 			return fmt.Errorf("remove the pod with a device of GPU %s (%s): %w", u.PCIAddress, m.undoFile(), err)
 		}
 	}

@@ -94,10 +94,6 @@ const attempts = 5
 
 // runPod runs cuda-probe in a pod with a device, which u says how to remove.
 func (m *machine) runPod(ctx context.Context, runtime containerRuntime, g *gpu.GPU, u *undo) (seen inPod, err error) {
-	u.Pod = &podLeft{Socket: runtime.Socket, CDIDir: m.CDIDir}
-	if err := m.writeUndo(u); err != nil {
-		return seen, err
-	}
 	uuid, device, err := m.podDevice(ctx, g, u)
 	if err != nil {
 		return seen, err
@@ -111,34 +107,25 @@ func (m *machine) runPod(ctx context.Context, runtime containerRuntime, g *gpu.G
 		return seen, err
 	}
 	defer func() { _ = client.Close() }()
-	var events []probe.Event
+	seen = inPod{UUID: uuid, Outcome: "ends without saying how"}
 	for range attempts {
 		var output string
 		output, err = client.Run(ctx, program)
-		events = probe.Read(strings.NewReader(output))
-		if hasEnded(events) {
-			err = nil // what comes after that changes nothing
+		events := probe.Read(strings.NewReader(output))
+		if _, done := probe.Find(events, probe.Done); done || said(events) != "" {
+			seen.Outcome, err = outcome(events, nil), nil // what comes after that changes nothing
+		}
+		seen.Devices = nil
+		for _, e := range events {
+			if e.Kind == probe.Device {
+				seen.Devices = append(seen.Devices, e.UUID)
+			}
 		}
 		if !errors.Is(err, cri.ErrEnded) {
 			break
 		}
 	}
-	seen = inPod{UUID: uuid, Outcome: outcome(events, nil)}
-	if !hasEnded(events) {
-		seen.Outcome = "ends without saying how"
-	}
-	for _, e := range events {
-		if e.Kind == probe.Device {
-			seen.Devices = append(seen.Devices, e.UUID)
-		}
-	}
 	return seen, err
-}
-
-// hasEnded reports whether a program said how it ended.
-func hasEnded(events []probe.Event) bool {
-	_, done := probe.Find(events, probe.Done)
-	return done || said(events) != ""
 }
 
 // podDevice makes the partition, or takes the whole GPU, and returns its UUID and what a
@@ -160,21 +147,21 @@ func (m *machine) podDevice(ctx context.Context, g *gpu.GPU, u *undo) (string, c
 
 // podProgram writes the CDI spec, as the driver does for a claim, and returns the program
 // that gets the device.
-func (m *machine) podProgram(ctx context.Context, runtime containerRuntime, device cdi.Device) (cri.Program, error) {
+func (m *machine) podProgram(ctx context.Context, runtime containerRuntime, device cdi.Device) (program cri.Program, err error) {
 	hook, err := m.Hook()
 	if err != nil {
-		return cri.Program{}, fmt.Errorf("install the hook of CDI specs: %w", err)
+		return program, fmt.Errorf("install the hook of CDI specs: %w", err)
 	}
 	specs, err := cdi.New(cdi.Options{Root: m.CDIDir, Roots: m.Roots, HookPath: hook})
 	if err != nil {
-		return cri.Program{}, err
+		return program, err
 	}
 	names, err := specs.Write(ctx, cdi.Conformance, []cdi.Device{device})
 	if err != nil {
-		return cri.Program{}, err
+		return program, err
 	}
 	if err := os.MkdirAll(m.podLogs(), 0o750); err != nil {
-		return cri.Program{}, fmt.Errorf("make a folder for the container's output: %w", err)
+		return program, fmt.Errorf("make a folder for the container's output: %w", err)
 	}
 	options := probe.Options{Library: "libcuda.so.1", Allocate: 64 * mib}
 	return cri.Program{
@@ -186,15 +173,9 @@ func (m *machine) podProgram(ctx context.Context, runtime containerRuntime, devi
 // podLogs is a folder that has the same path on the host.
 func (m *machine) podLogs() string { return filepath.Join(m.DataDir, "conformance", "pod") }
 
-// podLeft is what there is to remove of a pod.
-type podLeft struct {
-	Socket string `json:"socket"`
-	CDIDir string `json:"cdiDir"`
-}
-
-// removePod removes what there is of a pod, its spec and its output.
-func (m *machine) removePod(ctx context.Context, left *podLeft) error {
-	client, err := cri.Connect(left.Socket)
+// removePod removes what a runtime has of a pod, its spec and its output.
+func (m *machine) removePod(ctx context.Context, socket string) error {
+	client, err := cri.Connect(socket)
 	if err != nil {
 		return err
 	}
@@ -202,12 +183,9 @@ func (m *machine) removePod(ctx context.Context, left *podLeft) error {
 	if err := client.RemoveAll(ctx); err != nil {
 		return err
 	}
-	specs, err := cdi.New(cdi.Options{Root: left.CDIDir, Roots: m.Roots})
+	specs, err := cdi.New(cdi.Options{Root: m.CDIDir, Roots: m.Roots})
 	if err != nil {
 		return err
 	}
-	if err := specs.Remove(cdi.Conformance); err != nil {
-		return err
-	}
-	return host.RemoveTree(ctx, m.podLogs())
+	return errors.Join(specs.Remove(cdi.Conformance), host.RemoveTree(ctx, m.podLogs()))
 }

@@ -244,6 +244,7 @@ func checkPod(l *look, g *gpu.GPU) Finding {
 		smallest, at := smallestPartition(g)
 		subject, u = smallest.Name, undoOf(g, &at)
 	}
+	u.Runtime = runtime.Socket
 	got := change(l, "a container with a device of the GPU", u, func(ctx context.Context, m *machine) (inPod, error) {
 		return m.runPod(ctx, runtime, g, u)
 	})

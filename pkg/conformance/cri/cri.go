@@ -32,14 +32,12 @@ import (
 // ErrEnded means that somebody else has ended the pod, as the kubelet does.
 var ErrEnded = errors.New("the pod was ended by somebody else")
 
-// label is that of the pods that Run makes.
-const label = "partage.dev/conformance"
-
-// podName is the name and the namespace of these pods.
-const podName = "partage-conformance"
-
-// Labels of the kubelet, by which it finds its pods and names them.
 const (
+	// label is that of the pods that Run makes, and podName their name and namespace.
+	label   = "partage.dev/conformance"
+	podName = "partage-conformance"
+
+	// Labels of the kubelet, by which it finds its pods and names them.
 	labelPodName   = "io.kubernetes.pod.name"
 	labelNamespace = "io.kubernetes.pod.namespace"
 	labelPodUID    = "io.kubernetes.pod.uid"
@@ -85,13 +83,13 @@ func (c *Client) ImageOf(ctx context.Context, id, podUID string) (string, error)
 	if err != nil {
 		return "", fmt.Errorf("containers of the node: %w", err)
 	}
-	found := all.GetContainers()
-	i := slices.IndexFunc(found, func(c *runtimeapi.Container) bool { return id != "" && c.GetId() == id })
-	if i < 0 {
-		i = slices.IndexFunc(found, func(c *runtimeapi.Container) bool { return podUID != "" && c.GetLabels()[labelPodUID] == podUID })
-	}
-	if i >= 0 {
-		return found[i].GetImage().GetImage(), nil
+	for _, isOwn := range []func(*runtimeapi.Container) bool{
+		func(c *runtimeapi.Container) bool { return id != "" && c.GetId() == id },
+		func(c *runtimeapi.Container) bool { return podUID != "" && c.GetLabels()[labelPodUID] == podUID },
+	} {
+		if i := slices.IndexFunc(all.GetContainers(), isOwn); i >= 0 {
+			return all.GetContainers()[i].GetImage().GetImage(), nil
+		}
 	}
 	return "", fmt.Errorf("the runtime has no container with ID %q and none of a pod with UID %q", id, podUID)
 }
@@ -133,7 +131,8 @@ type Program struct {
 	LogDir string
 }
 
-// Run runs a program to its end in a pod of its own, and returns its standard output. Nothing of the pod stays, unless ctx ends or the runtime fails: see RemoveAll.
+// Run runs a program to its end in a pod of its own, and returns its standard output. Nothing of the pod stays, unless ctx ends or
+// the runtime fails: see RemoveAll.
 func (c *Client) Run(ctx context.Context, p Program) (output string, err error) {
 	uid := string(uuid.NewUUID())
 	sandbox := &runtimeapi.PodSandboxConfig{
@@ -141,9 +140,8 @@ func (c *Client) Run(ctx context.Context, p Program) (output string, err error) 
 		Labels:       map[string]string{label: "true", labelPodName: podName, labelNamespace: podName, labelPodUID: uid},
 		LogDirectory: p.LogDir,
 		Linux: &runtimeapi.LinuxPodSandboxConfig{
-			CgroupParent: p.CgroupParent,
-			// With the node's network it needs no network plugin.
-			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: namespaces()},
+			CgroupParent:    p.CgroupParent,
+			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: namespaces},
 		},
 	}
 	made, err := c.runtime.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: sandbox})
@@ -153,38 +151,35 @@ func (c *Client) Run(ctx context.Context, p Program) (output string, err error) 
 	id := made.GetPodSandboxId()
 	output, code, err := c.runIn(ctx, id, sandbox, p)
 	// The kubelet kills containers before it stops their pod.
-	killed := code == signalled+int(unix.SIGKILL) || code == signalled+int(unix.SIGTERM)
-	if (killed || !c.ready(ctx, id)) && ctx.Err() == nil {
+	const signalled = 128 // is added to the number of a signal
+	killed := code == signalled+int32(unix.SIGKILL) || code == signalled+int32(unix.SIGTERM)
+	pod, statusErr := c.runtime.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
+	ended := statusErr != nil || pod.GetStatus().GetState() != runtimeapi.PodSandboxState_SANDBOX_READY
+	if (killed || ended) && ctx.Err() == nil {
 		err = errors.Join(ErrEnded, err)
 	}
 	return output, errors.Join(err, c.remove(ctx, id))
 }
 
-// signalled is added to the number of a signal to make the exit code of what it has ended.
-const signalled = 128
-
-func namespaces() *runtimeapi.NamespaceOption {
-	return &runtimeapi.NamespaceOption{
-		Network: runtimeapi.NamespaceMode_NODE, Pid: runtimeapi.NamespaceMode_CONTAINER, Ipc: runtimeapi.NamespaceMode_POD,
-	}
+// namespaces have the node's network, which needs no network plugin.
+var namespaces = &runtimeapi.NamespaceOption{
+	Network: runtimeapi.NamespaceMode_NODE, Pid: runtimeapi.NamespaceMode_CONTAINER, Ipc: runtimeapi.NamespaceMode_POD,
 }
 
-const containerName = "program"
-
-func (c *Client) runIn(ctx context.Context, sandboxID string, sandbox *runtimeapi.PodSandboxConfig, p Program) (string, int, error) {
+// runIn runs the program in a container of the pod. It returns its exit code, too.
+func (c *Client) runIn(ctx context.Context, sandboxID string, sandbox *runtimeapi.PodSandboxConfig, p Program) (string, int32, error) {
+	const name = "program"
 	labels := maps.Clone(sandbox.GetLabels())
-	labels[labelContainer] = containerName
-	// A log of its own: a runtime appends to one that there is.
-	logName := sandbox.GetMetadata().GetUid() + ".log"
+	labels[labelContainer] = name
 	config := &runtimeapi.ContainerConfig{
-		Metadata: &runtimeapi.ContainerMetadata{Name: containerName},
+		Metadata: &runtimeapi.ContainerMetadata{Name: name},
 		Image:    &runtimeapi.ImageSpec{Image: p.Image},
 		Command:  p.Command,
 		Labels:   labels,
-		LogPath:  logName,
+		LogPath:  sandbox.GetMetadata().GetUid() + ".log", // of its own: a runtime appends to one that there is
 		Linux: &runtimeapi.LinuxContainerConfig{
 			Resources:       &runtimeapi.LinuxContainerResources{},
-			SecurityContext: &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: namespaces()},
+			SecurityContext: &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: namespaces},
 		},
 	}
 	for _, name := range p.CDIDevices {
@@ -198,28 +193,19 @@ func (c *Client) runIn(ctx context.Context, sandboxID string, sandbox *runtimeap
 	if _, err := c.runtime.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: id}); err != nil {
 		return "", 0, fmt.Errorf("start the container: %w", err)
 	}
-	code, err := c.exitCode(ctx, id)
-	if err != nil {
+	var code int32
+	if err := wait.Until(ctx, func() (bool, error) {
+		s, err := c.runtime.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id})
+		code = s.GetStatus().GetExitCode()
+		return s.GetStatus().GetState() == runtimeapi.ContainerState_CONTAINER_EXITED, err
+	}); err != nil {
 		return "", 0, fmt.Errorf("wait for the container: %w", err)
 	}
-	log, err := os.ReadFile(filepath.Join(p.LogDir, logName))
+	log, err := os.ReadFile(filepath.Join(p.LogDir, config.GetLogPath()))
 	if err != nil {
 		return "", code, fmt.Errorf("output of the container: %w", err)
 	}
 	return standardOutput(string(log)), code, nil
-}
-
-// exitCode waits for the end of a container.
-func (c *Client) exitCode(ctx context.Context, id string) (code int, err error) {
-	err = wait.Until(ctx, func() (bool, error) {
-		s, err := c.runtime.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id})
-		if err != nil {
-			return false, err
-		}
-		code = int(s.GetStatus().GetExitCode())
-		return s.GetStatus().GetState() == runtimeapi.ContainerState_CONTAINER_EXITED, nil
-	})
-	return code, err
 }
 
 // standardOutput takes a program's out of the log of a container, whose lines are
@@ -237,12 +223,6 @@ func standardOutput(log string) string {
 		}
 	}
 	return out.String()
-}
-
-// ready reports whether a pod is as it was made.
-func (c *Client) ready(ctx context.Context, id string) bool {
-	s, err := c.runtime.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
-	return err == nil && s.GetStatus().GetState() == runtimeapi.PodSandboxState_SANDBOX_READY
 }
 
 // RemoveAll removes the pods that Run has left, also of another process. Anybody can give a pod

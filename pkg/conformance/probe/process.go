@@ -57,18 +57,20 @@ func (p Program) Start(ctx context.Context, o Options) (*Process, error) {
 		cmd.SysProcAttr.GidMappingsEnableSetgroups = true
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 0, Gid: 0} // in the namespace
 	}
-	run := &Process{cmd: cmd, events: make(chan Event, 1)}
-	cmd.Stderr = &run.stderr
-	stdin, err := cmd.StdinPipe()
-	stdout, outErr := cmd.StdoutPipe()
-	if err = errors.Join(err, outErr); err == nil {
+	stdout, output := io.Pipe()
+	run := &Process{cmd: cmd, stdout: stdout, events: json.NewDecoder(stdout)}
+	cmd.Stdout, cmd.Stderr = output, &run.stderr
+	var err error
+	if run.stdin, err = cmd.StdinPipe(); err == nil {
 		err = cmd.Start()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("run %s: %w", p.Path, err)
 	}
-	run.stdin = stdin
-	go run.read(stdout)
+	go func() {
+		run.err = cmd.Wait()
+		_ = output.Close() // it does not fail
+	}()
 	return run, nil
 }
 
@@ -76,25 +78,11 @@ func (p Program) Start(ctx context.Context, o Options) (*Process, error) {
 type Process struct {
 	cmd    *exec.Cmd
 	stdin  io.Closer
+	stdout *io.PipeReader // ends when the process has ended; err is valid then
 	stderr strings.Builder
-	events chan Event // closed when the process has ended; err is valid then
+	events *json.Decoder
 	seen   []Event
 	err    error
-}
-
-// read passes on what the program says until its end.
-func (p *Process) read(stdout io.Reader) {
-	defer close(p.events)
-	decoder := json.NewDecoder(stdout)
-	for {
-		var e Event
-		if decoder.Decode(&e) != nil {
-			break
-		}
-		p.events <- e
-	}
-	_, _ = io.Copy(io.Discard, stdout) // what is no event
-	p.err = p.cmd.Wait()
 }
 
 // PID is the process's ID in this process's namespace.
@@ -106,34 +94,35 @@ func (p *Process) Until(ctx context.Context, kind Kind) ([]Event, error) {
 	return p.until(ctx, kind, Failed)
 }
 
-// until waits for an event of the kinds, or for the program's end.
+// until waits for an event of the kinds, or for the program's end. ctx ends the wait and what the program says.
 func (p *Process) until(ctx context.Context, kinds ...Kind) ([]Event, error) {
+	defer context.AfterFunc(ctx, func() { _ = p.stdout.Close() })()
 	for {
-		select {
-		case e, ok := <-p.events:
-			if !ok {
-				return p.seen, p.failure()
-			}
-			p.seen = append(p.seen, e)
-			if slices.Contains(kinds, e.Kind) {
-				return p.seen, nil
-			}
-		case <-ctx.Done():
-			return p.seen, context.Cause(ctx)
+		var e Event
+		if p.events.Decode(&e) != nil {
+			break
+		}
+		p.seen = append(p.seen, e)
+		if slices.Contains(kinds, e.Kind) {
+			return p.seen, nil
 		}
 	}
+	_, _ = io.Copy(io.Discard, p.stdout) // what is no event
+	if ctx.Err() != nil {
+		return p.seen, context.Cause(ctx)
+	}
+	return p.seen, p.failure()
 }
 
 // failure is nil if the program said itself why it ended.
 func (p *Process) failure() error {
-	if n := len(p.seen); n > 0 && (p.seen[n-1].Kind == Done || p.seen[n-1].Kind == Failed) {
-		return nil
-	}
 	text := strings.TrimSpace(p.stderr.String())
-	if p.err == nil {
+	switch n := len(p.seen); {
+	case n > 0 && (p.seen[n-1].Kind == Done || p.seen[n-1].Kind == Failed):
+		return nil
+	case p.err == nil:
 		return errors.New("the CUDA program ended without saying how")
-	}
-	if text == "" {
+	case text == "":
 		return fmt.Errorf("the CUDA program: %w", p.err)
 	}
 	return fmt.Errorf("the CUDA program: %w: %s", p.err, text)
