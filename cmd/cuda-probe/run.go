@@ -18,8 +18,6 @@ type session struct {
 	probe.Options
 	driver
 
-	// say prints an event. Who reads them ends this program when it ends.
-	say func(probe.Event)
 	// taken are the allocations, and their sum in bytes.
 	taken []allocation
 	sum   uint64
@@ -28,15 +26,24 @@ type session struct {
 // finish does what the options say. What fails is also said as an event.
 func finish(ctx context.Context, o probe.Options, stdin io.Reader, stdout io.Writer) error {
 	encoder := json.NewEncoder(stdout)
-	s := &session{Options: o, say: func(e probe.Event) { _ = encoder.Encode(e) }}
-	for _, step := range []func() error{s.start, s.take, func() error { return s.hold(ctx, stdin) }, s.destroyContext} {
-		if err := step(); err != nil {
-			s.say(failure(probe.Failed, err))
-			return err
-		}
+	s := &session{Options: o, driver: driver{say: func(e probe.Event) { _ = encoder.Encode(e) }}}
+	s.load(o.Library)
+	for i := range s.count() {
+		s.tell(s.device(i))
 	}
-	s.say(probe.Event{Kind: probe.Done, AllocatedBytes: s.sum})
-	return nil
+	// The caller lets this program see only one device.
+	s.makeContext()
+	s.tellMemory()
+	s.take()
+	if s.err == nil && (o.Hold || o.Busy) {
+		s.hold(ctx, stdin)
+	}
+	s.destroyContext()
+	s.tell(probe.Event{Kind: probe.Done, AllocatedBytes: s.sum})
+	if s.err != nil {
+		s.say(failure(probe.Failed, s.err))
+	}
+	return s.err
 }
 
 // failure makes an event of an error.
@@ -48,94 +55,53 @@ func failure(kind probe.Kind, err error) probe.Event {
 	return probe.Event{Kind: kind, Result: err.Error()}
 }
 
-// start loads CUDA, lists the devices, and makes a context on the only one that the caller
-// lets this program see.
-func (s *session) start() error {
-	if err := s.load(s.Library); err != nil {
-		return err
-	}
-	count, err := s.count()
-	for i := 0; i < count && err == nil; i++ {
-		err = s.sayIf(s.device(i))
-	}
-	if err == nil {
-		err = s.sayIf(s.makeContext())
-	}
-	if err == nil {
-		err = s.sayIf(s.memory())
-	}
-	return err
-}
-
-// sayIf says what was found out, unless that failed.
-func (s *session) sayIf(e probe.Event, err error) error {
-	if err == nil {
-		s.say(e)
-	}
-	return err
-}
-
 // Memory is taken in pieces, the smallest of which is that in which drivers give it.
 const (
 	largestPiece  = 1 << 30
 	smallestPiece = 2 << 20
 )
 
-// take takes the memory that the options ask for. That there is not enough is no error, but
-// what the caller wants to know.
-func (s *session) take() (err error) {
+// take takes the memory that the options ask for: a piece, and then ever smaller ones until there is no more. That there is
+// not enough is no error, but what the caller wants to know.
+func (s *session) take() {
+	var full error
 	if s.Allocate > 0 {
-		err = s.get(s.Allocate)
+		full = s.get(s.Allocate)
 	}
-	if s.FillUpTo > 0 && err == nil {
-		err = s.getAll()
+	for piece := uint64(largestPiece); piece >= smallestPiece && s.err == nil; {
+		if s.sum+piece > s.FillUpTo {
+			piece /= 2
+		} else if full = s.get(piece); full != nil {
+			piece /= 2
+		}
 	}
-	if isFull(err) {
-		e := failure(probe.Refused, err)
-		e.AllocatedBytes, err = s.sum, nil
-		s.say(e)
+	if full != nil {
+		e := failure(probe.Refused, full)
+		e.AllocatedBytes = s.sum
+		s.tell(e)
 	}
-	if len(s.taken) == 0 || err != nil {
-		return err
+	if len(s.taken) > 0 {
+		s.tellMemory()
 	}
-	return s.sayIf(s.memory())
 }
 
-func (s *session) get(bytes uint64) error {
-	a, err := s.allocate(bytes)
-	if err == nil {
+// get takes a piece of memory, or returns that there is not enough.
+func (s *session) get(bytes uint64) (full error) {
+	a := s.allocate(bytes)
+	if isFull(s.err) {
+		full, s.err = s.err, nil
+	} else if s.err == nil {
 		s.taken, s.sum = append(s.taken, a), s.sum+bytes
 	}
-	return err
-}
-
-// getAll takes memory in ever smaller pieces until there is no more, which is the error then.
-func (s *session) getAll() (err error) {
-	for piece := uint64(largestPiece); piece >= smallestPiece; {
-		if s.sum+piece <= s.FillUpTo {
-			if err = s.get(piece); err == nil {
-				continue
-			}
-			if !isFull(err) {
-				return err
-			}
-		}
-		piece /= 2
-	}
-	return err
+	return full
 }
 
 // hold keeps the context until ctx or the standard input ends, or the context is no
 // good any more.
-func (s *session) hold(ctx context.Context, stdin io.Reader) error {
-	if !s.Hold && !s.Busy {
-		return nil
-	}
+func (s *session) hold(ctx context.Context, stdin io.Reader) {
 	// Who hears that it holds takes it for busy.
-	if err := s.work(); err != nil {
-		return err
-	}
-	s.say(probe.Event{Kind: probe.Holding})
+	s.work()
+	s.tell(probe.Event{Kind: probe.Holding})
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {
@@ -146,31 +112,27 @@ func (s *session) hold(ctx context.Context, stdin io.Reader) error {
 	if s.Busy {
 		pause = time.Millisecond
 	}
-	for {
+	for s.err == nil && ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
-			return s.synchronize()
 		case <-time.After(pause):
-		}
-		if err := s.work(); err != nil {
-			return err
+			s.work()
 		}
 	}
+	s.synchronize()
 }
 
 // work asks whether the context still is good. A busy program gives the device more work
 // instead, and never waits for it, so that there is some whenever the program is killed.
-func (s *session) work() error {
+func (s *session) work() {
 	if !s.Busy {
-		return s.synchronize()
+		s.synchronize()
+		return
 	}
 	const rounds = 8
 	for range rounds {
 		for _, a := range s.taken {
-			if err := s.fill(a); err != nil {
-				return err
-			}
+			s.fill(a)
 		}
 	}
-	return nil
 }

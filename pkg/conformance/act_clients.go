@@ -36,12 +36,12 @@ const pipeFiles = "control: socket SOCK_SEQPACKET 0666, control_lock: file 0666,
 
 func (f pipeFile) String() string {
 	kind := "file"
-	switch {
-	case f.Mode&fs.ModeSocket != 0:
+	switch f.Mode.Type() {
+	case fs.ModeSocket:
 		kind = strings.TrimSpace("socket " + f.Socket)
-	case f.Mode&fs.ModeNamedPipe != 0:
+	case fs.ModeNamedPipe:
 		kind = "FIFO"
-	case f.Mode.IsDir():
+	case fs.ModeDir:
 		kind = "directory"
 	}
 	return fmt.Sprintf("%s: %s %04o", f.Name, kind, f.Mode.Perm())
@@ -49,24 +49,20 @@ func (f pipeFile) String() string {
 
 // listPipe lists the files of the daemon's pipe folder, with what their types say of who can
 // reach the daemon.
-func listPipe(ctx context.Context, d *daemon) ([]pipeFile, error) {
+func listPipe(ctx context.Context, d *daemon) (files []pipeFile, err error) {
 	entries, err := os.ReadDir(d.mps.DaemonPipe)
-	if err != nil {
-		return nil, err
-	}
-	var files []pipeFile
 	for _, e := range entries {
 		info, err := e.Info()
 		if err != nil {
 			return nil, err
 		}
 		f := pipeFile{Name: e.Name(), Mode: info.Mode()}
-		if f.Mode&fs.ModeSocket != 0 {
+		if f.Mode.Type() == fs.ModeSocket {
 			f.Socket = socketType(ctx, filepath.Join(d.mps.DaemonPipe, f.Name))
 		}
 		files = append(files, f)
 	}
-	return files, nil
+	return files, err
 }
 
 // socketType finds out of what type a socket is by connecting to it.
@@ -153,26 +149,34 @@ func (d *daemon) recognize(ctx context.Context, s surroundings, user int) (who r
 	return who, err
 }
 
-// aftermath is what is to be seen after the end of one client, while another one runs.
+// aftermath is what is to be seen after the end of one client, while another one runs, or of the server.
 type aftermath struct {
-	// Victim is what the client noticed that ended, "" if nothing.
+	// Victim is what the client noticed that ended, or whose server did, "" if nothing.
 	Victim string `json:"victim,omitempty"`
 	// Server is the server's state.
 	Server string `json:"server"`
-	// Bystander is what became of the other client, and Next of one that came after.
-	Bystander string `json:"bystander"`
+	// Bystander is what became of the other client, and Next of one that came after, which could take Taken bytes of memory.
+	Bystander string `json:"bystander,omitempty"`
 	Next      string `json:"next"`
+	Taken     uint64 `json:"taken,omitempty"`
 }
 
 func (a aftermath) String() string {
 	text := fmt.Sprintf("server %s, other client %s, next client %s", a.Server, a.Bystander, a.Next)
+	if a.Bystander == "" {
+		text = fmt.Sprintf("server %s, next client %s with %d MiB", a.Server, a.Next, a.Taken/mib)
+	}
 	if a.Victim != "" {
 		text = "the client gets " + a.Victim + "; " + text
 	}
 	return text
 }
 
-const goesOn = "goes on"
+const (
+	goesOn = "goes on"
+	// replaced is the state of a server that was lost and of which there is another one.
+	replaced = "replaced"
+)
 
 // harmless reports whether nobody but the client that ended has noticed its end.
 func (a aftermath) harmless() bool {
@@ -259,48 +263,26 @@ func endClient(ctx context.Context, d *daemon, e end) (after aftermath, err erro
 	return after, nil
 }
 
-// loss is what is to be seen after the end of a server.
-type loss struct {
-	// Client is what its client noticed.
-	Client string `json:"client"`
-	// Next is what became of the next client, and NewServer whether it has another one.
-	Next      string `json:"next"`
-	NewServer bool   `json:"newServer"`
-	// Taken is how much memory it could take, in bytes.
-	Taken uint64 `json:"taken"`
-}
-
-// nothing is what a client of a lost server notices that goes on with it.
-const nothing = "nothing"
-
-func (l loss) String() string {
-	text := fmt.Sprintf("its client gets %s; the next one %s", l.Client, l.Next)
-	if l.NewServer {
-		text += " with another server"
-	}
-	return fmt.Sprintf("%s and %d MiB", text, l.Taken/mib)
-}
-
 // loseServer kills the server while it has a client.
-func loseServer(ctx context.Context, d *daemon) (got loss, err error) {
+func loseServer(ctx context.Context, d *daemon) (after aftermath, err error) {
 	client, err := d.hold(ctx, surroundings{}, atWork)
 	if err != nil {
-		return got, err
+		return after, err
 	}
 	old := d.server
 	if err := old.Signal(unix.SIGKILL); err != nil {
-		return got, fmt.Errorf("kill the server: %w", err)
+		return after, fmt.Errorf("kill the server: %w", err)
 	}
-	got.Client = nothing
-	if events, err := client.Until(ctx, probe.Failed); err == nil && said(events) != "" {
-		got.Client = said(events)
+	if events, err := client.Until(ctx, probe.Failed); err == nil {
+		after.Victim = said(events)
 	}
 	if _, err := client.Kill(ctx); err != nil {
-		return got, err
+		return after, err
 	}
 	next, err := d.run(ctx, surroundings{}, probe.Options{FillUpTo: unlimitedMiB * mib})
-	got.Next, got.Taken = outcome(next, err), taken(next)
-	err = d.awaitServer(ctx)
-	got.NewServer = d.server != old
-	return got, err
+	after.Next, after.Taken = outcome(next, err), taken(next)
+	if err = d.awaitServer(ctx); d.server != old {
+		after.Server = replaced
+	}
+	return after, err
 }

@@ -276,7 +276,7 @@ func checkMPSEnds(l *look) (findings []Finding) {
 func checkMPSServerLost(l *look) Finding {
 	sendCommand(l, "set_default_device_pinned_mem_limit 0 4096M")
 	sendCommand(l, "set_default_active_thread_percentage 50")
-	got := onDaemon(l, Client, "the end of the server", loseServer)
-	right := got.Client != nothing && got.NewServer && got.Next == goesOn && got.Taken > 0 && got.Taken <= limitedMiB*mib
-	return expect(right, "%s", got)
+	after := onDaemon(l, Client, "the end of the server", loseServer)
+	right := after.Victim != "" && after.Server == replaced && after.Next == goesOn && after.Taken > 0 && after.Taken <= limitedMiB*mib
+	return expect(right, "%s", after)
 }
