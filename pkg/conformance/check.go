@@ -74,8 +74,7 @@ const (
 	Holds       Verdict = "holds"
 	Differs     Verdict = "differs"
 	NotTestable Verdict = "not testable"
-	// Skipped is for checks that were not to run.
-	Skipped Verdict = "skipped"
+	Skipped     Verdict = "skipped" // it was not to run
 )
 
 // Finding is what a check has found out about the node or about one GPU.
@@ -184,12 +183,9 @@ type Part string
 
 // Values of Part.
 const (
-	// ReadOnly changes nothing.
-	ReadOnly Part = "read-only"
-	// MPS starts MPS programs in a folder of its own and leaves the GPUs as they are.
-	MPS Part = "mps"
-	// Intrusive changes modes and partitions of one GPU, and undoes that.
-	Intrusive Part = "intrusive"
+	ReadOnly  Part = "read-only" // changes nothing
+	MPS       Part = "mps"       // starts MPS programs in a folder of its own and leaves the GPUs as they are
+	Intrusive Part = "intrusive" // changes modes and partitions of one GPU, and undoes that
 )
 
 // Parts are all, in the order in which they run.

@@ -96,10 +96,8 @@ func checkAllGPUs(l *look) (findings []Finding) {
 		}
 		findings = append(findings, failed(err).withSubject(b.PCIAddress))
 	}
-	for _, address := range present {
-		if !node.Has(address) {
-			findings = append(findings, expect(false, "NVML does not list it").withSubject(address))
-		}
+	for _, address := range slices.DeleteFunc(present, node.Has) {
+		findings = append(findings, expect(false, "NVML does not list it").withSubject(address))
 	}
 	if len(findings) == 0 {
 		f := expect(true, "%d GPUs", len(node.GPUs))

@@ -189,13 +189,13 @@ func (l *look) reserveSubject() string {
 // unusedSubject returns the GPU as it is now, or why it must be left alone.
 func (l *look) unusedSubject() (*gpu.GPU, string) {
 	found, missing := l.candidates()
-	if missing != "" {
-		return nil, missing
+	if missing == "" {
+		if missing = l.inUse(found[0], listed); missing == "" {
+			return found[0], ""
+		}
+		missing = "the GPU " + missing
 	}
-	if why := l.inUse(found[0], listed); why != "" {
-		return nil, "the GPU " + why
-	}
-	return found[0], ""
+	return nil, missing
 }
 
 // readOnly runs the checks of part A on what is so now, not on what is known.

@@ -291,6 +291,26 @@ func TestPatch(t *testing.T) {
 	}
 }
 
+// TestUnlisted: a GPU on the PCI bus that NVML does not list is a difference, and so is one that is listed and broken.
+func TestUnlisted(t *testing.T) {
+	n, err := Replay(strings.NewReader(`{"transcript":1,"parts":["read-only"]}
+{"kind":"file","question":"GPUs on the PCI bus","answer":["0000:11:00.0","0000:16:00.0","0000:1b:00.0"]}
+{"kind":"nvml","question":"all GPUs","answer":{"gpus":[{"pciAddress":"0000:11:00.0"}],"broken":[{"pciAddress":"0000:1b:00.0","reason":"lost"}]}}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, r := range Run(t.Context(), n).Results {
+		if r.Check == "driver.gpus" {
+			got[r.Subject] = r.Observed
+		}
+	}
+	if diff := cmp.Diff(map[string]string{"0000:16:00.0": "NVML does not list it", "0000:1b:00.0": "lost"}, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
 // TestReportIsReadable: what programs read back is what was written.
 func TestReportIsReadable(t *testing.T) {
 	r := &Report{Header: Header{Node: "n", Parts: []Part{ReadOnly}}}

@@ -44,20 +44,13 @@ type Kind string
 
 // Values of Kind.
 const (
-	// File is for the node's file systems.
-	File Kind = "file"
-	// Command is for the driver's programs.
-	Command Kind = "command"
-	// NVML is for NVIDIA's management library, through package nvml.
-	NVML Kind = "nvml"
-	// API is for the API server.
-	API Kind = "api"
-	// Daemon is for MPS: its control daemon, its server, their files.
-	Daemon Kind = "mps"
-	// Client is for a CUDA program that is a client of MPS.
-	Client Kind = "mps client"
-	// Change is for what changes the GPU.
-	Change Kind = "change"
+	File    Kind = "file"       // the node's file systems
+	Command Kind = "command"    // the driver's programs
+	NVML    Kind = "nvml"       // NVIDIA's management library, through package nvml
+	API     Kind = "api"        // the API server
+	Daemon  Kind = "mps"        // MPS: its control daemon, its server, their files
+	Client  Kind = "mps client" // a CUDA program that is a client of MPS
+	Change  Kind = "change"     // what changes the GPU
 	// Call is one call into NVML. No check asks these: they are in the transcript beside
 	// the answers that were made of them.
 	Call Kind = "nvml call"
