@@ -255,7 +255,7 @@ func endClient(ctx context.Context, d *daemon, e end) (after aftermath, err erro
 		return after, err
 	}
 	after.Victim = said(events)
-	if after.Server, err = d.ask(ctx, "get_server_status SERVER"); err != nil {
+	if after.Server, err = d.command(ctx, "get_server_status SERVER"); err != nil {
 		after.Server = err.Error()
 	}
 	after.Next = outcome(d.run(ctx, surroundings{}, probe.Options{Allocate: 64 * mib}))

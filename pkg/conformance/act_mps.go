@@ -68,10 +68,15 @@ func (d *daemon) start(ctx context.Context, device string) (took daemonStart, er
 	if err != nil {
 		return took, err
 	}
-	log, err := os.OpenFile(d.log(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	log, err := os.Create(filepath.Join(d.folder, "log", "output")) // NVIDIA's own logs say less when it does not start
 	if err != nil {
 		return took, fmt.Errorf("log of the control daemon: %w", err)
 	}
+	defer func() {
+		if printed, readErr := os.ReadFile(log.Name()); err != nil && readErr == nil && len(printed) > 0 {
+			err = fmt.Errorf("%w: it printed %q", err, bytes.TrimSpace(printed[max(0, len(printed)-400):]))
+		}
+	}()
 	cmd := programs.Daemon(mps.Spec{ID: "conformance", Devices: []string{device}, MultiUser: true})
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
@@ -85,42 +90,23 @@ func (d *daemon) start(ctx context.Context, device string) (took daemonStart, er
 		return took, errors.Join(err, cmd.Process.Kill())
 	}
 	d.mps, d.device = &programs, device
-	if err := wait.Until(ctx, func() (bool, error) { return d.answers(ctx) }); err != nil {
-		return took, fmt.Errorf("the control daemon does not answer: %w%s", err, d.tail())
+	if err := wait.Until(ctx, func() (bool, error) {
+		if !d.keeper.Alive() {
+			return false, errors.New("it has ended")
+		}
+		_, err := d.command(ctx, "get_server_list")
+		return err == nil, nil
+	}); err != nil {
+		return took, fmt.Errorf("the control daemon does not answer: %w", err)
 	}
 	answered := time.Now()
 	if _, err = d.command(ctx, "start_server -uid 0"); err == nil {
 		err = d.awaitServer(ctx)
 	}
 	if err != nil {
-		return took, fmt.Errorf("the server does not start: %w%s", err, d.tail())
+		return took, fmt.Errorf("the server does not start: %w", err)
 	}
 	return daemonStart{answered.Sub(began).Round(time.Millisecond).String(), time.Since(answered).Round(time.Millisecond).String()}, nil
-}
-
-// log is where the daemon prints; its own logs say less when it does not start.
-func (d *daemon) log() string { return filepath.Join(d.folder, "log", "output") }
-
-// tail returns the end of what the daemon printed, as the end of an error.
-func (d *daemon) tail() string {
-	data, err := os.ReadFile(d.log())
-	if err != nil || len(data) == 0 {
-		return ""
-	}
-	const most = 400
-	return fmt.Sprintf(": it printed %q", bytes.TrimSpace(data[max(0, len(data)-most):]))
-}
-
-// answers reports whether the daemon answers. It is an error if it has ended.
-func (d *daemon) answers(ctx context.Context) (bool, error) {
-	if !d.keeper.Alive() {
-		return false, errors.New("it has ended")
-	}
-	if _, err := os.Stat(filepath.Join(d.mps.DaemonPipe, "control")); err != nil {
-		return false, nil //nolint:nilerr // it is still starting
-	}
-	_, err := d.command(ctx, "get_server_list")
-	return err == nil, nil
 }
 
 // awaitServer waits for another server than d.server.
@@ -202,12 +188,6 @@ func (d *daemon) command(ctx context.Context, text string) (string, error) {
 		return "", fmt.Errorf("%s: %w: output %q", text, err, out)
 	}
 	return strings.TrimRight(string(out), "\n"), nil
-}
-
-// ask is command with an answer that can be compared: the PID is another one each time.
-func (d *daemon) ask(ctx context.Context, text string) (string, error) {
-	answer, err := d.command(ctx, text)
-	return strings.ReplaceAll(answer, strconv.Itoa(d.server.PID), serverWord), err
 }
 
 // surroundings are what a CUDA program finds. The zero value is a container with a

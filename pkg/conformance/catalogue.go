@@ -83,13 +83,8 @@ func differingMIG(board, catalogue *Board) []string {
 
 // differing lists the values of a section that were measured and are others than those of
 // the catalogue, by their keys there. Profiles are sections of their own.
-func differing(prefix string, is, known any, tags Tags) []string {
-	measured, err := fields(is)
-	expected, knownErr := fields(known)
-	if err := errors.Join(err, knownErr); err != nil {
-		return []string{fmt.Sprintf("%scannot be compared: %v", prefix, err)}
-	}
-	var found []string
+func differing(prefix string, is, known any, tags Tags) (found []string) {
+	measured, expected := fields(is), fields(known)
 	for _, key := range slices.Sorted(maps.Keys(measured)) {
 		if slices.Contains([]string{"source", "except", "profiles"}, key) || measured[key] == expected[key] || expected[key] == "" {
 			continue
@@ -100,15 +95,16 @@ func differing(prefix string, is, known any, tags Tags) []string {
 }
 
 // fields returns the values of a section as text.
-func fields(section any) (map[string]string, error) {
-	data, err := json.Marshal(section)
+func fields(section any) map[string]string {
 	var raw map[string]json.RawMessage
-	err = errors.Join(err, json.Unmarshal(data, &raw))
+	if data, err := json.Marshal(section); err != nil || json.Unmarshal(data, &raw) != nil {
+		return nil // a section has nothing that JSON does not have
+	}
 	out := map[string]string{}
 	for key, value := range raw {
 		out[key] = strings.Trim(string(value), `"`)
 	}
-	return out, err
+	return out
 }
 
 // measurements are what parts B and C have measured of a product, beside what part A reads.

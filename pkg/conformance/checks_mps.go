@@ -6,6 +6,7 @@ package conformance
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -201,9 +202,12 @@ func checkMPSStart(l *look) Finding {
 	return expect(true, "daemon %s, server %s", took.DaemonTook, took.ServerTook).withSubject(g.PCIAddress)
 }
 
-// sendCommand sends a command of the driver to the daemon.
+// sendCommand sends a command of the driver to the daemon. In the answer, too, serverWord stands for the server.
 func sendCommand(l *look, text string) string {
-	return onDaemon(l, Daemon, text, func(ctx context.Context, d *daemon) (string, error) { return d.ask(ctx, text) })
+	return onDaemon(l, Daemon, text, func(ctx context.Context, d *daemon) (string, error) {
+		answer, err := d.command(ctx, text)
+		return strings.ReplaceAll(answer, strconv.Itoa(d.server.PID), serverWord), err
+	})
 }
 
 // exchange is a command that the driver sends, and whether an answer has what it reads: one of
