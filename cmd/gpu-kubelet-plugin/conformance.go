@@ -69,21 +69,11 @@ const (
 	toStdout       = standardOutput + ": the standard output, and the report goes to the standard error"
 )
 
-// codedError is an error with an exit code of its own.
-type codedError struct {
-	error
-
-	code int
-}
-
-func (e codedError) ExitCode() int { return e.code }
-func (e codedError) Unwrap() error { return e.error }
-
 func couldNotRun(err error) error {
 	if err == nil {
 		return nil
 	}
-	return codedError{err, conformance.ExitCouldNotRun}
+	return cli.Exit(err, conformance.ExitCouldNotRun)
 }
 
 // run prints the report. Its error has the exit code.
@@ -108,9 +98,9 @@ func (r *conformanceRun) run(ctx context.Context, stdout, stderr io.Writer) erro
 	case conformance.ExitHolds:
 		return nil
 	case conformance.ExitDiffers:
-		return codedError{fmt.Errorf("%d assumptions do not hold on this node", report.Summary.Differs), code}
+		return cli.Exit(fmt.Sprintf("%d assumptions do not hold on this node", report.Summary.Differs), code)
 	default:
-		return codedError{errors.New("this node could not be examined"), code}
+		return cli.Exit("this node could not be examined", code)
 	}
 }
 
