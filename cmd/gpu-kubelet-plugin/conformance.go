@@ -4,7 +4,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -219,11 +218,7 @@ func writePatch(ctx context.Context, node *conformance.Node, out io.Writer) erro
 	if out == nil {
 		return nil
 	}
-	var patch bytes.Buffer
-	if err := node.WriteCataloguePatch(ctx, &patch); err != nil {
-		return fmt.Errorf("--catalogue-patch: %w", err)
-	}
-	if _, err := out.Write(patch.Bytes()); err != nil {
+	if err := node.WriteCataloguePatch(ctx, out); err != nil {
 		return fmt.Errorf("--catalogue-patch: %w", err)
 	}
 	return nil
