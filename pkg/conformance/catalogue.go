@@ -159,19 +159,19 @@ func (n *Node) WriteCataloguePatch(ctx context.Context, out io.Writer) error {
 		same[g.ProductName] = append(same[g.ProductName], g)
 	}
 	for _, product := range products {
-		if err := l.writeProduct(&text, same[product]); err != nil {
-			return fmt.Errorf("write what was measured of %s: %w", product, err)
-		}
+		l.writeProduct(&text, same[product])
 	}
-	_, err := text.WriteTo(out)
-	if err = errors.Join(l.err, err); err != nil {
-		return fmt.Errorf("write what was measured: %w", err)
+	if l.err == nil {
+		_, l.err = text.WriteTo(out)
+	}
+	if l.err != nil {
+		return fmt.Errorf("write what was measured: %w", l.err)
 	}
 	return nil
 }
 
 // writeProduct writes what was measured of the GPUs of one product.
-func (l *look) writeProduct(text *bytes.Buffer, same []*gpu.GPU) error {
+func (l *look) writeProduct(text *bytes.Buffer, same []*gpu.GPU) {
 	g := same[0]
 	board, more := measure(g, gpuFacts(g).of(l), catalogued(g.ProductName)), l.measuredOf(g)
 	if more.mps != (BoardMPS{}) {
@@ -187,9 +187,7 @@ func (l *look) writeProduct(text *bytes.Buffer, same []*gpu.GPU) error {
 	encoder := yaml.NewEncoder(text)
 	encoder.SetIndent(2)
 	encoder.CompactSeqIndent()
-	if err := errors.Join(encoder.Encode(&board), encoder.Close()); err != nil {
-		return err
-	}
+	l.err = errors.Join(l.err, encoder.Encode(&board), encoder.Close())
 	// Half of the calls that succeeded took this time at most.
 	medians := map[string]time.Duration{"mps_server_start": more.serverStart}
 	for function, times := range l.transcript.times(func(function, pciAddress string, failed bool) bool {
@@ -205,5 +203,4 @@ func (l *look) writeProduct(text *bytes.Buffer, same []*gpu.GPU) error {
 	for _, function := range slices.Sorted(maps.Keys(medians)) {
 		fmt.Fprintf(text, "  - {function: %s, source: measured, base: %s}\n", function, medians[function])
 	}
-	return nil
 }

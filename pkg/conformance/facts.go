@@ -102,20 +102,18 @@ type openFiles struct {
 	Most  uint64
 }
 
-var openFileLimits = ofFile("limits of open files", func(host.Roots) (found openFiles, err error) {
+var openFileLimits = ofFile("limits of open files", func(host.Roots) (openFiles, error) {
 	var limit unix.Rlimit
 	var capabilities [2]unix.CapUserData
-	err = errors.Join(
-		unix.Getrlimit(unix.RLIMIT_NOFILE, &limit),
-		unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &capabilities[0]),
-	)
 	text, readErr := readText(procfs, "sys/fs/nr_open")
-	if err = errors.Join(err, readErr); err != nil {
-		return found, fmt.Errorf("limit of open files: %w", err)
+	most, parseErr := strconv.ParseUint(text, 10, 64)
+	if err := errors.Join(
+		unix.Getrlimit(unix.RLIMIT_NOFILE, &limit), cmp.Or(readErr, parseErr),
+		unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &capabilities[0]),
+	); err != nil {
+		return openFiles{}, fmt.Errorf("limit of open files: %w", err)
 	}
-	found = openFiles{Soft: limit.Cur, Hard: limit.Max, Raise: capabilities[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0}
-	found.Most, err = strconv.ParseUint(text, 10, 64)
-	return found, err
+	return openFiles{Soft: limit.Cur, Hard: limit.Max, Raise: capabilities[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0, Most: most}, nil
 })
 
 // specFolder is where the driver writes specs, if it can.
