@@ -37,6 +37,9 @@ type undo struct {
 	Partition *partition.Address `json:"partition,omitempty"`
 	// Runtime is the socket of that which may run a pod with the device.
 	Runtime string `json:"runtime,omitempty"`
+
+	// keep leaves the GPU in the MIG mode that an act has set, unless that fails.
+	keep bool
 }
 
 // undoOf describes how the GPU is, with a partition that is going to be made.
@@ -48,22 +51,11 @@ func undoOf(g *gpu.GPU, a *partition.Address) *undo {
 
 // change runs an act that changes the GPU, and puts the GPU back.
 func change[T any](l *look, question string, u *undo, act live[T]) T {
-	return changeAndKeep(l, question, u, func(ctx context.Context, m *machine) (T, error) {
-		value, err := act(ctx, m)
-		if err == nil {
-			err = m.undo(ctx)
-		}
-		return value, err
-	})
-}
-
-// changeAndKeep is change that leaves the GPU in the MIG mode that the act has set, unless that fails.
-func changeAndKeep[T any](l *look, question string, u *undo, act live[T]) T {
 	return do(l, Change, question, func(ctx context.Context, m *machine) (value T, err error) {
 		if err := errors.Join(m.hardware.Open(ctx), m.writeUndo(u)); err != nil {
 			return value, err
 		}
-		if value, err = act(ctx, m); err != nil {
+		if value, err = act(ctx, m); err != nil || !u.keep {
 			err = errors.Join(err, m.undo(ctx))
 		}
 		return value, err

@@ -64,7 +64,9 @@ var intrusiveChecks = []Check{
 			if !g.MIG.Dynamic {
 				return cannot("changing it needs a reset of the GPU")
 			}
-			took := changeAndKeep(l, "MIG mode on", undoOf(g, nil), func(ctx context.Context, m *machine) (time.Duration, error) {
+			u := undoOf(g, nil)
+			u.keep = true
+			took := change(l, "MIG mode on", u, func(ctx context.Context, m *machine) (time.Duration, error) {
 				began := time.Now()
 				err := m.hardware.SetMIGMode(ctx, g.PCIAddress, true)
 				return time.Since(began), err
@@ -213,9 +215,9 @@ func checkProfile(l *look, p gpu.Profile) Finding {
 	for _, placement := range slices.SortedFunc(slices.Values(p.Placements), func(a, b gpu.Placement) int { return a.Start - b.Start }) {
 		at := partition.Address{PCIAddress: l.gpu.PCIAddress, ProfileID: p.ID, Placement: placement}
 		question := fmt.Sprintf("create and destroy %s at %d:%d", p.Name, placement.Start, placement.Size)
-		took := changeAndKeep(l, question, undoOf(l.gpu, &at), func(ctx context.Context, m *machine) (created, error) {
-			return m.makePartition(ctx, l.gpu, at)
-		})
+		u := undoOf(l.gpu, &at)
+		u.keep = true
+		took := change(l, question, u, func(ctx context.Context, m *machine) (created, error) { return m.makePartition(ctx, l.gpu, at) })
 		if l.err == nil && !strings.HasPrefix(took.UUID, "MIG-") {
 			l.err = fmt.Errorf("its UUID is %q", took.UUID)
 		}
