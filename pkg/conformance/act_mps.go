@@ -122,7 +122,7 @@ func (d *daemon) awaitServer(ctx context.Context) error {
 		case err != nil && d.server != old:
 			return false, errors.New("it has ended")
 		case err != nil || pid == old.PID:
-			return false, nil // there is none yet
+			return false, nil //nolint:nilerr // there is none yet
 		}
 		id, err := d.serverID(pid)
 		if id.PID == 0 || err != nil {
