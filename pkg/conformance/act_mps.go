@@ -134,6 +134,7 @@ func (d *daemon) awaitServer(ctx context.Context) error {
 	})
 }
 
+// isActive reads the answer to get_server_status.
 func isActive(state string) bool { return strings.Contains(strings.ToUpper(state), "ACTIVE") }
 
 // serverID identifies a process that the daemon calls its server, or nothing if it has just

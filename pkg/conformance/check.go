@@ -9,7 +9,9 @@
 // changes something and says what was seen. Both use the packages that the driver uses, have
 // a limit of time, are written to the transcript, and can be answered from one. A check
 // (checks_*.go) judges their answers and reaches nothing else, so that a transcript gives the
-// same report as the node.
+// same report as the node. It asks through a look (ask.go), which keeps the first error: after
+// that nothing more is asked, and the error becomes the finding. So checks need not handle errors,
+// unless one says something else to them.
 package conformance
 
 import (

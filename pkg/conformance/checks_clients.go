@@ -273,6 +273,7 @@ func checkMPSEnds(l *look) (findings []Finding) {
 	return findings
 }
 
+// checkMPSServerLost sets limits of future servers first: the one that comes next must have them.
 func checkMPSServerLost(l *look) Finding {
 	sendCommand(l, "set_default_device_pinned_mem_limit 0 4096M")
 	sendCommand(l, "set_default_active_thread_percentage 50")

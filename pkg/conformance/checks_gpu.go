@@ -107,6 +107,7 @@ func checkAllGPUs(l *look) (findings []Finding) {
 	return findings
 }
 
+// hasMIG reports whether a GPU can be partitioned, and inMIG whether it is in MIG mode.
 func hasMIG(g gpu.GPU) bool { return g.MIG != nil }
 func inMIG(g *gpu.GPU) bool { return g.MIG != nil && g.MIG.Enabled }
 

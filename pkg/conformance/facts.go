@@ -102,6 +102,7 @@ type openFiles struct {
 	Most  uint64
 }
 
+// openFileLimits are what a daemon of MPS would inherit from this process, which has the rights of the driver's.
 var openFileLimits = ofFile("limits of open files", func(host.Roots) (openFiles, error) {
 	var limit unix.Rlimit
 	var capabilities [2]unix.CapUserData

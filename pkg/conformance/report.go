@@ -135,6 +135,7 @@ func (r *Report) groups() (groups []*group) {
 	return groups
 }
 
+// write writes the line of a group, and below it what people need to act.
 func (g *group) write(b *strings.Builder, width int) {
 	const few = 2 // fit into a line
 	text := g.Observed
