@@ -103,7 +103,7 @@ func preparedClaims(l *look, gpus func(*machine) ([]string, error)) []heldClaim 
 func heldClaims(all *record.Snapshot) []heldClaim {
 	held := []heldClaim{}
 	for _, r := range all.Records {
-		held = append(held, heldClaim{Claim: r.Claim.String(), GPUs: slices.DeleteFunc(r.GPUs(), r.OnlyLooks)})
+		held = append(held, heldClaim{Claim: r.Claim.String(), GPUs: slices.DeleteFunc(r.GPUs(), r.OnlyObserves)})
 	}
 	for _, file := range all.Guards {
 		held = append(held, heldClaim{Claim: string(file.Claim.UID), GPUs: file.GPUs, Unreadable: true})
