@@ -25,7 +25,7 @@ const (
 )
 
 // TestMigrationFromDRADriver follows docs/how-to/migrate/nvidia-dra-driver.md from a cluster that NVIDIA's own DRA driver serves to one
-// that Partage serves, with one node moved back in between, and pods with claims and with old limits. Where the second node is moved
+// that Partage serves, with one node moved back in between and at the end, and pods with claims and with old limits. Where the second node is moved
 // although a pod runs on, no other pod gets its GPU.
 func TestMigrationFromDRADriver(t *testing.T) {
 	ns, dir := migrant(t)
@@ -103,6 +103,17 @@ func TestMigrationFromDRADriver(t *testing.T) {
 	removePods(t, ns)
 	apply(t, ns, oldDeployment("limits", 4))
 	wantOwnGPUs(t, ns, waitPods(t, ns, "limits", 4))
+
+	// Back after the last step.
+	g.run(t, []string{"VERSION=0.4.1"}, "return")
+	runsOn(t, draDriver, draDriverPods)
+	g.run(t, onNodeNamed(wholeNode), "drain", "back", "uncordon")
+	runsOn(t, draDriver, draDriverPods, wholeNode)
+	waitDevices(t, wholeNode, "those of NVIDIA's driver", areNVIDIAs)
+	wantOwnGPUs(t, ns, waitPods(t, ns, "limits", 4))
+	// Both drivers must be there to release what the pods have.
+	kubectl(t, "delete", "deployments", "--all", "-n", ns)
+	removePods(t, ns)
 }
 
 // wantEachOnItsOwn waits until two pods with claims and two with limits run, and fails unless each has a GPU of its own.

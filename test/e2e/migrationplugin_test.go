@@ -38,7 +38,7 @@ config:
 `
 
 // TestMigrationFromDevicePlugin follows docs/how-to/migrate/device-plugin.md from a cluster that NVIDIA's own device plugin serves to
-// one that Partage serves, with one node moved back in between. Of two nodes, one has whole GPUs and one has time-slicing. A
+// one that Partage serves, with one node moved back in between and at the end. Of two nodes, one has whole GPUs and one has time-slicing. A
 // Deployment that fills all of it is never changed.
 func TestMigrationFromDevicePlugin(t *testing.T) {
 	ns, dir := migrant(t)
@@ -117,6 +117,16 @@ func TestMigrationFromDevicePlugin(t *testing.T) {
 	wantGPUs(t, ns, sharedNode, last[sharedNode], 4)
 	wantClaims(t, ns, last[wholeNode], true)
 	wantClaims(t, ns, last[sharedNode], true)
+
+	// Back after the last step.
+	g.run(t, []string{"VERSION=0.20.0"}, "return")
+	runsOn(t, devicePlugin, devicePluginPods)
+	g.run(t, onNodeNamed(wholeNode), "drain", "back", "uncordon")
+	runsOn(t, devicePlugin, devicePluginPods, wholeNode)
+	runsOn(t, driverNamespace, partagePods, sharedNode)
+	returned := podsByNode(t, ns, "work", all)
+	wantGPUs(t, ns, wholeNode, returned[wholeNode], 1)
+	wantClaims(t, ns, returned[wholeNode], false)
 }
 
 // sameNames reports whether the same pods are on each node.
