@@ -30,96 +30,6 @@ func one(c *resourceapi.ResourceClaim) []*resourceapi.ResourceClaim {
 	return []*resourceapi.ResourceClaim{c}
 }
 
-// states fill a fleet of one node in different ways.
-var states = map[string]func(f *fleettest.Fleet, node string){
-	"idle": func(*fleettest.Fleet, string) {},
-	"a GPU": func(f *fleettest.Fleet, node string) {
-		f.Held("a", "whole", node, fleettest.Request(whole))
-	},
-	"a share": func(f *fleettest.Fleet, node string) {
-		f.Held("a", "share", node, fleettest.Share(mps, "1Gi", ""))
-	},
-	"tainted": func(f *fleettest.Fleet, _ string) {
-		f.TaintRules = append(f.TaintRules, &resourceapi.DeviceTaintRule{Spec: resourceapi.DeviceTaintRuleSpec{
-			DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: new(fleettest.Driver)},
-			Taint:          resourceapi.DeviceTaint{Key: "maintenance", Effect: resourceapi.DeviceTaintEffectNoSchedule},
-		}})
-	},
-	"incomplete": func(f *fleettest.Fleet, _ string) { f.Slices = f.Slices[1:] },
-}
-
-// requests are lists of requests of one claim.
-var requests = map[string][]resourceapi.DeviceRequest{
-	"whole":      {fleettest.Request(whole)},
-	"two":        {fleettest.Count(2, whole)},
-	"three":      {fleettest.Count(3, whole)},
-	"partition":  {fleettest.Request(mig)},
-	"half":       {fleettest.Request(mig, "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('30Gi')) >= 0")},
-	"misspelt":   {fleettest.Request(mig, fleettest.Profile("1g.1gb"))},
-	"error":      {fleettest.Request(whole, "device.attributes['gpu.nvidia.com'].nosuch == 'x'")},
-	"no class":   {fleettest.Request("nosuch")},
-	"share":      {fleettest.Share(mps, "2Gi", "")},
-	"huge share": {fleettest.Share(mps, "2Ti", "")},
-	"both":       {fleettest.Request(whole), fleettest.Share(mps, "2Gi", "")},
-}
-
-// TestPartIsAsGood compares what the allocator says of the devices that a Planner shows it with
-// what it says of all of them.
-func TestPartIsAsGood(t *testing.T) {
-	compared := map[allocation.Verdict]int{}
-	for _, board := range fleettest.Boards(t) {
-		for state, fill := range states {
-			for _, partitioned := range []bool{false, true} {
-				f := fleettest.New(t)
-				if partitioned {
-					f.AddPartitionedNode("n", board, 2)
-				} else {
-					f.AddNode("n", board, 2)
-				}
-				if !fits(t, f, state) {
-					continue
-				}
-				fill(f, "n")
-				part, all := allocation.New(f.Snapshot, patient), allocation.New(f.Snapshot, patient, allocation.WithEverything())
-				for name, r := range requests {
-					claim := f.Claim("a", name, r...)
-					got, want := part.OnNode(t.Context(), f.Nodes[0], one(claim)), all.OnNode(t.Context(), f.Nodes[0], one(claim))
-					if got.Verdict != want.Verdict || devices(got) != devices(want) || fmt.Sprint(got.Err) != fmt.Sprint(want.Err) {
-						t.Errorf("%s, %s, %s: %s %s %v, with all devices %s %s %v", board, state, name,
-							got.Verdict, devices(got), got.Err, want.Verdict, devices(want), want.Err)
-					}
-					compared[got.Verdict]++
-				}
-			}
-		}
-	}
-	if compared[allocation.Fits] < 200 || compared[allocation.Refused] < 400 || compared[allocation.Failed] < 200 {
-		t.Errorf("compared %v", compared)
-	}
-}
-
-// fits leaves out what a board does not have.
-func fits(t *testing.T, f *fleettest.Fleet, state string) bool {
-	t.Helper()
-	r, needed := map[string]resourceapi.DeviceRequest{"a GPU": fleettest.Request(whole), "a share": fleettest.Share(mps, "1Gi", "")}[state]
-	if !needed {
-		return true
-	}
-	claim := &resourceapi.ResourceClaim{}
-	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{r}
-	return allocation.New(f.Snapshot).OnNode(t.Context(), f.Nodes[0], one(claim)).Verdict == allocation.Fits
-}
-
-func devices(a allocation.Answer) string {
-	out := ""
-	for _, r := range a.Results {
-		for _, d := range r.Devices.Results {
-			out += " " + d.Device
-		}
-	}
-	return out
-}
-
 // TestLike: nodes that differ in names and UUIDs only are searched once, others are not taken
 // for them.
 func TestLike(t *testing.T) {
@@ -155,6 +65,21 @@ func TestLike(t *testing.T) {
 	}
 }
 
+// TestConstraintsTellApart: what a constraint compares may be what tells nodes of one kind apart.
+func TestConstraintsTellApart(t *testing.T) {
+	f := fleettest.New(t)
+	for i := range 3 {
+		f.AddNode(fmt.Sprint("node-", i), "h100-80-sxm", 2)
+	}
+	claim := f.Claim("a", "c", fleettest.Count(2, whole))
+	claim.Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: new(resourceapi.FullyQualifiedName("resource.kubernetes.io/pcieRoot"))}}
+	for _, a := range allocation.New(f.Snapshot).OnNodes(t.Context(), f.Nodes, one(claim)) {
+		if a.Like != "" {
+			t.Errorf("%+v", a)
+		}
+	}
+}
+
 // TestFirstOfItsKind: of nodes that are the same the first is searched, however many are looked at at a time, so that an error names the same
 // device every time.
 func TestFirstOfItsKind(t *testing.T) {
@@ -162,7 +87,7 @@ func TestFirstOfItsKind(t *testing.T) {
 	for i := range 4 {
 		f.AddNode(fmt.Sprint("n", i), "h100-80-sxm", 1)
 	}
-	claim := f.Claim("a", "c", requests["error"]...)
+	claim := f.Claim("a", "c", fleettest.Request(whole, "device.attributes['gpu.nvidia.com'].nosuch == 'x'"))
 	planner := allocation.New(f.Snapshot, patient)
 	for range 100 {
 		for _, a := range planner.OnNodes(t.Context(), f.Nodes, one(claim)) {
@@ -184,7 +109,10 @@ func TestWithout(t *testing.T) {
 	held := f.Held("a", "held", "n", fleettest.Request(whole))
 	claim := f.Claim("a", "c", fleettest.Request(whole))
 	p := allocation.New(f.Snapshot)
-	states["tainted"](f, "n")
+	f.TaintRules = append(f.TaintRules, &resourceapi.DeviceTaintRule{Spec: resourceapi.DeviceTaintRuleSpec{
+		DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: new(fleettest.Driver)},
+		Taint:          resourceapi.DeviceTaint{Key: "maintenance", Effect: resourceapi.DeviceTaintEffectNoSchedule},
+	}})
 	tainted := allocation.New(f.Snapshot)
 	for name, c := range map[string]struct {
 		planner *allocation.Planner

@@ -9,6 +9,7 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -16,7 +17,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/deviceclass/extendedresourcecache"
 	"k8s.io/dynamic-resource-allocation/structured"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -35,22 +38,44 @@ type Cluster struct {
 	// unread are nodes of which no more than the name is known.
 	unread  sets.Set[string]
 	classes classes
-	cel     *cel.Cache
+	// extended finds the class that provides an extended resource.
+	extended *extendedresourcecache.ExtendedResourceCache
+	cel      *cel.Cache
 	// pools are all there are, onNode those with slices of a node only, and anywhere those
 	// with slices that are not.
-	pools    map[poolID]*pool
+	pools    map[poolID]*Pool
 	onNode   map[string][]poolID
 	anywhere []poolID
+	// known is what selectors are for devices of one content.
+	mu    sync.Mutex
+	known map[question]answer
+}
+
+type question struct {
+	expression string
+	content    uint64
+}
+
+type answer struct {
+	matches bool
+	err     error
 }
 
 func newCluster(s *fleet.Snapshot) *Cluster {
-	c := &Cluster{classes: classesOf(s.Classes)}
+	c := &Cluster{
+		classes: classes{}, extended: extendedresourcecache.NewExtendedResourceCache(klog.Background()),
+		onNode: map[string][]poolID{}, known: map[question]answer{},
+	}
+	for _, class := range s.Classes {
+		c.classes[class.Name] = class
+		c.extended.OnAdd(class, true)
+	}
 	c.Features, c.Assumptions = featuresOf(s)
 	c.Nodes, c.unread = nodesOf(s)
 	c.cel = cel.NewCache(compiledSelectors, cel.Features{
 		EnableConsumableCapacity: c.Features.ConsumableCapacity, EnableListTypeAttributes: c.Features.ListTypeAttributes,
 	})
-	c.pools, c.onNode = poolsOf(withTaintRules(s.Slices, s.TaintRules, c.Features)), map[string][]poolID{}
+	c.pools = poolsOf(s, c.Features.DeviceTaints)
 	for _, id := range slices.SortedFunc(maps.Keys(c.pools), comparePools) {
 		for _, node := range c.pools[id].nodes {
 			if node == "" {
@@ -77,29 +102,18 @@ func (c *Cluster) poolsOn(node string) []poolID {
 	return slices.Compact(ids)
 }
 
-// Pools returns what a node sees of its pools.
-func (c *Cluster) Pools(node string) []Pool {
-	var out []Pool
-	for _, id := range c.poolsOn(node) {
-		out = append(out, c.pools[id].newest(id))
-	}
-	return out
-}
-
 // Published is a device in its slice and pool.
 type Published struct {
-	Pool  *Pool
-	Slice *resourceapi.ResourceSlice
-	Index int
+	*Pool
+	Device  *resourceapi.Device
+	content uint64
 }
-
-// Device returns the device itself.
-func (p Published) Device() *resourceapi.Device { return &p.Slice.Spec.Devices[p.Index] }
 
 // Devices goes through those that are there for a node: all of a slice, none, or those whose own node selection has it.
 func (c *Cluster) Devices(node *corev1.Node) iter.Seq[Published] {
 	return func(yield func(Published) bool) {
-		for _, pool := range c.Pools(node.Name) {
+		for _, id := range c.poolsOn(node.Name) {
+			pool := c.pools[id]
 			for _, s := range pool.Slices {
 				each := ptr.Deref(s.Spec.PerDeviceNodeSelection, false)
 				if !each && !c.matches(node, s.Spec.NodeName, s.Spec.AllNodes, s.Spec.NodeSelector) {
@@ -108,8 +122,7 @@ func (c *Cluster) Devices(node *corev1.Node) iter.Seq[Published] {
 				for i := range s.Spec.Devices {
 					if d := &s.Spec.Devices[i]; each && !c.matches(node, d.NodeName, d.AllNodes, d.NodeSelector) {
 						continue
-					}
-					if !yield(Published{&pool, s, i}) {
+					} else if !yield(Published{pool, d, pool.contents[s][i]}) {
 						return
 					}
 				}
@@ -124,14 +137,35 @@ func (c *Cluster) matches(node *corev1.Node, name *string, all *bool, selector *
 	return err == nil && matches
 }
 
-// evaluate says what the allocator finds for an expression and a device.
-func (c *Cluster) evaluate(ctx context.Context, expression, driver string, d *resourceapi.Device) (bool, error) {
+// Selects says what the allocator finds for an expression and a device.
+func (c *Cluster) Selects(ctx context.Context, expression string, p Published) (bool, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	q, asked := question{expression, p.content}, !seesIdentities(expression)
+	if a, known := c.known[q]; known && asked {
+		return a.matches, a.err
+	}
 	compiled := c.cel.GetOrCompile(expression)
 	if compiled.Error != nil {
 		return false, compiled.Error
 	}
-	matches, _, err := compiled.DeviceMatches(ctx, cel.Device{Driver: driver, AllowMultipleAllocations: d.AllowMultipleAllocations, Attributes: d.Attributes, Capacity: d.Capacity})
+	d := p.Device
+	matches, _, err := compiled.DeviceMatches(ctx, cel.Device{Driver: p.Driver, AllowMultipleAllocations: d.AllowMultipleAllocations, Attributes: d.Attributes, Capacity: d.Capacity})
+	c.known[q] = answer{matches, err}
 	return matches, err
+}
+
+// Attribute returns an attribute by its fully qualified name. A name in a slice without domain
+// is in the driver's.
+func (p Published) Attribute(name string) (resourceapi.DeviceAttribute, bool) {
+	if a, has := p.Device.Attributes[resourceapi.QualifiedName(name)]; has {
+		return a, true
+	}
+	if id := identifier(name); name == p.Driver+"/"+id {
+		a, has := p.Device.Attributes[resourceapi.QualifiedName(id)]
+		return a, has
+	}
+	return resourceapi.DeviceAttribute{}, false
 }
 
 // nodesOf returns the nodes of a Snapshot. Without the right to read nodes there are those that
@@ -152,14 +186,6 @@ func nodesOf(s *fleet.Snapshot) (nodes []*corev1.Node, unread sets.Set[string]) 
 
 // classes are what the allocator looks classes up in.
 type classes map[string]*resourceapi.DeviceClass
-
-func classesOf(list []*resourceapi.DeviceClass) classes {
-	c := classes{}
-	for _, class := range list {
-		c[class.Name] = class
-	}
-	return c
-}
 
 // List returns all classes.
 func (c classes) List() ([]*resourceapi.DeviceClass, error) {

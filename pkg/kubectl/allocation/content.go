@@ -4,13 +4,19 @@
 package allocation
 
 import (
+	"fmt"
 	"hash/maphash"
 	"regexp"
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/structured"
+	"k8s.io/utils/ptr"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
 // seed of all hashes. They live as long as the process.
@@ -23,31 +29,20 @@ var identities = sets.New("uuid", "parentUUID", "pciBusID", "pcieRoot", "serial"
 // between nodes that are otherwise alike.
 func contentOf(driver string, d *resourceapi.Device) uint64 {
 	c := *d
-	c.Name, c.Attributes, c.ConsumesCounters, c.Taints = "", nil, slices.Clone(d.ConsumesCounters), slices.Clone(d.Taints)
+	c.Name, c.ConsumesCounters, c.Taints = "", slices.Clone(d.ConsumesCounters), slices.Clone(d.Taints)
 	for i := range c.ConsumesCounters {
 		c.ConsumesCounters[i].CounterSet = ""
 	}
 	for i := range c.Taints {
 		c.Taints[i].TimeAdded = nil
 	}
-	return hashOf(driver, &c) + attributesOf(d, func(name string) bool { return !identities.Has(name) })
-}
-
-// identityIf stands for the identities of a device, if these matter.
-func identityIf(matter bool, d *resourceapi.Device) uint64 {
-	if !matter {
-		return 0
-	}
-	return attributesOf(d, identities.Has)
-}
-
-func attributesOf(d *resourceapi.Device, wanted func(name string) bool) (sum uint64) {
+	c.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}
 	for name, a := range d.Attributes {
-		if wanted(identifier(string(name))) {
-			sum += hashOf(string(name), &a)
+		if !identities.Has(identifier(string(name))) {
+			c.Attributes[name] = a
 		}
 	}
-	return sum
+	return hashOf(driver, &c)
 }
 
 // identifier returns a qualified name without its domain.
@@ -79,4 +74,71 @@ func seesIdentities(expression string) bool {
 		}
 	}
 	return strings.Contains(writtenOut.ReplaceAllString(expression, ""), "attributes")
+}
+
+// tellApart reports whether claims may treat devices differently that are of one kind.
+func (c *Cluster) tellApart(claims []*resourceapi.ResourceClaim) bool {
+	sees := func(s resourceapi.DeviceSelector) bool { return s.CEL == nil || seesIdentities(s.CEL.Expression) }
+	return slices.ContainsFunc(claims, func(claim *resourceapi.ResourceClaim) bool {
+		// Most constraints compare identities.
+		return len(claim.Spec.Devices.Constraints) > 0 || slices.ContainsFunc(fleet.AsksOf(&claim.Spec.Devices), func(a fleet.Ask) bool {
+			class := c.classes[*a.Class]
+			return class != nil && slices.ContainsFunc(class.Spec.Selectors, sees) || slices.ContainsFunc(*a.Selectors, sees)
+		})
+	})
+}
+
+// key is equal for nodes that have the same devices, used in the same way.
+func (p *Planner) key(node *corev1.Node) uint64 {
+	var h maphash.Hash
+	h.SetSeed(seed)
+	write := func(all ...any) { fmt.Fprintln(&h, all...) }
+	for _, id := range p.Cluster.poolsOn(node.Name) {
+		pool := p.Cluster.pools[id]
+		if len(pool.all) > len(pool.Slices) || pool.Incomplete() || pool.Invalid {
+			write(id.pool) // which the allocator names
+		}
+		sets := map[string]int{}
+		for _, s := range pool.all {
+			for _, set := range s.Spec.SharedCounters {
+				sets[set.Name] = len(sets)
+			}
+		}
+		for _, s := range pool.all {
+			write(id.driver, s.Spec.Pool.ResourceSliceCount, s.Spec.Pool.Generation-pool.Slices[0].Spec.Pool.Generation)
+			p.Cluster.writeNode(write, s, node)
+			for _, set := range s.Spec.SharedCounters {
+				write(sets[set.Name], hashOf("", &resourceapi.CounterSet{Counters: set.Counters}))
+			}
+			for i := range s.Spec.Devices {
+				d := &s.Spec.Devices[i]
+				write(pool.contents[s][i], len(p.held[id][d.Name]))
+				for _, c := range d.ConsumesCounters {
+					write(sets[c.CounterSet])
+				}
+				var consumed uint64
+				for _, hold := range p.held[id][d.Name] {
+					for name, q := range hold.Result.ConsumedCapacity {
+						consumed += hashOf(string(name), &q)
+					}
+				}
+				write(consumed)
+			}
+		}
+	}
+	return h.Sum64()
+}
+
+// writeNode tells nodes apart that a slice treats differently.
+func (c *Cluster) writeNode(write func(...any), s *resourceapi.ResourceSlice, node *corev1.Node) {
+	if name := ptr.Deref(s.Spec.NodeName, ""); name != "" {
+		write(name == node.Name)
+		return
+	}
+	matches, err := structured.NodeMatches(c.Features, node, "", ptr.Deref(s.Spec.AllNodes, false), s.Spec.NodeSelector)
+	if err != nil || ptr.Deref(s.Spec.PerDeviceNodeSelection, false) {
+		write(node.Name)
+	}
+	// The pool is the same on all nodes.
+	write(matches, s.Spec.Pool.Name)
 }

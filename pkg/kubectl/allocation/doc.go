@@ -8,8 +8,6 @@
 // A Planner is made of a Snapshot once and is never changed; Without returns another one, for other
 // circumstances. A Cluster is what there is, whoever has it. All methods may be called concurrently.
 //
-// Fleets are large and their nodes alike. Two things make an answer for 500 nodes cheap, and
-// neither changes it: the allocator sees only those devices of a node that a request of the
-// claims could select, together with all allocated ones, and nodes on which it would see the
-// same are searched once.
+// Fleets are large and their nodes alike: nodes on which the allocator would see the same are searched once, unless the claims could tell
+// their devices apart.
 package allocation

@@ -25,19 +25,7 @@ const ExtendedClaimName = "<extended-resources>"
 // ExtendedClass returns the class that provides an extended resource: the newest that names it,
 // or the class that the resource is named after. It is nil if there is none.
 func (c *Cluster) ExtendedClass(name corev1.ResourceName) *resourceapi.DeviceClass {
-	if class, is := strings.CutPrefix(string(name), resourceapi.ResourceDeviceClassPrefix); is {
-		return c.classes[class]
-	}
-	var newest *resourceapi.DeviceClass
-	for _, class := range c.classes {
-		if ptr.Deref(class.Spec.ExtendedResourceName, "") != string(name) {
-			continue
-		}
-		if newest == nil || cmp.Or(class.CreationTimestamp.Compare(newest.CreationTimestamp.Time), cmp.Compare(newest.Name, class.Name)) > 0 {
-			newest = class
-		}
-	}
-	return newest
+	return c.extended.GetDeviceClass(name)
 }
 
 // ExtendedClaim returns the claim that the scheduler makes for the extended resources of a pod

@@ -4,6 +4,8 @@
 package allocation
 
 import (
+	"cmp"
+	"maps"
 	"slices"
 	"time"
 
@@ -22,12 +24,9 @@ type Planner struct {
 	// Cluster is what there is to allocate.
 	Cluster *Cluster
 	// TimeLimit is how long is searched on one node.
-	TimeLimit  time.Duration
-	everything bool
-	held       *holders
+	TimeLimit time.Duration
+	held      map[poolID]state
 }
-
-type poolID struct{ driver, pool string }
 
 // Option changes a Planner that is being made.
 type Option func(*Planner)
@@ -35,54 +34,49 @@ type Option func(*Planner)
 // WithTimeLimit sets how long is searched on one node.
 func WithTimeLimit(d time.Duration) Option { return func(p *Planner) { p.TimeLimit = d } }
 
-// WithEverything makes the Planner show all devices to the allocator, and search each node. It
-// is slow, and for tests that compare.
-func WithEverything() Option { return func(p *Planner) { p.everything = true } }
-
 // New returns a Planner for what a Snapshot has: taint rules are applied to slices, and what
 // claims hold is taken.
 func New(s *fleet.Snapshot, options ...Option) *Planner {
-	p := &Planner{TimeLimit: DefaultTimeLimit, Cluster: newCluster(s)}
-	p.held = holdersOf(s.Claims, p.Cluster.Features)
+	p := &Planner{TimeLimit: DefaultTimeLimit, Cluster: newCluster(s), held: statesOf(s.Claims...)}
 	for _, o := range options {
 		o(p)
 	}
 	return p
 }
 
-// Claims returns those that hold devices.
-func (p *Planner) Claims() []*resourceapi.ResourceClaim { return p.held.claims }
-
 // ClaimsOn returns those that hold devices of the pools of a node, those with the fewest users first.
 func (p *Planner) ClaimsOn(node string) []*resourceapi.ResourceClaim {
-	held := sets.New[*resourceapi.ResourceClaim]()
+	claims := sets.New[*resourceapi.ResourceClaim]()
 	for _, id := range p.Cluster.onNode[node] {
-		held.Insert(p.held.ofPool[id]...)
+		for _, holds := range p.held[id] {
+			for _, h := range holds {
+				claims.Insert(h.Claim)
+			}
+		}
 	}
-	on := slices.DeleteFunc(slices.Clone(p.held.claims), func(c *resourceapi.ResourceClaim) bool { return !held.Has(c) })
-	slices.SortStableFunc(on, func(a, b *resourceapi.ResourceClaim) int {
-		return len(a.Status.ReservedFor) - len(b.Status.ReservedFor)
+	return slices.SortedFunc(maps.Keys(claims), func(a, b *resourceapi.ResourceClaim) int {
+		return cmp.Or(len(a.Status.ReservedFor)-len(b.Status.ReservedFor), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
-	return on
 }
 
-// Without returns a Planner for the time after these claims have ended.
+// Without returns a Planner for the time after these claims have ended. Pools that these do not concern, which are nearly all, stay the same.
 func (p *Planner) Without(ended ...*resourceapi.ResourceClaim) *Planner {
-	q := *p
-	q.held = p.held.without(ended)
+	q, gone := *p, sets.New(ended...)
+	q.held = maps.Clone(p.held)
+	for id := range statesOf(ended...) {
+		q.held[id] = p.held[id].without(gone)
+	}
 	return &q
 }
 
-// HeldAlone reports whether a claim has a device for itself.
-func (p *Planner) HeldAlone(driver, pool, device string) bool {
-	s := p.held.states[poolID{driver, pool}]
-	return s != nil && s.alone.Has(device)
+// Emptied returns a Planner for a cluster without claims.
+func (p *Planner) Emptied() *Planner {
+	q := *p
+	q.held = nil
+	return &q
 }
 
-// Shares returns what claims have of a device that is shared.
-func (p *Planner) Shares(driver, pool, device string) []*resourceapi.DeviceRequestAllocationResult {
-	if s := p.held.states[poolID{driver, pool}]; s != nil {
-		return s.shared[device]
-	}
-	return nil
+// Held returns what claims have of a device.
+func (p *Planner) Held(pool *Pool, device string) []Hold {
+	return p.held[poolID{pool.Driver, pool.Name}][device]
 }

@@ -89,7 +89,7 @@ func TestRuleCovers(t *testing.T) {
 // TestPoolsOn: the newest generation counts, and says whether it is whole.
 func TestPoolsOn(t *testing.T) {
 	f := fleettest.New(t)
-	f.AddNode("n", "h100-80-sxm", 2)
+	node := f.AddNode("n", "h100-80-sxm", 2)
 	old := f.Slices
 	f.Slices = nil
 	for _, s := range old {
@@ -100,12 +100,19 @@ func TestPoolsOn(t *testing.T) {
 		f.Slices = append(f.Slices, newer)
 	}
 	f.Slices = f.Slices[:len(f.Slices)-1]
-	pools := allocation.New(f.Snapshot).Cluster.Pools("n")
-	if len(pools) != 1 || !pools[0].Incomplete() || len(pools[0].Slices) != len(old)-1 {
-		t.Errorf("%+v", pools)
+	cluster := allocation.New(f.Snapshot).Cluster
+	devices := 0
+	for d := range cluster.Devices(node) {
+		if !d.Incomplete() || len(d.Slices) != len(old)-1 {
+			t.Fatalf("%+v", d.Pool)
+		}
+		devices++
 	}
-	if got := allocation.New(f.Snapshot).Cluster.Pools("other"); len(got) != 0 {
-		t.Errorf("%+v", got)
+	if devices == 0 {
+		t.Error("no device")
+	}
+	for d := range cluster.Devices(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "other"}}) {
+		t.Errorf("%+v", d)
 	}
 }
 

@@ -11,30 +11,53 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/ptr"
 
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/generation"
 )
 
-// pool has all slices of a pool, of all generations: which count is for the allocator to say.
-type pool struct {
-	// slices are sorted by name, as the allocator sorts them.
-	slices []*resourceapi.ResourceSlice
-	// nodes are the names in the slices; "" is among them if a slice has none.
-	nodes []string
-	// devices are the contents of each slice's devices.
-	devices map[*resourceapi.ResourceSlice][]uint64
-	// intact pools may be shown to the allocator in parts. In others something is wrong that
-	// the allocator has to see.
-	intact bool
+type poolID struct{ driver, pool string }
+
+func comparePools(a, b poolID) int {
+	return cmp.Or(cmp.Compare(a.driver, b.driver), cmp.Compare(a.pool, b.pool))
 }
 
-func poolsOf(all []*resourceapi.ResourceSlice) map[poolID]*pool {
-	pools := map[poolID]*pool{}
+// Pool is what the scheduler sees of a pool: the slices of its newest generation.
+type Pool struct {
+	Driver, Name string
+	Slices       []*resourceapi.ResourceSlice
+	// Expected is how many slices the pool should have. With fewer the scheduler allocates
+	// nothing of it.
+	Expected int64
+	// Invalid says that a name occurs twice, or a counter is not there: the scheduler allocates
+	// nothing of it either.
+	Invalid bool
+
+	// all are the slices of all generations, sorted by name, as the allocator sorts them: which count is for the allocator to say.
+	all []*resourceapi.ResourceSlice
+	// nodes are the names in the slices; "" is among them if a slice has none.
+	nodes []string
+	// contents are those of each slice's devices.
+	contents map[*resourceapi.ResourceSlice][]uint64
+}
+
+// Incomplete reports whether slices are missing.
+func (p *Pool) Incomplete() bool { return int64(len(p.Slices)) != p.Expected }
+
+func poolsOf(s *fleet.Snapshot, hasTaints bool) map[poolID]*Pool {
+	pools := map[poolID]*Pool{}
+	all := s.Slices
+	if hasTaints && len(s.TaintRules) > 0 {
+		all = make([]*resourceapi.ResourceSlice, len(s.Slices))
+		for i := range all {
+			all[i] = tainted(s.Slices[i], s.TaintRules)
+		}
+	}
 	for _, s := range all {
 		id := poolID{s.Spec.Driver, s.Spec.Pool.Name}
 		if pools[id] == nil {
-			pools[id] = &pool{devices: map[*resourceapi.ResourceSlice][]uint64{}}
+			pools[id] = &Pool{Driver: id.driver, Name: id.pool, contents: map[*resourceapi.ResourceSlice][]uint64{}}
 		}
-		pools[id].slices = append(pools[id].slices, s)
+		pools[id].all = append(pools[id].all, s)
 	}
 	contents := make([][]uint64, len(all))
 	inParallel(len(all), func(n int) {
@@ -43,28 +66,46 @@ func poolsOf(all []*resourceapi.ResourceSlice) map[poolID]*pool {
 		}
 	})
 	for n, s := range all {
-		pools[poolID{s.Spec.Driver, s.Spec.Pool.Name}].devices[s] = contents[n]
+		pools[poolID{s.Spec.Driver, s.Spec.Pool.Name}].contents[s] = contents[n]
 	}
 	for _, p := range pools {
-		slices.SortStableFunc(p.slices, func(a, b *resourceapi.ResourceSlice) int { return cmp.Compare(a.Name, b.Name) })
+		slices.SortStableFunc(p.all, func(a, b *resourceapi.ResourceSlice) int { return cmp.Compare(a.Name, b.Name) })
 		nodes := sets.New[string]()
-		for _, s := range p.slices {
+		for _, s := range p.all {
 			nodes.Insert(ptr.Deref(s.Spec.NodeName, ""))
 		}
 		p.nodes = sets.List(nodes)
-		p.intact = intact(p.slices)
+		p.Slices, _ = generation.Newest(p.all)
+		p.Expected = p.Slices[0].Spec.Pool.ResourceSliceCount
+		p.Invalid = !p.Incomplete() && !valid(p.Slices)
 	}
 	return pools
 }
 
-// intact reports whether all slices are of one generation, no name occurs twice, and all
-// counters that devices use are there.
-func intact(pool []*resourceapi.ResourceSlice) bool {
+// tainted returns a slice with the taints that rules give to its devices, as the scheduler sees it. One that no rule concerns stays as it is.
+func tainted(s *resourceapi.ResourceSlice, rules []*resourceapi.DeviceTaintRule) *resourceapi.ResourceSlice {
+	patched := s
+	for _, rule := range rules {
+		for i := range s.Spec.Devices {
+			if !fleet.RuleCovers(rule, s.Spec.Driver, s.Spec.Pool.Name, s.Spec.Devices[i].Name) {
+				continue
+			}
+			if patched == s {
+				c := *s
+				c.Spec.Devices = slices.Clone(s.Spec.Devices)
+				patched = &c
+			}
+			d := &patched.Spec.Devices[i]
+			d.Taints = append(slices.Clip(d.Taints), rule.Spec.Taint)
+		}
+	}
+	return patched
+}
+
+// valid reports whether no name occurs twice, and all counters that devices use are there.
+func valid(pool []*resourceapi.ResourceSlice) bool {
 	counters := map[string]map[string]resourceapi.Counter{}
 	for _, s := range pool {
-		if s.Spec.Pool.Generation != pool[0].Spec.Pool.Generation {
-			return false
-		}
 		for _, set := range s.Spec.SharedCounters {
 			if counters[set.Name] != nil {
 				return false
@@ -93,30 +134,4 @@ func countersExist(consumed []resourceapi.DeviceCounterConsumption, sets map[str
 		}
 	}
 	return true
-}
-
-func comparePools(a, b poolID) int {
-	return cmp.Or(cmp.Compare(a.driver, b.driver), cmp.Compare(a.pool, b.pool))
-}
-
-// Pool is what a node sees of a pool: the slices of its newest generation.
-type Pool struct {
-	Driver, Name string
-	Slices       []*resourceapi.ResourceSlice
-	// Expected is how many slices the pool should have. With fewer the scheduler allocates
-	// nothing of it.
-	Expected int64
-	// Invalid says that a name occurs twice, or a counter is not there: the scheduler allocates
-	// nothing of it either.
-	Invalid bool
-}
-
-// Incomplete reports whether slices are missing.
-func (p *Pool) Incomplete() bool { return int64(len(p.Slices)) != p.Expected }
-
-func (p *pool) newest(id poolID) Pool {
-	current, _ := generation.Newest(p.slices)
-	out := Pool{Driver: id.driver, Name: id.pool, Slices: current, Expected: current[0].Spec.Pool.ResourceSliceCount}
-	out.Invalid = !out.Incomplete() && !intact(out.Slices)
-	return out
 }

@@ -8,11 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/structured"
 )
 
@@ -48,69 +48,52 @@ type Answer struct {
 	Err error
 }
 
-// OnNode says whether claims fit on a node, all of them.
-func (p *Planner) OnNode(ctx context.Context, node *corev1.Node, claims []*resourceapi.ResourceClaim) Answer {
-	q := newQuery(p, claims)
-	return q.search(ctx, q.part(ctx, node))
-}
-
 // OnNodes says on which nodes claims fit, all of them on one. Answers are in the order of nodes. Of nodes that are the same the first is
 // searched. When a search exceeds the time limit, nodes that were not reached yet are not searched: neither does the scheduler get any
 // further.
 func (p *Planner) OnNodes(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) []Answer {
-	q := newQuery(p, claims)
+	var kinds [][]*corev1.Node
+	if p.Cluster.tellApart(claims) {
+		kinds = slices.Collect(slices.Chunk(nodes, 1))
+	} else {
+		kinds = p.Kinds(nodes)
+	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	kinds := q.kinds(ctx, nodes)
-	answers := make([]Answer, len(nodes))
+	firsts := make([]Answer, len(kinds))
 	inParallel(len(kinds), func(i int) {
-		a := q.search(ctx, kinds[i].first)
-		if a.Verdict == TimedOut {
+		if firsts[i] = p.OnNode(ctx, kinds[i][0], claims); firsts[i].Verdict == TimedOut {
 			stop()
 		}
-		for _, n := range kinds[i].nodes {
-			answers[n] = a.of(nodes[n])
-		}
 	})
+	byName := map[string]Answer{}
+	for i, kind := range kinds {
+		for _, n := range kind {
+			byName[n.Name] = firsts[i].of(n)
+		}
+	}
+	answers := make([]Answer, 0, len(nodes))
+	for _, n := range nodes {
+		answers = append(answers, byName[n.Name])
+	}
 	return answers
 }
 
-// kind is a group of nodes for which the allocator's answer must be the same.
-type kind struct {
-	first *part
-	// nodes are all of them, by index.
-	nodes []int
-}
-
-// kinds groups nodes, in their order.
-func (q *query) kinds(ctx context.Context, nodes []*corev1.Node) []*kind {
+// Kinds groups nodes that have the same devices, used in the same way, in their order.
+func (p *Planner) Kinds(nodes []*corev1.Node) [][]*corev1.Node {
 	keys := make([]uint64, len(nodes))
-	var mu sync.Mutex
-	// firsts are the indices and parts of the first nodes of each key that were found yet: the other parts need not be kept.
-	type indexed struct {
-		index int
-		part  *part
-	}
-	firsts := map[uint64]indexed{}
-	inParallel(len(nodes), func(i int) {
-		p := q.part(ctx, nodes[i])
-		keys[i] = p.key
-		mu.Lock()
-		defer mu.Unlock()
-		if known, has := firsts[p.key]; !has || i < known.index {
-			firsts[p.key] = indexed{i, p}
+	inParallel(len(nodes), func(i int) { keys[i] = p.key(nodes[i]) })
+	var kinds [][]*corev1.Node
+	byKey := map[uint64]int{}
+	for i, n := range nodes {
+		kind, known := byKey[keys[i]]
+		if !known {
+			kind, kinds = len(kinds), append(kinds, nil)
+			byKey[keys[i]] = kind
 		}
-	})
-	var out []*kind
-	byKey := map[uint64]*kind{}
-	for i, key := range keys {
-		if byKey[key] == nil {
-			byKey[key] = &kind{first: firsts[key].part}
-			out = append(out, byKey[key])
-		}
-		byKey[key].nodes = append(byKey[key].nodes, i)
+		kinds[kind] = append(kinds[kind], n)
 	}
-	return out
+	return kinds
 }
 
 // of returns the answer for a node that is the same as the one that was searched.
@@ -141,46 +124,42 @@ func inParallel(n int, f func(int)) {
 
 // Anywhere reports whether claims fit on one of the nodes, and on which. It stops at the first.
 func (p *Planner) Anywhere(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (Answer, bool) {
-	q, refused := newQuery(p, claims), sets.New[uint64]()
 	for _, n := range nodes {
-		part := q.part(ctx, n)
-		if refused.Has(part.key) {
-			continue
-		}
-		a := q.search(ctx, part)
-		if a.Verdict != Refused {
+		if a := p.OnNode(ctx, n, claims); a.Verdict != Refused {
 			return a, a.Verdict == Fits
 		}
-		refused.Insert(part.key)
 	}
 	return Answer{}, false
 }
 
-// search runs the allocator.
-func (q *query) search(ctx context.Context, p *part) Answer {
-	a := Answer{Node: p.node.Name}
+// OnNode says whether claims fit on a node, all of them.
+func (p *Planner) OnNode(ctx context.Context, node *corev1.Node, claims []*resourceapi.ResourceClaim) Answer {
+	a, c := Answer{Node: node.Name}, p.Cluster
 	if ctx.Err() != nil {
 		a.Verdict, a.Err = NotSearched, context.Cause(ctx)
 		return a
 	}
-	limited, cancel := context.WithTimeout(ctx, q.planner.TimeLimit)
+	limited, cancel := context.WithTimeout(ctx, p.TimeLimit)
 	defer cancel()
-	allocator, err := structured.NewAllocator(limited, q.cluster.Features, q.planner.held.allocated(p.pools), q.cluster.classes, p.slices, q.cluster.cel)
+	pools := c.poolsOn(node.Name)
+	var all []*resourceapi.ResourceSlice
+	for _, id := range pools {
+		all = append(all, c.pools[id].all...)
+	}
+	allocator, err := structured.NewAllocator(limited, c.Features, p.allocated(pools), c.classes, all, c.cel)
 	if err != nil {
 		a.Verdict, a.Err = Failed, fmt.Errorf("make an allocator: %w", err)
 		return a
 	}
-	a.Results, a.Err = allocator.Allocate(limited, p.node, q.claims)
+	a.Results, a.Err = allocator.Allocate(limited, node, claims)
 	switch {
 	case ctx.Err() != nil:
 		a.Verdict, a.Err = NotSearched, context.Cause(ctx)
 	case errors.Is(a.Err, context.DeadlineExceeded):
 		a.Verdict = TimedOut
-	case errors.Is(a.Err, structured.ErrFailedAllocationOnNode):
-		a.Verdict = Refused
-	case a.Err != nil:
+	case a.Err != nil && !errors.Is(a.Err, structured.ErrFailedAllocationOnNode):
 		a.Verdict = Failed
-	case len(a.Results) == len(q.claims):
+	case a.Err == nil && len(a.Results) == len(claims):
 		a.Verdict = Fits
 	default:
 		a.Verdict = Refused

@@ -6,12 +6,11 @@ package explain
 import (
 	"cmp"
 	"context"
-	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -27,45 +26,25 @@ const (
 	mostTries  = 8
 )
 
-// change is one of a request that may help.
-type change struct {
-	kind SuggestionKind
-	text string
-	edit func(ask)
-}
-
-// choices are changes in place of each other, the best first. No more than most of them are suggested.
-type choices struct {
-	most int
-	of   []change
-}
-
-// changes returns those of a request, the smallest first.
-func (h *helper) changes(ctx context.Context, a ask) []choices {
-	out := append(otherValues(ctx, h.s, a), smallerAmounts(ctx, h.s, a)...)
-	out = append(out, h.capacities(ctx, a)...)
-	return append(out, h.fewerDevices(ctx, a), withoutSelector(a), h.tolerations(ctx, a))
-}
-
-// selected calls f for each comparison that a form finds in the selectors of a request, with what is compared, the value, and a change
-// of the value.
-func selected(a ask, form *regexp.Regexp, f func(name, asked string, with func(value string) func(ask))) {
+// changes tries those of a request that may help, the smallest first.
+func (h *helper) changes(ctx context.Context, a ask) {
+	h.otherValues(ctx, a)
+	h.smallerAmounts(ctx, a)
+	h.capacities(ctx, a)
+	h.fewerDevices(ctx, a)
 	for i, s := range *a.Selectors {
-		if s.CEL == nil {
-			continue
-		}
-		for _, at := range form.FindAllStringSubmatchIndex(s.CEL.Expression, -1) {
-			text := func(group int) string { return s.CEL.Expression[max(0, at[2*group]):max(0, at[2*group+1])] }
-			from, to := max(at[4], at[6]), max(at[5], at[7])
-			f(text(1), text(2)+text(3), func(value string) func(ask) {
-				whole := text(0)
-				// What devices publish is not to be part of an expression.
-				other := s.CEL.Expression[at[0]:from-1] + quote.CEL(value) + s.CEL.Expression[to+1:at[1]]
-				expression := strings.ReplaceAll(s.CEL.Expression, whole, other)
-				return func(a ask) { (*a.Selectors)[i].CEL = &resourceapi.CELDeviceSelector{Expression: expression} }
-			})
+		if s.CEL != nil {
+			h.confirm(ctx, a, DropSelector, func(a ask) { *a.Selectors = slices.Delete(*a.Selectors, i, i+1) }, "without selector %d: %s", i, oneLine(s.CEL.Expression))
 		}
 	}
+	h.tolerations(ctx, a)
+}
+
+// comparison is one that a selector makes: of an attribute or capacity with a value.
+type comparison struct {
+	name, value string
+	// with returns the selector's expression with another value.
+	with func(value string) string
 }
 
 // equality finds comparisons of an attribute with a text, such as .profile == '1g.10gb', and quantity those of an amount.
@@ -74,67 +53,73 @@ var (
 	quantity = regexp.MustCompile(`\.([a-zA-Z_][a-zA-Z0-9_]*)\.(?:compareTo|isGreaterThan)\(quantity\((?:'([^']*)'|"([^"]*)")\)\)`)
 )
 
-// otherValues are what devices have in place of a text that a selector compares.
-func otherValues(ctx context.Context, s *sight, a ask) []choices {
-	var out []choices
-	selected(a, equality, func(name, asked string, with func(string) func(ask)) {
-		c := choices{most: mostValues}
-		for _, value := range replacements(ctx, s, a, name, asked) {
-			if value != asked {
-				c.of = append(c.of, change{ChangeValue, fmt.Sprintf("with %s %s in place of %s", name, value, asked), with(value)})
-			}
-		}
-		out = append(out, c)
-	})
+// comparisons returns those of a form that a selector makes.
+func comparisons(s resourceapi.DeviceSelector, form *regexp.Regexp) (out []comparison) {
+	if s.CEL == nil {
+		return nil
+	}
+	e := s.CEL.Expression
+	for _, at := range form.FindAllStringSubmatchIndex(e, -1) {
+		from, to := max(at[4], at[6]), max(at[5], at[7])
+		out = append(out, comparison{e[at[2]:at[3]], e[from:to], func(value string) string {
+			// What devices publish is not to be part of an expression.
+			return strings.ReplaceAll(e, e[at[0]:at[1]], e[at[0]:from-1]+quote.CEL(value)+e[to+1:at[1]])
+		}})
+	}
 	return out
 }
 
-// replacements returns what devices have in place of a text. If some have the text it is not
-// misspelt, and what comes next is what has the most memory; otherwise what is written alike.
-func replacements(ctx context.Context, s *sight, a ask, attribute, asked string) []string {
-	memory := map[string]int64{}
-	for _, d := range s.devicesOf(ctx, *a.Class) {
-		if value := textOf(d, attribute); value != "" {
-			size := amountOf(d, fleet.CapacityMemory)
-			memory[value] = max(memory[value], size.Value())
+// inSelectors tries other values, the best first, in place of those that selectors compare, until so many help.
+func (h *helper) inSelectors(ctx context.Context, a ask, form *regexp.Regexp, most int, others func(comparison) []string) {
+	for i, s := range *a.Selectors {
+		for _, c := range comparisons(s, form) {
+			told := 0
+			for _, value := range others(c) {
+				edit := func(a ask) { (*a.Selectors)[i].CEL = &resourceapi.CELDeviceSelector{Expression: c.with(value)} }
+				if told < most && value != c.value && h.confirm(ctx, a, ChangeValue, edit, "with %s %s in place of %s", c.name, value, c.value) {
+					told++
+				}
+			}
 		}
 	}
-	values := sets.List(sets.KeySet(memory))
-	if _, exists := memory[asked]; !exists {
-		return byDistance(asked, values)
-	}
-	slices.SortStableFunc(values, func(a, b string) int { return cmp.Compare(memory[b], memory[a]) })
-	return values
 }
 
-func amountOf(d *resourceapi.Device, capacity string) resource.Quantity {
-	for name, c := range d.Capacity {
-		if unqualified(string(name)) == capacity {
-			return c.Value
+// otherValues are what devices have in place of a text that a selector compares. If some have the text it is not
+// misspelt, and what comes next is what has the most memory; otherwise what is written alike.
+func (h *helper) otherValues(ctx context.Context, a ask) {
+	h.inSelectors(ctx, a, equality, mostValues, func(c comparison) []string {
+		memory := map[string]int64{}
+		for _, d := range h.s.devicesOf(ctx, *a.Class) {
+			if value := textOf(d.Device, c.name); value != "" {
+				size := amountOf(d.Device, fleet.CapacityMemory)
+				memory[value] = max(memory[value], size.Value())
+			}
 		}
-	}
-	return resource.Quantity{}
+		values := sets.List(sets.KeySet(memory))
+		if _, exists := memory[c.value]; !exists {
+			return byDistance(c.value, values)
+		}
+		slices.SortStableFunc(values, func(a, b string) int { return cmp.Compare(memory[b], memory[a]) })
+		return values
+	})
 }
 
 // smallerAmounts are smaller ones in place of one that a selector compares.
-func smallerAmounts(ctx context.Context, s *sight, a ask) []choices {
-	var out []choices
-	selected(a, quantity, func(name, text string, with func(string) func(ask)) {
-		asked, err := resource.ParseQuantity(text)
+func (h *helper) smallerAmounts(ctx context.Context, a ask) {
+	h.inSelectors(ctx, a, quantity, 1, func(c comparison) (values []string) {
+		asked, err := resource.ParseQuantity(c.value)
 		if err != nil {
-			return
+			return nil
 		}
 		var offered []resource.Quantity
-		for _, d := range s.devicesOf(ctx, *a.Class) {
-			offered = append(offered, roundDown(amountOf(d, name)))
+		for _, d := range h.s.devicesOf(ctx, *a.Class) {
+			offered = append(offered, roundDown(amountOf(d.Device, c.name)))
 		}
-		c := choices{most: 1}
 		for _, amount := range smaller(offered, asked) {
-			c.of = append(c.of, change{ChangeValue, fmt.Sprintf("with %s %s in place of %s", name, amount.String(), asked.String()), with(amount.String())})
+			values = append(values, amount.String())
 		}
-		out = append(out, c)
+		return values
 	})
-	return out
 }
 
 // roundDown makes a long amount readable.
@@ -155,74 +140,70 @@ func smaller(amounts []resource.Quantity, than resource.Quantity) []resource.Qua
 }
 
 // capacities are less of a shared device, or what was meant where no device has such a capacity.
-func (h *helper) capacities(ctx context.Context, a ask) []choices {
+func (h *helper) capacities(ctx context.Context, a ask) {
 	if *a.Capacity == nil {
-		return nil
+		return
 	}
-	var out []choices
-	j := newJudge(cmp.Or(h.empty, h.s.x.planner))
 	for _, name := range sortedNames((*a.Capacity).Requests) {
 		asked := (*a.Capacity).Requests[name]
+		set := func(name resourceapi.QualifiedName, amount resource.Quantity) func(ask) {
+			return func(a ask) { (*a.Capacity).Requests[name] = amount }
+		}
 		drop := func(a ask) { delete((*a.Capacity).Requests, name) }
-		var amounts []resource.Quantity
-		for _, b := range asksOf(a.changed(drop)) {
-			for _, n := range h.nodes {
-				if b.Position == a.Position {
-					amounts = append(amounts, offered(ctx, j, n, b, name)...)
+		amounts := h.offered(ctx, a, drop, name)
+		if len(amounts) == 0 {
+			capacities := sets.New[string]()
+			for _, d := range h.s.devicesOf(ctx, *a.Class) {
+				for name := range d.Device.Capacity {
+					capacities.Insert(string(name))
 				}
 			}
-		}
-		c := choices{most: 1}
-		if len(amounts) == 0 {
-			c.most = 2
-			if near := nearest(string(name), capacityNames(ctx, h.s, a)); near != "" {
-				c.of = append(c.of, change{RenameCapacity, fmt.Sprintf("with capacity %s in place of %s", near, name), func(a ask) {
+			if near := nearest(string(name), sets.List(capacities)); near != "" {
+				rename := func(a ask) {
 					drop(a)
-					(*a.Capacity).Requests[resourceapi.QualifiedName(near)] = asked
-				}})
+					set(resourceapi.QualifiedName(near), asked)(a)
+				}
+				h.confirm(ctx, a, RenameCapacity, rename, "with capacity %s in place of %s", near, name)
 			}
-			c.of = append(c.of, change{DropCapacity, fmt.Sprintf("without %s %s", name, asked.String()), drop})
+			h.confirm(ctx, a, DropCapacity, drop, "without %s %s", name, asked.String())
 		}
 		for _, amount := range smaller(amounts, asked) {
-			c.of = append(c.of, change{LowerCapacity, fmt.Sprintf("with %s %s in place of %s", name, amount.String(), asked.String()), func(a ask) { (*a.Capacity).Requests[name] = amount }})
+			if h.confirm(ctx, a, LowerCapacity, set(name, amount), "with %s %s in place of %s", name, amount.String(), asked.String()) {
+				break
+			}
 		}
-		out = append(out, c)
 	}
-	return out
 }
 
 // offered returns the most that a claim can get of each device that would do otherwise.
-func offered(ctx context.Context, j *judge, node *corev1.Node, a ask, name resourceapi.QualifiedName) []resource.Quantity {
+func (h *helper) offered(ctx context.Context, a ask, drop func(ask), name resourceapi.QualifiedName) []resource.Quantity {
 	var out []resource.Quantity
-	for _, f := range j.onNode(ctx, node, a) {
-		c, has := f.device.Capacity[name]
-		if !has || f.cause() != "" && f.cause() != CapacityUsed {
-			continue
+	j := newJudge(cmp.Or(h.empty, h.s.x.planner))
+	for _, b := range asksOf(a.changed(drop)) {
+		for _, n := range h.nodes {
+			if b.Position != a.Position {
+				continue
+			}
+			for _, f := range j.onNode(ctx, n, b) {
+				c, has := f.Device.Capacity[name]
+				if !has || f.cause() != "" && f.cause() != CapacityUsed {
+					continue
+				}
+				left := j.left(&f, name)
+				if c.RequestPolicy != nil && c.RequestPolicy.ValidRange != nil {
+					left = fleet.Largest(c, left)
+				}
+				out = append(out, roundDown(left))
+			}
 		}
-		left := j.left(&f, name)
-		if c.RequestPolicy != nil && c.RequestPolicy.ValidRange != nil {
-			left = fleet.Largest(c, left)
-		}
-		out = append(out, roundDown(left))
 	}
 	return out
 }
 
-// capacityNames returns those of the devices of the class.
-func capacityNames(ctx context.Context, s *sight, a ask) []string {
-	names := sets.New[string]()
-	for _, d := range s.devicesOf(ctx, *a.Class) {
-		for name := range d.Capacity {
-			names.Insert(string(name))
-		}
-	}
-	return sets.List(names)
-}
-
 // fewerDevices is the largest number of devices that fits.
-func (h *helper) fewerDevices(ctx context.Context, a ask) choices {
+func (h *helper) fewerDevices(ctx context.Context, a ask) {
 	if *a.Mode != resourceapi.DeviceAllocationModeExactCount || *a.Count < 2 {
-		return choices{}
+		return
 	}
 	set := func(n int64) func(ask) { return func(a ask) { *a.Count = n } }
 	low, high := int64(0), min(*a.Count, resourceapi.AllocationResultsMaxSize+1)
@@ -234,67 +215,53 @@ func (h *helper) fewerDevices(ctx context.Context, a ask) choices {
 			high = middle
 		}
 	}
-	if low == 0 {
-		return choices{}
+	if low > 0 {
+		h.confirm(ctx, a, LowerCount, set(low), "with count %d in place of %d", low, *a.Count)
 	}
-	return choices{1, []change{{LowerCount, fmt.Sprintf("with count %d in place of %d", low, *a.Count), set(low)}}}
-}
-
-// withoutSelector does without one of several, or without the only one.
-func withoutSelector(a ask) choices {
-	var c choices
-	for i, s := range *a.Selectors {
-		if s.CEL != nil {
-			c.of = append(c.of, change{DropSelector, fmt.Sprintf("without selector %d: %s", i, oneLine(s.CEL.Expression)), func(a ask) { *a.Selectors = slices.Delete(*a.Selectors, i, i+1) }})
-		}
-	}
-	c.most = len(c.of)
-	return c
 }
 
 // tolerations tolerate the taints of devices that would do, each by itself, and all together. What the driver's own report is no advice to
 // tolerate: preparing a device that is lost fails, and an administrator who cordons or withdraws one means it. To observe it is another matter.
-func (h *helper) tolerations(ctx context.Context, a ask) choices {
+func (h *helper) tolerations(ctx context.Context, a ask) {
 	j, taints := newJudge(h.s.x.planner), map[string]resourceapi.DeviceTaint{}
 	for _, n := range h.nodes {
 		for _, f := range j.onNode(ctx, n, a) {
 			if slices.Contains(f.causes, Tainted) || slices.Contains(f.causes, Withdrawn) {
-				for _, taint := range untolerated(f.device, *a.Tolerations) {
+				for _, taint := range untolerated(f.Device, *a.Tolerations) {
 					taints[taintText(&taint)] = taint
 				}
 			}
 		}
 	}
-	var c choices
 	var texts []string
 	kind, all := AddToleration, "with tolerations of the device taints %s"
-	for _, text := range sets.List(sets.KeySet(taints)) {
-		name, isOwn := strings.CutPrefix(taints[text].Key, h.s.x.model.Driver+"/")
-		if taint := taints[text]; strings.HasSuffix(taint.Key, "/"+string(device.ForeignClaim)) {
+	for _, text := range slices.Sorted(maps.Keys(taints)) {
+		taint := taints[text]
+		name, isOwn := strings.CutPrefix(taint.Key, h.s.x.model.Driver+"/")
+		if strings.HasSuffix(taint.Key, "/"+string(device.ForeignClaim)) {
 			// It is about a claim of another driver with the same name, and this driver refuses what tolerates it.
-			c.of = append(c.of, change{EndForeignClaim, "when the pods of claim " + taint.Value + " of another DRA driver have ended (device taint " + text + ")", tolerate(taint)})
+			h.confirm(ctx, a, EndForeignClaim, tolerate(taint), "when the pods of claim %s of another DRA driver have ended (device taint %s)", taint.Value, text)
 			continue
 		}
 		texts = append(texts, text)
-		one := change{AddToleration, "with a toleration of the device taint " + text, tolerate(taints[text])}
+		one, format := AddToleration, "with a toleration of the device taint %s"
 		if isOwn && !a.Admin && name != string(device.AdminAccess) {
 			kind, all = EndTaint, "when the device taints %s are gone"
-			one.kind, one.text = kind, "when the device taint "+text+" is gone"
+			one, format = kind, "when the device taint %s is gone"
 			if name == string(device.Cordoned) {
-				one.text = "when an administrator has uncordoned the GPU (device taint " + text + ")"
+				format = "when an administrator has uncordoned the GPU (device taint %s)"
 			}
 		}
-		c.of = append(c.of, one)
+		h.confirm(ctx, a, one, tolerate(taint), format, text)
 	}
 	if len(texts) > 1 {
-		c.of = append(c.of, change{kind, fmt.Sprintf(all, strings.Join(texts, " and ")), func(a ask) {
+		together := func(a ask) {
 			for _, text := range texts {
 				tolerate(taints[text])(a)
 			}
-		}})
+		}
+		h.confirm(ctx, a, kind, together, all, strings.Join(texts, " and "))
 	}
-	c.most = len(c.of)
-	return c
 }
 
 func tolerate(taint resourceapi.DeviceTaint) func(ask) {

@@ -13,8 +13,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-
-	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 )
 
 // unmet says of every constraint which values of its attribute free devices have, on the node that
@@ -71,7 +69,7 @@ type value struct {
 func (j *judge) values(ctx context.Context, node *corev1.Node, a ask, name string) []value {
 	var found []value
 	for _, f := range j.onNode(ctx, node, a) {
-		attribute, has := allocation.Attribute(f.device, f.pool.Driver, name)
+		attribute, has := f.Attribute(name)
 		if f.cause() != "" || !has {
 			continue
 		}

@@ -27,25 +27,23 @@ import (
 
 // tryToCreate adds to an explanation what the API server would refuse of objects, and what it could not be asked.
 func (x *Explainer) tryToCreate(e *Explanation, objects ...runtime.Object) *Explanation {
-	if x.Refused == nil {
-		return e
-	}
-	var f found
 	for _, o := range objects {
+		if x.Refused == nil {
+			break
+		}
 		u, err := unstructuredOf(o)
 		if err != nil {
-			f.unseen = append(f.unseen, err.Error())
+			e.doubt("%v", err)
 			continue
 		}
 		refused, doubt := x.Refused(u)
 		if doubt != "" {
-			f.unseen = append(f.unseen, doubt)
+			e.doubt("%s", doubt)
 		}
 		if refused != "" {
-			f.reasons = append(f.reasons, Reason{Cause: Refused, Text: refused})
+			e.because(Reason{Cause: Refused}, "%s", refused)
 		}
 	}
-	e.take(f)
 	return e.settle()
 }
 

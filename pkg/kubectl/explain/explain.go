@@ -6,7 +6,6 @@ package explain
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -50,38 +49,39 @@ type Explainer struct {
 }
 
 // New returns an Explainer.
-func New(ctx context.Context, s *fleet.Snapshot, driver string, now time.Time, options ...allocation.Option) *Explainer {
+func New(s *fleet.Snapshot, driver string, now time.Time, options ...allocation.Option) *Explainer {
 	x := &Explainer{now: now, budget: searchBudget, tryFor: tryFor}
 	var parts sync.WaitGroup
 	parts.Go(func() { x.model = fleet.New(s, driver) })
 	parts.Go(func() { x.filter = allocation.NewNodeFilter(s) })
 	x.planner = allocation.New(s, options...)
 	parts.Wait()
-	x.kinds = sync.OnceValue(func() [][]*corev1.Node { return x.planner.Kinds(ctx, x.planner.Cluster.Nodes) })
+	x.kinds = sync.OnceValue(func() [][]*corev1.Node { return x.planner.Kinds(x.planner.Cluster.Nodes) })
 	return x
 }
 
-// found is what a look at one side of a sight finds.
-type found struct {
-	reasons []Reason
-	// unseen could contradict that it can be allocated, and notes cannot.
-	unseen, notes []string
-}
-
-func (x *Explainer) begin(kind string, o metav1.Object) *Explanation {
+// begin starts to look at an object.
+func (x *Explainer) begin(kind string, o metav1.Object) *sight {
 	e := &Explanation{TypeMeta: printer.TypeMeta(Kind), Subject: Subject{kind, o.GetNamespace(), o.GetName()}, Assumptions: x.planner.Cluster.Assumptions}
 	for _, m := range x.model.Missing {
 		e.Notes = append(e.Notes, m.String())
 	}
-	return e
+	return &sight{Explanation: e, x: x}
 }
 
-// take adds what was found. What does not fit as far as can be seen does not fit, whatever else there is.
-func (e *Explanation) take(f found) {
-	e.Reasons, e.Unseen, e.Notes = append(e.Reasons, f.reasons...), append(e.Unseen, f.unseen...), append(e.Notes, f.notes...)
-	if len(f.reasons) > 0 {
-		e.Verdict, e.FitsOn = Waits, nil
-	}
+// because adds a reason. What does not fit as far as can be seen does not fit, whatever else there is.
+func (e *Explanation) because(r Reason, format string, a ...any) {
+	r.Text = fmt.Sprintf(format, a...)
+	e.Reasons, e.Verdict, e.FitsOn = append(e.Reasons, r), Waits, nil
+}
+
+// doubt adds what was not looked at, and could contradict that it can be allocated.
+func (e *Explanation) doubt(format string, a ...any) {
+	e.Unseen = append(e.Unseen, fmt.Sprintf(format, a...))
+}
+
+func (e *Explanation) note(format string, a ...any) {
+	e.Notes = append(e.Notes, fmt.Sprintf(format, a...))
 }
 
 // settle makes a verdict unknown that something could contradict which was not looked at, and puts the most informative reason first, and
@@ -101,58 +101,51 @@ func (e *Explanation) settle() *Explanation {
 
 // Claim explains a claim.
 func (x *Explainer) Claim(ctx context.Context, c *resourceapi.ResourceClaim) *Explanation {
-	e, s := x.begin("ResourceClaim", c), &sight{x: x, own: []*resourceapi.ResourceClaim{c}, nodes: x.planner.Cluster.Nodes}
+	s := x.begin("ResourceClaim", c)
+	s.own, s.nodes = []*resourceapi.ResourceClaim{c}, x.planner.Cluster.Nodes
 	if c.Status.Allocation != nil {
-		e.Verdict, e.Allocations = Allocated, allocations(s)
-		return e
+		s.Verdict, s.Allocations = Allocated, allocations(s)
+		return s.Explanation
 	}
-	if e.take(found{reasons: deleted(c)}); e.Verdict != Waits {
-		allocate(ctx, s, e)
+	if deleted(s, c); s.Verdict != Waits {
+		allocate(ctx, s)
 	}
-	if e.settle(); e.Verdict == Allocatable {
-		e.Notes = append(e.Notes, "A claim is allocated when a pod that refers to it is scheduled.")
+	if s.settle(); s.Verdict == Allocatable {
+		s.note("A claim is allocated when a pod that refers to it is scheduled.")
 	}
-	return e
+	return s.Explanation
 }
 
 // Pod explains a pod.
 func (x *Explainer) Pod(ctx context.Context, pod *corev1.Pod) *Explanation {
-	e := x.begin("Pod", pod)
+	s := x.begin("Pod", pod)
 	if fleet.Ended(pod) {
-		e.Verdict = Finished
-		return e
+		s.Verdict = Finished
+		return s.Explanation
 	}
-	s := x.look(pod)
-	e.take(references(s))
+	s.look(pod)
+	references(s)
 	if !scheduled(pod) {
-		e.take(unusable(s))
-		e.take(unserved(s))
+		unusable(s)
+		unserved(s)
 	}
 	switch {
-	case e.Verdict == Waits || len(e.Unseen) > 0:
+	case s.Verdict == Waits || len(s.Unseen) > 0:
 	case len(s.own) == 0 && s.extended(nil) == nil && pod.Status.ExtendedResourceClaimStatus == nil:
-		e.Verdict = NoDevices
+		s.Verdict = NoDevices
 	case scheduled(pod):
-		started(s, e)
+		started(s)
 	default:
 		s.place()
-		if allocate(ctx, s, e) {
-			e.take(kubelets(s, e.FitsOn))
-			e.take(rollout(s, e.InTheWay))
-			e.take(priority(s, e.InTheWay))
-			e.take(volumes(s))
-			e.take(controllers(s, e.Verdict == Allocatable))
-			if e.Verdict == Allocatable {
-				e.take(unexamined(s))
-			}
-			e.take(gates(s))
+		if allocate(ctx, s) {
+			outside(s)
 		}
-		e.Allocations = allocations(s)
-		e.settle()
-		e.take(schedulerSays(s, e.Verdict == Allocatable))
-		return e
+		s.Allocations = allocations(s)
+		s.settle()
+		schedulerSays(s)
+		return s.Explanation
 	}
-	return e.settle()
+	return s.settle()
 }
 
 // scheduled reports whether a pod has a node. In a file that is a wish.
@@ -161,63 +154,58 @@ func scheduled(pod *corev1.Pod) bool {
 }
 
 // allocate asks the allocator for what has no devices yet. It reports whether the allocator could be asked.
-func allocate(ctx context.Context, s *sight, e *Explanation) bool {
+func allocate(ctx context.Context, s *sight) bool {
 	if s.hides(fleet.ResourceSlices, "") || s.hides(fleet.ResourceClasses, "") {
 		// The notes say which right is missing.
-		e.Verdict = Unknown
+		s.Verdict = Unknown
 		return false
 	}
-	e.take(hidden(s))
+	hidden(s)
 	for _, c := range s.own {
 		if c.Status.Allocation == nil {
 			s.claims = append(s.claims, complete(c))
 		}
 	}
-	if e.take(refusedClaims(s)); e.Verdict != Waits {
-		e.take(classes(ctx, s))
+	if refusedClaims(s); s.Verdict != Waits {
+		classes(ctx, s)
 	}
-	if e.Verdict == Waits {
+	if s.Verdict == Waits {
 		return false
 	}
-	decide(ctx, s, e)
+	decide(ctx, s)
 	return true
 }
 
 // decide takes the allocator's answer, and says why it refuses, who is in the way, and what would help.
-func decide(ctx context.Context, s *sight, e *Explanation) {
+func decide(ctx context.Context, s *sight) {
 	answers := s.search(ctx, s.x.planner, s.nodes)
 	broken := slices.IndexFunc(answers, func(a allocation.Answer) bool {
 		return a.Verdict == allocation.Failed || a.Verdict == allocation.TimedOut
 	})
 	for _, a := range answers {
 		if broken < 0 && a.Verdict == allocation.Fits {
-			e.FitsOn = append(e.FitsOn, a.Node)
+			s.FitsOn = append(s.FitsOn, a.Node)
 		}
 	}
-	if len(e.FitsOn) > 0 {
-		e.Verdict = Allocatable
-		e.take(remarks(s))
+	if len(s.FitsOn) > 0 {
+		s.Verdict = Allocatable
+		remarks(s)
 		return
 	}
-	e.Verdict = Waits
+	s.Verdict = Waits
 	limited, cancel := context.WithTimeout(ctx, s.x.budget)
 	defer cancel()
 	h := newHelper(limited, s)
 	if broken >= 0 {
-		e.take(found{reasons: []Reason{gaveUp(s, &answers[broken])}})
+		gaveUp(s, &answers[broken])
 	} else {
 		j := newJudge(s.x.planner)
-		if e.take(found{reasons: refusals(ctx, s, j, h.empty)}); slices.ContainsFunc(e.Reasons, isTaken) {
-			held, f := inTheWay(ctx, s, j)
-			for _, node := range slices.Sorted(maps.Keys(held)) {
-				e.InTheWay = append(e.InTheWay, held[node]...)
-			}
-			h.held = held
-			e.take(f)
+		if refusals(ctx, s, j, h.empty); slices.ContainsFunc(s.Reasons, isTaken) {
+			inTheWay(ctx, s, j)
 		}
 	}
-	e.Suggestions = h.suggest(limited)
+	h.suggest(limited)
 	if limited.Err() != nil && ctx.Err() == nil {
-		e.Notes = append(e.Notes, fmt.Sprintf("Looking for what would help was stopped after %s.", s.x.budget))
+		s.note("Looking for what would help was stopped after %s.", s.x.budget)
 	}
 }

@@ -52,14 +52,11 @@ type helper struct {
 	nodes []*corev1.Node
 	// empty is the cluster without claims where not even that would do, or nil.
 	empty *allocation.Planner
-	// held is who is in the way, by node.
-	held map[string][]Holder
-	out  []Suggestion
 }
 
 func newHelper(ctx context.Context, s *sight) *helper {
 	h := &helper{s: s, nodes: s.places()}
-	empty := s.x.planner.Without(s.x.planner.Claims()...)
+	empty := s.x.planner.Emptied()
 	if _, fits := try(ctx, s.x, empty, h.nodes, s.wanted(nil)); !fits {
 		h.empty = empty
 	}
@@ -67,37 +64,41 @@ func newHelper(ctx context.Context, s *sight) *helper {
 }
 
 // suggest looks for changes that help, the smallest first.
-func (h *helper) suggest(ctx context.Context) []Suggestion {
+func (h *helper) suggest(ctx context.Context) {
 	for _, c := range h.s.claims {
 		for _, a := range asksOf(c) {
-			for _, list := range h.changes(ctx, a) {
-				told := 0
-				for _, change := range list.of {
-					if told < list.most && h.confirm(ctx, a, change) {
-						told++
-					}
-				}
+			h.changes(ctx, a)
+		}
+		for i := range c.Spec.Devices.Constraints {
+			other := c.DeepCopy()
+			other.Spec.Devices.Constraints = slices.Delete(other.Spec.Devices.Constraints, i, i+1)
+			if node, fits := try(ctx, h.s.x, h.s.x.planner, h.nodes, h.with(c, other)); fits {
+				h.add(Suggestion{Kind: DropConstraint, Node: node}, "without the constraint on %s of claim %s", constraintName(&c.Spec.Devices.Constraints[i]), c.Name)
 			}
 		}
-		h.constraints(ctx, c)
 	}
 	h.endings(ctx)
 	h.otherNodes(ctx)
-	return h.out
 }
 
-// confirm adds a change of a request if the allocator allocates everything after it, or would as soon as others have ended: what nothing
+// add suggests something. A text that the suggestion has already comes last.
+func (h *helper) add(s Suggestion, format string, a ...any) {
+	s.Text = fmt.Sprintf(format, a...) + s.Text
+	h.s.Suggestions = append(h.s.Suggestions, s)
+}
+
+// confirm suggests a change of a request if the allocator allocates everything after it, or would as soon as others have ended: what nothing
 // can serve is to be corrected first.
-func (h *helper) confirm(ctx context.Context, a ask, c change) bool {
-	s, fits := h.fits(ctx, h.nodes, h.with(a.claim, a.changed(c.edit)))
+func (h *helper) confirm(ctx context.Context, a ask, kind SuggestionKind, edit func(ask), format string, args ...any) bool {
+	s, fits := h.fits(ctx, h.nodes, h.with(a.claim, a.changed(edit)))
 	if !fits {
 		return false
 	}
 	if len(h.s.claims) > 1 || len(asksOf(a.claim)) > 1 {
-		c.text += fmt.Sprintf(" (claim %s, request %s)", a.claim.Name, a.Name)
+		s.Text = fmt.Sprintf(" (claim %s, request %s)", a.claim.Name, a.Name) + s.Text
 	}
-	s.Kind, s.Text = c.kind, c.text+s.Text
-	h.out = append(h.out, s)
+	s.Kind = kind
+	h.add(s, format, args...)
 	return true
 }
 
@@ -122,26 +123,15 @@ func (h *helper) with(claim, other *resourceapi.ResourceClaim) []*resourceapi.Re
 	return claims
 }
 
-// constraints tries to do without one.
-func (h *helper) constraints(ctx context.Context, c *resourceapi.ResourceClaim) {
-	for i := range c.Spec.Devices.Constraints {
-		other := c.DeepCopy()
-		other.Spec.Devices.Constraints = slices.Delete(other.Spec.Devices.Constraints, i, i+1)
-		if node, fits := try(ctx, h.s.x, h.s.x.planner, h.nodes, h.with(c, other)); fits {
-			h.out = append(h.out, Suggestion{
-				Kind: DropConstraint, Node: node, Text: fmt.Sprintf("without the constraint on %s of claim %s", constraintName(&c.Spec.Devices.Constraints[i]), c.Name),
-			})
-		}
-	}
-}
-
 // endings suggests the end of the fewest claims after which everything fits.
 func (h *helper) endings(ctx context.Context) {
 	best := Suggestion{Kind: EndClaims}
 	for _, n := range h.s.nodes {
 		var claims []*resourceapi.ResourceClaim
-		for _, one := range h.held[n.Name] {
-			claims = append(claims, one.claim)
+		for _, one := range h.s.InTheWay {
+			if one.Node == n.Name {
+				claims = append(claims, one.claim)
+			}
 		}
 		if len(claims) == 0 || ctx.Err() != nil {
 			continue
@@ -155,25 +145,53 @@ func (h *helper) endings(ctx context.Context) {
 	}
 	switch n := len(best.Claims); n {
 	case 0:
-		return
 	case 1, 2:
-		best.Text = fmt.Sprintf("when %s %s", claimsText(best.Claims), plural(n, "ends", "have ended"))
+		h.add(best, "when %s %s", claimsText(best.Claims), plural(n, "ends", "have ended"))
 	default:
-		best.Text = fmt.Sprintf("when these %s have ended", claimsText(best.Claims))
+		h.add(best, "when these %s have ended", claimsText(best.Claims))
 	}
-	h.out = append(h.out, best)
 }
 
-// fewest names the fewest of some claims after whose end others fit on a node.
-func (h *helper) fewest(ctx context.Context, of []*resourceapi.ResourceClaim, node *corev1.Node, claims []*resourceapi.ResourceClaim) []string {
-	var out []string
+// fewest names a smallest set of some claims after whose end others fit on a node or, of many claims, one of which none can be spared. It is
+// empty if not even the end of all is enough.
+func (h *helper) fewest(ctx context.Context, of []*resourceapi.ResourceClaim, node *corev1.Node, claims []*resourceapi.ResourceClaim) (names []string) {
 	for _, c := range fewest(of, func(ended ...*resourceapi.ResourceClaim) bool {
 		_, fits := try(ctx, h.s.x, h.s.x.planner.Without(ended...), []*corev1.Node{node}, claims)
 		return fits
 	}) {
-		out = append(out, c.Namespace+"/"+c.Name)
+		names = append(names, c.Namespace+"/"+c.Name)
 	}
-	return out
+	return names
+}
+
+// mostPairs is among how many claims is looked for two that could end together.
+const mostPairs = 12
+
+func fewest(claims []*resourceapi.ResourceClaim, fits func(...*resourceapi.ResourceClaim) bool) []*resourceapi.ResourceClaim {
+	if !fits(claims...) {
+		return nil
+	}
+	for _, c := range claims {
+		if fits(c) {
+			return []*resourceapi.ResourceClaim{c}
+		}
+	}
+	if len(claims) <= mostPairs {
+		for i, c := range claims {
+			for _, d := range claims[i+1:] {
+				if fits(c, d) {
+					return []*resourceapi.ResourceClaim{c, d}
+				}
+			}
+		}
+	}
+	set := slices.Clone(claims)
+	for i := len(set) - 1; i >= 0; i-- {
+		if without := slices.Delete(slices.Clone(set), i, i+1); fits(without...) {
+			set = without
+		}
+	}
+	return set
 }
 
 func claimsText(names []string) string {
@@ -204,7 +222,8 @@ func (h *helper) otherNodes(ctx context.Context) {
 		}
 		if s, fits := h.fits(ctx, []*corev1.Node{e.node}, h.s.wanted(nil)); fits {
 			advised.Insert(kind)
-			h.out = append(h.out, Suggestion{Kind: ChangeNode, Node: e.node.Name, Text: fmt.Sprintf(advice[kind], e.node.Name) + s.Text, Claims: s.Claims})
+			s.Kind, s.Node = ChangeNode, e.node.Name
+			h.add(s, advice[kind], e.node.Name)
 		}
 	}
 }

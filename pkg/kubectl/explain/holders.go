@@ -6,7 +6,6 @@ package explain
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -14,69 +13,53 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
-// most is how many nodes are looked at for claims that could end, and mostPairs how many claims
-// of a node for two that could end together.
-const (
-	most      = 16
-	mostPairs = 12
-)
+// most is how many nodes are looked at for claims that could end.
+const most = 16
 
-type deviceName struct{ driver, pool, device string }
-
-// inTheWay finds the claims that have what the requests could use, by node.
-func inTheWay(ctx context.Context, s *sight, j *judge) (map[string][]Holder, found) {
-	byDevice := map[deviceName][]*resourceapi.ResourceClaim{}
-	for _, c := range s.x.planner.Claims() {
-		// The pod cannot wait for the end of what it needs itself.
-		if slices.Contains(s.own, c) {
-			continue
-		}
-		for _, r := range c.Status.Allocation.Devices.Results {
-			if !ptr.Deref(r.AdminAccess, false) {
-				d := deviceName{r.Driver, r.Pool, r.Device}
-				byDevice[d] = append(byDevice[d], c)
-			}
-		}
-	}
-	held, left := map[string][]Holder{}, 0
-	for _, n := range s.nodes {
-		if len(held) == most {
+// inTheWay finds the claims that have what the requests could use.
+func inTheWay(ctx context.Context, s *sight, j *judge) {
+	nodes, left := 0, 0
+	for _, n := range slices.SortedFunc(slices.Values(s.nodes), func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) }) {
+		if nodes == most {
 			left++
-		} else if on := holdingsOn(ctx, s, j, n, byDevice); len(on) > 0 {
-			held[n.Name] = on
+		} else if on := holdersOn(ctx, s, j, n); len(on) > 0 {
+			s.InTheWay = append(s.InTheWay, on...)
+			nodes++
 		}
 	}
 	if left > 0 {
-		return held, found{notes: []string{fmt.Sprintf("Who is in the way was not looked for on %d more nodes.", left)}}
+		s.note("Who is in the way was not looked for on %d more nodes.", left)
 	}
-	return held, found{}
 }
 
-func holdingsOn(ctx context.Context, s *sight, j *judge, n *corev1.Node, byDevice map[deviceName][]*resourceapi.ResourceClaim) []Holder {
+func holdersOn(ctx context.Context, s *sight, j *judge, n *corev1.Node) []Holder {
 	byClaim := map[*resourceapi.ResourceClaim]sets.Set[string]{}
 	add := func(p *allocation.Pool, device string) {
-		for _, c := range byDevice[deviceName{p.Driver, p.Name, device}] {
-			if byClaim[c] == nil {
-				byClaim[c] = sets.New[string]()
+		for _, h := range j.planner.Held(p, device) {
+			// The pod cannot wait for the end of what it needs itself.
+			if slices.Contains(s.own, h.Claim) {
+				continue
 			}
-			byClaim[c].Insert(device)
+			if byClaim[h.Claim] == nil {
+				byClaim[h.Claim] = sets.New[string]()
+			}
+			byClaim[h.Claim].Insert(device)
 		}
 	}
 	for _, c := range s.wanted(nil) {
 		for _, a := range asksOf(c) {
 			for _, f := range j.onNode(ctx, n, a) {
 				if cause := f.cause(); cause == Held || cause == CapacityUsed {
-					add(f.pool, f.device.Name)
+					add(f.Pool, f.Device.Name)
 				}
 				if slices.Contains(f.causes, CountersUsed) {
-					for _, name := range neighbours(f.pool, f.device) {
-						add(f.pool, name)
+					for _, name := range neighbours(f.Pool, f.Device) {
+						add(f.Pool, name)
 					}
 				}
 			}
@@ -132,33 +115,4 @@ func overlap(a, b *resourceapi.Device) bool {
 		}
 	}
 	return false
-}
-
-// fewest returns a smallest set of claims after whose end it fits or, of many claims, one of
-// which none can be spared. It is nil if not even the end of all is enough.
-func fewest(claims []*resourceapi.ResourceClaim, fits func(...*resourceapi.ResourceClaim) bool) []*resourceapi.ResourceClaim {
-	if !fits(claims...) {
-		return nil
-	}
-	for _, c := range claims {
-		if fits(c) {
-			return []*resourceapi.ResourceClaim{c}
-		}
-	}
-	if len(claims) <= mostPairs {
-		for i, c := range claims {
-			for _, d := range claims[i+1:] {
-				if fits(c, d) {
-					return []*resourceapi.ResourceClaim{c, d}
-				}
-			}
-		}
-	}
-	set := slices.Clone(claims)
-	for i := len(set) - 1; i >= 0; i-- {
-		if without := slices.Delete(slices.Clone(set), i, i+1); fits(without...) {
-			set = without
-		}
-	}
-	return set
 }

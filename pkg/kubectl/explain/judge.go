@@ -6,7 +6,6 @@ package explain
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,39 +14,31 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
 )
 
 // judge looks at single devices the way the allocator does.
 type judge struct {
 	planner *allocation.Planner
-	matcher *allocation.Matcher
 	// free are the counters that nobody uses, by pool and set.
-	free map[poolName]map[string]map[string]resourceapi.Counter
+	free map[*allocation.Pool]map[string]map[string]resource.Quantity
 }
-
-// errNoCEL is what is wrong with a selector of another type than this program knows.
-var errNoCEL = errors.New("it has no CEL expression")
-
-type poolName struct{ driver, pool string }
 
 // finding is why a device does not do for a request.
 type finding struct {
-	pool   *allocation.Pool
-	device *resourceapi.Device
+	allocation.Published
 	// causes are all that apply, the most lasting first. Without any the device would do.
 	causes []Cause
-	// detail says what of the first cause people want to know: the selector, the taint.
+	// detail says what of the first cause people want to know: the taint, or which of the selectors.
 	detail string
 	// most is what the device has of a capacity of which too much is wanted.
 	most resource.Quantity
-	// err is that of a selector.
-	err error
 }
 
 // cause returns the first cause, or "".
@@ -66,7 +57,7 @@ func (f *finding) add(c Cause, format string, a ...any) {
 }
 
 func newJudge(p *allocation.Planner) *judge {
-	return &judge{planner: p, matcher: allocation.NewMatcher(p.Cluster), free: map[poolName]map[string]map[string]resourceapi.Counter{}}
+	return &judge{p, map[*allocation.Pool]map[string]map[string]resource.Quantity{}}
 }
 
 // onNode judges all devices of a node.
@@ -79,35 +70,38 @@ func (j *judge) onNode(ctx context.Context, node *corev1.Node, a ask) []finding 
 }
 
 // device judges one. What is not selected is of no interest, whatever else applies to it.
-func (j *judge) device(ctx context.Context, p allocation.Published, a ask) finding {
-	f, pool := finding{pool: p.Pool, device: p.Device()}, p.Pool
+func (j *judge) device(ctx context.Context, d allocation.Published, a ask) finding {
+	f := finding{Published: d}
 	switch {
-	case pool.Incomplete():
-		f.add(PoolIncomplete, "%d of %d slices of pool %s are there: the driver is just writing them, or stopped in between", len(pool.Slices), pool.Expected, pool.Name)
+	case d.Incomplete():
+		f.add(PoolIncomplete, "%d of %d slices of pool %s are there: the driver is just writing them, or stopped in between", len(d.Slices), d.Expected, d.Name)
 		return f
-	case pool.Invalid:
-		f.add(PoolInvalid, "pool %s has a name twice, or a counter that does not exist", pool.Name)
+	case d.Invalid:
+		f.add(PoolInvalid, "pool %s has a name twice, or a counter that does not exist", d.Name)
 		return f
 	}
-	if j.selected(ctx, &f, p, a); len(f.causes) > 0 {
+	if f = newFinding(ctx, j.planner.Cluster, d, *a.Class, *a.Selectors); len(f.causes) > 0 {
 		return f
 	}
 	j.capacity(&f, a)
-	if d := f.device; !a.Admin && j.planner.HeldAlone(pool.Driver, pool.Name, d.Name) {
-		f.add(Held, "%s", d.Name)
-	} else {
+	held := j.planner.Held(d.Pool, d.Device.Name)
+	switch alone := slices.ContainsFunc(held, allocation.Hold.Alone); {
+	case alone && !a.Admin:
+		f.add(Held, "%s", d.Device.Name)
+	case alone || len(held) == 0:
+		// A device that is shared has taken its counters with its first share.
 		j.counters(&f)
 	}
-	for _, t := range untolerated(f.device, *a.Tolerations) {
+	for _, t := range untolerated(d.Device, *a.Tolerations) {
 		if strings.HasSuffix(t.Key, "/"+string(device.Withdrawn)) {
-			f.add(Withdrawn, "%s", withdrawnText(f.device, &t))
+			f.add(Withdrawn, "%s", withdrawnText(d.Device, &t))
 		} else {
 			f.add(Tainted, "%s", taintText(&t))
 		}
 	}
 	for _, c := range a.claim.Spec.Devices.Constraints {
 		if name := constraintName(&c); name != "" && constrains(&c, a) {
-			if _, has := allocation.Attribute(f.device, pool.Driver, name); !has {
+			if _, has := d.Attribute(name); !has {
 				f.add(Unconstrained, "%s", name)
 			}
 		}
@@ -115,50 +109,97 @@ func (j *judge) device(ctx context.Context, p allocation.Published, a ask) findi
 	return f
 }
 
-// selected adds why the class or the request does not select a device.
-func (j *judge) selected(ctx context.Context, f *finding, p allocation.Published, a ask) {
-	class := j.planner.Cluster.Class(*a.Class)
+// newFinding says whether a class and the selectors of a request select a device.
+func newFinding(ctx context.Context, c *allocation.Cluster, d allocation.Published, name string, selectors []resourceapi.DeviceSelector) finding {
+	f, class := finding{Published: d}, c.Class(name)
 	if class == nil {
-		f.add(ClassMissing, "%s", *a.Class)
-		return
+		f.add(ClassMissing, "%s", name)
+		return f
 	}
-	for _, of := range []struct {
-		selectors []resourceapi.DeviceSelector
-		cause     Cause
-		where     string
-	}{{class.Spec.Selectors, NotOfClass, "class " + class.Name}, {*a.Selectors, NotSelected, "request " + a.Name}} {
-		for n, selector := range of.selectors {
-			if selector.CEL == nil {
-				f.err = errNoCEL
-				f.add(ExpressionError, "selector %d of %s", n, of.where)
-				return
-			}
-			matches, err := j.matcher.Matches(ctx, selector.CEL.Expression, p)
-			if err != nil {
-				f.err = cel.EnhanceRuntimeError(err)
-				f.add(ExpressionError, "selector %d of %s", n, of.where)
-				return
-			}
-			if !matches {
-				f.add(of.cause, "%d", n)
-				return
-			}
+	for n, s := range slices.Concat(class.Spec.Selectors, selectors) {
+		of, cause := n-len(class.Spec.Selectors), NotSelected
+		if of < 0 {
+			cause = NotOfClass
 		}
+		if matches, err := c.Selects(ctx, ptr.Deref(s.CEL, resourceapi.CELDeviceSelector{}).Expression, d); err != nil {
+			cause = ExpressionError
+		} else if matches {
+			continue
+		}
+		f.add(cause, "%d", of)
+		break
+	}
+	return f
+}
+
+// capacity adds why a device has not enough of what a request asks for. What it never has comes before what it has no more.
+func (j *judge) capacity(f *finding, a ask) {
+	wanted := map[resourceapi.QualifiedName]resource.Quantity{}
+	if *a.Capacity != nil {
+		wanted = (*a.Capacity).Requests
+	}
+	for _, name := range sortedNames(wanted) {
+		if _, has := f.Device.Capacity[name]; !has {
+			f.add(CapacityUnknown, "%s", name)
+			return
+		}
+	}
+	var used []resourceapi.QualifiedName
+	for _, name := range sortedNames(f.Device.Capacity) {
+		c := f.Device.Capacity[name]
+		var asked *resource.Quantity
+		if q, has := wanted[name]; has {
+			asked = &q
+		}
+		amount, problem := fleet.Granted(asked, &c)
+		if problem == "" && amount.Cmp(c.Value) > 0 {
+			problem = "no device has more than " + amountText(name, c.Value)
+		}
+		if problem != "" {
+			f.most = c.Value
+			f.add(CapacityTooLarge, "%s %s is too much: %s", name, asked.String(), problem)
+			return
+		}
+		// What a device that is not shared offers is there or not.
+		if left := j.left(f, name); left.Cmp(amount) < 0 && ptr.Deref(f.Device.AllowMultipleAllocations, false) {
+			used = append(used, name)
+		}
+	}
+	for _, name := range used {
+		f.add(CapacityUsed, "%s", name)
 	}
 }
 
-// counters adds that others have parts of the GPU that the device needs. A device that is
-// shared has taken its counters with its first share.
+// amountText writes memory as people say it.
+func amountText(name resourceapi.QualifiedName, q resource.Quantity) string {
+	if unqualified(string(name)) == fleet.CapacityMemory {
+		return printer.Bytes(q.Value())
+	}
+	return q.String()
+}
+
+// left returns how much of a capacity nobody has.
+func (j *judge) left(f *finding, name resourceapi.QualifiedName) resource.Quantity {
+	left := f.Device.Capacity[name].Value.DeepCopy()
+	for _, h := range j.planner.Held(f.Pool, f.Device.Name) {
+		left.Sub(h.Result.ConsumedCapacity[name])
+	}
+	return left
+}
+
+func sortedNames[V any](m map[resourceapi.QualifiedName]V) []resourceapi.QualifiedName {
+	return sets.List(sets.KeySet(m))
+}
+
+// counters adds that others have parts of the GPU that the device needs.
 func (j *judge) counters(f *finding) {
-	driver, pool, d := f.pool.Driver, f.pool.Name, f.device
-	if len(d.ConsumesCounters) == 0 || len(j.planner.Shares(driver, pool, d.Name)) > 0 {
+	if len(f.Device.ConsumesCounters) == 0 {
 		return
 	}
-	free := j.countersOf(f.pool)
-	for _, consumed := range d.ConsumesCounters {
+	free := j.countersOf(f.Pool)
+	for _, consumed := range f.Device.ConsumesCounters {
 		for name, c := range consumed.Counters {
-			left := free[consumed.CounterSet][name]
-			if left.Value.Cmp(c.Value) < 0 {
+			if left := free[consumed.CounterSet][name]; left.Cmp(c.Value) < 0 {
 				f.add(CountersUsed, "%s", consumed.CounterSet)
 				return
 			}
@@ -166,36 +207,34 @@ func (j *judge) counters(f *finding) {
 	}
 }
 
-func (j *judge) countersOf(p *allocation.Pool) map[string]map[string]resourceapi.Counter {
-	key := poolName{p.Driver, p.Name}
-	if known, has := j.free[key]; has {
+func (j *judge) countersOf(p *allocation.Pool) map[string]map[string]resource.Quantity {
+	if known, has := j.free[p]; has {
 		return known
 	}
-	free := map[string]map[string]resourceapi.Counter{}
+	free := map[string]map[string]resource.Quantity{}
 	for _, s := range p.Slices {
 		for _, set := range s.Spec.SharedCounters {
-			free[set.Name] = map[string]resourceapi.Counter{}
+			free[set.Name] = map[string]resource.Quantity{}
 			for name, c := range set.Counters {
-				free[set.Name][name] = resourceapi.Counter{Value: c.Value.DeepCopy()}
+				free[set.Name][name] = c.Value.DeepCopy()
 			}
 		}
 	}
 	for _, s := range p.Slices {
-		for i := range s.Spec.Devices {
-			d := &s.Spec.Devices[i]
-			if !j.planner.HeldAlone(p.Driver, p.Name, d.Name) && len(j.planner.Shares(p.Driver, p.Name, d.Name)) == 0 {
+		for _, d := range s.Spec.Devices {
+			if len(j.planner.Held(p, d.Name)) == 0 {
 				continue
 			}
 			for _, consumed := range d.ConsumesCounters {
 				for name, c := range consumed.Counters {
 					left := free[consumed.CounterSet][name]
-					left.Value.Sub(c.Value)
+					left.Sub(c.Value)
 					free[consumed.CounterSet][name] = left
 				}
 			}
 		}
 	}
-	j.free[key] = free
+	j.free[p] = free
 	return free
 }
 

@@ -51,8 +51,8 @@ func TestExplainAgainstAllocator(t *testing.T) {
 			if !fill(f) {
 				continue
 			}
-			everything := allocation.New(f.Snapshot, allocation.WithEverything(), allocation.WithTimeLimit(time.Hour))
-			x := New(t.Context(), f.Snapshot, fleettest.Driver, now, allocation.WithTimeLimit(time.Hour))
+			everything := allocation.New(f.Snapshot, allocation.WithTimeLimit(time.Hour))
+			x := New(f.Snapshot, fleettest.Driver, now, allocation.WithTimeLimit(time.Hour))
 			x.budget, x.tryFor = time.Hour, time.Hour
 			for name, spec := range claimsAsked() {
 				claim := f.Claim("team", name)
@@ -76,7 +76,7 @@ func TestExplainAgainstAllocator(t *testing.T) {
 				for _, r := range answer.Results[0].Devices.Results {
 					i := slices.IndexFunc(asksOf(claim), func(a ask) bool { return a.Name == r.Request })
 					for _, d := range j.onNode(t.Context(), f.Nodes[0], asksOf(claim)[i]) {
-						if d.device.Name != r.Device {
+						if d.Device.Name != r.Device {
 							continue
 						}
 						total.chosen++

@@ -161,7 +161,7 @@ func TestJudgeAgainstAllocator(t *testing.T) {
 					continue
 				}
 				total.states++
-				p := allocation.New(f.Snapshot, allocation.WithEverything(), allocation.WithTimeLimit(time.Hour))
+				p := allocation.New(f.Snapshot, allocation.WithTimeLimit(time.Hour))
 				for name, r := range asked() {
 					claim := f.Claim("team", name, r)
 					log := newAllocatorLog()
@@ -169,7 +169,7 @@ func TestJudgeAgainstAllocator(t *testing.T) {
 					answer := p.OnNode(ctx, f.Nodes[0], []*resourceapi.ResourceClaim{claim})
 					judged, fits, fails := map[string]finding{}, 0, 0
 					for _, d := range newJudge(p).onNode(t.Context(), f.Nodes[0], asksOf(claim)[0]) {
-						judged[d.device.Name] = d
+						judged[d.Device.Name] = d
 						switch d.cause() {
 						case "":
 							fits++
@@ -182,7 +182,7 @@ func TestJudgeAgainstAllocator(t *testing.T) {
 					case allocation.Fits:
 						total.fits++
 						if got := judged[answer.Results[0].Devices.Results[0].Device]; got.cause() != "" {
-							t.Errorf("%s: the allocator took %s, the causes are %v", where, got.device.Name, got.causes)
+							t.Errorf("%s: the allocator took %s, the causes are %v", where, got.Device.Name, got.causes)
 						}
 					case allocation.Refused:
 						total.refused++

@@ -29,16 +29,19 @@ var instead = map[string]string{
 
 const enginesUndivided = "nothing divides engines among claims"
 
-// whoHas says which types of a driver's devices have an attribute or capacity where others do not. It is
+// whoHas says, in a sentence to add, which types of a driver's devices have an attribute or capacity where others do not. It is
 // empty where none has it, or all have.
 func whoHas(s *sight, driver, name string) string {
 	having, lacking := sets.New[string](), sets.New[string]()
 	for _, kind := range s.x.kinds() {
 		for p := range s.x.planner.Cluster.Devices(kind[0]) {
-			if d := p.Device(); p.Pool.Driver == driver && has(d, name) {
-				having.Insert(textOf(d, "type"))
-			} else if p.Pool.Driver == driver {
-				lacking.Insert(textOf(d, "type"))
+			if p.Driver != driver {
+				continue
+			}
+			if has(p.Device.Attributes, name) || has(p.Device.Capacity, name) {
+				having.Insert(textOf(p.Device, "type"))
+			} else {
+				lacking.Insert(textOf(p.Device, "type"))
 			}
 		}
 	}
@@ -46,26 +49,16 @@ func whoHas(s *sight, driver, name string) string {
 	if len(having) == 0 || len(lacking) == 0 {
 		return ""
 	}
-	text := fmt.Sprintf("Devices of type %s have %s, those of type %s do not", strings.Join(sets.List(having), ", "), name, strings.Join(sets.List(lacking), ", "))
+	text := fmt.Sprintf(". Devices of type %s have %s, those of type %s do not", strings.Join(sets.List(having), ", "), name, strings.Join(sets.List(lacking), ", "))
 	if other := instead[name]; other != "" {
 		text += ": " + other
 	}
 	return text
 }
 
-// has reports whether a device has an attribute or a capacity, by its name without domain.
-func has(d *resourceapi.Device, name string) bool {
-	for attribute := range d.Attributes {
-		if unqualified(string(attribute)) == name {
-			return true
-		}
-	}
-	for capacity := range d.Capacity {
-		if unqualified(string(capacity)) == name {
-			return true
-		}
-	}
-	return false
+// has reports whether something has a name, without domain.
+func has[V any](all map[resourceapi.QualifiedName]V, name string) bool {
+	return slices.ContainsFunc(sortedNames(all), func(n resourceapi.QualifiedName) bool { return unqualified(string(n)) == name })
 }
 
 // nearest returns the name that was probably meant, or "".

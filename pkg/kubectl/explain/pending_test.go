@@ -307,7 +307,7 @@ func TestPending(t *testing.T) {
 			f.AddNode("n2", "h100-80-sxm", 2)
 			pod := c.make(f)
 			// However busy the machine is, nothing is stopped but what has to be.
-			x := New(t.Context(), f.Snapshot, fleettest.Driver, now, allocation.WithTimeLimit(cmp.Or(c.limit, time.Hour)))
+			x := New(f.Snapshot, fleettest.Driver, now, allocation.WithTimeLimit(cmp.Or(c.limit, time.Hour)))
 			x.budget, x.tryFor = time.Hour, time.Hour
 			x.AdminAllowed = func(string) (bool, bool) { return !c.forbidAdmin, true }
 			e := x.Pod(t.Context(), pod)

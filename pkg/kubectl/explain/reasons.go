@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,50 +20,59 @@ import (
 )
 
 // gaveUp says why the scheduler gives up for all nodes.
-func gaveUp(s *sight, a *allocation.Answer) Reason {
+func gaveUp(s *sight, a *allocation.Answer) {
+	r := Reason{Cause: SearchTooLong, Nodes: []string{a.Node}}
 	if a.Verdict == allocation.TimedOut {
-		return Reason{
-			Cause: SearchTooLong, Nodes: []string{a.Node},
-			Text: fmt.Sprintf("the search for devices on node %s takes longer than %s: the scheduler stops, too, and tries again without getting any further. Ask for fewer devices in one claim, or for devices by stricter selectors", a.Node, s.x.planner.TimeLimit),
+		s.because(r, "the search for devices on node %s takes longer than %s: the scheduler stops, too, and tries again without getting any further. Ask for fewer devices in one claim, or for devices by stricter selectors",
+			a.Node, s.x.planner.TimeLimit)
+		return
+	}
+	text := a.Err.Error()
+	r.Cause = Unexplained
+	for _, known := range []struct {
+		part  string
+		cause Cause
+	}{
+		{"exceeds the claim limit", TooManyResults}, {"CEL", ExpressionError}, {"is currently being updated", PoolIncomplete},
+		{"is currently invalid", PoolInvalid}, {"a claim constraint would not be satisfied", NotTogether},
+	} {
+		if strings.Contains(text, known.part) {
+			r.Cause = known.cause
+			break
 		}
 	}
-	cause, text := Unexplained, a.Err.Error()
-	switch {
-	case strings.Contains(text, "exceeds the claim limit"):
-		cause = TooManyResults
+	switch r.Cause {
+	case TooManyResults:
 		text = fmt.Sprintf("a claim can have at most %d devices: %s", resourceapi.AllocationResultsMaxSize, text)
-	case strings.Contains(text, "CEL"):
-		cause = ExpressionError
+	case ExpressionError:
 		text += ". The scheduler gives up for all nodes"
 		if missing := missingName.FindStringSubmatch(text); missing != nil {
-			if who := whoHas(s, missing[1], missing[2]); who != "" {
-				text += ". " + who
-			}
+			text += whoHas(s, missing[1], missing[2])
 		}
-	case strings.Contains(text, "is currently being updated"):
-		cause = PoolIncomplete
-	case strings.Contains(text, "is currently invalid"):
-		cause = PoolInvalid
-	case strings.Contains(text, "a claim constraint would not be satisfied"):
-		cause = NotTogether
 	}
-	return Reason{Cause: cause, Text: text, Nodes: []string{a.Node}}
+	s.because(r, "%s", text)
 }
 
 // tally counts why devices do not do for a request.
 type tally struct {
 	total, fit int
-	causes     map[Cause]int
-	nodes      map[Cause]sets.Set[string]
-	details    map[Cause]map[string]int
+	causes     map[Cause]*counted
 	// mostCapable and mostFit are of the node that has most.
 	mostCapable, mostFit int
 	bestNode             string
-	first                map[Cause]finding
+}
+
+// counted are the devices that do not do for one cause.
+type counted struct {
+	devices int
+	nodes   sets.Set[string]
+	details map[string]int
+	// first is one of them, of those with too little capacity the largest.
+	first finding
 }
 
 func count(ctx context.Context, s *sight, j *judge, a ask) *tally {
-	t := &tally{causes: map[Cause]int{}, nodes: map[Cause]sets.Set[string]{}, details: map[Cause]map[string]int{}, first: map[Cause]finding{}}
+	t := &tally{causes: map[Cause]*counted{}}
 	for _, kind := range s.eligible() {
 		capable, fit := 0, 0
 		for _, f := range j.onNode(ctx, kind[0], a) {
@@ -84,47 +94,55 @@ func count(ctx context.Context, s *sight, j *judge, a ask) *tally {
 }
 
 func (t *tally) add(f *finding, kind []*corev1.Node) {
-	n, c := len(kind), f.cause()
-	t.total += n
-	if c == "" {
-		t.fit += n
+	t.total += len(kind)
+	if f.cause() == "" {
+		t.fit += len(kind)
 		return
 	}
-	if t.details[c] == nil {
-		t.details[c], t.nodes[c], t.first[c] = map[string]int{}, sets.New[string](), *f
+	c := t.causes[f.cause()]
+	if c == nil {
+		c = &counted{nodes: sets.New[string](), details: map[string]int{}, first: *f}
+		t.causes[f.cause()] = c
 	}
-	if first := t.first[c]; f.most.Cmp(first.most) > 0 {
-		t.first[c] = *f
+	if f.most.Cmp(c.first.most) > 0 {
+		c.first = *f
 	}
-	t.causes[c] += n
-	t.details[c][f.detail] += n
+	c.devices += len(kind)
+	c.details[f.detail] += len(kind)
 	for _, node := range kind {
-		t.nodes[c].Insert(node.Name)
+		c.nodes.Insert(node.Name)
 	}
 }
 
+// of returns the devices that a cause rules out, if any.
+func (t *tally) of(c Cause) *counted { return cmp.Or(t.causes[c], &counted{}) }
+
 // often returns the details of a cause, the most frequent first.
-func (t *tally) often(c Cause) []string {
-	details := sets.List(sets.KeySet(t.details[c]))
-	slices.SortStableFunc(details, func(a, b string) int { return cmp.Compare(t.details[c][b], t.details[c][a]) })
+func (c *counted) often() []string {
+	details := sets.List(sets.KeySet(c.details))
+	slices.SortStableFunc(details, func(a, b string) int { return cmp.Compare(c.details[b], c.details[a]) })
 	return details
 }
 
 // refusals are the reasons why no node does. The Planner is that of a cluster without claims if not even that would do on the nodes that
 // the pod may run on.
-func refusals(ctx context.Context, s *sight, j *judge, empty *allocation.Planner) []Reason {
-	out := excludedNodes(ctx, s, empty)
+func refusals(ctx context.Context, s *sight, j *judge, empty *allocation.Planner) {
+	excludedNodes(ctx, s, empty)
 	if len(s.nodes) == 0 {
-		return out
+		return
 	}
-	before := len(out)
+	before := len(s.Reasons)
 	for _, c := range s.wanted(nil) {
-		out = append(out, ofClaim(ctx, s, j, c)...)
+		s.Reasons = append(s.Reasons, ofClaim(ctx, s, j, c)...)
 	}
-	if len(out) == before {
-		out = append(out, together(ctx, s, j))
+	if len(s.Reasons) > before {
+		return
 	}
-	return out
+	text := "devices are free for each request by itself, but not for all of them at once on one node"
+	if unmet := unmet(ctx, s, j); len(unmet) > 0 {
+		text += ", or not such that constraints are met: " + strings.Join(unmet, ". ")
+	}
+	s.because(Reason{Cause: NotTogether}, "%s", text)
 }
 
 // isTaken reports whether a reason is that claims have devices.
@@ -192,36 +210,32 @@ func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 	t := count(ctx, s, j, a)
 	add := func(c Cause, format string, args ...any) {
 		out = append(out, Reason{
-			Cause: c, Claim: a.claim.Name, Request: a.Name, Devices: t.causes[c], Nodes: sets.List(t.nodes[c]), Text: fmt.Sprintf(format, args...),
+			Cause: c, Claim: a.claim.Name, Request: a.Name, Devices: t.of(c).devices, Nodes: sets.List(t.of(c).nodes), Text: fmt.Sprintf(format, args...),
 		})
 	}
 	for _, c := range []Cause{PoolIncomplete, PoolInvalid} {
-		if t.causes[c] > 0 {
-			add(c, "nothing is allocated from %s: %s", nodesText(sets.List(t.nodes[c])), t.often(c)[0])
+		if of := t.of(c); of.devices > 0 {
+			add(c, "nothing is allocated from %s: %s", nodesText(sets.List(of.nodes)), of.often()[0])
 		}
 	}
-	usable := t.total - t.causes[PoolIncomplete] - t.causes[PoolInvalid]
-	ofClass := usable - t.causes[NotOfClass]
-	selected := ofClass - t.causes[NotSelected]
-	capable := selected - t.causes[CapacityUnknown] - t.causes[CapacityTooLarge]
+	usable := t.total - t.of(PoolIncomplete).devices - t.of(PoolInvalid).devices
+	ofClass := usable - t.of(NotOfClass).devices
+	selected := ofClass - t.of(NotSelected).devices
+	unknown, tooLarge := t.of(CapacityUnknown), t.of(CapacityTooLarge)
+	capable := selected - unknown.devices - tooLarge.devices
 	switch {
 	case t.total == 0:
 		add(NoSlices, "the nodes that it may run on publish no devices: does the driver run there?")
 	case usable == 0:
 	case ofClass == 0:
-		add(NotOfClass, "none of %d devices is of class %s%s", usable, *a.Class, notOffered(s, *a.Class))
+		add(NotOfClass, "none of %d devices is of class %s%s", usable, *a.Class, notOffered(ctx, s, *a.Class))
 	case selected == 0:
-		add(NotSelected, "none of %d devices of class %s is selected: %s", ofClass, *a.Class, whySelected(ctx, s, a, t, ofClass))
-	case capable == 0 && t.causes[CapacityTooLarge] > 0:
-		// That of the device that has most.
-		add(CapacityTooLarge, "%s", t.first[CapacityTooLarge].detail)
+		add(NotSelected, "none of %d devices of class %s is selected: %s", ofClass, *a.Class, whySelected(ctx, s, a, t.of(NotSelected), ofClass))
+	case capable == 0 && tooLarge.devices > 0:
+		add(CapacityTooLarge, "%s", tooLarge.first.detail)
 	case capable == 0:
-		name := t.often(CapacityUnknown)[0]
-		text := fmt.Sprintf("the %d devices that are selected have no capacity %s", selected, name)
-		if who := whoHas(s, t.first[CapacityUnknown].pool.Driver, unqualified(name)); who != "" {
-			text += ". " + who
-		}
-		add(CapacityUnknown, "%s", text)
+		name := unknown.often()[0]
+		add(CapacityUnknown, "the %d devices that are selected have no capacity %s%s", selected, name, whoHas(s, unknown.first.Driver, unqualified(name)))
 	case *a.Mode == resourceapi.DeviceAllocationModeExactCount && int(*a.Count) > t.mostCapable:
 		add(TooFewDevices, "%s are wanted, and no node has more than %d that %s",
 			a.wants(), t.mostCapable, plural(t.mostCapable, "matches", "match"))
@@ -232,19 +246,14 @@ func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 }
 
 // notOffered says of a class for a kind of devices that the nodes which the pod may run on publish none of that kind.
-func notOffered(s *sight, name string) string {
+func notOffered(ctx context.Context, s *sight, name string) string {
 	published := sets.New[string]()
-	for _, nodes := range s.eligible() {
-		for d := range s.x.planner.Cluster.Devices(nodes[0]) {
-			published.Insert(textOf(d.Device(), "type"))
-		}
+	for _, d := range s.devicesOf(ctx, "") {
+		published.Insert(textOf(d.Device, "type"))
 	}
 	for _, selector := range s.x.planner.Cluster.Class(name).Spec.Selectors {
-		if selector.CEL == nil {
-			continue
-		}
-		for _, m := range equality.FindAllStringSubmatch(selector.CEL.Expression, -1) {
-			if kind := kindsOffered[m[2]+m[3]]; m[1] == "type" && kind != "" && !published.Has(m[2]+m[3]) {
+		for _, c := range comparisons(selector, equality) {
+			if kind := kindsOffered[c.value]; c.name == "type" && kind != "" && !published.Has(c.value) {
 				return ": the administrator's sharing policy does not offer " + kind + " there, or the GPUs cannot have them"
 			}
 		}
@@ -267,18 +276,17 @@ func taken(a ask, t *tally, capable int, add func(Cause, string, ...any)) {
 		free = fmt.Sprintf("; %d free on node %s, %d wanted", t.mostFit, t.bestNode, *a.Count)
 	}
 	for _, c := range []struct {
-		cause     Cause
-		one, many string
-		rest      string
+		cause           Cause
+		one, many, rest string
 	}{
-		{Tainted, "is", "are", "tainted: " + strings.Join(t.often(Tainted), ", ")},
-		{Withdrawn, "is", "are", "withdrawn: " + strings.Join(t.often(Withdrawn), ", ")},
-		{Unconstrained, "has", "have", "no attribute " + strings.Join(t.often(Unconstrained), ", ") + ", which a constraint compares"},
+		{Tainted, "is", "are", "tainted: " + strings.Join(t.of(Tainted).often(), ", ")},
+		{Withdrawn, "is", "are", "withdrawn: " + strings.Join(t.of(Withdrawn).often(), ", ")},
+		{Unconstrained, "has", "have", "no attribute " + strings.Join(t.of(Unconstrained).often(), ", ") + ", which a constraint compares"},
 		{Held, "is", "are", "held by claims"},
-		{CapacityUsed, "has", "have", tooLittle(t.often(CapacityUsed))},
+		{CapacityUsed, "has", "have", tooLittle(t.of(CapacityUsed).often())},
 		{CountersUsed, "shares", "share", "a part of the GPU with devices that claims hold"},
 	} {
-		if n := t.causes[c.cause]; n > 0 {
+		if n := t.of(c.cause).devices; n > 0 {
 			add(c.cause, "%d of %d matching devices %s %s%s", n, capable, plural(n, c.one, c.many), c.rest, free)
 		}
 	}
@@ -292,18 +300,9 @@ func tooLittle(names []string) string {
 	return "too little " + strings.Join(names, ", ") + " left"
 }
 
-// together says that each device does by itself, but not all of them at once.
-func together(ctx context.Context, s *sight, j *judge) Reason {
-	text := "devices are free for each request by itself, but not for all of them at once on one node"
-	if unmet := unmet(ctx, s, j); len(unmet) > 0 {
-		text += ", or not such that constraints are met: " + strings.Join(unmet, ". ")
-	}
-	return Reason{Cause: NotTogether, Text: text}
-}
-
 // excludedNodes says which nodes something other than devices keeps the pod from, and where it
 // would find its devices otherwise. Where the other nodes could never serve it, those count that could, however full they are.
-func excludedNodes(ctx context.Context, s *sight, empty *allocation.Planner) []Reason {
+func excludedNodes(ctx context.Context, s *sight, empty *allocation.Planner) {
 	var nodes []*corev1.Node
 	for _, e := range s.excluded {
 		nodes = append(nodes, e.node)
@@ -332,31 +331,31 @@ func excludedNodes(ctx context.Context, s *sight, empty *allocation.Planner) []R
 		}
 		groups[text] = append(groups[text], e.node.Name)
 	}
-	var out []Reason
 	for _, text := range texts {
-		out = append(out, Reason{Cause: NodeExcluded, Nodes: groups[text], Text: nodesText(groups[text]) + " " + text, wouldFit: strings.HasPrefix(text, "would fit")})
+		s.because(Reason{Cause: NodeExcluded, Nodes: groups[text], wouldFit: strings.HasPrefix(text, "would fit")}, "%s %s", nodesText(groups[text]), text)
 	}
-	return out
 }
 
 // whySelected names the selectors that are false, and what the devices have instead.
-func whySelected(ctx context.Context, s *sight, a ask, t *tally, ofClass int) string {
+func whySelected(ctx context.Context, s *sight, a ask, of *counted, ofClass int) string {
 	var parts []string
-	for _, index := range t.often(NotSelected) {
-		var n int
-		if _, err := fmt.Sscan(index, &n); err != nil || n >= len(*a.Selectors) {
-			continue
+	for _, index := range of.often() {
+		n, err := strconv.Atoi(index)
+		if err != nil {
+			continue // judge writes numbers only
 		}
-		expression := (*a.Selectors)[n].CEL.Expression
-		part := fmt.Sprintf("selector %d is false for %d of them: %s", n, t.details[NotSelected][index], oneLine(expression))
-		if t.details[NotSelected][index] == ofClass {
-			part = fmt.Sprintf("selector %d is false for all: %s", n, oneLine(expression))
+		selector, at := (*a.Selectors)[n], fmt.Sprintf("for %d of them", of.details[index])
+		if of.details[index] == ofClass {
+			at = "for all"
 		}
-		for _, m := range equality.FindAllStringSubmatch(expression, -1) {
-			values := valuesOf(ctx, s, *a.Class, m[1])
-			asked := m[2] + m[3]
-			if len(values) > 0 && !slices.Contains(values, asked) {
-				part += fmt.Sprintf(". No device has %s %s; there are %s", m[1], asked, strings.Join(values, ", "))
+		part := fmt.Sprintf("selector %d is false %s: %s", n, at, oneLine(selector.CEL.Expression))
+		for _, c := range comparisons(selector, equality) {
+			values := sets.New[string]()
+			for _, d := range s.devicesOf(ctx, *a.Class) {
+				values.Insert(textOf(d.Device, c.name))
+			}
+			if values.Delete(""); len(values) > 0 && !values.Has(c.value) {
+				part += fmt.Sprintf(". No device has %s %s; there are %s", c.name, c.value, strings.Join(sets.List(values), ", "))
 			}
 		}
 		parts = append(parts, part)
@@ -365,12 +364,3 @@ func whySelected(ctx context.Context, s *sight, a ask, t *tally, ofClass int) st
 }
 
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
-
-// valuesOf returns the texts that an attribute has among the devices of a class.
-func valuesOf(ctx context.Context, s *sight, class, attribute string) []string {
-	values := sets.New[string]()
-	for _, d := range s.devicesOf(ctx, class) {
-		values.Insert(textOf(d, attribute))
-	}
-	return sets.List(values.Delete(""))
-}

@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
@@ -19,8 +20,9 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
-// sight is what was read about one pod or claim. What stands in the way, and what would help, are functions of it.
+// sight is what was read about one pod or claim, and what is said of it. What stands in the way, and what would help, are functions of it.
 type sight struct {
+	*Explanation
 	x *Explainer
 	// pod is nil where a claim is asked for alone.
 	pod *corev1.Pod
@@ -42,19 +44,18 @@ type exclusion struct {
 const byClaim allocation.ObstacleKind = "ClaimElsewhere"
 
 // look reads what there is about a pod.
-func (x *Explainer) look(pod *corev1.Pod) *sight {
-	s := &sight{x: x, pod: pod, references: allocation.ClaimsOf(x.model.Snapshot, pod)}
+func (s *sight) look(pod *corev1.Pod) {
+	s.pod, s.references = pod, allocation.ClaimsOf(s.x.model.Snapshot, pod)
 	for _, c := range s.references {
 		if c.Err == nil && c.Claim != nil {
 			s.own = append(s.own, c.Claim)
 		}
 	}
 	if status := pod.Status.ExtendedResourceClaimStatus; status != nil {
-		if c := x.model.Claim(pod.Namespace, status.ResourceClaimName); c != nil {
+		if c := s.x.model.Claim(pod.Namespace, status.ResourceClaimName); c != nil {
 			s.own = append(s.own, c)
 		}
 	}
-	return s
 }
 
 // place tells the nodes apart that the pod may run on, devices aside.
@@ -112,19 +113,17 @@ func (s *sight) wanted(n *corev1.Node) []*resourceapi.ResourceClaim {
 func (s *sight) search(ctx context.Context, p *allocation.Planner, nodes []*corev1.Node) []allocation.Answer {
 	groups := map[string][]*corev1.Node{}
 	for _, n := range nodes {
-		names := requestNames(s.wanted(n))
+		names := ""
+		if c := s.extended(n); c != nil {
+			for _, r := range c.Spec.Devices.Requests {
+				names += " " + r.Name
+			}
+		}
 		groups[names] = append(groups[names], n)
 	}
 	byName := map[string]allocation.Answer{}
 	for _, group := range groups {
-		claims := s.wanted(group[0])
-		if len(claims) == 0 {
-			for _, n := range group {
-				byName[n.Name] = allocation.Answer{Node: n.Name, Verdict: allocation.Fits}
-			}
-			continue
-		}
-		for _, a := range p.OnNodes(ctx, group, claims) {
+		for _, a := range p.OnNodes(ctx, group, s.wanted(group[0])) {
 			byName[a.Node] = a
 		}
 	}
@@ -133,16 +132,6 @@ func (s *sight) search(ctx context.Context, p *allocation.Planner, nodes []*core
 		out = append(out, byName[n.Name])
 	}
 	return out
-}
-
-func requestNames(claims []*resourceapi.ResourceClaim) string {
-	var names []string
-	for _, c := range claims {
-		for _, r := range c.Spec.Devices.Requests {
-			names = append(names, r.Name)
-		}
-	}
-	return strings.Join(names, " ")
 }
 
 // eligible returns the nodes that the pod may run on, those of a kind together.
@@ -157,16 +146,13 @@ func (s *sight) eligible() [][]*corev1.Node {
 	return out
 }
 
-// devicesOf returns the devices of a class on the nodes that the pod may run on, of one node of
-// each kind.
-func (s *sight) devicesOf(ctx context.Context, name string) []*resourceapi.Device {
-	var out []*resourceapi.Device
-	j, class := newJudge(s.x.planner), ask{Ask: fleet.Ask{Class: &name, Selectors: &[]resourceapi.DeviceSelector{}}}
+// devicesOf returns the devices of a class, or with "" all, on the nodes that the pod may run on, of one node of each kind.
+func (s *sight) devicesOf(ctx context.Context, class string) []allocation.Published {
+	var out []allocation.Published
 	for _, kind := range s.eligible() {
-		for p := range s.x.planner.Cluster.Devices(kind[0]) {
-			var f finding
-			if j.selected(ctx, &f, p, class); f.cause() == "" {
-				out = append(out, p.Device())
+		for d := range s.x.planner.Cluster.Devices(kind[0]) {
+			if f := newFinding(ctx, s.x.planner.Cluster, d, class, nil); class == "" || f.cause() == "" {
+				out = append(out, d)
 			}
 		}
 	}
@@ -192,6 +178,15 @@ func textOf(d *resourceapi.Device, attribute string) string {
 		}
 	}
 	return ""
+}
+
+func amountOf(d *resourceapi.Device, capacity string) resource.Quantity {
+	for name, c := range d.Capacity {
+		if unqualified(string(name)) == capacity {
+			return c.Value
+		}
+	}
+	return resource.Quantity{}
 }
 
 func unqualified(name string) string { return name[strings.LastIndexByte(name, '/')+1:] }

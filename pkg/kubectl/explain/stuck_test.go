@@ -121,7 +121,7 @@ func TestContainerCreating(t *testing.T) {
 			if c.change != nil {
 				c.change(f, pod, claim)
 			}
-			x := New(t.Context(), f.Snapshot, fleettest.Driver, now)
+			x := New(f.Snapshot, fleettest.Driver, now)
 			x.Events = func(*corev1.Pod, []*resourceapi.ResourceClaim) ([]corev1.Event, error) {
 				if c.event == "" {
 					return nil, nil
@@ -159,7 +159,7 @@ func TestEventsUnreadable(t *testing.T) {
 	f.Held("team", "llm", "n1", fleettest.Request(whole))
 	pod := f.Pods[0]
 	pod.Status.Phase = corev1.PodPending
-	x := New(t.Context(), f.Snapshot, fleettest.Driver, now)
+	x := New(f.Snapshot, fleettest.Driver, now)
 	x.Events = func(*corev1.Pod, []*resourceapi.ResourceClaim) ([]corev1.Event, error) {
 		return nil, errors.New("list events in namespace team: forbidden")
 	}

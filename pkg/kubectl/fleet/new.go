@@ -200,7 +200,7 @@ func (b *builder) addHoldings() {
 			}
 		}
 		for _, result := range Results(c, b.model.Driver) {
-			h := &Holding{Claim: c, Result: result, Pods: users, Device: b.devices[deviceKey{result.Pool, result.Device}], Status: statusOf(c, result)}
+			h := &Holding{Claim: c, Result: result, Pods: users, Device: b.devices[deviceKey{result.Pool, result.Device}], Status: StatusOf(c, result)}
 			if h.Device != nil {
 				h.Device.Holdings = append(h.Device.Holdings, h)
 			}
@@ -235,7 +235,8 @@ func (b *builder) attribute(d *resourceapi.Device, name string) resourceapi.Devi
 	return d.Attributes[resourceapi.QualifiedName(b.model.Driver+"/"+name)]
 }
 
-func statusOf(c *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) *resourceapi.AllocatedDeviceStatus {
+// StatusOf returns what the driver says of a device that a claim has, or nil.
+func StatusOf(c *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) *resourceapi.AllocatedDeviceStatus {
 	for i := range c.Status.Devices {
 		s := &c.Status.Devices[i]
 		if s.Driver == r.Driver && s.Pool == r.Pool && s.Device == r.Device && ptr.Deref(s.ShareID, "") == string(ptr.Deref(r.ShareID, "")) {
