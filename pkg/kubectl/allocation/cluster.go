@@ -172,7 +172,7 @@ func (p Published) Attribute(name string) (resourceapi.DeviceAttribute, bool) {
 // slices name; otherwise the slices of other nodes are left over from nodes that are gone.
 func nodesOf(s *fleet.Snapshot) (nodes []*corev1.Node, unread sets.Set[string]) {
 	unread = sets.New[string]()
-	if !slices.ContainsFunc(s.Missing, func(m fleet.Missing) bool { return m.Resource == fleet.ResourceNodes }) {
+	if !s.Lacks(fleet.ResourceNodes, "") {
 		return slices.Clone(s.Nodes), unread
 	}
 	for _, slice := range s.Slices {

@@ -5,7 +5,6 @@ package allocation
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -38,18 +37,15 @@ const (
 	ByNodeResources ObstacleKind = "NodeResources"
 )
 
-// NodeFilter knows how full nodes are, apart from devices.
+// NodeFilter knows how full nodes are, apart from devices, as far as pods could be read.
 type NodeFilter struct {
 	used map[string]corev1.ResourceList
 	pods map[string]int64
-	// partial says that pods of other namespaces could not be read: nodes may be fuller.
-	partial bool
 }
 
 // NewNodeFilter returns a filter for the nodes of a Snapshot.
 func NewNodeFilter(s *fleet.Snapshot) *NodeFilter {
 	f := &NodeFilter{used: map[string]corev1.ResourceList{}, pods: map[string]int64{}}
-	f.partial = slices.ContainsFunc(s.Missing, func(m fleet.Missing) bool { return m.Resource == "pods" })
 	for _, pod := range s.Pods {
 		if pod.Spec.NodeName == "" || fleet.Ended(pod) {
 			continue
@@ -68,9 +64,6 @@ func NewNodeFilter(s *fleet.Snapshot) *NodeFilter {
 	}
 	return f
 }
-
-// Partial reports whether nodes may be fuller than the filter knows.
-func (f *NodeFilter) Partial() bool { return f.partial }
 
 // Obstacles returns what keeps a pod off a node, apart from devices. Topology spread, affinity
 // between pods, volumes and ports are not looked at; neither is what cannot be read of the node.

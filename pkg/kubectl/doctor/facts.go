@@ -4,7 +4,6 @@
 package doctor
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -12,7 +11,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -61,7 +59,7 @@ func Read(ctx context.Context, client kubernetes.Interface, driver, namespace st
 	}
 	version, err := client.Discovery().ServerVersion()
 	switch {
-	case unreadable(err):
+	case fleet.Unreadable(err):
 		f.lacks(apiVersion, "", err)
 	case err != nil:
 		return nil, fmt.Errorf("ask for the version of the API server: %w", err)
@@ -74,7 +72,6 @@ func Read(ctx context.Context, client kubernetes.Interface, driver, namespace st
 		return nil, err
 	}
 	// That something is over is a normal event.
-	var all []*corev1.Event
 	for _, selector := range []string{"type=" + corev1.EventTypeWarning, "type=" + corev1.EventTypeNormal + ",reportingComponent=" + driver} {
 		var some []*corev1.Event
 		if err := fleet.List(ctx, snapshot, &some, events, namespace, func(n string) fleet.Lister[*corev1.EventList] {
@@ -85,20 +82,9 @@ func Read(ctx context.Context, client kubernetes.Interface, driver, namespace st
 		}); err != nil {
 			return nil, err
 		}
-		all = append(all, some...)
+		f.Events = append(f.Events, some...)
 	}
-	f.Events = slices.CompactFunc(byName(all), func(a, b *corev1.Event) bool {
-		return a.Namespace == b.Namespace && a.Name == b.Name
-	})
 	return f, f.readPolicies(ctx, client)
-}
-
-// byName sorts events by namespace and name.
-func byName(all []*corev1.Event) []*corev1.Event {
-	slices.SortFunc(all, func(a, b *corev1.Event) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	})
-	return all
 }
 
 // readPolicies reads the ConfigMaps with the driver's policy.
@@ -135,13 +121,10 @@ func policyOf(set *appsv1.DaemonSet) string {
 }
 
 func (f *Facts) lacks(resource, namespace string, err error) {
-	m := fleet.Missing{Resource: resource, Namespace: namespace, Err: err}
-	if !slices.ContainsFunc(f.Missing, func(other fleet.Missing) bool { return other.Resource == resource && other.Namespace == namespace }) {
-		f.Missing = append(f.Missing, m)
+	if !f.Lacks(resource, namespace) {
+		f.Missing = append(f.Missing, fleet.Missing{Resource: resource, Namespace: namespace, Err: err})
 	}
 }
-
-func unreadable(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsNotFound(err) }
 
 // driverSets returns the DaemonSets of the driver's plugin in its namespace.
 func (f *Facts) driverSets() []*appsv1.DaemonSet {
@@ -156,12 +139,10 @@ func (f *Facts) driverSets() []*appsv1.DaemonSet {
 
 // driverNamespace is what the chart has written down, or else the one that the user has named, where the pods of others may not be read.
 func (f *Facts) driverNamespace(named string) (string, error) {
-	if at := slices.IndexFunc(f.Classes, func(c *resourceapi.DeviceClass) bool { return c.Name == fleet.MainClass }); at >= 0 {
-		if namespace := f.Classes[at].Annotations[fleet.NamespaceAnnotation]; namespace != "" {
-			return namespace, nil
-		}
+	if class := f.Class(fleet.MainClass); class != nil && class.Annotations[fleet.NamespaceAnnotation] != "" {
+		return class.Annotations[fleet.NamespaceAnnotation], nil
 	}
-	if slices.ContainsFunc(f.Missing, func(m fleet.Missing) bool { return m.Resource == pods && m.Namespace == "" }) && named != "" {
+	if f.Lacks(pods, "") && named != "" {
 		return named, nil
 	}
 	return "", fmt.Errorf("no DeviceClass %s was found with annotation %s, which is the chart's", fleet.MainClass, fleet.NamespaceAnnotation)

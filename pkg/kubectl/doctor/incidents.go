@@ -228,15 +228,22 @@ func (h *hearing) ofNode(e *corev1.Event, c *cause) {
 		addresses = []string{""}
 	}
 	for _, address := range addresses {
-		in, g := h.incidents[placeOf(node, address, c)], h.gpuAt(node, address)
-		about := refAt(node, address, g)
+		in := h.incidents[placeOf(node, address, c)]
+		g, err := f.GPU(node + "/" + address)
+		about := nodeRef(node)
+		switch {
+		case err == nil:
+			about = gpuRef(g)
+		case address != "":
+			about = Ref{Kind: "gpu", Name: node + "/" + address} // it is not published
+		}
 		switch {
 		case in != nil:
 			in.said = cmp.Or(in.said, said(text))
 			if in.since == nil {
 				in.since = &e.FirstTimestamp
 			}
-		case g != nil || c.past || h.isOver(e, c) || h.isGone(node) || c.isTainted() && address == "" && f.publishes(node):
+		case err == nil || c.past || h.isOver(e, c) || !f.Hides(nodes) && f.Node(node) == nil || c.isTainted() && address == "" && f.publishes(node):
 			h.past.addTold(e, c, about, text)
 		default:
 			if c.isTainted() {
@@ -245,22 +252,6 @@ func (h *hearing) ofNode(e *corev1.Event, c *cause) {
 			h.others.addTold(e, c, about, text)
 		}
 	}
-}
-
-// refAt refers to a GPU, which may not be published, or to a node.
-func refAt(node, address string, g *fleet.GPU) Ref {
-	switch {
-	case g != nil:
-		return gpuRef(g)
-	case address != "":
-		return Ref{Kind: "gpu", Name: node + "/" + address}
-	}
-	return nodeRef(node)
-}
-
-// isGone reports whether the cluster has no such node any more.
-func (h *hearing) isGone(node string) bool {
-	return !h.facts.Hides(nodes) && h.facts.Node(node) == nil
 }
 
 // ofClaim leaves out what the node is told, too, or what its GPU has a taint for.
@@ -321,16 +312,6 @@ func subjectsOf(message string) (addresses []string, text string) {
 
 // evicted is what the driver says of NoExecute. Kubernetes does not evict all, and those that it has evicted are not among the pods.
 const evicted = " Pods that use it are evicted; delete those that ask for nvidia.com/gpu."
-
-// gpuAt returns a GPU that is published, or nil.
-func (h *hearing) gpuAt(node, address string) *fleet.GPU {
-	for g := range h.facts.GPUs() {
-		if g.Node.Name == node && g.PCIBusID == address {
-			return g
-		}
-	}
-	return nil
-}
 
 // byDriver reports whether the driver is named as the reporter of an event. Users who may create events in a namespace can write that, too.
 func (f *Facts) byDriver(e *corev1.Event) bool {

@@ -36,10 +36,8 @@ var checksWithoutDriver = []Check{
 // uninstalled reports whether it is known that no driver is installed. DaemonSets that are called like the driver's prove nothing
 // where nobody says which namespace is the driver's.
 func (f *Facts) uninstalled() bool {
-	for _, m := range f.Missing {
-		if m.Namespace == "" && (m.Resource == daemonSets || m.Resource == classes) {
-			return false
-		}
+	if f.Lacks(daemonSets, "") || f.Lacks(classes, "") {
+		return false
 	}
 	return !slices.ContainsFunc(f.DaemonSets, func(s *appsv1.DaemonSet) bool {
 		return s.Labels[componentLabel] == pluginLabel && (f.namespace == "" || s.Namespace == f.namespace)

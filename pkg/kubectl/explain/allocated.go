@@ -21,7 +21,7 @@ func started(s *sight) {
 	}
 	s.Verdict = IsStuck
 	in := stuck.Input{
-		Pod: s.pod, Claims: s.own, Pods: s.x.model.Pods, Driver: s.x.model.Driver, AllPods: !s.x.filter.Partial(),
+		Pod: s.pod, Claims: s.own, Pods: s.x.model.Pods, Driver: s.x.model.Driver, AllPods: !s.x.model.Hides(fleet.ResourcePods),
 		Node: s.x.model.Node(s.pod.Spec.NodeName),
 	}
 	if s.x.Events != nil {

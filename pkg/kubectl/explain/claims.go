@@ -36,7 +36,7 @@ func references(s *sight) {
 		case c.Err == nil:
 		case !errors.Is(c.Err, allocation.ErrNoClaim) && !errors.Is(c.Err, allocation.ErrNoTemplate):
 			s.because(Reason{Cause: ClaimNotOwned, Claim: c.Name}, "spec.resourceClaims %s: %v", c.Name, c.Err)
-		case s.hides(resource, s.pod.Namespace):
+		case s.x.model.Lacks(resource, s.pod.Namespace):
 			s.doubt("whether %s %s exists", what, name)
 		default:
 			r := Reason{Cause: cause, Claim: c.Name}

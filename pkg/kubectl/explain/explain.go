@@ -155,7 +155,7 @@ func scheduled(pod *corev1.Pod) bool {
 
 // allocate asks the allocator for what has no devices yet. It reports whether the allocator could be asked.
 func allocate(ctx context.Context, s *sight) bool {
-	if s.hides(fleet.ResourceSlices, "") || s.hides(fleet.ResourceClasses, "") {
+	if s.x.model.Lacks(fleet.ResourceSlices, "") || s.x.model.Lacks(fleet.ResourceClasses, "") {
 		// The notes say which right is missing.
 		s.Verdict = Unknown
 		return false

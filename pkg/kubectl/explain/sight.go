@@ -17,7 +17,6 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
-	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
 // sight is what was read about one pod or claim, and what is said of it. What stands in the way, and what would help, are functions of it.
@@ -85,11 +84,6 @@ func (s *sight) place() {
 // selectsLabels reports whether a selector looks at more than names of nodes.
 func selectsLabels(s *corev1.NodeSelector) bool {
 	return slices.ContainsFunc(s.NodeSelectorTerms, func(t corev1.NodeSelectorTerm) bool { return len(t.MatchExpressions) > 0 })
-}
-
-// hides reports whether the objects of a namespace cannot be read.
-func (s *sight) hides(resource, namespace string) bool {
-	return slices.ContainsFunc(s.x.model.Missing, func(m fleet.Missing) bool { return m.Resource == resource && m.Namespace == namespace })
 }
 
 // extended returns the claim that the scheduler makes for extended resources on a node, or nil.

@@ -166,6 +166,11 @@ func (s *Snapshot) Hides(resource string) bool {
 	})
 }
 
+// Lacks reports whether the list of a resource could not be read, in a namespace or, with "", in all.
+func (s *Snapshot) Lacks(resource, namespace string) bool {
+	return slices.ContainsFunc(s.Missing, func(m Missing) bool { return m.Resource == resource && m.Namespace == namespace })
+}
+
 // pageSize is that of kubectl.
 const pageSize = 500
 
@@ -175,35 +180,17 @@ const pageSize = 500
 // too. It fails if the API server cannot be reached.
 func Read(ctx context.Context, client kubernetes.Interface, namespace string) (*Snapshot, error) {
 	s := &Snapshot{}
-	r := &reader{snapshot: s}
 	lists, ctx := errgroup.WithContext(ctx)
-	core, resource := client.CoreV1(), client.ResourceV1()
-	lists.Go(func() error {
-		return read(ctx, r, &s.Nodes, ResourceNodes, "", func(string) Lister[*corev1.NodeList] { return core.Nodes().List })
+	r, core, resource := &reader{snapshot: s, lists: lists}, client.CoreV1(), client.ResourceV1()
+	start(ctx, r, &s.Nodes, ResourceNodes, "", func(string) Lister[*corev1.NodeList] { return core.Nodes().List })
+	start(ctx, r, &s.Slices, ResourceSlices, "", func(string) Lister[*resourceapi.ResourceSliceList] { return resource.ResourceSlices().List })
+	start(ctx, r, &s.Classes, ResourceClasses, "", func(string) Lister[*resourceapi.DeviceClassList] { return resource.DeviceClasses().List })
+	start(ctx, r, &s.TaintRules, ResourceTaintRules, "", func(string) Lister[*resourceapi.DeviceTaintRuleList] { return resource.DeviceTaintRules().List })
+	start(ctx, r, &s.Claims, ResourceClaims, namespace, func(n string) Lister[*resourceapi.ResourceClaimList] { return resource.ResourceClaims(n).List })
+	start(ctx, r, &s.Templates, ResourceTemplates, namespace, func(n string) Lister[*resourceapi.ResourceClaimTemplateList] {
+		return resource.ResourceClaimTemplates(n).List
 	})
-	lists.Go(func() error {
-		in := func(string) Lister[*resourceapi.ResourceSliceList] { return resource.ResourceSlices().List }
-		return read(ctx, r, &s.Slices, ResourceSlices, "", in)
-	})
-	lists.Go(func() error {
-		in := func(string) Lister[*resourceapi.DeviceClassList] { return resource.DeviceClasses().List }
-		return read(ctx, r, &s.Classes, ResourceClasses, "", in)
-	})
-	lists.Go(func() error {
-		in := func(string) Lister[*resourceapi.DeviceTaintRuleList] { return resource.DeviceTaintRules().List }
-		return read(ctx, r, &s.TaintRules, ResourceTaintRules, "", in)
-	})
-	lists.Go(func() error {
-		return read(ctx, r, &s.Claims, ResourceClaims, namespace, func(n string) Lister[*resourceapi.ResourceClaimList] { return resource.ResourceClaims(n).List })
-	})
-	lists.Go(func() error {
-		return read(ctx, r, &s.Templates, ResourceTemplates, namespace, func(n string) Lister[*resourceapi.ResourceClaimTemplateList] {
-			return resource.ResourceClaimTemplates(n).List
-		})
-	})
-	lists.Go(func() error {
-		return read(ctx, r, &s.Pods, ResourcePods, namespace, func(n string) Lister[*corev1.PodList] { return core.Pods(n).List })
-	})
+	start(ctx, r, &s.Pods, ResourcePods, namespace, func(n string) Lister[*corev1.PodList] { return core.Pods(n).List })
 	if err := lists.Wait(); err != nil {
 		return nil, err
 	}
@@ -217,20 +204,20 @@ func Read(ctx context.Context, client kubernetes.Interface, namespace string) (*
 // Lister asks for a page of objects.
 type Lister[L runtime.Object] func(context.Context, metav1.ListOptions) (L, error)
 
+// reader reads several lists at once.
 type reader struct {
+	lists    *errgroup.Group
 	mu       sync.Mutex
 	snapshot *Snapshot
 }
 
-func (r *reader) lacks(m Missing) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.snapshot.Missing = append(r.snapshot.Missing, m)
+func start[T, L runtime.Object](ctx context.Context, r *reader, into *[]T, resource, namespace string, in func(string) Lister[L]) {
+	r.lists.Go(func() error { return read(ctx, r, into, resource, namespace, in) })
 }
 
 // List adds the objects of one more resource, those of all namespaces or, where that is forbidden, of one. What could not be read is missing
 // in the snapshot.
-func List[T runtime.Object, L runtime.Object](ctx context.Context, s *Snapshot, into *[]T, resource, namespace string, in func(string) Lister[L]) error {
+func List[T, L runtime.Object](ctx context.Context, s *Snapshot, into *[]T, resource, namespace string, in func(string) Lister[L]) error {
 	return read(ctx, &reader{snapshot: s}, into, resource, namespace, in)
 }
 
@@ -238,10 +225,15 @@ func List[T runtime.Object, L runtime.Object](ctx context.Context, s *Snapshot, 
 func read[T, L runtime.Object](ctx context.Context, r *reader, into *[]T, resource, namespace string, in func(string) Lister[L]) error {
 	for _, n := range slices.Compact([]string{metav1.NamespaceAll, namespace}) {
 		err := list(ctx, into, in(n))
-		if !unreadable(err) {
-			return wrapped(err, resource)
+		if err == nil {
+			return nil
 		}
-		r.lacks(Missing{Resource: resource, Namespace: n, Err: err, Absent: apierrors.IsNotFound(err)})
+		if !Unreadable(err) {
+			return fmt.Errorf("list %s: %w", resource, err)
+		}
+		r.mu.Lock()
+		r.snapshot.Missing = append(r.snapshot.Missing, Missing{Resource: resource, Namespace: n, Err: err, Absent: apierrors.IsNotFound(err)})
+		r.mu.Unlock()
 	}
 	return nil
 }
@@ -261,12 +253,5 @@ func list[T runtime.Object, L runtime.Object](ctx context.Context, into *[]T, fr
 	})
 }
 
-// unreadable reports whether a list is forbidden or unknown to the API server.
-func unreadable(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsNotFound(err) }
-
-func wrapped(err error, resource string) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("list %s: %w", resource, err)
-}
+// Unreadable reports whether what was asked for is forbidden, or unknown to the API server.
+func Unreadable(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsNotFound(err) }
