@@ -32,46 +32,43 @@ func (c *Cluster) ExtendedClass(name corev1.ResourceName) *resourceapi.DeviceCla
 // on a node, or nil if it makes none. A resource that a device plugin of the node offers is not
 // in it. The node may be nil: one without device plugins.
 func (c *Cluster) ExtendedClaim(pod *corev1.Pod, node *corev1.Node) *resourceapi.ResourceClaim {
-	wanted := sets.New[corev1.ResourceName]()
-	for name, amount := range PodRequests(pod) {
-		if amount.IsZero() || !isExtended(name) || c.ExtendedClass(name) == nil {
-			continue
+	var requests []resourceapi.DeviceRequest
+	for _, name := range extendedOf(pod) {
+		class, offered := c.ExtendedClass(name), ptr.Deref(node, corev1.Node{}).Status.Allocatable[name]
+		if class != nil && offered.IsZero() {
+			requests = append(requests, extendedRequests(pod, name, class.Name)...)
 		}
-		if node != nil {
-			if offered := node.Status.Allocatable[name]; !offered.IsZero() {
-				continue
-			}
-		}
-		wanted.Insert(name)
 	}
-	if len(wanted) == 0 {
+	if len(requests) == 0 {
 		return nil
 	}
-	claim := &resourceapi.ResourceClaim{
+	slices.SortFunc(requests, func(a, b resourceapi.DeviceRequest) int { return cmp.Compare(a.Name, b.Name) })
+	return &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: pod.Namespace, Name: ExtendedClaimName,
 			Annotations: map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"},
 		},
+		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: requests}},
 	}
-	for _, name := range sets.List(wanted) {
-		claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, extendedRequests(pod, name, c.ExtendedClass(name).Name)...)
-	}
-	slices.SortFunc(claim.Spec.Devices.Requests, func(a, b resourceapi.DeviceRequest) int { return cmp.Compare(a.Name, b.Name) })
-	return claim
 }
 
 // Unserved returns the extended resources of a pod that neither a class nor the device plugin of a node provides.
 func (c *Cluster) Unserved(pod *corev1.Pod) []corev1.ResourceName {
-	var out []corev1.ResourceName
-	requests := PodRequests(pod)
-	for _, name := range sets.List(sets.KeySet(requests)) {
-		amount := requests[name]
+	return slices.DeleteFunc(extendedOf(pod), func(name corev1.ResourceName) bool {
 		offers := func(n *corev1.Node) bool { _, has := n.Status.Allocatable[name]; return has }
-		if !amount.IsZero() && isExtended(name) && c.ExtendedClass(name) == nil && !slices.ContainsFunc(c.Nodes, offers) {
-			out = append(out, name)
-		}
-	}
-	return out
+		return c.ExtendedClass(name) != nil || slices.ContainsFunc(c.Nodes, offers)
+	})
+}
+
+// extendedOf returns the resources that a pod asks for and that classes may provide.
+func extendedOf(pod *corev1.Pod) []corev1.ResourceName {
+	requests := PodRequests(pod)
+	return slices.DeleteFunc(sets.List(sets.KeySet(requests)), func(name corev1.ResourceName) bool {
+		amount := requests[name]
+		domain, _, qualified := strings.Cut(string(name), "/")
+		isNative := !qualified || domain == "kubernetes.io" || strings.HasSuffix(domain, ".kubernetes.io")
+		return amount.IsZero() || isNative && !strings.HasPrefix(string(name), resourceapi.ResourceDeviceClassPrefix)
+	})
 }
 
 // PodRequests returns what a pod asks for. Requests that are left out are as large as limits: so the API
@@ -95,13 +92,6 @@ func withRequests(containers []corev1.Container) []corev1.Container {
 		r.Requests = requests
 	}
 	return out
-}
-
-// isExtended reports whether a resource is one that classes may provide.
-func isExtended(name corev1.ResourceName) bool {
-	domain, _, qualified := strings.Cut(string(name), "/")
-	return qualified && domain != "kubernetes.io" && !strings.HasSuffix(domain, ".kubernetes.io") ||
-		strings.HasPrefix(string(name), resourceapi.ResourceDeviceClassPrefix)
 }
 
 // extendedRequests returns one request per container that runs to the end of the pod, and one

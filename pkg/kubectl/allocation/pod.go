@@ -71,13 +71,11 @@ func claimOf(s *fleet.Snapshot, pod *corev1.Pod, ref *corev1.PodResourceClaim) P
 }
 
 func fromTemplate(s *fleet.Snapshot, pod *corev1.Pod, c PodClaim) PodClaim {
-	for _, t := range s.Templates {
-		if t.Namespace == pod.Namespace && t.Name == c.Template {
-			c.Claim, c.New = Instantiate(t, pod.Name+"-"+c.Name), true
-			return c
-		}
+	if t := fleet.Named(s.Templates, pod.Namespace, c.Template); t != nil {
+		c.Claim, c.New = Instantiate(t, pod.Name+"-"+c.Name), true
+	} else {
+		c.Err = fmt.Errorf("%w: %s in namespace %s", ErrNoTemplate, c.Template, pod.Namespace)
 	}
-	c.Err = fmt.Errorf("%w: %s in namespace %s", ErrNoTemplate, c.Template, pod.Namespace)
 	return c
 }
 

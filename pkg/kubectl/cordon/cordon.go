@@ -10,7 +10,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -218,9 +217,9 @@ func who(m *fleet.Model, g *fleet.GPU) string {
 	}
 	var text strings.Builder
 	fmt.Fprintf(&text, "Before %s can be reset, these must end:\n", g.Label())
-	for _, u := range slices.SortedFunc(maps.Keys(users), user.compare) {
-		line := "    " + fleet.DeleteCommand(u.resource, u.namespace, u.name)
-		if owner := users[u]; owner != "" {
+	for _, u := range users {
+		line := "    " + fleet.DeleteCommand(u.Resource, u.Namespace, u.Name)
+		if owner := u.Owner(); owner != "" {
 			line = fmt.Sprintf("%-44s # %s makes it anew", line, owner)
 		}
 		text.WriteString(line + "\n")
@@ -228,33 +227,21 @@ func who(m *fleet.Model, g *fleet.GPU) string {
 	return text.String() + unknown + others
 }
 
-// user is what a claim is for, or a claim that is for nothing.
-type user struct{ resource, namespace, name string }
-
-func (u user) compare(other user) int {
-	return cmp.Or(cmp.Compare(u.resource, other.resource), cmp.Compare(u.namespace, other.namespace), cmp.Compare(u.name, other.name))
-}
-
-// usersOf returns who uses a GPU, with what makes them anew.
-func usersOf(m *fleet.Model, g *fleet.GPU) map[user]string {
-	users := map[user]string{}
+// usersOf returns who uses a GPU: what claims are for, and claims that are for nothing.
+func usersOf(m *fleet.Model, g *fleet.GPU) []fleet.User {
+	var users []fleet.User
 	for _, h := range m.Holdings {
 		// A device that no slice has any more says by its name of which GPU it was.
 		was := h.Device == nil && h.Result.Pool == g.Devices[0].Pool && device.AddressIn(h.Result.Device) == g.PCIBusID
 		if !was && (h.Device == nil || h.Device.GPU != g) {
 			continue
 		}
-		ns := h.Claim.Namespace
-		if len(h.Claim.Status.ReservedFor) == 0 {
-			users[user{"resourceclaim", ns, h.Claim.Name}] = ""
-		}
-		for _, u := range h.Claim.Status.ReservedFor {
-			users[user{fleet.ResourceOf(u), ns, u.Name}] = ""
-		}
-		for _, p := range h.Pods {
-			kind, owner := fleet.OwnerOf(p)
-			users[user{"pod", ns, p.Name}] = strings.TrimSpace(kind + " " + owner)
+		if users = append(users, h.Users()...); len(h.Claim.Status.ReservedFor) == 0 {
+			users = append(users, fleet.User{Resource: "resourceclaim", Namespace: h.Claim.Namespace, Name: h.Claim.Name})
 		}
 	}
-	return users
+	slices.SortFunc(users, func(a, b fleet.User) int {
+		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return slices.Compact(users)
 }

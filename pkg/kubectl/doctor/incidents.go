@@ -48,15 +48,12 @@ type place struct {
 
 // incident is what taints say of a place.
 type incident struct {
-	gpu      *fleet.GPU
-	severity Severity
+	Finding
+	gpu *fleet.GPU
 	// signs are causes with the values of their taints.
 	signs map[*cause]string
-	since *metav1.Time
-	pods  []Ref
 	// free says that the pods have to be deleted, unevicted that Kubernetes leaves some of them alone.
 	free, unevicted bool
-	said            string
 }
 
 // told looks at taints and events, once.
@@ -97,7 +94,7 @@ func (h *hearing) taints() {
 			at := placeOf(d.GPU.Node.Name, d.GPU.PCIBusID, c)
 			in := h.incidents[at]
 			if in == nil {
-				in = &incident{gpu: d.GPU, severity: Warning, signs: map[*cause]string{}}
+				in = &incident{Finding: Finding{Severity: Warning}, gpu: d.GPU, signs: map[*cause]string{}}
 				h.incidents[at] = in
 			}
 			in.add(d, c, &t)
@@ -107,19 +104,19 @@ func (h *hearing) taints() {
 
 func (in *incident) add(d *fleet.Device, c *cause, t *resourceapi.DeviceTaint) {
 	in.signs[c] = cmp.Or(in.signs[c], t.Value)
-	in.since = earlier(in.since, t.TimeAdded)
+	in.Since = earlier(in.Since, t.TimeAdded)
 	keepsAway := t.Effect != resourceapi.DeviceTaintEffectNone
 	if keepsAway && c.severity == Error {
-		in.severity = Error
+		in.Severity = Error
 	}
 	in.free = in.free || c.free && keepsAway
 	for _, h := range d.Held() {
-		for _, u := range h.Claim.Status.ReservedFor {
-			pod := Ref{Kind: "pod", Namespace: h.Claim.Namespace, Name: u.Name}
-			if !c.pods || u.APIGroup != "" || u.Resource != "pods" || slices.Contains(in.pods, pod) {
+		for _, u := range h.Users() {
+			pod := Ref{Kind: u.Resource, Namespace: u.Namespace, Name: u.Name}
+			if !c.pods || pod.Kind != "pod" || slices.Contains(in.Pods, pod) {
 				continue
 			}
-			in.pods = append(in.pods, pod)
+			in.Pods = append(in.Pods, pod)
 			in.unevicted = in.unevicted || t.Effect == resourceapi.DeviceTaintEffectNoExecute && h.Claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true"
 		}
 	}
@@ -148,10 +145,8 @@ func (h *hearing) gpuFindings() (found findings) {
 				texts = append(texts, strings.ReplaceAll(causes[i].text, "VALUE", cmp.Or(value, "?")))
 			}
 		}
-		one := Finding{
-			Severity: in.severity, Message: strings.Join(texts, ", "), Said: in.said, Since: in.since, Pods: in.pods,
-			Objects: []Ref{gpuRef(in.gpu)}, Remedy: strings.ReplaceAll(first.remedy, "VALUE", in.signs[first]),
-		}
+		one := in.Finding
+		one.Message, one.Objects, one.Remedy = strings.Join(texts, ", "), []Ref{gpuRef(in.gpu)}, strings.ReplaceAll(first.remedy, "VALUE", in.signs[first])
 		if first.wholeNode {
 			one.Objects = []Ref{nodeRef(at.node)}
 		}
@@ -162,7 +157,7 @@ func (h *hearing) gpuFindings() (found findings) {
 			one.Message += ". Kubernetes does not evict pods with extended resources, such as nvidia.com/gpu (kubernetes#141290)"
 		}
 		if in.free {
-			one.Commands = deletePods(in.pods)
+			one.Commands = deletePods(in.Pods)
 		}
 		if first.command != "" {
 			one.Commands = append(one.Commands, first.command+" "+in.gpu.Path())
@@ -239,9 +234,9 @@ func (h *hearing) ofNode(e *corev1.Event, c *cause) {
 		}
 		switch {
 		case in != nil:
-			in.said = cmp.Or(in.said, said(text))
-			if in.since == nil {
-				in.since = &e.FirstTimestamp
+			in.Said = cmp.Or(in.Said, said(text))
+			if in.Since == nil {
+				in.Since = &e.FirstTimestamp
 			}
 		case err == nil || c.past || h.isOver(e, c) || !f.Hides(nodes) && f.Node(node) == nil || c.isTainted() && address == "" && f.publishes(node):
 			h.past.addTold(e, c, about, text)

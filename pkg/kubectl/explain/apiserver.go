@@ -24,8 +24,10 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
 // ReadFrom has the Explainer ask the API server for what no Snapshot has, when it is needed: the
@@ -114,19 +116,13 @@ func (m *Manifest) objectsOf(x *Explainer, pod *corev1.Pod) []runtime.Object {
 	for _, class := range m.Classes {
 		out = append(out, class)
 	}
-	for _, ref := range pod.Spec.ResourceClaims {
-		for _, c := range m.Claims {
-			if ref.ResourceClaimName != nil && c.Name == *ref.ResourceClaimName && c.Namespace == pod.Namespace {
-				out = append(out, c)
-			}
+	for i, c := range allocation.ClaimsOf(x.model.Snapshot, pod) {
+		if claim := fleet.Named(m.Claims, pod.Namespace, ptr.Deref(pod.Spec.ResourceClaims[i].ResourceClaimName, "")); claim != nil {
+			out = append(out, claim)
 		}
-		for _, t := range m.Templates {
-			if ref.ResourceClaimTemplateName != nil && t.Name == *ref.ResourceClaimTemplateName && t.Namespace == pod.Namespace {
-				out = append(out, t)
-			}
+		if template := fleet.Named(m.Templates, pod.Namespace, c.Template); template != nil {
+			out = append(out, template)
 		}
-	}
-	for _, c := range allocation.ClaimsOf(x.model.Snapshot, pod) {
 		if c.New {
 			claim := c.Claim.DeepCopy()
 			claim.Name, claim.GenerateName = "", claim.Name+"-"

@@ -26,8 +26,8 @@ import (
 // judge looks at single devices the way the allocator does.
 type judge struct {
 	planner *allocation.Planner
-	// free are the counters that nobody uses, by pool and set.
-	free map[*allocation.Pool]map[string]map[string]resource.Quantity
+	// free are the counters that nobody uses.
+	free map[*allocation.Pool]fleet.Counters
 }
 
 // finding is why a device does not do for a request.
@@ -57,7 +57,7 @@ func (f *finding) add(c Cause, format string, a ...any) {
 }
 
 func newJudge(p *allocation.Planner) *judge {
-	return &judge{p, map[*allocation.Pool]map[string]map[string]resource.Quantity{}}
+	return &judge{p, map[*allocation.Pool]fleet.Counters{}}
 }
 
 // onNode judges all devices of a node.
@@ -88,9 +88,9 @@ func (j *judge) device(ctx context.Context, d allocation.Published, a ask) findi
 	switch alone := slices.ContainsFunc(held, allocation.Hold.Alone); {
 	case alone && !a.Admin:
 		f.add(Held, "%s", d.Device.Name)
-	case alone || len(held) == 0:
+	case (alone || len(held) == 0) && !j.countersOf(d.Pool).Fit(d.Device):
 		// A device that is shared has taken its counters with its first share.
-		j.counters(&f)
+		f.add(CountersUsed, "%s", d.Device.Name)
 	}
 	for _, t := range untolerated(d.Device, *a.Tolerations) {
 		if strings.HasSuffix(t.Key, "/"+string(device.Withdrawn)) {
@@ -191,51 +191,19 @@ func sortedNames[V any](m map[resourceapi.QualifiedName]V) []resourceapi.Qualifi
 	return sets.List(sets.KeySet(m))
 }
 
-// counters adds that others have parts of the GPU that the device needs.
-func (j *judge) counters(f *finding) {
-	if len(f.Device.ConsumesCounters) == 0 {
-		return
-	}
-	free := j.countersOf(f.Pool)
-	for _, consumed := range f.Device.ConsumesCounters {
-		for name, c := range consumed.Counters {
-			if left := free[consumed.CounterSet][name]; left.Cmp(c.Value) < 0 {
-				f.add(CountersUsed, "%s", consumed.CounterSet)
-				return
-			}
-		}
-	}
-}
-
-func (j *judge) countersOf(p *allocation.Pool) map[string]map[string]resource.Quantity {
-	if known, has := j.free[p]; has {
-		return known
-	}
-	free := map[string]map[string]resource.Quantity{}
-	for _, s := range p.Slices {
-		for _, set := range s.Spec.SharedCounters {
-			free[set.Name] = map[string]resource.Quantity{}
-			for name, c := range set.Counters {
-				free[set.Name][name] = c.Value.DeepCopy()
-			}
-		}
-	}
-	for _, s := range p.Slices {
-		for _, d := range s.Spec.Devices {
-			if len(j.planner.Held(p, d.Name)) == 0 {
-				continue
-			}
-			for _, consumed := range d.ConsumesCounters {
-				for name, c := range consumed.Counters {
-					left := free[consumed.CounterSet][name]
-					left.Sub(c.Value)
-					free[consumed.CounterSet][name] = left
+// countersOf returns the counters of a pool that nobody uses.
+func (j *judge) countersOf(p *allocation.Pool) fleet.Counters {
+	if j.free[p] == nil {
+		j.free[p] = fleet.CountersOf(p.Slices)
+		for _, s := range p.Slices {
+			for i := range s.Spec.Devices {
+				if d := &s.Spec.Devices[i]; len(j.planner.Held(p, d.Name)) > 0 {
+					j.free[p].Add(d, -1)
 				}
 			}
 		}
 	}
-	j.free[p] = free
-	return free
+	return j.free[p]
 }
 
 // untolerated returns the taints that keep a device from a request.

@@ -168,21 +168,14 @@ func (r *Reason) of() string {
 }
 
 func (h *Holder) text() string {
-	text := fmt.Sprintf("claim %s/%s has %s on node %s", h.Namespace, h.Claim, some(h.Devices), h.Node)
+	text := fmt.Sprintf("claim %s/%s has %s on node %s", h.Namespace, h.Claim, printer.Some(h.Devices, mostLines), h.Node)
 	if h.For != nil {
 		text += " since " + printer.Age(h.For.Duration)
 	}
 	if len(h.Pods) == 0 {
 		return text + ", no pod uses it"
 	}
-	return text + ", used by " + plural(len(h.Pods), "pod ", "pods ") + some(h.Pods)
-}
-
-func some(names []string) string {
-	if len(names) <= mostLines {
-		return strings.Join(names, ", ")
-	}
-	return fmt.Sprintf("%s and %d more", strings.Join(names[:mostLines], ", "), len(names)-mostLines)
+	return text + ", used by " + plural(len(h.Pods), "pod ", "pods ") + printer.Some(h.Pods, mostLines)
 }
 
 func (p *page) section(title string, n int, text func(int) string) {

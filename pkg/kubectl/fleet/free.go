@@ -4,6 +4,8 @@
 package fleet
 
 import (
+	"maps"
+
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 )
@@ -67,12 +69,12 @@ func Free(g *GPU) Room {
 		}
 		switch held := d.Held(); {
 		case d.Shared():
-			if len(held) > 0 || left.fit(d) {
+			if len(held) > 0 || left.Fit(d.Published) {
 				if r, some := roomFor(d, held); some {
 					room.Shares = append(room.Shares, r)
 				}
 			}
-		case len(held) > 0 || !left.fit(d) || d.Type == TypeObserver:
+		case len(held) > 0 || !left.Fit(d.Published) || d.Type == TypeObserver:
 		case d.Profile == "":
 			room.Whole = true
 		default:
@@ -89,46 +91,39 @@ func Free(g *GPU) Room {
 	return room
 }
 
-// counters are amounts by the name of the counter.
-type counters map[string]int64
+// Counters are what devices draw from together: thousandths, by counter set and name.
+type Counters map[string]map[string]int64
 
-// all returns the counters of the GPU.
-func (g *GPU) all() counters {
-	all := counters{}
-	for name, c := range g.counters {
-		all[name] = c.Value.Value()
-	}
-	return all
-}
-
-// Most returns how many of a GPU's devices could be allocated together if nothing else of the
-// GPU was, such as seven partitions 1g.10gb of an H100.
-func (g *GPU) Most(devices []*Device) int { return g.all().most(devices) }
-
-// left returns the counters of the GPU less what held devices consume. A device that several
-// claims share consumes its counters once.
-func (g *GPU) left() counters {
-	left := g.all()
-	for _, d := range g.Devices {
-		if len(d.Held()) > 0 {
-			left.add(d, -1)
+// CountersOf returns those of slices while nobody has a device.
+func CountersOf(all []*resourceapi.ResourceSlice) Counters {
+	c := Counters{}
+	for _, s := range all {
+		for _, set := range s.Spec.SharedCounters {
+			c[set.Name] = map[string]int64{}
+			for name, counter := range set.Counters {
+				c[set.Name][name] = counter.Value.MilliValue()
+			}
 		}
 	}
-	return left
+	return c
 }
 
-func (c counters) add(d *Device, sign int64) {
-	for _, set := range d.Published.ConsumesCounters {
-		for name, use := range set.Counters {
-			c[name] += sign * use.Value.Value()
+// Add takes what a device consumes from the counters with the sign -1, and gives it back with 1.
+func (c Counters) Add(d *resourceapi.Device, sign int64) {
+	for _, use := range d.ConsumesCounters {
+		for name, counter := range use.Counters {
+			if left := c[use.CounterSet]; left != nil {
+				left[name] += sign * counter.Value.MilliValue()
+			}
 		}
 	}
 }
 
-func (c counters) fit(d *Device) bool {
-	for _, set := range d.Published.ConsumesCounters {
-		for name, use := range set.Counters {
-			if c[name] < use.Value.Value() {
+// Fit reports whether there is as much as a device consumes.
+func (c Counters) Fit(d *resourceapi.Device) bool {
+	for _, use := range d.ConsumesCounters {
+		for name, counter := range use.Counters {
+			if c[use.CounterSet][name] < counter.Value.MilliValue() {
 				return false
 			}
 		}
@@ -136,20 +131,39 @@ func (c counters) fit(d *Device) bool {
 	return true
 }
 
+// all returns a copy of the counters of the GPU.
+func (g *GPU) all() Counters { return Counters{g.Name: maps.Clone(g.counters)} }
+
+// left returns the counters of the GPU less what held devices consume. A device that several
+// claims share consumes its counters once.
+func (g *GPU) left() Counters {
+	left := g.all()
+	for _, d := range g.Devices {
+		if len(d.Held()) > 0 {
+			left.Add(d.Published, -1)
+		}
+	}
+	return left
+}
+
+// Most returns how many of a GPU's devices could be allocated together if nothing else of the
+// GPU was, such as seven partitions 1g.10gb of an H100.
+func (g *GPU) Most(devices []*Device) int { return g.all().most(devices) }
+
 // most returns how many of the devices fit together. It tries all choices, as the allocator
 // does: a GPU has few devices of a profile.
-func (c counters) most(devices []*Device) int {
+func (c Counters) most(devices []*Device) int {
 	best := 0
 	for i, d := range devices {
 		if len(devices)-i <= best {
 			break
 		}
-		if !c.fit(d) {
+		if !c.Fit(d.Published) {
 			continue
 		}
-		c.add(d, -1)
+		c.Add(d.Published, -1)
 		best = max(best, 1+c.most(devices[i+1:]))
-		c.add(d, 1)
+		c.Add(d.Published, 1)
 	}
 	return best
 }

@@ -84,8 +84,8 @@ type GPU struct {
 	// Devices are all that the slices have, in their order: that of preference.
 	Devices []*Device
 
-	// counters are what the devices draw from together.
-	counters map[string]resourceapi.Counter
+	// counters are what the devices draw from together, in thousandths.
+	counters map[string]int64
 }
 
 // Types of devices.

@@ -69,12 +69,7 @@ func (b *builder) addDevices() {
 	}
 	for _, pool := range slices.Sorted(maps.Keys(pools)) {
 		newest, complete := generation.Newest(pools[pool])
-		counters := map[string]map[string]resourceapi.Counter{}
-		for _, slice := range newest {
-			for _, set := range slice.Spec.SharedCounters {
-				counters[set.Name] = set.Counters
-			}
-		}
+		counters := CountersOf(newest)
 		for _, slice := range newest {
 			name := ptr.Deref(slice.Spec.NodeName, "")
 			node := b.nodes[name]
@@ -91,7 +86,7 @@ func (b *builder) addDevices() {
 	}
 }
 
-func (b *builder) addDevice(node *Node, pool string, published *resourceapi.Device, counters map[string]map[string]resourceapi.Counter) {
+func (b *builder) addDevice(node *Node, pool string, published *resourceapi.Device, counters Counters) {
 	d := &Device{
 		Pool: pool, Name: published.Name, Published: published,
 		Type:      b.text(published, "type"),
@@ -125,7 +120,7 @@ func (b *builder) addDevice(node *Node, pool string, published *resourceapi.Devi
 	}
 	switch memory, has := g.counters[memoryCounter]; {
 	case has:
-		g.MemoryBytes = memory.Value.Value()
+		g.MemoryBytes = memory / 1000
 	case !d.Shared():
 		// A share may be promised more than there is.
 		capacity := published.Capacity[CapacityMemory]
@@ -173,7 +168,7 @@ func (b *builder) gpuOf(node *Node, d *resourceapi.Device, set string) *GPU {
 }
 
 // memorySlices returns the memory slices that counters are of, in ascending order.
-func memorySlices(counters map[string]resourceapi.Counter) []int {
+func memorySlices[C any](counters map[string]C) []int {
 	var indexes []int
 	for name := range counters {
 		if number, is := strings.CutPrefix(name, memorySliceCounter); is {

@@ -137,17 +137,18 @@ func (s *Snapshot) Need(namespace string, resources ...string) error {
 }
 
 // Class returns a DeviceClass, or nil.
-func (s *Snapshot) Class(name string) *resourceapi.DeviceClass { return named(s.Classes, "", name) }
+func (s *Snapshot) Class(name string) *resourceapi.DeviceClass { return Named(s.Classes, "", name) }
 
 // Claim returns a ResourceClaim, or nil.
 func (s *Snapshot) Claim(namespace, name string) *resourceapi.ResourceClaim {
-	return named(s.Claims, namespace, name)
+	return Named(s.Claims, namespace, name)
 }
 
 // Node returns a Node, or nil.
-func (s *Snapshot) Node(name string) *corev1.Node { return named(s.Nodes, "", name) }
+func (s *Snapshot) Node(name string) *corev1.Node { return Named(s.Nodes, "", name) }
 
-func named[T interface {
+// Named returns the object of a namespace and name, or nil.
+func Named[T interface {
 	comparable
 	metav1.Object
 }](all []T, namespace, name string) (none T) {

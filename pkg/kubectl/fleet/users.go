@@ -11,8 +11,8 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
@@ -30,12 +30,38 @@ func OwnerOf(p *corev1.Pod) (kind, name string) {
 	return owner.Kind, owner.Name
 }
 
-// ResourceOf is what a command calls the kind of a claim's user.
-func ResourceOf(u resourceapi.ResourceClaimConsumerReference) string {
-	if u.APIGroup == "" && u.Resource == "pods" {
-		return "pod"
+// User is an object that a claim is reserved for.
+type User struct {
+	// Resource is what commands call its kind, such as pod.
+	Resource, Namespace, Name string
+	UID                       types.UID
+	// Pod is nil if it could not be read, or is none.
+	Pod *corev1.Pod
+}
+
+// Users returns whom the claim is reserved for. It names pods that may not be read, too.
+func (h *Holding) Users() []User {
+	var all []User
+	for _, r := range h.Claim.Status.ReservedFor {
+		u := User{Resource: strings.TrimRight(r.Resource+"."+r.APIGroup, "."), Namespace: h.Claim.Namespace, Name: r.Name, UID: r.UID}
+		if u.Resource == "pods" {
+			u.Resource = "pod"
+		}
+		if at := slices.IndexFunc(h.Pods, func(p *corev1.Pod) bool { return p.UID == r.UID }); at >= 0 {
+			u.Pod = h.Pods[at]
+		}
+		all = append(all, u)
 	}
-	return strings.TrimRight(u.Resource+"."+u.APIGroup, ".")
+	return all
+}
+
+// Owner is what makes a user anew, such as "Deployment web", or "".
+func (u User) Owner() string {
+	if u.Pod == nil {
+		return ""
+	}
+	kind, name := OwnerOf(u.Pod)
+	return strings.TrimSpace(kind + " " + name)
 }
 
 // DeleteCommand returns the command that deletes objects of a namespace. Whom a claim is reserved for its status says, and nobody checks

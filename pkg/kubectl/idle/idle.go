@@ -98,8 +98,8 @@ func Find(m *fleet.Model, r *scrape.Result, q Query) *ClaimList {
 	list := &ClaimList{TypeMeta: printer.TypeMeta("IdleClaimList"), ForSeconds: q.For.Seconds(), Items: []Claim{}, Young: young(r, q)}
 	index, reaper := scrape.NewIndex(r), newReaper(m)
 	type found struct {
-		holdings []*fleet.Holding
-		claim    Claim
+		holding *fleet.Holding
+		claim   Claim
 	}
 	var idles []found
 	for i := 0; i < len(m.Holdings); {
@@ -118,12 +118,12 @@ func Find(m *fleet.Model, r *scrape.Result, q Query) *ClaimList {
 			list.Unknown++
 		} else if reason != "" {
 			reaper.idle[all[0].Claim] = true
-			idles = append(idles, found{all, newClaim(all, reason, idle)})
+			idles = append(idles, found{all[0], newClaim(all, reason, idle)})
 		}
 	}
 	slices.SortStableFunc(idles, func(a, b found) int { return cmp.Compare(b.claim.GPUs, a.claim.GPUs) })
 	for _, f := range idles {
-		reaper.reap(&f.claim, f.holdings[0].Claim, f.holdings[0].Pods)
+		reaper.reap(&f.claim, f.holding)
 		list.Items = append(list.Items, f.claim)
 	}
 	return list

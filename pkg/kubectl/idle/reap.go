@@ -43,8 +43,8 @@ func (r *reaper) uses(pod types.UID) bool {
 }
 
 // reap adds to a claim what its pods belong to, and the commands that would free its devices.
-func (r *reaper) reap(c *Claim, claim *resourceapi.ResourceClaim, pods []*corev1.Pod) {
-	for _, p := range pods {
+func (r *reaper) reap(c *Claim, h *fleet.Holding) {
+	for _, p := range h.Pods {
 		kind, name := fleet.OwnerOf(p)
 		if owner := kind + "/" + name; kind != "" && !slices.Contains(c.Owners, owner) {
 			c.Owners = append(c.Owners, owner)
@@ -64,16 +64,14 @@ func (r *reaper) reap(c *Claim, claim *resourceapi.ResourceClaim, pods []*corev1
 		}
 		r.say(&c.Notes, p.Namespace+": "+what)
 	}
-	switch {
-	case len(pods) > 0:
-	case len(claim.Status.ReservedFor) == 0:
-		r.say(&c.Commands, fleet.DeleteCommand("resourceclaim", claim.Namespace, claim.Name))
-	default:
-		// The pods could not be read; their names are known.
-		for _, u := range claim.Status.ReservedFor {
-			if !r.uses(u.UID) {
-				r.say(&c.Commands, fleet.DeleteCommand(fleet.ResourceOf(u), claim.Namespace, u.Name))
-			}
+	users := h.Users()
+	if len(users) == 0 {
+		r.say(&c.Commands, fleet.DeleteCommand("resourceclaim", h.Claim.Namespace, h.Claim.Name))
+	}
+	for _, u := range users {
+		// Where no pod could be read, their names are known.
+		if len(h.Pods) == 0 && !r.uses(u.UID) {
+			r.say(&c.Commands, fleet.DeleteCommand(u.Resource, u.Namespace, u.Name))
 		}
 	}
 }

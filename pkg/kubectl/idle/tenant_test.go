@@ -24,7 +24,7 @@ func TestCommandOfTenant(t *testing.T) {
 		claim := &resourceapi.ResourceClaim{}
 		r := newReaper(&fleet.Model{Snapshot: &fleet.Snapshot{Pods: []*corev1.Pod{p}}})
 		r.idle[claim], r.claims[p.UID] = true, []*resourceapi.ResourceClaim{claim}
-		r.reap(c, claim, []*corev1.Pod{p})
+		r.reap(c, &fleet.Holding{Claim: claim, Pods: []*corev1.Pod{p}})
 		commands := c.Commands
 		if strings.Contains(commands[0], "; curl") {
 			t.Errorf("%s: a tenant's command is printed: %s", kind, commands[0])

@@ -150,41 +150,30 @@ func (o *Options) Run(f func(ctx context.Context, client kubernetes.Interface, a
 
 // Client returns a client with the rights of the kubeconfig.
 func (o *Options) Client() (kubernetes.Interface, error) {
-	config, err := o.config()
-	if err != nil {
-		return nil, err
-	}
-	// A fleet's slices are many megabytes of JSON.
-	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("make a client for %s: %w", config.Host, err)
-	}
-	return client, nil
+	return clientOf(o, func(c *rest.Config) (kubernetes.Interface, error) {
+		// A fleet's slices are many megabytes of JSON.
+		c.ContentType, c.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+		return kubernetes.NewForConfig(c)
+	})
 }
 
 // Dynamic returns a client for objects of any kind.
 func (o *Options) Dynamic() (dynamic.Interface, error) {
-	config, err := o.config()
-	if err != nil {
-		return nil, err
-	}
-	client, err := dynamic.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("make a client for %s: %w", config.Host, err)
-	}
-	return client, nil
+	return clientOf(o, func(c *rest.Config) (dynamic.Interface, error) { return dynamic.NewForConfig(c) })
 }
 
-func (o *Options) config() (*rest.Config, error) {
+func clientOf[C any](o *Options, client func(*rest.Config) (C, error)) (c C, err error) {
 	config, err := o.Config.ToRESTConfig()
 	if err != nil {
-		return nil, fmt.Errorf("read the kubeconfig: %w", err)
+		return c, fmt.Errorf("read the kubeconfig: %w", err)
 	}
 	config = rest.CopyConfig(config)
 	// Webhooks write warnings.
 	config.WarningHandler = rest.NewWarningWriter(o.ErrOut, rest.WarningWriterOptions{Deduplicate: true})
-	return config, nil
+	if c, err = client(config); err != nil {
+		return c, fmt.Errorf("make a client for %s: %w", config.Host, err)
+	}
+	return c, nil
 }
 
 // Namespace returns the namespace to look at: "" with -A.

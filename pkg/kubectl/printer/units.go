@@ -49,3 +49,11 @@ func Bytes(n int64) string {
 
 // Age returns how long something has been, as kubectl prints it. What another clock dates later than now has just been.
 func Age(d time.Duration) string { return duration.HumanDuration(max(d, 0)) }
+
+// Some writes the first of some names, and how many there are beside.
+func Some(names []string, most int) string {
+	if len(names) <= most {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+}

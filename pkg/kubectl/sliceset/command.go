@@ -5,7 +5,6 @@ package sliceset
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,7 +14,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/yaml"
+	"k8s.io/cli-runtime/pkg/printers"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/kubectl/boards"
@@ -149,23 +148,12 @@ func cudaVersion(text string) (gpu.Version, error) {
 func write(w io.Writer, made []resourceapi.ResourceSlice, format string) error {
 	if format == options.OutputJSON {
 		list := resourceapi.ResourceSliceList{TypeMeta: metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSliceList"}, Items: made}
-		encoder := json.NewEncoder(w)
-		encoder.SetIndent("", "    ")
-		if err := encoder.Encode(list); err != nil {
-			return fmt.Errorf("write %d ResourceSlices: %w", len(made), err)
-		}
-		return nil
+		return (&printers.JSONPrinter{}).PrintObj(&list, w)
 	}
+	p := &printers.YAMLPrinter{}
 	for i := range made {
-		text, err := yaml.Marshal(&made[i])
-		if err != nil {
+		if err := p.PrintObj(&made[i], w); err != nil {
 			return fmt.Errorf("write ResourceSlice %s: %w", made[i].Name, err)
-		}
-		if i > 0 {
-			text = append([]byte("---\n"), text...)
-		}
-		if _, err := w.Write(text); err != nil {
-			return err
 		}
 	}
 	return nil

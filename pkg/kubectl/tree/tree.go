@@ -126,12 +126,19 @@ type Selection struct {
 	Labels labels.Selector
 }
 
+// mostNames is how many of the nodes an error names.
+const mostNames = 10
+
 // New makes the tree of a model.
 func New(m *fleet.Model, s Selection) (*Tree, error) {
 	t := &Tree{TypeMeta: printer.TypeMeta("Tree"), Driver: m.Driver, Nodes: []Node{}, of: len(m.Nodes)}
+	var names []string
+	for _, n := range m.Nodes {
+		names = append(names, n.Name)
+	}
 	for _, name := range s.Nodes {
-		if !slices.ContainsFunc(m.Nodes, func(n *fleet.Node) bool { return n.Name == name }) {
-			return nil, fmt.Errorf("node %s has no devices of driver %s; nodes with some: %s", name, m.Driver, names(m.Nodes))
+		if !slices.Contains(names, name) {
+			return nil, fmt.Errorf("node %s has no devices of driver %s; nodes with some: %s", name, m.Driver, cmp.Or(printer.Some(names, mostNames), "none"))
 		}
 	}
 	marks := marks{}
@@ -153,17 +160,6 @@ func New(m *fleet.Model, s Selection) (*Tree, error) {
 		}
 	}
 	return t, nil
-}
-
-func names(nodes []*fleet.Node) string {
-	const most = 10
-	var all []string
-	for _, n := range nodes {
-		if all = append(all, n.Name); len(all) == most && len(nodes) > most {
-			return fmt.Sprintf("%s and %d more", strings.Join(all, ", "), len(nodes)-most)
-		}
-	}
-	return cmp.Or(strings.Join(all, ", "), "none")
 }
 
 // selected reports whether the node's labels match. Nothing is known of a node without object.
@@ -240,50 +236,46 @@ func newClaim(h *fleet.Holding, mark string) Claim {
 	if not := h.NotReady(); not != nil {
 		c.NotReady = not.Reason + ": " + not.Message
 	}
-	for _, u := range h.Claim.Status.ReservedFor {
-		// The claim names pods that may not be read, too.
-		pod := Pod{Name: u.Name}
-		if at := slices.IndexFunc(h.Pods, func(p *corev1.Pod) bool { return p.UID == u.UID }); at >= 0 {
-			kind, owner := fleet.OwnerOf(h.Pods[at])
-			pod.Owner, pod.Phase = strings.TrimSpace(kind+" "+owner), string(h.Pods[at].Status.Phase)
+	for _, u := range h.Users() {
+		pod := Pod{Name: u.Name, Owner: u.Owner()}
+		if u.Pod != nil {
+			pod.Phase = string(u.Pod.Status.Phase)
 		}
 		c.Pods = append(c.Pods, pod)
 	}
 	return c
 }
 
+// cells says who has each slice: every device that is not a partition has all of them.
 func cells(g *fleet.GPU, marks marks) []Cell {
-	indexes := g.Cells
-	if len(indexes) == 0 {
-		indexes = []int{0}
-	}
-	out := make([]Cell, 0, len(indexes))
-	for _, index := range indexes {
+	out := []Cell{}
+	for _, index := range g.Cells {
 		out = append(out, cell(g, index, marks))
+	}
+	if len(out) == 0 {
+		return []Cell{cell(g, 0, marks)}
 	}
 	return out
 }
 
-// cell says who has a slice: every device that is not a partition has all of them.
 func cell(g *fleet.GPU, index int, marks marks) Cell {
 	c := Cell{Slice: index, State: CellBlocked}
 	for _, d := range g.Devices {
 		if d.Type == fleet.TypeObserver || len(d.Placement) > 0 && !slices.Contains(d.Placement, index) {
 			continue
 		}
-		held := d.Held()
-		switch {
+		switch held := d.Held(); {
 		case len(held) > 0 && d.Shared():
 			c.State = CellShared
 			return c
 		case len(held) > 0:
 			c.State, c.Mark = CellTaken, marks.of(held[0].Claim)
 			return c
-		case !d.Tainted():
+		case d.Tainted():
+		case g.Node.Hidden:
+			c.State = CellUnknown
+		default:
 			c.State = CellFree
-			if g.Node.Hidden {
-				c.State = CellUnknown
-			}
 		}
 	}
 	return c
