@@ -4,12 +4,18 @@
 package allocation
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	resourcehelper "k8s.io/component-helpers/resource"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/utils/ptr"
 
@@ -84,5 +90,140 @@ func Instantiate(t *resourceapi.ResourceClaimTemplate, name string) *resourceapi
 	return &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: t.Namespace, Name: name, Labels: t.Spec.Labels, Annotations: t.Spec.Annotations},
 		Spec:       *t.Spec.Spec.DeepCopy(),
+	}
+}
+
+// ExtendedClaimName is that of the claim which the scheduler makes for a pod's extended
+// resources, while it is not in the cluster yet.
+const ExtendedClaimName = "<extended-resources>"
+
+// ExtendedClass returns the class that provides an extended resource: the newest that names it,
+// or the class that the resource is named after. It is nil if there is none.
+func (c *Cluster) ExtendedClass(name corev1.ResourceName) *resourceapi.DeviceClass {
+	return c.extended.GetDeviceClass(name)
+}
+
+// ExtendedClaim returns the claim that the scheduler makes for the extended resources of a pod
+// on a node, or nil if it makes none. A resource that a device plugin of the node offers is not
+// in it. The node may be nil: one without device plugins.
+func (c *Cluster) ExtendedClaim(pod *corev1.Pod, node *corev1.Node) *resourceapi.ResourceClaim {
+	var requests []resourceapi.DeviceRequest
+	for _, name := range extendedOf(pod) {
+		class, offered := c.ExtendedClass(name), ptr.Deref(node, corev1.Node{}).Status.Allocatable[name]
+		if class != nil && offered.IsZero() {
+			requests = append(requests, extendedRequests(pod, name, class.Name)...)
+		}
+	}
+	if len(requests) == 0 {
+		return nil
+	}
+	slices.SortFunc(requests, func(a, b resourceapi.DeviceRequest) int { return cmp.Compare(a.Name, b.Name) })
+	return &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: pod.Namespace, Name: ExtendedClaimName,
+			Annotations: map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"},
+		},
+		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: requests}},
+	}
+}
+
+// Unserved returns the extended resources of a pod that neither a class nor the device plugin of a node provides.
+func (c *Cluster) Unserved(pod *corev1.Pod) []corev1.ResourceName {
+	return slices.DeleteFunc(extendedOf(pod), func(name corev1.ResourceName) bool {
+		offers := func(n *corev1.Node) bool { _, has := n.Status.Allocatable[name]; return has }
+		return c.ExtendedClass(name) != nil || slices.ContainsFunc(c.Nodes, offers)
+	})
+}
+
+// extendedOf returns the resources that a pod asks for and that classes may provide.
+func extendedOf(pod *corev1.Pod) []corev1.ResourceName {
+	requests := PodRequests(pod)
+	return slices.DeleteFunc(sets.List(sets.KeySet(requests)), func(name corev1.ResourceName) bool {
+		amount := requests[name]
+		domain, _, qualified := strings.Cut(string(name), "/")
+		isNative := !qualified || domain == "kubernetes.io" || strings.HasSuffix(domain, ".kubernetes.io")
+		return amount.IsZero() || isNative && !strings.HasPrefix(string(name), resourceapi.ResourceDeviceClassPrefix)
+	})
+}
+
+// PodRequests returns what a pod asks for. Requests that are left out are as large as limits: so the API
+// server sets them, in a pod that it has not got yet they are missing.
+func PodRequests(pod *corev1.Pod) corev1.ResourceList {
+	complete := *pod
+	complete.Spec.InitContainers = withRequests(pod.Spec.InitContainers)
+	complete.Spec.Containers = withRequests(pod.Spec.Containers)
+	return resourcehelper.PodRequests(&complete, resourcehelper.PodResourcesOptions{})
+}
+
+func withRequests(containers []corev1.Container) []corev1.Container {
+	out := slices.Clone(containers)
+	for i := range out {
+		r := &out[i].Resources
+		requests := maps.Clone(r.Limits)
+		if requests == nil {
+			continue
+		}
+		maps.Copy(requests, r.Requests)
+		r.Requests = requests
+	}
+	return out
+}
+
+// extendedRequests returns one request per container that runs to the end of the pod, and one
+// more for what an init container wants beyond what those that start after it have.
+func extendedRequests(pod *corev1.Pod, name corev1.ResourceName, class string) []resourceapi.DeviceRequest {
+	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
+	lasting := make([]int64, len(containers))
+	var requests []resourceapi.DeviceRequest
+	for i := range containers {
+		if count := wantedBy(&containers[i], name); count > 0 && (i >= len(pod.Spec.InitContainers) || isSidecar(&containers[i])) {
+			lasting[i] = count
+			requests = append(requests, extendedRequest(&containers[i], i, name, class, count))
+		}
+	}
+	var most int64
+	var of resourceapi.DeviceRequest
+	for i := range pod.Spec.InitContainers {
+		c := &containers[i]
+		missing := wantedBy(c, name)
+		if missing == 0 || isSidecar(c) {
+			continue
+		}
+		for _, later := range lasting[i:] {
+			missing -= later
+		}
+		if missing > most {
+			most, of = missing, extendedRequest(c, i, name, class, missing)
+		}
+	}
+	if most > 0 {
+		requests = append(requests, of)
+	}
+	return requests
+}
+
+func wantedBy(c *corev1.Container, name corev1.ResourceName) int64 {
+	amount := c.Resources.Requests[name]
+	if amount.IsZero() {
+		// Requests of extended resources default to limits, once the API server has the pod.
+		amount = c.Resources.Limits[name]
+	}
+	return amount.Value()
+}
+
+func isSidecar(c *corev1.Container) bool {
+	return ptr.Deref(c.RestartPolicy, "") == corev1.ContainerRestartPolicyAlways
+}
+
+func extendedRequest(c *corev1.Container, index int, name corev1.ResourceName, class string, count int64) resourceapi.DeviceRequest {
+	resources := sets.KeySet(c.Resources.Requests)
+	if len(resources) == 0 {
+		resources = sets.KeySet(c.Resources.Limits)
+	}
+	return resourceapi.DeviceRequest{
+		Name: fmt.Sprintf("container-%d-request-%d", index, slices.Index(sets.List(resources), name)),
+		Exactly: &resourceapi.ExactDeviceRequest{
+			DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count,
+		},
 	}
 }

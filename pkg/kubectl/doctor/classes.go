@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -91,16 +92,13 @@ func selects(class *resourceapi.DeviceClass, driver string, d *resourceapi.Devic
 }
 
 func extendedResources(f *Facts) (found findings) {
-	classesOf := map[string][]string{}
-	for _, c := range f.Classes {
-		if name := c.Spec.ExtendedResourceName; name != nil {
-			classesOf[*name] = append(classesOf[*name], c.Name)
-		}
-	}
-	for _, c := range f.Classes {
-		if name := c.Spec.ExtendedResourceName; name != nil && len(classesOf[*name]) > 1 {
-			found.add(Error, fmt.Sprintf("It has the extended resource %s as other classes have: pods that ask for it get devices of one of them", *name),
-				"Let one class keep the name: deviceClasses.gpu.extendedResourceName=\"\" in the chart, or change the other class", refTo("deviceclass", c))
+	classes := f.ByExtendedResource()
+	for _, name := range slices.Sorted(maps.Keys(classes)) {
+		for _, c := range classes[name] {
+			if len(classes[name]) > 1 {
+				found.add(Error, fmt.Sprintf("It has the extended resource %s as other classes have: pods that ask for it get devices of one of them", name),
+					"Let one class keep the name: deviceClasses.gpu.extendedResourceName=\"\" in the chart, or change the other class", refTo("deviceclass", c))
+			}
 		}
 	}
 	return found

@@ -91,24 +91,14 @@ func devicePlugin(f *Facts) (found findings) {
 				continue
 			}
 			message := fmt.Sprintf("A device plugin offers %s on the node, and the driver offers the same GPUs: both give them away", resource)
-			if class := f.classOf(string(resource)); class != "" {
-				message += fmt.Sprintf("; pods that ask for %s get them from the device plugin, although it is the extended resource of the class %s", resource, class)
+			if classes := f.ByExtendedResource()[string(resource)]; len(classes) > 0 {
+				message += fmt.Sprintf("; pods that ask for %s get them from the device plugin, although it is the extended resource of the class %s", resource, classes[0].Name)
 			}
 			found.add(Error, message,
 				"Keep NVIDIA's device plugin off the node: with the GPU operator the label nvidia.com/gpu.deploy.device-plugin=false, otherwise its nodeSelector", nodeRef(n.Name))
 		}
 	}
 	return found
-}
-
-// classOf returns the class with an extended resource, or "".
-func (f *Facts) classOf(resource string) string {
-	for _, c := range f.Classes {
-		if ptr.Deref(c.Spec.ExtendedResourceName, "") == resource {
-			return c.Name
-		}
-	}
-	return ""
 }
 
 // migConfigLabel is what a MIG manager follows. The GPU Operator writes it again as long as its MIG manager is on, also on nodes that
@@ -164,9 +154,8 @@ func (f *Facts) isOperatorClient() bool {
 
 // pausedByOperator reports whether the GPU operator keeps the driver off a node for a while.
 func (f *Facts) pausedByOperator(node string) bool {
-	return f.isOperatorClient() && slices.ContainsFunc(f.Snapshot.Nodes, func(n *corev1.Node) bool {
-		return n.Name == node && strings.Contains(n.Labels[clientLabel], pausedValue)
-	})
+	n := f.Node(node)
+	return n != nil && f.isOperatorClient() && strings.Contains(n.Labels[clientLabel], pausedValue)
 }
 
 // cdiAnnotations and runtimeAnnotations are what annotations begin with by which NVIDIA's NRI plugin, and its runtime, give pods GPUs, and

@@ -11,7 +11,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -126,11 +125,12 @@ func notReady(found *findings, f *Facts, p *corev1.Pod) {
 		return
 	}
 	add := func(s Severity, message, remedy string) {
-		var since *metav1.Time
-		if c := condition(p, corev1.PodReady); c != nil && !c.LastTransitionTime.IsZero() {
-			since = &c.LastTransitionTime
+		since := fleet.Condition(p, corev1.PodReady).LastTransitionTime
+		if since.IsZero() {
+			found.add(s, message, remedy, refTo("pod", p))
+			return
 		}
-		found.addSince(since, s, message, remedy, refTo("pod", p))
+		found.addSince(&since, s, message, remedy, refTo("pod", p))
 	}
 	logs := fmt.Sprintf("kubectl logs --namespace %s %s", p.Namespace, p.Name)
 	for _, c := range p.Status.ContainerStatuses {
@@ -165,15 +165,6 @@ func notReady(found *findings, f *Facts, p *corev1.Pod) {
 		"or the API server does not take its ResourceSlices; "+logs)
 }
 
-// condition returns one of a pod, or nil.
-func condition(p *corev1.Pod, kind corev1.PodConditionType) *corev1.PodCondition {
-	at := slices.IndexFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == kind })
-	if at < 0 {
-		return nil
-	}
-	return &p.Status.Conditions[at]
-}
-
 // lastWords says how a container has ended.
 func lastWords(c corev1.ContainerStatus) string {
 	t := c.LastTerminationState.Terminated
@@ -196,7 +187,7 @@ func lastLine(s string) string {
 }
 
 func scheduling(p *corev1.Pod) string {
-	if c := condition(p, corev1.PodScheduled); c != nil && c.Status == corev1.ConditionFalse && c.Message != "" {
+	if c := fleet.Condition(p, corev1.PodScheduled); c.Status == corev1.ConditionFalse && c.Message != "" {
 		return ": " + said(c.Message)
 	}
 	return ""

@@ -98,9 +98,7 @@ func taintRulesThatApply(f *Facts) (found findings) {
 		}
 		devices := 0
 		for d := range f.Devices() {
-			if slices.ContainsFunc(d.Taints[len(d.Published.Taints):], func(t resourceapi.DeviceTaint) bool {
-				return t.Key == r.Spec.Taint.Key && t.Value == r.Spec.Taint.Value && t.Effect == r.Spec.Taint.Effect
-			}) {
+			if fleet.RuleCovers(r, f.Driver, d.Pool, d.Name) {
 				devices++
 			}
 		}

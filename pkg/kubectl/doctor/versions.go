@@ -5,6 +5,7 @@ package doctor
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -94,12 +95,11 @@ func kubeletVersions(f *Facts) (found findings) {
 // extendedOn adds what becomes of extended resources of classes on a node whose kubelet does not know them.
 func (f *Facts) extendedOn(found *findings, node, kubelet string, at Ref) {
 	var serving []string
-	extended := false
-	for _, c := range f.Classes {
-		if name := c.Spec.ExtendedResourceName; name != nil {
-			extended = true
+	extended := f.ByExtendedResource()
+	for _, name := range slices.Sorted(maps.Keys(extended)) {
+		for _, c := range extended[name] {
 			if f.hasDevicesOn(c, node) {
-				serving = append(serving, fmt.Sprintf("%s (class %s)", *name, c.Name))
+				serving = append(serving, fmt.Sprintf("%s (class %s)", name, c.Name))
 			}
 		}
 	}
@@ -108,7 +108,7 @@ func (f *Facts) extendedOn(found *findings, node, kubelet string, at Ref) {
 	case len(serving) > 0:
 		found.add(Error, fmt.Sprintf("The kubelet %s starts pods that ask for %s without the devices of this node that they are allocated%s", kubelet, strings.Join(serving, ", "), gate),
 			fmt.Sprintf("Upgrade the kubelet to 1.36 or later, or add has(device.attributes['%s'].%s) to the selector of the class", f.Driver, device.ExtendedResources), at)
-	case extended:
+	case len(extended) > 0:
 		found.add(Warning, fmt.Sprintf("The kubelet %s does not know extended resources of classes, such as nvidia.com/gpu: devices of this node are for claims only, "+
 			"and a pod that asks for deviceclass.resource.kubernetes.io/CLASS runs without them%s", kubelet, gate), "Upgrade the kubelet to 1.36 or later", at)
 	}

@@ -4,7 +4,11 @@
 package explain
 
 import (
+	"cmp"
+	"context"
 	"fmt"
+	"strconv"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 
@@ -93,4 +97,80 @@ func (a ask) wants() string {
 	default:
 		return fmt.Sprintf("%d devices", *a.Count)
 	}
+}
+
+// unmet says of every constraint which values of its attribute free devices have, on the node that
+// has most of them.
+func unmet(ctx context.Context, s *sight, j *judge) []string {
+	var out []string
+	for _, c := range s.claims {
+		for i := range c.Spec.Devices.Constraints {
+			constraint := &c.Spec.Devices.Constraints[i]
+			if constraintName(constraint) == "" {
+				continue
+			}
+			out = append(out, compared(ctx, s, j, c, constraint))
+		}
+	}
+	return out
+}
+
+// compared says what one constraint compares.
+func compared(ctx context.Context, s *sight, j *judge, c *resourceapi.ResourceClaim, constraint *resourceapi.DeviceConstraint) string {
+	most, node, shown := -1, "", []string(nil)
+	for _, kind := range s.eligible() {
+		total := 0
+		var of []string
+		for _, a := range asksOf(c) {
+			if !constrains(constraint, a) {
+				continue
+			}
+			values := map[string]int{}
+			for _, f := range j.onNode(ctx, kind[0], a) {
+				if attribute, has := f.Attribute(constraintName(constraint)); has && f.cause() == "" {
+					values[attributeText(attribute)]++
+					total++
+				}
+			}
+			of = append(of, fmt.Sprintf("for request %s (%s) %s", a.Name, a.wants(), valuesText(values)))
+		}
+		if total > most {
+			most, node, shown = total, kind[0].Name, of
+		}
+	}
+	relation := "the same"
+	if constraint.DistinctAttribute != nil {
+		relation = "a different"
+	}
+	return fmt.Sprintf("claim %s wants devices with %s %s. Free on node %s: %s",
+		c.Name, relation, constraintName(constraint), node, strings.Join(shown, "; "))
+}
+
+// valuesText says how many devices have which values.
+func valuesText(values map[string]int) string {
+	const shown = 4
+	var out []string
+	all := often(values)
+	for _, v := range all[:min(len(all), shown)] {
+		out = append(out, fmt.Sprintf("%d with %s", values[v], v))
+	}
+	if more := len(all) - shown; more > 0 {
+		out = append(out, fmt.Sprintf("others with %d more %s", more, plural(more, "value", "values")))
+	}
+	return cmp.Or(strings.Join(out, ", "), "none")
+}
+
+// attributeText is the value of an attribute.
+func attributeText(a resourceapi.DeviceAttribute) string {
+	switch {
+	case a.StringValue != nil:
+		return strconv.Quote(*a.StringValue)
+	case a.VersionValue != nil:
+		return *a.VersionValue
+	case a.IntValue != nil:
+		return strconv.FormatInt(*a.IntValue, 10)
+	case a.BoolValue != nil:
+		return strconv.FormatBool(*a.BoolValue)
+	}
+	return fmt.Sprint("one of ", a.StringValues, a.VersionValues, a.IntValues, a.BoolValues)
 }

@@ -41,7 +41,7 @@ func claimsAsked() map[string]resourceapi.DeviceClaim {
 }
 
 // TestExplainAgainstAllocator compares explanations of claims with several requests, devices,
-// alternatives and constraints with the allocator's verdict, over everything, and its choice.
+// alternatives and constraints with the allocator's verdict and its choice.
 func TestExplainAgainstAllocator(t *testing.T) {
 	total := struct{ fits, refused, chosen int }{}
 	for _, board := range []string{"a100-40", "h100-80-sxm"} {
@@ -51,7 +51,7 @@ func TestExplainAgainstAllocator(t *testing.T) {
 			if !fill(f) {
 				continue
 			}
-			everything := allocation.New(f.Snapshot, allocation.WithTimeLimit(time.Hour))
+			planner := allocation.New(f.Snapshot, allocation.WithTimeLimit(time.Hour))
 			x := New(f.Snapshot, fleettest.Driver, now, allocation.WithTimeLimit(time.Hour))
 			x.budget, x.tryFor = time.Hour, time.Hour
 			for name, spec := range claimsAsked() {
@@ -59,7 +59,7 @@ func TestExplainAgainstAllocator(t *testing.T) {
 				claim.Spec.Devices = spec
 				claim = complete(claim)
 				where := board + ", " + state + ", " + name
-				answer := everything.OnNode(t.Context(), f.Nodes[0], []*resourceapi.ResourceClaim{claim})
+				answer := planner.OnNode(t.Context(), f.Nodes[0], []*resourceapi.ResourceClaim{claim})
 				e := x.Claim(t.Context(), claim)
 				if answer.Verdict != allocation.Fits {
 					total.refused++

@@ -5,6 +5,7 @@ package explain
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 
@@ -143,12 +144,7 @@ const migClass = "mig.nvidia.com"
 
 // unserved finds extended resources that neither a class nor a device plugin provides: the pod waits for ever.
 func unserved(s *sight) {
-	var offered []string
-	for _, c := range s.x.model.Classes {
-		if c.Spec.ExtendedResourceName != nil {
-			offered = append(offered, *c.Spec.ExtendedResourceName)
-		}
-	}
+	offered := slices.Sorted(maps.Keys(s.x.model.ByExtendedResource()))
 	for _, name := range s.x.planner.Cluster.Unserved(s.pod) {
 		if s.x.model.Hides(fleet.ResourceNodes) || s.x.model.Hides(fleet.ResourceClasses) {
 			s.doubt("whether a node or a class provides %s", name)
@@ -188,14 +184,13 @@ func rollout(s *sight) {
 
 // schedulerSays notes what the scheduler itself said last.
 func schedulerSays(s *sight) {
-	for _, c := range s.pod.Status.Conditions {
-		if c.Type != corev1.PodScheduled || c.Status != corev1.ConditionFalse || c.Message == "" {
-			continue
-		}
-		s.note("The scheduler said: %s", c.Message)
-		if s.Verdict == Allocatable {
-			s.note("Its devices could be allocated now: the scheduler has not tried again yet.")
-		}
+	c := fleet.Condition(s.pod, corev1.PodScheduled)
+	if c.Status != corev1.ConditionFalse || c.Message == "" {
+		return
+	}
+	s.note("The scheduler said: %s", c.Message)
+	if s.Verdict == Allocatable {
+		s.note("Its devices could be allocated now: the scheduler has not tried again yet.")
 	}
 }
 

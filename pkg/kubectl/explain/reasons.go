@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -117,11 +118,9 @@ func (t *tally) add(f *finding, kind []*corev1.Node) {
 // of returns the devices that a cause rules out, if any.
 func (t *tally) of(c Cause) *counted { return cmp.Or(t.causes[c], &counted{}) }
 
-// often returns the details of a cause, the most frequent first.
-func (c *counted) often() []string {
-	details := sets.List(sets.KeySet(c.details))
-	slices.SortStableFunc(details, func(a, b string) int { return cmp.Compare(c.details[b], c.details[a]) })
-	return details
+// often returns what was counted, the most frequent first.
+func often(counts map[string]int) []string {
+	return slices.SortedFunc(maps.Keys(counts), func(a, b string) int { return cmp.Or(cmp.Compare(counts[b], counts[a]), cmp.Compare(a, b)) })
 }
 
 // refusals are the reasons why no node does. The Planner is that of a cluster without claims if not even that would do on the nodes that
@@ -215,7 +214,7 @@ func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 	}
 	for _, c := range []Cause{PoolIncomplete, PoolInvalid} {
 		if of := t.of(c); of.devices > 0 {
-			add(c, "nothing is allocated from %s: %s", nodesText(sets.List(of.nodes)), of.often()[0])
+			add(c, "nothing is allocated from %s: %s", nodesText(sets.List(of.nodes)), often(of.details)[0])
 		}
 	}
 	usable := t.total - t.of(PoolIncomplete).devices - t.of(PoolInvalid).devices
@@ -234,7 +233,7 @@ func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 	case capable == 0 && tooLarge.devices > 0:
 		add(CapacityTooLarge, "%s", tooLarge.first.detail)
 	case capable == 0:
-		name := unknown.often()[0]
+		name := often(unknown.details)[0]
 		add(CapacityUnknown, "the %d devices that are selected have no capacity %s%s", selected, name, whoHas(s, unknown.first.Driver, unqualified(name)))
 	case *a.Mode == resourceapi.DeviceAllocationModeExactCount && int(*a.Count) > t.mostCapable:
 		add(TooFewDevices, "%s are wanted, and no node has more than %d that %s",
@@ -279,11 +278,11 @@ func taken(a ask, t *tally, capable int, add func(Cause, string, ...any)) {
 		cause           Cause
 		one, many, rest string
 	}{
-		{Tainted, "is", "are", "tainted: " + strings.Join(t.of(Tainted).often(), ", ")},
-		{Withdrawn, "is", "are", "withdrawn: " + strings.Join(t.of(Withdrawn).often(), ", ")},
-		{Unconstrained, "has", "have", "no attribute " + strings.Join(t.of(Unconstrained).often(), ", ") + ", which a constraint compares"},
+		{Tainted, "is", "are", "tainted: " + strings.Join(often(t.of(Tainted).details), ", ")},
+		{Withdrawn, "is", "are", "withdrawn: " + strings.Join(often(t.of(Withdrawn).details), ", ")},
+		{Unconstrained, "has", "have", "no attribute " + strings.Join(often(t.of(Unconstrained).details), ", ") + ", which a constraint compares"},
 		{Held, "is", "are", "held by claims"},
-		{CapacityUsed, "has", "have", tooLittle(t.of(CapacityUsed).often())},
+		{CapacityUsed, "has", "have", tooLittle(often(t.of(CapacityUsed).details))},
 		{CountersUsed, "shares", "share", "a part of the GPU with devices that claims hold"},
 	} {
 		if n := t.of(c.cause).devices; n > 0 {
@@ -339,7 +338,7 @@ func excludedNodes(ctx context.Context, s *sight, empty *allocation.Planner) {
 // whySelected names the selectors that are false, and what the devices have instead.
 func whySelected(ctx context.Context, s *sight, a ask, of *counted, ofClass int) string {
 	var parts []string
-	for _, index := range of.often() {
+	for _, index := range often(of.details) {
 		n, err := strconv.Atoi(index)
 		if err != nil {
 			continue // judge writes numbers only

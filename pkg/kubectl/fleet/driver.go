@@ -43,12 +43,17 @@ func MountsHost(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.HostPath != nil })
 }
 
-// Ready reports whether a pod is.
-func Ready(p *corev1.Pod) bool {
-	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
+// Condition returns one of a pod, or an empty one.
+func Condition(p *corev1.Pod, kind corev1.PodConditionType) corev1.PodCondition {
+	at := slices.IndexFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == kind })
+	if at < 0 {
+		return corev1.PodCondition{}
+	}
+	return p.Status.Conditions[at]
 }
+
+// Ready reports whether a pod is.
+func Ready(p *corev1.Pod) bool { return Condition(p, corev1.PodReady).Status == corev1.ConditionTrue }
 
 // Ended reports whether a pod needs its devices no more.
 func Ended(p *corev1.Pod) bool {

@@ -8,6 +8,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/utils/ptr"
 )
 
 // Room is what claims could still be allocated of a GPU, each kind by itself: what takes one
@@ -203,15 +204,9 @@ func roomFor(d *Device, held []*Holding) (ShareRoom, bool) {
 // bounds returns the least that a claim can consume of a capacity, and what one without a
 // request consumes. Without a policy that is all of it.
 func bounds(c resourceapi.DeviceCapacity) (least, byDefault int64) {
-	p := c.RequestPolicy
-	if p == nil {
-		return c.Value.Value(), c.Value.Value()
-	}
-	if p.Default != nil {
-		byDefault = p.Default.Value()
-	}
-	least = byDefault
-	switch {
+	amount, _ := Granted(nil, &c)
+	least, byDefault = amount.Value(), amount.Value()
+	switch p := ptr.Deref(c.RequestPolicy, resourceapi.CapacityRequestPolicy{}); {
 	case p.ValidRange != nil && p.ValidRange.Min != nil:
 		least = min(least, p.ValidRange.Min.Value())
 	case len(p.ValidValues) > 0:

@@ -139,6 +139,17 @@ func (s *Snapshot) Need(namespace string, resources ...string) error {
 // Class returns a DeviceClass, or nil.
 func (s *Snapshot) Class(name string) *resourceapi.DeviceClass { return Named(s.Classes, "", name) }
 
+// ByExtendedResource returns the DeviceClasses that name each extended resource.
+func (s *Snapshot) ByExtendedResource() map[string][]*resourceapi.DeviceClass {
+	classes := map[string][]*resourceapi.DeviceClass{}
+	for _, c := range s.Classes {
+		if name := c.Spec.ExtendedResourceName; name != nil {
+			classes[*name] = append(classes[*name], c)
+		}
+	}
+	return classes
+}
+
 // Claim returns a ResourceClaim, or nil.
 func (s *Snapshot) Claim(namespace, name string) *resourceapi.ResourceClaim {
 	return Named(s.Claims, namespace, name)

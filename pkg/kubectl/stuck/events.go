@@ -75,7 +75,7 @@ const (
 	resetRemedy      = "delete the pods that use the GPU, then nvidia-smi --gpu-reset on the node, or restart it"
 	roomRemedy       = "something that the driver does not know takes room on the GPU: nvidia-smi on the node shows it"
 	permissionRemedy = "the driver's pod may not do this on the node: see its securityContext, and whether a policy changes it"
-	supervisorRemedy = "look at the pod with label " + componentLabel + "=" + supervisorComponent + " on the node"
+	supervisorRemedy = "look at the pod with label " + fleet.ComponentLabel + "=" + fleet.SupervisorComponent + " on the node"
 	nvmlRemedy       = "the NVIDIA driver does not say why, and it is tried again by itself; if it lasts, look for NVRM in the kernel log of the node, and reset the GPU " +
 		"(docs/how-to/troubleshoot.md#how-to-reset-a-gpu) or restart the node; " + deviceRemedy
 	hungRemedy = "a call to the NVIDIA driver hangs, and it goes on by itself when that returns; if it lasts, drain the node and restart it " +
@@ -106,7 +106,7 @@ func (in *Input) prepare() []Cause {
 // logRemedy says how to read the log of the driver on the node.
 func (in *Input) logRemedy() string {
 	text := "see the log of the driver's pod on node " + in.Pod.Spec.NodeName
-	if plugins := in.component(pluginComponent); len(plugins) > 0 {
+	if plugins := in.component(fleet.PluginComponent); len(plugins) > 0 {
 		text += fmt.Sprintf(": kubectl -n %s logs %s", plugins[0].Namespace, plugins[0].Name)
 	}
 	return text

@@ -64,14 +64,6 @@ const (
 	NothingSaid        Kind = "NothingSaid"
 )
 
-// Labels of the driver's pods.
-const (
-	componentLabel      = fleet.ComponentLabel
-	pluginComponent     = fleet.PluginComponent
-	supervisorComponent = fleet.SupervisorComponent
-	conditionReady      = "Ready"
-)
-
 // Input is what is known about a pod that has a node.
 type Input struct {
 	Pod    *corev1.Pod
@@ -136,13 +128,9 @@ func Causes(in Input) []Cause {
 			Remedy: "wait for its containers to end, or see what its finalizers wait for",
 		})
 	}
-	out = append(out, in.node()...)
-	out = append(out, in.unallocated()...)
-	out = append(out, in.driver()...)
-	out = append(out, in.prepare()...)
-	out = append(out, in.devices()...)
-	out = append(out, in.containers()...)
-	out = append(out, in.events()...)
+	for _, look := range []func() []Cause{in.node, in.unallocated, in.driver, in.prepare, in.devices, in.containers, in.events} {
+		out = append(out, look()...)
+	}
 	if len(out) == 0 {
 		return []Cause{{
 			Kind: NothingSaid, Text: "neither events, nor conditions of the claims, nor the driver's pods say why",
@@ -195,18 +183,18 @@ func (in *Input) driver() []Cause {
 	isMPS := func(r *resourceapi.DeviceRequestAllocationResult) bool {
 		return strings.Contains(r.Device, fleet.TypeMPS)
 	}
-	plugins := in.component(pluginComponent)
+	plugins := in.component(fleet.PluginComponent)
 	var out []Cause
 	switch {
 	case len(plugins) == 0 && in.AllPods:
 		out = append(out, Cause{
 			Kind: DriverAbsent, Text: fmt.Sprintf("no pod of driver %s runs on node %s", in.Driver, in.Pod.Spec.NodeName),
-			Remedy: "look at the DaemonSet with label " + componentLabel + "=" + pluginComponent + ": its node selector and tolerations have to fit the node",
+			Remedy: "look at the DaemonSet with label " + fleet.ComponentLabel + "=" + fleet.PluginComponent + ": its node selector and tolerations have to fit the node",
 		})
 	case len(plugins) > 0 && !slices.ContainsFunc(plugins, fleet.Ready):
 		out = append(out, unready(plugins[0], DriverNotReady, "the driver's pod"))
 	}
-	supervisors := in.component(supervisorComponent)
+	supervisors := in.component(fleet.SupervisorComponent)
 	if len(supervisors) > 0 && !slices.ContainsFunc(supervisors, fleet.Ready) && slices.ContainsFunc(has, isMPS) {
 		out = append(out, unready(supervisors[0], SupervisorDown, "the MPS supervisor"))
 	}
@@ -239,7 +227,7 @@ func unready(pod *corev1.Pod, kind Kind, what string) Cause {
 func (in *Input) component(name string) []*corev1.Pod {
 	var out []*corev1.Pod
 	for _, p := range in.Pods {
-		if fleet.MountsHost(p) && p.Labels[componentLabel] == name && p.Spec.NodeName == in.Pod.Spec.NodeName && p.DeletionTimestamp == nil {
+		if fleet.MountsHost(p) && p.Labels[fleet.ComponentLabel] == name && p.Spec.NodeName == in.Pod.Spec.NodeName && p.DeletionTimestamp == nil {
 			out = append(out, p)
 		}
 	}
@@ -251,7 +239,7 @@ func (in *Input) devices() []Cause {
 	var out []Cause
 	for _, c := range in.Claims {
 		for _, d := range c.Status.Devices {
-			ready := meta.FindStatusCondition(d.Conditions, conditionReady)
+			ready := meta.FindStatusCondition(d.Conditions, "Ready")
 			if ready == nil || ready.Status != metav1.ConditionFalse {
 				continue
 			}

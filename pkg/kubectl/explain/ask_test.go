@@ -47,11 +47,11 @@ func TestAttributeText(t *testing.T) {
 }
 
 func TestValuesText(t *testing.T) {
-	for want, values := range map[string][]value{
+	for want, values := range map[string]map[string]int{
 		"none":               nil,
-		"2 with a":           {{"a", 2}},
-		"2 with a, 1 with b": {{"a", 2}, {"b", 1}},
-		"1 with a, 1 with b, 1 with c, 1 with d, others with 2 more values": {{"a", 1}, {"b", 1}, {"c", 1}, {"d", 1}, {"e", 1}, {"f", 1}},
+		"2 with a":           {"a": 2},
+		"2 with b, 1 with a": {"a": 1, "b": 2},
+		"1 with a, 1 with b, 1 with c, 1 with d, others with 2 more values": {"a": 1, "b": 1, "c": 1, "d": 1, "e": 1, "f": 1},
 	} {
 		if got := valuesText(values); got != want {
 			t.Errorf("got %q, want %q", got, want)
