@@ -161,7 +161,7 @@ func (p Published) Attribute(name string) (resourceapi.DeviceAttribute, bool) {
 	if a, has := p.Device.Attributes[resourceapi.QualifiedName(name)]; has {
 		return a, true
 	}
-	if id := identifier(name); name == p.Driver+"/"+id {
+	if id := fleet.Unqualified(name); name == p.Driver+"/"+id {
 		a, has := p.Device.Attributes[resourceapi.QualifiedName(id)]
 		return a, has
 	}

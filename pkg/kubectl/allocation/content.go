@@ -38,15 +38,12 @@ func contentOf(driver string, d *resourceapi.Device) uint64 {
 	}
 	c.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}
 	for name, a := range d.Attributes {
-		if !identities.Has(identifier(string(name))) {
+		if !identities.Has(fleet.Unqualified(string(name))) {
 			c.Attributes[name] = a
 		}
 	}
 	return hashOf(driver, &c)
 }
-
-// identifier returns a qualified name without its domain.
-func identifier(name string) string { return name[strings.LastIndexByte(name, '/')+1:] }
 
 // hashOf is that of a part of the API and its name.
 func hashOf(name string, part interface{ Marshal() ([]byte, error) }) uint64 {

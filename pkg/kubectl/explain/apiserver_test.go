@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	kubetesting "k8s.io/client-go/testing"
 
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
 
@@ -84,7 +85,7 @@ func TestDryRun(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			x := New(m.Over(f.Snapshot), fleettest.Driver, now)
+			x := New(fleet.New(m.Over(f.Snapshot), fleettest.Driver), now)
 			x.Refused = func(o *unstructured.Unstructured) (string, string) { return dryRun(t.Context(), client, writer, o) }
 			all := x.Manifest(t.Context(), m)
 			if got := text(t, all...); len(all) != 1 || all[0].Verdict != c.verdict || !strings.Contains(got, c.says) || c.verdict != Allocatable && strings.Contains(got, "fits on") {

@@ -262,7 +262,7 @@ func TestUncertain(t *testing.T) {
 			f.AddNode("n1", "h100-80-sxm", 2)
 			f.AddNode("n2", "h100-80-sxm", 2)
 			pod := c.make(f)
-			x := New(f.Snapshot, fleettest.Driver, now)
+			x := New(fleet.New(f.Snapshot, fleettest.Driver), now)
 			x.Events = func(*corev1.Pod, []*resourceapi.ResourceClaim) ([]corev1.Event, error) { return c.events, c.unread }
 			x.Volume = func(_, name string) (bool, string) { doubt, is := c.volumes[name]; return is, doubt }
 			e := x.Pod(t.Context(), pod)

@@ -103,7 +103,7 @@ func (c *command) explain(ctx context.Context, client kubernetes.Interface, name
 			_, _ = fmt.Fprintln(c.ErrOut, "not looked at, because they ask for no devices:", strings.Join(m.Ignored, ", "))
 		}
 	}
-	x := New(snapshot, c.Driver, time.Now(), allocation.WithTimeLimit(c.timeLimit))
+	x := New(fleet.New(snapshot, c.Driver), time.Now(), allocation.WithTimeLimit(c.timeLimit))
 	x.ReadFrom(ctx, client)
 	switch {
 	case m == nil && argument == "":

@@ -26,7 +26,7 @@ const Kind = "Explanation"
 // searchBudget is how long is looked for what would help, beyond the verdict.
 const searchBudget = 10 * time.Second
 
-// Explainer explains pods and claims of one Snapshot.
+// Explainer explains pods and claims of one Model.
 type Explainer struct {
 	planner *allocation.Planner
 	filter  *allocation.NodeFilter
@@ -49,13 +49,10 @@ type Explainer struct {
 }
 
 // New returns an Explainer.
-func New(s *fleet.Snapshot, driver string, now time.Time, options ...allocation.Option) *Explainer {
-	x := &Explainer{now: now, budget: searchBudget, tryFor: tryFor}
-	var parts sync.WaitGroup
-	parts.Go(func() { x.model = fleet.New(s, driver) })
-	parts.Go(func() { x.filter = allocation.NewNodeFilter(s) })
-	x.planner = allocation.New(s, options...)
-	parts.Wait()
+func New(m *fleet.Model, now time.Time, options ...allocation.Option) *Explainer {
+	x := &Explainer{
+		planner: allocation.New(m.Snapshot, options...), filter: allocation.NewNodeFilter(m.Snapshot), model: m, now: now, budget: searchBudget, tryFor: tryFor,
+	}
 	x.kinds = sync.OnceValue(func() [][]*corev1.Node { return x.planner.Kinds(x.planner.Cluster.Nodes) })
 	return x
 }

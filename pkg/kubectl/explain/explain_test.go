@@ -33,7 +33,7 @@ func TestAllocated(t *testing.T) {
 		Conditions: []metav1.Condition{{Type: "Ready", Status: metav1.ConditionTrue, Message: "MPS accepts processes"}},
 		Data:       &runtime.RawExtension{Raw: []byte(`{"limits":{"memory":"10Gi"}}`)},
 	}}
-	x := New(f.Snapshot, fleettest.Driver, now)
+	x := New(fleet.New(f.Snapshot, fleettest.Driver), now)
 	for _, argument := range []string{"llm", "pod/llm", "claim/llm", "resourceclaim/llm"} {
 		all, err := x.Named(t.Context(), "team", argument)
 		if err != nil {
@@ -72,7 +72,7 @@ func TestNotEvicted(t *testing.T) {
 			pod.Spec.ResourceClaims = nil
 			pod.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: claim.Name}
 		}
-		got := text(t, New(f.Snapshot, fleettest.Driver, now).Pod(t.Context(), pod))
+		got := text(t, New(fleet.New(f.Snapshot, fleettest.Driver), now).Pod(t.Context(), pod))
 		for _, part := range []string{"taint gpu.nvidia.com/xid=79:NoExecute", "does not evict", "kubernetes#141290", "kubectl delete pod -n team llm"} {
 			if strings.Contains(got, part) != extended {
 				t.Errorf("%s: %q, want %t:\n%s", name, part, extended, got)
@@ -89,7 +89,7 @@ func TestAllocatable(t *testing.T) {
 	pod := f.Pod("team", "llm", fleettest.Uses(claim))
 	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/1 nodes are available: 1 cannot allocate all claims."}}
 	plain := f.Pod("team", "plain")
-	x := New(f.Snapshot, fleettest.Driver, now)
+	x := New(fleet.New(f.Snapshot, fleettest.Driver), now)
 	golden(t, "allocatable/claim.txt", text(t, x.Claim(t.Context(), claim)))
 	golden(t, "allocatable/pod.txt", text(t, x.Pod(t.Context(), pod)))
 	golden(t, "allocatable/plain.txt", text(t, x.Pod(t.Context(), plain)))
@@ -108,7 +108,7 @@ func TestUnreadable(t *testing.T) {
 		if missing.Resource != fleet.ResourceTemplates {
 			f.Templates = []*resourceapi.ResourceClaimTemplate{{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "one"}}}
 		}
-		e := New(f.Snapshot, fleettest.Driver, now).Pod(t.Context(), pod)
+		e := New(fleet.New(f.Snapshot, fleettest.Driver), now).Pod(t.Context(), pod)
 		if e.Verdict != Unknown || len(e.Reasons) > 0 || !strings.Contains(text(t, e), "cannot list "+missing.Resource) {
 			t.Errorf("%s: %s, %+v", missing.Resource, e.Verdict, e.Reasons)
 		}
@@ -166,7 +166,7 @@ func TestManifest(t *testing.T) {
 			t.Errorf("%s: %v", kind, err)
 			continue
 		}
-		all := New(m.Over(f.Snapshot), fleettest.Driver, now).Manifest(t.Context(), m)
+		all := New(fleet.New(m.Over(f.Snapshot), fleettest.Driver), now).Manifest(t.Context(), m)
 		if len(all) != 1 || all[0].Subject != (Subject{"Pod", "team", "train"}) || all[0].Verdict != Waits || all[0].Reasons[0].Cause != TooFewDevices {
 			t.Errorf("%s: %+v", kind, all)
 		}
@@ -175,7 +175,7 @@ func TestManifest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := New(m.Over(f.Snapshot), fleettest.Driver, now).Manifest(t.Context(), m)
+	all := New(fleet.New(m.Over(f.Snapshot), fleettest.Driver), now).Manifest(t.Context(), m)
 	if len(all) != 1 || all[0].Subject.Kind != "ResourceClaimTemplate" || all[0].Reasons[0].Cause != TooFewDevices {
 		t.Errorf("%+v", all)
 	}
@@ -233,7 +233,7 @@ func BenchmarkFiveHundredNodes(b *testing.B) {
 		b.Run(c.name, func(b *testing.B) {
 			before := cpuTime(b)
 			for b.Loop() {
-				x := New(f.Snapshot, fleettest.Driver, now)
+				x := New(fleet.New(f.Snapshot, fleettest.Driver), now)
 				if e := x.Pod(b.Context(), pod); e.Verdict != Waits {
 					b.Fatal(e.Verdict)
 				}
@@ -278,7 +278,7 @@ func TestOldKubelet(t *testing.T) {
 			pod.Spec.NodeName, pod.Status.Phase = "n1", corev1.PodRunning
 			pod.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: claim.Name}
 		}
-		e := New(f.Snapshot, fleettest.Driver, now).Pod(t.Context(), pod)
+		e := New(fleet.New(f.Snapshot, fleettest.Driver), now).Pod(t.Context(), pod)
 		if c.want == "" && len(e.Notes) > 0 || c.want != "" && (len(e.Notes) != 1 || !strings.HasPrefix(e.Notes[0], c.want)) {
 			t.Errorf("kubelet %s, runs %t: %s, notes %q, want %q", c.kubelet, c.runs, e.Verdict, e.Notes, c.want)
 		}
@@ -298,7 +298,7 @@ func TestAlternativeThatDoes(t *testing.T) {
 	}
 	claim := f.Claim("team", "c", alternatives(fleettest.Request(whole), fleettest.Request(mig)), fleettest.Request(mig, fleettest.Profile("9g.9gb")))
 	pod := f.Pod("team", "p", fleettest.Uses(claim))
-	e := New(f.Snapshot, fleettest.Driver, now, allocation.WithTimeLimit(time.Hour)).Pod(t.Context(), pod)
+	e := New(fleet.New(f.Snapshot, fleettest.Driver), now, allocation.WithTimeLimit(time.Hour)).Pod(t.Context(), pod)
 	if got := text(t, e); strings.Contains(got, "none of the") || strings.Contains(got, "alternatives are taken") || !strings.Contains(got, "profile") {
 		t.Errorf("%s", got)
 	}

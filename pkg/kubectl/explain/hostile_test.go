@@ -122,7 +122,7 @@ func TestUnusual(t *testing.T) {
 				f.Nodes, f.Slices = f.Nodes[:1], f.Slices[:len(f.Slices)/2]
 			}
 			pod := c.make(f)
-			e := New(f.Snapshot, fleettest.Driver, now).Pod(t.Context(), pod)
+			e := New(fleet.New(f.Snapshot, fleettest.Driver), now).Pod(t.Context(), pod)
 			if e.Verdict != c.verdict {
 				t.Errorf("%s, want %s", e.Verdict, c.verdict)
 			}
@@ -158,7 +158,7 @@ func TestValuesAreQuoted(t *testing.T) {
 	f.Slices = append(f.Slices, s)
 	f.Classes = append(f.Classes, fleettest.Class("odd", "device.driver == 'odd.example.com'"))
 	pod := waits(fleettest.Request("odd", "device.attributes['odd.example.com'].model == 'o'"))(f)
-	e := New(f.Snapshot, fleettest.Driver, now).Pod(t.Context(), pod)
+	e := New(fleet.New(f.Snapshot, fleettest.Driver), now).Pod(t.Context(), pod)
 	if len(e.Suggestions) == 0 || e.Suggestions[0].Kind != ChangeValue || !strings.Contains(e.Suggestions[0].Text, `o'a\b`) {
 		t.Errorf("%+v", e.Suggestions)
 	}
@@ -216,7 +216,7 @@ func TestOddFiles(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			all := New(m.Over(f.Snapshot), fleettest.Driver, now).Manifest(t.Context(), m)
+			all := New(fleet.New(m.Over(f.Snapshot), fleettest.Driver), now).Manifest(t.Context(), m)
 			if len(all) != c.subjects {
 				t.Fatalf("%d explanations, want %d", len(all), c.subjects)
 			}

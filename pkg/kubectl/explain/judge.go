@@ -172,7 +172,7 @@ func (j *judge) capacity(f *finding, a ask) {
 
 // amountText writes memory as people say it.
 func amountText(name resourceapi.QualifiedName, q resource.Quantity) string {
-	if unqualified(string(name)) == fleet.CapacityMemory {
+	if fleet.Unqualified(string(name)) == fleet.CapacityMemory {
 		return printer.Bytes(q.Value())
 	}
 	return q.String()

@@ -12,6 +12,8 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
 // missingName finds what a selector reads that a device does not have, and the device's driver.
@@ -58,7 +60,7 @@ func whoHas(s *sight, driver, name string) string {
 
 // has reports whether something has a name, without domain.
 func has[V any](all map[resourceapi.QualifiedName]V, name string) bool {
-	return slices.ContainsFunc(sortedNames(all), func(n resourceapi.QualifiedName) bool { return unqualified(string(n)) == name })
+	return slices.ContainsFunc(sortedNames(all), func(n resourceapi.QualifiedName) bool { return fleet.Unqualified(string(n)) == name })
 }
 
 // nearest returns the name that was probably meant, or "".

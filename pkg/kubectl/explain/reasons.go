@@ -234,7 +234,7 @@ func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 		add(CapacityTooLarge, "%s", tooLarge.first.detail)
 	case capable == 0:
 		name := often(unknown.details)[0]
-		add(CapacityUnknown, "the %d devices that are selected have no capacity %s%s", selected, name, whoHas(s, unknown.first.Driver, unqualified(name)))
+		add(CapacityUnknown, "the %d devices that are selected have no capacity %s%s", selected, name, whoHas(s, unknown.first.Driver, fleet.Unqualified(name)))
 	case *a.Mode == resourceapi.DeviceAllocationModeExactCount && int(*a.Count) > t.mostCapable:
 		add(TooFewDevices, "%s are wanted, and no node has more than %d that %s",
 			a.wants(), t.mostCapable, plural(t.mostCapable, "matches", "match"))

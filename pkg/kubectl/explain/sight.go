@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -17,6 +16,7 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
 // sight is what was read about one pod or claim, and what is said of it. What stands in the way, and what would help, are functions of it.
@@ -167,7 +167,7 @@ func names[T metav1.Object](all []T, namespace string) []string {
 // textOf returns an attribute by its name without domain, and amountOf a capacity.
 func textOf(d *resourceapi.Device, attribute string) string {
 	for name, a := range d.Attributes {
-		if unqualified(string(name)) == attribute && a.StringValue != nil {
+		if fleet.Unqualified(string(name)) == attribute && a.StringValue != nil {
 			return *a.StringValue
 		}
 	}
@@ -176,11 +176,9 @@ func textOf(d *resourceapi.Device, attribute string) string {
 
 func amountOf(d *resourceapi.Device, capacity string) resource.Quantity {
 	for name, c := range d.Capacity {
-		if unqualified(string(name)) == capacity {
+		if fleet.Unqualified(string(name)) == capacity {
 			return c.Value
 		}
 	}
 	return resource.Quantity{}
 }
-
-func unqualified(name string) string { return name[strings.LastIndexByte(name, '/')+1:] }

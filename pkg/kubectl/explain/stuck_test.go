@@ -13,6 +13,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/stuck"
 	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
@@ -121,7 +122,7 @@ func TestContainerCreating(t *testing.T) {
 			if c.change != nil {
 				c.change(f, pod, claim)
 			}
-			x := New(f.Snapshot, fleettest.Driver, now)
+			x := New(fleet.New(f.Snapshot, fleettest.Driver), now)
 			x.Events = func(*corev1.Pod, []*resourceapi.ResourceClaim) ([]corev1.Event, error) {
 				if c.event == "" {
 					return nil, nil
@@ -159,7 +160,7 @@ func TestEventsUnreadable(t *testing.T) {
 	f.Held("team", "llm", "n1", fleettest.Request(whole))
 	pod := f.Pods[0]
 	pod.Status.Phase = corev1.PodPending
-	x := New(f.Snapshot, fleettest.Driver, now)
+	x := New(fleet.New(f.Snapshot, fleettest.Driver), now)
 	x.Events = func(*corev1.Pod, []*resourceapi.ResourceClaim) ([]corev1.Event, error) {
 		return nil, errors.New("list events in namespace team: forbidden")
 	}

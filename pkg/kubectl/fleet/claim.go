@@ -5,6 +5,7 @@ package fleet
 
 import (
 	"encoding/json"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -52,6 +53,9 @@ func AsksOf(spec *resourceapi.DeviceClaim) []Ask {
 	}
 	return out
 }
+
+// Unqualified returns a name without its domain.
+func Unqualified(name string) string { return name[strings.LastIndexByte(name, '/')+1:] }
 
 // Results returns the devices of a driver that a claim has.
 func Results(c *resourceapi.ResourceClaim, driver string) (all []*resourceapi.DeviceRequestAllocationResult) {

@@ -36,7 +36,7 @@ func ByAllocator(client kubernetes.Interface) Explain {
 	namespaces, volumes := memory[string, bool, bool]{}, memory[string, bool, string]{}
 	events := memory[types.UID, []corev1.Event, error]{}
 	return func(ctx context.Context, m *fleet.Model) func(*corev1.Pod) view.Explanation {
-		x := explain.New(m.Snapshot, m.Driver, time.Now())
+		x := explain.New(m, time.Now())
 		x.ReadFrom(ctx, client)
 		readEvents, readNamespace, readVolume := x.Events, x.AdminAllowed, x.Volume
 		x.Volume = func(of, name string) (is bool, doubt string) {
