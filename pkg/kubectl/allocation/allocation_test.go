@@ -102,6 +102,26 @@ func TestFirstOfItsKind(t *testing.T) {
 	}
 }
 
+// TestSelectsAnew: what was found while nobody waited any more says nothing to the next who asks.
+func TestSelectsAnew(t *testing.T) {
+	f := fleettest.New(t)
+	node := f.AddNode("n", "h100-80-sxm", 1)
+	numbers := "[" + strings.Repeat("1, ", 99) + "1]"
+	expression := fmt.Sprintf("%s.all(x, %[1]s.all(y, x == y))", numbers)
+	cluster := allocation.New(f.Snapshot).Cluster
+	stopped, cancel := context.WithCancel(t.Context())
+	cancel()
+	for d := range cluster.Devices(node) {
+		if _, err := cluster.Selects(stopped, expression, d); err == nil {
+			t.Fatal("a context that has ended does not stop it")
+		}
+		if matches, err := cluster.Selects(t.Context(), expression, d); !matches || err != nil {
+			t.Errorf("%t, %v", matches, err)
+		}
+		break
+	}
+}
+
 // TestWithout: what ends is free, and what is tainted is not.
 func TestWithout(t *testing.T) {
 	f := fleettest.New(t)

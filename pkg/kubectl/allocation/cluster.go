@@ -28,7 +28,7 @@ import (
 // compiledSelectors is how many CEL expressions are kept.
 const compiledSelectors = 500
 
-// Cluster is what there is to allocate, whoever has it: nodes, pools of devices, and classes. It is never changed.
+// Cluster is what there is to allocate, whoever has it: nodes, pools of devices, and classes. What is there is never changed.
 type Cluster struct {
 	// Features are what the allocator is assumed to support, and Assumptions say in sentences what was assumed, for people.
 	Features    structured.Features
@@ -141,8 +141,8 @@ func (c *Cluster) matches(node *corev1.Node, name *string, all *bool, selector *
 func (c *Cluster) Selects(ctx context.Context, expression string, p Published) (bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	q, asked := question{expression, p.content}, !seesIdentities(expression)
-	if a, known := c.known[q]; known && asked {
+	q := question{expression, p.content}
+	if a, known := c.known[q]; known && !seesIdentities(expression) {
 		return a.matches, a.err
 	}
 	compiled := c.cel.GetOrCompile(expression)
@@ -151,7 +151,9 @@ func (c *Cluster) Selects(ctx context.Context, expression string, p Published) (
 	}
 	d := p.Device
 	matches, _, err := compiled.DeviceMatches(ctx, cel.Device{Driver: p.Driver, AllowMultipleAllocations: d.AllowMultipleAllocations, Attributes: d.Attributes, Capacity: d.Capacity})
-	c.known[q] = answer{matches, err}
+	if ctx.Err() == nil {
+		c.known[q] = answer{matches, err}
+	}
 	return matches, err
 }
 
