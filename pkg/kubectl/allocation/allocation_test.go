@@ -65,18 +65,25 @@ func TestLike(t *testing.T) {
 	}
 }
 
-// TestConstraintsTellApart: what a constraint compares may be what tells nodes of one kind apart.
-func TestConstraintsTellApart(t *testing.T) {
+// TestLikeByConstraints: nodes are alike whose devices have other values of what is compared, and not those where other devices have the same.
+func TestLikeByConstraints(t *testing.T) {
 	f := fleettest.New(t)
-	for i := range 3 {
-		f.AddNode(fmt.Sprint("node-", i), "h100-80-sxm", 2)
+	f.AddPairs("pairs", "h100-nvl", 2)
+	f.AddPairs("other pairs", "h100-nvl", 2)
+	f.AddPairs("apart", "h100-nvl", 2)
+	const domain = "nvlinkDomain"
+	for _, s := range f.Slices {
+		for i := range s.Spec.Devices {
+			if *s.Spec.NodeName == "apart" {
+				s.Spec.Devices[i].Attributes[domain] = resourceapi.DeviceAttribute{StringValue: &s.Name}
+			}
+		}
 	}
 	claim := f.Claim("a", "c", fleettest.Count(2, whole))
-	claim.Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: new(resourceapi.FullyQualifiedName("resource.kubernetes.io/pcieRoot"))}}
-	for _, a := range allocation.New(f.Snapshot).OnNodes(t.Context(), f.Nodes, one(claim)) {
-		if a.Like != "" {
-			t.Errorf("%+v", a)
-		}
+	claim.Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: new(resourceapi.FullyQualifiedName(fleettest.Driver + "/" + domain))}}
+	answers := allocation.New(f.Snapshot, patient).OnNodes(t.Context(), f.Nodes, one(claim))
+	if answers[0].Verdict != allocation.Fits || answers[1].Like != "pairs" || answers[2].Like != "" || answers[2].Verdict != allocation.Refused {
+		t.Errorf("%+v", answers)
 	}
 }
 

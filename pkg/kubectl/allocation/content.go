@@ -4,6 +4,7 @@
 package allocation
 
 import (
+	"cmp"
 	"fmt"
 	"hash/maphash"
 	"regexp"
@@ -73,23 +74,34 @@ func seesIdentities(expression string) bool {
 	return strings.Contains(writtenOut.ReplaceAllString(expression, ""), "attributes")
 }
 
-// tellApart reports whether claims may treat devices differently that are of one kind.
+// tellApart reports whether selectors of claims may treat devices differently that are of one kind.
 func (c *Cluster) tellApart(claims []*resourceapi.ResourceClaim) bool {
 	sees := func(s resourceapi.DeviceSelector) bool { return s.CEL == nil || seesIdentities(s.CEL.Expression) }
 	return slices.ContainsFunc(claims, func(claim *resourceapi.ResourceClaim) bool {
-		// Most constraints compare identities.
-		return len(claim.Spec.Devices.Constraints) > 0 || slices.ContainsFunc(fleet.AsksOf(&claim.Spec.Devices), func(a fleet.Ask) bool {
+		return slices.ContainsFunc(fleet.AsksOf(&claim.Spec.Devices), func(a fleet.Ask) bool {
 			class := c.classes[*a.Class]
 			return class != nil && slices.ContainsFunc(class.Spec.Selectors, sees) || slices.ContainsFunc(*a.Selectors, sees)
 		})
 	})
 }
 
-// key is equal for nodes that have the same devices, used in the same way.
-func (p *Planner) key(node *corev1.Node) uint64 {
+// comparedBy returns the attributes by which constraints of claims compare devices.
+func comparedBy(claims []*resourceapi.ResourceClaim) []string {
+	var names []string
+	for _, claim := range claims {
+		for _, c := range claim.Spec.Devices.Constraints {
+			names = append(names, string(cmp.Or(ptr.Deref(c.MatchAttribute, ""), ptr.Deref(c.DistinctAttribute, ""))))
+		}
+	}
+	return names
+}
+
+// key is equal for nodes that have the same devices, used in the same way, of which the same ones are alike in what is compared.
+func (p *Planner) key(node *corev1.Node, compared []string) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
 	write := func(all ...any) { fmt.Fprintln(&h, all...) }
+	values := ordinals{}
 	for _, id := range p.Cluster.poolsOn(node.Name) {
 		pool := p.Cluster.pools[id]
 		if len(pool.all) > len(pool.Slices) || pool.Incomplete() || pool.Invalid {
@@ -108,22 +120,46 @@ func (p *Planner) key(node *corev1.Node) uint64 {
 				write(sets[set.Name], hashOf("", &resourceapi.CounterSet{Counters: set.Counters}))
 			}
 			for i := range s.Spec.Devices {
-				d := &s.Spec.Devices[i]
-				write(pool.contents[s][i], len(p.held[id][d.Name]))
-				for _, c := range d.ConsumesCounters {
+				d := Published{pool, &s.Spec.Devices[i], pool.contents[s][i]}
+				write(d.content)
+				write(p.usedOf(d))
+				for _, c := range d.Device.ConsumesCounters {
 					write(sets[c.CounterSet])
 				}
-				var consumed uint64
-				for _, hold := range p.held[id][d.Name] {
-					for name, q := range hold.Result.ConsumedCapacity {
-						consumed += hashOf(string(name), &q)
-					}
+				for _, name := range compared {
+					write(values.of(d, name))
 				}
-				write(consumed)
 			}
 		}
 	}
 	return h.Sum64()
+}
+
+// usedOf returns how many claims have a device or a part of it, and what stands for the parts.
+func (p *Planner) usedOf(d Published) (claims int, consumed uint64) {
+	held := p.Held(d.Pool, d.Device.Name)
+	for _, hold := range held {
+		for name, q := range hold.Result.ConsumedCapacity {
+			consumed += hashOf(string(name), &q)
+		}
+	}
+	return len(held), consumed
+}
+
+// ordinals are of the values that devices of a node have: which ones have the same value counts, not the value.
+type ordinals map[string]int
+
+// of returns the ordinal of an attribute, and a list itself: lists are compared by what they have in common.
+func (o ordinals) of(d Published, name string) (ordinal int, list string) {
+	a, has := d.Attribute(name)
+	value := fmt.Sprint(name, has, a.String())
+	if _, known := o[value]; !known {
+		o[value] = len(o)
+	}
+	if a.IntValues != nil || a.BoolValues != nil || a.StringValues != nil || a.VersionValues != nil {
+		list = value
+	}
+	return o[value], list
 }
 
 // writeNode tells nodes apart that a slice treats differently.

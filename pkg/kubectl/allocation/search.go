@@ -56,7 +56,7 @@ func (p *Planner) OnNodes(ctx context.Context, nodes []*corev1.Node, claims []*r
 	if p.Cluster.tellApart(claims) {
 		kinds = slices.Collect(slices.Chunk(nodes, 1))
 	} else {
-		kinds = p.Kinds(nodes)
+		kinds = p.Kinds(nodes, comparedBy(claims)...)
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -79,10 +79,11 @@ func (p *Planner) OnNodes(ctx context.Context, nodes []*corev1.Node, claims []*r
 	return answers
 }
 
-// Kinds groups nodes that have the same devices, used in the same way, in their order.
-func (p *Planner) Kinds(nodes []*corev1.Node) [][]*corev1.Node {
+// Kinds groups nodes that have the same devices, used in the same way, in their order. Attributes that are compared may have other values,
+// if the same devices have the same.
+func (p *Planner) Kinds(nodes []*corev1.Node, compared ...string) [][]*corev1.Node {
 	keys := make([]uint64, len(nodes))
-	inParallel(len(nodes), func(i int) { keys[i] = p.key(nodes[i]) })
+	inParallel(len(nodes), func(i int) { keys[i] = p.key(nodes[i], compared) })
 	var kinds [][]*corev1.Node
 	byKey := map[uint64]int{}
 	for i, n := range nodes {
