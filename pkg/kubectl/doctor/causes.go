@@ -76,22 +76,18 @@ var causes = []cause{
 	{event: "MPSServerLost", severity: Warning, text: "processes have lost their MPS server", remedy: "Restart containers that did not end (docs/how-to/troubleshoot.md#mps-server-died)"},
 }
 
-// causeOf returns the cause of a taint, or that of an event. What it does not know it has no advice for.
-func causeOf(match func(*cause) bool) *cause {
-	at := slices.IndexFunc(causes, func(c cause) bool { return match(&c) })
-	if at < 0 {
-		return nil
-	}
-	return &causes[at]
-}
-
+// causeOfTaint returns the cause of a taint, or nil.
 func causeOfTaint(name string) *cause {
-	return causeOf(func(c *cause) bool { return c.taint == name && name != "" })
+	if at := slices.IndexFunc(causes, func(c cause) bool { return c.taint == name && name != "" }); at >= 0 {
+		return &causes[at]
+	}
+	return nil
 }
 
+// causeOfEvent returns the cause of an event. What the table does not know it has no advice for.
 func causeOfEvent(reason string) *cause {
-	if c := causeOf(func(c *cause) bool { return c.event == reason }); c != nil {
-		return c
+	if at := slices.IndexFunc(causes, func(c cause) bool { return c.event == reason }); at >= 0 {
+		return &causes[at]
 	}
 	return &cause{severity: Warning, text: said(reason), remedy: "Do what the event says; docs/how-to/troubleshoot.md goes by its name"}
 }

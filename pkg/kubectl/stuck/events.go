@@ -127,36 +127,39 @@ func (in *Input) containers() []Cause {
 		if s.State.Waiting == nil {
 			continue
 		}
-		if c, known := waiting(in.Pod, &s); known {
+		if c := waiting(in.Pod, &s); c.Kind != "" {
 			out = append(out, c)
 		}
 	}
 	return out
 }
 
-func waiting(pod *corev1.Pod, s *corev1.ContainerStatus) (Cause, bool) {
+// waiting says why a container waits that has more to say than that others come first.
+func waiting(pod *corev1.Pod, s *corev1.ContainerStatus) Cause {
 	w := s.State.Waiting
 	text := func(what string) string {
 		return strings.TrimSuffix(fmt.Sprintf("container %s: %s: %s", s.Name, what, cmp.Or(w.Message, w.Reason)), ": ")
 	}
-	logs := fmt.Sprintf("kubectl -n %s logs %s -c %s --previous", pod.Namespace, pod.Name, s.Name)
 	switch w.Reason {
 	case "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable":
-		return Cause{Kind: ImagePull, Text: text("image " + s.Image + " cannot be pulled"), Remedy: "correct the name or the tag of the image, or add imagePullSecrets"}, true
+		return Cause{Kind: ImagePull, Text: text("image " + s.Image + " cannot be pulled"), Remedy: "correct the name or the tag of the image, or add imagePullSecrets"}
 	case "CreateContainerConfigError":
-		return Cause{Kind: ContainerConfig, Text: text("it cannot be configured"), Remedy: "create the ConfigMap or Secret that is named, or correct its name"}, true
+		return Cause{Kind: ContainerConfig, Text: text("it cannot be configured"), Remedy: "create the ConfigMap or Secret that is named, or correct its name"}
 	case "CreateContainerError", "RunContainerError":
 		if strings.Contains(w.Message, "CDI") {
 			return Cause{
 				Kind: CDIUnknown, Text: text("the container runtime does not know its device"),
 				Remedy: "turn CDI on in the container runtime, and let it read the directory in which the driver writes (/var/run/cdi)",
-			}, true
+			}
 		}
-		return Cause{Kind: ContainerCreate, Text: text("it cannot be created"), Remedy: "see the message; it is the container runtime's"}, true
+		return Cause{Kind: ContainerCreate, Text: text("it cannot be created"), Remedy: "see the message; it is the container runtime's"}
 	case "CrashLoopBackOff":
-		return Cause{Kind: ContainerCrashes, Text: fmt.Sprintf("container %s has its devices and ends again and again (%d restarts)", s.Name, s.RestartCount), Remedy: logs}, true
+		return Cause{
+			Kind: ContainerCrashes, Text: fmt.Sprintf("container %s has its devices and ends again and again (%d restarts)", s.Name, s.RestartCount),
+			Remedy: fmt.Sprintf("kubectl -n %s logs %s -c %s --previous", pod.Namespace, pod.Name, s.Name),
+		}
 	}
-	return Cause{}, false
+	return Cause{}
 }
 
 // events looks at what the kubelet says about volumes and the sandbox.
