@@ -224,21 +224,14 @@ func (h *hearing) ofNode(e *corev1.Event, c *cause) {
 	}
 	for _, address := range addresses {
 		in := h.incidents[placeOf(node, address, c)]
-		g, err := f.GPU(node + "/" + address)
-		about := nodeRef(node)
-		switch {
-		case err == nil:
-			about = gpuRef(g)
-		case address != "":
-			about = Ref{Kind: "gpu", Name: node + "/" + address} // it is not published
-		}
+		about, isPublished := f.refAt(node, address)
 		switch {
 		case in != nil:
 			in.Said = cmp.Or(in.Said, said(text))
 			if in.Since == nil {
 				in.Since = &e.FirstTimestamp
 			}
-		case err == nil || c.past || h.isOver(e, c) || !f.Hides(nodes) && f.Node(node) == nil || c.isTainted() && address == "" && f.publishes(node):
+		case isPublished || c.past || h.isOver(e, c) || !f.Hides(nodes) && f.Node(node) == nil || c.isTainted() && address == "" && f.publishes(node):
 			h.past.addTold(e, c, about, text)
 		default:
 			if c.isTainted() {
@@ -247,6 +240,17 @@ func (h *hearing) ofNode(e *corev1.Event, c *cause) {
 			h.others.addTold(e, c, about, text)
 		}
 	}
+}
+
+// refAt refers to a GPU or, without an address, to a node.
+func (f *Facts) refAt(node, address string) (about Ref, isPublished bool) {
+	if g, err := f.GPU(node + "/" + address); err == nil {
+		return gpuRef(g), true
+	}
+	if address != "" {
+		return Ref{Kind: "gpu", Name: node + "/" + address}, false
+	}
+	return nodeRef(node), false
 }
 
 // ofClaim leaves out what the node is told, too, or what its GPU has a taint for.

@@ -75,12 +75,11 @@ type GPU struct {
 	PCIBusID, DriverVersion, CUDAVersion string
 	// MemoryBytes is what the GPU offers, 0 if unknown.
 	MemoryBytes int64
-	// MemorySlices is how many memory slices have a counter of their own, 0 if the GPU cannot be
-	// partitioned, and Cells are these, by index. A slice that no partition has without the one
+	// Cells are the memory slices that have a counter of their own, by index; none if the GPU cannot be
+	// partitioned. A slice that no partition has without the one
 	// before it has no counter and is part of that one's cell: of the eight slices of an H100
 	// seven have a counter, of the twelve of an RTX PRO 6000 four.
-	MemorySlices int
-	Cells        []int
+	Cells []int
 	// Devices are all that the slices have, in their order: that of preference.
 	Devices []*Device
 

@@ -112,7 +112,6 @@ func (b *builder) addDevice(node *Node, pool string, published *resourceapi.Devi
 	// An observer consumes no counters, and may come first.
 	if set != "" && g.counters == nil {
 		g.Name, g.counters, g.Cells = set, counters[set], memorySlices(counters[set])
-		g.MemorySlices = len(g.Cells)
 	}
 	// A partition that leaves room for no other may consume the memory only.
 	if d.Profile != "" && len(d.Placement) == 0 {
@@ -139,31 +138,25 @@ func (b *builder) gpuOf(node *Node, d *resourceapi.Device, set string) *GPU {
 	if uuid == "" && b.text(d, "type") == TypeGPU {
 		uuid = b.text(d, "uuid")
 	}
-	ids := [...]string{address, uuid, set, ""}
-	if address+uuid+set == "" {
-		ids[3] = d.Name
+	ids := slices.DeleteFunc([]string{address, uuid, set}, func(id string) bool { return id == "" })
+	if len(ids) == 0 {
+		ids = []string{d.Name}
 	}
 	var g *GPU
 	for _, id := range ids {
-		if id != "" && g == nil {
-			g = b.gpus[gpuKey{node.Name, id}]
-		}
+		g = cmp.Or(g, b.gpus[gpuKey{node.Name, id}])
 	}
 	if g == nil {
 		g = &GPU{
 			Node: node, Name: d.Name, UUID: uuid, ProductName: b.text(d, "productName"), Architecture: b.text(d, "architecture"),
-			DriverVersion: b.version(d, "driverVersion"), CUDAVersion: b.version(d, "cudaDriverVersion"),
+			DriverVersion: b.text(d, "driverVersion"), CUDAVersion: b.text(d, "cudaDriverVersion"),
 		}
 		node.GPUs = append(node.GPUs, g)
 	}
 	for _, id := range ids {
-		if id != "" {
-			b.gpus[gpuKey{node.Name, id}] = g
-		}
+		b.gpus[gpuKey{node.Name, id}] = g
 	}
-	if g.PCIBusID == "" {
-		g.PCIBusID = address
-	}
+	g.PCIBusID = cmp.Or(g.PCIBusID, address)
 	return g
 }
 
@@ -214,20 +207,13 @@ func (b *builder) sort() {
 	}
 }
 
-// text returns an attribute of the driver's own domain.
+// text returns an attribute of the driver's own domain, a text or a version.
 func (b *builder) text(d *resourceapi.Device, name string) string {
-	return ptr.Deref(b.attribute(d, name).StringValue, "")
-}
-
-func (b *builder) version(d *resourceapi.Device, name string) string {
-	return ptr.Deref(b.attribute(d, name).VersionValue, "")
-}
-
-func (b *builder) attribute(d *resourceapi.Device, name string) resourceapi.DeviceAttribute {
-	if a, has := d.Attributes[resourceapi.QualifiedName(name)]; has {
-		return a
+	a, has := d.Attributes[resourceapi.QualifiedName(name)]
+	if !has {
+		a = d.Attributes[resourceapi.QualifiedName(b.model.Driver+"/"+name)]
 	}
-	return d.Attributes[resourceapi.QualifiedName(b.model.Driver+"/"+name)]
+	return ptr.Deref(cmp.Or(a.StringValue, a.VersionValue), "")
 }
 
 // StatusOf returns what the driver says of a device that a claim has, or nil.

@@ -47,7 +47,7 @@ func gpuOf(g *fleet.GPU, driver string, u usages) GPU {
 	out := GPU{
 		Name: g.Name, Label: g.Label(), UUID: g.UUID, Model: cmp.Or(g.ProductName, "GPU"), PCI: g.PCIBusID,
 		Driver: g.DriverVersion, CUDA: g.CUDAVersion, Memory: g.MemoryBytes,
-		Slices: max(1, g.MemorySlices),
+		Slices: max(1, len(g.Cells)),
 	}
 	out.Health = healthOf(g, driver)
 	out.Bad = slices.ContainsFunc(out.Health, func(b Badge) bool { return b.Bad })
@@ -102,7 +102,7 @@ func shared(b *Block) int64 {
 // blocksOf cuts the strip of a GPU into blocks: what claims have, partitions that exist without
 // a claim, what is blocked, and what is free.
 func blocksOf(g *fleet.GPU, driver string, u usages) []Block {
-	size := max(1, g.MemorySlices)
+	size := max(1, len(g.Cells))
 	var blocks []Block
 	taken := make([]bool, size)
 	take := func(b Block) {
