@@ -76,13 +76,13 @@ func newCluster(s *fleet.Snapshot) *Cluster {
 		EnableConsumableCapacity: c.Features.ConsumableCapacity, EnableListTypeAttributes: c.Features.ListTypeAttributes,
 	})
 	c.pools = poolsOf(s, c.Features.DeviceTaints)
-	for _, id := range slices.SortedFunc(maps.Keys(c.pools), comparePools) {
-		for _, node := range c.pools[id].nodes {
-			if node == "" {
+	for id, pool := range c.pools {
+		for _, s := range pool.all {
+			if node := ptr.Deref(s.Spec.NodeName, ""); node != "" {
+				c.onNode[node] = append(c.onNode[node], id)
+			} else {
 				c.anywhere = append(c.anywhere, id)
-				continue
 			}
-			c.onNode[node] = append(c.onNode[node], id)
 		}
 	}
 	return c

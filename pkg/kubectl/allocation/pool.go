@@ -9,7 +9,6 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/generation"
@@ -34,8 +33,6 @@ type Pool struct {
 
 	// all are the slices of all generations, sorted by name, as the allocator sorts them: which count is for the allocator to say.
 	all []*resourceapi.ResourceSlice
-	// nodes are the names in the slices; "" is among them if a slice has none.
-	nodes []string
 	// contents are those of each slice's devices.
 	contents map[*resourceapi.ResourceSlice][]uint64
 }
@@ -70,11 +67,6 @@ func poolsOf(s *fleet.Snapshot, hasTaints bool) map[poolID]*Pool {
 	}
 	for _, p := range pools {
 		slices.SortStableFunc(p.all, func(a, b *resourceapi.ResourceSlice) int { return cmp.Compare(a.Name, b.Name) })
-		nodes := sets.New[string]()
-		for _, s := range p.all {
-			nodes.Insert(ptr.Deref(s.Spec.NodeName, ""))
-		}
-		p.nodes = sets.List(nodes)
 		p.Slices, _ = generation.Newest(p.all)
 		p.Expected = p.Slices[0].Spec.Pool.ResourceSliceCount
 		p.Invalid = !p.Incomplete() && !valid(p.Slices)
