@@ -231,7 +231,7 @@ func (h *hearing) ofNode(e *corev1.Event, c *cause) {
 			if in.Since == nil {
 				in.Since = &e.FirstTimestamp
 			}
-		case isPublished || c.past || h.isOver(e, c) || !f.Hides(nodes) && f.Node(node) == nil || c.isTainted() && address == "" && f.publishes(node):
+		case isPublished || c.past || h.isOver(e, c) || c.isTainted() && address == "" && f.publishes(node):
 			h.past.addTold(e, c, about, text)
 		default:
 			if c.isTainted() {
@@ -284,9 +284,12 @@ func (f *findings) addTold(e *corev1.Event, c *cause, at Ref, text string) {
 	*f = append(*f, one)
 }
 
-// isOver reports whether the driver has said since that it is over, or the Node says so.
+// isOver reports whether the driver has said since that it is over, or the Node says so, or is gone.
 func (h *hearing) isOver(e *corev1.Event, c *cause) bool {
 	f := h.facts
+	if !f.Hides(nodes) && f.Node(e.InvolvedObject.Name) == nil {
+		return true
+	}
 	if c.event == "CordonedGPUUnknown" {
 		return slices.ContainsFunc(f.Nodes, func(n *fleet.Node) bool {
 			return n.Name == e.InvolvedObject.Name && n.Object != nil &&
