@@ -51,8 +51,6 @@ func checkDocument(r repository, document string) error {
 		return checkPolicy(content)
 	case content["apiVersion"] != nil && content["kind"] != nil:
 		return checkManifest(content, document)
-	case isPrices(content):
-		return nil
 	case isValues(r, content):
 		return checkValues(r, content)
 	}
@@ -77,17 +75,6 @@ func unindented(document string) string {
 		b.WriteString(strings.TrimPrefix(line, strings.Repeat(" ", least)))
 	}
 	return b.String()
-}
-
-// isPrices reports whether something is a list of prices for kubectl gpu cost: products, whose
-// names have several words, and numbers.
-func isPrices(content map[string]any) bool {
-	for product, value := range content {
-		if _, is := value.(float64); !is || !strings.Contains(product, " ") {
-			return false
-		}
-	}
-	return len(content) > 0
 }
 
 func isValues(r repository, content map[string]any) bool {
@@ -230,7 +217,6 @@ func TestBrokenYAML(t *testing.T) {
 		"apiVersion: ray.io/v1\nkind: RayCluster\nspec: {headGroupSpec: {template: {spec: {containers: [{name: a, imag: b}]}}}}\n":                                     "unknown field",
 		"apiVersion: ray.io/v1\nkind: RayCluster\nspec: {headGroupSpec: {template: {spec: {containers: [{name: a, resources: {claims: [{name: b}]}}]}}}}\n":            "uses claim b",
 		"apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: [{name: a, resources: {claims: [{name: b}]}}]}\n":                                          "uses claim b",
-		"\"Tesla T4\": 0.35\n": "",
 		"replicas: 3\n":        "begins with replicas",
 		"something: else\n":    "begins with something",
 		"# values of NVIDIA's GPU Operator\nsomething: else\n": "",

@@ -37,7 +37,7 @@ func TestAdvice(t *testing.T) {
 		}
 		return err == nil, fmt.Sprint(err)
 	})
-	supply := economics.SupplyOf(kubectlfleet.New(before, driverName))
+	offered := kubectlfleet.New(before, driverName)
 	pods := 0
 	for _, q := range []struct {
 		workload  economics.Workload
@@ -48,7 +48,7 @@ func TestAdvice(t *testing.T) {
 		{economics.Workload{Kind: economics.Inference, Trust: economics.SameTeam, Traffic: economics.Steady, Count: 4}, 1.5, economics.MPS},
 		{economics.Workload{Kind: economics.Notebook, Trust: economics.SameTeam, Traffic: economics.Bursty, Memory: 4 << 30, Count: 4}, 0, economics.TimeSlice},
 	} {
-		a, err := economics.Advise(economics.Query{Workload: q.workload, Billions: q.billions, Driver: driverName}, supply)
+		a, err := economics.Advise(economics.Query{Workload: q.workload, Billions: q.billions}, offered)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -69,7 +69,7 @@ func TestAdvice(t *testing.T) {
 	// Three partitions 2g.20gb, four MPS shares and four time slices have one GPU each. The scheduler counts a share twice
 	// while it is bound, so that shares of a kind may get two.
 	const least, most = 3, 5
-	r := economics.NewReport(kubectlfleet.New(after, driverName), economics.Flat(3.25), economics.Overheads{})
+	r := economics.NewReport(kubectlfleet.New(after, driverName), new(3.25))
 	if n := r.Fleet.InUse; n < least || n > most || r.Fleet.Claims != pods || r.Fleet.Unshared != pods || *r.Fleet.PerHour != float64(n)*3.25 {
 		t.Errorf("%d claims on %d GPUs instead of %d for %g, want %d on %d instead of %d for %g",
 			r.Fleet.Claims, r.Fleet.InUse, r.Fleet.Unshared, *r.Fleet.PerHour, pods, least, pods, least*3.25)

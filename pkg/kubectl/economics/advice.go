@@ -4,13 +4,13 @@
 package economics
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 )
 
@@ -24,9 +24,7 @@ type Query struct {
 	Price float64
 	// Image is that of the container, "" for that of the template.
 	Image string
-	// Driver is the driver's name.
-	Driver string
-	// Assumed are adviseFlags that were not given.
+	// Assumed are flags that were not given.
 	Assumed []string
 }
 
@@ -89,38 +87,29 @@ type Alternative struct {
 	Why     string `json:"why"`
 }
 
-// Advise says which mechanism suits a workload.
-func Advise(q Query, s *Supply) (*Advice, error) {
-	if s.unseen != "" {
-		return nil, fmt.Errorf("%s (without a cluster use --gpu, as in --gpu h100)", s.unseen)
-	}
-	if len(s.Models) == 0 {
-		return nil, errors.New("the cluster publishes no GPUs: is the driver installed, and is its name the one of --driver? Without a cluster use --gpu, as in --gpu h100")
+// Advise says which mechanism suits a workload on the GPUs of a cluster.
+func Advise(q Query, m *fleet.Model) (*Advice, error) {
+	offers, err := offersOf(m)
+	if err != nil {
+		return nil, err
 	}
 	if q.Billions > 0 {
 		q.Memory = ModelMemory(q.Billions, q.Quantized)
 	}
-	all := candidates(s, q.Memory)
-	f := fleetOf(s, all, q.Memory)
+	all := candidates(m, offers, q.Memory)
+	f := fleetOf(offers, all, q.Memory)
 	decision, ok := Decide(q.Workload, f)
 	if !ok {
 		return nil, noneFits(decision, all)
 	}
 	c := all[decision.Mechanism]
-	guarantee := Guarantees[c.mechanism]
 	a := &Advice{
-		TypeMeta: printer.TypeMeta("Advice"), Mechanism: c.mechanism, Rule: decision.Rule,
-		Isolation: guarantee.Isolation, IsolationNote: guarantee.Note,
-		Request: Request{
-			DeviceClass: c.class, Profiles: slices.DeleteFunc(slices.Clone(c.profiles), func(p string) bool { return p == "" }),
-			Count: c.count, MemoryBytes: rounded(c), SMPercent: c.smPercent, GPUs: products(c.models),
-		},
-		Cost: costOf(q, c), MemoryNote: memoryNote(q), Assumed: q.Assumed,
-		Warnings: append(lostFaults(q, f, c), warnings(q, s, c)...), Alternatives: alternatives(q, c.mechanism, all),
+		TypeMeta: printer.TypeMeta("Advice"), Mechanism: c.mechanism, Rule: decision.Rule, Isolation: c.Isolation, IsolationNote: c.Note,
+		Request: c.Request, Cost: costOf(q, c), MemoryNote: memoryNote(q), Assumed: q.Assumed,
+		Warnings: append(lostFaults(q, f, c), warnings(q, c)...), Alternatives: alternatives(q, c.mechanism, all),
 		Notes: decision.Notes,
 	}
-	var err error
-	a.Template, a.Manifest, err = render(q, s, c)
+	a.Template, a.Manifest, err = render(q, m.Driver, offers, c)
 	return a, err
 }
 
@@ -134,10 +123,9 @@ func noneFits(d Decision, all map[Mechanism]*candidate) error {
 }
 
 func costOf(q Query, c *candidate) Cost {
-	overhead := Overhead(c.mechanism)
 	replicas := int64(max(1, q.Count))
-	cost := Cost{PerGPU: c.perGPU, Unshared: replicas * c.count, OverheadPercent: Range{100 * overhead.Low, 100 * overhead.High}}
-	if c.count > 1 {
+	cost := Cost{PerGPU: c.perGPU, Unshared: replicas * c.Count, OverheadPercent: Range{100 * c.Overhead.Low, 100 * c.Overhead.High}}
+	if c.Count > 1 {
 		cost.PerGPU, cost.GPUs = 0, cost.Unshared
 	} else {
 		perGPU := int64(max(1, c.perGPU))
@@ -145,9 +133,9 @@ func costOf(q Query, c *candidate) Cost {
 	}
 	cost.SavingPercent = RoundHalfUp(100*Saving(float64(cost.GPUs), float64(cost.Unshared)), 0)
 	if q.Price > 0 {
-		each := CostPerWorkload(q.Price*float64(c.count), overhead.High, max(1, cost.PerGPU))
+		each := CostPerWorkload(q.Price*float64(c.Count), c.Overhead.High, max(1, cost.PerGPU))
 		cost.PerReplica = new(RoundHalfUp(each, 2))
-		cost.Month = new(RoundHalfUp(MonthlyCost(float64(cost.GPUs), q.Price), 0))
+		cost.Month = new(RoundHalfUp(float64(cost.GPUs)*q.Price*HoursPerMonth, 0))
 	}
 	return cost
 }
@@ -170,17 +158,13 @@ var basic = []Mechanism{Whole, Partition, MPS, TimeSlice}
 func alternatives(q Query, chosen Mechanism, all map[Mechanism]*candidate) []Alternative {
 	var others []Alternative
 	for _, m := range Mechanisms {
-		if m == chosen || all[m].missing != "" && !slices.Contains(basic, m) {
-			continue
+		switch missing := all[m].missing; {
+		case m == chosen || missing != "" && !slices.Contains(basic, m):
+		case missing != "":
+			others = append(others, Alternative{Mechanism: m, Why: missing})
+		default:
+			others = append(others, Alternative{Mechanism: m, Offered: true, Why: WhyNot(m, q.Workload)})
 		}
-		a := Alternative{Mechanism: m, Offered: all[m].missing == "", Why: all[m].missing}
-		if a.Offered {
-			a.Why = WhyNot(m, q.Workload)
-			if all[m].policy {
-				a.Why += "; the sharing policy has to offer it"
-			}
-		}
-		others = append(others, a)
 	}
 	return others
 }
@@ -190,7 +174,7 @@ func lostFaults(q Query, f Fleet, c *candidate) []string {
 	patient := q.Workload
 	patient.Latency = ""
 	other, ok := Decide(patient, f)
-	from, to := Guarantees[other.Mechanism].Fault, Guarantees[c.mechanism].Fault
+	from, to := Guarantees[other.Mechanism].Fault, c.Fault
 	if q.Latency == "" || !ok || from == to || from != Guarantees[Partition].Fault {
 		return nil
 	}
@@ -206,30 +190,27 @@ const (
 )
 
 // warnings are what one should know before one uses the manifest.
-func warnings(q Query, s *Supply, c *candidate) []string {
+func warnings(q Query, c *candidate) []string {
 	var w []string
 	add := func(when bool, text string) {
 		if when {
 			w = append(w, text)
 		}
 	}
-	untrusted := q.Trust == OtherTenants || q.Trust == Regulated
-	mechanism := c.mechanism
-	add(c.policy, "The sharing policy has to offer these shares first: see templates/policy-per-model.values.yaml.")
-	add(untrusted && mechanism == Whole && !slices.ContainsFunc(c.models, func(m *Model) bool { return len(m.Profiles) > 0 }),
+	is := func(m ...Mechanism) bool { return slices.Contains(m, c.mechanism) }
+	add(is(Whole) && q.untrusted() && !slices.ContainsFunc(c.offers, func(o *offer) bool { return len(o.profiles) > 0 }),
 		"These GPUs have no MIG: no sharing on them gives what these tenants need.")
-	add(mechanism == MPS || mechanism == PartitionMPS,
+	add(is(MPS, PartitionMPS),
 		"A fatal fault of one client ends all clients that share the device. Limits are for each process, /dev/shm is shared, a container can have one MPS share only, and pods with hostUsers: false cannot have any.")
-	add(mechanism == TimeSlice || mechanism == PartitionTimeSlice,
+	add(is(TimeSlice, PartitionTimeSlice),
 		"Nothing is limited: a process that takes all of the memory leaves none to the others. The scheduler counts the memory that claims ask for.")
-	add(mechanism == SoftwareLimits, "A statically linked program escapes the limits, and so does one that changes its environment.")
-	add(mechanism == Partition && slices.ContainsFunc(c.models, func(m *Model) bool { return m.Architecture == "Ampere" }),
+	add(is(SoftwareLimits), "A statically linked program escapes the limits, and so does one that changes its environment.")
+	add(is(Partition) && slices.ContainsFunc(c.offers, func(o *offer) bool { return o.Architecture == "Ampere" }),
 		"On Ampere the MIG mode has to be on beforehand; Partage never changes it there. From Hopper on it follows the claims.")
 	add(q.Count > c.room, fmt.Sprintf("The fleet has room for %d of the %d replicas, if nothing else runs.", c.room, q.Count))
-	add(q.Billions > quantizedFrom && q.Billions <= quantizedTo && !q.Quantized && mechanism == Whole,
+	add(is(Whole) && q.Billions > quantizedFrom && q.Billions <= quantizedTo && !q.Quantized,
 		"Tables that put models of this size into the partition 3g.40gb mean quantized ones: --quantized.")
-	add(q.Kind == Training && c.count == 1 && q.Count > 1, "Pods of one job that must start together need a scheduler that starts all or none, such as Kueue: docs/how-to/kueue.md.")
+	add(q.Kind == Training && c.Count == 1 && q.Count > 1, "Pods of one job that must start together need a scheduler that starts all or none, such as Kueue: docs/how-to/kueue.md.")
 	add(q.Image == "", "The image in the manifest is that of the demos, which only the local cluster has: use --image.")
-	add(!s.Cluster, "No cluster was asked: the manifest is for these models with the chart's classes and the built-in policy.")
 	return w
 }

@@ -17,57 +17,40 @@ const (
 	margin = 13
 )
 
-// adviceView returns the advice for people.
-func adviceView(a *Advice) printer.View {
-	return &printer.Text{Named: []string{a.Template}, Render: a.write}
-}
-
 // write writes the advice in sections.
 func (a *Advice) write(b *bytes.Buffer, f printer.Format) error {
 	section := func(title string, paragraphs ...string) {
-		for i, p := range paragraphs {
-			head := ""
-			if i == 0 {
-				head = title
-			}
-			for j, line := range wrap(p, width-margin) {
-				if j > 0 {
-					head = ""
-				}
-				b.WriteString(f.Paint(printer.Bold, head) + strings.Repeat(" ", margin-len(head)) + line + "\n")
+		for _, p := range paragraphs {
+			for _, line := range wrap(p, width-margin) {
+				b.WriteString(f.Paint(printer.Bold, title) + strings.Repeat(" ", margin-len(title)) + line + "\n")
+				title = ""
 			}
 		}
 	}
 	b.WriteString(f.Paint(printer.Good, "Use "+withArticle(a.Mechanism)) + ": " + a.Request.text() + "\n\n")
-	section("Why", fmt.Sprintf("%s (rule %s). %s", capital(a.Rule.When), a.Rule.ID, a.Rule.Then))
+	section("Why", a.Rule.text())
 	i := a.Isolation
-	section("Isolation", fmt.Sprintf("memory: %s, compute: %s, faults: %s, jitter: %s", i.Memory, i.Compute, i.Fault, i.Jitter))
-	if a.IsolationNote != "" {
-		section("", a.IsolationNote)
-	}
-	if a.MemoryNote != "" {
-		section("Memory", a.MemoryNote)
-	}
+	section("Isolation", fmt.Sprintf("memory: %s, compute: %s, faults: %s, jitter: %s", i.Memory, i.Compute, i.Fault, i.Jitter), a.IsolationNote)
+	section("Memory", a.MemoryNote)
 	section("Cost", a.Cost.text(a.Mechanism, a.Request.Count)...)
-	if len(a.Assumed) > 0 {
-		section("Assumed", strings.Join(a.Assumed, " "))
-	}
+	section("Assumed", strings.Join(a.Assumed, " "))
 	for _, n := range a.Notes {
-		section("Also", fmt.Sprintf("%s (rule %s). %s", capital(n.When), n.ID, n.Then))
+		section("Also", n.text())
 	}
 	section("Mind", a.Warnings...)
 	var others []string
 	for _, o := range a.Alternatives {
-		text := fmt.Sprintf("%s: %s", o.Mechanism, o.Why)
 		if !o.Offered {
-			text = fmt.Sprintf("%s: not offered: %s", o.Mechanism, o.Why)
+			o.Why = "not offered: " + o.Why
 		}
-		others = append(others, text)
+		others = append(others, fmt.Sprintf("%s: %s", o.Mechanism, o.Why))
 	}
 	section("Others", others...)
 	b.WriteString("\n" + a.Manifest)
 	return nil
 }
+
+func (r Rule) text() string { return fmt.Sprintf("%s (rule %s). %s", capital(r.When), r.ID, r.Then) }
 
 // text says what a replica asks for.
 func (r Request) text() string {
@@ -101,7 +84,11 @@ func (c Cost) text(m Mechanism, devices int64) []string {
 			RoundHalfUp(100*Saving(1, float64(c.PerGPU)), 0)))
 	}
 	if c.Unshared > devices {
-		lines = append(lines, fmt.Sprintf("all together %s instead of %d: %.0f %% less", gpus(c.GPUs), c.Unshared, c.SavingPercent))
+		gpus := "one GPU"
+		if c.GPUs > 1 {
+			gpus = fmt.Sprintf("%d GPUs", c.GPUs)
+		}
+		lines = append(lines, fmt.Sprintf("all together %s instead of %d: %.0f %% less", gpus, c.Unshared, c.SavingPercent))
 	}
 	switch o := c.OverheadPercent; {
 	case o.High == 0:
@@ -114,13 +101,6 @@ func (c Cost) text(m Mechanism, devices int64) []string {
 		return append(lines, "in money: with --price, what a GPU costs for an hour")
 	}
 	return append(lines, fmt.Sprintf("$%.2f for a replica and hour on a full GPU, and $%.0f for all GPUs and a month", *c.PerReplica, *c.Month))
-}
-
-func gpus(n int64) string {
-	if n == 1 {
-		return "one GPU"
-	}
-	return fmt.Sprintf("%d GPUs", n)
 }
 
 // withArticle returns "an MPS share" and "a MIG partition".
@@ -136,27 +116,16 @@ func plural(m Mechanism) string {
 }
 
 // capital makes the first letter a capital.
-func capital(text string) string {
-	if text == "" {
-		return ""
-	}
-	return strings.ToUpper(text[:1]) + text[1:]
-}
+func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
 
 // wrap breaks a text into lines between words.
-func wrap(text string, limit int) []string {
-	var lines []string
-	line := ""
+func wrap(text string, limit int) (lines []string) {
 	for word := range strings.FieldsSeq(text) {
-		switch {
-		case line == "":
-			line = word
-		case len([]rune(line))+1+len([]rune(word)) > limit:
-			lines = append(lines, line)
-			line = word
-		default:
-			line += " " + word
+		if last := len(lines) - 1; last >= 0 && len([]rune(lines[last]+" "+word)) <= limit {
+			lines[last] += " " + word
+		} else {
+			lines = append(lines, word)
 		}
 	}
-	return append(lines, line)
+	return lines
 }

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -94,26 +95,37 @@ var goldens = []struct {
 	name, rule string
 	mechanism  Mechanism
 	fleet      func(*testing.T) *fleettest.Fleet
-	flags      adviseFlags
+	flags      string
 }{
-	{"D1-regulated", "D1", Partition, dgx, adviseFlags{modelSize: "7B", trust: "regulated", latency: "p99-ms", count: 2, price: 3.25}},
-	{"D1-without-mig", "D1", Whole, func(t *testing.T) *fleettest.Fleet { return with(t, "l4", 2) }, adviseFlags{memory: "6Gi", trust: "other-tenants"}},
-	{"D1-guaranteed", "D1", Partition, dgx, adviseFlags{modelSize: "13B", image: "registry.example.com/llm:1"}},
-	{"D2-small-model", "D2", MPS, dgx, adviseFlags{modelSize: "1.5B", count: 4, price: 3.25}},
-	{"D2-mpi", "D2", MPS, dgx, adviseFlags{workload: "mpi", count: 8}},
-	{"D3-notebook", "D3", TimeSlice, func(t *testing.T) *fleettest.Fleet { return with(t, "t4", 2) }, adviseFlags{workload: "notebook", memory: "3Gi", count: 5}},
-	{"D3-ci", "D3", TimeSlice, dgx, adviseFlags{workload: "ci"}},
-	{"D3-bursty", "D3", TimeSlice, dgx, adviseFlags{modelSize: "7B", quantized: true, traffic: "bursty"}},
-	{"D4-trusted", "D4", MPS, dgx, adviseFlags{modelSize: "7B", quantized: true, latency: "p99-ms"}},
-	{"D4-large", "D4", MPS, func(t *testing.T) *fleettest.Fleet { return with(t, "l4", 2) }, adviseFlags{memory: "9Gi", latency: "p99-ms", count: 4}},
-	{"D5-training", "D5", Whole, dgx, adviseFlags{workload: "training"}},
-	{"D5-unquantized", "D5", Whole, dgx, adviseFlags{modelSize: "34B"}},
-	{"D5-large-model", "D5", Whole, dgx, adviseFlags{modelSize: "70B"}},
-	{"D6-software-limits", "D6", SoftwareLimits, limited, adviseFlags{workload: "notebook", memory: "4Gi"}},
-	{"D7-pascal", "D7", TimeSlice, old, adviseFlags{memory: "2Gi"}},
-	{"D8-density", "D8", PartitionTimeSlice, shared, adviseFlags{workload: "notebook", memory: "2Gi", count: 28}},
-	{"D9-mixed-models", "D1", Partition, mixed, adviseFlags{memory: "5Gi", trust: "other-tenants", count: 3}},
-	{"D10-replicas", "D1", Partition, dgx, adviseFlags{modelSize: "7B", count: 6}},
+	{"D1-regulated", "D1", Partition, dgx, "--model-size 7B --trust regulated --latency p99-ms --count 2 --price 3.25"},
+	{"D1-without-mig", "D1", Whole, func(t *testing.T) *fleettest.Fleet { return with(t, "l4", 2) }, "--memory 6Gi --trust other-tenants"},
+	{"D1-guaranteed", "D1", Partition, dgx, "--model-size 13B --image registry.example.com/llm:1"},
+	{"D2-small-model", "D2", MPS, dgx, "--model-size 1.5B --count 4 --price 3.25"},
+	{"D2-mpi", "D2", MPS, dgx, "--workload mpi --count 8"},
+	{"D3-notebook", "D3", TimeSlice, func(t *testing.T) *fleettest.Fleet { return with(t, "t4", 2) }, "--workload notebook --memory 3Gi --count 5"},
+	{"D3-ci", "D3", TimeSlice, dgx, "--workload ci"},
+	{"D3-bursty", "D3", TimeSlice, dgx, "--model-size 7B --quantized --traffic bursty"},
+	{"D4-trusted", "D4", MPS, dgx, "--model-size 7B --quantized --latency p99-ms"},
+	{"D4-large", "D4", MPS, func(t *testing.T) *fleettest.Fleet { return with(t, "l4", 2) }, "--memory 9Gi --latency p99-ms --count 4"},
+	{"D5-training", "D5", Whole, dgx, "--workload training"},
+	{"D5-unquantized", "D5", Whole, dgx, "--model-size 34B"},
+	{"D5-large-model", "D5", Whole, dgx, "--model-size 70B"},
+	{"D6-software-limits", "D6", SoftwareLimits, limited, "--workload notebook --memory 4Gi"},
+	{"D7-pascal", "D7", TimeSlice, old, "--memory 2Gi"},
+	{"D8-density", "D8", PartitionTimeSlice, shared, "--workload notebook --memory 2Gi --count 28"},
+	{"D9-mixed-models", "D1", Partition, mixed, "--memory 5Gi --trust other-tenants --count 3"},
+	{"D10-replicas", "D1", Partition, dgx, "--model-size 7B --count 6"},
+}
+
+// query is that of some flags.
+func query(t *testing.T, args string) Query {
+	t.Helper()
+	f, c := &adviseFlags{}, &cobra.Command{}
+	f.add(c)
+	if err := errors.Join(c.ParseFlags(strings.Fields(args)), f.check()); err != nil {
+		t.Fatal(err)
+	}
+	return f.Query
 }
 
 // TestAdvise compares what is advised with golden files, and lets the scheduler's allocator
@@ -122,12 +134,9 @@ func TestAdvise(t *testing.T) {
 	rules := map[string]bool{}
 	for _, g := range goldens {
 		t.Run(g.name, func(t *testing.T) {
-			q, err := g.flags.query(fleettest.Driver)
-			if err != nil {
-				t.Fatal(err)
-			}
+			q := query(t, g.flags)
 			f := g.fleet(t)
-			a, err := Advise(q, SupplyOf(fleet.New(f.Snapshot, fleettest.Driver)))
+			a, err := Advise(q, fleet.New(f.Snapshot, fleettest.Driver))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -260,21 +269,18 @@ func TestLatencyForFaults(t *testing.T) {
 	const moved = "Because of --latency p99-ms this is an MPS share and not a MIG partition"
 	for name, c := range map[string]struct {
 		fleet func(*testing.T) *fleettest.Fleet
-		flags adviseFlags
+		flags string
 		want  bool
 	}{
-		"from a partition":           {dgx, adviseFlags{modelSize: "7B", quantized: true, latency: "p99-ms"}, true},
-		"without a latency":          {dgx, adviseFlags{modelSize: "7B", quantized: true}, false},
-		"shared anyway":              {dgx, adviseFlags{modelSize: "1.5B", latency: "p99-ms"}, false},
-		"a partition all the same":   {dgx, adviseFlags{modelSize: "7B", trust: "regulated", latency: "p99-ms"}, false},
-		"no partition could be had":  {func(t *testing.T) *fleettest.Fleet { return with(t, "l4", 2) }, adviseFlags{memory: "9Gi", latency: "p99-ms"}, false},
-		"nor one that is not shared": {dgx, adviseFlags{workload: "notebook", latency: "p99-ms"}, false},
+		"from a partition":           {dgx, "--model-size 7B --quantized --latency p99-ms", true},
+		"without a latency":          {dgx, "--model-size 7B --quantized", false},
+		"shared anyway":              {dgx, "--model-size 1.5B --latency p99-ms", false},
+		"a partition all the same":   {dgx, "--model-size 7B --trust regulated --latency p99-ms", false},
+		"no partition could be had":  {func(t *testing.T) *fleettest.Fleet { return with(t, "l4", 2) }, "--memory 9Gi --latency p99-ms", false},
+		"nor one that is not shared": {dgx, "--workload notebook --latency p99-ms", false},
 	} {
-		q, err := c.flags.query(fleettest.Driver)
-		if err != nil {
-			t.Fatal(err)
-		}
-		a, err := Advise(q, SupplyOf(fleet.New(c.fleet(t).Snapshot, fleettest.Driver)))
+		q := query(t, c.flags)
+		a, err := Advise(q, fleet.New(c.fleet(t).Snapshot, fleettest.Driver))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -324,41 +330,6 @@ func TestTemplates(t *testing.T) {
 	}
 }
 
-// TestNamesAreLikeSlices: what is assumed of a model by its name is what the driver publishes,
-// except for the shares of partitions, which need a policy.
-func TestNamesAreLikeSlices(t *testing.T) {
-	for _, board := range append(boards.Names(), "h100") {
-		t.Run(board, func(t *testing.T) {
-			byName, err := SupplyOfNames([]string{board + "=3"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			f := fleettest.New(t)
-			f.AddNode("whole", board, 3)
-			published := SupplyOf(fleet.New(f.Snapshot, fleettest.Driver)).Models[0]
-			if published.Profiles == nil {
-				// Of Ampere, partitions and shares are two modes of the same GPU.
-				f := fleettest.New(t)
-				f.AddPartitionedNode("mig", board, 3)
-				published.Profiles = SupplyOf(fleet.New(f.Snapshot, fleettest.Driver)).Models[0].Profiles
-			}
-			named := byName.Models[0]
-			named.Shares = slices.DeleteFunc(named.Shares, func(s Share) bool { return s.Policy })
-			order := func(a, b Profile) int { return strings.Compare(a.Name, b.Name) }
-			profiles := func(m *Model) []Profile { return slices.SortedFunc(slices.Values(m.Profiles), order) }
-			if !slices.Equal(profiles(named), profiles(published)) {
-				t.Errorf("profiles %v, published are %v", profiles(named), profiles(published))
-			}
-			if !slices.Equal(named.Shares, published.Shares) {
-				t.Errorf("shares %+v, published are %+v", named.Shares, published.Shares)
-			}
-			if named.Product != published.Product || named.Memory != published.Memory || named.GPUs != published.GPUs || !published.Whole || named.PreVolta != published.PreVolta {
-				t.Errorf("%+v, published is %+v", named, published)
-			}
-		})
-	}
-}
-
 // TestOffersOfOneProduct: GPUs of one model that are offered differently have their own room, and
 // are one model; devices that are tainted are not offered.
 func TestOffersOfOneProduct(t *testing.T) {
@@ -374,21 +345,22 @@ func TestOffersOfOneProduct(t *testing.T) {
 			s.Spec.Devices[i].Taints = append(s.Spec.Devices[i].Taints, resourceapi.DeviceTaint{Key: "gpu.nvidia.com/gpu-lost", Effect: resourceapi.DeviceTaintEffectNoSchedule})
 		}
 	}
-	s := SupplyOf(fleet.New(f.Snapshot, fleettest.Driver))
-	all := candidates(s, 9<<30)
-	for m, want := range map[Mechanism]int{Partition: 3 * 7, Whole: 2, MPS: 2 * 4} {
-		if all[m].room != want {
-			t.Errorf("%s: room for %d, want %d", m, all[m].room, want)
-		}
-	}
-	if got := fleetOf(s, all, 9<<30).Models; got != 1 {
-		t.Errorf("%d models, want 1", got)
-	}
-	q, err := (&adviseFlags{memory: "9Gi", trust: "regulated", count: 22}).query(fleettest.Driver)
+	m := fleet.New(f.Snapshot, fleettest.Driver)
+	offers, err := offersOf(m)
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, err := Advise(q, s)
+	all := candidates(m, offers, 9<<30)
+	for mechanism, want := range map[Mechanism]int{Partition: 3 * 7, Whole: 2, MPS: 2 * 4} {
+		if all[mechanism].room != want {
+			t.Errorf("%s: room for %d, want %d", mechanism, all[mechanism].room, want)
+		}
+	}
+	if got := fleetOf(offers, all, 9<<30).Models; got != 1 {
+		t.Errorf("%d models, want 1", got)
+	}
+	q := query(t, "--memory 9Gi --trust regulated --count 22")
+	a, err := Advise(q, m)
 	if err != nil || !slices.Equal(a.Request.GPUs, []string{"NVIDIA A100-SXM4-80GB"}) || !slices.ContainsFunc(a.Warnings, func(w string) bool { return strings.Contains(w, "room for 21 of the 22 replicas") }) {
 		t.Errorf("%+v, %v", a, err)
 	}
@@ -398,11 +370,8 @@ func TestOffersOfOneProduct(t *testing.T) {
 func TestMissingClass(t *testing.T) {
 	f := dgx(t)
 	f.Classes = slices.DeleteFunc(f.Classes, func(c *resourceapi.DeviceClass) bool { return c.Name == manifest.ClassMIG })
-	q, err := (&adviseFlags{memory: "9Gi", trust: "regulated"}).query(fleettest.Driver)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a, err := Advise(q, SupplyOf(fleet.New(f.Snapshot, fleettest.Driver)))
+	q := query(t, "--memory 9Gi --trust regulated")
+	a, err := Advise(q, fleet.New(f.Snapshot, fleettest.Driver))
 	if err != nil || a.Mechanism != Whole {
 		t.Fatalf("%+v, %v", a, err)
 	}
@@ -412,7 +381,7 @@ func TestMissingClass(t *testing.T) {
 	}
 	// Without the right to see classes nothing is said of them.
 	f.Missing = []fleet.Missing{{Resource: "deviceclasses.resource.k8s.io", Err: errors.New("forbidden")}}
-	if a, err = Advise(q, SupplyOf(fleet.New(f.Snapshot, fleettest.Driver))); err != nil || a.Mechanism != Partition {
+	if a, err = Advise(q, fleet.New(f.Snapshot, fleettest.Driver)); err != nil || a.Mechanism != Partition {
 		t.Errorf("%+v, %v", a, err)
 	}
 }
@@ -420,45 +389,22 @@ func TestMissingClass(t *testing.T) {
 // TestNothingFits: the error names the rule, what it wants, and why that is not there.
 func TestNothingFits(t *testing.T) {
 	f := shared(t)
-	q, err := (&adviseFlags{workload: "training", count: 1}).query(fleettest.Driver)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = Advise(q, SupplyOf(fleet.New(f.Snapshot, fleettest.Driver)))
+	q := query(t, "--workload training --count 1")
+	_, err := Advise(q, fleet.New(f.Snapshot, fleettest.Driver))
 	if err == nil || !strings.Contains(err.Error(), "rule D5") || !strings.Contains(err.Error(), "no GPU is offered as a whole") {
 		t.Errorf("error: %v", err)
 	}
-	_, err = Advise(q, SupplyOf(fleet.New(fleettest.New(t).Snapshot, fleettest.Driver)))
-	if err == nil || !strings.Contains(err.Error(), "--gpu h100") {
+	_, err = Advise(q, fleet.New(fleettest.New(t).Snapshot, fleettest.Driver))
+	if err == nil || !strings.Contains(err.Error(), "is the driver installed") {
 		t.Errorf("a cluster without GPUs: %v", err)
-	}
-}
-
-// TestWithoutRights: who may not see slices is told so, and not that there is no driver.
-func TestWithoutRights(t *testing.T) {
-	f := fleettest.New(t)
-	f.Missing = []fleet.Missing{{Resource: fleet.ResourceSlices, Err: errors.New("forbidden: no role")}}
-	q, err := (&adviseFlags{workload: "ci"}).query(fleettest.Driver)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = Advise(q, SupplyOf(fleet.New(f.Snapshot, fleettest.Driver)))
-	if err == nil || !strings.Contains(err.Error(), "forbidden: no role") || !strings.Contains(err.Error(), "--gpu h100") || strings.Contains(err.Error(), "installed") {
-		t.Errorf("error: %v", err)
 	}
 }
 
 // TestOtherDriver: selectors are about the attributes of the driver that was named.
 func TestOtherDriver(t *testing.T) {
-	q, err := (&adviseFlags{modelSize: "7B"}).query("gpu.example.com")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := SupplyOfNames([]string{"h100"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	a, err := Advise(q, s)
+	m := fleet.New(dgx(t).Snapshot, fleettest.Driver)
+	m.Driver = "gpu.example.com"
+	a, err := Advise(query(t, "--model-size 7B"), m)
 	if err != nil || !strings.Contains(a.Manifest, "device.attributes['gpu.example.com'].profile == '2g.20gb'") {
 		t.Errorf("%v\n%s", err, a.Manifest)
 	}
@@ -481,18 +427,18 @@ func factsOfBoard(t *testing.T, board string, mig bool) *gpu.Node {
 func TestGPUsOfOneNode(t *testing.T) {
 	apart := with(t, "h100-80-sxm", 1)
 	apart.AddNode("n2", "h100-80-sxm", 1)
-	q, err := (&adviseFlags{modelSize: "70B"}).query(fleettest.Driver)
-	if err != nil {
-		t.Fatal(err)
-	}
+	q := query(t, "--model-size 70B")
 	const want = "a replica needs 2 GPUs, and no node has as many"
-	if _, err := Advise(q, SupplyOf(fleet.New(apart.Snapshot, fleettest.Driver))); err == nil || !strings.Contains(err.Error(), want) {
+	if _, err := Advise(q, fleet.New(apart.Snapshot, fleettest.Driver)); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("two nodes with one GPU each: error %v, want one with %q", err, want)
+	}
+	if _, err := Advise(query(t, "--memory 3000Gi"), fleet.New(dgx(t).Snapshot, fleettest.Driver)); err == nil || !strings.Contains(err.Error(), "a claim has 32 devices at most") {
+		t.Errorf("more GPUs than a claim can have: %v", err)
 	}
 	odd := with(t, "h100-80-sxm", 3)
 	odd.AddNode("n2", "h100-80-sxm", 3)
 	q.Count = 3
-	a, err := Advise(q, SupplyOf(fleet.New(odd.Snapshot, fleettest.Driver)))
+	a, err := Advise(q, fleet.New(odd.Snapshot, fleettest.Driver))
 	if err != nil {
 		t.Fatal(err)
 	}

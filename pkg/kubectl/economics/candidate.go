@@ -4,130 +4,222 @@
 package economics
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
-	"github.com/partage-dev/partage/pkg/kubectl/manifest"
 )
 
-// candidate is a mechanism with a device of the fleet, or why there is none.
+const (
+	mib = 1 << 20
+	gib = 1 << 30
+)
+
+// offer is what a GPU is offered as.
+type offer struct {
+	*fleet.GPU
+	// whole says that it is offered whole.
+	whole    bool
+	profiles []Profile
+	// shares are those of the whole GPU and of partitions.
+	shares []share
+}
+
+// share is a way in which a GPU, or each of its partitions of a profile, is shared.
+type share struct {
+	// profile is "" for the whole GPU.
+	device, profile, isolation string
+	// devices is how many partitions the GPU has room for, 1 for the whole GPU, and clients how many claims share one.
+	devices, clients int
+	// memory is what the claims on a device have together, most is what one of them can have.
+	memory, most int64
+}
+
+// offersOf returns what the GPUs of a cluster are offered as, by memory.
+func offersOf(m *fleet.Model) ([]*offer, error) {
+	var offers []*offer
+	for g := range m.GPUs() {
+		offers = append(offers, newOffer(g))
+	}
+	if len(offers) == 0 {
+		return nil, errors.New("the cluster publishes no GPUs: is the driver installed, and is its name the one of --driver?")
+	}
+	slices.SortStableFunc(offers, func(a, b *offer) int {
+		return cmp.Or(cmp.Compare(a.MemoryBytes, b.MemoryBytes), cmp.Compare(a.ProductName, b.ProductName))
+	})
+	return offers, nil
+}
+
+func newOffer(g *fleet.GPU) *offer {
+	o := &offer{GPU: g}
+	alike := map[[2]string][]*fleet.Device{}
+	for _, d := range g.Devices {
+		// What is tainted, such as a device that the policy has withdrawn, is for nobody new.
+		if !d.Tainted() {
+			alike[[2]string{d.Type, d.Profile}] = append(alike[[2]string{d.Type, d.Profile}], d)
+		}
+	}
+	for _, d := range g.Devices {
+		all := alike[[2]string{d.Type, d.Profile}]
+		if len(all) == 0 || all[0] != d {
+			continue
+		}
+		switch d.Type {
+		case fleet.TypeGPU:
+			o.whole = true
+		case fleet.TypeMIG:
+			o.profiles = append(o.profiles, Profile{Name: d.Profile, Most: g.Most(all), MemoryMiB: d.Capacity(fleet.CapacityMemory) / mib})
+		case fleet.TypeMPS, fleet.TypeTimeSlice:
+			memory := d.Published.Capacity[fleet.CapacityMemory]
+			most := fleet.Largest(memory, memory.Value)
+			o.shares = append(o.shares, share{
+				device: d.Type, profile: d.Profile, isolation: d.Isolation, devices: g.Most(all), clients: int(d.Capacity(fleet.CapacityShares)),
+				memory: memory.Value.Value(), most: most.Value(),
+			})
+		}
+	}
+	return o
+}
+
+// share returns the smallest share by a mechanism with enough memory.
+func (o *offer) share(t Traits, memory int64) *share {
+	var best *share
+	for i := range o.shares {
+		s := &o.shares[i]
+		suits := s.device == t.device && (s.profile != "") == t.partitions && s.isolation == t.Attribute
+		if suits && s.most >= memory && (best == nil || s.most < best.most) {
+			best = s
+		}
+	}
+	return best
+}
+
+// claims returns how many claims with so much memory share one device.
+func (s *share) claims(memory int64) int {
+	if memory <= 0 {
+		return s.clients
+	}
+	return min(s.clients, int(s.memory/memory))
+}
+
+// parts are the profiles that are less than the GPU, and all where the GPU is not offered whole.
+func (o *offer) parts() []Profile {
+	if !o.whole {
+		return o.profiles
+	}
+	most := 0
+	for _, p := range o.profiles {
+		most = max(most, p.Slices())
+	}
+	return slices.DeleteFunc(slices.Clone(o.profiles), func(p Profile) bool { return p.Slices() == most })
+}
+
+// shareRoom returns how many claims a GPU has room for as shares that are offered: of the whole
+// GPU, or of as many partitions of a profile as fit (E5).
+func shareRoom(g *fleet.GPU) int {
+	room := 0
+	for _, s := range newOffer(g).shares {
+		room = max(room, s.devices*s.clients)
+	}
+	return room
+}
+
+// preVolta goes by the architecture's name.
+func preVolta(offers []*offer) bool {
+	return !slices.ContainsFunc(offers, func(o *offer) bool { return !slices.Contains([]string{"Kepler", "Maxwell", "Pascal"}, o.Architecture) })
+}
+
+// candidate is a mechanism with devices of the fleet, or why there are none.
 type candidate struct {
 	mechanism Mechanism
-	class     string
-	// profiles are those to ask for, one of each model; for shares "" is that of whole GPUs.
-	profiles []string
-	// count is the number of devices for one replica.
-	count int64
+	Traits
+	// Request is for one replica. Its profiles are one of each model.
+	Request
 	// perGPU is how many replicas one GPU has room for, on the model where that is the least.
 	perGPU int
 	// room is how many replicas all GPUs have room for.
 	room int
-	// models are those that have it.
-	models []*Model
-	// ask is the memory to ask for, 0 for none.
-	ask int64
-	// smPercent is the part of the multiprocessors to ask for, 0 for none.
-	smPercent int
-	// policy says that the sharing policy has to offer it first.
-	policy bool
+	// offers are those that have it, and most is the memory up to which as many claims fit on each of them.
+	offers []*offer
+	most   int64
 	// missing says why the fleet does not have it, "" if it has.
 	missing string
 }
 
-// mechanismInfo is where a mechanism is found in what is published.
-var mechanismInfo = map[Mechanism]struct {
-	class, deviceType string
-	ofPartitions      bool
-}{
-	Whole:              {manifest.ClassGPU, fleet.TypeGPU, false},
-	Partition:          {manifest.ClassMIG, fleet.TypeMIG, false},
-	MPS:                {manifest.ClassMPS, fleet.TypeMPS, false},
-	TimeSlice:          {manifest.ClassTimeSlice, fleet.TypeTimeSlice, false},
-	SoftwareLimits:     {manifest.ClassTimeSlice, fleet.TypeTimeSlice, false},
-	PartitionMPS:       {manifest.ClassMPS, fleet.TypeMPS, true},
-	PartitionTimeSlice: {manifest.ClassTimeSlice, fleet.TypeTimeSlice, true},
-}
-
 // candidates returns one for each mechanism.
-func candidates(s *Supply, memory int64) map[Mechanism]*candidate {
+func candidates(m *fleet.Model, offers []*offer, memory int64) map[Mechanism]*candidate {
 	all := map[Mechanism]*candidate{}
-	for _, m := range Mechanisms {
-		info := mechanismInfo[m]
-		c := &candidate{mechanism: m, class: info.class, count: 1}
+	for _, mechanism := range Mechanisms {
+		c := &candidate{mechanism: mechanism, Traits: Guarantees[mechanism], most: offers[len(offers)-1].MemoryBytes}
+		c.Count, c.DeviceClass = 1, c.class
 		switch {
-		case s.lacksClass(info.class):
-			c.missing = "the cluster has no device class " + info.class
-		case m == Whole:
-			c.whole(s, memory)
-		case m == Partition:
-			c.partition(s, memory)
+		case m.Class(c.class) == nil && !m.Hides(fleet.ResourceClasses):
+			c.missing = "the cluster has no device class " + c.class
+		case mechanism == Whole:
+			c.takeWhole(offers, memory)
+		case mechanism == Partition:
+			c.takePartitions(offers, memory)
 		default:
-			c.share(s, memory)
+			c.takeShares(offers, memory)
 		}
-		all[m] = c
+		c.GPUs = products(c.offers)
+		all[mechanism] = c
 	}
 	return all
 }
 
-// whole takes as many GPUs as the memory needs, one if it is not known.
-func (c *candidate) whole(s *Supply, memory int64) {
+// takeWhole takes as many GPUs as the memory needs, one if it is not known.
+func (c *candidate) takeWhole(offers []*offer, memory int64) {
 	var largest int64
-	for _, m := range s.Models {
-		if m.Whole {
-			largest = max(largest, m.Memory)
+	for _, o := range offers {
+		if o.whole {
+			largest = max(largest, o.MemoryBytes)
 		}
 	}
 	if largest == 0 {
 		c.missing = "no GPU is offered as a whole"
 		return
 	}
-	c.count = max(1, (memory+largest-1)/largest)
-	each := (memory + c.count - 1) / c.count
-	perNode := map[string]int{}
-	for _, m := range s.Models {
-		if !m.Whole || m.Memory < each {
-			continue
-		}
-		c.models = append(c.models, m)
-		for node, gpus := range m.PerNode {
-			perNode[node] += gpus
+	c.Count = max(1, (memory+largest-1)/largest)
+	each := (memory + c.Count - 1) / c.Count
+	perNode := map[string]int64{}
+	for _, o := range offers {
+		if o.whole && o.MemoryBytes >= each {
+			c.add(o, 1, "", o.MemoryBytes)
+			perNode[o.Node.Name]++
 		}
 	}
 	// The devices of a claim are those of one node.
+	c.room = 0
 	for _, gpus := range perNode {
-		c.room += gpus / int(c.count)
+		c.room += int(gpus / c.Count)
 	}
 	switch {
-	case c.count > resourceapi.AllocationResultsMaxSize:
-		c.missing = fmt.Sprintf("a replica needs %d GPUs, and a claim has %d devices at most: divide the work among pods", c.count, resourceapi.AllocationResultsMaxSize)
-	case c.room == 0 && s.Cluster:
-		c.missing = fmt.Sprintf("a replica needs %d GPUs, and no node has as many: divide the work among pods on several nodes", c.count)
+	case c.Count > resourceapi.AllocationResultsMaxSize:
+		c.missing = fmt.Sprintf("a replica needs %d GPUs, and a claim has %d devices at most: divide the work among pods", c.Count, resourceapi.AllocationResultsMaxSize)
+	case c.room == 0:
+		c.missing = fmt.Sprintf("a replica needs %d GPUs, and no node has as many: divide the work among pods on several nodes", c.Count)
 	}
-	if len(c.models) < len(s.Models) {
-		c.ask = each
+	if len(c.offers) < len(offers) {
+		c.ask(each)
 	}
-	c.perGPU = 1
 }
 
-// partition takes the smallest profile of each model.
-func (c *candidate) partition(s *Supply, memory int64) {
+// takePartitions takes the smallest profile of each model.
+func (c *candidate) takePartitions(offers []*offer, memory int64) {
 	mig := false
-	for _, m := range s.Models {
-		mig = mig || len(m.Profiles) > 0
-		p, found := SmallestProfile(m.parts(), memory)
-		if !found {
-			continue
-		}
-		c.add(m, p.Most)
-		if !slices.Contains(c.profiles, p.Name) {
-			c.profiles = append(c.profiles, p.Name)
+	for _, o := range offers {
+		mig = mig || len(o.profiles) > 0
+		if p, found := SmallestProfile(o.parts(), memory); found {
+			c.add(o, p.Most, p.Name, p.MemoryMiB*mib)
 		}
 	}
 	switch {
-	case len(c.models) > 0:
+	case len(c.offers) > 0:
 	case !mig:
 		c.missing = "no GPU is offered with MIG partitions"
 	default:
@@ -135,104 +227,88 @@ func (c *candidate) partition(s *Supply, memory int64) {
 	}
 }
 
-// parts are the profiles that are less than the GPU, and all where the GPU is not offered whole.
-func (m *Model) parts() []Profile {
-	if !m.Whole {
-		return m.Profiles
-	}
-	most := 0
-	for _, p := range m.Profiles {
-		most = max(most, p.Slices())
-	}
-	return slices.DeleteFunc(slices.Clone(m.Profiles), func(p Profile) bool { return p.Slices() == most })
-}
-
-// share takes shares of whole GPUs or of partitions. One that leaves no room for a second claim
+// takeShares takes shares of whole GPUs or of partitions. One that leaves no room for a second claim
 // is none.
-func (c *candidate) share(s *Supply, memory int64) {
-	info := mechanismInfo[c.mechanism]
+func (c *candidate) takeShares(offers []*offer, memory int64) {
 	offered, fewest := false, 0
-	for _, m := range s.Models {
-		if share := m.share(info.deviceType, info.ofPartitions, 0); share == nil || !c.suits(share) {
+	for _, o := range offers {
+		offered = offered || o.share(c.Traits, 0) != nil
+		s := o.share(c.Traits, memory)
+		if s == nil || s.claims(memory) < min(2, s.clients) {
 			continue
 		}
-		offered = true
-		share := m.share(info.deviceType, info.ofPartitions, memory)
-		if share == nil || share.claims(memory) < min(2, share.Clients) {
-			continue
-		}
-		c.add(m, share.room(memory))
-		c.policy = c.policy || share.Policy
-		if !slices.Contains(c.profiles, share.Profile) {
-			c.profiles = append(c.profiles, share.Profile)
-		}
-		if each := share.claims(memory); fewest == 0 || each < fewest {
+		each := s.claims(memory)
+		c.add(o, s.devices*each, s.profile, min(s.most, s.memory/int64(each)))
+		if fewest == 0 || each < fewest {
 			fewest = each
 		}
 	}
-	if len(c.models) == 0 {
-		c.missing = c.noShare(s, offered, memory)
+	if len(c.offers) == 0 {
+		c.missing = c.noShare(offers, offered, memory)
 		return
 	}
-	c.ask = memory
-	if info.deviceType == fleet.TypeMPS {
-		c.smPercent = 100 / fewest
+	c.ask(memory)
+	if c.device == fleet.TypeMPS {
+		c.SMPercent = 100 / fewest
 	}
 }
 
 // noShare says why there is none.
-func (c *candidate) noShare(s *Supply, offered bool, memory int64) string {
+func (c *candidate) noShare(offers []*offer, offered bool, memory int64) string {
 	switch {
 	case offered:
 		return fmt.Sprintf("no GPU has room for two shares with %s", amount(memory))
 	case c.mechanism == SoftwareLimits:
 		return "no node has an interposer library (value softwareLimits.interposerLibrary of the chart)"
-	case mechanismInfo[c.mechanism].ofPartitions:
+	case c.partitions:
 		return "the sharing policy offers no such shares of partitions"
-	case c.mechanism == MPS && allPreVolta(s):
+	case c.mechanism == MPS && preVolta(offers):
 		return "MPS has no limits before Volta, and is not offered there"
 	}
 	return "no GPU is offered with such shares"
 }
 
-// suits tells time-slice shares with software limits from those without.
-func (c *candidate) suits(s *Share) bool {
-	switch c.mechanism {
-	case TimeSlice, PartitionTimeSlice:
-		return !s.Limited
-	case SoftwareLimits:
-		return s.Limited
-	case Whole, Partition, MPS, PartitionMPS:
-	}
-	return true
-}
-
-func (c *candidate) add(m *Model, perGPU int) {
-	c.models = append(c.models, m)
-	c.room += m.GPUs * perGPU
+// add adds a GPU with room for some replicas, each with a profile, or "", and memory up to what leaves room for as many.
+func (c *candidate) add(o *offer, perGPU int, profile string, most int64) {
+	c.offers = append(c.offers, o)
+	c.room += perGPU
 	if c.perGPU == 0 || perGPU < c.perGPU {
 		c.perGPU = perGPU
 	}
+	if profile != "" && !slices.Contains(c.Profiles, profile) {
+		c.Profiles = append(c.Profiles, profile)
+	}
+	c.most = min(c.most, most)
 }
 
-func allPreVolta(s *Supply) bool {
-	return len(s.Models) > 0 && !slices.ContainsFunc(s.Models, func(m *Model) bool { return !m.PreVolta })
+// ask sets the memory to ask for, rounded up to whole GiB, or to MiB where fewer claims would fit then.
+func (c *candidate) ask(memory int64) {
+	up := func(unit int64) int64 { return (memory + unit - 1) / unit * unit }
+	if c.MemoryBytes = up(gib); c.MemoryBytes > c.most {
+		c.MemoryBytes = up(mib)
+	}
 }
 
 // fleetOf returns what the rules want to know of a fleet.
-func fleetOf(s *Supply, all map[Mechanism]*candidate, memory int64) Fleet {
-	f := Fleet{Offered: map[Mechanism]bool{}, PreVolta: allPreVolta(s), Models: len(products(s.Models))}
+func fleetOf(offers []*offer, all map[Mechanism]*candidate, memory int64) Fleet {
+	f := Fleet{Offered: map[Mechanism]bool{}, PreVolta: preVolta(offers), Models: len(products(offers)), Room: max(all[MPS].room, all[TimeSlice].room)}
 	for m, c := range all {
 		f.Offered[m] = c.missing == ""
 	}
-	var largest int64
-	for _, m := range s.Models {
-		f.MIG = f.MIG || len(m.Profiles) > 0
-		largest = max(largest, m.Memory)
-	}
-	f.Fills = memory*2 > largest
-	f.Room = max(all[MPS].room, all[TimeSlice].room)
+	f.MIG = slices.ContainsFunc(offers, func(o *offer) bool { return len(o.profiles) > 0 })
+	f.Fills = memory*2 > offers[len(offers)-1].MemoryBytes
 	return f
+}
+
+// products returns the names of models, each once.
+func products(offers []*offer) []string {
+	var names []string
+	for _, o := range offers {
+		if !slices.Contains(names, o.ProductName) {
+			names = append(names, o.ProductName)
+		}
+	}
+	return names
 }
 
 // amount writes memory as people do.

@@ -4,12 +4,13 @@
 package economics
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"os"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
@@ -20,74 +21,60 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 )
 
-const costLong = `Show what workloads cost on the GPUs of the cluster, and what sharing saves.
+// NewCost returns the command.
+func NewCost(o *options.Options) *cobra.Command {
+	price := 0.0
+	c := &cobra.Command{
+		Use:   "cost",
+		Short: "Show what workloads cost, and what sharing saves",
+		Long: `Show what workloads cost on the GPUs of the cluster, and what sharing saves.
 
 It goes by what claims have now, as if it stayed so; it knows no history. A GPU in use is paid
 by the claims on it, each by its part of memory or multiprocessors, whichever is more, or of
 the shares. What no claim has is a line of its own, so that the lines add up. Nothing knows what your GPUs cost: without a price the
 command speaks of GPUs and hours only.
 
--n shows the claims of one namespace; the GPUs are always those of the whole cluster.`
-
-const costExample = `  kubectl gpu cost
-  kubectl gpu cost --price 3.25 -o wide
-
-  # A price for each product; the first line that matches counts
-  cat >prices.yaml <<'EOF'
-  "NVIDIA H100*": 3.25
-  "Tesla T4": 0.35
-  EOF
-  kubectl gpu cost --prices prices.yaml`
-
-// costFlags are those of the command.
-type costFlags struct {
-	file      string
-	price     float64
-	overheads Overheads
-}
-
-// NewCost returns the command.
-func NewCost(o *options.Options) *cobra.Command {
-	f := &costFlags{overheads: DefaultOverheads()}
-	c := &cobra.Command{
-		Use:               "cost",
-		Short:             "Show what workloads cost, and what sharing saves",
-		Long:              costLong,
-		Example:           costExample,
+-n shows the claims of one namespace; the GPUs are always those of the whole cluster.`,
+		Example: `  kubectl gpu cost
+  kubectl gpu cost --price 3.25 -o wide`,
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: func(c *cobra.Command, _ []string) error {
-			prices, err := f.prices(c.Flags().Changed("price"))
-			if err != nil {
-				return err
-			}
-			client, err := o.Client()
-			if err != nil {
-				return err
-			}
-			return runCost(c.Context(), o, client, prices, f.overheads)
-		},
 	}
-	s := c.Flags()
-	s.StringVar(&f.file, "prices", "", "YAML file with the price of each product for an hour, such as \"NVIDIA H100*\": 3.25")
-	s.Float64Var(&f.price, "price", 0, "Price of every GPU for an hour, in dollars")
-	s.Float64Var(&f.overheads.MPS, "overhead-mps", f.overheads.MPS, "By how many percent MPS slows work on a device that several claims share")
-	s.Float64Var(&f.overheads.TimeSlice, "overhead-time-slice", f.overheads.TimeSlice, "The same for time slices")
+	c.RunE = o.Run(func(ctx context.Context, client kubernetes.Interface, _ []string) error {
+		if !c.Flags().Changed("price") {
+			return runCost(ctx, o, client, nil)
+		}
+		return runCost(ctx, o, client, &price)
+	})
+	c.Flags().Float64Var(&price, "price", 0, "What a GPU costs for an hour, in dollars")
 	o.AddOutputFlag(c)
 	return c
 }
 
-// runCost reads the cluster and prints the report.
-func runCost(ctx context.Context, o *options.Options, client kubernetes.Interface, prices Prices, overheads Overheads) error {
+// runCost reads the cluster and prints the report. Without a price it is one without money.
+func runCost(ctx context.Context, o *options.Options, client kubernetes.Interface, price *float64) error {
+	if err := checkPrice(ptr.Deref(price, 0)); err != nil {
+		return err
+	}
 	m, _, err := fleet.Look(ctx, o, client, fleet.ResourceSlices, fleet.ResourceNodes, fleet.ResourceTaintRules, fleet.ResourceClasses, fleet.ResourceTemplates, fleet.ResourcePods)
 	if err != nil {
 		return err
 	}
-	report := NewReport(m, prices, overheads)
+	report := NewReport(m, price)
 	if only := ptr.Deref(o.Config.Namespace, ""); only != "" {
 		report.only(only)
 	}
-	return printer.Print(o, report, costView(report, prices))
+	return printer.Print(o, report, report.view())
+}
+
+// maxPrice is far more than a GPU costs for an hour.
+const maxPrice = 1e6
+
+func checkPrice(price float64) error {
+	if !(price >= 0 && price <= maxPrice) {
+		return fmt.Errorf("--price %g: it must be dollars for an hour, from 0 to %g", price, float64(maxPrice))
+	}
+	return nil
 }
 
 // only leaves the claims of one namespace.
@@ -97,30 +84,91 @@ func (r *Report) only(namespace string) {
 	r.Namespaces = slices.DeleteFunc(r.Namespaces, func(n Namespace) bool { return n.Name != namespace })
 }
 
-// prices reads the costFlags about money.
-func (f *costFlags) prices(hasPrice bool) (Prices, error) {
-	for name, percent := range map[string]float64{"overhead-mps": f.overheads.MPS, "overhead-time-slice": f.overheads.TimeSlice} {
-		if !(percent >= 0 && percent <= 1000) {
-			return Prices{}, fmt.Errorf("--%s %g: it must be a percentage from 0 to 1000", name, percent)
+// view returns the report for people.
+func (r *Report) view() printer.View {
+	var names []string
+	for _, c := range r.Claims {
+		names = append(names, "resourceclaim.resource.k8s.io/"+c.Name)
+	}
+	return &printer.Text{Named: names, Render: r.write}
+}
+
+func (r *Report) write(w *bytes.Buffer, f printer.Format) (err error) {
+	table := func(t *printer.Table) { err = errors.Join(err, t.Render(w, f)) }
+	fmt.Fprintf(w, "By %s.\n\n", r.TimeBase)
+	if u := r.Fleet; u == nil {
+		w.WriteString("Claims of other namespaces cannot be read: how the GPUs are used, and what is idle, is unknown.\n\n")
+	} else if table(r.modelTable()); u.Claims > 0 {
+		fmt.Fprintf(w, "\nSharing: %d claims on %d GPUs instead of %d, %.0f %% less; %.0f GPU-hours recovered a day.\n",
+			u.Claims, u.InUse, u.Unshared, RoundHalfUp(u.SavingPercent, 0), RoundHalfUp(u.RecoveredPerDay, 0))
+		if u.PerMonth != nil {
+			fmt.Fprintf(w, "In money: $%.0f a month for the GPUs in use, instead of $%.0f.\n", RoundHalfUp(*u.PerMonth, 0), RoundHalfUp(*u.UnsharedMonth, 0))
 		}
+		w.WriteString("\n")
 	}
-	switch {
-	case hasPrice && f.file != "":
-		return Prices{}, errors.New("--price is for all GPUs and --prices for each product: give one of them")
-	case hasPrice && (math.IsNaN(f.price) || f.price < 0 || f.price > maxPrice):
-		return Prices{}, fmt.Errorf("--price %g: it must be dollars for an hour, from 0 to %g", f.price, float64(maxPrice))
-	case hasPrice:
-		return Flat(f.price), nil
-	case f.file == "":
-		return Prices{}, nil
+	if r.Fleet == nil || r.Fleet.Claims > 0 {
+		table(r.namespaceTable())
 	}
-	data, err := os.ReadFile(f.file)
-	if err != nil {
-		return Prices{}, fmt.Errorf("read the prices: %w", err)
+	if f.Wide && len(r.Claims) > 0 {
+		w.WriteString("\n")
+		table(r.claimTable())
 	}
-	prices, err := DecodePrices(data)
-	if err != nil {
-		return Prices{}, fmt.Errorf("read the prices of %s: %w", f.file, err)
+	if r.PricePerGPUHour == nil {
+		w.WriteString("\nWithout a price there is no money here. Give one with --price 3.25, dollars for an hour of a GPU.\n")
 	}
-	return prices, nil
+	return err
+}
+
+func (r *Report) modelTable() *printer.Table {
+	t := &printer.Table{
+		Columns: printer.Columns("GPU", "GPUS", "IN USE", "CLAIMS", "UNSHARED", "SAVING", "RECOVERED GPU-H/DAY", "$/H", "+ROOM FOR SHARES"),
+		Empty:   "No GPUs found.",
+	}
+	for _, m := range r.Models {
+		t.Rows = append(t.Rows, printer.Row{Cells: m.cells(m.Product)})
+	}
+	if len(r.Models) > 1 {
+		t.Rows = append(t.Rows, printer.Row{Cells: r.Fleet.cells("all"), Style: printer.Bold})
+	}
+	return t
+}
+
+func (u *Usage) cells(name string) []string {
+	return []string{
+		name, strconv.Itoa(u.GPUs), strconv.Itoa(u.InUse), strconv.Itoa(u.Claims), strconv.Itoa(u.Unshared),
+		fmt.Sprintf("%.0f%%", RoundHalfUp(u.SavingPercent, 0)), fmt.Sprintf("%g", RoundHalfUp(u.RecoveredPerDay, 1)), dollars(u.PerHour), strconv.Itoa(u.ShareRoom),
+	}
+}
+
+func (r *Report) namespaceTable() *printer.Table {
+	t := &printer.Table{Columns: printer.Columns("NAMESPACE", "CLAIMS", "GPUS", "UNSHARED", "$/H", "$/H UNSHARED")}
+	for _, n := range r.Namespaces {
+		t.Rows = append(t.Rows, printer.Row{Cells: append([]string{n.Name, strconv.Itoa(n.Claims)}, n.cells()...)})
+	}
+	if r.Idle != nil {
+		t.Rows = append(t.Rows, printer.Row{Style: printer.Faint, Cells: []string{"(idle: no claim has it)", "", parts(r.Idle.GPUs), "", dollars(r.Idle.PerHour), ""}})
+	}
+	return t
+}
+
+func (r *Report) claimTable() *printer.Table {
+	t := &printer.Table{Columns: printer.Columns("NAMESPACE", "CLAIM", "DEVICES", "GPUS", "UNSHARED", "$/H", "$/H UNSHARED")}
+	for _, c := range r.Claims {
+		t.Rows = append(t.Rows, printer.Row{Cells: append([]string{c.Namespace, c.Name, strings.Join(c.Devices, ",")}, c.cells()...)})
+	}
+	return t
+}
+
+func (p *Part) cells() []string {
+	return []string{parts(p.GPUs), strconv.Itoa(p.Unshared), dollars(p.PerHour), dollars(p.UnsharedPerHour)}
+}
+
+func parts(n float64) string { return fmt.Sprintf("%.2f", RoundHalfUp(n, 2)) }
+
+// dollars writes money, "-" where it is not known.
+func dollars(amount *float64) string {
+	if amount == nil {
+		return printer.Unknown
+	}
+	return parts(*amount)
 }

@@ -8,8 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -23,8 +21,6 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/partage-dev/partage/pkg/device"
-	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/kubectl/boards"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
@@ -56,7 +52,7 @@ func TestPublishedFigures(t *testing.T) {
 			alone.Held("team", fmt.Sprint("service-", i), "n1", whole())
 			shared.Held("team", fmt.Sprint("service-", i), "n1", timeSlice())
 		}
-		before, after := report(alone, 3.25, DefaultOverheads()).Fleet, report(shared, 3.25, DefaultOverheads()).Fleet
+		before, after := report(alone, 3.25).Fleet, report(shared, 3.25).Fleet
 		is(t, "four GPUs a month", *before.PerMonth, 9490)
 		is(t, "one GPU a month", *after.PerMonth, 2372.50)
 		is(t, "rounded", RoundHalfUp(*after.PerMonth, 0), 2373)
@@ -74,7 +70,7 @@ func TestPublishedFigures(t *testing.T) {
 			for i := range 4 {
 				f.Held("team", fmt.Sprint("service-", i), "n1", mechanism.request)
 			}
-			r := report(f, 0, DefaultOverheads())
+			r := report(f, 0)
 			is(t, "saving", r.Fleet.SavingPercent, 75)
 		})
 	}
@@ -85,14 +81,14 @@ func TestPublishedFigures(t *testing.T) {
 		for i := range 40 {
 			f.Held("team", fmt.Sprintf("service-%02d", i), "n1", timeSlice())
 		}
-		return report(f, 3.50, Overheads{TimeSlice: 8})
+		return report(f, 3.50)
 	}
 	run("E3", "ten A100 with four tenants each", func(t *testing.T) {
 		m := ten(t).Models[0]
 		is(t, "tenants", float64(m.Unshared)/float64(m.InUse), 4)
-		is(t, "shared", RoundHalfUp(*m.PerClaim, 2), 0.95)
-		is(t, "alone", *m.Price, 3.50)
-		is(t, "saved", RoundHalfUp(100*Saving(*m.PerClaim, *m.Price), 0), 73)
+		shared := CostPerWorkload(3.50, 0.08, m.Unshared/m.InUse)
+		is(t, "shared", RoundHalfUp(shared, 2), 0.95)
+		is(t, "saved", RoundHalfUp(100*Saving(shared, 3.50), 0), 73)
 	})
 	run("E4", "the same", func(t *testing.T) { is(t, "recovered", ten(t).Fleet.RecoveredPerDay, 180) })
 	for name, c := range map[string]struct {
@@ -109,15 +105,20 @@ func TestPublishedFigures(t *testing.T) {
 	} {
 		run("E5", name, func(t *testing.T) {
 			f := fleettest.New(t)
-			f.AddNodeOf("n1", facts(t, c.board, c.mig), device.Terms{Policy: &policy.Policy{Default: c.offer}})
-			if got := report(f, 0, DefaultOverheads()).Models[0].ShareRoom; got != c.want {
+			f.AddNodeOf("n1", factsOfBoard(t, c.board, c.mig), device.Terms{Policy: &policy.Policy{Default: c.offer}})
+			if got := report(f, 0).Models[0].ShareRoom; got != c.want {
 				t.Errorf("room for %d, want %d", got, c.want)
 			}
 		})
 	}
 	run("E6", "overheads", func(t *testing.T) {
-		if o := DefaultOverheads(); o != (Overheads{MPS: 5, TimeSlice: 15}) {
-			t.Errorf("overheads %+v", o)
+		for m, want := range map[Mechanism]Range{
+			Whole: {}, Partition: {}, MPS: {0.05, 0.05}, PartitionMPS: {0.05, 0.05}, TimeSlice: {0.10, 0.15},
+			PartitionTimeSlice: {0.10, 0.15}, SoftwareLimits: {0.10, 0.15},
+		} {
+			if got := Guarantees[m].Overhead; got != want {
+				t.Errorf("%s: %v, want %v", m, got, want)
+			}
 		}
 	})
 	if len(ran) != 6 {
@@ -136,24 +137,8 @@ func is(t *testing.T, what string, got, want float64) {
 	}
 }
 
-func report(f *fleettest.Fleet, price float64, overheads Overheads) *Report {
-	prices := Prices{}
-	if price > 0 {
-		prices = Flat(price)
-	}
-	return NewReport(fleet.New(f.Snapshot, fleettest.Driver), prices, overheads)
-}
-
-func facts(t *testing.T, board string, mig bool) *gpu.Node {
-	t.Helper()
-	node, err := boards.Load(board)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if mig {
-		node.GPUs[0].MIG.Enabled = true
-	}
-	return node
+func report(f *fleettest.Fleet, price float64) *Report {
+	return NewReport(fleet.New(f.Snapshot, fleettest.Driver), &price)
 }
 
 // mixedFleet is a fleet of two models with claims of two teams: partitions of different size on one
@@ -174,19 +159,10 @@ func mixedFleet(t *testing.T) *fleettest.Fleet {
 	return f
 }
 
-const priceList = `"NVIDIA H100*": 3.25
-"tesla t4": 0.5
-"*": 9
-`
-
 // TestParts: a claim pays for its part of a GPU, which is the one that idle and rightsize speak of, and all money adds up to that of all GPUs,
 // with what nobody has.
 func TestParts(t *testing.T) {
-	prices, err := DecodePrices([]byte(priceList))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := NewReport(fleet.New(mixedFleet(t).Snapshot, fleettest.Driver), prices, Overheads{})
+	r := report(mixedFleet(t), 3.25)
 	parts := map[string]float64{}
 	for _, h := range fleet.New(mixedFleet(t).Snapshot, fleettest.Driver).Holdings {
 		parts[h.Claim.Name] = h.Part()
@@ -199,22 +175,15 @@ func TestParts(t *testing.T) {
 		is(t, c.Name, c.GPUs, parts[c.Name])
 		sum, all = sum+*c.PerHour, all+c.GPUs
 	}
-	is(t, "all claims and what is idle", sum, 4*3.25+2*0.5)
+	is(t, "all claims and what is idle", sum, 6*3.25)
 	is(t, "all GPUs", all, 6)
-	is(t, "the fleet", *r.Fleet.PerHour, 3*3.25+0.5)
-	is(t, "unshared", *r.Fleet.UnsharedPerHour, 5*3.25+3*0.5)
+	is(t, "the fleet", *r.Fleet.PerHour, 4*3.25)
+	is(t, "unshared", *r.Fleet.UnsharedPerHour, 8*3.25)
 	sum = *r.Idle.PerHour
 	for _, n := range r.Namespaces {
 		sum += *n.PerHour
 	}
-	is(t, "all namespaces and what is idle", sum, 4*3.25+2*0.5)
-	// Overheads change no sum: they say how much longer the work of those who share a device takes.
-	slowed := NewReport(fleet.New(mixedFleet(t).Snapshot, fleettest.Driver), prices, Overheads{MPS: 5, TimeSlice: 15})
-	for i, c := range slowed.Claims {
-		want := map[bool]float64{strings.HasPrefix(c.Name, "mps"): 5, strings.HasPrefix(c.Name, "notebook"): 15}[true]
-		is(t, c.Name, c.OverheadPercent, want)
-		is(t, c.Name, *c.PerHour, *r.Claims[i].PerHour)
-	}
+	is(t, "all namespaces and what is idle", sum, 6*3.25)
 }
 
 // TestHiddenClaims: where claims of others cannot be read, no GPU is said to be idle.
@@ -222,9 +191,9 @@ func TestHiddenClaims(t *testing.T) {
 	f := mixedFleet(t)
 	f.Claims = slices.DeleteFunc(f.Claims, func(c *resourceapi.ResourceClaim) bool { return c.Namespace != "team-a" })
 	f.Missing = []fleet.Missing{{Resource: fleet.ResourceClaims}}
-	r := report(f, 3.25, DefaultOverheads())
+	r := report(f, 3.25)
 	var out bytes.Buffer
-	if err := costView(r, Flat(3.25)).Write(&out, printer.Format{}); err != nil {
+	if err := r.view().Write(&out, printer.Format{}); err != nil {
 		t.Fatal(err)
 	}
 	if r.Fleet != nil || r.Models != nil || r.Idle != nil || len(r.Claims) != 3 || strings.Contains(out.String(), "IN USE") || !strings.Contains(out.String(), "is unknown") {
@@ -238,109 +207,38 @@ func TestPromisedTooMuch(t *testing.T) {
 	f.AddNode("n1", "h100-80-sxm", 1)
 	f.Held("team-a", "memory", "n1", fleettest.Share("mps.partage.dev", "60Gi", "10"))
 	f.Held("team-b", "compute", "n1", fleettest.Share("mps.partage.dev", "10Gi", "80"))
-	r := report(f, 2, DefaultOverheads())
+	r := report(f, 2)
 	is(t, "both", *r.Claims[0].PerHour+*r.Claims[1].PerHour, 2)
 	is(t, "idle", r.Idle.GPUs, 0)
 }
 
-// TestMissingPrice: without the price of a model, what needs it is missing, and the rest is there.
-func TestMissingPrice(t *testing.T) {
-	prices, err := DecodePrices([]byte(`"Tesla T4": 0.5`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := NewReport(fleet.New(mixedFleet(t).Snapshot, fleettest.Driver), prices, DefaultOverheads())
-	if r.Fleet.PerHour != nil || len(r.WithoutPrice) != 1 || r.WithoutPrice[0] != "NVIDIA H100 80GB HBM3" {
-		t.Errorf("fleet %v, without price %v", r.Fleet.PerHour, r.WithoutPrice)
-	}
-	for _, c := range r.Claims {
-		if has := c.PerHour != nil; has != strings.HasPrefix(c.Name, "notebook") {
-			t.Errorf("%s has a price: %v", c.Name, has)
+// TestPrice: what is no price is an error that names the flag.
+func TestPrice(t *testing.T) {
+	for price, want := range map[float64]string{-1: "--price -1", math.NaN(): "--price NaN", 1e300: "--price 1e+300"} {
+		if err := runCost(t.Context(), options.New(genericiooptions.IOStreams{}), nil, &price); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want one with %q", err, want)
 		}
-	}
-	for _, n := range r.Namespaces {
-		if n.PerHour != nil {
-			t.Errorf("namespace %s costs %g, and claims of it have no price", n.Name, *n.PerHour)
-		}
-	}
-}
-
-// TestPrices: the first glob that matches counts, and what is wrong is named.
-func TestPrices(t *testing.T) {
-	prices, err := DecodePrices([]byte(priceList))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for product, want := range map[string]float64{"NVIDIA H100 80GB HBM3": 3.25, "Tesla T4": 0.5, "NVIDIA A/B": 9} {
-		if got, known := prices.Of(product); !known || got != want {
-			t.Errorf("%s: %g, %v; want %g", product, got, known, want)
-		}
-	}
-	if _, known := (Prices{}).Of("Tesla T4"); known {
-		t.Error("no list has a price")
-	}
-	for list, want := range map[string]string{
-		`"T4": cheap`: "cheap", `"T4": -1`: "-1", `"[": 1`: "glob", `- 1`: "prices", "\"T4\": 1\n\"T4\": 2": "T4", `"T4": .nan`: "nan", ``: "",
-	} {
-		if _, err := DecodePrices([]byte(list)); err == nil || !strings.Contains(strings.ToLower(err.Error()), strings.ToLower(want)) {
-			t.Errorf("%q: error %v, want one about %q", list, err, want)
-		}
-	}
-}
-
-// TestFlags: what contradicts itself, or is no price, is an error that names the flag.
-func TestFlags(t *testing.T) {
-	for _, c := range []struct {
-		f        costFlags
-		hasPrice bool
-		want     string
-	}{
-		{costFlags{price: 1, file: "x"}, true, "give one of them"},
-		{costFlags{price: -1}, true, "--price -1"},
-		{costFlags{price: math.NaN()}, true, "--price NaN"},
-		{costFlags{file: "/nonexistent/prices.yaml"}, false, "read the prices"},
-		{costFlags{overheads: Overheads{MPS: -3}}, false, "--overhead-mps -3"},
-		{costFlags{overheads: Overheads{TimeSlice: math.NaN()}}, false, "--overhead-time-slice"},
-	} {
-		if _, err := c.f.prices(c.hasPrice); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%+v: error %v, want one with %q", c.f, err, c.want)
-		}
-	}
-	if p, err := (&costFlags{}).prices(false); err != nil || !p.None() {
-		t.Errorf("without flags: %v, %v", p, err)
-	}
-	// A price of 0 is one.
-	if p, err := (&costFlags{}).prices(true); err != nil || p.None() {
-		t.Errorf("--price 0: %v, %v", p, err)
 	}
 }
 
 // TestOutput runs the command on a cluster and compares what it prints.
 func TestOutput(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "prices.yaml")
-	if err := os.WriteFile(file, []byte(priceList), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	for name, c := range map[string]struct {
-		flags             costFlags
+		price             *float64
 		output, namespace string
 	}{
-		"hours.txt":     {flags: costFlags{overheads: DefaultOverheads()}},
-		"money.txt":     {flags: costFlags{file: file, overheads: DefaultOverheads()}, output: "wide"},
-		"money.json":    {flags: costFlags{file: file, overheads: DefaultOverheads()}, output: "json"},
-		"namespace.txt": {flags: costFlags{file: file, overheads: DefaultOverheads()}, output: "wide", namespace: "team-a"},
-		"names.txt":     {flags: costFlags{overheads: DefaultOverheads()}, output: "name"},
+		"hours.txt":     {},
+		"money.txt":     {price: new(3.25), output: "wide"},
+		"money.json":    {price: new(3.25), output: "json"},
+		"namespace.txt": {price: new(3.25), output: "wide", namespace: "team-a"},
+		"names.txt":     {output: "name"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out, errOut bytes.Buffer
 			o := options.New(genericiooptions.IOStreams{Out: &out, ErrOut: &errOut})
 			o.Output = c.output
 			*o.Config.Namespace = c.namespace
-			prices, err := c.flags.prices(false)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := runCost(t.Context(), o, client(mixedFleet(t)), prices, c.flags.overheads); err != nil {
+			if err := runCost(t.Context(), o, client(mixedFleet(t)), c.price); err != nil {
 				t.Fatal(err)
 			}
 			golden(t, name, out.String())
@@ -351,30 +249,34 @@ func TestOutput(t *testing.T) {
 	}
 }
 
-// TestCostWithoutRights: nobody is told that there are no GPUs who may not see them.
-func TestCostWithoutRights(t *testing.T) {
-	var out, errOut bytes.Buffer
-	o := options.New(genericiooptions.IOStreams{Out: &out, ErrOut: &errOut})
+// TestWithoutRights: nobody is told that there are no GPUs, or no driver, who may not see them.
+func TestWithoutRights(t *testing.T) {
 	c := client(mixedFleet(t))
 	c.PrependReactor("list", "resourceslices", func(k8stesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceslices"}, "", errors.New("no role"))
 	})
-	err := runCost(t.Context(), o, c, Prices{}, DefaultOverheads())
-	if err == nil || !strings.Contains(err.Error(), "resourceslices.resource.k8s.io") || out.Len() > 0 {
-		t.Errorf("error %v, output %q", err, &out)
+	for name, run := range map[string]func(o *options.Options) error{
+		"cost":   func(o *options.Options) error { return runCost(t.Context(), o, c, nil) },
+		"advise": func(o *options.Options) error { return (&adviseFlags{}).run(t.Context(), o, c) },
+	} {
+		var out bytes.Buffer
+		err := run(options.New(genericiooptions.IOStreams{Out: &out, ErrOut: &out}))
+		if err == nil || !strings.Contains(err.Error(), "resourceslices.resource.k8s.io") || out.Len() > 0 {
+			t.Errorf("%s: error %v, output %q", name, err, &out)
+		}
 	}
 }
 
 // TestEmpty: a cluster without GPUs, and GPUs without claims.
 func TestEmpty(t *testing.T) {
-	r := report(fleettest.New(t), 1, DefaultOverheads())
+	r := report(fleettest.New(t), 1)
 	if r.Fleet.GPUs != 0 || r.Fleet.SavingPercent != 0 || r.Models == nil {
 		t.Errorf("%+v", r)
 	}
 	f := fleettest.New(t)
 	f.AddNode("n1", "t4", 3)
-	r = report(f, 1, DefaultOverheads())
-	if r.Fleet.GPUs != 3 || r.Fleet.InUse != 0 || r.Models[0].PerClaim != nil || *r.Fleet.PerHour != 0 {
+	r = report(f, 1)
+	if r.Fleet.GPUs != 3 || r.Fleet.InUse != 0 || *r.Fleet.PerHour != 0 {
 		t.Errorf("%+v", r.Fleet)
 	}
 }
@@ -385,6 +287,9 @@ func client(f *fleettest.Fleet) *fake.Clientset {
 		_ = c.Tracker().Add(s)
 	}
 	for _, x := range f.Claims {
+		_ = c.Tracker().Add(x)
+	}
+	for _, x := range f.Classes {
 		_ = c.Tracker().Add(x)
 	}
 	return c

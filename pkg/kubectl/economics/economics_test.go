@@ -5,7 +5,6 @@ package economics
 
 import (
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,53 +13,10 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"sigs.k8s.io/yaml"
-)
 
-// TestFormulas has the check values of the published formulas, by their ids.
-func TestFormulas(t *testing.T) {
-	cases := map[string]func(t *testing.T){
-		"E1": func(t *testing.T) {
-			equal(t, "one GPU", MonthlyCost(1, 3.25), 2372.50)
-			equal(t, "one GPU, rounded half up", RoundHalfUp(MonthlyCost(1, 3.25), 0), 2373)
-			equal(t, "four GPUs", MonthlyCost(4, 3.25), 9490)
-		},
-		"E2": func(t *testing.T) {
-			// Four teams: time slices for four, MPS with four clients, seven partitions 1g.10gb.
-			for _, room := range []float64{4, 4, 7} {
-				equal(t, fmt.Sprint("room for ", room), Saving(math.Ceil(4/room), 4), 0.75)
-			}
-			equal(t, "nothing is used", Saving(0, 0), 0)
-		},
-		"E3": func(t *testing.T) {
-			shared := CostPerWorkload(3.50, 0.08, 4)
-			equal(t, "shared", RoundHalfUp(shared, 2), 0.95)
-			equal(t, "alone", CostPerWorkload(3.50, 0, 1), 3.50)
-			equal(t, "saved", RoundHalfUp(100*Saving(shared, 3.50), 0), 73)
-			equal(t, "nobody", CostPerWorkload(3.50, 0.08, 0), 0)
-		},
-		"E4": func(t *testing.T) {
-			equal(t, "four tenants", RecoveredPerDay(10, 4), 180)
-			equal(t, "one tenant", RecoveredPerDay(10, 1), 0)
-			equal(t, "nobody", RecoveredPerDay(10, 0), 0)
-		},
-		"E5": func(t *testing.T) {
-			equal(t, "seven partitions with four shares", SharedCapacity(7, 4), 28)
-			equal(t, "T4", SharedCapacity(1, 4), 4)
-			equal(t, "A100", SharedCapacity(1, 8), 8)
-		},
-		"E6": func(t *testing.T) {
-			for m, want := range map[Mechanism]Range{
-				Whole: {}, Partition: {}, MPS: {0.05, 0.05}, PartitionMPS: {0.05, 0.05}, TimeSlice: {0.10, 0.15},
-				PartitionTimeSlice: {0.10, 0.15}, SoftwareLimits: {0.10, 0.15},
-			} {
-				if got := Overhead(m); got != want {
-					t.Errorf("%s: %v, want %v", m, got, want)
-				}
-			}
-		},
-	}
-	runAll(t, cases, "E", 6)
-}
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/test/kubectl/fleettest"
+)
 
 // runAll runs the cases PREFIX1 to PREFIXn, all of which must be there and no other.
 func runAll(t *testing.T, cases map[string]func(t *testing.T), prefix string, n int) {
@@ -78,30 +34,6 @@ func runAll(t *testing.T, cases map[string]func(t *testing.T), prefix string, n 
 	if ran != len(cases) {
 		t.Errorf("%d cases ran, there are %d", ran, len(cases))
 	}
-}
-
-func equal(t *testing.T, what string, got, want any) {
-	t.Helper()
-	if g, isFloat := got.(float64); isFloat {
-		w, err := toFloat(want)
-		if err != nil || math.Abs(g-w) > 1e-9 {
-			t.Errorf("%s: %v, want %v", what, got, want)
-		}
-		return
-	}
-	if got != want {
-		t.Errorf("%s: %v, want %v", what, got, want)
-	}
-}
-
-func toFloat(x any) (float64, error) {
-	switch x := x.(type) {
-	case float64:
-		return x, nil
-	case int:
-		return float64(x), nil
-	}
-	return 0, fmt.Errorf("%v is no number", x)
 }
 
 // everything is a fleet that offers all of it.
@@ -230,7 +162,7 @@ func TestEveryDecision(t *testing.T) {
 	n := 0
 	for _, f := range []Fleet{everything(), noMIG(), limited} {
 		for _, kind := range Kinds {
-			for _, latency := range append([]Latency{""}, Latencies...) {
+			for _, latency := range append([]string{""}, Latencies...) {
 				for _, trust := range Trusts {
 					for _, traffic := range Traffics {
 						for _, memory := range []int64{0, gib, 16 * gib} {
@@ -332,7 +264,9 @@ func goldenSlices(t *testing.T, name string) []resourceapi.ResourceSlice {
 // TestModelSizes has the published rules of thumb for a GPU with 80 GB. 34 billion parameters
 // are in 3g.40gb only if they are quantized: at 16 bits their weights alone have 63 GiB.
 func TestModelSizes(t *testing.T) {
-	supply, err := SupplyOfNames([]string{"a100", "h100"})
+	f := dgx(t)
+	f.AddPartitionedNode("n2", "a100-80", 1)
+	offers, err := offersOf(fleet.New(f.Snapshot, fleettest.Driver))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -344,16 +278,16 @@ func TestModelSizes(t *testing.T) {
 		{7, true, "1g.10gb"}, {8, true, "1g.10gb"}, {7, false, "2g.20gb"}, {13, false, "3g.40gb"}, {13, true, "2g.20gb"},
 		{34, true, "3g.40gb"}, {34, false, ""}, {70, true, ""}, {70, false, ""}, {180, true, ""},
 	} {
-		for _, g := range supply.Models {
+		for _, g := range offers {
 			var parts []Profile
-			for _, p := range g.Profiles {
+			for _, p := range g.profiles {
 				if p.Name != "7g.80gb" {
 					parts = append(parts, p)
 				}
 			}
 			got, found := SmallestProfile(parts, ModelMemory(c.billions, c.quantized))
 			if got.Name != c.profile || found != (c.profile != "") {
-				t.Errorf("%s, %gB, quantized %v: %q, want %q", g.Product, c.billions, c.quantized, got.Name, c.profile)
+				t.Errorf("%s, %gB, quantized %v: %q, want %q", g.ProductName, c.billions, c.quantized, got.Name, c.profile)
 			}
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -17,39 +18,26 @@ import (
 // TimeBase is what a Report is made of.
 const TimeBase = "what claims have now, as if it stayed so"
 
-// Report is what a fleet costs and saves. Amounts of money are in dollars; they are absent where
-// a price that they need is not known.
+// Report is what a fleet costs and saves. Amounts of money are in dollars; they are absent without a price.
 type Report struct {
 	metav1.TypeMeta `json:",inline"`
 
-	TimeBase  string    `json:"timeBase"`
-	Overheads Overheads `json:"overheadPercent"`
+	TimeBase        string   `json:"timeBase"`
+	PricePerGPUHour *float64 `json:"pricePerGPUHour,omitempty"`
 	// Fleet, Models and Idle are missing where claims of other namespaces could not be read: how the GPUs are used is unknown then.
 	Fleet      *Usage      `json:"fleet,omitempty"`
-	Models     []ModelCost `json:"models,omitempty"`
+	Models     []*Usage    `json:"models,omitempty"`
 	Namespaces []Namespace `json:"namespaces"`
-	// Idle is what no claim has. With the namespaces it adds up to all GPUs.
-	Idle   *Idle   `json:"idle,omitempty"`
+	// Idle is what no claim has, of GPUs in use and of others. With the namespaces it adds up to all GPUs.
+	Idle   *Part   `json:"idle,omitempty"`
 	Claims []Claim `json:"claims"`
-	// WithoutPrice are models in use whose price is not known.
-	WithoutPrice []string `json:"withoutPrice,omitempty"`
 }
 
-// Overheads are by how many percent sharing slows work, on devices that several claims have.
-type Overheads struct {
-	MPS       float64 `json:"mps"`
-	TimeSlice float64 `json:"timeSlice"`
-}
-
-// DefaultOverheads are the larger ones of those published, so that savings are rather too small.
-func DefaultOverheads() Overheads {
-	return Overheads{MPS: 100 * Overhead(MPS).High, TimeSlice: 100 * Overhead(TimeSlice).High}
-}
-
-// Usage is how GPUs are used.
+// Usage is how GPUs are used: those of a model, or all.
 type Usage struct {
-	GPUs  int `json:"gpus"`
-	InUse int `json:"inUse"`
+	Product string `json:"product,omitempty"`
+	GPUs    int    `json:"gpus"`
+	InUse   int    `json:"inUse"`
 	// Claims is how many have a part of them.
 	Claims int `json:"claims"`
 	// Unshared is how many GPUs the claims would need if none shared one.
@@ -59,222 +47,164 @@ type Usage struct {
 	// RecoveredPerDay are GPU-hours of a day that further claims use on GPUs which would
 	// otherwise have one each.
 	RecoveredPerDay float64 `json:"recoveredGPUHoursPerDay"`
+	// ShareRoom is how many claims the GPUs have room for as the shares that are offered.
+	ShareRoom int `json:"shareRoom"`
 	// PerHour is what the GPUs in use cost, UnsharedPerHour what the unshared ones would.
 	PerHour         *float64 `json:"perHour,omitempty"`
 	UnsharedPerHour *float64 `json:"unsharedPerHour,omitempty"`
 	PerMonth        *float64 `json:"perMonth,omitempty"`
 	UnsharedMonth   *float64 `json:"unsharedPerMonth,omitempty"`
+
+	claims map[*resourceapi.ResourceClaim]bool
 }
 
-// Idle is what no claim has, of GPUs in use and of others.
-type Idle struct {
-	GPUs float64 `json:"gpus"`
-	// PerHour is what it costs.
-	PerHour *float64 `json:"perHour,omitempty"`
-	some    bool
-}
-
-// ModelCost is the usage of the GPUs of a model.
-type ModelCost struct {
-	Product string `json:"product"`
-	Usage   `json:",inline"`
-	// ShareRoom is how many claims its GPUs have room for as the shares that are offered.
-	ShareRoom int `json:"shareRoom"`
-	// Price is that of a GPU and hour.
-	Price *float64 `json:"pricePerHour,omitempty"`
-	// PerClaim is what a claim costs for an hour on average, with overheads.
-	PerClaim *float64 `json:"perClaimAndHour,omitempty"`
-}
-
-// Namespace is what the claims of a namespace cost.
-type Namespace struct {
-	Name   string `json:"name"`
-	Claims int    `json:"claims"`
+// Part is what somebody has of GPUs, or nobody.
+type Part struct {
 	// GPUs are parts of GPUs together, Unshared the GPUs that the claims would need alone.
-	GPUs     float64 `json:"gpus"`
-	Unshared int     `json:"unshared"`
-	Money    `json:",inline"`
-}
-
-// Claim is what a claim costs.
-type Claim struct {
-	Namespace string `json:"namespace"`
-	Name      string `json:"name"`
-	// Devices are those it has.
-	Devices  []string `json:"devices"`
-	GPUs     float64  `json:"gpus"`
-	Unshared int      `json:"unshared"`
-	// OverheadPercent is by how much sharing slows its work, the largest of its devices. The money is without it.
-	OverheadPercent float64 `json:"overheadPercent"`
-	Money           `json:",inline"`
-}
-
-// Money is for an hour.
-type Money struct {
+	GPUs            float64  `json:"gpus"`
+	Unshared        int      `json:"unshared,omitempty"`
 	PerHour         *float64 `json:"perHour,omitempty"`
 	UnsharedPerHour *float64 `json:"unsharedPerHour,omitempty"`
 }
 
-// add adds money, where nothing is known unless all parts are.
-func (m *Money) add(other Money, first bool) {
-	m.PerHour = sum(m.PerHour, other.PerHour, first)
-	m.UnsharedPerHour = sum(m.UnsharedPerHour, other.UnsharedPerHour, first)
+// Namespace is what the claims of a namespace have, and cost.
+type Namespace struct {
+	Name   string `json:"name"`
+	Claims int    `json:"claims"`
+	Part   `json:",inline"`
 }
 
-func sum(a, b *float64, first bool) *float64 {
-	switch {
-	case b == nil, a == nil && !first:
-		return nil
-	case a == nil:
-		return new(*b)
-	}
-	return new(*a + *b)
+// Claim is what a claim has, and costs.
+type Claim struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	// Devices are those it has.
+	Devices []string `json:"devices"`
+	Part    `json:",inline"`
 }
 
-// NewReport makes the report of a fleet.
-func NewReport(m *fleet.Model, prices Prices, overheads Overheads) *Report {
-	c := &calculation{prices: prices, overheads: overheads, claims: map[string]*Claim{}, models: map[string]*modelSum{}}
-	for g := range m.GPUs() {
-		c.addGPU(g)
-	}
+// NewReport makes the report of a fleet, with the price of a GPU for an hour if that is known.
+func NewReport(m *fleet.Model, price *float64) *Report {
 	r := &Report{
-		TypeMeta: printer.TypeMeta("Cost"), TimeBase: TimeBase, Overheads: overheads, Fleet: &Usage{}, Models: []ModelCost{}, Idle: &c.idle,
+		TypeMeta: printer.TypeMeta("Cost"), TimeBase: TimeBase, PricePerGPUHour: price, Fleet: &Usage{}, Models: []*Usage{}, Idle: &Part{},
 		Namespaces: []Namespace{}, Claims: []Claim{},
 	}
-	c.addModels(r)
-	c.addClaims(r)
-	r.Fleet.Claims = len(r.Claims)
+	claims, models := map[*resourceapi.ResourceClaim]*Claim{}, map[string]*Usage{}
+	for g := range m.GPUs() {
+		if models[g.ProductName] == nil {
+			models[g.ProductName] = &Usage{Product: g.ProductName}
+		}
+		tenants, room := tenantsOf(g), shareRoom(g)
+		models[g.ProductName].add(tenants, room)
+		r.Fleet.add(tenants, room)
+		r.Idle.GPUs++
+		for _, t := range tenants {
+			r.Idle.GPUs -= t.part
+			c := claims[t.claim]
+			if c == nil {
+				c = &Claim{Namespace: t.claim.Namespace, Name: t.claim.Name}
+				claims[t.claim] = c
+			}
+			c.Devices, c.GPUs, c.Unshared = append(c.Devices, t.devices...), c.GPUs+t.part, c.Unshared+1
+		}
+	}
+	// In a fixed order: sums of floating-point numbers depend on it.
+	for _, product := range slices.Sorted(maps.Keys(models)) {
+		r.Models = append(r.Models, models[product])
+	}
+	for _, c := range claims {
+		r.Claims = append(r.Claims, *c)
+	}
+	slices.SortFunc(r.Claims, func(a, b Claim) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	for _, c := range r.Claims {
+		if len(r.Namespaces) == 0 || r.Namespaces[len(r.Namespaces)-1].Name != c.Namespace {
+			r.Namespaces = append(r.Namespaces, Namespace{Name: c.Namespace})
+		}
+		n := &r.Namespaces[len(r.Namespaces)-1]
+		n.Claims, n.GPUs, n.Unshared = n.Claims+1, n.GPUs+c.GPUs, n.Unshared+c.Unshared
+	}
+	r.sumUp()
 	if m.Hides(fleet.ResourceClaims) {
 		r.Fleet, r.Models, r.Idle = nil, nil, nil
 	}
 	return r
 }
 
-// modelSum is a model while GPUs are added.
-type modelSum struct {
-	ModelCost
-	claims map[string]bool
-	// shared is what the claims cost together, with overheads.
-	shared float64
-}
-
-// calculation adds up GPUs.
-type calculation struct {
-	prices    Prices
-	overheads Overheads
-	claims    map[string]*Claim
-	models    map[string]*modelSum
-	idle      Idle
-}
-
-func (c *calculation) addGPU(g *fleet.GPU) {
-	m := c.models[g.ProductName]
-	if m == nil {
-		m = &modelSum{ModelCost: ModelCost{Product: g.ProductName}, claims: map[string]bool{}}
-		if dollar, known := c.prices.Of(g.ProductName); known {
-			m.Price = new(dollar)
-		}
-		c.models[g.ProductName] = m
+// add adds a GPU with its claims and its room for shares.
+func (u *Usage) add(tenants []*tenant, room int) {
+	u.GPUs++
+	u.ShareRoom += room
+	u.Unshared += len(tenants)
+	u.RecoveredPerDay += RecoveredPerDay(len(tenants))
+	if len(tenants) > 0 {
+		u.InUse++
 	}
-	m.GPUs++
-	m.ShareRoom += shareRoom(g)
-	tenants := tenantsOf(g)
-	idle := 1.0
+	if u.claims == nil {
+		u.claims = map[*resourceapi.ResourceClaim]bool{}
+	}
 	for _, t := range tenants {
-		idle -= t.part
-	}
-	c.addIdle(idle, m.Price)
-	if len(tenants) == 0 {
-		return
-	}
-	m.InUse++
-	m.Unshared += len(tenants)
-	m.RecoveredPerDay += RecoveredPerDay(1, len(tenants))
-	for _, t := range tenants {
-		overhead := t.overhead(c.overheads)
-		m.claims[t.key] = true
-		claim := c.claims[t.key]
-		first := claim == nil
-		if first {
-			claim = &Claim{Namespace: t.namespace, Name: t.name}
-			c.claims[t.key] = claim
-		}
-		claim.Devices = append(claim.Devices, t.devices...)
-		claim.GPUs += t.part
-		claim.Unshared++
-		claim.OverheadPercent = max(claim.OverheadPercent, overhead)
-		money := Money{}
-		if m.Price != nil {
-			// Of the price, the tenant pays its part. Work that sharing slows needs it for longer.
-			m.shared += CostPerWorkload(*m.Price*t.part, overhead/100, 1)
-			money = Money{PerHour: new(*m.Price * t.part), UnsharedPerHour: m.Price}
-		}
-		claim.add(money, first)
+		u.claims[t.claim] = true
 	}
 }
 
-// addIdle adds what nobody has of a GPU. What it costs is unknown if a price is.
-func (c *calculation) addIdle(part float64, price *float64) {
-	if price != nil {
-		price = new(part * *price)
+// sumUp adds what follows from the numbers of GPUs and claims.
+func (r *Report) sumUp() {
+	money := func(gpus, hours float64) *float64 {
+		if r.PricePerGPUHour == nil {
+			return nil
+		}
+		return new(gpus * hours * *r.PricePerGPUHour)
 	}
-	c.idle.PerHour = sum(c.idle.PerHour, price, !c.idle.some)
-	c.idle.GPUs, c.idle.some = c.idle.GPUs+part, true
+	for _, u := range append(r.Models, r.Fleet) {
+		inUse, unshared := float64(u.InUse), float64(u.Unshared)
+		u.Claims, u.SavingPercent = len(u.claims), 100*Saving(inUse, unshared)
+		u.PerHour, u.UnsharedPerHour = money(inUse, 1), money(unshared, 1)
+		u.PerMonth, u.UnsharedMonth = money(inUse, HoursPerMonth), money(unshared, HoursPerMonth)
+	}
+	parts := []*Part{r.Idle}
+	for i := range r.Namespaces {
+		parts = append(parts, &r.Namespaces[i].Part)
+	}
+	for i := range r.Claims {
+		parts = append(parts, &r.Claims[i].Part)
+	}
+	for _, p := range parts {
+		p.PerHour = money(p.GPUs, 1)
+		if p.Unshared > 0 {
+			p.UnsharedPerHour = money(float64(p.Unshared), 1)
+		}
+	}
 }
 
-// addModels adds models, and all of them together.
-func (c *calculation) addModels(r *Report) {
-	hour, unshared, known := 0.0, 0.0, true
-	// In a fixed order: sums of floating-point numbers depend on it.
-	for _, product := range slices.Sorted(maps.Keys(c.models)) {
-		m := c.models[product]
-		m.Claims = len(m.claims)
-		m.SavingPercent = 100 * Saving(float64(m.InUse), float64(m.Unshared))
-		if m.Price != nil {
-			m.price(float64(m.InUse)**m.Price, float64(m.Unshared)**m.Price)
-			if m.Claims > 0 {
-				m.PerClaim = new(m.shared / float64(m.Claims))
+// tenant is a claim on a GPU.
+type tenant struct {
+	claim   *resourceapi.ResourceClaim
+	devices []string
+	// part is its part of the GPU, as the other commands count it.
+	part float64
+}
+
+// tenantsOf returns the claims on a GPU. Where they were promised more than there is, their parts are those of all together. Claims
+// with admin access only watch.
+func tenantsOf(g *fleet.GPU) (tenants []*tenant) {
+	of := map[*resourceapi.ResourceClaim]*tenant{}
+	total := 0.0
+	for _, d := range g.Devices {
+		for _, h := range d.Held() {
+			t := of[h.Claim]
+			if t == nil {
+				t = &tenant{claim: h.Claim}
+				of[h.Claim], tenants = t, append(tenants, t)
 			}
-			hour, unshared = hour+*m.PerHour, unshared+*m.UnsharedPerHour
-		} else if m.InUse > 0 {
-			known = false
-			r.WithoutPrice = append(r.WithoutPrice, m.Product)
+			t.devices = append(t.devices, d.Name)
+			t.part += h.Part()
+			total += h.Part()
 		}
-		f := r.Fleet
-		f.GPUs, f.InUse, f.Unshared = f.GPUs+m.GPUs, f.InUse+m.InUse, f.Unshared+m.Unshared
-		f.RecoveredPerDay += m.RecoveredPerDay
-		r.Models = append(r.Models, m.ModelCost)
 	}
-	r.Fleet.SavingPercent = 100 * Saving(float64(r.Fleet.InUse), float64(r.Fleet.Unshared))
-	if known && !c.prices.None() {
-		r.Fleet.price(hour, unshared)
+	for _, t := range tenants {
+		t.part /= max(1, total)
 	}
-}
-
-func (u *Usage) price(hour, unshared float64) {
-	u.PerHour, u.UnsharedPerHour = &hour, &unshared
-	u.PerMonth, u.UnsharedMonth = new(MonthlyCost(1, hour)), new(MonthlyCost(1, unshared))
-}
-
-// addClaims adds claims, and namespaces of them.
-func (c *calculation) addClaims(r *Report) {
-	for _, claim := range c.claims {
-		r.Claims = append(r.Claims, *claim)
-	}
-	slices.SortFunc(r.Claims, func(a, b Claim) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	})
-	for _, claim := range r.Claims {
-		last := len(r.Namespaces) - 1
-		first := last < 0 || r.Namespaces[last].Name != claim.Namespace
-		if first {
-			r.Namespaces = append(r.Namespaces, Namespace{Name: claim.Namespace})
-			last++
-		}
-		n := &r.Namespaces[last]
-		n.Claims++
-		n.GPUs += claim.GPUs
-		n.Unshared += claim.Unshared
-		n.add(claim.Money, first)
-	}
+	return tenants
 }

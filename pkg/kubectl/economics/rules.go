@@ -3,70 +3,61 @@
 
 package economics
 
-// Kind is what a workload is.
-type Kind string
+import "slices"
 
-// The kinds.
+// What a workload is.
 const (
-	Inference Kind = "inference"
-	Training  Kind = "training"
-	Notebook  Kind = "notebook"
-	CI        Kind = "ci"
-	MPI       Kind = "mpi"
+	Inference = "inference"
+	Training  = "training"
+	Notebook  = "notebook"
+	CI        = "ci"
+	MPI       = "mpi"
 )
 
-// Kinds are all.
-var Kinds = []Kind{Inference, Training, Notebook, CI, MPI}
-
-// Latency is how late an answer may be.
-type Latency string
-
-// The latencies.
+// How late an answer may be.
 const (
 	// P99 wants 99 of 100 answers within tens of milliseconds.
-	P99     Latency = "p99-ms"
-	Relaxed Latency = "relaxed"
+	P99     = "p99-ms"
+	Relaxed = "relaxed"
 )
 
-// Latencies are all.
-var Latencies = []Latency{P99, Relaxed}
-
-// Trust is who the neighbours on a GPU are.
-type Trust string
-
-// The trusts.
+// Who the neighbours on a GPU are.
 const (
-	SameTeam     Trust = "same-team"
-	OtherTenants Trust = "other-tenants"
-	Regulated    Trust = "regulated"
+	SameTeam     = "same-team"
+	OtherTenants = "other-tenants"
+	Regulated    = "regulated"
 )
 
-// Trusts are all.
-var Trusts = []Trust{SameTeam, OtherTenants, Regulated}
-
-// Traffic is when a workload has work.
-type Traffic string
-
-// The traffics.
+// When a workload has work.
 const (
-	Steady Traffic = "steady"
-	Bursty Traffic = "bursty"
-	Batch  Traffic = "batch"
+	Steady = "steady"
+	Bursty = "bursty"
+	Batch  = "batch"
 )
 
-// Traffics are all.
-var Traffics = []Traffic{Steady, Bursty, Batch}
+// All of each.
+var (
+	Kinds     = []string{Inference, Training, Notebook, CI, MPI}
+	Latencies = []string{P99, Relaxed}
+	Trusts    = []string{SameTeam, OtherTenants, Regulated}
+	Traffics  = []string{Steady, Bursty, Batch}
+)
 
 // Workload is what somebody wants to run.
 type Workload struct {
-	Kind    Kind
-	Latency Latency
-	Trust   Trust
-	Traffic Traffic
+	Kind, Latency, Trust, Traffic string
 	// Memory is what one replica needs, in bytes; 0 is not known.
 	Memory int64
 	// Count is the number of replicas.
 	Count int
+}
+
+// untrusted reports whether the neighbours are not trusted.
+func (w Workload) untrusted() bool { return w.Trust == OtherTenants || w.Trust == Regulated }
+
+// relaxed reports whether a workload may wait for others.
+func (w Workload) relaxed() bool {
+	return w.Kind == Notebook || w.Kind == CI || w.Traffic == Bursty || w.Traffic == Batch || w.Latency == Relaxed
 }
 
 // Fleet is what there is for a workload.
@@ -113,7 +104,7 @@ var Rules = []Rule{
 		"D1", "production with several tenants, security domains, regulated data",
 		"A MIG partition: memory, multiprocessors and faults are separated in hardware. On GPUs without MIG, a whole GPU: no sharing there gives that.",
 		[]Mechanism{Partition, Whole},
-		func(w Workload, _ Fleet) bool { return w.Trust == OtherTenants || w.Trust == Regulated },
+		func(w Workload, _ Fleet) bool { return w.untrusted() },
 	},
 	{
 		"D4", "online inference with a p99 of tens of milliseconds",
@@ -132,7 +123,7 @@ var Rules = []Rule{
 		"Shares of MIG partitions: seven partitions with four shares each have room for 28 workloads on one GPU.",
 		[]Mechanism{PartitionTimeSlice, PartitionMPS},
 		func(w Workload, f Fleet) bool {
-			return f.MIG && w.Count > f.Room && relaxed(w) && (f.Offered[PartitionTimeSlice] || f.Offered[PartitionMPS])
+			return f.MIG && w.Count > f.Room && w.relaxed() && (f.Offered[PartitionTimeSlice] || f.Offered[PartitionMPS])
 		},
 	},
 	{
@@ -148,14 +139,14 @@ var Rules = []Rule{
 		"A time-slice share with software limits, by an interposer library. They are cooperative: static binaries escape them.",
 		[]Mechanism{SoftwareLimits},
 		func(w Workload, f Fleet) bool {
-			return !f.MIG && f.Offered[SoftwareLimits] && w.Memory > 0 && relaxed(w)
+			return !f.MIG && f.Offered[SoftwareLimits] && w.Memory > 0 && w.relaxed()
 		},
 	},
 	{
 		"D3", "development, notebooks, CI, bursty or offline work that may be late, on any GPU",
 		"A time-slice share: each process has the whole GPU when the others pause, and has to wait when they do not.",
 		[]Mechanism{TimeSlice, SoftwareLimits, MPS, Partition, Whole},
-		func(w Workload, _ Fleet) bool { return relaxed(w) },
+		func(w Workload, _ Fleet) bool { return w.relaxed() },
 	},
 	{
 		"D1", "production with guaranteed memory and compute",
@@ -179,17 +170,7 @@ var Rules = []Rule{
 
 // offersPart reports whether a part of a GPU is enough.
 func offersPart(f Fleet) bool {
-	for _, m := range Mechanisms {
-		if m != Whole && f.Offered[m] {
-			return true
-		}
-	}
-	return false
-}
-
-// relaxed reports whether a workload may wait for others.
-func relaxed(w Workload) bool {
-	return w.Kind == Notebook || w.Kind == CI || w.Traffic == Bursty || w.Traffic == Batch || w.Latency == Relaxed
+	return slices.ContainsFunc(Mechanisms, func(m Mechanism) bool { return m != Whole && f.Offered[m] })
 }
 
 // Decision is what the rules say.
@@ -224,38 +205,4 @@ func Decide(w Workload, f Fleet) (Decision, bool) {
 		d.Missing = append(d.Missing, m)
 	}
 	return d, false
-}
-
-// WhyNot says why a workload should not have a mechanism that would be there, "" if nothing
-// speaks against it.
-func WhyNot(m Mechanism, w Workload) string {
-	untrusted := w.Trust == OtherTenants || w.Trust == Regulated
-	switch m {
-	case Whole:
-		return "works, and nobody else can use what it leaves idle"
-	case Partition:
-		return "works; its size is fixed while it runs, and what it leaves idle nobody else can use"
-	case MPS, PartitionMPS:
-		if untrusted {
-			return "not for tenants that do not trust each other: a fatal fault of one client ends all"
-		}
-		if m == PartitionMPS {
-			return "more of them fit on a GPU; a fatal fault of one client ends all on the partition"
-		}
-		return "works among processes that trust each other; a fatal fault of one client ends all"
-	case TimeSlice, PartitionTimeSlice:
-		if untrusted {
-			return "not for tenants that do not trust each other: it isolates nothing"
-		}
-		if w.Latency == P99 {
-			return "never for a p99 of tens of milliseconds: each process waits while the others have their turn"
-		}
-		return "works for what may wait; there are no limits, and an out-of-memory error of one can be that of all"
-	case SoftwareLimits:
-		if untrusted {
-			return "not for hostile programs: a statically linked one escapes the limits"
-		}
-		return "limits that hold for programs that are not hostile; each still waits for the others' turns"
-	}
-	return ""
 }

@@ -166,6 +166,9 @@ func Encode(value any, compact bool) ([]byte, error) {
 	return text.Bytes(), nil
 }
 
+// Join makes one stream of documents.
+func Join(documents [][]byte) []byte { return bytes.Join(documents, []byte("---\n")) }
+
 // Attribute returns the expression of a device's attribute.
 func Attribute(driver, name string) string {
 	return fmt.Sprintf("device.attributes['%s'].%s", driver, name)
