@@ -114,7 +114,9 @@ func TestModelSizeFlag(t *testing.T) {
 func TestEveryQuery(t *testing.T) {
 	n := 0
 	for _, alias := range boards.Names() {
-		m := fleet.New(with(t, alias, 16).Snapshot, fleettest.Driver)
+		// As many GPUs as the largest workload needs.
+		each := factsOfBoard(t, alias, false).GPUs[0].Resources.MemoryBytes
+		m := fleet.New(with(t, alias, int(200*gib/each)+1).Snapshot, fleettest.Driver)
 		for _, kind := range Kinds {
 			for _, trust := range Trusts {
 				for _, latency := range []string{"", "p99-ms", "relaxed"} {
