@@ -207,7 +207,6 @@ func render(result *config.Result, part, command string) ([]byte, error) {
 // podFlags are those of the command that translates pods.
 type podFlags struct {
 	gpu, shared string
-	keep        bool
 	strict      bool
 }
 
@@ -224,7 +223,6 @@ What nvidia.com/gpu is depends on how the device plugin was configured: say it w
 	}
 	c.Flags().StringVar(&f.gpu, "gpu", string(policy.Whole), "What nvidia.com/gpu is: gpu, mps, timeslice, or a MIG profile such as 1g.10gb")
 	c.Flags().StringVar(&f.shared, "gpu-shared", string(policy.TimeSlice), "What nvidia.com/gpu.shared is: timeslice or mps")
-	c.Flags().BoolVar(&f.keep, "keep-extended-resources", false, "Leave requests for extended resources alone where a device class serves them")
 	addStrictFlag(c, &f.strict)
 	return c
 }
@@ -233,7 +231,7 @@ var profileName = regexp.MustCompile(`^[0-9]{1,2}g\.[0-9]{1,4}gb([+-][a-z]{1,8}(
 
 // options checks the flags.
 func (f *podFlags) options(driver string) (pods.Options, error) {
-	result := pods.Options{Driver: driver, GPU: policy.Kind(f.gpu), Shared: policy.Kind(f.shared), KeepExtendedResources: f.keep}
+	result := pods.Options{Driver: driver, GPU: policy.Kind(f.gpu), Shared: policy.Kind(f.shared)}
 	switch {
 	case profileName.MatchString(f.gpu):
 		result.GPU, result.GPUProfile = policy.Partition, f.gpu

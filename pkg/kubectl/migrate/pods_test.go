@@ -63,10 +63,6 @@ var podTests = []podTest{
 		map[string]string{"team/one-gpu": "gpu " + t4},
 	},
 	{
-		"pods-extended", []string{"testdata/pods/extended.yaml", "--keep-extended-resources"}, "", []string{"l4", "t4"},
-		map[string]string{"/product-gpu": "gpu " + t4},
-	},
-	{
 		"pods-without-extended", []string{"testdata/pods/extended.yaml"}, "", []string{"h100-80-sxm", "t4"},
 		map[string]string{"/product-gpu": "gpu " + t4, "/whole-gpu": "gpu " + h100, "/partition-gpu": "mig 1g.10gb " + h100 + ", timeslice " + t4},
 	},
@@ -104,7 +100,7 @@ func TestPods(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !strings.Contains(again, "objects changed: 0\n") && test.name != "pods-extended" {
+			if !strings.Contains(again, "objects changed: 0\n") {
 				t.Errorf("translated again, it changes:\n%s", again)
 			}
 		})

@@ -23,7 +23,7 @@ func checkRefusals(t *testing.T, translate func([]byte, Options) (*Result, error
 	}
 }
 
-func sharing(resource string) string {
+func timeSlicing(resource string) string {
 	return "version: v1\nsharing: {timeSlicing: {resources: [" + resource + "]}}"
 }
 
@@ -43,14 +43,14 @@ func TestDevicePluginRefuses(t *testing.T) {
 		"MIG strategy":     {"version: v1\nflags: {migStrategy: both}", `flags.migStrategy: Unsupported value: "both": supported values: "none", "single", "mixed"`},
 		"no resources":     {"version: v1\nsharing: {mps: {}}", "sharing.mps.resources: Required value"},
 		"empty resources":  {"version: v1\nsharing: {mps: {resources: []}}", "sharing.mps.resources: Required value"},
-		"no name":          {sharing("{replicas: 2}"), "sharing.timeSlicing.resources[0].name: Required value"},
-		"no replicas":      {sharing("{name: nvidia.com/gpu}"), "sharing.timeSlicing.resources[0].replicas: Required value"},
-		"one replica":      {sharing("{name: nvidia.com/gpu, replicas: 1}"), "sharing.timeSlicing.resources[0].replicas: Invalid value: 1: must be between 2 and 1024"},
-		"many replicas":    {sharing("{name: nvidia.com/gpu, replicas: 2000}"), "replicas: Invalid value: 2000: must be between 2 and 1024"},
-		"half a replica":   {sharing("{name: nvidia.com/gpu, replicas: 2.5}"), "replicas: Invalid value: 2.5: must be a whole number"},
-		"other resource":   {sharing("{name: nvidia.com/vgpu, replicas: 2}"), `name: Invalid value: "nvidia.com/vgpu": must be "nvidia.com/gpu", or "nvidia.com/mig-" and a MIG profile`},
-		"other vendor":     {sharing("{name: amd.com/gpu, replicas: 2}"), `name: Invalid value: "amd.com/gpu"`},
-		"a resource twice": {sharing("{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 3}"), `resources[1].name: Duplicate value: "nvidia.com/gpu"`},
+		"no name":          {timeSlicing("{replicas: 2}"), "sharing.timeSlicing.resources[0].name: Required value"},
+		"no replicas":      {timeSlicing("{name: nvidia.com/gpu}"), "sharing.timeSlicing.resources[0].replicas: Required value"},
+		"one replica":      {timeSlicing("{name: nvidia.com/gpu, replicas: 1}"), "sharing.timeSlicing.resources[0].replicas: Invalid value: 1: must be between 2 and 1024"},
+		"many replicas":    {timeSlicing("{name: nvidia.com/gpu, replicas: 2000}"), "replicas: Invalid value: 2000: must be between 2 and 1024"},
+		"half a replica":   {timeSlicing("{name: nvidia.com/gpu, replicas: 2.5}"), "replicas: Invalid value: 2.5: must be a whole number"},
+		"other resource":   {timeSlicing("{name: nvidia.com/vgpu, replicas: 2}"), `name: Invalid value: "nvidia.com/vgpu": must be "nvidia.com/gpu", or "nvidia.com/mig-" and a MIG profile`},
+		"other vendor":     {timeSlicing("{name: amd.com/gpu, replicas: 2}"), `name: Invalid value: "amd.com/gpu"`},
+		"a resource twice": {timeSlicing("{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 3}"), `resources[1].name: Duplicate value: "nvidia.com/gpu"`},
 		"a field twice":    {"version: v1\nversion: v1", "is given more than once"},
 		"by letter case":   {"version: v1\nVersion: v1", `Version: Duplicate value: "Version"`},
 		"rename as text":   {"version: v1\nsharing: {mps: {renameByDefault: no thanks, resources: [{name: gpu, replicas: 2}]}}", "sharing.mps.renameByDefault: Invalid value"},
@@ -90,34 +90,22 @@ func TestCastAIRefuses(t *testing.T) {
 	gpu := func(fields string) string { return `{"gpu": {` + fields + `}}` }
 	const strategy = `"sharingStrategy": "GPU_SHARING_STRATEGY_MPS", `
 	checkRefusals(t, CastAI, map[string]refusal{
-		"nothing":        {" \n", "is empty"},
+		"nothing":        {" \n", "is not the JSON"},
 		"no template":    {`{"name": "a"}`, "gpu: Required value: there is no node template with a section gpu"},
 		"a constraint":   {`{"constraints": {"gpu": {"minCount": 1}}}`, "gpu: Required value"},
 		"not JSON":       {`{"gpu": `, "unexpected end of JSON input"},
-		"Terraform":      {"gpu {\n  sharing_strategy = var.strategy\n}\n", "give what terraform show -json prints"},
+		"a plan":         {`{"format_version": "1.2", "planned_values": {"root_module": {"resources": [{"values": {"name": "a", "gpu": [{"sharing_strategy": "mps"}]}}]}}}`, "is a plan"},
+		"Terraform":      {"gpu {\n  sharing_strategy = var.strategy\n}\n", "is not the JSON of Cast AI's API"},
 		"no resources":   {`{"format_version": "1.0"}`, "gpu: Required value"},
 		"strategy":       {gpu(`"sharingStrategy": "FAIR"`), `gpu.sharingStrategy: Unsupported value: "FAIR": supported values: "mps", "time-sharing", "none"`},
 		"no strategy":    {gpu(`"defaultSharedClientsPerGpu": 4`), "gpu.sharingStrategy: Required value"},
-		"no clients":     {gpu(strategy + `"defaultSharedClientsPerGpu": 0`), "gpu.defaultSharedClientsPerGpu: Invalid value: 0: must be between 1 and 48"},
+		"no clients":     {gpu(strategy + `"defaultSharedClientsPerGpu": -1`), "gpu.defaultSharedClientsPerGpu: Invalid value: -1: must be between 1 and 48"},
 		"many clients":   {gpu(strategy + `"defaultSharedClientsPerGpu": 49`), "gpu.defaultSharedClientsPerGpu: Invalid value: 49: must be between 1 and 48"},
 		"many for one":   {gpu(strategy + `"sharingConfiguration": {"nvidia-l4": {"sharedClientsPerGpu": 49}}`), "gpu.sharingConfiguration[nvidia-l4].sharedClientsPerGpu: Invalid value: 49"},
-		"none for one":   {gpu(strategy + `"sharingConfiguration": {"nvidia-l4": {}}`), "gpu.sharingConfiguration[nvidia-l4].sharedClientsPerGpu: Required value"},
-		"no name":        {gpu(strategy + `"sharingConfiguration": [{"sharedClientsPerGpu": 4}]`), "gpu.sharingConfiguration[0].gpuName: Required value"},
+		"none for one":   {gpu(strategy + `"sharingConfiguration": {"nvidia-l4": {}}`), "gpu.sharingConfiguration[nvidia-l4]: Required value"},
+		"no name":        {gpu(strategy + `"sharingConfiguration": [{"sharedClientsPerGpu": 4}]`), "gpu.sharingConfiguration[0]: Required value"},
 		"both spellings": {gpu(strategy + `"sharing_strategy": "mps"`), `gpu.sharing_strategy: Duplicate value: "sharing_strategy"`},
 	})
-}
-
-// TestUnknownUntilApply: what a plan leaves open is not what nobody has set, with one client for each GPU.
-func TestUnknownUntilApply(t *testing.T) {
-	const plan = `{"format_version": "1.2", "planned_values": {"root_module": {"resources": [{"address": "castai_node_template.a", "type": "castai_node_template",
-		"name": "a", "values": {"name": "a", "gpu": [{"sharing_strategy": "mps"}]}}]}},
-		"resource_changes": [{"address": "castai_node_template.a", "change": {"after_unknown": {"id": true, "gpu": [{"default_shared_clients_per_gpu": UNKNOWN}]}}}]}`
-	for _, unknown := range []string{"true", "false"} {
-		_, err := CastAI([]byte(strings.ReplaceAll(plan, "UNKNOWN", unknown)), Options{Driver: "gpu.nvidia.com"})
-		if (unknown == "true") != (err != nil) || err != nil && !strings.Contains(err.Error(), "castai_node_template.a.gpu: Forbidden: a part of it is known only after terraform apply") {
-			t.Errorf("%s: %v", unknown, err)
-		}
-	}
 }
 
 // TestGPUNames: the names that clouds have are those of products.

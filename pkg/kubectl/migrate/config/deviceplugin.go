@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/partage-dev/partage/pkg/kubectl/document"
+	"github.com/partage-dev/partage/pkg/kubectl/manifest"
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/finding"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/util/quote"
@@ -65,7 +66,7 @@ func DevicePlugin(data []byte, o Options) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	general, err := o.generalConfig(names)
+	general, err := o.general(names, "; nodes choose one by the label "+nodeLabel+": say for which GPUs others are with --match NAME=productName=GLOB")
 	if err != nil {
 		return nil, err
 	}
@@ -90,26 +91,6 @@ func DevicePlugin(data []byte, o Options) (*Result, error) {
 		}
 	}
 	return result, nil
-}
-
-// generalConfig returns the name of the configuration that is for all GPUs which no other
-// one is for.
-func (o *Options) generalConfig(names []string) (string, error) {
-	if err := o.checkNames(names); err != nil {
-		return "", err
-	}
-	switch {
-	case len(o.Configs) == 1:
-		return o.Configs[0], nil
-	case len(o.Configs) > 1:
-		return "", fmt.Errorf("--config: Too many: %d: one configuration is for all GPUs; give --match for the others", len(o.Configs))
-	case len(names) == 1:
-		return names[0], nil
-	case slices.Contains(names, "default"):
-		return "default", nil
-	}
-	return "", fmt.Errorf("there are several configurations, of which nodes choose one by the label %s: %s. Say which is for all GPUs with --config NAME, and for which GPUs others are with --match NAME=productName=GLOB",
-		nodeLabel, quote.Names(names))
 }
 
 // ruleName makes a name for a rule.
@@ -179,9 +160,7 @@ func (r *reader) sharing(n *yaml.Node, at *field.Path, plugin *devicePlugin) {
 			}
 		},
 	}, r.unknown)
-	if n.Kind == yaml.MappingNode && !seen["resources"] {
-		r.Fault(field.Required(at.Child("resources"), "says what is shared"))
-	}
+	r.require(n, at, seen, "says what is shared", "resources")
 	r.largeRequests(plugin.kind, fail, r.path(failPath), failValue)
 }
 
@@ -220,14 +199,7 @@ func (r *reader) resource(n *yaml.Node, at *field.Path, plugin *devicePlugin) {
 			}
 		},
 	}, r.unknown)
-	if n.Kind != yaml.MappingNode {
-		return
-	}
-	for _, required := range []string{"name", "replicas"} {
-		if !seen[required] {
-			r.Fault(field.Required(at.Child(required), "each resource has a name and replicas"))
-		}
-	}
+	r.require(n, at, seen, "each resource has a name and replicas", "name", "replicas")
 	if name == "" {
 		return
 	}
@@ -263,26 +235,14 @@ func profileOf(text string) string {
 
 // offerOf returns what a node with this configuration offered its GPUs as.
 func (r *Result) offerOf(p *devicePlugin, path, single string) Offer {
-	shares := map[string]int{}
-	for _, name := range slices.Sorted(maps.Keys(p.resources)) {
-		resource := p.resources[name]
-		profile, isMIG := strings.CutPrefix(name, migPrefix)
-		if !isMIG {
-			continue
-		}
-		profile = profileOf(profile)
-		switch {
-		case p.migStrategy != strategyMixed:
-			r.Findings.Unread(resource.path, name, fmt.Sprintf("there is no such resource with migStrategy %q", p.migStrategy))
-		case strings.Contains(profile, "c."):
-			r.Findings.Lost(resource.path, name, "compute instances of a part of a partition are not offered: share the partition instead")
-		default:
-			shares[profile] = resource.replicas
-		}
-	}
-	offer := Offer{Kinds: []policy.Kind{}}
 	gpus := p.resources[resourceGPU].replicas
-	r.offerGPUs(&offer, p, gpus)
+	kind, resource := p.as(resourceGPU, policy.Whole, gpus)
+	offer := Offer{Kinds: []policy.Kind{kind}}
+	if gpus > 0 {
+		offer.Sharing = sharing(kind, gpus)
+	}
+	r.serve(resource, target{kind: kind})
+	shares := r.partitionsOf(p)
 	switch p.migStrategy {
 	case strategyMixed:
 		r.offerMixed(&offer, p, path, shares)
@@ -292,22 +252,34 @@ func (r *Result) offerOf(p *devicePlugin, path, single string) Offer {
 	return offer
 }
 
-// shared is the name of a resource that is shared.
-func (p *devicePlugin) shared(resource string) string {
-	if p.rename {
-		return resource + sharedSuffix
+// partitionsOf returns how many share a partition, by profile.
+func (r *Result) partitionsOf(p *devicePlugin) map[string]int {
+	shares := map[string]int{}
+	for _, name := range slices.Sorted(maps.Keys(p.resources)) {
+		resource := p.resources[name]
+		profile, isMIG := strings.CutPrefix(name, migPrefix)
+		switch profile = profileOf(profile); {
+		case !isMIG:
+		case p.migStrategy != strategyMixed:
+			r.Findings.Unread(resource.path, name, fmt.Sprintf("there is no such resource with migStrategy %q", p.migStrategy))
+		case strings.Contains(profile, "c."):
+			r.Findings.Lost(resource.path, name, "compute instances of a part of a partition are not offered: share the partition instead")
+		default:
+			shares[profile] = resource.replicas
+		}
 	}
-	return resource
+	return shares
 }
 
-func (r *Result) offerGPUs(offer *Offer, p *devicePlugin, replicas int) {
+// as returns of which kind a resource is with so many replicas, 0 for one that is not shared, and its name.
+func (p *devicePlugin) as(resource string, kind policy.Kind, replicas int) (policy.Kind, string) {
 	if replicas == 0 {
-		offer.Kinds = append(offer.Kinds, policy.Whole)
-		r.serve(resourceGPU, target{kind: policy.Whole})
-		return
+		return kind, resource
 	}
-	offer.shared(p.kind, replicas)
-	r.serve(p.shared(resourceGPU), target{kind: p.kind})
+	if p.rename {
+		resource += sharedSuffix
+	}
+	return p.kind, resource
 }
 
 // offerMixed offers partitions, each profile by a resource of its own.
@@ -322,8 +294,9 @@ func (r *Result) offerMixed(offer *Offer, p *devicePlugin, path string, shares m
 		r.Findings.Changed(path+"sharing.mps", "", "the device plugin refuses MPS on MIG devices; Partage shares partitions by MPS")
 	}
 	offer.MIG = &MIG{Shares: partitionShares(p.kind, shares)}
-	for profile := range shares {
-		r.serve(p.shared(migPrefix+strings.ReplaceAll(profile, "+", ".")), target{kind: p.kind, profile: profile})
+	for profile, replicas := range shares {
+		kind, resource := p.as(migPrefix+manifest.ProfileText(profile), policy.Partition, replicas)
+		r.serve(resource, target{kind, profile})
 	}
 	r.Findings.Changed(path+"flags.migStrategy", p.migStrategy,
 		"partitions of any profile are made when claims ask for them; those that are shared can also be had alone, until mig.profiles lists which can")
@@ -339,11 +312,10 @@ func (r *Result) offerSingle(offer *Offer, p *devicePlugin, path string, replica
 	}
 	r.Findings.Changed(path+"flags.migStrategy", p.migStrategy,
 		fmt.Sprintf("partitions of %s are made when claims ask for them, on any GPU that has this profile; pods that ask for the resource may also get a GPU that is not partitioned", profile))
-	if replicas == 0 {
-		offer.MIG = &MIG{Profiles: &[]string{profile}}
-		r.serve(resourceGPU, target{kind: policy.Partition, profile: profile})
-		return
+	offer.MIG = &MIG{Profiles: &[]string{profile}}
+	if replicas > 0 {
+		offer.MIG = &MIG{Profiles: &[]string{}, Shares: partitionShares(p.kind, map[string]int{profile: replicas})}
 	}
-	offer.MIG = &MIG{Profiles: &[]string{}, Shares: partitionShares(p.kind, map[string]int{profile: replicas})}
-	r.serve(p.shared(resourceGPU), target{kind: p.kind, profile: profile})
+	kind, resource := p.as(resourceGPU, policy.Partition, replicas)
+	r.serve(resource, target{kind, profile})
 }

@@ -99,6 +99,6 @@ func FuzzMIGParted(f *testing.F) {
 }
 
 func FuzzCastAI(f *testing.F) {
-	seed(f, "castai", "gpu:\n  sharingStrategy: mps\n  sharingConfiguration: {l4: {sharedClientsPerGpu: 2}}\n")
+	seed(f, "castai")
 	f.Fuzz(func(t *testing.T, data []byte) { checkAny(t, data, Options{Driver: "gpu.nvidia.com"}, CastAI) })
 }

@@ -92,15 +92,8 @@ func (r *layoutReader) layouts(root *yaml.Node) {
 			r.Map(n, at, r.layout)
 		},
 	})
-	if root.Kind != yaml.MappingNode {
-		return
-	}
-	if !seen["version"] {
-		r.Fault(field.Required(field.NewPath("version"), `must be "v1"`))
-	}
-	if !seen["mig-configs"] {
-		r.Fault(field.Required(field.NewPath("mig-configs"), "must have a layout"))
-	}
+	r.require(root, nil, seen, `must be "v1"`, "version")
+	r.require(root, nil, seen, "must have a layout", "mig-configs")
 }
 
 func (r *layoutReader) layout(name string, n *yaml.Node, at *field.Path) {
@@ -108,60 +101,52 @@ func (r *layoutReader) layout(name string, n *yaml.Node, at *field.Path) {
 		r.Fault(field.Duplicate(at, name))
 	}
 	r.into[name] = nil
-	r.List(n, at, maxEntries, func(n *yaml.Node, at *field.Path) {
-		r.into[name] = append(r.into[name], r.entry(n, at, len(r.wanted) == 0 || slices.Contains(r.wanted, name)))
-	})
+	told := r.found
+	if len(r.wanted) > 0 && !slices.Contains(r.wanted, name) {
+		// It is read, and nothing is to be said of it.
+		r.found = &finding.List{}
+	}
+	r.List(n, at, maxEntries, func(n *yaml.Node, at *field.Path) { r.into[name] = append(r.into[name], r.entry(n, at)) })
+	r.found = told
 	if strict.IsEmptyList(n) {
 		r.Fault(field.Required(at, "at least one entry"))
 	}
 }
 
-// entry reads the layout of some GPUs. tell says that it is translated.
-func (r *layoutReader) entry(n *yaml.Node, at *field.Path, tell bool) layoutEntry {
+// entry reads the layout of some GPUs.
+func (r *layoutReader) entry(n *yaml.Node, at *field.Path) layoutEntry {
 	var e layoutEntry
-	found := r.found
-	if !tell {
-		found = &finding.List{}
-	}
 	var counts []string
 	seen := r.Object(n, at, map[string]strict.Read{
-		"device-filter": func(n *yaml.Node, at *field.Path) { e.filters = r.filters(n, at, found) },
-		"devices":       func(n *yaml.Node, at *field.Path) { e.all = r.devices(n, at, found) },
+		"device-filter": func(n *yaml.Node, at *field.Path) { e.filters = r.filters(n, at) },
+		"devices":       func(n *yaml.Node, at *field.Path) { e.all = r.devices(n, at) },
 		"mig-enabled":   strict.Into(&e.enabled, r.Bool),
 		"mig-devices": func(n *yaml.Node, at *field.Path) {
 			r.Map(n, at, func(profile string, n *yaml.Node, at *field.Path) {
-				if r.partitions(profile, n, at, found) {
+				if r.partitions(profile, n, at) {
 					e.profiles = append(e.profiles, profile)
 					counts = append(counts, profile+": "+n.Value)
 				}
 			})
 		},
 	})
-	if n.Kind != yaml.MappingNode {
-		return e
-	}
-	for _, required := range []string{"devices", "mig-enabled"} {
-		if !seen[required] {
-			r.Fault(field.Required(at.Child(required), "each entry has devices and mig-enabled"))
-		}
-	}
-	devices := at.Child("mig-devices")
-	switch {
-	case e.enabled && !seen["mig-devices"] && seen["mig-enabled"]:
+	r.require(n, at, seen, "each entry has devices and mig-enabled", "devices", "mig-enabled")
+	switch devices := at.Child("mig-devices"); {
+	case e.enabled && !seen["mig-devices"]:
 		r.Fault(field.Required(devices, "must list partitions where mig-enabled is true; {} for none"))
 	case !e.enabled && len(e.profiles) > 0:
 		r.Fault(field.Forbidden(devices, "mig-enabled is false"))
 	case e.enabled && len(counts) == 0:
-		found.Changed(r.path(devices), "{}", "nobody need make partitions by hand: those of any profile are made when claims ask for them")
+		r.found.Changed(r.path(devices), "{}", "nobody need make partitions by hand: those of any profile are made when claims ask for them")
 	case e.enabled:
-		found.Changed(r.path(devices), strings.Join(counts, ", "),
+		r.found.Changed(r.path(devices), strings.Join(counts, ", "),
 			"there is no layout: partitions of these profiles are made when claims ask for them, in any number that fits, and removed afterwards; nothing keeps room for one of them. A ResourceQuota limits how many a namespace has of a class")
 	}
 	return e
 }
 
 // filters reads the GPUs that an entry is for.
-func (r *layoutReader) filters(n *yaml.Node, at *field.Path, found *finding.List) []string {
+func (r *layoutReader) filters(n *yaml.Node, at *field.Path) []string {
 	var filters []string
 	read := func(n *yaml.Node, at *field.Path) {
 		written, ok := r.String(n, at)
@@ -178,7 +163,7 @@ func (r *layoutReader) filters(n *yaml.Node, at *field.Path, found *finding.List
 			return
 		}
 		if hasSubsystem {
-			found.Lost(r.path(at), written, "a policy goes by vendor and device, not by subsystem: the rule is for all boards of this device")
+			r.found.Lost(r.path(at), written, "a policy goes by vendor and device, not by subsystem: the rule is for all boards of this device")
 		}
 		// The device is in the upper half, the vendor in the lower.
 		filter := fmt.Sprintf("%04x:%04x", packed&0xffff, packed>>16)
@@ -195,10 +180,10 @@ func (r *layoutReader) filters(n *yaml.Node, at *field.Path, found *finding.List
 }
 
 // devices reports whether an entry is for all GPUs.
-func (r *layoutReader) devices(n *yaml.Node, at *field.Path, found *finding.List) bool {
+func (r *layoutReader) devices(n *yaml.Node, at *field.Path) bool {
 	if n.Kind == yaml.SequenceNode {
 		r.List(n, at, maxEntries, func(n *yaml.Node, at *field.Path) { r.IntBetween(n, at, 0, maxEntries, "; it is a GPU's index") })
-		found.Lost(r.path(at), text(n), "indexes of GPUs are not the same on every node: all GPUs are offered what any of them had. A rule with uuid is for one GPU")
+		r.found.Lost(r.path(at), text(n), "indexes of GPUs are not the same on every node: all GPUs are offered what any of them had. A rule with uuid is for one GPU")
 		return false
 	}
 	if value, ok := r.String(n, at); ok && value != "all" {
@@ -209,7 +194,7 @@ func (r *layoutReader) devices(n *yaml.Node, at *field.Path, found *finding.List
 
 // partitions reads how many partitions of a profile there are, and reports whether the
 // profile can be offered.
-func (r *layoutReader) partitions(profile string, n *yaml.Node, at *field.Path, found *finding.List) bool {
+func (r *layoutReader) partitions(profile string, n *yaml.Node, at *field.Path) bool {
 	count := r.IntBetween(n, at, 0, maxPartitions, "; it is a number of partitions of one GPU")
 	switch {
 	case !profileName.MatchString(profile):
@@ -217,32 +202,10 @@ func (r *layoutReader) partitions(profile string, n *yaml.Node, at *field.Path, 
 		return false
 	case strings.Contains(profile, "c."):
 		_, whole, _ := strings.Cut(profile, "c.")
-		found.Lost(r.path(at), n.Value, fmt.Sprintf("a partition has one compute instance here: have claims share partitions of %s, with mig.shares in the policy", whole))
+		r.found.Lost(r.path(at), n.Value, fmt.Sprintf("a partition has one compute instance here: have claims share partitions of %s, with mig.shares in the policy", whole))
 		return false
 	}
 	return count > 0
-}
-
-// offered is what some GPUs were in any layout.
-type offered struct {
-	whole, partitions bool
-	// any says that partitions may have any profile.
-	any      bool
-	profiles map[string]bool
-}
-
-func (o *offered) add(e layoutEntry) {
-	if !e.enabled {
-		o.whole = true
-		return
-	}
-	o.partitions = true
-	if len(e.profiles) == 0 {
-		o.any = true
-	}
-	for _, profile := range e.profiles {
-		o.profiles[profile] = true
-	}
 }
 
 // offerLayouts offers each model of GPU what it is in any of the chosen layouts.
@@ -260,10 +223,8 @@ func (r *Result) offerLayouts(all layouts, chosen []string) {
 			"nodes choose a layout by the label nvidia.com/mig.config; here a GPU becomes what claims ask for, and is offered what it is in any of these. Name those in use with --config")
 	}
 	r.Findings.Changed("mig-configs", "", "the MIG manager must not run beside Partage. On Ampere (A100, A30) the MIG mode stays as it is, and a GPU with the mode on is offered as partitions only; later GPUs change it as claims ask")
-	general := collect(all, chosen, "")
-	if general.whole || general.partitions {
-		offer := r.offerLayout(general)
-		r.Policy.Default = &offer
+	if general := all.of(chosen, ""); len(general) > 0 {
+		r.Policy.Default = new(r.offerLayout(general))
 	} else {
 		r.Findings.Changed("mig-configs", "", "no layout is for GPUs that no device-filter names: these are offered whole, and in partitions of all profiles")
 		r.Policy.Default = &Offer{Kinds: []policy.Kind{policy.Whole, policy.Partition}}
@@ -271,44 +232,50 @@ func (r *Result) offerLayouts(all layouts, chosen []string) {
 	}
 	for _, model := range slices.Sorted(maps.Keys(models)) {
 		r.Policy.Rules = append(r.Policy.Rules, Rule{
-			Name: "pci-" + strings.ReplaceAll(model, ":", "-"), Match: Match{PCIDeviceID: model}, Offer: r.offerLayout(collect(all, chosen, model)),
+			Name: "pci-" + strings.ReplaceAll(model, ":", "-"), Match: Match{PCIDeviceID: model}, Offer: r.offerLayout(all.of(chosen, model)),
 		})
 	}
 }
 
-// collect returns what GPUs of a model are in the chosen layouts. In each the last entry that
+// of returns what GPUs of a model are in the chosen layouts. In each the last entry that
 // is for all GPUs replaces those before it.
-func collect(all layouts, chosen []string, model string) offered {
-	result := offered{profiles: map[string]bool{}}
+func (all layouts) of(chosen []string, model string) (entries []layoutEntry) {
 	for _, name := range chosen {
-		var entries []layoutEntry
+		var own []layoutEntry
 		for _, e := range all[name] {
 			if len(e.filters) > 0 && !slices.Contains(e.filters, model) {
 				continue
 			}
 			if e.all {
-				entries = nil
+				own = nil
 			}
-			entries = append(entries, e)
+			own = append(own, e)
 		}
-		for _, e := range entries {
-			result.add(e)
-		}
+		entries = append(entries, own...)
 	}
-	return result
+	return entries
 }
 
-// offerLayout makes the offer, and has a class for each profile.
-func (r *Result) offerLayout(o offered) Offer {
+// offerLayout offers what GPUs are in any of some entries, and has a class for each profile.
+func (r *Result) offerLayout(entries []layoutEntry) Offer {
 	offer := Offer{Kinds: []policy.Kind{}}
-	if o.whole {
+	whole := func(e layoutEntry) bool { return !e.enabled }
+	if slices.ContainsFunc(entries, whole) {
 		offer.Kinds = append(offer.Kinds, policy.Whole)
 		r.serve(resourceGPU, target{kind: policy.Whole})
 	}
-	profiles := slices.Sorted(maps.Keys(o.profiles))
-	if o.partitions {
+	partitions := slices.DeleteFunc(entries, whole)
+	var profiles []string
+	for _, e := range partitions {
+		profiles = append(profiles, e.profiles...)
+	}
+	slices.Sort(profiles)
+	profiles = slices.Compact(profiles)
+	if len(partitions) > 0 {
 		offer.Kinds = append(offer.Kinds, policy.Partition)
-		if !o.any && len(profiles) > 0 && len(profiles) <= maxOffered {
+		// One without profiles has partitions of any.
+		any := slices.ContainsFunc(partitions, func(e layoutEntry) bool { return len(e.profiles) == 0 })
+		if !any && len(profiles) <= maxOffered {
 			offer.MIG = &MIG{Profiles: &profiles}
 		}
 	}

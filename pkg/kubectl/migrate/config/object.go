@@ -54,6 +54,15 @@ func (r *reader) object(n *yaml.Node, at *field.Path, fields map[string]strict.R
 	return seen
 }
 
+// require refuses an object without some fields.
+func (r *reader) require(n *yaml.Node, at *field.Path, seen map[string]bool, why string, names ...string) {
+	for _, name := range names {
+		if n.Kind == yaml.MappingNode && !seen[name] {
+			r.Fault(field.Required(at.Child(name), why))
+		}
+	}
+}
+
 // loses reports unknown fields as not translated.
 func (r *reader) loses(why string) func(path, value string) {
 	return func(path, value string) { r.found.Lost(path, value, why) }

@@ -5,6 +5,7 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -43,16 +44,31 @@ func ParseMatch(text string) (string, Match, error) {
 	return parts[0], m, nil
 }
 
+// general returns the configuration that is for all GPUs which no other one is for. hint says how others are translated, too.
+func (o *Options) general(names []string, hint string) (string, error) {
+	if err := o.checkNames(names); err != nil {
+		return "", err
+	}
+	switch {
+	case len(o.Configs) == 1:
+		return o.Configs[0], nil
+	case len(o.Configs) > 1:
+		return "", fmt.Errorf("--config: Too many: %d: one configuration is for all GPUs%s", len(o.Configs), hint)
+	case len(names) == 1:
+		return names[0], nil
+	case slices.Contains(names, "default"):
+		return "default", nil
+	}
+	return "", fmt.Errorf("there are several configurations: %s. Say which is for all GPUs with --config NAME%s", quote.Names(names), hint)
+}
+
 // checkNames refuses names of configurations that are not there.
 func (o *Options) checkNames(names []string) error {
-	for _, wanted := range o.Configs {
-		if !slices.Contains(names, wanted) {
-			return fmt.Errorf("--config: Not found: %s: there are %s", quote.Text(wanted), quote.Names(names))
-		}
-	}
-	for wanted := range o.Matches {
-		if !slices.Contains(names, wanted) {
-			return fmt.Errorf("--match: Not found: %s: there are %s", quote.Text(wanted), quote.Names(names))
+	for flag, all := range map[string][]string{"config": o.Configs, "match": slices.Collect(maps.Keys(o.Matches))} {
+		for _, wanted := range all {
+			if !slices.Contains(names, wanted) {
+				return fmt.Errorf("--%s: Not found: %s: there are %s", flag, quote.Text(wanted), quote.Names(names))
+			}
 		}
 	}
 	return nil

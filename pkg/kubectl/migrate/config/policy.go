@@ -35,10 +35,9 @@ type Match struct {
 
 // Offer is what GPUs are published as.
 type Offer struct {
-	Kinds     []policy.Kind `yaml:"kinds,flow"`
-	MIG       *MIG          `yaml:"mig,omitempty"`
-	MPS       *Share        `yaml:"mps,omitempty"`
-	TimeSlice *Share        `yaml:"timeslice,omitempty"`
+	Kinds   []policy.Kind `yaml:"kinds,flow"`
+	MIG     *MIG          `yaml:"mig,omitempty"`
+	Sharing `yaml:",inline"`
 }
 
 // MIG is which partitions are offered.
@@ -50,9 +49,14 @@ type MIG struct {
 
 // PartitionShares is how partitions are shared.
 type PartitionShares struct {
-	Profiles  []string `yaml:"profiles,flow"`
-	MPS       *Share   `yaml:"mps,omitempty"`
-	TimeSlice *Share   `yaml:"timeslice,omitempty"`
+	Profiles []string `yaml:"profiles,flow"`
+	Sharing  `yaml:",inline"`
+}
+
+// Sharing is how many share a device, in one of two ways.
+type Sharing struct {
+	MPS       *Share `yaml:"mps,omitempty"`
+	TimeSlice *Share `yaml:"timeslice,omitempty"`
 }
 
 // Share is how many share a device.
@@ -60,27 +64,17 @@ type Share struct {
 	Clients int `yaml:"clients"`
 }
 
-// shared offers whole GPUs as shares of one kind.
-func (o *Offer) shared(kind policy.Kind, clients int) {
-	o.Kinds = append(o.Kinds, kind)
+func sharing(kind policy.Kind, clients int) Sharing {
 	if kind == policy.MPS {
-		o.MPS = &Share{Clients: clients}
-		return
+		return Sharing{MPS: &Share{clients}}
 	}
-	o.TimeSlice = &Share{Clients: clients}
+	return Sharing{TimeSlice: &Share{clients}}
 }
 
 // partitionShares are those of some profiles, with a number of clients for each.
-func partitionShares(kind policy.Kind, clients map[string]int) []PartitionShares {
-	var shares []PartitionShares
+func partitionShares(kind policy.Kind, clients map[string]int) (shares []PartitionShares) {
 	for _, profile := range slices.Sorted(maps.Keys(clients)) {
-		s := PartitionShares{Profiles: []string{profile}}
-		if kind == policy.MPS {
-			s.MPS = &Share{Clients: clients[profile]}
-		} else {
-			s.TimeSlice = &Share{Clients: clients[profile]}
-		}
-		shares = append(shares, s)
+		shares = append(shares, PartitionShares{[]string{profile}, sharing(kind, clients[profile])})
 	}
 	return shares
 }

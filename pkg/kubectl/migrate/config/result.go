@@ -205,7 +205,7 @@ func (r *Result) Classes() ([]byte, error) {
 		}
 		documents = append(documents, document)
 	}
-	return join(documents), nil
+	return manifest.Join(documents), nil
 }
 
 // Templates returns a claim template for each kind of device.
@@ -222,16 +222,5 @@ func (r *Result) Templates() ([]byte, error) {
 		}
 		documents = append(documents, document)
 	}
-	return join(documents), nil
-}
-
-func join(documents [][]byte) []byte {
-	var all []byte
-	for i, document := range documents {
-		if i > 0 {
-			all = append(all, "---\n"...)
-		}
-		all = append(all, document...)
-	}
-	return all
+	return manifest.Join(documents), nil
 }

@@ -88,28 +88,6 @@ func (d demand) device(o Options) (kind policy.Kind, profile string) {
 	return policy.Partition, profile
 }
 
-func (d demand) isShare(o Options) bool {
-	kind, _ := d.device(o)
-	return kind == policy.MPS || kind == policy.TimeSlice
-}
-
-// servedBy says which class serves a resource as it is.
-func (d demand) servedBy(o Options) string {
-	kind, profile := d.device(o)
-	const from = " (Kubernetes 1.36 or later, of the node's kubelet as well)"
-	switch {
-	case d.resource == resourceGPU && kind == policy.Whole:
-		return "the chart's class gpu.resource.partage.dev serves it" + from
-	case d.resource == resourceShared && kind == policy.TimeSlice:
-		return "the chart's class timeslice.resource.partage.dev serves it" + from
-	case kind == policy.Partition:
-		return fmt.Sprintf("it needs the chart's value deviceClasses.mig.extendedResources=Auto, or a class for profile %s with this extendedResourceName in deviceClasses.migProfiles%s", profile, from)
-	case profile != "":
-		return "it needs a class for shares of " + profile + " with this extendedResourceName" + from
-	}
-	return fmt.Sprintf("it needs the chart's value deviceClasses.%s.extendedResourceName%s", kind, from)
-}
-
 // containers reads all containers of the pod, in the order in which they start.
 func (w *workload) containers() ([]*container, error) {
 	var all []*container

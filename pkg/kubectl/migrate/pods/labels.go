@@ -31,7 +31,7 @@ type outcome struct {
 	kind    policy.Kind
 	profile string
 	// lost and note are told to the user.
-	lost, note, kept string
+	lost, note string
 }
 
 const (
@@ -70,9 +70,6 @@ func (l *labels) knows(key string) bool { return strings.HasPrefix(key, domain) 
 func (l *labels) translate(r requirement) (outcome, error) {
 	name, ours := strings.CutPrefix(r.key, domain)
 	if !ours {
-		if strings.HasPrefix(r.key, "scheduling.cast.ai/") {
-			return outcome{kept: "it chooses nodes, as before. Cast AI's autoscaler must know claims to make nodes for this pod"}, nil
-		}
 		return outcome{}, nil
 	}
 	if err := r.check(); err != nil {

@@ -31,9 +31,6 @@ type Options struct {
 	GPUProfile string
 	// Shared is what nvidia.com/gpu.shared is: TimeSlice or MPS.
 	Shared policy.Kind
-	// KeepExtendedResources leaves requests for extended resources alone where a device
-	// class serves them.
-	KeepExtendedResources bool
 }
 
 // Result is the translated stream.

@@ -148,29 +148,27 @@ func FuzzTranslate(f *testing.F) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		f.Add(data, false)
+		f.Add(data)
 		documents, err := document.Split(data)
 		if err != nil {
 			f.Fatal(err)
 		}
 		for _, d := range documents {
-			f.Add(bytes.Clone(d.Text), true)
+			f.Add(bytes.Clone(d.Text))
 		}
 	}
-	f.Fuzz(func(t *testing.T, data []byte, keep bool) {
+	f.Fuzz(func(t *testing.T, data []byte) {
 		if len(data) > 1<<14 {
 			t.Skip("too long")
 		}
-		o := whole
-		o.KeepExtendedResources = keep
-		r, err := Translate(data, o)
+		r, err := Translate(data, whole)
 		if err != nil {
 			return
 		}
 		if r.Changed == 0 {
 			return
 		}
-		again, err := Translate(r.Text, o)
+		again, err := Translate(r.Text, whole)
 		if err != nil {
 			t.Fatalf("the result cannot be read: %v\n%s", err, r.Text)
 		}
@@ -243,22 +241,17 @@ func TestHAMi(t *testing.T) {
 		{"nvidia.com/gpumem: 3k", []string{"deviceClassName: mps.partage.dev", "memory: 3000Mi"}},
 		{"nvidia.com/gpu: 1, nvidia.com/gpumem: 0", []string{"deviceClassName: gpu.nvidia.com"}},
 	} {
-		for _, keep := range []bool{false, true} {
-			if keep && strings.Contains(test.want[0], "gpu.nvidia.com") {
-				continue
+		r, err := Translate(fmt.Appendf(nil, pod, test.limits), whole)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range test.want {
+			if !strings.Contains(string(r.Text), want) {
+				t.Errorf("%s: %q is missing:\n%s", test.limits, want, r.Text)
 			}
-			r, err := Translate(fmt.Appendf(nil, pod, test.limits), Options{Driver: "gpu.nvidia.com", GPU: policy.Whole, Shared: policy.TimeSlice, KeepExtendedResources: keep})
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, want := range test.want {
-				if !strings.Contains(string(r.Text), want) {
-					t.Errorf("%s: %q is missing:\n%s", test.limits, want, r.Text)
-				}
-			}
-			if _, spec, _ := strings.Cut(string(r.Text), "kind: Pod"); strings.Contains(spec, "gpumem") || strings.Contains(spec, "gpucores") {
-				t.Errorf("%s is still asked for:\n%s", test.limits, r.Text)
-			}
+		}
+		if _, spec, _ := strings.Cut(string(r.Text), "kind: Pod"); strings.Contains(spec, "gpumem") || strings.Contains(spec, "gpucores") {
+			t.Errorf("%s is still asked for:\n%s", test.limits, r.Text)
 		}
 	}
 	for _, wrong := range []string{"much", "1e999999999", "-1", "99999999999"} {

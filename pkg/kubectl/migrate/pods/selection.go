@@ -94,8 +94,6 @@ func (w *workload) tell(o outcome, field, value string) bool {
 		w.findings().Lost(w.at(field), value, o.lost)
 	case o.note != "":
 		w.findings().Changed(w.at(field), value, o.note)
-	case o.kept != "":
-		w.findings().Kept(w.at(field), value, o.kept)
 	}
 	return o.translated
 }

@@ -64,9 +64,6 @@ func (w *workload) translate() error {
 	if err != nil {
 		return err
 	}
-	if w.options.KeepExtendedResources && w.keep(containers, selection) {
-		return nil
-	}
 	requests, err := w.requests(containers, selection)
 	if err != nil || len(requests) == 0 {
 		return err
@@ -75,33 +72,6 @@ func (w *workload) translate() error {
 	w.flagNodeName()
 	w.changed = true
 	return w.claim(containers, requests)
-}
-
-// keep reports whether device classes serve all that the containers ask for, as it is.
-func (w *workload) keep(containers []*container, s *selection) bool {
-	if len(s.expressions) > 0 || s.kind != "" || s.profile != "" {
-		w.findings().Changed(w.at("nodeSelector"), "", "a request for an extended resource has no selectors, so that this pod gets a claim all the same")
-		return false
-	}
-	for _, c := range containers {
-		for _, d := range c.demands {
-			if d.isShare(w.options) && d.count > 1 || d.memoryMi+d.percent > 0 {
-				w.findings().Changed(w.at(c.path+".resources"), d.resource, "only a claim can ask for several shares, or for a part of a GPU, so that this pod gets one all the same")
-				return false
-			}
-		}
-	}
-	for _, c := range containers {
-		for _, d := range c.demands {
-			w.findings().Kept(w.at(c.path+".resources.limits"), d.resource, d.servedBy(w.options))
-		}
-	}
-	// Without expressions these labels say nothing that the request does not.
-	s.apply()
-	if !w.changed {
-		w.findings().Kept(w.title, "", "nothing has to be changed")
-	}
-	return true
 }
 
 // requests makes the requests of the claim.
