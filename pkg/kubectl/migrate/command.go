@@ -59,15 +59,30 @@ func checkDriver(name string) error {
 	return nil
 }
 
-// Parts of what a configuration becomes.
-const (
-	partValues    = "values"
-	partPolicy    = "policy"
-	partClasses   = "classes"
-	partTemplates = "templates"
-)
+// part is one of what a configuration becomes.
+type part struct {
+	name, what string
+	text       func(*config.Result) ([]byte, error)
+}
 
-var parts = []string{partValues, partPolicy, partClasses, partTemplates}
+var parts = []part{
+	{"values", "values of the chart: helm upgrade --values FILE", (*config.Result).Values},
+	{"policy", "the sharing policy as the driver reads it: it is sharingPolicy in the values of the chart", (*config.Result).PolicyFile},
+	{"classes", "device classes that the chart does not make: kubectl apply --filename FILE", (*config.Result).Classes},
+	{"templates", "a claim template for each kind of device: kubectl apply --filename FILE", (*config.Result).Templates},
+}
+
+// render returns the part with the findings at its head.
+func (p part) render(result *config.Result, command string) ([]byte, error) {
+	text, err := p.text(result)
+	if err != nil {
+		return nil, err
+	}
+	if len(text) == 0 {
+		text = []byte("# None are needed.\n")
+	}
+	return append([]byte(result.Findings.Comment(command+": "+p.what)), text...), nil
+}
 
 // configFlags are those of a command that translates a configuration.
 type configFlags struct {
@@ -92,13 +107,21 @@ chart does not make, or a claim template for each kind of device. --directory wr
 		RunE: func(c *cobra.Command, args []string) error { return f.run(o, c.CommandPath(), args[0], translate) },
 	}
 	c.Flags().StringSliceVar(&f.Configs, "config", nil, "Name of the configuration to translate, where there are several")
-	c.Flags().StringVar(&f.part, "print", partValues, "What to print: "+strings.Join(parts, ", "))
+	c.Flags().StringVar(&f.part, "print", parts[0].name, "What to print: "+partNames())
 	c.Flags().StringVar(&f.directory, "directory", "", "Write all parts into this folder instead, as values.yaml, policy.yaml, classes.yaml and templates.yaml")
 	addStrictFlag(c, &f.strict)
 	if more != nil {
 		more(c, f)
 	}
 	return c
+}
+
+func partNames() string {
+	var names []string
+	for _, p := range parts {
+		names = append(names, p.name)
+	}
+	return strings.Join(names, ", ")
 }
 
 func addStrictFlag(c *cobra.Command, strict *bool) {
@@ -114,57 +137,50 @@ func (f *configFlags) run(o *options.Options, command, file string, translate tr
 	if err := checkDriver(o.Driver); err != nil {
 		return err
 	}
-	if !slices.Contains(parts, f.part) {
-		return fmt.Errorf("--print: Unsupported value: %s: want %s", quote.Text(f.part), strings.Join(parts, ", "))
+	printed := slices.IndexFunc(parts, func(p part) bool { return p.name == f.part })
+	if printed < 0 {
+		return fmt.Errorf("--print: Unsupported value: %s: want %s", quote.Text(f.part), partNames())
 	}
-	f.Driver, f.Matches = o.Driver, map[string]config.Match{}
-	for _, text := range f.matches {
-		name, match, err := config.ParseMatch(text)
-		if err != nil {
-			return err
-		}
-		if _, twice := f.Matches[name]; twice {
-			return fmt.Errorf("--match: Duplicate value: %s: a configuration is for GPUs of one kind", quote.Text(name))
-		}
-		f.Matches[name] = match
+	f.Driver = o.Driver
+	if err := f.AddMatches(f.matches); err != nil {
+		return err
 	}
 	data, err := document.ReadFile(o.In, file)
 	if err != nil {
 		return err
 	}
 	result, err := translate(data, f.Options)
-	if err != nil {
-		return fmt.Errorf("%s: %w", file, err)
+	if err == nil {
+		err = f.write(o.Out, result, command, parts[printed])
 	}
-	if err := f.write(o.Out, result, command); err != nil {
+	if err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
 	return report(o, result.Findings, f.directory == "", f.strict)
 }
 
 // write prints one part, or writes all of them into files.
-func (f *configFlags) write(out io.Writer, result *config.Result, command string) error {
+func (f *configFlags) write(out io.Writer, result *config.Result, command string, printed part) error {
 	if f.directory == "" {
-		text, err := render(result, f.part, command)
-		if err != nil {
-			return err
+		text, err := printed.render(result, command)
+		if err == nil {
+			_, err = out.Write(text)
 		}
-		_, err = out.Write(text)
 		return err
 	}
 	if err := os.MkdirAll(f.directory, 0o755); err != nil {
 		return err
 	}
-	for _, part := range parts {
-		text, err := render(result, part, command)
+	for _, p := range parts {
+		path := filepath.Join(f.directory, p.name+".yaml")
+		text, err := p.render(result, command)
+		if err == nil {
+			err = writeNew(path, text)
+		}
+		if err == nil {
+			_, err = fmt.Fprintln(out, path)
+		}
 		if err != nil {
-			return err
-		}
-		path := filepath.Join(f.directory, part+".yaml")
-		if err := writeNew(path, text); err != nil {
-			return err
-		}
-		if _, err := fmt.Fprintln(out, path); err != nil {
 			return err
 		}
 	}
@@ -181,27 +197,6 @@ func writeNew(path string, text []byte) error {
 		return errors.Join(err, file.Close())
 	}
 	return file.Close()
-}
-
-// render returns a part with the findings at its head.
-func render(result *config.Result, part, command string) ([]byte, error) {
-	described := map[string]struct {
-		text func() ([]byte, error)
-		what string
-	}{
-		partValues:    {result.Values, "values of the chart: helm upgrade --values FILE"},
-		partPolicy:    {result.PolicyFile, "the sharing policy as the driver reads it: it is sharingPolicy in the values of the chart"},
-		partClasses:   {result.Classes, "device classes that the chart does not make: kubectl apply --filename FILE"},
-		partTemplates: {result.Templates, "a claim template for each kind of device: kubectl apply --filename FILE"},
-	}[part]
-	text, err := described.text()
-	if err != nil {
-		return nil, err
-	}
-	if len(text) == 0 {
-		text = []byte("# None are needed.\n")
-	}
-	return append([]byte(result.Findings.Comment(command+": "+described.what)), text...), nil
 }
 
 // podFlags are those of the command that translates pods.
@@ -252,17 +247,17 @@ func (f *podFlags) run(o *options.Options, command string, files []string) error
 	if err != nil {
 		return err
 	}
+	// One file is passed on as it is, also the end of its last line.
 	var data []byte
 	for _, file := range files {
 		own, err := document.ReadFile(o.In, file)
 		if err != nil {
 			return err
 		}
-		if len(files) == 1 {
-			data = own
-			break
+		if len(files) > 1 {
+			own = slices.Concat([]byte("---\n"), own, []byte("\n"))
 		}
-		data = append(append(append(data, "---\n"...), own...), '\n')
+		data = append(data, own...)
 	}
 	result, err := pods.Translate(data, translation)
 	if err != nil {
@@ -277,21 +272,14 @@ func (f *podFlags) run(o *options.Options, command string, files []string) error
 
 // report tells what is not translated, unless a terminal shows the comments that say so, and fails for it if that is wanted.
 func report(o *options.Options, findings finding.List, commented, strict bool) error {
-	ignored := 0
-	for _, f := range findings {
-		if f.Ignored() {
-			ignored++
+	if !commented || !o.Terminal() {
+		for _, line := range findings.Lines() {
+			if _, err := fmt.Fprintln(o.ErrOut, line); err != nil {
+				return err
+			}
 		}
 	}
-	for _, line := range findings.Lines() {
-		if commented && o.Terminal() {
-			break
-		}
-		if _, err := fmt.Fprintln(o.ErrOut, line); err != nil {
-			return err
-		}
-	}
-	if strict && ignored > 0 {
+	if ignored := findings.Ignored(); strict && ignored > 0 {
 		return fmt.Errorf("fields that are not translated, of which --strict takes none: %d", ignored)
 	}
 	return nil

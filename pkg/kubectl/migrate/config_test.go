@@ -249,12 +249,13 @@ func TestConfig(t *testing.T) {
 			var all strings.Builder
 			told := ""
 			printed := map[string]string{}
-			for _, part := range parts {
+			for _, p := range parts {
+				part := p.name
 				printed[part] = mustRun(t, append(slices.Clone(test.args), "--print="+part)...)
 				head, rest, _ := strings.Cut(printed[part], "\n\n")
 				title, findings, _ := strings.Cut(head, "\n")
 				switch {
-				case part == partValues:
+				case part == "values":
 					all.WriteString("---\n" + printed[part])
 					told = findings
 				case findings != told:
@@ -264,7 +265,7 @@ func TestConfig(t *testing.T) {
 				}
 			}
 			golden(t, test.name+".yaml", all.String())
-			classes := checkValues(t, printed[partValues])
+			classes := checkValues(t, printed["values"])
 			checkTemplates(t, test, printed)
 			checkResources(t, test, printed, classes)
 		})
@@ -341,12 +342,12 @@ func merge(into, from map[string]any) {
 func checkTemplates(t *testing.T, test configTest, printed map[string]string) {
 	t.Helper()
 	got := map[string]string{}
-	for _, text := range documents(t, []byte(printed[partTemplates])) {
+	for _, text := range documents(t, []byte(printed["templates"])) {
 		template := decodeAs[resourceapi.ResourceClaimTemplate](t, text, "ResourceClaimTemplate")
 		if template == nil {
 			t.Fatalf("want a ResourceClaimTemplate:\n%s", text)
 		}
-		c := newCluster(t, []byte(printed[partPolicy]), test.boards...)
+		c := newCluster(t, []byte(printed["policy"]), test.boards...)
 		got[template.Name] = strings.Join(c.allocate(t, template.Spec.Spec), ", ")
 	}
 	if diff := cmp.Diff(test.templates, got); diff != "" {
@@ -359,7 +360,7 @@ func checkTemplates(t *testing.T, test configTest, printed map[string]string) {
 func checkResources(t *testing.T, test configTest, printed, classes map[string]string) {
 	t.Helper()
 	others := map[string]*resourceapi.DeviceClass{}
-	for _, text := range documents(t, []byte(printed[partClasses])) {
+	for _, text := range documents(t, []byte(printed["classes"])) {
 		class := decodeAs[resourceapi.DeviceClass](t, text, "DeviceClass")
 		if class == nil {
 			t.Fatalf("want a DeviceClass:\n%s", text)
@@ -372,10 +373,10 @@ func checkResources(t *testing.T, test configTest, printed, classes map[string]s
 	}
 	got := map[string]map[string]int{}
 	for resource, class := range classes {
-		c := newCluster(t, []byte(printed[partPolicy]), test.boards...)
+		c := newCluster(t, []byte(printed["policy"]), test.boards...)
 		maps.Copy(c.classes, others)
 		if profile, ok := strings.CutPrefix(class, "mig-"); ok && others[class] == nil {
-			c.classes[class] = profileClass(t, printed[partValues], class, profile)
+			c.classes[class] = profileClass(t, printed["values"], class, profile)
 		}
 		got[resource] = map[string]int{}
 		for {
@@ -430,7 +431,8 @@ func TestDirectory(t *testing.T) {
 	args := []string{"device-plugin", "testdata/device-plugin/mps.yaml", "--directory=" + dir}
 	out := mustRun(t, args...)
 	var want string
-	for _, part := range parts {
+	for _, p := range parts {
+		part := p.name
 		path := filepath.Join(dir, part+".yaml")
 		want += path + "\n"
 		got, err := os.ReadFile(path)

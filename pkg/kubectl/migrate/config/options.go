@@ -26,22 +26,28 @@ type Options struct {
 	SingleProfile string
 }
 
-// ParseMatch reads NAME=FIELD=VALUE, such as t4=productName=Tesla T4.
-func ParseMatch(text string) (string, Match, error) {
-	parts := strings.SplitN(text, "=", 3)
-	if len(parts) != 3 || parts[0] == "" || parts[2] == "" {
-		return "", Match{}, fmt.Errorf("--match: Invalid value: %s: want CONFIG=FIELD=VALUE, such as t4=productName=Tesla T4", quote.Text(text))
+// AddMatches reads texts of the form NAME=FIELD=VALUE, such as t4=productName=Tesla T4.
+func (o *Options) AddMatches(texts []string) error {
+	o.Matches = map[string]Match{}
+	for _, text := range texts {
+		parts := strings.SplitN(text, "=", 3)
+		if len(parts) != 3 || parts[0] == "" || parts[2] == "" {
+			return fmt.Errorf("--match: Invalid value: %s: want CONFIG=FIELD=VALUE, such as t4=productName=Tesla T4", quote.Text(text))
+		}
+		if _, twice := o.Matches[parts[0]]; twice {
+			return fmt.Errorf("--match: Duplicate value: %s: a configuration is for GPUs of one kind", quote.Text(parts[0]))
+		}
+		var m Match
+		field, known := map[string]*string{
+			"productName": &m.ProductName, "architecture": &m.Architecture, "pciDeviceID": &m.PCIDeviceID, "uuid": &m.UUID,
+		}[parts[1]]
+		if !known {
+			return fmt.Errorf("--match: Unsupported value: %s: want productName, architecture, pciDeviceID or uuid", quote.Text(parts[1]))
+		}
+		*field = parts[2]
+		o.Matches[parts[0]] = m
 	}
-	var m Match
-	fields := map[string]*string{
-		"productName": &m.ProductName, "architecture": &m.Architecture, "pciDeviceID": &m.PCIDeviceID, "uuid": &m.UUID,
-	}
-	field, known := fields[parts[1]]
-	if !known {
-		return "", Match{}, fmt.Errorf("--match: Unsupported value: %s: want productName, architecture, pciDeviceID or uuid", quote.Text(parts[1]))
-	}
-	*field = parts[2]
-	return parts[0], m, nil
+	return nil
 }
 
 // general returns the configuration that is for all GPUs which no other one is for. hint says how others are translated, too.

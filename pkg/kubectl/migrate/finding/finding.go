@@ -41,9 +41,6 @@ type Finding struct {
 	Why string
 }
 
-// Ignored reports whether the field is not in the result.
-func (f Finding) Ignored() bool { return f.Kind == Lost || f.Kind == Unread }
-
 // String returns one line without control characters, so that it can be a comment.
 func (f Finding) String() string {
 	return quote.Line(fmt.Sprintf("%s: %s: %s", f.Kind, f.what(), f.Why), maxLine)
@@ -78,6 +75,16 @@ func (l *List) add(kind Kind, path, value, why string) {
 	if !slices.Contains(*l, f) {
 		*l = append(*l, f)
 	}
+}
+
+// Ignored counts the fields that are not in the result.
+func (l *List) Ignored() (n int) {
+	for _, f := range *l {
+		if f.Kind == Lost || f.Kind == Unread {
+			n++
+		}
+	}
+	return n
 }
 
 // Lines returns the findings for people: what is said of several fields is said once, above these.

@@ -33,13 +33,7 @@ func TestComment(t *testing.T) {
 	if !strings.HasPrefix(got, want) || !strings.HasSuffix(got, ": it is long\n# * kept: e = 1: it works\n\n") || len(got) > 1000 {
 		t.Errorf("got\n%s", got)
 	}
-	ignored := 0
-	for _, f := range l {
-		if f.Ignored() {
-			ignored++
-		}
-	}
-	if ignored != 2 || len(l) != 4 {
+	if ignored := l.Ignored(); ignored != 2 || len(l) != 4 {
 		t.Errorf("%d of %d are ignored, want 2 of 4", ignored, len(l))
 	}
 }

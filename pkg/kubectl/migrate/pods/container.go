@@ -229,12 +229,12 @@ func (c *container) use(claim string, several bool) error {
 		had := len(amounts.Content)
 		removeIf(amounts, func(name string) bool { return isGPUResource(name) || isHAMi(name) })
 		if len(amounts.Content) == 0 && had > 0 {
-			remove(resources, section)
+			document.Remove(resources, section)
 		}
 	}
 	if len(c.requests) == 0 {
 		if len(resources.Content) == 0 {
-			remove(c.node, "resources")
+			document.Remove(c.node, "resources")
 		}
 		return nil
 	}

@@ -10,15 +10,113 @@ import (
 	"strconv"
 	"strings"
 
+	"go.yaml.in/yaml/v3"
+	apilabels "k8s.io/apimachinery/pkg/labels"
+	operators "k8s.io/apimachinery/pkg/selection"
+
+	"github.com/partage-dev/partage/pkg/kubectl/document"
 	"github.com/partage-dev/partage/pkg/kubectl/manifest"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
-// labels translates labels that GPU feature discovery gives to nodes.
-type labels struct {
-	options    Options
-	containers []*container
+// Operators of a requirement.
+const (
+	in           = "In"
+	notIn        = "NotIn"
+	exists       = "Exists"
+	doesNotExist = "DoesNotExist"
+	greater      = "Gt"
+	less         = "Lt"
+)
+
+// checked are the operators as the API's own check of labels has them.
+var checked = map[string]operators.Operator{
+	in: operators.In, notIn: operators.NotIn, exists: operators.Exists, doesNotExist: operators.DoesNotExist, greater: operators.GreaterThan, less: operators.LessThan,
+}
+
+// maxValues bounds an expression.
+const maxValues = 64
+
+// requirement is one condition for a node's label.
+type requirement struct {
+	key, operator string
+	values        []string
+}
+
+func (r requirement) String() string {
+	return strings.TrimSpace(r.key + " " + r.operator + " " + strings.Join(r.values, ", "))
+}
+
+// readRequirement reads an entry of matchExpressions.
+func readRequirement(n *yaml.Node) (requirement, error) {
+	r := requirement{key: document.Text(n, "key"), operator: document.Text(n, "operator")}
+	if r.key == "" {
+		return r, fmt.Errorf("key: Required value: must be the key of a label")
+	}
+	if checked[r.operator] == "" {
+		return r, fmt.Errorf("operator: Unsupported value: %s", quote.Text(r.operator))
+	}
+	for _, value := range document.List(n, "values") {
+		r.values = append(r.values, value.Value)
+	}
+	return r, nil
+}
+
+// check refuses what the API would refuse, for labels that are translated.
+func (r requirement) check() error {
+	if len(r.values) > maxValues {
+		return fmt.Errorf("values: Too many: %d: must have at most %d items", len(r.values), maxValues)
+	}
+	_, err := apilabels.NewRequirement(r.key, checked[r.operator], r.values)
+	return err
+}
+
+// numbers reads values that are whole numbers, as Kubernetes compares labels.
+func (r requirement) numbers() (numbers []int64, err error) {
+	for _, value := range r.values {
+		n, err := number(value)
+		if err != nil {
+			return nil, err
+		}
+		numbers = append(numbers, n)
+	}
+	return numbers, nil
+}
+
+func number(value string) (int64, error) {
+	n, err := strconv.ParseInt(value, 10, 32)
+	if err != nil || n < 0 {
+		return 0, fmt.Errorf("values: Invalid value: %s: must be a whole number", quote.Text(value))
+	}
+	return n, nil
+}
+
+// compare writes that an attribute has one of the values, or none, or is above or below the only one. They are written in CEL.
+func (r requirement) compare(attribute string, values []string) string {
+	if len(values) == 1 {
+		return attribute + map[string]string{in: " == ", notIn: " != ", greater: " > ", less: " < "}[r.operator] + values[0]
+	}
+	text := attribute + " in [" + strings.Join(values, ", ") + "]"
+	if r.operator == notIn {
+		text = "!(" + text + ")"
+	}
+	return text
+}
+
+// anyOf joins expressions of which one must hold, or none. Others may be joined to the result.
+func (r requirement) anyOf(expressions []string) string {
+	text := expressions[0]
+	if len(expressions) > 1 {
+		text = "(" + strings.Join(expressions, ") || (") + ")"
+	}
+	switch {
+	case r.operator == notIn:
+		return "!(" + text + ")"
+	case len(expressions) > 1:
+		return "(" + text + ")"
+	}
+	return text
 }
 
 // outcome is what becomes of a requirement.
@@ -35,8 +133,8 @@ type outcome struct {
 }
 
 const (
-	whyImplied = "dropped: the claim is for a GPU that has it"
-	whyLayout  = "dropped: there are no layouts, and partitions are made when claims ask for them"
+	whyImplied = "the claim is for a GPU that has it"
+	whyLayout  = "there are no layouts, and partitions are made when claims ask for them"
 )
 
 // migLabel matches labels about the partitions of a profile.
@@ -63,11 +161,11 @@ var fullVersions = map[string]string{
 	"cuda.driver-version.full": "driverVersion", "cuda.runtime-version.full": "cudaDriverVersion",
 }
 
-// knows reports whether a label is one of GPUs.
-func (l *labels) knows(key string) bool { return strings.HasPrefix(key, domain) }
+// isGPULabel reports whether a label is one that GPU feature discovery gives to nodes.
+func isGPULabel(key string) bool { return strings.HasPrefix(key, domain) }
 
 // translate translates a requirement. Those that are not about GPUs stay.
-func (l *labels) translate(r requirement) (outcome, error) {
+func (s *selection) translate(r requirement) (outcome, error) {
 	name, ours := strings.CutPrefix(r.key, domain)
 	if !ours {
 		return outcome{}, nil
@@ -77,156 +175,98 @@ func (l *labels) translate(r requirement) (outcome, error) {
 	}
 	switch {
 	case r.operator == doesNotExist:
-		return outcome{lost: "kept: a claim cannot ask for a node without a label"}, nil
+		return kept("a claim cannot ask for a node without a label")
 	case name == "device-plugin.config":
-		return outcome{lost: "kept: it is the choice of the device plugin's configuration, and has no meaning without it"}, nil
+		return kept("it is the choice of the device plugin's configuration, and has no meaning without it")
 	case r.operator == exists:
-		return outcome{translated: true, note: whyImplied}, nil
+		return dropped(whyImplied)
+	case versions[name] != "":
+		return numbers(s.attribute(versions[name]), r)
+	case fullVersions[name] != "":
+		return fullVersion(s.attribute(fullVersions[name]), r)
 	}
-	if expression := versions[name]; expression != "" {
-		return numbers(manifest.Attribute(l.options.Driver, expression), r)
-	}
-	if attribute := fullVersions[name]; attribute != "" {
-		return fullVersion(manifest.Attribute(l.options.Driver, attribute), r)
-	}
-	return l.model(name, r)
-}
-
-// model translates a requirement for what the GPUs of a node are.
-func (l *labels) model(name string, r requirement) (outcome, error) {
 	switch name {
 	case "gpu.product":
-		return l.product(r)
+		return s.product(r)
 	case "gpu.family":
-		return texts(manifest.Attribute(l.options.Driver, "architecture")+".lowerAscii().replace(' ', '-')", r, r.values), nil
+		return texts(s.attribute("architecture"), r, r.values), nil
 	case "gpu.memory":
-		return l.memory(r)
+		return s.memory(r)
 	case "gpu.count":
-		return l.count(r)
+		return s.count(r)
 	case "gpu.sharing-strategy":
-		return sharingStrategy(r), nil
+		return sharingStrategy(r)
 	case "mig.config", "mig.config.state", "mig.strategy":
-		return outcome{translated: true, note: whyLayout}, nil
+		return dropped(whyLayout)
 	}
 	switch {
 	case migLabel.MatchString(name) && strings.HasSuffix(name, ".product"):
-		return l.product(r)
+		return s.product(r)
 	case migLabel.MatchString(name):
-		return outcome{translated: true, note: whyLayout}, nil
+		return dropped(whyLayout)
 	case isImplied(name) && r.operator == in && slices.Equal(r.values, []string{"true"}):
-		return outcome{translated: true, note: whyImplied}, nil
+		return dropped(whyImplied)
 	}
-	return outcome{lost: "kept: no attribute of a device says this, so that it depends on GPU feature discovery, or on who sets the label"}, nil
+	return kept("no attribute of a device says this, so that it depends on GPU feature discovery, or on who sets the label")
 }
+
+func kept(why string) (outcome, error) { return outcome{lost: "kept: " + why}, nil }
+
+func dropped(why string) (outcome, error) {
+	return outcome{translated: true, note: "dropped: " + why}, nil
+}
+
+func (s *selection) attribute(name string) string { return manifest.Attribute(s.options.Driver, name) }
 
 // isImplied reports whether a label is true on every node from which the claim can get a device.
 func isImplied(name string) bool {
 	return name == "gpu.present" || name == "mig.capable" || name == "mps.capable" || strings.HasPrefix(name, "gpu.deploy.")
 }
 
-// texts compares a text with values in lower case.
+// texts compares a text with values in lower case, in which labels have a dash for each blank.
 func texts(attribute string, r requirement, values []string) outcome {
 	quoted := make([]string, 0, len(values))
 	for _, value := range values {
 		quoted = append(quoted, "'"+strings.ToLower(value)+"'")
 	}
-	return outcome{translated: true, expression: oneOf(attribute, r.operator, quoted)}
-}
-
-// oneOf compares with values that are written in CEL.
-func oneOf(attribute, operator string, values []string) string {
-	negate := ""
-	if operator == notIn {
-		negate = "!"
-	}
-	if len(values) == 1 {
-		return attribute + map[string]string{"": " == ", "!": " != "}[negate] + values[0]
-	}
-	text := attribute + " in [" + strings.Join(values, ", ") + "]"
-	if negate != "" {
-		text = "!(" + text + ")"
-	}
-	return text
-}
-
-// anyOf joins expressions of which one must hold, or none. Others may be joined to the result.
-func anyOf(expressions []string, operator string) string {
-	text := expressions[0]
-	if len(expressions) > 1 {
-		text = "(" + strings.Join(expressions, ") || (") + ")"
-	}
-	switch {
-	case operator == notIn:
-		return "!(" + text + ")"
-	case len(expressions) > 1:
-		return "(" + text + ")"
-	}
-	return text
-}
-
-// number reads a value that is a whole number, as Kubernetes compares labels.
-func number(value string) (int64, error) {
-	n, err := strconv.ParseInt(value, 10, 32)
-	if err != nil || n < 0 {
-		return 0, fmt.Errorf("values: Invalid value: %s: must be a whole number", quote.Text(value))
-	}
-	return n, nil
+	return outcome{translated: true, expression: r.compare(attribute+".lowerAscii().replace(' ', '-')", quoted)}
 }
 
 // numbers compares a number.
 func numbers(attribute string, r requirement) (outcome, error) {
+	numbers, err := r.numbers()
 	var values []string
-	for _, value := range r.values {
-		n, err := number(value)
-		if err != nil {
-			return outcome{}, err
-		}
+	for _, n := range numbers {
 		values = append(values, strconv.FormatInt(n, 10))
 	}
-	o := outcome{translated: true}
-	switch r.operator {
-	case greater:
-		o.expression = attribute + " > " + values[0]
-	case less:
-		o.expression = attribute + " < " + values[0]
-	default:
-		o.expression = oneOf(attribute, r.operator, values)
-	}
-	return o, nil
+	return outcome{translated: true, expression: r.compare(attribute, values)}, err
 }
 
 // fullVersion compares a version, of which the driver leaves out leading zeros.
 func fullVersion(attribute string, r requirement) (outcome, error) {
 	if r.operator != in && r.operator != notIn {
-		return outcome{lost: "kept: a version is no number"}, nil
+		return kept("a version is no number")
 	}
 	var any []string
 	for _, value := range r.values {
-		parts := strings.Split(value, ".")
-		if len(parts) > 3 {
+		parts := strings.Split(value+".0.0", ".")
+		if strings.Count(value, ".") > 2 {
 			return outcome{}, fmt.Errorf("values: Invalid value: %s: must be a version", quote.Text(value))
 		}
-		var plain [3]string
-		for i := range plain {
-			plain[i] = "0"
-			if i < len(parts) {
-				n, err := number(parts[i])
-				if err != nil {
-					return outcome{}, err
-				}
-				plain[i] = strconv.FormatInt(n, 10)
-			}
+		numbers, err := requirement{values: parts[:3]}.numbers()
+		if err != nil {
+			return outcome{}, err
 		}
-		any = append(any, fmt.Sprintf("%s.compareTo(semver('%s')) == 0", attribute, strings.Join(plain[:], ".")))
+		any = append(any, fmt.Sprintf("%s.compareTo(semver('%d.%d.%d')) == 0", attribute, numbers[0], numbers[1], numbers[2]))
 	}
-	return outcome{translated: true, expression: anyOf(any, r.operator)}, nil
+	return outcome{translated: true, expression: r.anyOf(any)}, nil
 }
 
 // product compares the name of a product, which GPU feature discovery writes with a dash for
 // each blank, and at whose end it says what nvidia.com/gpu is.
-func (l *labels) product(r requirement) (outcome, error) {
+func (s *selection) product(r requirement) (outcome, error) {
 	if r.operator == greater || r.operator == less {
-		return outcome{lost: "kept: a product is no number"}, nil
+		return kept("a product is no number")
 	}
 	var names []string
 	profiles, shared := map[string]bool{}, map[bool]bool{}
@@ -235,25 +275,28 @@ func (l *labels) product(r requirement) (outcome, error) {
 		name, profile, _ := strings.Cut(name, "-MIG-")
 		profiles[profile], shared[isShared] = true, true
 		names = append(names, name)
-		if !startsWithBrand(name) {
+		if !brand.MatchString(name) {
 			names = append(names, "NVIDIA-"+name)
 		}
 	}
 	if len(profiles) > 1 || len(shared) > 1 || r.operator == notIn && (!profiles[""] || shared[true]) {
-		return outcome{lost: "kept: these products differ in what nvidia.com/gpu is on their nodes"}, nil
+		return kept("these products differ in what nvidia.com/gpu is on their nodes")
 	}
-	o := texts(manifest.Attribute(l.options.Driver, "productName")+".lowerAscii().replace(' ', '-')", r, names)
+	o := texts(s.attribute("productName"), r, names)
 	for profile := range profiles {
-		if profile == "" {
-			continue
+		switch {
+		case profile == "":
+		case !profileName.MatchString(profile):
+			return kept("the end of the product's name is no MIG profile such as 1g.10gb")
+		default:
+			o.kind, o.profile = policy.Partition, profile
 		}
-		if !profileName.MatchString(profile) {
-			return outcome{lost: "kept: the end of the product's name is no MIG profile such as 1g.10gb"}, nil
-		}
-		o.kind, o.profile = policy.Partition, profile
 	}
 	if shared[true] {
-		o.kind = l.sharedKind()
+		o.kind = s.options.Shared
+		if s.options.GPU == policy.MPS || s.options.GPU == policy.TimeSlice {
+			o.kind = s.options.GPU
+		}
 	}
 	return o, nil
 }
@@ -261,57 +304,36 @@ func (l *labels) product(r requirement) (outcome, error) {
 // profileName matches a MIG profile in a label, where variants cannot be told apart.
 var profileName = regexp.MustCompile(`^[0-9]{1,2}g\.[0-9]{1,4}gb$`)
 
-// startsWithBrand reports whether a product's name is as the driver reports it: drivers before
-// 470 left out NVIDIA.
-func startsWithBrand(name string) bool {
-	for _, brand := range []string{"nvidia-", "tesla-", "quadro-", "geforce-", "grid-"} {
-		if strings.HasPrefix(strings.ToLower(name), brand) {
-			return true
-		}
-	}
-	return false
-}
-
-// sharedKind is what nvidia.com/gpu is on a node that shares its GPUs.
-func (l *labels) sharedKind() policy.Kind {
-	if l.options.GPU == policy.MPS || l.options.GPU == policy.TimeSlice {
-		return l.options.GPU
-	}
-	return l.options.Shared
-}
+// brand matches a product's name as the driver reports it: drivers before 470 left out NVIDIA.
+var brand = regexp.MustCompile(`(?i)^(nvidia|tesla|quadro|geforce|grid)-`)
 
 // memory compares the memory of a GPU in MiB.
-func (l *labels) memory(r requirement) (outcome, error) {
-	o, err := numbers("", r)
+func (s *selection) memory(r requirement) (outcome, error) {
+	values, err := r.numbers()
 	if err != nil {
-		return o, err
+		return outcome{}, err
 	}
-	memory := fmt.Sprintf("device.capacity['%s'].memory.compareTo(quantity('%%dMi')) %%s 0", l.options.Driver)
-	n, err := number(r.values[0])
-	if err != nil {
-		return o, err
+	is := func(n int64, symbol string) string {
+		return fmt.Sprintf("device.capacity['%s'].memory.compareTo(quantity('%dMi')) %s 0", s.options.Driver, n, symbol)
 	}
-	shares, partitions := l.kinds()
+	o := outcome{translated: true}
+	shares, partitions := s.kinds()
 	switch {
 	case partitions:
-		return outcome{lost: "kept: it is the memory of the GPU, and a partition has its own: ask for a profile"}, nil
+		return kept("it is the memory of the GPU, and a partition has its own: ask for a profile")
 	case r.operator == greater:
-		o.expression = fmt.Sprintf(memory, n, ">")
+		o.expression = is(values[0], ">")
 	case r.operator == less:
-		o.expression = fmt.Sprintf(memory, n, "<")
+		o.expression = is(values[0], "<")
 	case shares:
-		return outcome{lost: "kept: a shared GPU offers somewhat less memory than it has; give the product, or a bound"}, nil
+		return kept("a shared GPU offers somewhat less memory than it has; give the product, or a bound")
 	default:
 		var any []string
-		for _, value := range r.values {
-			n, err := number(value)
-			if err != nil {
-				return o, err
-			}
+		for _, n := range values {
 			// The label is rounded down to whole MiB.
-			any = append(any, fmt.Sprintf(memory, n, ">=")+" && "+fmt.Sprintf(memory, n+1, "<"))
+			any = append(any, is(n, ">=")+" && "+is(n+1, "<"))
 		}
-		o.expression = anyOf(any, r.operator)
+		o.expression = r.anyOf(any)
 	}
 	if shares {
 		o.note = "it is compared with what the shared GPU offers, which is somewhat less than it has"
@@ -320,10 +342,10 @@ func (l *labels) memory(r requirement) (outcome, error) {
 }
 
 // kinds reports whether containers ask for shares, and whether for partitions.
-func (l *labels) kinds() (shares, partitions bool) {
-	for _, c := range l.containers {
+func (s *selection) kinds() (shares, partitions bool) {
+	for _, c := range s.containers {
 		for _, d := range c.demands {
-			kind, profile := d.device(l.options)
+			kind, profile := d.device(s.options)
 			shares = shares || kind == policy.MPS || kind == policy.TimeSlice
 			partitions = partitions || kind == policy.Partition || profile != ""
 		}
@@ -332,37 +354,30 @@ func (l *labels) kinds() (shares, partitions bool) {
 }
 
 // count compares the number of GPUs of a node, of which a claim says only how many it wants.
-func (l *labels) count(r requirement) (outcome, error) {
+func (s *selection) count(r requirement) (outcome, error) {
 	wanted := int64(0)
-	for _, c := range l.containers {
+	for _, c := range s.containers {
 		for _, d := range c.demands {
-			if kind, _ := d.device(l.options); kind == policy.Whole && !c.ends {
+			if kind, _ := d.device(s.options); kind == policy.Whole && !c.ends {
 				wanted += int64(d.count)
 			}
 		}
 	}
-	least := int64(0)
-	for _, value := range r.values {
-		n, err := number(value)
-		if err != nil {
-			return outcome{}, err
-		}
-		least = max(least, n)
+	values, err := r.numbers()
+	if err != nil {
+		return outcome{}, err
 	}
-	if r.operator == greater {
-		least++
+	if r.operator == greater && values[0] < wanted || r.operator == in && len(values) == 1 && values[0] <= wanted {
+		return dropped("the claim asks for as many GPUs of one node")
 	}
-	if (r.operator == in && len(r.values) == 1 || r.operator == greater) && least <= wanted {
-		return outcome{translated: true, note: "dropped: the claim asks for as many GPUs of one node"}, nil
-	}
-	return outcome{lost: "kept: no attribute of a device says how many others its node has"}, nil
+	return kept("no attribute of a device says how many others its node has")
 }
 
 // sharingStrategy reads what nvidia.com/gpu is.
-func sharingStrategy(r requirement) outcome {
+func sharingStrategy(r requirement) (outcome, error) {
 	kinds := map[string]policy.Kind{"none": policy.Whole, "mps": policy.MPS, "time-slicing": policy.TimeSlice}
 	if r.operator == in && len(r.values) == 1 && kinds[r.values[0]] != "" {
-		return outcome{translated: true, kind: kinds[r.values[0]]}
+		return outcome{translated: true, kind: kinds[r.values[0]]}, nil
 	}
-	return outcome{lost: "kept: a claim asks for one kind of device: choose a class"}
+	return kept("a claim asks for one kind of device: choose a class")
 }

@@ -44,11 +44,16 @@ func listAt(n *yaml.Node, key string) (*yaml.Node, error) {
 	return list, nil
 }
 
-// remove removes a key. Comments above it go with it.
-func remove(n *yaml.Node, key string) {
-	removeIf(n, func(k string) bool { return k == key })
+// removeEmpty removes an object or list in which nothing is left.
+func removeEmpty(n *yaml.Node, key string) bool {
+	if value := document.Get(n, key); value != nil && len(value.Content) == 0 {
+		document.Remove(n, key)
+		return true
+	}
+	return false
 }
 
+// removeIf removes keys. Comments above them go with them.
 func removeIf(n *yaml.Node, gone func(key string) bool) {
 	var kept []*yaml.Node
 	for key, value := range document.Fields(n) {

@@ -7,9 +7,11 @@ package pods
 
 import (
 	"bytes"
+	"cmp"
+	"errors"
 	"fmt"
+	"iter"
 	"regexp"
-	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -49,14 +51,20 @@ func Translate(data []byte, o Options) (*Result, error) {
 		return nil, err
 	}
 	t := &translation{options: o, names: map[string]bool{}}
-	if err := t.reserveNames(documents); err != nil {
-		return nil, err
+	roots := make([]*yaml.Node, len(documents))
+	for i, d := range documents {
+		if roots[i], err = d.Parse(); err != nil {
+			return nil, err
+		}
+		t.reserveNames(roots[i])
 	}
 	var out bytes.Buffer
-	for _, d := range documents {
-		parts, err := t.document(d)
-		if err != nil {
-			return nil, err
+	for i, d := range documents {
+		parts := [][]byte{d.Text}
+		if roots[i] != nil {
+			if parts, err = t.document(roots[i], d); err != nil {
+				return nil, fmt.Errorf("document in line %d: %w", d.Line, err)
+			}
 		}
 		for _, part := range parts {
 			if out.Len() > 0 {
@@ -81,49 +89,35 @@ type translation struct {
 }
 
 // reserveNames keeps the names of the claim templates that the stream has already.
-func (t *translation) reserveNames(documents []document.Document) error {
-	reserve := func(n *yaml.Node) {
+func (t *translation) reserveNames(root *yaml.Node) {
+	if root == nil {
+		return
+	}
+	for _, n := range append([]*yaml.Node{root.Content[0]}, document.List(root.Content[0], "items")...) {
 		if document.Text(n, "kind") == "ResourceClaimTemplate" {
 			t.names[document.Text(n, "metadata", "namespace")+"/"+document.Text(n, "metadata", "name")] = true
 		}
 	}
-	for _, d := range documents {
-		root, err := d.Parse()
-		if err != nil {
-			return err
-		}
-		if root != nil {
-			for _, n := range append([]*yaml.Node{root.Content[0]}, document.List(root.Content[0], "items")...) {
-				reserve(n)
-			}
-		}
-	}
-	return nil
 }
 
 // document returns the documents that one becomes: that of a list has the claim templates of all items in front.
-func (t *translation) document(d document.Document) ([][]byte, error) {
-	root, err := d.Parse()
-	if err != nil {
-		return nil, err
-	}
-	if root == nil {
-		return [][]byte{d.Text}, nil
-	}
-	objects, of := root.Content, ""
+func (t *translation) document(root *yaml.Node, d document.Document) (documents [][]byte, err error) {
+	objects, prefix := root.Content, ""
 	if list := root.Content[0]; document.Text(list, "kind") == "List" && document.Text(list, "apiVersion") == "v1" {
 		items := document.Get(list, "items")
 		if items == nil || items.Kind != yaml.SequenceNode {
-			return nil, fmt.Errorf("document in line %d: items: Invalid value: must be a list", d.Line)
+			return nil, errors.New("items: Invalid value: must be a list")
 		}
-		objects, of = items.Content, "items[%d]: "
+		objects, prefix = items.Content, "items"
 	}
-	var documents [][]byte
 	before := t.changed
 	for i, object := range objects {
 		templates, err := t.object(object)
+		if err != nil && prefix != "" {
+			err = fmt.Errorf("%s[%d]: %w", prefix, i, err)
+		}
 		if err != nil {
-			return nil, fmt.Errorf("document in line %d: %s%w", d.Line, strings.Replace(of, "%d", strconv.Itoa(i), 1), err)
+			return nil, err
 		}
 		documents = append(documents, templates...)
 	}
@@ -158,7 +152,7 @@ func (t *translation) object(n *yaml.Node) ([][]byte, error) {
 	path, known := podSpecs[group+"/"+kind]
 	w := &workload{translation: t, object: n, title: title(n), path: strings.Join(path, ".")}
 	if !known {
-		w.passOn(n, "", 0)
+		w.passOn()
 		w.flagConfiguration()
 		return nil, nil
 	}
@@ -166,12 +160,14 @@ func (t *translation) object(n *yaml.Node) ([][]byte, error) {
 	if spec == nil || spec.Kind != yaml.MappingNode {
 		return nil, fmt.Errorf("%s: %s: Required value: must be the spec of a pod", w.title, w.path)
 	}
-	if line := aliasIn(n); line > 0 {
-		w.findings().Lost(w.title, "", fmt.Sprintf("it has an alias (*) in line %d, which a change here would change elsewhere, too: write out what it stands for", line))
-		return nil, nil
-	}
-	if err := uniqueKeys(n, ""); err != nil {
-		return nil, fmt.Errorf("%s: %w", w.title, err)
+	for at, one := range nodes(n) {
+		if one.Kind == yaml.AliasNode {
+			w.findings().Lost(w.title, "", fmt.Sprintf("it has an alias (*) in line %d, which a change here would change elsewhere, too: write out what it stands for", one.Line))
+			return nil, nil
+		}
+		if err := uniqueKeys(one, at); err != nil {
+			return nil, fmt.Errorf("%s: %w", w.title, err)
+		}
 	}
 	w.spec = spec
 	if err := w.translate(); err != nil {
@@ -200,75 +196,60 @@ func (w *workload) flagConfiguration() {
 
 // title names an object in messages.
 func title(n *yaml.Node) string {
-	name := document.Text(n, "metadata", "name")
-	if name == "" {
-		name = document.Text(n, "metadata", "generateName")
-	}
+	name := cmp.Or(document.Text(n, "metadata", "name"), document.Text(n, "metadata", "generateName"))
 	return strings.TrimSpace(document.Text(n, "kind") + " " + name)
 }
 
-// aliasIn returns the line of the first alias, or 0.
-func aliasIn(n *yaml.Node) int {
-	if n.Kind == yaml.AliasNode {
-		return max(1, n.Line)
-	}
-	for _, child := range n.Content {
-		if line := aliasIn(child); line > 0 {
-			return line
+// maxDepth bounds how deep objects are looked into: those of Kubernetes are not as deep.
+const maxDepth = 40
+
+// nodes goes through an object and all that is in it, by path.
+func nodes(n *yaml.Node) iter.Seq2[string, *yaml.Node] {
+	var walk func(n *yaml.Node, path string, depth int, yield func(string, *yaml.Node) bool) bool
+	walk = func(n *yaml.Node, path string, depth int, yield func(string, *yaml.Node) bool) bool {
+		if depth > maxDepth || !yield(path, n) {
+			return depth > maxDepth
 		}
+		if n.Kind == yaml.SequenceNode {
+			for i, item := range n.Content {
+				if !walk(item, fmt.Sprintf("%s[%d]", path, i), depth+1, yield) {
+					return false
+				}
+			}
+		}
+		for key, value := range document.Fields(n) {
+			if !walk(value, strings.TrimPrefix(path+"."+key.Value, "."), depth+1, yield) {
+				return false
+			}
+		}
+		return true
 	}
-	return 0
+	return func(yield func(string, *yaml.Node) bool) { walk(n, "", 0, yield) }
 }
 
 // uniqueKeys refuses an object with a field that is given twice: programs differ in which of the
 // values they take.
 func uniqueKeys(n *yaml.Node, path string) error {
-	switch n.Kind {
-	case yaml.SequenceNode:
-		for i, item := range n.Content {
-			if err := uniqueKeys(item, fmt.Sprintf("%s[%d]", path, i)); err != nil {
-				return err
-			}
-		}
-	case yaml.MappingNode:
-		seen := map[string]bool{}
-		for key, value := range document.Fields(n) {
+	seen := map[string]bool{}
+	for key := range document.Fields(n) {
+		if seen[key.Value] {
 			at := strings.TrimPrefix(path+"."+key.Value, ".")
-			if seen[key.Value] {
-				return fmt.Errorf("%s: Duplicate value: is given more than once, again in line %d", quote.Name(at), key.Line)
-			}
-			seen[key.Value] = true
-			if err := uniqueKeys(value, at); err != nil {
-				return err
-			}
+			return fmt.Errorf("%s: Duplicate value: is given more than once, again in line %d", quote.Name(at), key.Line)
 		}
-	case yaml.DocumentNode, yaml.ScalarNode, yaml.AliasNode:
+		seen[key.Value] = true
 	}
 	return nil
 }
 
-// maxDepth bounds how deep unknown objects are looked into.
-const maxDepth = 40
-
 // passOn tells what an object of an unknown kind asks for.
-func (w *workload) passOn(n *yaml.Node, path string, depth int) {
-	if depth > maxDepth {
-		return
-	}
-	switch n.Kind {
-	case yaml.SequenceNode:
-		for i, item := range n.Content {
-			w.passOn(item, fmt.Sprintf("%s[%d]", path, i), depth+1)
-		}
-	case yaml.MappingNode:
+func (w *workload) passOn() {
+	for path, n := range nodes(w.object) {
 		for key, value := range document.Fields(n) {
-			at := strings.TrimPrefix(path+"."+key.Value, ".")
 			if resource := strings.TrimPrefix(key.Value, "requests."); value.Kind == yaml.ScalarNode && isGPUResource(resource) {
+				at := strings.TrimPrefix(path+"."+key.Value, ".")
 				w.findings().Lost(w.title+": "+at, value.Value, whyUnknown(document.Text(w.object, "kind")))
 			}
-			w.passOn(value, at, depth+1)
 		}
-	case yaml.DocumentNode, yaml.ScalarNode, yaml.AliasNode:
 	}
 }
 

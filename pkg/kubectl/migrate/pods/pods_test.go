@@ -58,11 +58,11 @@ func TestTranslateRefuses(t *testing.T) {
 		"claims":           {pod("resourceClaims: {}, " + gpu), "spec: resourceClaims: Invalid value: must be a list"},
 		"operator":         {term("key: nvidia.com/gpu.memory, operator: Is, values: ['1']"), `matchExpressions[0]: operator: Unsupported value: "Is"`},
 		"no key":           {term("operator: Exists"), "matchExpressions[0]: key: Required value"},
-		"no values":        {term("key: nvidia.com/gpu.memory, operator: In"), "values: Required value: at least one for In"},
-		"several bounds":   {term("key: nvidia.com/gpu.memory, operator: Gt, values: ['1', '2']"), "values: Invalid value: must be one number for Gt"},
-		"no number":        {term("key: nvidia.com/gpu.memory, operator: Gt, values: [much]"), `values: Invalid value: "much": must be a whole number`},
-		"no label":         {term(`key: nvidia.com/gpu.product, operator: In, values: ["' || true || '"]`), `values: Invalid value: "' || true || '": must be the value of a label`},
-		"values of Exists": {term("key: nvidia.com/gpu.product, operator: Exists, values: [a]"), "values: Forbidden: none for Exists"},
+		"no values":        {term("key: nvidia.com/gpu.memory, operator: In"), "values: Invalid value: null: for 'in', 'notin' operators"},
+		"several bounds":   {term("key: nvidia.com/gpu.memory, operator: Gt, values: ['1', '2']"), "exactly one value is required"},
+		"no number":        {term("key: nvidia.com/gpu.memory, operator: Gt, values: [much]"), `values[0]: Invalid value: "much": for 'Gt', 'Lt' operators, the value must be an integer`},
+		"no label":         {term(`key: nvidia.com/gpu.product, operator: In, values: ["' || true || '"]`), `Invalid value: "' || true || '": a valid label must be`},
+		"values of Exists": {term("key: nvidia.com/gpu.product, operator: Exists, values: [a]"), "values set must be empty for exists"},
 		"contradiction":    {pod("nodeSelector: {nvidia.com/gpu.sharing-strategy: mps, nvidia.com/gpu.product: NVIDIA-L4-SHARED}, " + gpu), "labels of nodes contradict each other: nvidia.com/gpu would be mps and timeslice"},
 	} {
 		if _, err := Translate([]byte(test.in), whole); err == nil || !strings.Contains(err.Error(), test.want) {

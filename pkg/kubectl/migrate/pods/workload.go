@@ -5,6 +5,7 @@ package pods
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -65,10 +66,9 @@ func (w *workload) translate() error {
 		return err
 	}
 	requests, err := w.requests(containers, selection)
-	if err != nil || len(requests) == 0 {
+	if err != nil {
 		return err
 	}
-	selection.apply()
 	w.flagNodeName()
 	w.changed = true
 	return w.claim(containers, requests)
@@ -147,13 +147,18 @@ func nameRequests(all []*request) {
 	const room = validation.DNS1123LabelMaxLength - len("-99")
 	taken := map[string]bool{}
 	for _, r := range all {
-		base := strings.TrimRight(r.Name[:min(len(r.Name), room)], "-")
-		r.Name = base
-		for n := 2; taken[r.Name]; n++ {
-			r.Name = fmt.Sprintf("%s-%d", base, n)
-		}
+		r.Name = unique(strings.TrimRight(r.Name[:min(len(r.Name), room)], "-"), func(name string) bool { return taken[name] })
 		taken[r.Name] = true
 	}
+}
+
+// unique returns a name that is not taken: the given one, or one with a number.
+func unique(base string, taken func(name string) bool) string {
+	name := base
+	for n := 2; taken(name); n++ {
+		name = fmt.Sprintf("%s-%d", base, n)
+	}
+	return name
 }
 
 // requestOf makes the request for what a container asks for.
@@ -206,10 +211,9 @@ func (w *workload) claim(containers []*container, requests []*request) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", w.path, err)
 	}
-	own := claimName
-	for n := 2; slices.ContainsFunc(claims.Content, func(c *yaml.Node) bool { return document.Text(c, "name") == own }); n++ {
-		own = fmt.Sprintf("%s-%d", claimName, n)
-	}
+	own := unique(claimName, func(name string) bool {
+		return slices.ContainsFunc(claims.Content, func(c *yaml.Node) bool { return document.Text(c, "name") == name })
+	})
 	claims.Content = append(claims.Content, object("name", own, "resourceClaimTemplateName", name))
 	for _, c := range containers {
 		if err := c.use(own, len(requests) > 1); err != nil {
@@ -221,12 +225,9 @@ func (w *workload) claim(containers []*container, requests []*request) error {
 
 // templateName returns a name for the claim template that no other one has.
 func (w *workload) templateName() (string, error) {
-	base := document.Text(w.object, "metadata", "name")
+	base := cmp.Or(document.Text(w.object, "metadata", "name"), strings.TrimRight(document.Text(w.object, "metadata", "generateName"), "-."))
 	if base == "" {
-		base = strings.TrimRight(document.Text(w.object, "metadata", "generateName"), "-.")
-	}
-	if base == "" {
-		return "", fmt.Errorf("metadata.name: Required value: the claim template is named after it")
+		return "", errors.New("metadata.name: Required value: the claim template is named after it")
 	}
 	namespace := document.Text(w.object, "metadata", "namespace")
 	for field, text := range map[string]string{"name": base, "namespace": namespace} {
@@ -235,11 +236,7 @@ func (w *workload) templateName() (string, error) {
 		}
 	}
 	const room = validation.DNS1123SubdomainMaxLength - len("-gpu-99999")
-	base = strings.TrimRight(base[:min(len(base), room)], "-.") + "-gpu"
-	name := base
-	for n := 2; w.names[namespace+"/"+name]; n++ {
-		name = fmt.Sprintf("%s-%d", base, n)
-	}
+	name := unique(strings.TrimRight(base[:min(len(base), room)], "-.")+"-gpu", func(name string) bool { return w.names[namespace+"/"+name] })
 	w.names[namespace+"/"+name] = true
 	return name, nil
 }
@@ -256,7 +253,7 @@ func (w *workload) dropRuntimeClass() {
 	if document.Text(w.spec, "runtimeClassName") != "nvidia" {
 		return
 	}
-	remove(w.spec, "runtimeClassName")
+	document.Remove(w.spec, "runtimeClassName")
 	w.changed = true
 	w.findings().Changed(w.at("runtimeClassName"), "nvidia", "dropped: the container runtime adds the devices by CDI, and NVIDIA's runtime would add all GPUs of images that have NVIDIA_VISIBLE_DEVICES=all")
 }
