@@ -31,16 +31,12 @@ type Flags struct {
 	Scrape scrape.Options
 	// Watch is for how long to look, 0 for once, and Interval the time between two looks.
 	Watch, Interval time.Duration
-	// Least is how long must have been looked before anything is advised.
-	Least    time.Duration
-	Headroom float64
-	Price    float64
-	Sharing  bool
+	Query
 }
 
 // NewCommand returns kubectl gpu rightsize.
 func NewCommand(o *options.Options) *cobra.Command {
-	f := Flags{Headroom: 0.1, Least: leastObserved, Interval: sampleInterval, Scrape: scrape.Options{Timeout: scrape.DefaultTimeout}}
+	f := Flags{Query: Query{Headroom: 0.1, Least: leastObserved}, Interval: sampleInterval, Scrape: scrape.Options{Timeout: scrape.DefaultTimeout}}
 	c := &cobra.Command{
 		Use:   "rightsize",
 		Short: "Find the smallest partition or share that would have been enough for each claim",
@@ -86,17 +82,15 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, f
 	if err != nil {
 		return err
 	}
-	list := Compare(m, observation, Query{Scope: scope, Headroom: f.Headroom, Least: f.Least, Sharing: f.Sharing, Price: f.Price, Now: now()})
+	f.Scope, f.Now = scope, now()
+	list := Compare(m, observation, f.Query)
 	return printer.Print(o, list, list.View(scope.Namespace == ""))
 }
 
 // observe looks once, and again until the time is over. Warnings are those of the last look.
 func observe(ctx context.Context, o *options.Options, client kubernetes.Interface, f Flags) (*Observation, error) {
 	observation := NewObservation()
-	ctxWatch, cancel := context.WithTimeout(ctx, f.Watch)
-	defer cancel()
-	ticker := time.NewTicker(max(f.Interval, time.Millisecond))
-	defer ticker.Stop()
+	end := time.After(f.Watch)
 	for {
 		r, err := scrape.Pods(ctx, client, f.Scrape)
 		if err != nil {
@@ -104,17 +98,13 @@ func observe(ctx context.Context, o *options.Options, client kubernetes.Interfac
 		}
 		observation.Add(r)
 		select {
-		case <-ctxWatch.Done():
-		case <-ticker.C:
-			if ctxWatch.Err() == nil {
-				continue
-			}
-		}
-		if ctx.Err() != nil {
+		case <-ctx.Done():
 			return nil, fmt.Errorf("watch what claims use: %w", ctx.Err())
+		case <-end:
+			r.Warn(o.ErrOut)
+			return observation, nil
+		case <-time.After(f.Interval):
 		}
-		r.Warn(o.ErrOut)
-		return observation, nil
 	}
 }
 
@@ -137,19 +127,16 @@ func (l *SizeList) View(namespaces bool) printer.View {
 }
 
 func (s *Size) row() printer.Row {
-	row := printer.Row{Name: "resourceclaim.resource.k8s.io/" + s.Name}
+	row := printer.Row{Name: "resourceclaim.resource.k8s.io/" + s.Name, Style: printer.Faint}
 	enough, saves, perHour, observed := "unknown", printer.Unknown, printer.Unknown, printer.Unknown
 	switch s.Verdict {
 	case Right:
-		enough = "as it is"
+		row.Style, enough = printer.Plain, "as it is"
 	case Smaller:
-		row.Style = printer.Warn
-		enough, saves, perHour = s.Enough.String(), fmt.Sprintf("%.2f GPUs", s.SavedGPUs), fmt.Sprintf("%.2f", s.SavedPerHour)
-	default:
-		row.Style = printer.Faint
+		row.Style, enough, saves, perHour = printer.Warn, s.Enough.String(), fmt.Sprintf("%.2f GPUs", s.SavedGPUs), fmt.Sprintf("%.2f", s.SavedPerHour)
 	}
 	if s.ObservedSeconds > 0 {
-		observed = printer.SecondsOrUnknown(&s.ObservedSeconds)
+		observed = printer.Seconds(s.ObservedSeconds)
 	}
 	row.Cells = []string{
 		s.Namespace, s.Name, s.Holds.String(), printer.BytesOrUnknown(s.PeakBytes), printer.PercentOrUnknown(s.Busy), observed, enough, saves, perHour,
@@ -188,15 +175,14 @@ func (l *SizeList) changes(out *bytes.Buffer, f printer.Format) {
 	largest := map[key]Size{}
 	var order []key
 	for _, s := range l.Items {
-		if s.Change == nil {
-			continue
-		}
 		k := key{s.Source, s.Request}
 		known, has := largest[k]
-		if !has {
+		switch {
+		case s.Change == nil:
+		case !has:
 			order = append(order, k)
-		}
-		if !has || s.Enough.GPUs > known.Enough.GPUs {
+			largest[k] = s
+		case s.Enough.GPUs > known.Enough.GPUs:
 			largest[k] = s
 		}
 	}
@@ -204,13 +190,7 @@ func (l *SizeList) changes(out *bytes.Buffer, f printer.Format) {
 		c := largest[k].Change
 		fmt.Fprintf(out, "\n%s\n", f.Paint(printer.Bold, fmt.Sprintf("# %s %s/%s, in %s:", k.source.Kind, k.source.Namespace, k.source.Name, c.Path)))
 		for line := range strings.Lines(c.Diff) {
-			style := printer.Plain
-			switch line[0] {
-			case '-':
-				style = printer.Bad
-			case '+':
-				style = printer.Good
-			}
+			style := map[byte]printer.Style{'-': printer.Bad, '+': printer.Good}[line[0]]
 			out.WriteString(f.Paint(style, strings.TrimSuffix(line, "\n")) + "\n")
 		}
 		for _, n := range c.Notes {

@@ -6,7 +6,6 @@ package rightsize
 import (
 	"time"
 
-	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/scrape"
 )
 
@@ -49,12 +48,4 @@ func larger[T int64 | float64](a, b *T) *T {
 		return b
 	}
 	return a
-}
-
-func (o *Observation) of(id scrape.ID) *observed { return o.claims[id] }
-
-// why says why nothing is known of a holding.
-func (o *Observation) why(h *fleet.Holding) string {
-	_, why := o.last.Of(h)
-	return why
 }

@@ -135,18 +135,21 @@ func sizeOf(m *fleet.Model, h *fleet.Holding, o *Observation, q Query, offers ma
 		return s
 	}
 	s.Holds = holds(h)
-	seen := o.of(s.ID)
+	seen := o.claims[s.ID]
 	if seen == nil {
-		s.Reason = o.why(h)
+		_, s.Reason = o.last.Of(h)
 		return s
 	}
 	s.PeakBytes, s.Busy, s.Samples = seen.peak, seen.busy, seen.samples
-	s.ObservedSeconds = max(0, q.Now.Sub(observedSince(seen.since, h)).Seconds())
-	if seen.peak == nil {
+	// The driver forgets what it has measured when it is restarted.
+	since := slices.MaxFunc([]time.Time{seen.since, fleet.AllocatedAt(h.Claim).Time}, time.Time.Compare)
+	observed := max(0, q.Now.Sub(since))
+	s.ObservedSeconds = observed.Seconds()
+	switch {
+	case seen.peak == nil:
 		s.Reason = "the driver does not report the claim's memory"
 		return s
-	}
-	if observed := time.Duration(s.ObservedSeconds * float64(time.Second)); observed < q.Least {
+	case observed < q.Least:
 		s.Reason = fmt.Sprintf("it was observed for %s, and nothing is advised before %s", duration.HumanDuration(observed), duration.HumanDuration(q.Least))
 		return s
 	}
@@ -173,12 +176,6 @@ func sizeOf(m *fleet.Model, h *fleet.Holding, o *Observation, q Query, offers ma
 // leastSaving is the part of a GPU that is worth a line: less is shown as 0.00.
 const leastSaving = 0.005
 
-// observedSince returns since when the driver has measured the claim: it forgets when it is
-// restarted.
-func observedSince(started time.Time, h *fleet.Holding) time.Time {
-	return slices.MaxFunc([]time.Time{started, fleet.AllocatedAt(h.Claim).Time}, time.Time.Compare)
-}
-
 func holds(h *fleet.Holding) Part {
 	p := Part{Type: h.Device.Type, Profile: h.Device.Profile, GPUs: h.Part()}
 	if !h.Device.Shared() {
@@ -192,15 +189,12 @@ func holds(h *fleet.Holding) Part {
 
 // offersOf returns devices by the product of their GPU, one of each type and profile.
 func offersOf(m *fleet.Model) map[string][]*fleet.Device {
-	type key struct{ product, kind, profile string }
-	known := map[key]bool{}
 	offers := map[string][]*fleet.Device{}
 	for d := range m.Devices() {
-		product := d.GPU.ProductName
-		k := key{product, d.Type, d.Profile}
-		if d.Type != fleet.TypeObserver && !known[k] {
-			known[k] = true
-			offers[product] = append(offers[product], d)
+		of := d.GPU.ProductName
+		known := slices.ContainsFunc(offers[of], func(other *fleet.Device) bool { return other.Type == d.Type && other.Profile == d.Profile })
+		if d.Type != fleet.TypeObserver && !known {
+			offers[of] = append(offers[of], d)
 		}
 	}
 	return offers
@@ -209,61 +203,50 @@ func offersOf(m *fleet.Model) map[string][]*fleet.Device {
 // need is what would have been enough.
 type need struct {
 	memory int64
-	// multiprocessors is 0 if it is not known how busy they were.
-	multiprocessors float64
+	// device is what the claim has, and busy which part of its multiprocessors would be enough: 0 if that is not known.
+	device *fleet.Device
+	busy   float64
 	// kinds are those of devices that isolate as well as the one that the claim has.
 	kinds []string
-	// percent is what a share has now, which stays if it is not known how busy it was; 0 if the
-	// claim has its device alone.
+	// percent is what a share has now; 0 if the claim has its device alone.
 	percent int64
-	// busyPercent is which part of a device like the held one would be enough, in percent, 0 if
-	// it is not known how busy that was. It counts where the number of multiprocessors is not
-	// known.
-	busyPercent float64
-	profile     string
 }
 
 func needOf(h *fleet.Holding, seen *observed, q Query) need {
-	n := need{profile: h.Device.Profile, memory: int64(math.Ceil(float64(*seen.peak) * (1 + q.Headroom)))}
 	percent := h.Result.ConsumedCapacity[fleet.CapacitySMPercent]
-	n.percent = percent.Value()
-	has := float64(h.Device.Capacity("multiprocessors"))
+	n := need{device: h.Device, memory: int64(math.Ceil(float64(*seen.peak) * (1 + q.Headroom))), percent: percent.Value()}
 	share := 1.0
 	if n.percent > 0 {
 		share = float64(min(100, n.percent)) / 100
+		// Somebody asked for that much, which stays if it is not known how busy it was.
+		n.busy = share
+	}
+	if seen.busy != nil {
+		n.busy = *seen.busy * share * (1 + q.Headroom)
 	}
 	switch {
-	case seen.busy != nil:
-		n.multiprocessors = *seen.busy * share * has * (1 + q.Headroom)
-		n.busyPercent = *seen.busy * share * 100 * (1 + q.Headroom)
-	case n.percent > 0:
-		// Somebody asked for that much.
-		n.multiprocessors = share * has
-	}
-	switch h.Device.Type {
-	case fleet.TypeMPS:
+	case h.Device.Shared():
+		n.kinds = []string{fleet.TypeMIG, h.Device.Type}
+	case q.Sharing:
 		n.kinds = []string{fleet.TypeMIG, fleet.TypeMPS}
-	case fleet.TypeTimeSlice:
-		n.kinds = []string{fleet.TypeMIG, fleet.TypeTimeSlice}
 	default:
 		n.kinds = []string{fleet.TypeMIG}
-		if q.Sharing {
-			n.kinds = append(n.kinds, fleet.TypeMPS)
-		}
 	}
 	return n
 }
+
+// multiprocessors returns how many of them are needed, 0 if that is not known.
+func (n need) multiprocessors() float64 { return n.busy * float64(n.device.Capacity("multiprocessors")) }
 
 // on returns the part of a device that would be enough, if the device has that much.
 func (n need) on(d *fleet.Device) (Part, bool) {
 	if !slices.Contains(n.kinds, d.Type) {
 		return Part{}, false
 	}
-	all := float64(d.Capacity("multiprocessors"))
 	p := Part{Type: d.Type, Profile: d.Profile, GPUs: d.Part()}
 	if !d.Shared() {
 		p.MemoryBytes = d.Capacity(fleet.CapacityMemory)
-		return p, p.MemoryBytes >= n.memory && all >= n.multiprocessors
+		return p, p.MemoryBytes >= n.memory && float64(d.Capacity("multiprocessors")) >= n.multiprocessors()
 	}
 	memory, fits := granted(d.Published.Capacity[fleet.CapacityMemory], n.memory)
 	if !fits {
@@ -288,10 +271,10 @@ func (n need) on(d *fleet.Device) (Part, bool) {
 func (n need) percentOf(d *fleet.Device, sm resourceapi.DeviceCapacity) int64 {
 	all := float64(d.Capacity("multiprocessors"))
 	switch {
-	case n.multiprocessors > 0 && all > 0:
-		return max(1, int64(math.Ceil(n.multiprocessors/all*100)))
-	case n.busyPercent > 0 && d.Profile == n.profile:
-		return max(1, int64(math.Ceil(n.busyPercent)))
+	case n.multiprocessors() > 0 && all > 0:
+		return max(1, int64(math.Ceil(n.multiprocessors()/all*100)))
+	case n.busy > 0 && d.Profile == n.device.Profile:
+		return max(1, int64(math.Ceil(n.busy*100)))
 	case n.percent > 0:
 		return n.percent
 	case sm.RequestPolicy != nil && sm.RequestPolicy.Default != nil:

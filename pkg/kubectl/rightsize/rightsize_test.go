@@ -253,7 +253,7 @@ func TestObservation(t *testing.T) {
 	} {
 		o.Add(&scrape.Result{Claims: []scrape.Claim{c}})
 	}
-	if got := o.of(id); got.samples != 4 || *got.peak != 7 || *got.busy != 0.2 {
+	if got := o.claims[id]; got.samples != 4 || *got.peak != 7 || *got.busy != 0.2 {
 		t.Errorf("%+v", got)
 	}
 }
@@ -268,7 +268,7 @@ func TestRun(t *testing.T) {
 	streams, _, out, _ := genericiooptions.NewTestIOStreams()
 	o := options.New(streams)
 	o.AllNamespaces = true
-	flags := Flags{Headroom: 0.1, Price: 2, Watch: 20 * time.Millisecond, Interval: time.Millisecond}
+	flags := Flags{Query: Query{Headroom: 0.1, Price: 2}, Watch: 20 * time.Millisecond, Interval: time.Millisecond}
 	now := func() time.Time { return time.Unix(scrapetest.Started+3600, 0) }
 	if err := Run(t.Context(), o, client, flags, now); err != nil || !strings.Contains(out.String(), "1g.10gb") || !strings.Contains(out.String(), "60m") {
 		t.Errorf("%v, %s", err, out.String())
