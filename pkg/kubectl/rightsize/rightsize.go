@@ -236,7 +236,9 @@ func needOf(h *fleet.Holding, seen *observed, q Query) need {
 }
 
 // multiprocessors returns how many of them are needed, 0 if that is not known.
-func (n need) multiprocessors() float64 { return n.busy * float64(n.device.Capacity("multiprocessors")) }
+func (n need) multiprocessors() float64 {
+	return n.busy * float64(n.device.Capacity("multiprocessors"))
+}
 
 // on returns the part of a device that would be enough, if the device has that much.
 func (n need) on(d *fleet.Device) (Part, bool) {

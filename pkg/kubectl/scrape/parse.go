@@ -59,28 +59,22 @@ type GPU struct {
 	Temperature    *float64 `json:"temperatureCelsius,omitempty"`
 }
 
-// answer is that of a pod.
-type answer struct {
-	claims []Claim
-	gpus   []GPU
-}
-
 // parse reads the text format of Prometheus.
-func parse(body io.Reader, node string) (answer, error) {
+func parse(body io.Reader, node string) (*Result, error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(body)
 	if err != nil {
-		return answer{}, fmt.Errorf("read the answer: %w", err)
+		return nil, fmt.Errorf("read the answer: %w", err)
 	}
 	if families["partage_build_info"] == nil {
-		return answer{}, fmt.Errorf("read the answer: it has no partage_build_info, so that it is not the driver's")
+		return nil, fmt.Errorf("read the answer: it has no partage_build_info, so that it is not the driver's")
 	}
 	r := &reader{families: families}
 	var started time.Time
 	if at := r.series("process_start_time_seconds"); len(at) > 0 {
 		started = time.Unix(int64(at[0].value), 0)
 	}
-	return answer{r.claims(node, started), r.gpus(node)}, nil
+	return &Result{Claims: r.claims(node, started), GPUs: r.gpus(node)}, nil
 }
 
 type reader struct{ families map[string]*dto.MetricFamily }

@@ -85,15 +85,14 @@ func (f Failure) Unwrap() error { return f.Err }
 func (r *Result) Warn(w io.Writer) {
 	forbidden := false
 	for _, f := range r.Failures {
-		if apierrors.IsForbidden(f) {
-			if !forbidden {
-				_, _ = fmt.Fprintf(w, "warning: cannot get pods/proxy in namespace %s: %v; without it is unknown what claims use\n", f.Namespace, f.Err)
-			}
-			forbidden = true
-			continue
-		}
 		// Nobody reads what cannot be written.
-		_, _ = fmt.Fprintln(w, "warning:", f.Error())
+		switch is := apierrors.IsForbidden(f); {
+		case !is:
+			_, _ = fmt.Fprintln(w, "warning:", f.Error())
+		case !forbidden:
+			forbidden = true
+			_, _ = fmt.Fprintf(w, "warning: cannot get pods/proxy in namespace %s: %v; without it is unknown what claims use\n", f.Namespace, f.Err)
+		}
 	}
 }
 
@@ -115,23 +114,20 @@ func Pods(ctx context.Context, client kubernetes.Interface, o Options) (*Result,
 	if err != nil {
 		return nil, err
 	}
-	var (
-		mu      sync.Mutex
-		answers []answer
-		group   errgroup.Group
-		result  = &Result{}
-	)
+	var mu sync.Mutex
+	var group errgroup.Group
 	group.SetLimit(parallel)
+	r := &Result{}
 	for _, pod := range pods {
 		group.Go(func() error {
-			a, err := ask(ctx, client, pod, cmp.Or(o.Timeout, DefaultTimeout))
+			told, err := ask(ctx, client, pod, cmp.Or(o.Timeout, DefaultTimeout))
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
-				result.Failures = append(result.Failures, Failure{Node: pod.Spec.NodeName, Namespace: pod.Namespace, Pod: pod.Name, Err: err})
+				r.Failures = append(r.Failures, Failure{Node: pod.Spec.NodeName, Namespace: pod.Namespace, Pod: pod.Name, Err: err})
 				return nil
 			}
-			answers = append(answers, a)
+			r.Claims, r.GPUs = append(r.Claims, told.Claims...), append(r.GPUs, told.GPUs...)
 			return nil
 		})
 	}
@@ -140,8 +136,12 @@ func Pods(ctx context.Context, client kubernetes.Interface, o Options) (*Result,
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("read the metrics of the driver's pods: %w", err)
 	}
-	result.add(answers)
-	return result, nil
+	slices.SortFunc(r.Claims, func(a, b Claim) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Node, b.Node), cmp.Compare(a.Device, b.Device))
+	})
+	slices.SortFunc(r.GPUs, func(a, b GPU) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.PCIBusID, b.PCIBusID)) })
+	slices.SortFunc(r.Failures, func(a, b Failure) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Pod, b.Pod)) })
+	return r, nil
 }
 
 // driverPods lists the pods of the driver. While it is upgraded two pods of a node know the same claims: the one that has run for longer
@@ -157,21 +157,18 @@ func driverPods(ctx context.Context, client kubernetes.Interface, namespace stri
 	if err != nil {
 		return nil, fmt.Errorf("list the driver's pods (%s): %w", selector, err)
 	}
-	worse := func(p *corev1.Pod) int64 {
-		if p.Status.Phase == corev1.PodRunning && p.DeletionTimestamp == nil {
-			return 0
+	better := func(p, other *corev1.Pod) bool {
+		runs := func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning && p.DeletionTimestamp == nil }
+		if runs(p) != runs(other) {
+			return runs(p)
 		}
-		return 1
+		return p.CreationTimestamp.Before(&other.CreationTimestamp)
 	}
 	byNode := map[string]*corev1.Pod{}
 	for i := range list.Items {
 		p := &list.Items[i]
-		if !fleet.IsDriverPod(p, namespace, fleet.PluginComponent) {
-			continue
-		}
-		node := p.Spec.NodeName
-		if other := byNode[node]; other == nil || cmp.Or(cmp.Compare(worse(p), worse(other)), p.CreationTimestamp.Compare(other.CreationTimestamp.Time)) < 0 {
-			byNode[node] = p
+		if other := byNode[p.Spec.NodeName]; fleet.IsDriverPod(p, namespace, fleet.PluginComponent) && (other == nil || better(p, other)) {
+			byNode[p.Spec.NodeName] = p
 		}
 	}
 	if len(byNode) == 0 {
@@ -180,23 +177,11 @@ func driverPods(ctx context.Context, client kubernetes.Interface, namespace stri
 	return slices.Collect(maps.Values(byNode)), nil
 }
 
-// add collects the answers.
-func (r *Result) add(answers []answer) {
-	for _, a := range answers {
-		r.Claims, r.GPUs = append(r.Claims, a.claims...), append(r.GPUs, a.gpus...)
-	}
-	slices.SortFunc(r.Claims, func(a, b Claim) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Node, b.Node), cmp.Compare(a.Device, b.Device))
-	})
-	slices.SortFunc(r.GPUs, func(a, b GPU) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.PCIBusID, b.PCIBusID)) })
-	slices.SortFunc(r.Failures, func(a, b Failure) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Pod, b.Pod)) })
-}
-
 // ask reads the metrics of a pod.
-func ask(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, timeout time.Duration) (answer, error) {
+func ask(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, timeout time.Duration) (*Result, error) {
 	port, err := portOf(pod)
 	if err != nil {
-		return answer{}, err
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -205,13 +190,10 @@ func ask(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, time
 		if errors.Is(err, context.DeadlineExceeded) {
 			err = fmt.Errorf("no answer in %s: %w", timeout, err)
 		}
-		return answer{}, err
+		return nil, err
 	}
-	a, err := parse(&io.LimitedReader{R: body, N: maxBytes}, pod.Spec.NodeName)
-	if closing := body.Close(); err == nil {
-		err = closing
-	}
-	return a, err
+	told, err := parse(&io.LimitedReader{R: body, N: maxBytes}, pod.Spec.NodeName)
+	return told, errors.Join(err, body.Close())
 }
 
 func portOf(pod *corev1.Pod) (int32, error) {
