@@ -4,9 +4,11 @@
 package live
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 
@@ -15,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
@@ -41,21 +42,16 @@ type object interface {
 	metav1.Object
 }
 
-// scope is what is mirrored, and where.
-type scope struct {
-	source   *Source
-	client   kubernetes.Interface
-	resource string
-	// fallback is the namespace to read if all may not be read, "" for none.
-	fallback string
-}
-
 // mirror has the objects of one resource. It is the store of a reflector, which lists and
 // watches them, and starts again after every error.
 type mirror[T object] struct {
-	scope
-	store   cache.Store
-	watcher cache.ListerWatcher
+	cache.Store
+	resource string
+	// fallback is the namespace to read if all may not be read, "" for none.
+	fallback string
+	watcher  cache.ListerWatcher
+	// notify says that something has changed.
+	notify func()
 
 	mu sync.Mutex
 	// answered says that there was a final answer, be it that reading is forbidden.
@@ -63,10 +59,15 @@ type mirror[T object] struct {
 	// filled says that objects were read: those of namespace, or of all.
 	filled    bool
 	namespace string
+	missed    map[gapKey]view.Gap
 }
 
-func newMirror[T object, L runtime.Object](in scope, clientFor func(namespace string) lister[L]) *mirror[T] {
-	m := &mirror[T]{scope: in, store: cache.NewStore(cache.MetaNamespaceKeyFunc)}
+type gapKey struct{ verb, namespace string }
+
+func newMirror[T object, L runtime.Object](s *Source, resource, fallback string, clientFor func(namespace string) lister[L]) *mirror[T] {
+	m := &mirror[T]{
+		Store: cache.NewStore(cache.MetaNamespaceKeyFunc), resource: resource, fallback: fallback, notify: s.notify, missed: map[gapKey]view.Gap{},
+	}
 	m.watcher = cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			return tried(m, verbList, func(namespace string) (runtime.Object, error) { return clientFor(namespace).List(ctx, o) })
@@ -76,7 +77,7 @@ func newMirror[T object, L runtime.Object](in scope, clientFor func(namespace st
 			// the reflector then lists first.
 			return tried(m, verbWatch, func(namespace string) (watch.Interface, error) { return clientFor(namespace).Watch(ctx, o) })
 		},
-	}, in.client)
+	}, s.client)
 	return m
 }
 
@@ -94,41 +95,41 @@ func tried[T object, R any](m *mirror[T], verb string, call func(namespace strin
 
 // note remembers what the API server answered to a call.
 func (m *mirror[T]) note(verb, namespace string, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	gap := view.Gap{
 		Verb: verb, Resource: m.resource, Namespace: namespace, Unknown: "Without it is unknown " + fleet.UnknownWithout[m.resource] + ".",
+		Absent: apierrors.IsNotFound(err), Forbidden: apierrors.IsForbidden(err),
 	}
 	switch {
 	case err == nil:
-		m.mu.Lock()
 		m.namespace = namespace
-		m.mu.Unlock()
-		m.source.closes(func(g view.Gap) bool {
-			return g.Resource == m.resource && (!g.Forbidden || g.Verb == verb && (namespace == metav1.NamespaceAll || g.Namespace == namespace))
+		m.closes(func(g view.Gap) bool {
+			return !g.Forbidden || g.Verb == verb && (namespace == metav1.NamespaceAll || g.Namespace == namespace)
 		})
+		return
 	case apierrors.IsInvalid(err), apierrors.IsResourceExpired(err), apierrors.IsGone(err), errors.Is(err, context.Canceled):
 		// The reflector goes on with another kind of list, or has ended.
-	case apierrors.IsNotFound(err):
-		gap.Absent, gap.Message = true, "the API server does not have this resource"
-		m.source.lacks(gap)
-		m.settle()
-	case apierrors.IsForbidden(err):
-		gap.Forbidden, gap.Message = true, err.Error()
-		m.source.lacks(gap)
-		if verb == verbList && (m.fallback == "" || namespace == m.fallback) {
-			m.settle()
-		}
+		return
+	case gap.Absent:
+		gap.Message = "the API server does not have this resource"
 	default:
 		gap.Message = err.Error()
-		m.source.lacks(gap)
+	}
+	answered := m.answered || gap.Absent || gap.Forbidden && verb == verbList && (m.fallback == "" || namespace == m.fallback)
+	if key := (gapKey{verb, namespace}); m.missed[key] != gap || m.answered != answered {
+		m.missed[key], m.answered = gap, answered
+		m.notify()
 	}
 }
 
-// settle notes that there is a final answer, for now.
-func (m *mirror[T]) settle() {
-	m.mu.Lock()
-	m.answered = true
-	m.mu.Unlock()
-	m.source.notify()
+// closes forgets gaps that are none any more.
+func (m *mirror[T]) closes(none func(view.Gap) bool) {
+	before := len(m.missed)
+	maps.DeleteFunc(m.missed, func(_ gapKey, g view.Gap) bool { return none(g) })
+	if len(m.missed) != before {
+		m.notify()
+	}
 }
 
 func (m *mirror[T]) run(ctx context.Context) {
@@ -146,68 +147,78 @@ func (m *mirror[T]) ready() bool {
 	return m.answered
 }
 
-// missing says which objects the mirror does not have.
-func (m *mirror[T]) missing() []fleet.Missing {
+// gaps returns what cannot be seen, sorted.
+func (m *mirror[T]) gaps() []view.Gap {
 	m.mu.Lock()
-	complete := m.filled && m.namespace == metav1.NamespaceAll
-	filled := m.filled
+	defer m.mu.Unlock()
+	return slices.SortedFunc(maps.Values(m.missed), func(a, b view.Gap) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Verb, b.Verb))
+	})
+}
+
+// missing says which objects the mirror does not have.
+func (m *mirror[T]) missing() (all []fleet.Missing) {
+	m.mu.Lock()
+	filled, namespace := m.filled, m.namespace
 	m.mu.Unlock()
-	if complete {
+	if filled && namespace == metav1.NamespaceAll {
 		return nil
 	}
-	var all []fleet.Missing
-	for _, gap := range m.source.Gaps() {
+	for _, gap := range m.gaps() {
 		same := func(other fleet.Missing) bool { return other.Namespace == gap.Namespace }
-		if gap.Resource == m.resource && (!filled || gap.Namespace == metav1.NamespaceAll) && !slices.ContainsFunc(all, same) {
+		if (!filled || gap.Namespace == metav1.NamespaceAll) && !slices.ContainsFunc(all, same) {
 			all = append(all, fleet.Missing{Resource: gap.Resource, Namespace: gap.Namespace, Err: errors.New(gap.Message), Absent: gap.Absent})
 		}
 	}
 	return all
 }
 
-// list returns the objects, sorted.
+// list returns the objects, sorted as the API server does.
 func (m *mirror[T]) list() []T {
 	var all []T
-	for _, one := range m.store.List() {
+	for _, one := range m.List() {
 		if o, is := one.(T); is {
 			all = append(all, o)
 		}
 	}
-	slices.SortFunc(all, func(a, b T) int { return compareObjects(a, b) })
+	slices.SortFunc(all, func(a, b T) int {
+		return cmp.Or(cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
+	})
 	return all
 }
 
-// Add adds an object. It is called by the reflector, as the next four are.
-func (m *mirror[T]) Add(o any) error { return m.change(m.store.Add(trimmed(o))) }
+// Add adds an object. It is called by the reflector, as the next three are.
+func (m *mirror[T]) Add(o any) error {
+	defer m.notify()
+	return m.Store.Add(trimmed(o))
+}
 
 // Update replaces an object.
-func (m *mirror[T]) Update(o any) error { return m.change(m.store.Update(trimmed(o))) }
+func (m *mirror[T]) Update(o any) error {
+	defer m.notify()
+	return m.Store.Update(trimmed(o))
+}
 
 // Delete removes an object.
-func (m *mirror[T]) Delete(o any) error { return m.change(m.store.Delete(o)) }
+func (m *mirror[T]) Delete(o any) error {
+	defer m.notify()
+	return m.Store.Delete(o)
+}
 
 // Replace replaces all objects.
 func (m *mirror[T]) Replace(all []any, version string) error {
 	for _, o := range all {
 		trimmed(o)
 	}
-	err := m.store.Replace(all, version)
+	err := m.Store.Replace(all, version)
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	m.answered, m.filled = true, true
-	namespace := m.namespace
-	m.mu.Unlock()
 	// A watch may have delivered the list.
-	m.source.closes(func(g view.Gap) bool {
-		return g.Resource == m.resource && g.Verb == verbList && (namespace == metav1.NamespaceAll || g.Namespace == namespace)
+	m.closes(func(g view.Gap) bool {
+		return g.Verb == verbList && (m.namespace == metav1.NamespaceAll || g.Namespace == m.namespace)
 	})
-	return m.change(err)
-}
-
-// Resync does nothing: every reader reads the whole mirror.
-func (m *mirror[T]) Resync() error { return nil }
-
-func (m *mirror[T]) change(err error) error {
-	m.source.notify()
+	m.notify()
 	return err
 }
 
