@@ -166,17 +166,6 @@ func ofDriver(m *fleet.Model, class string) bool {
 	return !named
 }
 
-// waitingPods returns the pods without a node that want devices of the driver, in their order.
-func waitingPods(m *fleet.Model) map[string]*corev1.Pod {
-	waiting := map[string]*corev1.Pod{}
-	for _, p := range m.Pods {
-		if Waits(m, p) {
-			waiting[PodKey(p)] = p
-		}
-	}
-	return waiting
-}
-
 // Waits reports whether the scheduler has found no node for a pod that wants devices of the
 // model's driver.
 func Waits(m *fleet.Model, p *corev1.Pod) bool {
@@ -214,33 +203,33 @@ func wants(m *fleet.Model, p *corev1.Pod, started bool) bool {
 // wantsExtended reports whether a container has a request such as nvidia.com/gpu for which the
 // driver has a class.
 func wantsExtended(m *fleet.Model, p *corev1.Pod) bool {
-	names := map[corev1.ResourceName]bool{}
-	for _, c := range m.Classes {
-		if !ofDriver(m, c.Name) {
-			continue
-		}
-		names[corev1.ResourceName(resourceapi.ResourceDeviceClassPrefix+c.Name)] = true
-		if c.Spec.ExtendedResourceName != nil {
-			names[corev1.ResourceName(*c.Spec.ExtendedResourceName)] = true
-		}
-	}
-	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
-		for name := range c.Resources.Requests {
-			if names[name] {
-				return true
-			}
-		}
-	}
-	return false
+	requested := allocation.PodRequests(p)
+	return slices.ContainsFunc(m.Classes, func(c *resourceapi.DeviceClass) bool {
+		_, has := requested[corev1.ResourceName(resourceapi.ResourceDeviceClassPrefix+c.Name)]
+		_, named := requested[corev1.ResourceName(ptr.Deref(c.Spec.ExtendedResourceName, ""))]
+		return (has || named) && ofDriver(m, c.Name)
+	})
 }
 
-// podsOf returns the pods that use claims or wait for some, by key.
-func podsOf(m *fleet.Model, claims map[string]*Claim, waiting map[string]*corev1.Pod) map[string]*Pod {
+// podsOf returns the pods that use claims, wait for some or are stuck, by key, and has claims name the pods that wait for them.
+func podsOf(m *fleet.Model, claims map[string]*Claim) map[string]*Pod {
 	pods := map[string]*Pod{}
-	for _, p := range waiting {
-		pods[PodKey(p)] = newPod(m, p, claims)
-		pods[PodKey(p)].Waiting = true
-		for _, key := range pods[PodKey(p)].Claims {
+	add := func(p *corev1.Pod) *Pod {
+		key := PodKey(p)
+		if pods[key] == nil {
+			pods[key] = newPod(m, p, claims)
+		}
+		return pods[key]
+	}
+	for _, p := range m.Pods {
+		if Stuck(m, p) {
+			add(p).Stuck = true
+		}
+		if !Waits(m, p) {
+			continue
+		}
+		add(p).Waiting = true
+		for _, key := range add(p).Claims {
 			if c := claims[key]; !slices.Contains(c.Pods, PodKey(p)) {
 				c.Pods = append(c.Pods, PodKey(p))
 				slices.Sort(c.Pods)
@@ -249,19 +238,8 @@ func podsOf(m *fleet.Model, claims map[string]*Claim, waiting map[string]*corev1
 	}
 	for _, h := range m.Holdings {
 		for _, p := range h.Pods {
-			if pods[PodKey(p)] == nil {
-				pods[PodKey(p)] = newPod(m, p, claims)
-			}
+			add(p)
 		}
-	}
-	for _, p := range m.Pods {
-		if !Stuck(m, p) {
-			continue
-		}
-		if pods[PodKey(p)] == nil {
-			pods[PodKey(p)] = newPod(m, p, claims)
-		}
-		pods[PodKey(p)].Stuck = true
 	}
 	return pods
 }
@@ -270,7 +248,7 @@ func newPod(m *fleet.Model, p *corev1.Pod, claims map[string]*Claim) *Pod {
 	out := &Pod{Namespace: p.Namespace, Name: p.Name, Node: p.Spec.NodeName, Phase: phaseOf(p), Created: created(p)}
 	kind, owner := fleet.OwnerOf(p)
 	out.Owner = strings.TrimSpace(kind + " " + owner)
-	names := make([]string, 0, len(p.Spec.ResourceClaims)+1)
+	var names []string
 	for _, c := range allocation.ClaimsOf(m.Snapshot, p) {
 		if c.Claim != nil && !c.New {
 			names = append(names, c.Claim.Name)

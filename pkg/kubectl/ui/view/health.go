@@ -97,13 +97,10 @@ func healthOf(g *fleet.GPU, driver string) []Badge {
 		badges = append(badges, badge)
 	}
 	slices.SortFunc(badges, func(a, b Badge) int {
-		if a.Bad != b.Bad {
-			if a.Bad {
-				return -1
-			}
-			return 1
+		if a.Bad == b.Bad {
+			return cmp.Compare(a.Text, b.Text)
 		}
-		return cmp.Compare(a.Text, b.Text)
+		return map[bool]int{true: -1, false: 1}[a.Bad]
 	})
 	return badges
 }

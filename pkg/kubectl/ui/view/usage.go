@@ -34,19 +34,18 @@ type Usage struct {
 type usages struct {
 	at     time.Time
 	claims *scrape.Index
-	gpus   map[gpuAddress]*scrape.GPU
+	// gpus are by node and PCI address.
+	gpus map[[2]string]*scrape.GPU
 }
-
-type gpuAddress struct{ node, pci string }
 
 func newUsages(m Measured) usages {
 	if m.Told == nil {
 		return usages{}
 	}
-	u := usages{at: m.At, claims: scrape.NewIndex(m.Told), gpus: map[gpuAddress]*scrape.GPU{}}
+	u := usages{at: m.At, claims: scrape.NewIndex(m.Told), gpus: map[[2]string]*scrape.GPU{}}
 	for i := range m.Told.GPUs {
 		g := &m.Told.GPUs[i]
-		u.gpus[gpuAddress{g.Node, g.PCIBusID}] = g
+		u.gpus[[2]string{g.Node, g.PCIBusID}] = g
 	}
 	return u
 }
@@ -64,11 +63,8 @@ func (u usages) of(h *fleet.Holding) *Usage {
 	switch d := h.Device; {
 	case told.LimitBytes != nil:
 		out.Of = *told.LimitBytes
-	case d != nil && d.Shared():
+	case d != nil && d.Shared() && d.Profile == "":
 		out.Of = d.GPU.MemoryBytes
-		if d.Profile != "" {
-			out.Of = d.Capacity(fleet.CapacityMemory)
-		}
 	case d != nil:
 		out.Of = d.Capacity(fleet.CapacityMemory)
 	}
@@ -82,7 +78,7 @@ func (u usages) of(h *fleet.Holding) *Usage {
 
 // ofGPU returns what is used of a GPU as a whole.
 func (u usages) ofGPU(g *fleet.GPU) *Usage {
-	told := u.gpus[gpuAddress{g.Node.Name, g.PCIBusID}]
+	told := u.gpus[[2]string{g.Node.Name, g.PCIBusID}]
 	if told == nil {
 		return nil
 	}

@@ -244,12 +244,13 @@ func New(in Input) (Objects, error) {
 		all[key] = data
 	}
 	usages := newUsages(in.Measured)
-	claims, waiting := claimsOf(in.Model, usages), waitingPods(in.Model)
-	meta := in.Meta
-	meta.Summary.Waiting = len(waiting)
-	for key, pod := range podsOf(in.Model, claims, waiting) {
+	claims, meta := claimsOf(in.Model, usages), in.Meta
+	for key, pod := range podsOf(in.Model, claims) {
 		if e, has := in.Explanations[key]; has && (pod.Waiting || pod.Stuck) {
 			pod.Explanation = &e
+		}
+		if pod.Waiting {
+			meta.Summary.Waiting++
 		}
 		if pod.Stuck {
 			meta.Summary.Stuck++
@@ -258,8 +259,6 @@ func New(in Input) (Objects, error) {
 	}
 	for key, claim := range claims {
 		add(key, claim)
-	}
-	for _, claim := range claims {
 		if len(claim.Devices) > 0 {
 			meta.Summary.Claims++
 		}
