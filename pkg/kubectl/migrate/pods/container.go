@@ -28,6 +28,8 @@ const (
 	hamiMemory    = domain + "gpumem"
 	hamiCores     = domain + "gpucores"
 	maxContainers = 1000
+	// maxMemoryMi is more than any GPU has.
+	maxMemoryMi = 1 << 24
 )
 
 // migResource matches the names that the device plugin has for partitions.
@@ -120,99 +122,76 @@ func (w *workload) readDemands(c *container) error {
 	if c.node.Kind != yaml.MappingNode {
 		return errors.New("must be an object")
 	}
-	seen := map[string]int{}
+	amounts := map[string]int{}
 	for _, section := range []string{"limits", "requests"} {
 		for key, value := range document.Fields(document.At(c.node, "resources", section)) {
-			if err := w.readAmount(c, seen, key.Value, value, "resources."+section+"["+quote.Name(key.Value)+"]"); err != nil {
+			if err := w.readAmount(c, amounts, key.Value, value, "resources."+section+"["+quote.Name(key.Value)+"]"); err != nil {
 				return err
 			}
 		}
 	}
-	c.limit(seen[hamiMemory], seen[hamiCores])
-	if len(c.demands) > 0 {
-		if wrong := validation.IsDNS1123Label(c.name); len(wrong) > 0 {
-			return fmt.Errorf("name: Invalid value: %s: %s", quote.Text(c.name), wrong[0])
+	if memoryMi, percent := amounts[hamiMemory], amounts[hamiCores]; memoryMi+percent > 0 {
+		// HAMi takes one GPU where the container names no number.
+		at := slices.IndexFunc(c.demands, func(d demand) bool { return d.resource == resourceGPU })
+		if at < 0 {
+			at, c.demands = len(c.demands), append(c.demands, demand{resource: resourceGPU, count: 1})
 		}
+		c.demands[at].memoryMi, c.demands[at].percent = memoryMi, percent
+	}
+	if wrong := validation.IsDNS1123Label(c.name); len(c.demands) > 0 && len(wrong) > 0 {
+		return fmt.Errorf("name: Invalid value: %s: %s", quote.Text(c.name), wrong[0])
 	}
 	return nil
 }
 
 // readAmount reads what a container asks for of one resource.
-func (w *workload) readAmount(c *container, seen map[string]int, name string, value *yaml.Node, at string) error {
-	before, twice := seen[name]
-	switch {
-	case isHAMi(name):
-		size, whole := wholeNumber(value)
-		if name == hamiCores && whole && size > 100 {
-			return fmt.Errorf("%s: Invalid value: %s: is percent of the multiprocessors, 100 at most: nothing would ever give that", at, quote.Text(value.Value))
-		}
-		if !whole || size > maxHAMi {
-			return fmt.Errorf("%s: Invalid value: %s: must be a whole number from 0 on", at, quote.Text(value.Value))
-		}
-		if !twice {
-			w.findings().Changed(w.at(c.path+"."+at), value.Value, "is what the MPS share has of memory, in Mi, or of the multiprocessors, in percent")
-		}
-		seen[name] = int(size)
-		return nil
-	case !isGPUResource(name):
+func (w *workload) readAmount(c *container, amounts map[string]int, name string, value *yaml.Node, at string) error {
+	if !isGPUResource(name) && !isHAMi(name) {
 		if strings.HasPrefix(name, domain) {
 			w.findings().Lost(w.at(c.path+"."+at), value.Value, "no device class of Partage has this resource; the request is kept")
 		}
 		return nil
 	}
-	count, err := amount(value)
+	count, err := amount(name, value)
 	if err != nil {
 		return fmt.Errorf("%s: Invalid value: %s: %w", at, quote.Text(value.Value), err)
 	}
-	if twice && before != count {
+	before, twice := amounts[name]
+	amounts[name] = count
+	switch {
+	case twice && before != count:
 		return fmt.Errorf("%s: Invalid value: %d: must be the same as in limits, %d", at, count, before)
-	}
-	seen[name] = count
-	if !twice && count > 0 {
+	case twice:
+	case isHAMi(name):
+		w.findings().Changed(w.at(c.path+"."+at), value.Value, "is what the MPS share has of memory, in Mi, or of the multiprocessors, in percent")
+	case count > 0:
 		c.demands = append(c.demands, demand{resource: name, count: count})
 	}
 	return nil
 }
 
-// maxHAMi is more than any GPU has.
-const maxHAMi = 1 << 24
-
-// limit makes shares of what HAMi limits. It takes one GPU where the container names no number.
-func (c *container) limit(memoryMi, percent int) {
-	if memoryMi+percent == 0 {
-		return
+// amount reads a whole number. What is written with an exponent may be too large to be looked at.
+func amount(name string, n *yaml.Node) (int, error) {
+	const whole = "must be a whole number from 0 on"
+	most, why := int64(maxDevices), fmt.Sprintf("a claim has %d devices at most; divide the pod, or give it several claims by hand", maxDevices)
+	switch name {
+	case hamiMemory:
+		most, why = maxMemoryMi, whole+", and not more than any GPU has"
+	case hamiCores:
+		most, why = 100, "is percent of the multiprocessors, 100 at most: nothing would ever give that"
 	}
-	at := slices.IndexFunc(c.demands, func(d demand) bool { return d.resource == resourceGPU })
-	if at < 0 {
-		c.demands = append(c.demands, demand{resource: resourceGPU, count: 1})
-		at = len(c.demands) - 1
-	}
-	c.demands[at].memoryMi, c.demands[at].percent = memoryMi, percent
-}
-
-// wholeNumber reads one from 0 on. What is written with an exponent may be too large to be looked at.
-func wholeNumber(n *yaml.Node) (int64, bool) {
 	if n.Kind != yaml.ScalarNode || len(n.Value) > 20 || strings.ContainsAny(n.Value, "eE") {
-		return 0, false
+		return 0, errors.New(whole)
 	}
 	quantity, err := resource.ParseQuantity(n.Value)
-	if err != nil {
-		return 0, false
+	number, isWhole := quantity.AsInt64()
+	switch {
+	case err != nil || !isWhole || number < 0:
+		return 0, errors.New(whole)
+	case number > most:
+		return 0, errors.New(why)
 	}
-	number, whole := quantity.AsInt64()
-	return number, whole && number >= 0
-}
-
-// amount reads a whole number of devices.
-func amount(n *yaml.Node) (int, error) {
-	count, whole := wholeNumber(n)
-	if !whole {
-		return 0, errors.New("must be a whole number of devices from 0 on")
-	}
-	if count > maxDevices {
-		return 0, fmt.Errorf("a claim has %d devices at most; divide the pod, or give it several claims by hand", maxDevices)
-	}
-	return int(count), nil
+	return int(number), nil
 }
 
 // use has a container use its requests of the claim instead of extended resources.
@@ -222,20 +201,13 @@ func (c *container) use(claim string, several bool) error {
 		return nil
 	}
 	for _, section := range []string{"limits", "requests"} {
-		amounts := document.Get(resources, section)
-		if amounts == nil || amounts.Kind != yaml.MappingNode {
-			continue
-		}
-		had := len(amounts.Content)
-		removeIf(amounts, func(name string) bool { return isGPUResource(name) || isHAMi(name) })
-		if len(amounts.Content) == 0 && had > 0 {
-			document.Remove(resources, section)
+		if amounts := document.Get(resources, section); amounts != nil && len(amounts.Content) > 0 {
+			removeIf(amounts, func(name string) bool { return isGPUResource(name) || isHAMi(name) })
+			removeEmpty(resources, section)
 		}
 	}
 	if len(c.requests) == 0 {
-		if len(resources.Content) == 0 {
-			document.Remove(c.node, "resources")
-		}
+		removeEmpty(c.node, "resources")
 		return nil
 	}
 	claims, err := listAt(resources, "claims")
@@ -243,11 +215,11 @@ func (c *container) use(claim string, several bool) error {
 		return fmt.Errorf("resources: %w", err)
 	}
 	for _, r := range c.requests {
-		if !several {
-			claims.Content = append(claims.Content, object("name", claim))
-			continue
+		use := []string{"name", claim}
+		if several {
+			use = append(use, "request", r.Name)
 		}
-		claims.Content = append(claims.Content, object("name", claim, "request", r.Name))
+		claims.Content = append(claims.Content, object(use...))
 	}
 	return nil
 }
