@@ -50,28 +50,22 @@ func Configs(data []byte) ([]Config, error) {
 }
 
 // open returns what is in an object.
-func open(n *yaml.Node, path string) ([]Config, error) {
-	kind := Text(n, "kind")
-	switch {
+func open(n *yaml.Node, path string) (configs []Config, err error) {
+	switch kind := Text(n, "kind"); {
 	case kind == "ConfigMap":
 		return inConfigMap(n, path+"ConfigMap "+quote.Name(Text(n, "metadata", "name")))
-	case kind == "List" || kind == "ConfigMapList":
-		return inList(n, path)
-	case kind != "" && Get(n, "apiVersion") != nil:
-		return nil, fmt.Errorf("kind: Unsupported value: %s: want a ConfigMap or the configuration itself", quote.Text(kind))
+	case kind != "List" && kind != "ConfigMapList" && kind != "" && Get(n, "apiVersion") != nil:
+		return nil, fmt.Errorf("%skind: Unsupported value: %s: want a ConfigMap or the configuration itself", path, quote.Text(kind))
+	case kind != "List" && kind != "ConfigMapList":
+		return []Config{{Path: path, Root: n}}, nil
 	}
-	return []Config{{Path: path, Root: n}}, nil
-}
-
-func inList(n *yaml.Node, path string) ([]Config, error) {
 	items := Get(n, "items")
 	if items == nil || items.Kind != yaml.SequenceNode {
 		return nil, errors.New("items: Invalid value: must be a list")
 	}
-	var configs []Config
 	for i, item := range items.Content {
-		if nested := Text(item, "kind"); nested != "ConfigMap" {
-			return nil, fmt.Errorf("items[%d].kind: Unsupported value: %s: want ConfigMap", i, quote.Text(nested))
+		if kind := Text(item, "kind"); kind != "ConfigMap" {
+			return nil, fmt.Errorf("items[%d].kind: Unsupported value: %s: want ConfigMap", i, quote.Text(kind))
 		}
 		found, err := open(item, fmt.Sprintf("%sitems[%d]: ", path, i))
 		if err != nil {

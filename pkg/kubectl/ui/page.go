@@ -49,22 +49,18 @@ type page struct {
 	unmeasured *view.Gap
 	// toExplain receives the newest model.
 	toExplain chan *fleet.Model
-	// news is that there is something to say beside what the source has.
-	news chan struct{}
 }
 
 func newPage(client kubernetes.Interface, c Config) *page {
 	return &page{
 		source: live.New(client, c.Namespace), driver: c.Driver, context: c.Context, explain: c.Explain, measure: c.Measure,
-		explanations: map[string]view.Explanation{},
-		toExplain:    make(chan *fleet.Model, 1), news: make(chan struct{}, 1),
+		explanations: map[string]view.Explanation{}, toExplain: make(chan *fleet.Model, 1),
 	}
 }
 
 // run publishes until the context ends.
 func (p *page) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer cancel()
@@ -85,13 +81,20 @@ func (p *page) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-p.source.Changed():
-		case <-p.news:
 		}
-		select {
-		case <-ctx.Done():
+		if !sleep(ctx, pause) {
 			return nil
-		case <-time.After(pause):
 		}
+	}
+}
+
+// sleep reports whether the context goes on after a pause.
+func sleep(ctx context.Context, pause time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(pause):
+		return true
 	}
 }
 
@@ -156,10 +159,8 @@ func (p *page) explainAll(ctx context.Context) {
 		p.mu.Lock()
 		maps.DeleteFunc(p.explanations, func(key string, _ view.Explanation) bool { return !waiting[key] })
 		p.mu.Unlock()
-		select {
-		case <-ctx.Done():
+		if !sleep(ctx, max(rest, time.Since(start))) {
 			return
-		case <-time.After(max(rest, time.Since(start))):
 		}
 	}
 }
@@ -168,17 +169,9 @@ func (p *page) explainAll(ctx context.Context) {
 func (p *page) explains(key string, e view.Explanation) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.explanations[key] == e {
-		return
-	}
-	p.explanations[key] = e
-	p.notify()
-}
-
-func (p *page) notify() {
-	select {
-	case p.news <- struct{}{}:
-	default: // one is waiting to be received
+	if p.explanations[key] != e {
+		p.explanations[key] = e
+		p.source.Notify()
 	}
 }
 
@@ -202,11 +195,9 @@ func (p *page) measureAll(ctx context.Context) {
 			}
 		}
 		p.mu.Unlock()
-		p.notify()
-		select {
-		case <-ctx.Done():
+		p.source.Notify()
+		if !sleep(ctx, max(measureInterval, 10*time.Since(start))) {
 			return
-		case <-time.After(max(measureInterval, 10*time.Since(start))):
 		}
 	}
 }

@@ -89,16 +89,8 @@ func (l *List) Ignored() (n int) {
 
 // Lines returns the findings for people: what is said of several fields is said once, above these.
 func (l *List) Lines() (lines []string) {
-	type reason struct {
-		kind Kind
-		why  string
-	}
-	of := map[reason][]Finding{}
 	for _, f := range *l {
-		of[reason{f.Kind, f.Why}] = append(of[reason{f.Kind, f.Why}], f)
-	}
-	for _, f := range *l {
-		same := of[reason{f.Kind, f.Why}]
+		same := slices.DeleteFunc(slices.Clone(*l), func(g Finding) bool { return g.Kind != f.Kind || g.Why != f.Why })
 		switch {
 		case same[0] != f:
 		case len(same) == 1:

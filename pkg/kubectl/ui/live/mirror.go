@@ -66,7 +66,7 @@ type gapKey struct{ verb, namespace string }
 
 func newMirror[T object, L runtime.Object](s *Source, resource, fallback string, clientFor func(namespace string) lister[L]) *mirror[T] {
 	m := &mirror[T]{
-		Store: cache.NewStore(cache.MetaNamespaceKeyFunc), resource: resource, fallback: fallback, notify: s.notify, missed: map[gapKey]view.Gap{},
+		Store: cache.NewStore(cache.MetaNamespaceKeyFunc), resource: resource, fallback: fallback, notify: s.Notify, missed: map[gapKey]view.Gap{},
 	}
 	m.watcher = cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {

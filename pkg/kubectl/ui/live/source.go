@@ -79,7 +79,8 @@ func (s *Source) Run(ctx context.Context) {
 // Changed receives a value after something has changed; many changes may give one.
 func (s *Source) Changed() <-chan struct{} { return s.changed }
 
-func (s *Source) notify() {
+// Notify has Changed receive a value: what goes with the objects has changed.
+func (s *Source) Notify() {
 	select {
 	case s.changed <- struct{}{}:
 	default: // one is waiting to be received
