@@ -198,7 +198,7 @@ func warnings(q Query, c *candidate) []string {
 		}
 	}
 	is := func(m ...Mechanism) bool { return slices.Contains(m, c.mechanism) }
-	add(is(Whole) && q.untrusted() && !slices.ContainsFunc(c.offers, func(o *offer) bool { return len(o.profiles) > 0 }),
+	add(is(Whole) && q.untrusted() && !slices.ContainsFunc(c.offers, func(o *offer) bool { return len(o.partitions) > 0 }),
 		"These GPUs have no MIG: no sharing on them gives what these tenants need.")
 	add(is(MPS, PartitionMPS),
 		"A fatal fault of one client ends all clients that share the device. Limits are for each process, /dev/shm is shared, a container can have one MPS share only, and pods with hostUsers: false cannot have any.")

@@ -23,20 +23,34 @@ const (
 type offer struct {
 	*fleet.GPU
 	// whole says that it is offered whole.
-	whole    bool
-	profiles []Profile
-	// shares are those of the whole GPU and of partitions.
-	shares []share
+	whole bool
+	// partitions are one of each profile, and shares one of the whole GPU and of each profile that is shared.
+	partitions, shares []part
 }
 
-// share is a way in which a GPU, or each of its partitions of a profile, is shared.
-type share struct {
-	// profile is "" for the whole GPU.
-	device, profile, isolation string
-	// devices is how many partitions the GPU has room for, 1 for the whole GPU, and clients how many claims share one.
-	devices, clients int
-	// memory is what the claims on a device have together, most is what one of them can have.
-	memory, most int64
+// part is a device of a kind and profile.
+type part struct {
+	*fleet.Device
+	// most is how many like it the GPU has room for: 1 for the whole GPU.
+	most int
+}
+
+// memory is what it has, and largest what one of the claims that share it can have.
+func (p part) memory() int64 { return p.Capacity(fleet.CapacityMemory) }
+
+func (p part) largest() int64 {
+	memory := p.Published.Capacity[fleet.CapacityMemory]
+	largest := fleet.Largest(memory, memory.Value)
+	return largest.Value()
+}
+
+// claims returns how many claims with so much memory share it.
+func (p part) claims(memory int64) int {
+	clients := p.Capacity(fleet.CapacityShares)
+	if memory > 0 {
+		clients = min(clients, p.memory()/memory)
+	}
+	return int(clients)
 }
 
 // offersOf returns what the GPUs of a cluster are offered as, by memory.
@@ -68,54 +82,40 @@ func newOffer(g *fleet.GPU) *offer {
 		if len(all) == 0 || all[0] != d {
 			continue
 		}
-		switch d.Type {
+		switch p := (part{d, g.Most(all)}); d.Type {
 		case fleet.TypeGPU:
 			o.whole = true
 		case fleet.TypeMIG:
-			o.profiles = append(o.profiles, Profile{Name: d.Profile, Most: g.Most(all), MemoryMiB: d.Capacity(fleet.CapacityMemory) / mib})
+			o.partitions = append(o.partitions, p)
 		case fleet.TypeMPS, fleet.TypeTimeSlice:
-			memory := d.Published.Capacity[fleet.CapacityMemory]
-			most := fleet.Largest(memory, memory.Value)
-			o.shares = append(o.shares, share{
-				device: d.Type, profile: d.Profile, isolation: d.Isolation, devices: g.Most(all), clients: int(d.Capacity(fleet.CapacityShares)),
-				memory: memory.Value.Value(), most: most.Value(),
-			})
+			o.shares = append(o.shares, p)
 		}
 	}
 	return o
 }
 
 // share returns the smallest share by a mechanism with enough memory.
-func (o *offer) share(t Traits, memory int64) *share {
-	var best *share
-	for i := range o.shares {
-		s := &o.shares[i]
-		suits := s.device == t.device && (s.profile != "") == t.partitions && s.isolation == t.Attribute
-		if suits && s.most >= memory && (best == nil || s.most < best.most) {
-			best = s
+func (o *offer) share(t Traits, memory int64) *part {
+	var best *part
+	for _, s := range o.shares {
+		suits := s.Type == t.device && (s.Profile != "") == t.partitions && s.Isolation == t.Attribute
+		if suits && s.largest() >= memory && (best == nil || s.largest() < best.largest()) {
+			best = &s
 		}
 	}
 	return best
 }
 
-// claims returns how many claims with so much memory share one device.
-func (s *share) claims(memory int64) int {
-	if memory <= 0 {
-		return s.clients
-	}
-	return min(s.clients, int(s.memory/memory))
-}
-
-// parts are the profiles that are less than the GPU, and all where the GPU is not offered whole.
-func (o *offer) parts() []Profile {
+// parts are the partitions that are less than the GPU, and all where the GPU is not offered whole.
+func (o *offer) parts() []part {
 	if !o.whole {
-		return o.profiles
+		return o.partitions
 	}
 	most := 0
-	for _, p := range o.profiles {
-		most = max(most, p.Slices())
+	for _, p := range o.partitions {
+		most = max(most, p.slices())
 	}
-	return slices.DeleteFunc(slices.Clone(o.profiles), func(p Profile) bool { return p.Slices() == most })
+	return slices.DeleteFunc(slices.Clone(o.partitions), func(p part) bool { return p.slices() == most })
 }
 
 // shareRoom returns how many claims a GPU has room for as shares that are offered: of the whole
@@ -123,7 +123,7 @@ func (o *offer) parts() []Profile {
 func shareRoom(g *fleet.GPU) int {
 	room := 0
 	for _, s := range newOffer(g).shares {
-		room = max(room, s.devices*s.clients)
+		room = max(room, s.most*s.claims(0))
 	}
 	return room
 }
@@ -213,9 +213,9 @@ func (c *candidate) takeWhole(offers []*offer, memory int64) {
 func (c *candidate) takePartitions(offers []*offer, memory int64) {
 	mig := false
 	for _, o := range offers {
-		mig = mig || len(o.profiles) > 0
-		if p, found := SmallestProfile(o.parts(), memory); found {
-			c.add(o, p.Most, p.Name, p.MemoryMiB*mib)
+		mig = mig || len(o.partitions) > 0
+		if p := smallest(o.parts(), memory); p != nil {
+			c.add(o, p.most, p.Profile, p.memory())
 		}
 	}
 	switch {
@@ -234,11 +234,11 @@ func (c *candidate) takeShares(offers []*offer, memory int64) {
 	for _, o := range offers {
 		offered = offered || o.share(c.Traits, 0) != nil
 		s := o.share(c.Traits, memory)
-		if s == nil || s.claims(memory) < min(2, s.clients) {
+		if s == nil || s.claims(memory) < min(2, s.claims(0)) {
 			continue
 		}
 		each := s.claims(memory)
-		c.add(o, s.devices*each, s.profile, min(s.most, s.memory/int64(each)))
+		c.add(o, s.most*each, s.Profile, min(s.largest(), s.memory()/int64(each)))
 		if fewest == 0 || each < fewest {
 			fewest = each
 		}
@@ -295,7 +295,7 @@ func fleetOf(offers []*offer, all map[Mechanism]*candidate, memory int64) Fleet 
 	for m, c := range all {
 		f.Offered[m] = c.missing == ""
 	}
-	f.MIG = slices.ContainsFunc(offers, func(o *offer) bool { return len(o.profiles) > 0 })
+	f.MIG = slices.ContainsFunc(offers, func(o *offer) bool { return len(o.partitions) > 0 })
 	f.Fills = memory*2 > offers[len(offers)-1].MemoryBytes
 	return f
 }

@@ -33,7 +33,7 @@ func requestOf(driver string, offers []*offer, c *candidate) manifest.Request {
 		r.Memory = fmt.Sprintf("%dMi", c.MemoryBytes/mib)
 	}
 	profiles := c.Profiles
-	ofPartitions := func(s share) bool { return s.device == c.device && s.profile != "" }
+	ofPartitions := func(s part) bool { return s.Type == c.device && s.Profile != "" }
 	if !c.partitions && slices.ContainsFunc(offers, func(o *offer) bool { return slices.ContainsFunc(o.shares, ofPartitions) }) {
 		profiles = []string{""}
 	}

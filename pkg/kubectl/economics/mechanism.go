@@ -58,6 +58,13 @@ type Traits struct {
 	works, untrusted, late string
 }
 
+// What is said of time slices, of GPUs and of partitions.
+const (
+	slicesWork      = "works for what may wait; there are no limits, and an out-of-memory error of one can be that of all"
+	slicesUntrusted = "not for tenants that do not trust each other: it isolates nothing"
+	slicesLate      = "never for a p99 of tens of milliseconds: each process waits while the others have their turn"
+)
+
 // Guarantees is the matrix as Partage has it.
 var Guarantees = map[Mechanism]Traits{
 	Whole: {
@@ -87,18 +94,14 @@ var Guarantees = map[Mechanism]Traits{
 	TimeSlice: {
 		class: manifest.ClassTimeSlice, device: fleet.TypeTimeSlice,
 		Isolation: Isolation{"none", "none", "none", "high"}, Attribute: "none", Overhead: Range{0.10, 0.15},
-		Note:      "faults: published tables say partial; Partage promises nothing, because one that resets the GPU ends all",
-		works:     "works for what may wait; there are no limits, and an out-of-memory error of one can be that of all",
-		untrusted: "not for tenants that do not trust each other: it isolates nothing",
-		late:      "never for a p99 of tens of milliseconds: each process waits while the others have their turn",
+		Note:  "faults: published tables say partial; Partage promises nothing, because one that resets the GPU ends all",
+		works: slicesWork, untrusted: slicesUntrusted, late: slicesLate,
 	},
 	PartitionTimeSlice: {
 		class: manifest.ClassTimeSlice, device: fleet.TypeTimeSlice, partitions: true,
 		Isolation: Isolation{"none", "none", "none", "high"}, Attribute: "none", Overhead: Range{0.10, 0.15},
-		Note:      "against other claims on the partition; the rest of the GPU is isolated in hardware",
-		works:     "works for what may wait; there are no limits, and an out-of-memory error of one can be that of all",
-		untrusted: "not for tenants that do not trust each other: it isolates nothing",
-		late:      "never for a p99 of tens of milliseconds: each process waits while the others have their turn",
+		Note:  "against other claims on the partition; the rest of the GPU is isolated in hardware",
+		works: slicesWork, untrusted: slicesUntrusted, late: slicesLate,
 	},
 	SoftwareLimits: {
 		class: manifest.ClassTimeSlice, device: fleet.TypeTimeSlice,

@@ -8,15 +8,6 @@ import (
 	"math"
 )
 
-// Profile is one of MIG.
-type Profile struct {
-	// Name is "1g.10gb".
-	Name string
-	// Most is how many partitions with it one GPU has room for.
-	Most      int
-	MemoryMiB int64
-}
-
 // Weights and what comes with them: activations, caches, and CUDA's own.
 const (
 	bytesPerParameter = 2
@@ -43,44 +34,41 @@ const smallModel = 3
 // billion parameters. 0 is not known.
 func Small(memory int64) bool { return memory > 0 && memory < ModelMemory(smallModel, false) }
 
-// SmallestProfile returns the one with the least memory of those with enough. Of profiles with
+// smallest returns the partition with the least memory of those with enough, or nil. Of profiles with
 // the same memory it takes the one with the fewest compute slices, but not one with much memory
 // and few compute slices, such as 1g.20gb: those are for work that only needs room.
-func SmallestProfile(profiles []Profile, memory int64) (Profile, bool) {
-	var most Profile
-	for _, p := range profiles {
-		if p.MemoryMiB > most.MemoryMiB {
+func smallest(partitions []part, memory int64) (best *part) {
+	var most part
+	for _, p := range partitions {
+		if most.Device == nil || p.memory() > most.memory() {
 			most = p
 		}
 	}
-	var best Profile
-	for _, p := range profiles {
-		if p.MemoryMiB<<20 < memory || !balanced(p, most) {
-			continue
-		}
-		if best.Name == "" || p.MemoryMiB < best.MemoryMiB || p.MemoryMiB == best.MemoryMiB && p.Slices() < best.Slices() {
-			best = p
+	for _, p := range partitions {
+		less := best == nil || p.memory() < best.memory() || p.memory() == best.memory() && p.slices() < best.slices()
+		if p.memory() >= memory && balanced(p, most) && less {
+			best = &p
 		}
 	}
-	return best, best.Name != ""
+	return best
 }
 
-// balanced reports whether a profile has nearly the same part of the compute slices as of the
+// balanced reports whether a partition has nearly the same part of the compute slices as of the
 // memory.
-func balanced(p, most Profile) bool {
+func balanced(p, most part) bool {
 	const nearly = 0.75
-	if most.Slices() == 0 || most.MemoryMiB == 0 {
+	if most.slices() == 0 || most.memory() == 0 {
 		return true
 	}
-	compute := float64(p.Slices()) / float64(most.Slices())
-	return compute >= nearly*float64(p.MemoryMiB)/float64(most.MemoryMiB)
+	compute := float64(p.slices()) / float64(most.slices())
+	return compute >= nearly*float64(p.memory())/float64(most.memory())
 }
 
-// Slices returns how many compute slices a profile has: N of "Ng.10gb", 0 if it has another form.
-func (p Profile) Slices() int {
+// slices returns how many compute slices a profile has: N of "Ng.10gb", 0 if it has another form.
+func (p part) slices() int {
 	n := 0
 	// What has another form has none.
-	if _, err := fmt.Sscanf(p.Name, "%dg.", &n); err != nil {
+	if _, err := fmt.Sscanf(p.Profile, "%dg.", &n); err != nil {
 		return 0
 	}
 	return n

@@ -123,38 +123,31 @@ type requestPolicy struct {
 // values, and others with the devices that they are for.
 func (r *Result) classes() (chart classValues, others map[string]string) {
 	others = map[string]string{}
+	of := map[policy.Kind]*classValue{policy.Whole: &chart.GPU, policy.MPS: &chart.MPS, policy.TimeSlice: &chart.TimeSlice}
 	for _, resource := range slices.Sorted(maps.Keys(r.resources)) {
-		if !chart.take(r, resource) {
-			others[strings.TrimPrefix(resource, domain)+extraClass] = resource
+		t := r.resources[resource][0]
+		class, name := of[t.kind], fmt.Sprintf(classOfProfile, manifest.ProfileText(t.profile))
+		_, taken := chart.MIGProfiles[name]
+		// A class of the chart serves a resource if it has exactly these devices.
+		switch {
+		case len(r.resources[resource]) > 1:
+			class = nil
+		case t.kind == policy.Partition && t.profile != "" && !taken:
+			if chart.MIGProfiles == nil {
+				chart.MIGProfiles = map[string]classValue{}
+			}
+			chart.MIGProfiles[name] = classValue{Profile: t.profile, ExtendedResourceName: resource}
+			continue
+		case t.profile != "" || t.kind != policy.Whole && r.mixesShares(t.kind):
+			class = nil
 		}
+		if class == nil || class.ExtendedResourceName != "" {
+			others[strings.TrimPrefix(resource, domain)+extraClass] = resource
+			continue
+		}
+		class.ExtendedResourceName = resource
 	}
 	return chart, others
-}
-
-// take has a class of the chart serve a resource, if one has exactly these devices.
-func (c *classValues) take(r *Result, resource string) bool {
-	targets := r.resources[resource]
-	if len(targets) != 1 {
-		return false
-	}
-	t := targets[0]
-	if t.kind == policy.Partition {
-		name := fmt.Sprintf(classOfProfile, manifest.ProfileText(t.profile))
-		if _, taken := c.MIGProfiles[name]; taken || t.profile == "" {
-			return false
-		}
-		if c.MIGProfiles == nil {
-			c.MIGProfiles = map[string]classValue{}
-		}
-		c.MIGProfiles[name] = classValue{Profile: t.profile, ExtendedResourceName: resource}
-		return true
-	}
-	class := map[policy.Kind]*classValue{policy.Whole: &c.GPU, policy.MPS: &c.MPS, policy.TimeSlice: &c.TimeSlice}[t.kind]
-	if class == nil || class.ExtendedResourceName != "" || t.profile != "" || t.kind != policy.Whole && r.mixesShares(t.kind) {
-		return false
-	}
-	class.ExtendedResourceName = resource
-	return true
 }
 
 // PolicyFile returns the policy as the file that the driver reads.

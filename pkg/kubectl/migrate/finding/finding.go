@@ -89,9 +89,13 @@ func (l *List) Ignored() (n int) {
 
 // Lines returns the findings for people: what is said of several fields is said once, above these.
 func (l *List) Lines() (lines []string) {
+	of := map[[2]string][]Finding{}
 	for _, f := range *l {
-		same := slices.DeleteFunc(slices.Clone(*l), func(g Finding) bool { return g.Kind != f.Kind || g.Why != f.Why })
-		switch {
+		reason := [2]string{string(f.Kind), f.Why}
+		of[reason] = append(of[reason], f)
+	}
+	for _, f := range *l {
+		switch same := of[[2]string{string(f.Kind), f.Why}]; {
 		case same[0] != f:
 		case len(same) == 1:
 			lines = append(lines, "* "+f.String())
