@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/partage-dev/partage/pkg/kubectl/document"
 	"github.com/partage-dev/partage/pkg/kubectl/manifest"
@@ -110,18 +111,19 @@ func (t *translation) document(root *yaml.Node, d document.Document) (documents 
 		}
 		objects, prefix = items.Content, "items"
 	}
-	before := t.changed
 	for i, object := range objects {
-		templates, err := t.object(object)
-		if err != nil && prefix != "" {
-			err = fmt.Errorf("%s[%d]: %w", prefix, i, err)
-		}
-		if err != nil {
+		template, err := t.object(object)
+		switch {
+		case err != nil && prefix != "":
+			return nil, fmt.Errorf("%s[%d]: %w", prefix, i, err)
+		case err != nil:
 			return nil, err
+		case template != nil:
+			t.changed++
+			documents = append(documents, template)
 		}
-		documents = append(documents, templates...)
 	}
-	if t.changed == before {
+	if len(documents) == 0 {
 		return [][]byte{d.Text}, nil
 	}
 	is, known := isCompact(root)
@@ -142,16 +144,12 @@ var podSpecs = map[string][]string{
 	"batch/CronJob":          {"spec", "jobTemplate", "spec", "template", "spec"},
 }
 
-// object translates one object in place, and returns the claim templates that it uses.
-func (t *translation) object(n *yaml.Node) ([][]byte, error) {
-	group, _, hasGroup := strings.Cut(document.Text(n, "apiVersion"), "/")
-	if !hasGroup {
-		group = ""
-	}
-	kind := document.Text(n, "kind")
-	path, known := podSpecs[group+"/"+kind]
+// object translates one object in place, and returns the claim template that it uses, or nil if it is not changed.
+func (t *translation) object(n *yaml.Node) ([]byte, error) {
+	version, err := schema.ParseGroupVersion(document.Text(n, "apiVersion"))
+	path, known := podSpecs[version.Group+"/"+document.Text(n, "kind")]
 	w := &workload{translation: t, object: n, title: title(n), path: strings.Join(path, ".")}
-	if !known {
+	if err != nil || !known {
 		w.passOn()
 		w.flagConfiguration()
 		return nil, nil
@@ -170,13 +168,11 @@ func (t *translation) object(n *yaml.Node) ([][]byte, error) {
 		}
 	}
 	w.spec = spec
-	if err := w.translate(); err != nil {
+	template, err := w.translate()
+	if err != nil {
 		return nil, fmt.Errorf("%s: %w", w.title, err)
 	}
-	if w.changed {
-		t.changed++
-	}
-	return w.templates, nil
+	return template, nil
 }
 
 // configurationKeys are in configurations of the device plugin, and of mig-parted.

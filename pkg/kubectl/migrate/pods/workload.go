@@ -34,8 +34,6 @@ type workload struct {
 	spec   *yaml.Node
 	// title names the object, path is where the spec is.
 	title, path string
-	changed     bool
-	templates   [][]byte
 }
 
 func (w *workload) findings() *finding.List { return &w.translation.findings }
@@ -49,28 +47,25 @@ type request struct {
 	manifest.Request
 }
 
-// translate changes the spec, and makes the claim template.
-func (w *workload) translate() error {
+// translate changes the spec, and returns the claim template. It returns nil where nothing asks for GPUs.
+func (w *workload) translate() ([]byte, error) {
 	containers, err := w.containers()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	w.flagEnvironment(containers)
 	if !slices.ContainsFunc(containers, func(c *container) bool { return len(c.demands) > 0 }) {
-		return nil
+		return nil, nil
 	}
-	w.dropRuntimeClass()
-	w.keepTolerations()
+	w.tellOthers()
 	selection, err := w.selection(containers)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	requests, err := w.requests(containers, selection)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	w.flagNodeName()
-	w.changed = true
 	return w.claim(containers, requests)
 }
 
@@ -192,24 +187,15 @@ func (w *workload) requestOf(c *container, d demand, s *selection) manifest.Requ
 	return r
 }
 
-// claim writes the claim template, and has the pod and its containers use it.
-func (w *workload) claim(containers []*container, requests []*request) error {
+// claim returns the claim template, and has the pod and its containers use it.
+func (w *workload) claim(containers []*container, requests []*request) ([]byte, error) {
 	name, err := w.templateName()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var wanted []manifest.Request
-	for _, r := range requests {
-		wanted = append(wanted, r.Request)
-	}
-	template, err := manifest.ClaimTemplate(document.Text(w.object, "metadata", "namespace"), name, wanted)
-	if err != nil {
-		return err
-	}
-	w.templates = append(w.templates, template)
 	claims, err := listAt(w.spec, "resourceClaims")
 	if err != nil {
-		return fmt.Errorf("%s: %w", w.path, err)
+		return nil, fmt.Errorf("%s: %w", w.path, err)
 	}
 	own := unique(claimName, func(name string) bool {
 		return slices.ContainsFunc(claims.Content, func(c *yaml.Node) bool { return document.Text(c, "name") == name })
@@ -217,10 +203,14 @@ func (w *workload) claim(containers []*container, requests []*request) error {
 	claims.Content = append(claims.Content, object("name", own, "resourceClaimTemplateName", name))
 	for _, c := range containers {
 		if err := c.use(own, len(requests) > 1); err != nil {
-			return fmt.Errorf("%s.%s: %w", w.path, c.path, err)
+			return nil, fmt.Errorf("%s.%s: %w", w.path, c.path, err)
 		}
 	}
-	return nil
+	var wanted []manifest.Request
+	for _, r := range requests {
+		wanted = append(wanted, r.Request)
+	}
+	return manifest.ClaimTemplate(document.Text(w.object, "metadata", "namespace"), name, wanted)
 }
 
 // templateName returns a name for the claim template that no other one has.
@@ -241,28 +231,18 @@ func (w *workload) templateName() (string, error) {
 	return name, nil
 }
 
-// flagNodeName tells of a pod that goes past the scheduler, which is what allocates claims.
-func (w *workload) flagNodeName() {
-	if name := document.Text(w.spec, "nodeName"); name != "" {
-		w.findings().Lost(w.at("nodeName"), name, "kept: the scheduler allocates devices, and does not see a pod with nodeName, so that it never starts. Remove it, or select the node by the label kubernetes.io/hostname")
+// tellOthers tells what becomes of other fields that are about GPUs, and removes the runtime class that the device plugin needs.
+func (w *workload) tellOthers() {
+	if document.Text(w.spec, "runtimeClassName") == "nvidia" {
+		document.Remove(w.spec, "runtimeClassName")
+		w.findings().Changed(w.at("runtimeClassName"), "nvidia", "dropped: the container runtime adds the devices by CDI, and NVIDIA's runtime would add all GPUs of images that have NVIDIA_VISIBLE_DEVICES=all")
 	}
-}
-
-// dropRuntimeClass removes the runtime class that the device plugin needs.
-func (w *workload) dropRuntimeClass() {
-	if document.Text(w.spec, "runtimeClassName") != "nvidia" {
-		return
-	}
-	document.Remove(w.spec, "runtimeClassName")
-	w.changed = true
-	w.findings().Changed(w.at("runtimeClassName"), "nvidia", "dropped: the container runtime adds the devices by CDI, and NVIDIA's runtime would add all GPUs of images that have NVIDIA_VISIBLE_DEVICES=all")
-}
-
-// keepTolerations tells what becomes of tolerations of GPU nodes.
-func (w *workload) keepTolerations() {
 	for i, toleration := range document.List(w.spec, "tolerations") {
 		if document.Text(toleration, "key") == resourceGPU {
 			w.findings().Kept(w.at(fmt.Sprintf("tolerations[%d]", i)), resourceGPU, "it is for a taint of nodes, which Partage neither sets nor removes; with extended resources an admission plugin may have added it")
 		}
+	}
+	if name := document.Text(w.spec, "nodeName"); name != "" {
+		w.findings().Lost(w.at("nodeName"), name, "kept: the scheduler allocates devices, and does not see a pod with nodeName, so that it never starts. Remove it, or select the node by the label kubernetes.io/hostname")
 	}
 }
