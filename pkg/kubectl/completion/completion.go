@@ -7,6 +7,7 @@ package completion
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -88,42 +89,31 @@ func complete(o *options.Options, list lister) cobra.CompletionFunc {
 	return func(c *cobra.Command, given []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		ctx, cancel := context.WithTimeout(c.Context(), patience)
 		defer cancel()
-		names, err := listed(ctx, o, list)
-		if err != nil {
-			cobra.CompErrorln(err.Error())
-			return nil, cobra.ShellCompDirectiveError
+		var names []string
+		client, err := o.Client()
+		namespace, unknown := o.Namespace()
+		if err = errors.Join(err, unknown); err == nil {
+			names, err = list(ctx, client, namespace)
 		}
-		return matching(names, given, typed)
+		return matching(names, given, typed, err)
 	}
 }
 
-func matching(names, given []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+func matching(names, given []string, typed string, err error) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if err != nil {
+		cobra.CompErrorln(err.Error())
+		return nil, cobra.ShellCompDirectiveError
+	}
 	return slices.DeleteFunc(names, func(name string) bool {
 		return !strings.HasPrefix(name, typed) || slices.Contains(given, name)
 	}), cobra.ShellCompDirectiveNoFileComp
-}
-
-func listed(ctx context.Context, o *options.Options, list lister) ([]string, error) {
-	client, err := o.Client()
-	if err != nil {
-		return nil, err
-	}
-	namespace, err := o.Namespace()
-	if err != nil {
-		return nil, err
-	}
-	return list(ctx, client, namespace)
 }
 
 // contexts completes the names of the kubeconfig's contexts.
 func contexts(o *options.Options) cobra.CompletionFunc {
 	return func(_ *cobra.Command, _ []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		config, err := o.Config.ToRawKubeConfigLoader().RawConfig()
-		if err != nil {
-			cobra.CompErrorln(err.Error())
-			return nil, cobra.ShellCompDirectiveError
-		}
-		return matching(slices.Sorted(maps.Keys(config.Contexts)), nil, typed)
+		return matching(slices.Sorted(maps.Keys(config.Contexts)), nil, typed, err)
 	}
 }
 
