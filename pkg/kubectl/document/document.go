@@ -17,7 +17,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/partage-dev/partage/pkg/util/quote"
+	"github.com/partage-dev/partage/pkg/util/strict"
 )
 
 const (
@@ -25,7 +25,6 @@ const (
 	MaxBytes = 16 << 20
 	// maxDocuments bounds the work, and the output.
 	maxDocuments = 10000
-	maxError     = 400
 )
 
 // separator begins a document. YAML allows it nowhere else at the start of a line.
@@ -42,30 +41,26 @@ type Document struct {
 // Read reads a stream up to MaxBytes.
 func Read(r io.Reader) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(r, MaxBytes+1))
-	if err != nil {
-		return nil, err
+	if err == nil && len(data) > MaxBytes {
+		err = fmt.Errorf("is longer than %d bytes", MaxBytes)
 	}
-	if len(data) > MaxBytes {
-		return nil, fmt.Errorf("is longer than %d bytes", MaxBytes)
-	}
-	return data, nil
+	return data, err
 }
 
 // ReadFile reads a file, or standard input for "-".
 func ReadFile(in io.Reader, file string) ([]byte, error) {
 	if file == "-" {
-		data, err := Read(in)
+		file = "standard input"
+	} else {
+		opened, err := os.Open(file)
 		if err != nil {
-			return nil, fmt.Errorf("read standard input: %w", err)
+			return nil, err
 		}
-		return data, nil
+		defer func() { _ = opened.Close() }()
+		in = opened
 	}
-	opened, err := os.Open(file)
+	data, err := Read(in)
 	if err != nil {
-		return nil, err
-	}
-	data, err := Read(opened)
-	if err := errors.Join(err, opened.Close()); err != nil {
 		return nil, fmt.Errorf("read %s: %w", file, err)
 	}
 	return data, nil
@@ -103,36 +98,12 @@ func Split(data []byte) ([]Document, error) {
 }
 
 // Parse reads one document with its comments. It returns nil for one without content.
-func (d Document) Parse() (node *yaml.Node, err error) {
-	// The YAML library panics where it finds itself in a state that it believes to be
-	// impossible.
-	defer func() {
-		if p := recover(); p != nil {
-			node, err = nil, d.unreadable(fmt.Errorf("this YAML cannot be read: %v", p))
-		}
-	}()
-	var root, next yaml.Node
-	decoder := yaml.NewDecoder(bytes.NewReader(d.Text))
-	switch err := decoder.Decode(&root); {
-	case errors.Is(err, io.EOF):
-		return nil, nil //nolint:nilnil // A comment is a document without content.
-	case err != nil:
-		return nil, d.unreadable(err)
+func (d Document) Parse() (*yaml.Node, error) {
+	root, err := strict.Document(d.Text)
+	if err != nil && !errors.Is(err, strict.ErrEmpty) {
+		return nil, fmt.Errorf("document in line %d: %w", d.Line, err)
 	}
-	switch err := decoder.Decode(&next); {
-	case err == nil:
-		return nil, d.unreadable(errors.New("must be one document; begin the next one with a line ---"))
-	case !errors.Is(err, io.EOF):
-		return nil, d.unreadable(err)
-	}
-	if root.Kind != yaml.DocumentNode || len(root.Content) != 1 {
-		return nil, nil //nolint:nilnil // As above.
-	}
-	return &root, nil
-}
-
-func (d Document) unreadable(err error) error {
-	return fmt.Errorf("document in line %d: %s", d.Line, quote.Line(err.Error(), maxError))
+	return root, nil
 }
 
 // Fields goes through the keys of an object and their values. Anything else has none.

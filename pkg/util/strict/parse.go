@@ -23,22 +23,33 @@ import (
 // maxUnreadable is how much is said of YAML that cannot be read.
 const maxUnreadable = 400
 
+// ErrEmpty says that a document has nothing, or nothing but comments.
+var ErrEmpty = errors.New("is empty")
+
 // Parse reads one document in YAML. Aliases stay aliases, so
 // that a small file cannot become a large document.
 func Parse(data []byte) (root *yaml.Node, err error) {
+	document, err := Document(data)
+	if err != nil {
+		return nil, err
+	}
+	return document.Content[0], nil
+}
+
+// Document does the same, and returns the node of the document, which has the root and the comments around it.
+func Document(data []byte) (document *yaml.Node, err error) {
 	// The YAML library panics where it finds itself in a state that it believes
 	// to be impossible.
 	defer func() {
 		if p := recover(); p != nil {
-			root, err = nil, unreadable(fmt.Errorf("this YAML cannot be read: %v", p))
+			document, err = nil, unreadable(fmt.Errorf("this YAML cannot be read: %v", p))
 		}
 	}()
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
-	var document, next yaml.Node
-	if err := decoder.Decode(&document); err != nil {
-		if errors.Is(err, io.EOF) {
-			return nil, errors.New("is empty")
-		}
+	var first, next yaml.Node
+	if err := decoder.Decode(&first); errors.Is(err, io.EOF) {
+		return nil, ErrEmpty
+	} else if err != nil {
 		return nil, unreadable(err)
 	}
 	if err := decoder.Decode(&next); err == nil {
@@ -46,10 +57,10 @@ func Parse(data []byte) (root *yaml.Node, err error) {
 	} else if !errors.Is(err, io.EOF) {
 		return nil, unreadable(err)
 	}
-	if len(document.Content) != 1 {
-		return nil, errors.New("is empty")
+	if len(first.Content) != 1 {
+		return nil, ErrEmpty
 	}
-	return document.Content[0], nil
+	return &first, nil
 }
 
 // unreadable is an error of the YAML library, which repeats names as they are written.
