@@ -132,8 +132,8 @@ func (r *castReader) gpu(n *yaml.Node, at *field.Path) {
 	n = onlyOf(n)
 	seen := r.object(n, at, map[string]strict.Read{
 		"sharingStrategy": func(n *yaml.Node, at *field.Path) {
+			var known bool
 			written, ok := r.String(n, at)
-			known := false
 			if r.kind, known = strategies[strings.TrimPrefix(plainKey(strings.ReplaceAll(written, "-", "")), "gpusharingstrategy")]; ok && !known {
 				r.Fault(field.NotSupported(at, quote.Short(written), []string{"mps", "time-sharing", "none"}))
 			}

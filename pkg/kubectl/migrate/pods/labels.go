@@ -185,6 +185,11 @@ func (s *selection) translate(r requirement) (outcome, error) {
 	case fullVersions[name] != "":
 		return fullVersion(s.attribute(fullVersions[name]), r)
 	}
+	return s.model(name, r)
+}
+
+// model translates a requirement for what the GPUs of a node are.
+func (s *selection) model(name string, r requirement) (outcome, error) {
 	switch name {
 	case "gpu.product":
 		return s.product(r)
@@ -293,12 +298,17 @@ func (s *selection) product(r requirement) (outcome, error) {
 		}
 	}
 	if shared[true] {
-		o.kind = s.options.Shared
-		if s.options.GPU == policy.MPS || s.options.GPU == policy.TimeSlice {
-			o.kind = s.options.GPU
-		}
+		o.kind = s.sharedKind()
 	}
 	return o, nil
+}
+
+// sharedKind is what nvidia.com/gpu is on a node that shares its GPUs.
+func (s *selection) sharedKind() policy.Kind {
+	if s.options.GPU == policy.MPS || s.options.GPU == policy.TimeSlice {
+		return s.options.GPU
+	}
+	return s.options.Shared
 }
 
 // profileName matches a MIG profile in a label, where variants cannot be told apart.
