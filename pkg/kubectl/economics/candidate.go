@@ -143,7 +143,7 @@ type candidate struct {
 	perGPU int
 	// room is how many replicas all GPUs have room for.
 	room int
-	// offers are those that have it, and most is the memory up to which as many claims fit on each of them.
+	// offers are the GPUs that have it. If a claim asks for more memory than most, fewer claims fit on one of them.
 	offers []*offer
 	most   int64
 	// missing says why the fleet does not have it, "" if it has.
@@ -268,7 +268,7 @@ func (c *candidate) noShare(offers []*offer, offered bool, memory int64) string 
 	return "no GPU is offered with such shares"
 }
 
-// add adds a GPU with room for some replicas, each with a profile, or "", and memory up to what leaves room for as many.
+// add adds a GPU that has room for perGPU replicas with a profile, or "". If each asks for more memory than most, fewer fit.
 func (c *candidate) add(o *offer, perGPU int, profile string, most int64) {
 	c.offers = append(c.offers, o)
 	c.room += perGPU

@@ -41,7 +41,7 @@ type Range struct {
 
 // Traits are what Partage says of a mechanism.
 type Traits struct {
-	// class and device are where it is found in what is published, and partitions says that it is shares of these.
+	// class is its device class, device the type of its devices, and partitions says that these are shares of partitions.
 	class, device string
 	partitions    bool
 	// Isolation is, for shares of partitions, that from the other claims on the partition; the rest of the GPU is isolated in hardware.
@@ -53,8 +53,8 @@ type Traits struct {
 	// Overhead is by how much it slows the work, as a part of it (E6). It depends on the workload: these are published
 	// averages. A software limit costs something with each call, for which no figure is published; it runs on time slices.
 	Overhead Range
-	// works is what speaks against it where it would work, untrusted what does where the neighbours do not trust each other, and
-	// late what does where an answer must come within tens of milliseconds. What is empty is as where it works.
+	// works is what is said of it in general. untrusted, if there is one, is said instead where the neighbours do not trust each
+	// other, and late where an answer must come within tens of milliseconds.
 	works, untrusted, late string
 }
 

@@ -58,7 +58,7 @@ type Usage struct {
 	claims map[*resourceapi.ResourceClaim]bool
 }
 
-// Part is what somebody has of GPUs, or nobody.
+// Part is how much of the GPUs a claim or a namespace has, or nobody.
 type Part struct {
 	// GPUs are parts of GPUs together, Unshared the GPUs that the claims would need alone.
 	GPUs            float64  `json:"gpus"`

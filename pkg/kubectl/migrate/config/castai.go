@@ -68,7 +68,7 @@ func CastAI(data []byte, o Options) (*Result, error) {
 	return result, nil
 }
 
-// nodeTemplates finds all objects with a section about sharing. The constraint of the same name has none of its fields.
+// nodeTemplates finds all objects that have a section gpu about sharing. The constraint of the same name has none of its fields.
 func nodeTemplates(n *yaml.Node, at *field.Path) (found []document.Config) {
 	for key := range document.Fields(onlyOf(document.Get(n, "gpu"))) {
 		if slices.Contains([]string{"sharingstrategy", "enabletimesharing", "defaultsharedclientspergpu", "sharingconfiguration"}, plainKey(key.Value)) {
@@ -109,7 +109,7 @@ func isUnset(n *yaml.Node) bool {
 // castReader reads a node template.
 type castReader struct {
 	reader
-	// kind is Whole where GPUs are not shared, and clients is for GPUs that perGPU does not name.
+	// kind is Whole if GPUs are not shared. clients is for GPUs that perGPU does not name.
 	kind    policy.Kind
 	clients int
 	perGPU  []gpuClients

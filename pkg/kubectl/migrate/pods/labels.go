@@ -92,7 +92,7 @@ func number(value string) (int64, error) {
 	return n, nil
 }
 
-// compare writes that an attribute has one of the values, or none, or is above or below the only one. They are written in CEL.
+// compare writes the condition for an attribute in CEL. The values are written in CEL, too.
 func (r requirement) compare(attribute string, values []string) string {
 	if len(values) == 1 {
 		return attribute + map[string]string{in: " == ", notIn: " != ", greater: " > ", less: " < "}[r.operator] + values[0]
@@ -104,7 +104,7 @@ func (r requirement) compare(attribute string, values []string) string {
 	return text
 }
 
-// anyOf joins expressions of which one must hold, or none. Others may be joined to the result.
+// anyOf joins expressions: one of them must hold or, for NotIn, none. Others may be joined to the result.
 func (r requirement) anyOf(expressions []string) string {
 	text := expressions[0]
 	if len(expressions) > 1 {
