@@ -217,8 +217,8 @@ func TestBrokenYAML(t *testing.T) {
 		"apiVersion: ray.io/v1\nkind: RayCluster\nspec: {headGroupSpec: {template: {spec: {containers: [{name: a, imag: b}]}}}}\n":                                     "unknown field",
 		"apiVersion: ray.io/v1\nkind: RayCluster\nspec: {headGroupSpec: {template: {spec: {containers: [{name: a, resources: {claims: [{name: b}]}}]}}}}\n":            "uses claim b",
 		"apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: [{name: a, resources: {claims: [{name: b}]}}]}\n":                                          "uses claim b",
-		"replicas: 3\n":        "begins with replicas",
-		"something: else\n":    "begins with something",
+		"replicas: 3\n":     "begins with replicas",
+		"something: else\n": "begins with something",
 		"# values of NVIDIA's GPU Operator\nsomething: else\n": "",
 		"a: [\n": "decode it",
 	} {
