@@ -157,7 +157,7 @@ const anotherDevice = "delete the pod, and replace the claim if it was not made 
 
 var conditionTexts = map[device.Reason]conditionText{
 	device.Lost: {
-		admin:  "Pods that use it do not work any more. Restart the node; if it is lost again, the GPU or its slot may be broken",
+		admin:  "Pods that use it do not work any more. Drain the node and restart it; if it is lost again, the GPU or its slot may be broken",
 		users:  "the GPU is lost",
 		advice: "Processes that use it fail. To go on, " + anotherDevice,
 		over:   "the GPU is back",

@@ -130,7 +130,7 @@ func TestConditionEvents(t *testing.T) {
 		{PCIAddress: firstGPU, Reason: device.Unresponsive, Message: unknown},
 		{PCIAddress: secondGPU, Reason: device.Unresponsive, Message: unknown},
 	}})
-	const restart = "Pods that use it do not work any more. Restart the node; if it is lost again, the GPU or its slot may be broken."
+	const restart = "Pods that use it do not work any more. Drain the node and restart it; if it is lost again, the GPU or its slot may be broken."
 	want := []string{
 		"GPULost: GPUs 0000:1b:00.0, 0000:2c:00.0: read the partitions: nvmlDeviceGetMigMode: GPU is lost (NVML code 15). " + restart,
 		"MPSUnavailable: GPUs 0000:1b:00.0, 0000:2c:00.0: " + none + ". No MPS shares are allocated until the MPS supervisor of this node runs: look at its pod.",

@@ -202,7 +202,7 @@ func (ch change) said(name string, changed bool) string {
 	return text
 }
 
-// who says who must end before a GPU can be reset: all who have a part of it, observers included.
+// who says who has a part of a GPU and must end before it can be reset, observers included.
 func who(m *fleet.Model, g *fleet.GPU) string {
 	const others = "Programs without a claim, such as monitoring, are not seen here. How to reset it: docs/how-to/troubleshoot.md#how-to-reset-a-gpu\n"
 	users, unknown := usersOf(m, g), ""
@@ -216,11 +216,11 @@ func who(m *fleet.Model, g *fleet.GPU) string {
 		return unknown + others
 	}
 	var text strings.Builder
-	fmt.Fprintf(&text, "Before %s can be reset, these must end:\n", g.Label())
+	fmt.Fprintf(&text, "These use %s. They, and all other pods with GPUs of the node, must end before it can be reset:\n", g.Label())
 	for _, u := range users {
 		line := "    " + fleet.DeleteCommand(u.Resource, u.Namespace, u.Name)
 		if owner := u.Owner(); owner != "" {
-			line = fmt.Sprintf("%-44s # %s makes it anew", line, owner)
+			line = fmt.Sprintf("%-44s # %s creates it again", line, owner)
 		}
 		text.WriteString(line + "\n")
 	}

@@ -61,10 +61,10 @@ func classesSelect(f *Facts) (found findings) {
 		switch {
 		case err != nil:
 			found.add(Error, fmt.Sprintf("Its selector cannot be evaluated for devices of the type %s: %s", c.deviceType, said(err.Error())),
-				"Delete the class, and run helm upgrade, which makes it anew", at)
+				"Delete the class, and run helm upgrade, which creates it again", at)
 		case !matches:
 			found.add(Error, fmt.Sprintf("It selects no devices of the type %s of the driver %s: it is of another driver, or was changed", c.deviceType, f.Driver),
-				"Delete the class, and run helm upgrade, which makes it anew; or give the other driver's class another name", at)
+				"Delete the class, and run helm upgrade, which creates it again; or give the other driver's class another name", at)
 		}
 	}
 	return found

@@ -23,7 +23,7 @@ func lose(w *world) {
 	w.taint("gpu-1", "0000-1b-00-0", "gpu-lost", "", resourceapi.DeviceTaintEffectNoExecute)
 	w.taint("gpu-1", "0000-1b-00-0", "xid", "79", resourceapi.DeviceTaintEffectNoExecute)
 	w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPUXID", "GPU 0000:1b:00.0: XID 79 (GPU has fallen off the bus). Pods that use it are evicted; delete those that ask for nvidia.com/gpu.", 30*time.Second)
-	w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPULost", "GPU 0000:1b:00.0: the GPU is lost. Pods that use it are evicted; delete those that ask for nvidia.com/gpu. Restart the node.", 20*time.Second)
+	w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPULost", "GPU 0000:1b:00.0: the GPU is lost. Pods that use it are evicted; delete those that ask for nvidia.com/gpu. Drain the node and restart it.", 20*time.Second)
 	for _, reason := range []string{"GPUXID", "GPULost"} {
 		w.ofTenant("ResourceClaim", "train-0-gpu", corev1.EventTypeWarning, reason, "Device gpu: the GPU is lost. Pods that use it are evicted; delete those that ask for nvidia.com/gpu.", 20*time.Second)
 		w.ofTenant("Pod", "train-0", corev1.EventTypeWarning, reason, "Device gpu of claim train-0-gpu: the GPU is lost. Pods that use it are evicted; delete those that ask for nvidia.com/gpu.", 20*time.Second)

@@ -224,7 +224,7 @@ func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 	capable := selected - unknown.devices - tooLarge.devices
 	switch {
 	case t.total == 0:
-		add(NoSlices, "the nodes that it may run on publish no devices: does the driver run there?")
+		add(NoSlices, "the nodes that it may run on publish no devices: does Partage run there?")
 	case usable == 0:
 	case ofClass == 0:
 		add(NotOfClass, "none of %d devices is of class %s%s", usable, *a.Class, notOffered(ctx, s, *a.Class))

@@ -64,7 +64,7 @@ func (x XID) Under(h *policy.Health) policy.Effect {
 var advice = map[string]string{
 	"RESTART_APP":     "Look for an error in the program. If different programs have it on this GPU, suspect the GPU",
 	"RESET_GPU":       "End what uses the GPU, then reset it (nvidia-smi --gpu-reset) or restart the node",
-	"RESTART_BM":      "Restart the node. If it happens again, the GPU, its slot or its power supply may be broken",
+	"RESTART_BM":      "Drain the node and restart it. If it happens again, the GPU, its slot or its power supply may be broken",
 	"IGNORE":          "Nothing needs to be done",
 	"CONTACT_SUPPORT": "If it happens again, contact the vendor of the GPU",
 }

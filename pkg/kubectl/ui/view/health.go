@@ -29,7 +29,7 @@ var conditions = map[device.Reason]condition{
 	device.ReleasePending:     {"release pending", "What an ended claim had could not be removed yet. The driver keeps trying.", true},
 	device.Opened:             {"opened", "A process without a claim has the GPU's device node open. It keeps nobody from using the GPU.", true},
 	device.Unresponsive:       {"unresponsive", "The GPU does not answer.", false},
-	device.Lost:               {"GPU lost", "The GPU has fallen off the bus, or is not there any more. Restart the node.", false},
+	device.Lost:               {"GPU lost", "The GPU has fallen off the bus, or is not there any more. Drain the node and restart it.", false},
 	device.ResetRequired:      {"reset required", "The GPU does nothing until it is reset.", false},
 	device.RecoveryRequired:   {"recovery required", "The NVIDIA driver wants something to be done about the GPU.", false},
 	device.XID:                {"XID", "The NVIDIA driver has reported an error.", false},
