@@ -335,6 +335,7 @@ test-neighbours: root setup build cluster images ## Run what others put beside t
 	$(call say,neighbours: log in $(OUT)/test-cluster/neighbours.log)
 	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
 	test/e2e/run neighbours
+	go test -count=1 ./test/neighbours/secondopinion
 	go test -count=1 ./test/neighbours -run '^TestTable$$' -update
 
 .PHONY: test-migration

@@ -55,6 +55,13 @@ func TestVersion(t *testing.T) {
 	}
 	if report.Kubelet != "" {
 		t.Run("old kubelet", func(t *testing.T) { staysWithoutGPU(t, node) })
+		t.Run("text for Kubernetes", func(t *testing.T) {
+			page, err := os.ReadFile(filepath.Join(repoRoot, "docs/design/upstream/kubelet-skew.md"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			wantPrinted(t, page, 1)
+		})
 	}
 	t.Run("demos", func(t *testing.T) { runDemos(t, &report) })
 	t.Run("full", func(t *testing.T) { report.Full = fill(t, report.Devices) })
