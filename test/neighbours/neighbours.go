@@ -77,7 +77,7 @@ func All() []Neighbour {
 			Notes: "[its log](ai-conformance.md)"},
 		{Name: "NVIDIA fake NVML", PinFile: buildNeighbours, Pin: `test_infra=([0-9a-f]{8})`,
 			Test: "TestNeighboursUpstream/second-opinion", Target: "test-neighbours",
-			Notes: "[a second opinion on the simulator](../design/second-opinion.md)"},
+			Notes: "[a second opinion on the simulator](../design/second-opinion.md), also on GPUs that fail"},
 		{Name: "KubeRay", PinFile: "test/kueue/go.mod", Pin: `kuberay/ray-operator (v[0-9.]+)`,
 			Test: "TestNeighboursKubeRay", Target: "test-neighbours",
 			Notes: "[KubeRay](../how-to/kuberay.md). Ray itself did not run"},

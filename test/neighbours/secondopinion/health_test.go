@@ -6,16 +6,15 @@ package main
 import (
 	"context"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/test/docs/page"
 	"github.com/partage-dev/partage/test/flow/harness"
@@ -24,46 +23,62 @@ import (
 
 func TestMain(m *testing.M) { harness.Main(m) }
 
-// TestHealth lets one GPU of a machine fail in NVIDIA's fake NVML and in the simulator. What the plugin publishes of it has to be the same.
+// TestHealth lets the last GPU of a machine fail in NVIDIA's fake NVML and in the simulator. What the plugin publishes has to be the same.
 func TestHealth(t *testing.T) {
 	for name, failure := range map[string]struct {
+		gpus     int    // one where it is an event: the fake gives events to whoever waits, also for another GPU
 		fake     string // of its configuration
-		simulate func(t *testing.T, n *harness.Node)
+		simulate func(t *testing.T, n *harness.Node, gpu int)
 		want     []string
 	}{
 		"lost": {
-			fake:     "mode: lost",
-			simulate: func(t *testing.T, n *harness.Node) { n.Update(t, lose) },
-			want:     []string{"gpu-lost"},
-		},
-		"XID": {
-			fake: "mode: ecc_uncorrectable, xid: {code: 79}",
-			simulate: func(t *testing.T, n *harness.Node) {
-				n.Update(t, func(m *machine.Machine) { m.GPUs[1].Health.VolatileECC.Uncorrected++ })
-				n.SendXID(t, 1, 79, -1)
+			gpus: 8,
+			fake: "mode: lost",
+			simulate: func(t *testing.T, n *harness.Node, gpu int) {
+				n.Update(t, func(m *machine.Machine) { m.GPUs[gpu].Failure = harness.NVMLGPUIsLost })
 			},
-			want: []string{"uncorrected-ecc", "xid=79"},
+			want: []string{"gpu-lost"},
+		},
+		"broken memory and an XID": {
+			gpus: 1,
+			fake: "mode: ecc_uncorrectable, xid: {code: 79}",
+			simulate: func(t *testing.T, n *harness.Node, gpu int) {
+				n.Update(t, func(m *machine.Machine) {
+					m.GPUs[gpu].Health.VolatileECC.Uncorrected, m.GPUs[gpu].Health.RemappedRows.Failed = 1, true
+				})
+				n.SendXID(t, gpu, 79, -1)
+			},
+			want: []string{"row-remap-failed", "uncorrected-ecc", "xid=79"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			node := func() *harness.Node {
+				return harness.NewNode(t, "dgx-h100", func(m *machine.Machine) { m.GPUs = m.GPUs[:failure.gpus] })
+			}
+			last := failure.gpus - 1
 			t.Run("simulator", func(t *testing.T) {
-				n := harness.NewNode(t, "dgx-h100")
-				fails(t, n, n.Start(t, harness.Frequent...), failure.want, func() { failure.simulate(t, n) })
+				n := node()
+				p := n.Start(t, append(harness.Frequent, n.Policy(t, steady))...)
+				untilTaints(t, n, p, func() {})
+				// The driver keeps no event for those who wait later.
+				untilTaints(t, n, p, func() { failure.simulate(t, n, last) }, failure.want...)
 			})
 			t.Run("NVIDIA", func(t *testing.T) {
-				n := harness.NewNode(t, "dgx-h100")
+				n := node()
 				config := putFake(t, n)
-				p := n.StartWith(t, []string{"MOCK_NVML_CONFIG=" + config, "MOCK_NVML_OVERRIDES_TTL=100ms"}, harness.Frequent...)
-				fails(t, n, p, failure.want, func() {
-					override := fmt.Sprintf("devices: {\"1\": {failure: {%s}}}\n", failure.fake)
-					replace(t, filepath.Join(filepath.Dir(config), "overrides.yaml"), []byte(override))
-				})
+				p := n.StartWith(t, []string{"MOCK_NVML_CONFIG=" + config, "MOCK_NVML_OVERRIDES_TTL=100ms"},
+					append(harness.Frequent, n.Policy(t, steady))...)
+				untilTaints(t, n, p, func() {})
+				override := fmt.Sprintf("devices: {\"%d\": {failure: {%s}}}\n", last, failure.fake)
+				replace(t, filepath.Join(filepath.Dir(config), "overrides.yaml"), []byte(override))
+				untilTaints(t, n, p, func() {}, failure.want...)
 			})
 		})
 	}
 }
 
-func lose(m *machine.Machine) { m.GPUs[1].Failure = harness.NVMLGPUIsLost }
+// steady keeps what was noticed.
+const steady = "health: {quietPeriod: 1h}\n"
 
 // putFake puts NVIDIA's library in the place of a machine's, and returns its configuration, with the addresses and UUIDs of the machine.
 func putFake(t *testing.T, n *harness.Node) (config string) {
@@ -82,15 +97,19 @@ func putFake(t *testing.T, n *harness.Node) (config string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	uuids, addresses := 0, 0
-	text = regexp.MustCompile(`"GPU-[^"]*"`).ReplaceAllFunc(text, func([]byte) []byte {
-		uuids++
-		return fmt.Appendf(nil, "%q", n.Machine(t).GPUs[uuids-1].UUID)
-	})
-	text = regexp.MustCompile(`bus_id: "[^"]*"`).ReplaceAllFunc(text, func([]byte) []byte {
-		addresses++
-		return fmt.Appendf(nil, "bus_id: %q", strings.ToUpper(n.Address(t, addresses-1)))
-	})
+	var values map[string]any
+	if err := yaml.Unmarshal(text, &values); err != nil {
+		t.Fatal(err)
+	}
+	delete(values, "pcie_topology")
+	var devices []any
+	for i, gpu := range n.Machine(t).GPUs {
+		devices = append(devices, map[string]any{"index": i, "uuid": gpu.UUID, "pci": map[string]any{"bus_id": strings.ToUpper(gpu.PCIAddress)}})
+	}
+	values["devices"] = devices
+	if text, err = yaml.Marshal(values); err != nil {
+		t.Fatal(err)
+	}
 	config = filepath.Join(t.TempDir(), "config.yaml")
 	replace(t, config, text)
 	return config
@@ -106,32 +125,29 @@ func replace(t *testing.T, path string, content []byte) {
 	}
 }
 
-// fails lets the second GPU fail, and waits until it has exactly these taints, and no other GPU has any.
-func fails(t *testing.T, n *harness.Node, p *harness.Driver, want []string, fail func()) {
+// untilTaints waits until the last GPU has exactly these taints, and no other has any.
+func untilTaints(t *testing.T, n *harness.Node, p *harness.Driver, each func(), want ...string) {
 	t.Helper()
-	p.Ready(t)
-	p.UntilPublished(t, n, 0, 1, 2, 3, 4, 5, 6, 7)
-	untilTaints(t, n, p, nil)
-	fail()
-	untilTaints(t, n, p, map[string][]string{harness.DeviceName(n.Address(t, 1), harness.Place{}): want})
-}
-
-// untilTaints waits until exactly these of the whole GPUs have taints.
-func untilTaints(t *testing.T, n *harness.Node, p *harness.Driver, want map[string][]string) {
-	t.Helper()
+	gpus := n.Machine(t).GPUs
 	p.Until(t, fmt.Sprintf("taints %v", want), func(context.Context) error {
-		got := map[string][]string{}
+		each()
+		wanted, got := map[string][]string{}, map[string][]string{}
+		for _, gpu := range gpus {
+			wanted[harness.DeviceName(gpu.PCIAddress, harness.Place{})] = nil
+		}
+		wanted[harness.DeviceName(gpus[len(gpus)-1].PCIAddress, harness.Place{})] = want
 		for name, d := range n.Published() {
+			if *d.Attributes["type"].StringValue != "gpu" {
+				continue
+			}
+			got[name] = nil
 			for _, taint := range d.Taints {
-				if *d.Attributes["type"].StringValue == "gpu" {
-					key := strings.TrimPrefix(taint.Key, harness.DriverName+"/")
-					got[name] = append(got[name], strings.TrimSuffix(key+"="+taint.Value, "="))
-				}
+				key := strings.TrimPrefix(taint.Key, harness.DriverName+"/")
+				got[name] = append(got[name], strings.TrimSuffix(key+"="+taint.Value, "="))
 			}
 			slices.Sort(got[name])
 		}
-		maps.DeleteFunc(got, func(_ string, taints []string) bool { return taints == nil })
-		if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+		if diff := cmp.Diff(wanted, got, cmpopts.EquateEmpty()); diff != "" {
 			return fmt.Errorf("(-want +got):\n%s", diff)
 		}
 		return nil
