@@ -312,6 +312,9 @@ test-scale: $(ETCD) ## Try the benchmark of the scheduler with a few nodes and p
 	go run ./test/scale/slices -o $(SCALE)/slices
 	$(SCHEDULER_TEST) . -slices=$(CURDIR)/$(SCALE)/slices
 
+# What these suites have seen is in testdata.
+neighbours-table = go test -count=1 ./test/neighbours -run '^TestTable$$' -update
+
 .PHONY: test-kueue
 test-kueue: root setup build cluster images ## Let a real Kueue hold jobs back until there is quota for their GPUs
 	$(call say,building Kueue (the first time takes minutes))
@@ -319,6 +322,7 @@ test-kueue: root setup build cluster images ## Let a real Kueue hold jobs back u
 	$(call say,Kueue: log in $(OUT)/test-cluster/kueue.log)
 	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
 	test/e2e/run kueue
+	$(neighbours-table)
 
 .PHONY: test-ai-conformance
 test-ai-conformance: root setup build cluster images ## Run the tests of Kubernetes AI Conformance, and ours for what they do not try yet
@@ -327,6 +331,7 @@ test-ai-conformance: root setup build cluster images ## Run the tests of Kuberne
 	$(call say,Kubernetes AI Conformance: log in $(OUT)/test-cluster/ai-conformance.log)
 	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
 	test/e2e/run ai-conformance
+	$(neighbours-table)
 
 .PHONY: test-neighbours
 test-neighbours: root setup build cluster images ## Run what others put beside the driver, and what is said of their programs in docs/design/upstream
@@ -336,7 +341,7 @@ test-neighbours: root setup build cluster images ## Run what others put beside t
 	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
 	test/e2e/run neighbours
 	go test -count=1 ./test/neighbours/secondopinion
-	go test -count=1 ./test/neighbours -run '^TestTable$$' -update
+	$(neighbours-table)
 
 .PHONY: test-migration
 test-migration: root setup build cluster images ## Follow the migration guides, from NVIDIA's device plugin and DRA driver
@@ -345,6 +350,7 @@ test-migration: root setup build cluster images ## Follow the migration guides, 
 	$(call say,migrations: log in $(OUT)/test-cluster/migration.log)
 	go test -c -tags e2e -o $(OUT)/e2e.test ./test/e2e
 	test/e2e/run migration
+	$(neighbours-table)
 
 # VERSIONS names some of them; test/versions/run says which there are.
 VERSIONS :=

@@ -95,6 +95,7 @@ func TestKueueQuota(t *testing.T) {
 		createTemplate(t, template)
 		waitQuota(t, createQueuedJob(t, jobs["partition"], "whole", template.Name), "gpu-memory", "81559Mi")
 	})
+	t.Cleanup(func() { record(t, "Kueue", "jobs wait until there is quota for their devices") })
 }
 
 // readKueueJobs returns the templates and the jobs of the guide, by name.

@@ -114,6 +114,7 @@ func TestMigrationFromDRADriver(t *testing.T) {
 	// Both drivers must be there to release what the pods have.
 	kubectl(t, "delete", "deployments", "--all", "-n", ns)
 	removePods(t, ns)
+	record(t, "NVIDIA DRA driver, GPUs", "two nodes move, one also back, with pods that have claims or limits; the GPU of a pod that runs on is given to no other")
 }
 
 // wantEachOnItsOwn waits until two pods with claims and two with limits run, and fails unless each has a GPU of its own.

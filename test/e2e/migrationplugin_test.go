@@ -127,6 +127,7 @@ func TestMigrationFromDevicePlugin(t *testing.T) {
 	returned := podsByNode(t, ns, "work", all)
 	wantGPUs(t, ns, wholeNode, returned[wholeNode], 1)
 	wantClaims(t, ns, returned[wholeNode], false)
+	record(t, "NVIDIA device plugin", "two nodes move, one also back, under a Deployment that nobody changes")
 }
 
 // sameNames reports whether the same pods are on each node.

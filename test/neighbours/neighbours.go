@@ -46,7 +46,7 @@ func All() []Neighbour {
 	return []Neighbour{
 		{Name: "NVIDIA device plugin", PinFile: buildPeers, Pin: `release (v[0-9.]+), and`,
 			Test: "TestMigrationFromDevicePlugin", Target: "test-migration",
-			Notes: "[the way to Partage](../how-to/migrate/device-plugin.md), node by node"},
+			Notes: "[the way to Partage](../how-to/migrate/device-plugin.md)"},
 		{Name: "NVIDIA DRA driver, GPUs", PinFile: buildPeers, Pin: `and release (v[0-9]+\.[0-9]+\.[0-9]+)`,
 			Test: "TestMigrationFromDRADriver", Target: "test-migration",
 			Notes: "[the way to Partage](../how-to/migrate/nvidia-dra-driver.md)"},
