@@ -50,6 +50,11 @@ func TestResourcesOfMIGProfiles(t *testing.T) {
 func TestNodeLabels(t *testing.T) {
 	ns := reserveNode(t)
 	node := driverPod(t, pluginComponent).Spec.NodeName
+	setMode := func(mode string) {
+		mustHelm(t, "upgrade", release, filepath.Join(repoRoot, "deployments", "helm", "partage"), "--reset-then-reuse-values",
+			"--set", "kubeletPlugin.nodeLabels="+mode, "--wait=legacy", "--timeout", waitLimit.String())
+	}
+	t.Cleanup(func() { setMode("Never") })
 	untilLabels := func(what string, want map[string]string) {
 		t.Helper()
 		eventually(t, what, func(ctx context.Context) (bool, string) {
@@ -71,8 +76,7 @@ func TestNodeLabels(t *testing.T) {
 	}
 
 	kubectl("label", "node", node, "nvidia.com/gpu.family=of-somebody-else")
-	setNodeLabels(t, "Write")
-	t.Cleanup(func() { setNodeLabels(t, "Never") })
+	setMode("Write")
 	want := map[string]string{
 		"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.count": fmt.Sprint(pool.total), "nvidia.com/gpu.memory": "81559",
 		"nvidia.com/gpu.compute.major": "9", "nvidia.com/gpu.compute.minor": "0", "nvidia.com/gpu.family": "of-somebody-else",
@@ -86,14 +90,7 @@ func TestNodeLabels(t *testing.T) {
 	waitRunning(t, ns, "old")
 	waitLog(t, ns, "old", "main", "NVIDIA H100 80GB HBM3")
 
-	setNodeLabels(t, "Remove")
+	setMode("Remove")
 	untilLabels("only the label of somebody else", map[string]string{"nvidia.com/gpu.family": "of-somebody-else"})
 	kubectl("label", "node", node, "nvidia.com/gpu.family-")
-}
-
-// setNodeLabels says whether the driver writes labels of the node, or removes them.
-func setNodeLabels(t *testing.T, mode string) {
-	t.Helper()
-	mustHelm(t, "upgrade", release, filepath.Join(repoRoot, "deployments", "helm", "partage"), "--reset-then-reuse-values",
-		"--set", "kubeletPlugin.nodeLabels="+mode, "--wait=legacy", "--timeout", waitLimit.String())
 }

@@ -7,7 +7,6 @@ package e2e
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -18,56 +17,8 @@ import (
 	"strings"
 	"testing"
 
-	gocmp "github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
-
-// TestNeighboursFeatureDiscovery lets NVIDIA's GPU feature discovery, unmodified, label the node's GPUs. Every label that this driver
-// writes has the same value.
-func TestNeighboursFeatureDiscovery(t *testing.T) {
-	if suite != neighboursSuite {
-		t.Skip("needs the programs of suite " + neighboursSuite)
-	}
-	reserveNode(t)
-	libraries, err := filepath.Glob(filepath.Join(machineRoot, "usr/lib/*/libnvidia-ml.so.1"))
-	if err != nil || len(libraries) != 1 {
-		t.Fatalf("libraries %q, %v", libraries, err)
-	}
-	file := filepath.Join(t.TempDir(), "features")
-	cmd := exec.CommandContext(t.Context(), filepath.Join(repoRoot, neighboursDir, "gpu-feature-discovery"), "--oneshot", "--no-timestamp",
-		"--use-node-feature-api=false", "--device-discovery-strategy=nvml", "--machine-type-file=/dev/null", "--output-file="+file)
-	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Dir(libraries[0]))
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %v\n%s", cmd.Args, err, out)
-	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	features := map[string]string{}
-	for line := range strings.Lines(string(text)) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
-		features[name] = value
-	}
-
-	setNodeLabels(t, "Write")
-	t.Cleanup(func() { setNodeLabels(t, "Never") })
-	node := driverPod(t, pluginComponent).Spec.NodeName
-	eventually(t, "labels with the same values", func(ctx context.Context) (bool, string) {
-		n, err := client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
-		if err != nil {
-			return false, err.Error()
-		}
-		ours, theirs := map[string]string{}, map[string]string{}
-		for _, name := range []string{"product", "count", "memory", "family", "compute.major", "compute.minor"} {
-			name = "nvidia.com/gpu." + name
-			ours[name], theirs[name] = n.Labels[name], cmp.Or(features[name], "none")
-		}
-		diff := gocmp.Diff(theirs, ours)
-		return diff == "", diff
-	})
-	record(t, "NVIDIA GPU feature discovery", "of eight H100 it writes the values of all six labels that Partage can write")
-}
 
 // TestNeighboursSuites applies manifests of the suites of NVIDIA's DRA driver, unmodified, and looks at what those suites look at: that the
 // pods become ready, and how many devices their containers see.

@@ -61,7 +61,7 @@ func All() []Neighbour {
 		{Name: "NVIDIA GPU Operator", Version: "26.7.0",
 			Notes: "[with the GPU Operator](../how-to/migrate/gpu-operator.md): it needs hardware"},
 		{Name: "NVIDIA GPU feature discovery", PinFile: buildPeers, Pin: `release (v[0-9.]+), and`,
-			Test: "TestNeighboursFeatureDiscovery", Target: "test-neighbours",
+			Test: "TestFeatureDiscovery", Target: "test-neighbours",
 			Notes: "[labels of nodes](../how-to/node-labels.md)"},
 		{Name: "NVIDIA mig-manager", Version: "mig-parted bd7160f",
 			Notes: "it is kept [off the node](../how-to/troubleshoot.md); its configurations are " +

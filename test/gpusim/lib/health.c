@@ -153,22 +153,42 @@ static void parse_uuid(const char *text, unsigned char out[NVML_GPU_FABRIC_UUID_
 	}
 }
 
+static nvmlReturn_t read_fabric(const struct gs_gpu *gpu, nvmlGpuFabricInfo_t *info)
+{
+	if (gpu->health.fabric_state == NVML_GPU_FABRIC_STATE_NOT_SUPPORTED)
+		return NVML_ERROR_NOT_SUPPORTED;
+	parse_uuid(gpu->cluster_uuid, info->clusterUuid);
+	info->status = (nvmlReturn_t)gpu->health.fabric_status;
+	info->cliqueId = (unsigned int)gpu->clique_id;
+	info->state = (nvmlGpuFabricState_t)gpu->health.fabric_state;
+	// The driver does not probe the fabric while there are GPU instances, and begins anew after
+	// the last one. Which state it reports meanwhile is assumed.
+	if (gpu->instance_count > 0)
+		info->state = NVML_GPU_FABRIC_STATE_NOT_STARTED;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t *gpuFabricInfo)
+{
+	HEALTHY(gpuFabricInfo != NULL);
+	(void)health;
+	return read_fabric(t.gpu, gpuFabricInfo);
+}
+
 // The third version has a summary behind what the second one has. None is modelled.
 nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV_t *gpuFabricInfo)
 {
+	nvmlGpuFabricInfo_t info;
+
 	HEALTHY(gpuFabricInfo != NULL);
 	if (gpuFabricInfo->version != nvmlGpuFabricInfo_v2 && gpuFabricInfo->version != nvmlGpuFabricInfo_v3)
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-	if (health->fabric_state == NVML_GPU_FABRIC_STATE_NOT_SUPPORTED)
-		return NVML_ERROR_NOT_SUPPORTED;
-	parse_uuid(t.gpu->cluster_uuid, gpuFabricInfo->clusterUuid);
-	gpuFabricInfo->status = (nvmlReturn_t)health->fabric_status;
-	gpuFabricInfo->cliqueId = (unsigned int)t.gpu->clique_id;
-	gpuFabricInfo->state = (nvmlGpuFabricState_t)health->fabric_state;
-	// The driver does not probe the fabric while there are GPU instances, and begins anew after
-	// the last one. Which state it reports meanwhile is assumed.
-	if (t.gpu->instance_count > 0)
-		gpuFabricInfo->state = NVML_GPU_FABRIC_STATE_NOT_STARTED;
+	if ((r = read_fabric(t.gpu, &info)) != NVML_SUCCESS)
+		return r;
+	memcpy(gpuFabricInfo->clusterUuid, info.clusterUuid, sizeof(info.clusterUuid));
+	gpuFabricInfo->status = info.status;
+	gpuFabricInfo->cliqueId = info.cliqueId;
+	gpuFabricInfo->state = info.state;
 	gpuFabricInfo->healthMask = health->fabric_mask;
 	if (gpuFabricInfo->version == nvmlGpuFabricInfo_v3)
 		gpuFabricInfo->healthSummary = NVML_GPU_FABRIC_HEALTH_SUMMARY_NOT_SUPPORTED;

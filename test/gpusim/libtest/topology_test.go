@@ -111,6 +111,13 @@ func TestFabricInfo(t *testing.T) {
 	if info.ClusterUuid != want || info.CliqueId != 7 || info.State != nvml.GPU_FABRIC_STATE_COMPLETED {
 		t.Errorf("%+v", info)
 	}
+	older, ret := device(t, lib, 0).GetGpuFabricInfo()
+	wants(t, "GetGpuFabricInfo", ret, nvml.SUCCESS)
+	if older.ClusterUuid != want || older.CliqueId != 7 || older.State != nvml.GPU_FABRIC_STATE_COMPLETED {
+		t.Errorf("%+v", older)
+	}
+	_, ret = device(t, lib, 1).GetGpuFabricInfo()
+	wants(t, "GetGpuFabricInfo without a fabric", ret, nvml.ERROR_NOT_SUPPORTED)
 	_, ret = device(t, lib, 1).GetGpuFabricInfoV().V2()
 	wants(t, "GetGpuFabricInfoV without a fabric", ret, nvml.ERROR_NOT_SUPPORTED)
 	info, ret = device(t, lib, 2).GetGpuFabricInfoV().V2()

@@ -88,11 +88,7 @@ func putFake(t *testing.T, n *harness.Node) (config string) {
 	if err != nil {
 		t.Skipf("test/neighbours/build has not built it: %v", err)
 	}
-	links, err := filepath.Glob(filepath.Join(n.Root, "usr/lib/*/libnvidia-ml.so.1"))
-	if err != nil || len(links) != 1 {
-		t.Fatalf("libraries %q, %v", links, err)
-	}
-	replace(t, links[0], library)
+	replace(t, libraryOf(t, n), library)
 	text, err := os.ReadFile(filepath.Join(fake, "mock-nvml-config-h100.yaml"))
 	if err != nil {
 		t.Fatal(err)
@@ -113,6 +109,16 @@ func putFake(t *testing.T, n *harness.Node) (config string) {
 	config = filepath.Join(t.TempDir(), "config.yaml")
 	replace(t, config, text)
 	return config
+}
+
+// libraryOf is the NVML library of a machine.
+func libraryOf(t *testing.T, n *harness.Node) string {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(n.Root, "usr/lib/*/libnvidia-ml.so.1"))
+	if err != nil || len(found) != 1 {
+		t.Fatalf("libraries %q, %v", found, err)
+	}
+	return found[0]
 }
 
 func replace(t *testing.T, path string, content []byte) {
