@@ -7,7 +7,6 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 
@@ -92,8 +91,7 @@ func TestRecord(t *testing.T) {
 	if got := row(); !strings.Contains(got, "jobs wait (`TestKueueQuota`, `make test-kueue`)") {
 		t.Errorf("got %s", got)
 	}
-	module := page.Read(t, "test/kueue/go.mod")
-	write("test/kueue/go.mod", regexp.MustCompile(`sigs.k8s.io/kueue v\S+`).ReplaceAllString(module, "sigs.k8s.io/kueue v9.9.9"))
+	write("test/kueue/go.mod", "\tsigs.k8s.io/kueue v9.9.9 // indirect\n")
 	if got := row(); strings.Contains(got, "jobs wait") || !strings.Contains(got, "v9.9.9") {
 		t.Errorf("got %s", got)
 	}
