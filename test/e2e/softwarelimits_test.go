@@ -98,19 +98,6 @@ func TestNeighboursSoftwareLimits(t *testing.T) {
 	wantProbe(t, ns, "again", func(e probe.Event) bool { return e.Kind == probe.Done })
 }
 
-// TestNeighboursIgnoredMemoryLimit: a variable that NVIDIA's toolkit takes for a limit has no effect with this driver. The pod runs, and is
-// told.
-func TestNeighboursIgnoredMemoryLimit(t *testing.T) {
-	if suite != neighboursSuite {
-		t.Skip("is of suite " + neighboursSuite)
-	}
-	ns, gpus := reserve(t, 1)
-	apply(t, ns, claim("whole", wholeGPU.on(gpus...), ""))
-	probePod(t, ns, "asks", "whole", 0, probe.Options{Allocate: 2 << 30, Hold: true}, "NVIDIA_GPU_MEMORY_LIMIT=1024")
-	wantProbe(t, ns, "asks", func(e probe.Event) bool { return e.Kind == probe.Holding && e.AllocatedBytes == 2<<30 })
-	waitEvent(t, ns, "asks", "MemoryLimitIgnored", "NVIDIA_GPU_MEMORY_LIMIT")
-}
-
 // replaceFile puts another file in the place of one, which containers may have mounted.
 func replaceFile(t *testing.T, path string, content []byte) {
 	t.Helper()
@@ -123,14 +110,9 @@ func replaceFile(t *testing.T, path string, content []byte) {
 }
 
 // probePod starts a pod with a CUDA program, which is linked dynamically. It runs once, and holds what it has until the pod is deleted.
-func probePod(t *testing.T, ns, name, claimName string, user int, o probe.Options, env ...string) {
+func probePod(t *testing.T, ns, name, claimName string, user int, o probe.Options) {
 	t.Helper()
 	o.Library = "libcuda.so.1"
-	var variables strings.Builder
-	for _, e := range env {
-		key, value, _ := strings.Cut(e, "=")
-		fmt.Fprintf(&variables, "{name: %s, value: %q}, ", key, value)
-	}
 	apply(t, ns, fmt.Sprintf(`
 apiVersion: v1
 kind: Pod
@@ -140,9 +122,9 @@ spec:
   restartPolicy: Never
   securityContext: {runAsUser: %d}
   containers:
-  - {name: main, image: %s, imagePullPolicy: Never, stdin: true, command: [cuda-probe, '%s'], env: [%s], resources: {claims: [{name: gpu}]}}
+  - {name: main, image: %s, imagePullPolicy: Never, stdin: true, command: [cuda-probe, '%s'], resources: {claims: [{name: gpu}]}}
   resourceClaims: [{name: gpu, resourceClaimName: %s}]
-`, name, user, probeImage, o.Arguments()[0], variables.String(), claimName))
+`, name, user, probeImage, o.Arguments()[0], claimName))
 }
 
 // wantProbe waits until such a program has said something.
