@@ -74,7 +74,7 @@ const (
 	goTime, goPause = 300 * time.Millisecond, 20 * time.Millisecond
 	// openLimit is how long an open node keeps a GPU back.
 	openLimit = 10 * time.Minute
-	// askLimit bounds the question to the MPS supervisor, of the second that an observation has.
+	// askLimit bounds the question to the MPS supervisor, for which open files that cannot be read leave time.
 	askLimit = 300 * time.Millisecond
 	// shown is how many users are described.
 	shown = 5
@@ -116,7 +116,7 @@ func (u *Users) Users(ctx context.Context, pciAddress string, claims []*record.R
 	o.listed = listed
 	cannotList := errors.Is(unlisted, gpu.ErrNotSupported)
 	everybody := cannotList && len(o.orphaned) > 0
-	open, unopened := u.Finder.Openers(ctx, pciAddress, time.Until(until), !everybody)
+	open, unopened := u.Finder.Openers(ctx, pciAddress, time.Until(until)-askLimit, !everybody)
 	if unopened != nil {
 		klog.FromContext(ctx).V(2).Info("Open device nodes were not read, the driver's list of processes decides", "reason", unopened)
 	}

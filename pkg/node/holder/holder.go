@@ -18,8 +18,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sync/singleflight"
-
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/node/host"
 )
@@ -35,8 +33,8 @@ type Finder struct {
 	// known, given the GPU that it has in use. Optional.
 	PodName func(ctx context.Context, pciAddress, uid string) string
 
-	// walks are those over all processes, or over those in pods.
-	walks singleflight.Group
+	// all are the walks over all processes, and inPods those over processes in pods.
+	all, inPods reads[[]Process]
 }
 
 const (
@@ -111,7 +109,11 @@ func (f *Finder) openers(ctx context.Context, pciAddress string, limit time.Dura
 		return 0, nil, fmt.Errorf("who has its device node open is not known: %w", err)
 	}
 	node, first := gpuNode(minor), firstCapability+perGPU*minor
-	all, err := shared(&f.walks, strconv.FormatBool(inPods), limit, func() ([]Process, error) { return f.proc().openers(inPods) })
+	walks := &f.all
+	if inPods {
+		walks = &f.inPods
+	}
+	all, err := walks.do(limit, func() ([]Process, error) { return f.proc().openers(inPods) })
 	for _, p := range all {
 		p.nodes = slices.DeleteFunc(slices.Clone(p.nodes), func(path string) bool {
 			return path != node && !isCapability(filepath.Base(path), first, first+perGPU)
@@ -127,21 +129,6 @@ func (f *Finder) openers(ctx context.Context, pciAddress string, limit time.Dura
 		err = fmt.Errorf("who has %s open is not known: %w", node, err)
 	}
 	return minor, open, err
-}
-
-// errNoAnswer means that what was to be read, such as a file of a server that was stopped, has not answered in time.
-var errNoAnswer = errors.New("it does not answer")
-
-// shared returns what f returns, which all who ask for the same key meanwhile share, or errNoAnswer after the limit. What does not
-// return is not called a second time.
-func shared[T any](calls *singleflight.Group, key string, limit time.Duration, f func() (T, error)) (value T, err error) {
-	select {
-	case result := <-calls.DoChan(key, func() (any, error) { return f() }):
-		value, _ = result.Val.(T)
-		return value, result.Err
-	case <-time.After(limit):
-		return value, errNoAnswer
-	}
 }
 
 // has reports whether a process has a capability from first to before end open.

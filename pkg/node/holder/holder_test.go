@@ -233,7 +233,7 @@ func TestOpenersInTime(t *testing.T) {
 	started, release := make(chan struct{}), make(chan struct{})
 	defer close(release)
 	go func() {
-		_, _ = shared(&f.walks, "false", time.Hour, func() ([]Process, error) {
+		_, _ = f.all.do(time.Hour, func() ([]Process, error) {
 			close(started)
 			<-release
 			return nil, nil

@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/singleflight"
-
 	"github.com/partage-dev/partage/pkg/node/host"
 )
 
@@ -17,7 +15,7 @@ import (
 type PodNames struct {
 	Roots host.Roots
 
-	lists singleflight.Group
+	lists reads[map[string]string]
 
 	mu    sync.Mutex
 	known map[string]string
@@ -39,7 +37,7 @@ func (n *PodNames) cached() map[string]string {
 }
 
 func (n *PodNames) list() map[string]string {
-	known, err := shared(&n.lists, "", time.Second, n.Roots.PodNames)
+	known, err := n.lists.do(time.Second, n.Roots.PodNames)
 	if err != nil {
 		return n.cached()
 	}
