@@ -35,6 +35,8 @@ func TestOwnNode(t *testing.T) {
 			UID: uid, Labels: map[string]string{"pool": label}, Annotations: map[string]string{api.CordonAnnotation: annotation},
 		}}
 	}
+	upgraded := object("c", "y", "")
+	upgraded.Status.NodeInfo.KubeletVersion = "v1.36.0"
 	only := func(node *corev1.Node) map[types.UID]metav1.Object {
 		return map[types.UID]metav1.Object{node.UID: node}
 	}
@@ -55,6 +57,8 @@ func TestOwnNode(t *testing.T) {
 		{object("a", "y", "0000"+strings.ToUpper(firstGPU)+",\n"+secondGPU+"\n"), true, []string{firstGPU, secondGPU}, 0},
 		{object("a", "y", "gpu-1,"+secondGPU), true, []string{secondGPU}, 1},
 		{object("b", "y", ""), true, nil, 0},
+		{object("c", "y", ""), true, nil, 0},
+		{upgraded, true, nil, 0},
 	} {
 		n.watch.Changed(only(step.node))
 		fired := len(changed) > 0
