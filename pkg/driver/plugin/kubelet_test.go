@@ -7,6 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/driver/metrics"
 	"github.com/partage-dev/partage/pkg/driver/plugin/events"
 	"github.com/partage-dev/partage/pkg/driver/plugin/publish"
 )
@@ -138,5 +142,40 @@ func TestUnreadNode(t *testing.T) {
 	}
 	if s.claims.inventory.AttributesOf(firstName)[device.ExtendedResources].BoolValue == nil {
 		t.Error("published without the attribute")
+	}
+}
+
+// TestExtendedResourcesMetric: it follows the kubelet, whatever is known of GPUs, and is absent while its version is not known.
+func TestExtendedResourcesMetric(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.build(t)
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.options.Metrics.Serve(t.Context(), listener)()
+	for _, step := range []struct {
+		node *corev1.Node
+		want string
+	}{
+		{nil, ""}, {nodeOf("v1.35.9"), "0"}, {nodeOf("v1.36.0"), "1"}, {nodeOf(""), ""},
+	} {
+		if step.node != nil {
+			r.plugin.node.look(step.node)
+		}
+		r.plugin.gpus.handOn(t.Context())
+		answer, err := http.Get("http://" + listener.Addr().String() + metrics.Path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(answer.Body)
+		if err = errors.Join(err, answer.Body.Close()); err != nil {
+			t.Fatal(err)
+		}
+		_, value, _ := strings.Cut(string(body), "\npartage_extended_resources ")
+		if value, _, _ = strings.Cut(value, "\n"); value != step.want {
+			t.Errorf("%v: got %q, want %q", step.node, value, step.want)
+		}
 	}
 }
