@@ -54,7 +54,7 @@ func newIdleStepper(t *testing.T) *stepper {
 	s.build(t)
 	s.loop = s.plugin.gpus
 	s.loop.publish = func(w *wanted) {
-		if w.enough && w.complete {
+		if w.certain {
 			s.published = w.inventory
 		}
 	}

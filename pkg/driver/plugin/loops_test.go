@@ -15,13 +15,16 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/driver/claim"
 	"github.com/partage-dev/partage/pkg/driver/metrics"
+	"github.com/partage-dev/partage/pkg/driver/plugin/claimstatus"
 	"github.com/partage-dev/partage/pkg/driver/plugin/publish"
 )
 
@@ -70,7 +73,7 @@ func newBubble(t *testing.T) *bubble {
 func (b *bubble) publish(w *wanted) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if w.enough && w.complete {
+	if w.certain {
 		b.inventories = append(b.inventories, w.inventory)
 	}
 }
@@ -253,5 +256,31 @@ func TestDiscoveryPanics(t *testing.T) {
 		if b.published() == 0 {
 			t.Error("nothing is published after the defect is gone")
 		}
+	})
+}
+
+// TestStatusAwaitsLook: nothing is said in the status of claims before enough of the GPUs was looked at.
+func TestStatusAwaitsLook(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBubble(t)
+		client := fake.NewClientset()
+		b.status = claimstatus.New(claimstatus.Options{DriverName: testDriver, Client: client, Newest: b.publisher.Newest})
+		ctx, cancel := context.WithCancel(b.ctx)
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			b.status.Run(ctx)
+		}()
+		states := []claimState{{claim: claim.Ref{Namespace: "ml", Name: "one", UID: "uid-1"}, devices: []deviceState{{}}}}
+		for _, enough := range []bool{false, true} {
+			b.Plugin.publish(&wanted{known: &known{enough: enough}, states: states})
+			synctest.Wait()
+			if requests := len(client.Actions()); requests > 0 != enough {
+				t.Errorf("enough %t: %d requests", enough, requests)
+			}
+		}
+		cancel()
+		<-ended
 	})
 }

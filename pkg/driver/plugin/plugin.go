@@ -222,10 +222,9 @@ func (p *Plugin) newPublisher() *publish.Publisher {
 
 // publish tells the cluster what is wanted. What is stored stays as it is as long as it is not known what it should be.
 func (p *Plugin) publish(w *wanted) {
-	known := w.enough && w.complete
 	if w.node != nil {
 		p.publisher.SetOwner(w.node.UID)
-		p.labels.Set(w.node, w.offered, known)
+		p.labels.Set(w.node, w.offered, w.certain)
 		var gives *bool
 		if knows, err := extendedResources(w.node); err == nil {
 			gives = &knows
@@ -235,7 +234,7 @@ func (p *Plugin) publish(w *wanted) {
 	if p.status != nil && w.enough {
 		p.status.Set(statusOf(w.states))
 	}
-	if known {
+	if w.certain {
 		p.publisher.SetInventory(w.inventory)
 	}
 }

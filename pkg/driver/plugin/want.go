@@ -53,6 +53,8 @@ type known struct {
 // wanted is what claims, the cluster and people are told.
 type wanted struct {
 	*known
+	// certain says that enough is known to replace the slices and labels that are stored.
+	certain bool
 	// status and inventory are for claims and metrics. Slices are made of the inventory, taints of its status, and labels of the node of the
 	// GPUs that are offered.
 	status    device.Status
@@ -72,7 +74,7 @@ func want(k *known) *wanted {
 	}
 	status, unknown := k.status()
 	w.status = status
-	w.inventory = k.inventory.With(w.status)
+	w.certain, w.inventory = k.enough && k.complete, k.inventory.With(w.status)
 	w.offered = offeredGPUs(w.inventory)
 	w.states = judgeAll(k.live, w.status.Sorted().Conditions, k.said, k.now)
 	w.events = append(w.events, gpuStatements(k)...)
