@@ -259,8 +259,8 @@ func TestDiscoveryPanics(t *testing.T) {
 	})
 }
 
-// TestStatusAwaitsLook: nothing is said in the status of claims before enough of the GPUs was looked at.
-func TestStatusAwaitsLook(t *testing.T) {
+// TestUsersAwaitLook: neither the status of claims nor the kubelet is told of devices before enough of the GPUs were looked at.
+func TestUsersAwaitLook(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBubble(t)
@@ -272,12 +272,16 @@ func TestStatusAwaitsLook(t *testing.T) {
 			defer close(ended)
 			b.status.Run(ctx)
 		}()
-		states := []claimState{{claim: claim.Ref{Namespace: "ml", Name: "one", UID: "uid-1"}, devices: []deviceState{{}}}}
-		for _, enough := range []bool{false, true} {
-			b.Plugin.publish(&wanted{known: &known{enough: enough}, states: states})
+		b.claims.setLive(uses(claim.Ref{Namespace: "ml", Name: "one", UID: "uid-1"}, firstName, firstGPU, nil))
+		l := b.gpus
+		l.publish, l.gpus.node, l.survey.at = b.Plugin.publish, testNodeWith(firstGPU), time.Now()
+		l.inventory = inventoryOf(t, l.gpus.node)
+		for _, l.survey.enough = range []bool{false, true} {
+			l.handOn(ctx)
 			synctest.Wait()
-			if requests := len(client.Actions()); requests > 0 != enough {
-				t.Errorf("enough %t: %d requests", enough, requests)
+			kubelet, status := !l.states.surveyedAt.IsZero(), len(client.Actions()) > 0
+			if kubelet != l.survey.enough || status != l.survey.enough {
+				t.Errorf("enough %t: the kubelet is told: %t, the status is written: %t", l.survey.enough, kubelet, status)
 			}
 		}
 		cancel()
