@@ -92,7 +92,17 @@ func (l *gpuLoop) run(ctx context.Context) {
 	l.desired.readStored(ctx)
 	l.recall(ctx)
 	l.discovery.last = time.Now()
-	l.take(ctx, l.discovery.discover(ctx))
+	l.discovery.begin(ctx)
+	for l.discovery.inProgress && ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case found := <-l.discovery.found:
+			l.discovery.inProgress = false
+			l.take(ctx, found)
+		case <-l.pollNow: // what holds of the node does not wait for a GPU that does not answer
+			l.handOn(ctx)
+		}
+	}
 	// Nothing is offered before it is known which GPUs another driver has given away.
 	l.others.await(ctx)
 	// Claims can have partitions that others made, which only looking finds.

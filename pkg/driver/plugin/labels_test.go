@@ -59,3 +59,30 @@ func TestNodeLabels(t *testing.T) {
 		}
 	}
 }
+
+// TestLabelsBesideAGPUThatHangs: labels are removed although the first discovery does not end.
+func TestLabelsBesideAGPUThatHangs(t *testing.T) {
+	t.Parallel()
+	api := newAPIServer(t)
+	for _, mode := range []nodelabels.Mode{nodelabels.Write, nodelabels.Remove} {
+		r := newRigOn(t, api)
+		r.options.NodeLabels, r.options.LabelClient = mode, r.options.KubeClient
+		if mode == nodelabels.Remove {
+			r.hardware.setOnDiscover(func(ctx context.Context) error {
+				<-ctx.Done()
+				return ctx.Err()
+			})
+		}
+		r.start(t)
+		r.until(t, "labels", func(context.Context) error {
+			if n := len(api.Node(testNode).Labels); n > 0 != (mode == nodelabels.Write) {
+				return fmt.Errorf("%s: there are %d", mode, n)
+			}
+			return nil
+		})
+		r.stop()
+		if err := r.wait(t); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -77,9 +77,8 @@ func want(k *known) *wanted {
 	w.certain, w.inventory = k.enough && k.complete, k.inventory.With(w.status)
 	w.offered = offeredGPUs(w.inventory)
 	w.states = judgeAll(k.live, w.status.Sorted().Conditions, k.said, k.now)
-	w.events = append(w.events, gpuStatements(k)...)
 	if k.gpus.discovered { // before, there may be more GPUs
-		w.events = append(w.events, unknown...)
+		w.events = slices.Concat(w.events, gpuStatements(k), unknown)
 	}
 	if k.enough {
 		w.events = slices.Concat(w.events, claimStatements(k.statements), conditionStatements(w.status), userStatements(k.live, w.status.Conditions))
