@@ -49,7 +49,7 @@ func kubectlFlags() *pflag.FlagSet {
 	}
 	for _, name := range []string{
 		"all", "all-containers", "all-namespaces:A", "delete-emptydir-data", "follow", "force", "ignore-daemonsets", "no-headers", "overwrite",
-		"prefix", "previous", "show-labels", "show-managed-fields", "stdin:i", "tty:t", "watch:w", "server-side", "dry-run", "ignore-not-found", "now",
+		"prefix", "previous", "show-labels", "show-managed-fields", "stdin:i", "tty:t", "watch:w", "server-side", "dry-run", "ignore-not-found", "now", "wait",
 	} {
 		long, short, _ := strings.Cut(name, ":")
 		f.BoolP(long, short, false, "")
