@@ -127,7 +127,12 @@ func (p *Planner) key(node *corev1.Node, compared []string) uint64 {
 					write(sets[c.CounterSet])
 				}
 				for _, name := range compared {
-					write(values.of(d, name))
+					a, has := d.Attribute(name)
+					value := fmt.Sprint(name, a.String())
+					write(has, values.of(value))
+					if p.Cluster.Features.ListTypeAttributes {
+						write(value) // Lists are compared by what they have in common, with single values, too.
+					}
 				}
 			}
 		}
@@ -135,31 +140,29 @@ func (p *Planner) key(node *corev1.Node, compared []string) uint64 {
 	return h.Sum64()
 }
 
-// usedOf returns how many claims have a device or a part of it, and what stands for the parts.
-func (p *Planner) usedOf(d Published) (claims int, consumed uint64) {
+// usedOf returns how many claims have a device or a part of it, how many of them have it alone, and what stands for the parts.
+func (p *Planner) usedOf(d Published) (claims, alone int, consumed uint64) {
 	held := p.Held(d.Pool, d.Device.Name)
 	for _, hold := range held {
+		if hold.Alone() {
+			alone++
+		}
 		for name, q := range hold.Result.ConsumedCapacity {
 			consumed += hashOf(string(name), &q)
 		}
 	}
-	return len(held), consumed
+	return len(held), alone, consumed
 }
 
 // ordinals are of the values that devices of a node have: which ones have the same value counts, not the value.
 type ordinals map[string]int
 
-// of returns the ordinal of an attribute, and a list itself: lists are compared by what they have in common.
-func (o ordinals) of(d Published, name string) (ordinal int, list string) {
-	a, has := d.Attribute(name)
-	value := fmt.Sprint(name, has, a.String())
+// of returns the ordinal of a value.
+func (o ordinals) of(value string) int {
 	if _, known := o[value]; !known {
 		o[value] = len(o)
 	}
-	if a.IntValues != nil || a.BoolValues != nil || a.StringValues != nil || a.VersionValues != nil {
-		list = value
-	}
-	return o[value], list
+	return o[value]
 }
 
 // writeNode tells nodes apart that a slice treats differently.

@@ -52,12 +52,7 @@ type Answer struct {
 // searched. When a search exceeds the time limit, nodes that were not reached yet are not searched: neither does the scheduler get any
 // further.
 func (p *Planner) OnNodes(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) []Answer {
-	var kinds [][]*corev1.Node
-	if p.Cluster.tellApart(claims) {
-		kinds = slices.Collect(slices.Chunk(nodes, 1))
-	} else {
-		kinds = p.Kinds(nodes, comparedBy(claims)...)
-	}
+	kinds := p.Kinds(nodes, claims...)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	firsts := make([]Answer, len(kinds))
@@ -79,10 +74,13 @@ func (p *Planner) OnNodes(ctx context.Context, nodes []*corev1.Node, claims []*r
 	return answers
 }
 
-// Kinds groups nodes that have the same devices, used in the same way, in their order. Attributes that are compared may have other values,
-// if the same devices have the same.
-func (p *Planner) Kinds(nodes []*corev1.Node, compared ...string) [][]*corev1.Node {
-	keys := make([]uint64, len(nodes))
+// Kinds groups nodes that have the same devices, used in the same way, in their order. Attributes that claims compare may have other values,
+// if the same devices have the same. Where claims may tell devices of a kind apart, each node is one of its own.
+func (p *Planner) Kinds(nodes []*corev1.Node, claims ...*resourceapi.ResourceClaim) [][]*corev1.Node {
+	if p.Cluster.tellApart(claims) {
+		return slices.Collect(slices.Chunk(nodes, 1))
+	}
+	keys, compared := make([]uint64, len(nodes)), comparedBy(claims)
 	inParallel(len(nodes), func(i int) { keys[i] = p.key(nodes[i], compared) })
 	var kinds [][]*corev1.Node
 	byKey := map[uint64]int{}

@@ -35,8 +35,6 @@ type Explainer struct {
 	// budget is how long is looked for what would help, and tryFor how long one change is
 	// searched for on one node: one after which the search is hard is no help.
 	budget, tryFor time.Duration
-	// kinds returns all nodes, those of a kind together.
-	kinds func() [][]*corev1.Node
 	// AdminAllowed reports whether a namespace may use admin access, and whether that is known.
 	// It may be nil.
 	AdminAllowed func(namespace string) (allowed, known bool)
@@ -50,11 +48,9 @@ type Explainer struct {
 
 // New returns an Explainer.
 func New(m *fleet.Model, now time.Time, options ...allocation.Option) *Explainer {
-	x := &Explainer{
+	return &Explainer{
 		planner: allocation.New(m.Snapshot, options...), filter: allocation.NewNodeFilter(m.Snapshot), model: m, now: now, budget: searchBudget, tryFor: tryFor,
 	}
-	x.kinds = sync.OnceValue(func() [][]*corev1.Node { return x.planner.Kinds(x.planner.Cluster.Nodes) })
-	return x
 }
 
 // begin starts to look at an object.
@@ -63,7 +59,9 @@ func (x *Explainer) begin(kind string, o metav1.Object) *sight {
 	for _, m := range x.model.Missing {
 		e.Notes = append(e.Notes, m.String())
 	}
-	return &sight{Explanation: e, x: x}
+	s := &sight{Explanation: e, x: x}
+	s.kinds = sync.OnceValue(func() [][]*corev1.Node { return x.planner.Kinds(x.planner.Cluster.Nodes, s.wanted(nil)...) })
+	return s
 }
 
 // because adds a reason. What does not fit as far as can be seen does not fit, whatever else there is.

@@ -35,7 +35,7 @@ const enginesUndivided = "nothing divides engines among claims"
 // empty where none has it, or all have.
 func whoHas(s *sight, driver, name string) string {
 	having, lacking := sets.New[string](), sets.New[string]()
-	for _, kind := range s.x.kinds() {
+	for _, kind := range s.kinds() {
 		for p := range s.x.planner.Cluster.Devices(kind[0]) {
 			if p.Driver != driver {
 				continue

@@ -32,6 +32,8 @@ type sight struct {
 	// nodes are those that nothing but devices keeps the pod from, and excluded the others.
 	nodes    []*corev1.Node
 	excluded []exclusion
+	// kinds returns all nodes, those together that are alike for the claims which have to be allocated.
+	kinds func() [][]*corev1.Node
 }
 
 type exclusion struct {
@@ -132,7 +134,7 @@ func (s *sight) search(ctx context.Context, p *allocation.Planner, nodes []*core
 func (s *sight) eligible() [][]*corev1.Node {
 	allowed := sets.New(s.nodes...)
 	var out [][]*corev1.Node
-	for _, kind := range s.x.kinds() {
+	for _, kind := range s.kinds() {
 		if some := slices.DeleteFunc(slices.Clone(kind), func(n *corev1.Node) bool { return !allowed.Has(n) }); len(some) > 0 {
 			out = append(out, some)
 		}
