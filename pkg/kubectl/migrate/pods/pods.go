@@ -159,8 +159,8 @@ func (t *translation) object(n *yaml.Node) ([]byte, error) {
 		return nil, fmt.Errorf("%s: %s: Required value: must be the spec of a pod", w.title, w.path)
 	}
 	for at, one := range nodes(n) {
-		if one.Kind == yaml.AliasNode {
-			w.findings().Lost(w.title, "", fmt.Sprintf("it has an alias (*) in line %d, which a change here would change elsewhere, too: write out what it stands for", one.Line))
+		if one.Kind == yaml.AliasNode || one.Anchor != "" {
+			w.findings().Lost(w.title, "", fmt.Sprintf("it has an anchor (&) or alias (*) in line %d, so that a change here would change something elsewhere, too: write out what it stands for", one.Line))
 			return nil, nil
 		}
 		if err := uniqueKeys(one, at); err != nil {
@@ -199,7 +199,7 @@ func title(n *yaml.Node) string {
 // maxDepth bounds how deep objects are looked into: those of Kubernetes are not as deep.
 const maxDepth = 40
 
-// nodes goes through an object and all that is in it, by path.
+// nodes goes through an object and all that is in it, keys included, by path.
 func nodes(n *yaml.Node) iter.Seq2[string, *yaml.Node] {
 	var walk func(n *yaml.Node, path string, depth int, yield func(string, *yaml.Node) bool) bool
 	walk = func(n *yaml.Node, path string, depth int, yield func(string, *yaml.Node) bool) bool {
@@ -214,7 +214,8 @@ func nodes(n *yaml.Node) iter.Seq2[string, *yaml.Node] {
 			}
 		}
 		for key, value := range document.Fields(n) {
-			if !walk(value, strings.TrimPrefix(path+"."+key.Value, "."), depth+1, yield) {
+			at := strings.TrimPrefix(path+"."+key.Value, ".")
+			if !walk(key, at, depth+1, yield) || !walk(value, at, depth+1, yield) {
 				return false
 			}
 		}

@@ -136,6 +136,27 @@ func TestUntouched(t *testing.T) {
 	}
 }
 
+// TestAliases: what two places share stays in both as it is, whichever of them is an object that would be changed.
+func TestAliases(t *testing.T) {
+	list := func(a, b string) string {
+		return "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {" + a + "}}\n- {apiVersion: v1, kind: Pod, metadata: {name: b}, spec: {" + b + "}}\n"
+	}
+	gpu := asking("limits: {nvidia.com/gpu: 1}")
+	for name, in := range map[string]string{
+		"in one object":        pod("nodeSelector: &a {zone: z}, x: *a, " + gpu),
+		"what is removed":      list("nodeSelector: &a {nvidia.com/gpu.product: NVIDIA-L4}, "+gpu, "nodeSelector: *a, containers: [{name: main}]"),
+		"what is changed":      list("containers: [{name: main, resources: &a {limits: {nvidia.com/gpu: 1}}}]", "containers: [{name: main, resources: *a}]"),
+		"a key":                list(asking("limits: {&a nvidia.com/gpu: 1}"), asking("limits: {*a : 1}")),
+		"an object":            "apiVersion: v1\nkind: List\nitems:\n- &a {apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {" + gpu + "}}\n- *a\n",
+		"a container of a job": "x: &a {limits: {nvidia.com/gpu: 1}}\napiVersion: batch/v1\nkind: Job\nmetadata: {name: j}\nspec: {template: {spec: {containers: [{name: main, resources: *a}]}}}\n",
+	} {
+		r, err := Translate([]byte(in), whole)
+		if err != nil || string(r.Text) != in || r.Findings.Ignored() == 0 {
+			t.Errorf("%s: %v, %v, got\n%s", name, err, r.Findings, r.Text)
+		}
+	}
+}
+
 // FuzzTranslate: nothing panics; a result can be read, has claim templates that the API would
 // decode, and has nothing left to translate.
 func FuzzTranslate(f *testing.F) {
