@@ -25,6 +25,8 @@ import (
 // Snapshot is what was read of a cluster, all drivers' objects, sorted by the API server: by
 // namespace and name. It is not of one moment: each list is.
 type Snapshot struct {
+	// Namespace is the one that was read where all could not be.
+	Namespace  string
 	Nodes      []*corev1.Node
 	Slices     []*resourceapi.ResourceSlice
 	Classes    []*resourceapi.DeviceClass
@@ -178,9 +180,11 @@ func (s *Snapshot) Hides(resource string) bool {
 	})
 }
 
-// Lacks reports whether the list of a resource could not be read, in a namespace or, with "", in all.
+// Lacks reports whether the list of a resource could not be read, in a namespace or, with "", in all. Where all could not be, only one was tried.
 func (s *Snapshot) Lacks(resource, namespace string) bool {
-	return slices.ContainsFunc(s.Missing, func(m Missing) bool { return m.Resource == resource && m.Namespace == namespace })
+	return slices.ContainsFunc(s.Missing, func(m Missing) bool {
+		return m.Resource == resource && (m.Namespace == namespace || m.Namespace == "" && namespace != s.Namespace)
+	})
 }
 
 // pageSize is that of kubectl.
@@ -191,7 +195,7 @@ const pageSize = 500
 // then be taken by claims that nobody sees. Objects that may not be read at all are missing,
 // too. It fails if the API server cannot be reached.
 func Read(ctx context.Context, client kubernetes.Interface, namespace string) (*Snapshot, error) {
-	s := &Snapshot{}
+	s := &Snapshot{Namespace: namespace}
 	lists, ctx := errgroup.WithContext(ctx)
 	r, core, resource := &reader{snapshot: s, lists: lists}, client.CoreV1(), client.ResourceV1()
 	start(ctx, r, &s.Nodes, ResourceNodes, "", func(string) Lister[*corev1.NodeList] { return core.Nodes().List })

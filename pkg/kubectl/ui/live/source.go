@@ -95,6 +95,7 @@ func (s *Source) Ready() bool {
 // Snapshot returns what is known now. Its objects must not be changed.
 func (s *Source) Snapshot() *fleet.Snapshot {
 	snapshot := &fleet.Snapshot{
+		Namespace:  s.claims.fallback,
 		Nodes:      s.nodes.list(),
 		Slices:     s.slices.list(),
 		Classes:    s.classes.list(),
