@@ -149,6 +149,7 @@ func TestWithout(t *testing.T) {
 		"without the claim":   {p.Without(held), allocation.Fits},
 		"tainted":             {tainted, allocation.Refused},
 		"tainted, without it": {tainted.Without(held), allocation.Refused},
+		"without any claim":   {p.Emptied().Without(held), allocation.Fits},
 	} {
 		if got := c.planner.OnNode(t.Context(), node, one(claim)); got.Verdict != c.want {
 			t.Errorf("%s: %s, want %s", name, got.Verdict, c.want)

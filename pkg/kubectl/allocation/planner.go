@@ -74,7 +74,7 @@ func (p *Planner) Without(ended ...*resourceapi.ResourceClaim) *Planner {
 // Emptied returns a Planner for a cluster without claims.
 func (p *Planner) Emptied() *Planner {
 	q := *p
-	q.held = nil
+	q.held = map[poolID]state{}
 	return &q
 }
 
