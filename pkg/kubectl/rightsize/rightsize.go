@@ -274,15 +274,21 @@ func (n need) percentOf(d *fleet.Device, sm resourceapi.DeviceCapacity) int64 {
 	all := float64(d.Capacity("multiprocessors"))
 	switch {
 	case n.multiprocessors() > 0 && all > 0:
-		return max(1, int64(math.Ceil(n.multiprocessors()/all*100)))
+		return wholePercent(n.multiprocessors() / all)
 	case n.busy > 0 && d.Profile == n.device.Profile:
-		return max(1, int64(math.Ceil(n.busy*100)))
+		return wholePercent(n.busy)
 	case n.percent > 0:
 		return n.percent
 	case sm.RequestPolicy != nil && sm.RequestPolicy.Default != nil:
 		return max(1, sm.RequestPolicy.Default.Value())
 	}
 	return sm.Value.Value()
+}
+
+// wholePercent rounds a part up to whole percent. Hundredths are not exact: 0.07 is not more than 7 percent.
+func wholePercent(part float64) int64 {
+	const hair = 1e-9
+	return max(1, int64(math.Ceil(part*100-hair)))
 }
 
 // granted returns what the scheduler makes of a request, and whether there is as much.

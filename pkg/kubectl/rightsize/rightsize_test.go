@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
@@ -323,5 +324,22 @@ func TestNoAdvice(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 		})
+	}
+}
+
+// TestPercentStays: as many percent as a share has are as many of the same device.
+func TestPercentStays(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNode("n", "h100-80-sxm", 1)
+	for d := range fleet.New(f.Snapshot, fleettest.Driver).Devices() {
+		sm := d.Published.Capacity[fleet.CapacitySMPercent]
+		for percent := int64(1); percent <= 100 && d.Type == fleet.TypeMPS; percent++ {
+			n := needOf(&fleet.Holding{Device: d, Result: &resourceapi.DeviceRequestAllocationResult{
+				ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{fleet.CapacitySMPercent: *resource.NewQuantity(percent, resource.DecimalSI)},
+			}}, &observed{peak: new(int64(1))}, Query{})
+			if got := n.percentOf(d, sm); got != percent {
+				t.Errorf("%d percent become %d", percent, got)
+			}
+		}
 	}
 }
