@@ -13,6 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 	apilabels "k8s.io/apimachinery/pkg/labels"
 	operators "k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/partage-dev/partage/pkg/kubectl/document"
 	"github.com/partage-dev/partage/pkg/kubectl/manifest"
@@ -161,6 +162,10 @@ var fullVersions = map[string]string{
 	"cuda.driver-version.full": "driverVersion", "cuda.runtime-version.full": "cudaDriverVersion",
 }
 
+// onEveryNode are the labels that GPU feature discovery gives to each node with a GPU, whatever else there is.
+var onEveryNode = sets.New("gpu.count", "gpu.family", "gpu.machine", "gpu.memory", "gpu.mode", "gpu.product", "gpu.replicas", "gpu.sharing-strategy",
+	"mig.capable", "mps.capable")
+
 // isGPULabel reports whether a label is one that GPU feature discovery gives to nodes.
 func isGPULabel(key string) bool { return strings.HasPrefix(key, domain) }
 
@@ -178,7 +183,7 @@ func (s *selection) translate(r requirement) (outcome, error) {
 		return kept("a claim cannot ask for a node without a label")
 	case name == "device-plugin.config":
 		return kept("it is the choice of the device plugin's configuration, and has no meaning without it")
-	case r.operator == exists:
+	case r.operator == exists && (versions[name] != "" || fullVersions[name] != "" || onEveryNode.Has(name)):
 		return dropped(whyImplied)
 	case versions[name] != "":
 		return numbers(s.attribute(versions[name]), r)
@@ -205,11 +210,11 @@ func (s *selection) model(name string, r requirement) (outcome, error) {
 		return dropped(whyLayout)
 	}
 	switch {
-	case migLabel.MatchString(name) && strings.HasSuffix(name, ".product"):
+	case migLabel.MatchString(name) && strings.HasSuffix(name, ".product") && r.operator != exists:
 		return s.product(r)
 	case migLabel.MatchString(name):
 		return dropped(whyLayout)
-	case isImplied(name) && r.operator == in && slices.Equal(r.values, []string{"true"}):
+	case s.isImplied(name) && (r.operator == exists || r.operator == in && slices.Equal(r.values, []string{"true"})):
 		return dropped(whyImplied)
 	}
 	return kept("no attribute of a device says this, so that it depends on GPU feature discovery, or on who sets the label")
@@ -224,8 +229,9 @@ func dropped(why string) (outcome, error) {
 func (s *selection) attribute(name string) string { return manifest.Attribute(s.options.Driver, name) }
 
 // isImplied reports whether a label is true on every node from which the claim can get a device.
-func isImplied(name string) bool {
-	return name == "gpu.present" || name == "mig.capable" || name == "mps.capable" || strings.HasPrefix(name, "gpu.deploy.")
+func (s *selection) isImplied(name string) bool {
+	shares, partitions := s.kinds()
+	return name == "mig.capable" && partitions || name == "mps.capable" && shares || strings.HasPrefix(name, "gpu.deploy.") || name == "gpu.present"
 }
 
 // texts compares a text with values in lower case, in which labels have a dash for each blank.

@@ -108,6 +108,31 @@ func TestClasses(t *testing.T) {
 	}
 }
 
+// TestImplied: a label is dropped only where a node that the claim gets a device of is sure to have it.
+func TestImplied(t *testing.T) {
+	for _, test := range []struct {
+		resource, requirement string
+		stays                 bool
+	}{
+		{"gpu", "key: nvidia.com/gpu.product, operator: Exists", false},
+		{"gpu", "key: nvidia.com/gpu.compute.major, operator: Exists", false},
+		{"gpu", "key: nvidia.com/gpu.present, operator: In, values: ['true']", false},
+		{"gpu", "key: nvidia.com/gpu.present, operator: Exists", false},
+		{"gpu", "key: nvidia.com/mig-1g.10gb.product, operator: Exists", false},
+		{"mig-1g.10gb", "key: nvidia.com/mig.capable, operator: In, values: ['true']", false},
+		{"gpu", "key: nvidia.com/mig.capable, operator: In, values: ['true']", true},
+		{"gpu", "key: nvidia.com/mps.capable, operator: In, values: ['true']", true},
+		{"gpu", "key: nvidia.com/gpu.clique, operator: Exists", true},
+		{"gpu", "key: nvidia.com/of-our-own, operator: Exists", true},
+	} {
+		r, err := Translate([]byte(pod("affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{"+
+			test.requirement+"}]}]}}}, "+asking("limits: {nvidia.com/"+test.resource+": 1}"))), whole)
+		if err != nil || bytes.Contains(r.Text, []byte("matchExpressions")) != test.stays {
+			t.Errorf("%s, %s: want it to stay %t: %v\n%s", test.resource, test.requirement, test.stays, err, r.Text)
+		}
+	}
+}
+
 // TestMPS: a container has one MPS share, and nothing beside it.
 func TestMPS(t *testing.T) {
 	o := whole
