@@ -7,6 +7,9 @@ import (
 	"errors"
 	"testing"
 
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
@@ -25,6 +28,19 @@ func TestOfAnotherNamespace(t *testing.T) {
 		e := New(fleet.New(f.Snapshot, fleettest.Driver), now).Pod(t.Context(), f.Pod(namespace, "p", fleettest.Uses(claim)))
 		if e.Verdict != want {
 			t.Errorf("%s: %s, want %s\n%s", namespace, e.Verdict, want, text(t, e))
+		}
+	}
+}
+
+// TestAppliedAgain: a claim of a file that the cluster has already does not wait for itself.
+func TestAppliedAgain(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNode("n1", "h100-80-sxm", 1)
+	held := f.Held("team", "c", "n1", fleettest.Request(whole))
+	m := &Manifest{Claims: []*resourceapi.ResourceClaim{{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "c"}, Spec: held.Spec}}}
+	for _, e := range New(fleet.New(m.Over(f.Snapshot), fleettest.Driver), now).Manifest(t.Context(), m) {
+		if e.Verdict != Allocated {
+			t.Errorf("%s", text(t, e))
 		}
 	}
 }

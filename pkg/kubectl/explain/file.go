@@ -177,7 +177,8 @@ func (x *Explainer) Manifest(ctx context.Context, m *Manifest) []*Explanation {
 		return out
 	}
 	for _, c := range m.Claims {
-		out = append(out, x.tryToCreate(x.Claim(ctx, c), c))
+		// One that is in the cluster keeps what it has.
+		out = append(out, x.tryToCreate(x.Claim(ctx, x.model.Claim(c.Namespace, c.Name)), c))
 	}
 	for _, t := range m.Templates {
 		e := x.Claim(ctx, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: t.Namespace, Name: t.Name}, Spec: t.Spec.Spec})
