@@ -69,8 +69,9 @@ type Writer struct {
 	Options
 	changed loop.Trigger
 	mu      sync.Mutex
-	// now is how things are, and done how they were after the last write.
+	// now is how things are, as of this version of the node and of what was written since; done is how they were after the last write.
 	now, done state
+	version   string
 	problem   logchange.Problem
 }
 
@@ -88,15 +89,18 @@ func New(o Options) *Writer {
 // Set takes the node as it is now, and the GPUs that it offers, if they are known. It does not block. What is told again and again does not
 // cut the pause after a failure short.
 func (w *Writer) Set(node *corev1.Node, gpus []*gpu.GPU, known bool) {
-	now := state{uid: node.UID, labels: node.Labels}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := w.now
+	if node.ResourceVersion != w.version {
+		w.version, now.uid, now.labels = node.ResourceVersion, node.UID, node.Labels
+	}
 	switch {
 	case w.Mode == Remove:
 		now.wanted = map[string]string{}
 	case w.Mode == Write && known:
 		now.wanted = Of(gpus)
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	if !reflect.DeepEqual(w.now, now) {
 		w.now = now
 		w.changed.Fire()
@@ -125,7 +129,7 @@ func (w *Writer) Run(ctx context.Context) {
 // update writes if something has changed since the last time. What others have written with other values stays and is told.
 func (w *Writer) update(ctx context.Context) error {
 	w.mu.Lock()
-	now := w.now
+	now, version := w.now, w.version
 	w.mu.Unlock()
 	if now.wanted == nil || now.uid == "" || reflect.DeepEqual(now, w.done) {
 		return nil
@@ -145,6 +149,13 @@ func (w *Writer) update(ctx context.Context) error {
 	}
 	now.labels = node.Labels
 	w.done = now
+	w.mu.Lock()
+	if w.version == version {
+		w.now = now // who undoes it makes the labels what they were before, and that is news
+	} else {
+		w.changed.Fire()
+	}
+	w.mu.Unlock()
 	w.Say(ctx, describe(now, by))
 	return nil
 }

@@ -113,6 +113,7 @@ func (w *world) tellNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	node.ResourceVersion = fmt.Sprint(len(w.client.Actions())) // the fake has none
 	w.node = node
 	w.Set(w.node, w.gpus, w.known)
 }
@@ -183,6 +184,39 @@ func TestRemove(t *testing.T) {
 	if n := w.writes(); n != 2 {
 		t.Errorf("%d writes", n)
 	}
+}
+
+// TestPredecessor: the plugin that is being replaced writes its labels again after they were removed, and only then is the new one
+// told of the node, which looks as it did before.
+func TestPredecessor(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, Write)
+	w.tellNode(t)
+	w.SetGPUs(board(t, "h100", 4))
+	w.mustUpdate(t)
+	before, labels := w.Writer, w.labels(t)
+	w.use(Remove)
+	w.mustUpdate(t)
+	w.want(t, map[string]string{})
+	<-w.changed
+	now, err := w.client.CoreV1().Nodes().Get(t.Context(), nodeName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now.ResourceVersion = "now"
+	before.Set(now, board(t, "h100", 4), true)
+	if err := before.update(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.want(t, labels)
+	w.tellNode(t)
+	select {
+	case <-w.changed:
+	default:
+		t.Error("nobody is told that the labels are back")
+	}
+	w.mustUpdate(t)
+	w.want(t, map[string]string{})
 }
 
 // TestLabelsOfOthers: what others have written stays, which is told once where it differs,
