@@ -64,7 +64,7 @@ func All() []Neighbour {
 			Test: "TestFeatureDiscovery", Target: "test-neighbours",
 			Notes: "[labels of nodes](../how-to/node-labels.md)"},
 		{Name: "NVIDIA mig-manager", Version: "mig-parted bd7160f",
-			Notes: "it is kept [off the node](../how-to/troubleshoot.md); its configurations are " +
+			Notes: "you keep it [off the node](../how-to/troubleshoot.md#another-gpu-driver-runs-on-the-node), Partage only reports it; its configurations are " +
 				"[converted](../how-to/migrate/configurations.md)"},
 		{Name: "dcgm-exporter", PinFile: buildNeighbours, Pin: `dcgm-exporter ([0-9.-]+[0-9])`,
 			Test: "TestNeighboursUpstream/dcgm-exporter", Target: "test-neighbours",
