@@ -151,9 +151,9 @@ func (w *Writer) update(ctx context.Context) error {
 	w.done = now
 	w.mu.Lock()
 	if w.version == version {
-		w.now = now // who undoes it makes the labels what they were before, and that is news
+		w.now = now // so that Set notices if a plugin that is being replaced writes the previous labels again
 	} else {
-		w.changed.Fire()
+		w.changed.Fire() // Set compared a node that was read during the write with the labels before it
 	}
 	w.mu.Unlock()
 	w.Say(ctx, describe(now, by))

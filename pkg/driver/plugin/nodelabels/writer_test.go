@@ -219,6 +219,36 @@ func TestPredecessor(t *testing.T) {
 	w.want(t, map[string]string{})
 }
 
+// TestToldDuringWrite: the labels come back while they are being removed, and look as they did when the writer was told last.
+func TestToldDuringWrite(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, Write)
+	w.tellNode(t)
+	w.SetGPUs(board(t, "h100", 4))
+	w.mustUpdate(t)
+	w.use(Remove)
+	w.tellNode(t)
+	<-w.changed
+	back := w.node.DeepCopy()
+	back.ResourceVersion = "during the write"
+	w.client.PrependReactor("patch", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+		w.Set(back, nil, false)
+		return false, nil, nil
+	})
+	if err := w.update(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-w.changed:
+	default:
+		t.Error("nobody is told that the labels are back")
+	}
+	writes := w.writes()
+	if err := w.update(t.Context()); err != nil || w.writes() != writes+1 {
+		t.Errorf("%d writes more, %v, want one", w.writes()-writes, err)
+	}
+}
+
 // TestLabelsOfOthers: what others have written stays, which is told once where it differs,
 // also if it was ours before. It is ours again when they have removed it.
 func TestLabelsOfOthers(t *testing.T) {
