@@ -28,7 +28,7 @@ import (
 // compiledSelectors is how many CEL expressions are kept.
 const compiledSelectors = 500
 
-// Cluster is what there is to allocate, whoever has it: nodes, pools of devices, and classes. What is there is never changed.
+// Cluster is what there is to allocate, in use or not: nodes, pools of devices, and classes. It is never changed.
 type Cluster struct {
 	// Features are what the allocator is assumed to support, and Assumptions say in sentences what was assumed, for people.
 	Features    structured.Features

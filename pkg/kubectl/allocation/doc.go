@@ -6,7 +6,7 @@
 // changed, other claims gone, a taint removed.
 //
 // A Planner is made of a Snapshot once and is never changed; Without returns another one, for other
-// circumstances. A Cluster is what there is, whoever has it. All methods may be called concurrently.
+// circumstances. A Cluster is what there is, in use or not. All methods may be called concurrently.
 //
 // Fleets are large and their nodes alike: nodes on which the allocator would see the same are searched once, unless the claims could tell
 // their devices apart.

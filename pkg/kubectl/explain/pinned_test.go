@@ -11,7 +11,7 @@ import (
 	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
 
-// TestPinned: a GPU that a claim names by its UUID is found on the node that has it, and whoever holds it there is in the way, although other
+// TestPinned: a GPU that a claim names by its UUID is found on the node that has it, and the claim that holds it there is in the way, although other
 // nodes look the same.
 func TestPinned(t *testing.T) {
 	f := fleettest.New(t)
