@@ -36,8 +36,8 @@ type known struct {
 	// gpus were found, and inventory has the devices of them that are to be published. It is nil as long as there are none.
 	gpus      *knownGPUs
 	inventory *device.Inventory
-	// complete says that no other devices may have to be published. survey says what claims and others have on the GPUs, also in statements, if
-	// enough of them were looked at. health is what package health says.
+	// complete says that everything is known which decides about the devices to publish. survey and statements say what claims and others
+	// have on the GPUs; they count once enough says that enough GPUs were examined. health is what package health says.
 	complete   bool
 	enough     bool
 	survey     device.Status

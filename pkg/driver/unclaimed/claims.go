@@ -39,7 +39,7 @@ func (c Claim) String() string { return c.Namespace + "/" + c.Name }
 // nvidiaName is the name of a GPU, or of a partition of it, that NVIDIA's driver gives, with the GPU's minor number.
 var nvidiaName = regexp.MustCompile(`^gpu-([0-9]{1,4})(-mig-.+)?$`)
 
-// GPUs are the PCI addresses of those that the devices may be, or be parts of: of all if one of the names does not tell which.
+// GPUs returns the PCI addresses of the GPUs that the devices may be on: all GPUs if one of the names is ambiguous.
 func (c Claim) GPUs(gpus []gpu.GPU) []string {
 	var addresses []string
 	for _, name := range c.Devices {

@@ -43,8 +43,8 @@ func (w *work) note(ctx context.Context, actions []rules.Action) (err error) {
 	return err
 }
 
-// mark changes a record, unless it is neither the one that was seen nor that of the call that was seen: one that cannot be read
-// any more lets a younger call work on other GPUs.
+// mark changes a record if it is the one that was observed, or that of the call that is at work. Otherwise the error is ErrOutOfDate:
+// where the record could not be read, a younger call may have written another one for other GPUs.
 func (w *work) mark(ctx context.Context, r *record.Record, actions []rules.Action) error {
 	a := actions[0]
 	call, seen := w.call(a), w.seen[a.GPU].snapshot.Of(a.Claim)

@@ -25,7 +25,7 @@ import (
 )
 
 const (
-	// maxRounds is how many tasks are more than any GPU needs that does not change under its claims all the time.
+	// maxRounds ends a loop on a GPU that changes all the time. No other GPU needs as many tasks.
 	maxRounds = 1000
 	// lockTime is longer than any call keeps a GPU, undoing included.
 	lockTime = 2 * time.Minute

@@ -53,7 +53,7 @@ func (e *Engine) observe(ctx context.Context, pciAddress string, of *record.Reco
 	} else {
 		needs := o.Needs()
 		if of == nil {
-			// Nobody is sent to all of a GPU of which a claim that is prepared has something.
+			// While a prepared claim has a part of the GPU, nobody is given all of it, so that nothing depends on who else uses it.
 			isPrepared := o.has(func(r *record.Record, d *record.Device) bool { return r.State == record.Prepared && !d.Admin })
 			needs = rules.Needs{Mode: true, Fabric: needs.Fabric, Users: needs.Users || !isPrepared, Sessions: true}
 		}
@@ -167,8 +167,8 @@ func (o *observation) uuid() string {
 // sessionsTime bounds the question which MPS sessions there are. It goes to a process on this machine.
 const sessionsTime = 2 * time.Second
 
-// silence is since when the MPS supervisor has not answered, and why. Each round asks again without a lock. Until then nobody who has the
-// lock of a GPU does, but for who needs a session.
+// silence says since when the MPS supervisor has not answered, and why. Each round asks it again before a GPU is locked. While a GPU is
+// locked, only a claim that needs a session asks.
 type silence struct {
 	since time.Duration
 	err   error

@@ -30,9 +30,9 @@ import (
 const (
 	// poll is how often a lock is tried again. In one process those who wait are woken besides.
 	poll = 10 * time.Millisecond
-	// turn is longer than nearly all that is done under a lock. Who has waited for a turn, for several locks that are hardly ever
-	// free at the same time, comes before younger ones for the next turn. In the one after that it does not, and so on: it may
-	// wait for a GPU that is slow.
+	// turn is longer than nearly everything that is done under a lock. A caller that has waited for one turn, for several locks that are
+	// hardly ever free together, comes before younger ones in every second turn. In the others they go first: it may be waiting for
+	// a slow GPU.
 	turn = 5 * time.Second
 )
 

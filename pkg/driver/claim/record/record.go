@@ -12,8 +12,8 @@
 // the next free name is taken. The name says in which boot a file was written, whatever has become of its content: nothing
 // of another boot is left on the hardware.
 //
-// When a claim was released is kept on disk for other processes, if there are any, and for what cannot be read: an older call
-// must not prepare it. Such a file has the checksum of those that could not be read then.
+// The time of a release is kept on disk, so that an older call does not prepare the claim again: for other processes, if there are any,
+// and where files of the claim cannot be read. Then it is kept with their checksum.
 //
 // A file is one line, the head, and a body of JSON. The head says what changes while a claim lives, with a fixed width, so
 // that a release needs no space on the disk. What cannot be written all the same is kept in memory until it can.

@@ -31,8 +31,8 @@ var (
 	ErrOutOfDate = errors.New("the claim was released after this call had arrived; the call is out of date")
 )
 
-// diskTime is how long anybody waits for the disk. What has not returned by then goes on in its place, and as long as it does
-// nobody waits.
+// diskTime is how long a caller waits for the disk. An operation that takes longer continues in the background; until it returns,
+// all others fail at once.
 const diskTime = call.SlowAfter
 
 // Store keeps the records of one node. Its methods lock for as long as they take, against other processes too, and nobody
@@ -42,8 +42,8 @@ type Store struct {
 	files        Files
 	// disk is for goroutines, in their order, what the folder's lock is for processes. No call into a driver waits for it.
 	disk *call.Queue
-	// Alone reports whether no other process may have calls at work. Optional: only then the files of claims that have nothing any
-	// more are removed at once, which each observation reads otherwise, as long as a call may be older.
+	// Alone reports whether no other process may have calls at work. Optional. Only then are the files of claims that have nothing any
+	// more removed at once. Otherwise they stay, and every observation reads them, for as long as an older call may come.
 	Alone func() bool
 
 	releases *releases
@@ -220,8 +220,8 @@ func (s *Store) DropGuards(uid types.UID) error {
 	})
 }
 
-// ClearGuards notes that nothing is left on a GPU that those files of a claim could be about that cannot be read and were there when it
-// was released. A file goes with the last of its GPUs. One that does not say which these are stays: there may be GPUs that nobody knows now.
+// ClearGuards notes that nothing is left on a GPU that a claim's unreadable files could be about, as they were when the claim was
+// released. A file is removed with the last of its GPUs. One that does not name its GPUs stays: there may be GPUs that are not known now.
 func (s *Store) ClearGuards(uid types.UID, pciAddress string) error {
 	return s.edit(uid, func(e *entry) error {
 		if e.record != nil || !e.isCovered() {

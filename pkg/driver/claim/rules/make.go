@@ -212,8 +212,8 @@ func (m *making) propose() {
 func (m *making) commit(gpus []string, actions []Action) {
 	final := []Action{m.action(WriteSpec, m.Claim.UID)}
 	if len(gpus) == 1 && !slices.ContainsFunc(actions, func(a Action) bool { return a.Do != Start || a.Place != record.Undivided }) {
-		// Nothing is made that the record must be there for: it is written once. A spec without a record is removed. Until then
-		// none may name a partition, which may be another claim's by then.
+		// The hardware does not change, so that the CDI spec comes first and the record is written once. A spec that a crash leaves
+		// without a record is removed. A spec of a partition could not stay until then: the partition may be another claim's by then.
 		final, actions = append(final, actions...), nil
 	}
 	final = append(final, m.action(MarkPrepared, m.Claim.UID))
@@ -302,8 +302,8 @@ func (c *claim) inTheWay(p part, before []part) *Verdict {
 	return nil
 }
 
-// notIdle: what is not made afresh, a GPU or a partition that somebody else made, is given out again when it is idle. What those
-// have who hold a share of it is theirs.
+// notIdle says what keeps a device from being given out that is used as it is, a GPU or a partition that somebody else made: it must be
+// idle first. Processes of claims that have a share of it do not count.
 func (c *claim) notIdle(p part) *Verdict {
 	users, fabric := p.users(), c.Hardware.Fabric
 	switch {

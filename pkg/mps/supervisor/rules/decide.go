@@ -28,7 +28,7 @@ type Do uint8
 // What can be done.
 const (
 	Rest           Do = iota // nothing until the next observation, at Decision.Again
-	Observe                  // again, soon soon: something is under way
+	Observe                  // again, soon: something is under way
 	Save                     // nothing but to write down the record
 	Remove                   // end all that runs, and remove the session
 	Suspend                  // end all that runs, and unmount
