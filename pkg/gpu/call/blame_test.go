@@ -46,7 +46,7 @@ func TestBlame(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				all, began := New(0), time.Now()
 				until := func(at time.Duration) { time.Sleep(at - time.Since(began)) }
-				var asked *made
+				var asked *inFlight
 				for _, one := range test.calls {
 					until(one.at)
 					q := all.Of(one.pci, one.of)

@@ -100,7 +100,7 @@ func run[T any](ctx context.Context, q *Queue, name string, f func() (T, error))
 }
 
 // wait waits until a call has returned or may be waited for no longer, and returns the error of ctx if that ended it.
-func (c *made) wait(ctx context.Context, changes bool) error {
+func (c *inFlight) wait(ctx context.Context, changes bool) error {
 	select {
 	case <-c.done:
 		return nil

@@ -29,7 +29,7 @@ type Queues struct {
 	mu     sync.Mutex
 	queues map[[2]string]*Queue // by PCI address and what else they are for
 	// out are the calls that have not returned, in the order in which they were made.
-	out []*made
+	out []*inFlight
 }
 
 // Queue is what calls wait in, in the order in which they come.
@@ -43,12 +43,12 @@ type Queue struct {
 	// turn has one place, that of the call that is made.
 	turn chan struct{}
 	// current is the call that has not returned, or nil, and hung is closed when that is hung; all.mu guards them.
-	current *made
+	current *inFlight
 	hung    chan struct{}
 }
 
-// made is a call that was made.
-type made struct {
+// inFlight is a call that was made and may not have returned.
+type inFlight struct {
 	queue *Queue
 	name  string
 	since time.Time
@@ -92,19 +92,19 @@ func (q *Queues) Of(pciAddress, what string) *Queue {
 // Pending returns the oldest call whose name has the prefix, for which nobody waits any more and which has not
 // returned, or nil.
 func (q *Queues) Pending(prefix string) *gpu.PendingError {
-	return q.pending(func(c *made) bool { return strings.HasPrefix(c.name, prefix) })
+	return q.pending(func(c *inFlight) bool { return strings.HasPrefix(c.name, prefix) })
 }
 
 // Pending returns the call of this queue for which nobody waits any more and which has not returned, or nil. It may
 // still take effect.
 func (q *Queue) Pending() *gpu.PendingError {
-	return q.all.pending(func(c *made) bool { return c.queue == q })
+	return q.all.pending(func(c *inFlight) bool { return c.queue == q })
 }
 
-func (q *Queues) pending(wanted func(*made) bool) *gpu.PendingError {
+func (q *Queues) pending(wanted func(*inFlight) bool) *gpu.PendingError {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	i := slices.IndexFunc(q.out, func(c *made) bool { return c.abandoned && wanted(c) })
+	i := slices.IndexFunc(q.out, func(c *inFlight) bool { return c.abandoned && wanted(c) })
 	if i < 0 {
 		return nil
 	}
@@ -115,7 +115,7 @@ func (q *Queues) pending(wanted func(*made) bool) *gpu.PendingError {
 func (q *Queue) Idle() bool { return len(q.turn) == 0 }
 
 // enter waits until it is the turn of a call, and then notes that it is made.
-func (q *Queue) enter(ctx context.Context, name string) (*made, error) {
+func (q *Queue) enter(ctx context.Context, name string) (*inFlight, error) {
 	began := time.Now()
 	for ctx.Err() == nil {
 		q.all.mu.Lock()
@@ -138,11 +138,11 @@ func (q *Queue) enter(ctx context.Context, name string) (*made, error) {
 	return nil, q.notAttempted(name, ctx.Err())
 }
 
-func (q *Queue) begin(name string) *made {
+func (q *Queue) begin(name string) *inFlight {
 	q.all.mu.Lock()
 	defer q.all.mu.Unlock()
 	now, hung := time.Now(), q.hung
-	q.current = &made{
+	q.current = &inFlight{
 		queue: q, name: name, since: now, unexplained: now, done: make(chan struct{}), hung: hung,
 		timer: time.AfterFunc(q.all.limit, func() { close(hung) }),
 	}
@@ -171,7 +171,7 @@ func (q *Queue) notAttempted(name string, err error) error {
 }
 
 // leave notes that a call has returned, and makes place for the next one.
-func (q *Queue) leave(ctx context.Context, c *made, err error) {
+func (q *Queue) leave(ctx context.Context, c *inFlight, err error) {
 	q.all.mu.Lock()
 	at := slices.Index(q.all.out, c)
 	q.all.out = slices.Delete(q.all.out, at, at+1)
@@ -193,7 +193,7 @@ func (q *Queue) leave(ctx context.Context, c *made, err error) {
 }
 
 // abandon returns the error of a caller that does not wait any longer, or nil if the call has just returned.
-func (q *Queue) abandon(c *made, cause error) error {
+func (q *Queue) abandon(c *inFlight, cause error) error {
 	q.all.mu.Lock()
 	defer q.all.mu.Unlock()
 	if q.current != c {
@@ -204,7 +204,7 @@ func (q *Queue) abandon(c *made, cause error) error {
 }
 
 // pending describes a call that is out, for those who stopped waiting for a cause, or never waited. It needs all.mu.
-func (c *made) pending(cause error) *gpu.PendingError {
+func (c *inFlight) pending(cause error) *gpu.PendingError {
 	all, now := c.queue.all, time.Now()
 	p := &gpu.PendingError{Call: c.name, PCIAddress: c.queue.PCIAddress, Since: c.since, Done: c.done, Err: cmp.Or(cause, gpu.ErrSlow)}
 	slowAfter := min(SlowAfter, all.limit)
@@ -225,7 +225,7 @@ func (c *made) pending(cause error) *gpu.PendingError {
 }
 
 // behind returns the oldest call that may keep this one from returning, or nil.
-func (c *made) behind() *made {
+func (c *inFlight) behind() *inFlight {
 	for _, older := range c.queue.all.out {
 		after := c.since.Sub(older.since)
 		switch {

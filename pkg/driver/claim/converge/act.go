@@ -49,7 +49,7 @@ func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*obse
 		}
 		err := w.do(ctx, actions)
 		w.inUse.note(actions[0], err)
-		if left := stays[actions[0].Do]; err != nil && task.Aim == rules.Release && left != "" && !errors.Is(err, gpu.ErrHung) {
+		if left := toleratedOnRelease[actions[0].Do]; err != nil && task.Aim == rules.Release && left != "" && !errors.Is(err, gpu.ErrHung) {
 			klog.FromContext(ctx).Error(err, "Something stays where a claim is released", "claimUID", task.Claim, "pciAddress", actions[0].GPU, "what", left)
 			err = nil
 		}
@@ -71,9 +71,9 @@ func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*obse
 	return nil, errors.Join(left...)
 }
 
-// stays says what keeps no claim from being released if it cannot be changed. Others bring it to what it should be: the next claim
+// toleratedOnRelease says what keeps no claim from being released if it cannot be changed. Others bring it to what it should be: the next claim
 // of the whole GPU turns MIG mode off, and nobody can use a spec without the claim.
-var stays = map[rules.Do]string{
+var toleratedOnRelease = map[rules.Do]string{
 	rules.StartSession: "the limits of an MPS session", rules.DisableMIG: "MIG mode without an instance", rules.RemoveSpec: "the CDI spec",
 }
 

@@ -48,7 +48,7 @@ func (e *Engine) Converge(ctx context.Context, address string, isDue func(*rules
 		return !enough && !e.isOfCall(t) && !done[taskName(t)] && isDue(t)
 	}
 	for {
-		r, err := e.onceOn(ctx, address, func(said map[string]*Said) *rules.Task { return first(said[address], address, due) })
+		r, err := e.runRoundOn(ctx, address, func(said map[string]*Said) *rules.Task { return first(said[address], address, due) })
 		if err != nil {
 			if errors.Is(err, lock.ErrElsewhere) || !errors.Is(err, lock.ErrBusy) {
 				errs = append(errs, err)
@@ -104,7 +104,7 @@ func (e *Engine) onceTogether(ctx context.Context, t *rules.Task) error {
 		return err
 	}
 	defer unlock()
-	return e.once(ctx, nil, gpus, jointly(t.Claim, gpus)).err
+	return e.runRound(ctx, nil, gpus, jointly(t.Claim, gpus)).err
 }
 
 // Finish brings the release of a claim, or the undoing of a preparation, to its end on these GPUs, and returns what is
@@ -128,7 +128,7 @@ func (e *Engine) finishOn(ctx context.Context, of *record.Record, address string
 	var failed attempts
 	last := ""
 	for {
-		r, err := e.onceFor(ctx, of, []string{address}, func(said map[string]*Said) *rules.Task {
+		r, err := e.runRoundFor(ctx, of, []string{address}, func(said map[string]*Said) *rules.Task {
 			return first(said[address], address, func(t *rules.Task) bool { return t.Claim == claim && t.Aim == rules.Release })
 		})
 		if err != nil {

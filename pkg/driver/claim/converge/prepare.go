@@ -154,7 +154,7 @@ func (c *Call) prepare(ctx context.Context) error {
 func (c *Call) prepareTogether(ctx context.Context, gpus []string) (done bool, err error) {
 	defer panics.Recover(ctx, &err)
 	claim := c.Wanted.Claim.UID
-	r, err := c.engine.onceFor(ctx, c.of, gpu.SortPCIAddresses(slices.Clone(gpus)), jointly(claim, gpus))
+	r, err := c.engine.runRoundFor(ctx, c.of, gpu.SortPCIAddresses(slices.Clone(gpus)), jointly(claim, gpus))
 	switch {
 	case err != nil:
 		return false, err
@@ -175,7 +175,7 @@ func (c *Call) prepareOn(ctx context.Context, address string) (err error) {
 			return record.ErrOutOfDate
 		}
 		changed := c.engine.Store.Changed()
-		r, err := c.engine.onceFor(ctx, c.of, []string{address}, c.ownTask(address))
+		r, err := c.engine.runRoundFor(ctx, c.of, []string{address}, c.ownTask(address))
 		switch {
 		case err != nil && waited != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):
 			return late(waited)

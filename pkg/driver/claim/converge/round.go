@@ -44,10 +44,10 @@ type round struct {
 // choose picks the task that is carried out; nil is none.
 type choose func(said map[string]*Said) *rules.Task
 
-// once observes GPUs, whose locks the caller has, decides, and carries out one task: for a claim, or for everybody if of is nil, for
+// runRound observes GPUs, whose locks the caller has, decides, and carries out one task: for a claim, or for everybody if of is nil, for
 // which more is observed. What the hardware refuses is observed again under the same locks, and the record is put right before anybody
 // else can come to a wrong conclusion. GPUs that the claim only observes are not asked.
-func (e *Engine) once(ctx context.Context, of *record.Record, gpus []string, choose choose) *round {
+func (e *Engine) runRound(ctx context.Context, of *record.Record, gpus []string, pick choose) *round {
 	r, seen := &round{said: map[string]*Said{}}, map[string]*observation{}
 	for _, address := range gpus {
 		var why error
@@ -57,7 +57,7 @@ func (e *Engine) once(ctx context.Context, of *record.Record, gpus []string, cho
 		seen[address] = e.observe(ctx, address, of, why)
 		r.said[address] = decide(seen[address])
 	}
-	if r.task = choose(r.said); r.task == nil {
+	if r.task = pick(r.said); r.task == nil {
 		return r
 	}
 	if of == nil || r.task.Claim != of.Claim.UID {
@@ -114,24 +114,24 @@ func (e *Engine) afterRefusal(ctx context.Context, refusal *rules.Refusal, r *ro
 	}
 }
 
-// onceFor is once for a claim, with the locks of its GPUs, all or none. On a GPU on which a call has not
+// runRoundFor is runRound for a claim, with the locks of its GPUs, all or none. On a GPU on which a call has not
 // returned nothing is done: its lock cannot be had. GPUs that the claim only observes are neither locked nor asked.
-func (e *Engine) onceFor(ctx context.Context, of *record.Record, gpus []string, choose choose) (*round, error) {
+func (e *Engine) runRoundFor(ctx context.Context, of *record.Record, gpus []string, pick choose) (*round, error) {
 	locked := slices.DeleteFunc(slices.Clone(gpus), of.OnlyObserves)
 	unlock, err := e.Locks.GPUs(ctx, locked)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	return e.once(ctx, of, gpus, choose), nil
+	return e.runRound(ctx, of, gpus, pick), nil
 }
 
 // errUnasked is why nothing is known of a GPU.
 var errUnasked = errors.New("the claim only observes it")
 
-// onceOn is once for one GPU and everybody's claims. Where the lock cannot be had, and not because somebody has it, what is
+// runRoundOn is runRound for one GPU and everybody's claims. Where the lock cannot be had, and not because somebody has it, what is
 // known without it is decided: a call on the GPU has not returned.
-func (e *Engine) onceOn(ctx context.Context, address string, choose choose) (*round, error) {
+func (e *Engine) runRoundOn(ctx context.Context, address string, pick choose) (*round, error) {
 	_, _ = e.sessions(ctx) // a supervisor that does not answer is waited for here, and not with the lock
 	limited, cancel := context.WithTimeout(ctx, lockTime)
 	defer cancel()
@@ -143,7 +143,7 @@ func (e *Engine) onceOn(ctx context.Context, address string, choose choose) (*ro
 		return &round{said: map[string]*Said{address: decide(e.observe(ctx, address, &record.Record{}, err))}}, nil
 	}
 	defer unlock()
-	return e.once(ctx, nil, []string{address}, choose), nil
+	return e.runRound(ctx, nil, []string{address}, pick), nil
 }
 
 // first returns the first task of a GPU alone for which this holds, or nil.

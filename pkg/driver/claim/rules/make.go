@@ -242,7 +242,7 @@ func (m *making) sessions() (here, jointly []Action) {
 			continue
 		}
 		a := p.action(StartSession)
-		a.Demand = demandOf(append(p.holders(), p.among(m.parts)...))
+		a.Demand = demandOf(append(p.remainingSharers(), p.among(m.parts)...))
 		s, own, gpus := m.session(id), m.Session(id), m.gpus(id)
 		stands := s != nil && (own != nil && !own.Shared || s.Demand == a.Demand) && (s.Running || m.State == record.Prepared)
 		switch {
@@ -307,7 +307,7 @@ func (c *claim) inTheWay(p part, before []part) *Verdict {
 func (c *claim) notIdle(p part) *Verdict {
 	users, fabric := p.users(), c.Hardware.Fabric
 	switch {
-	case users != "" && len(p.holders()) == 0 && c.guardOf(c.Claim.UID) == nil:
+	case users != "" && len(p.remainingSharers()) == 0 && c.guardOf(c.Claim.UID) == nil:
 		return p.says(Verdict{State: Waiting, Cause: gpu.ErrInUse}, ": GPU %s is in use by processes that no claim explains: %s", c.GPU, users)
 	case p.Partition == nil && fabric != "":
 		return p.says(Verdict{State: Waiting, Cause: gpu.ErrFabricPending}, ": CUDA programs would not start: GPU %s is not registered with the NVLink fabric yet (%s)", c.GPU, fabric)

@@ -157,14 +157,14 @@ func (p part) sharers() []part {
 	return p.o.started(func(q part) bool { return q.Part != p.Part && q.SameDevice(p.Part) })
 }
 
-// holders are the sharers that are not leaving.
-func (p part) holders() []part {
+// remainingSharers are those that are not leaving.
+func (p part) remainingSharers() []part {
 	return slices.DeleteFunc(p.sharers(), func(q part) bool { return p.o.leaving(q.of) })
 }
 
-// others are the holders of other claims.
+// others are the remaining sharers of other claims.
 func (p part) others() []part {
-	return slices.DeleteFunc(p.holders(), func(q part) bool { return q.of.Claim.UID == p.of.Claim.UID })
+	return slices.DeleteFunc(p.remainingSharers(), func(q part) bool { return q.of.Claim.UID == p.of.Claim.UID })
 }
 
 // among returns it and the other shares of the same device.
@@ -194,12 +194,12 @@ func (p part) users() string {
 // interval is the time slice that it gets: all shares of a GPU have that of those that are prepared, or that have come
 // first, and none if these have asked for none, whatever the policy says by now.
 func (p part) interval() policy.Interval {
-	holders := p.holders()
-	if p.of.State == record.Prepared || p.Partition != nil || len(holders) == 0 {
+	sharers := p.remainingSharers()
+	if p.of.State == record.Prepared || p.Partition != nil || len(sharers) == 0 {
 		return p.Shared().Interval
 	}
-	prepared := slices.IndexFunc(holders, func(q part) bool { return q.of.State == record.Prepared })
-	return holders[max(prepared, 0)].Shared().Interval
+	prepared := slices.IndexFunc(sharers, func(q part) bool { return q.of.State == record.Prepared })
+	return sharers[max(prepared, 0)].Shared().Interval
 }
 
 // intervalStands: the time slice cannot be read, so that the records say whether it was set.
