@@ -76,7 +76,7 @@ func render(q Query, driver string, offers []*offer, c *candidate) (name, text s
 }
 
 // edit puts what was advised into one document: into the request of a claim template, or into a workload and its container.
-func edit(of *yaml.Node, q Query, request manifest.Exactly) error {
+func edit(of *yaml.Node, q Query, request any) error {
 	root := of.Content[0]
 	requests, containers := document.At(root, "spec", "spec", "devices", "requests"), document.At(root, "spec", "template", "spec", "containers")
 	only := cmp.Or(requests, containers)

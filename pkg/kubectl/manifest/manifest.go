@@ -7,7 +7,9 @@ package manifest
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -51,99 +53,62 @@ type Request struct {
 	SMPercent int
 }
 
-type claimTemplate struct {
-	APIVersion string   `yaml:"apiVersion"`
-	Kind       string   `yaml:"kind"`
-	Metadata   metadata `yaml:"metadata"`
-	Spec       struct {
-		Spec struct {
-			Devices struct {
-				Requests []request `yaml:"requests"`
-			} `yaml:"devices"`
-		} `yaml:"spec"`
-	} `yaml:"spec"`
+// object is one with its fields in the order in which people write them: keys and values in turn, of which zeros are left out.
+type object []any
+
+// MarshalYAML implements yaml.Marshaler.
+func (o object) MarshalYAML() (any, error) {
+	n := &yaml.Node{Kind: yaml.MappingNode}
+	for i := 0; i < len(o); i += 2 {
+		if value := reflect.ValueOf(o[i+1]); !value.IsValid() || value.IsZero() {
+			continue
+		}
+		var key, value yaml.Node
+		if err := errors.Join(key.Encode(o[i]), value.Encode(o[i+1])); err != nil {
+			return nil, err
+		}
+		n.Content = append(n.Content, &key, &value)
+	}
+	return n, nil
 }
 
-type deviceClass struct {
-	APIVersion string   `yaml:"apiVersion"`
-	Kind       string   `yaml:"kind"`
-	Metadata   metadata `yaml:"metadata"`
-	Spec       struct {
-		ExtendedResourceName string     `yaml:"extendedResourceName,omitempty"`
-		Selectors            []selector `yaml:"selectors"`
-	} `yaml:"spec"`
-}
-
-type metadata struct {
-	Name      string `yaml:"name"`
-	Namespace string `yaml:"namespace,omitempty"`
-}
-
-type request struct {
-	Name    string  `yaml:"name"`
-	Exactly Exactly `yaml:"exactly"`
-}
-
-// Exactly is what a request without alternatives asks for.
-type Exactly struct {
-	DeviceClassName string     `yaml:"deviceClassName"`
-	Count           int        `yaml:"count,omitempty"`
-	Selectors       []selector `yaml:"selectors,omitempty"`
-	Capacity        *capacity  `yaml:"capacity,omitempty"`
-}
-
-type capacity struct {
-	Requests map[string]any `yaml:"requests"`
-}
-
-type selector struct {
-	CEL struct {
-		Expression string `yaml:"expression"`
-	} `yaml:"cel"`
-}
-
-func selectors(expressions []string) []selector {
-	list := make([]selector, len(expressions))
-	for i, expression := range expressions {
-		list[i].CEL.Expression = expression
+func selectors(expressions []string) (list []object) {
+	for _, expression := range expressions {
+		list = append(list, object{"cel", object{"expression", expression}})
 	}
 	return list
 }
 
 // ClaimTemplate returns a ResourceClaimTemplate. An empty namespace is left out.
 func ClaimTemplate(namespace, name string, requests []Request) ([]byte, error) {
-	t := claimTemplate{APIVersion: apiVersion, Kind: "ResourceClaimTemplate", Metadata: metadata{Name: name, Namespace: namespace}}
+	var all []object
 	for _, r := range requests {
-		t.Spec.Spec.Devices.Requests = append(t.Spec.Spec.Devices.Requests, request{Name: r.Name, Exactly: r.Exactly()})
+		all = append(all, object{"name", r.Name, "exactly", r.Exactly()})
 	}
-	return Marshal(t)
+	return Marshal(object{
+		"apiVersion", apiVersion, "kind", "ResourceClaimTemplate", "metadata", object{"name", name, "namespace", namespace},
+		"spec", object{"spec", object{"devices", object{"requests", all}}},
+	})
 }
 
-// Exactly returns the request without its name.
-func (r Request) Exactly() Exactly {
-	e := Exactly{DeviceClassName: r.Class, Selectors: selectors(r.Selectors)}
-	if r.Count > 1 {
-		e.Count = r.Count
+// Exactly returns the request without its name, for YAML.
+func (r Request) Exactly() any {
+	count, capacity := r.Count, object(nil)
+	if count == 1 {
+		count = 0
 	}
-	amounts := map[string]any{}
-	if r.Memory != "" {
-		amounts["memory"] = r.Memory
+	if r.Memory != "" || r.SMPercent > 0 {
+		capacity = object{"requests", object{"memory", r.Memory, "smPercent", r.SMPercent}}
 	}
-	if r.SMPercent > 0 {
-		amounts["smPercent"] = r.SMPercent
-	}
-	if len(amounts) > 0 {
-		e.Capacity = &capacity{Requests: amounts}
-	}
-	return e
+	return object{"deviceClassName", r.Class, "count", count, "selectors", selectors(r.Selectors), "capacity", capacity}
 }
 
 // DeviceClass returns a DeviceClass. An empty extended resource name is left out.
 func DeviceClass(name, extendedResource string, expressions ...string) ([]byte, error) {
-	c := deviceClass{APIVersion: apiVersion, Kind: "DeviceClass", Metadata: metadata{Name: name}}
-	c.Spec.ExtendedResourceName = extendedResource
-	c.Spec.Selectors = selectors(expressions)
-	return Marshal(c)
+	return Marshal(object{
+		"apiVersion", apiVersion, "kind", "DeviceClass", "metadata", object{"name", name},
+		"spec", object{"extendedResourceName", extendedResource, "selectors", selectors(expressions)},
+	})
 }
 
 // Marshal returns a value in YAML.

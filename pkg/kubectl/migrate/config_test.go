@@ -4,7 +4,6 @@
 package migrate
 
 import (
-	"bytes"
 	"flag"
 	"fmt"
 	"maps"
@@ -79,8 +78,6 @@ type configTest struct {
 	args []string
 	// boards are the GPUs of the node.
 	boards []string
-	// templates are what a claim of each template gets, on an empty node.
-	templates map[string]string
 	// resources are what pods get by each extended resource, claim by claim until nothing is
 	// left, on an empty node: device and number.
 	resources map[string]map[string]int
@@ -91,44 +88,36 @@ var configTests = []configTest{
 		"device-plugin-timeslicing",
 		[]string{"device-plugin", "testdata/device-plugin/timeslicing.yaml"},
 		[]string{"t4", "t4"},
-		map[string]string{"timeslice-share": "timeslice " + t4},
 		map[string]map[string]int{"nvidia.com/gpu": {"timeslice " + t4: 8}},
 	},
 	{
 		"device-plugin-timeslicing-renamed",
 		[]string{"device-plugin", "testdata/device-plugin/timeslicing-renamed.yaml"},
 		[]string{"a100-80"},
-		map[string]string{"timeslice-share": "timeslice " + a100},
 		map[string]map[string]int{"nvidia.com/gpu.shared": {"timeslice " + a100: 10}},
 	},
 	{
 		"device-plugin-mps",
 		[]string{"device-plugin", "testdata/device-plugin/mps.yaml"},
 		[]string{"h100-80-sxm"},
-		map[string]string{"mps-share": "mps " + h100},
 		map[string]map[string]int{"nvidia.com/gpu": {"mps " + h100: 10}},
 	},
 	{
 		"device-plugin-everything",
 		[]string{"device-plugin", "testdata/device-plugin/everything.yaml"},
 		[]string{"h100-80-sxm"},
-		map[string]string{"mps-share": "mps " + h100},
 		map[string]map[string]int{"nvidia.com/gpu.shared": {"mps " + h100: 48}},
 	},
 	{
 		"device-plugin-mixed",
 		[]string{"device-plugin", "testdata/device-plugin/mixed.yaml"},
 		[]string{"t4", "h100-80-sxm"},
-		map[string]string{"gpu": "gpu " + t4},
 		map[string]map[string]int{"nvidia.com/gpu": {"gpu " + t4: 1, "gpu " + h100: 1}},
 	},
 	{
 		"device-plugin-mixed-shared",
 		[]string{"device-plugin", "testdata/device-plugin/mixed-shared.yaml"},
 		[]string{"t4", "h100-80-sxm"},
-		map[string]string{
-			"timeslice-share": "timeslice " + t4, "timeslice-share-1g.10gb": "timeslice 1g.10gb " + h100, "timeslice-share-1g.10gb.me": "timeslice 1g.10gb+me " + h100,
-		},
 		map[string]map[string]int{
 			"nvidia.com/gpu":            {"timeslice " + t4: 2, "timeslice " + h100: 2},
 			"nvidia.com/mig-1g.10gb":    {"timeslice 1g.10gb " + h100: 28},
@@ -139,28 +128,24 @@ var configTests = []configTest{
 		"device-plugin-single",
 		[]string{"device-plugin", "testdata/device-plugin/single.yaml", "--single-profile=1g.10gb"},
 		[]string{"a100-80-mig", "t4"},
-		map[string]string{"gpu": "gpu " + t4, "mig-1g.10gb": "mig 1g.10gb " + a100},
 		map[string]map[string]int{"nvidia.com/gpu": {"mig 1g.10gb " + a100: 7, "gpu " + t4: 1}},
 	},
 	{
 		"device-plugin-single-unknown",
 		[]string{"device-plugin", "testdata/device-plugin/single.yaml"},
 		[]string{"h100-80-sxm"},
-		map[string]string{"gpu": "gpu " + h100},
 		map[string]map[string]int{"nvidia.com/gpu": {"gpu " + h100: 1}},
 	},
 	{
 		"device-plugin-single-shared",
 		[]string{"device-plugin", "testdata/device-plugin/single-shared.yaml", "--single-profile=1g.10gb"},
 		[]string{"a100-80-mig", "t4"},
-		map[string]string{"timeslice-share": "timeslice " + t4, "timeslice-share-1g.10gb": "timeslice 1g.10gb " + a100},
 		map[string]map[string]int{"nvidia.com/gpu.shared": {"timeslice 1g.10gb " + a100: 28, "timeslice " + t4: 4}},
 	},
 	{
 		"device-plugin-configmap",
 		[]string{"device-plugin", "testdata/device-plugin/configmap.yaml", "--config=any", "--match=a100=productName=NVIDIA A100*", "--match=tesla-t4=productName=Tesla T4"},
 		[]string{"a100-80-mig", "t4", "l4"},
-		map[string]string{"gpu": "gpu " + l4, "timeslice-share": "timeslice " + t4, "timeslice-share-1g.10gb": "timeslice 1g.10gb " + a100},
 		map[string]map[string]int{
 			"nvidia.com/gpu":         {"gpu " + l4: 1, "timeslice " + t4: 4},
 			"nvidia.com/mig-1g.10gb": {"timeslice 1g.10gb " + a100: 28},
@@ -170,17 +155,12 @@ var configTests = []configTest{
 		"mig-parted-all-1g.10gb",
 		[]string{"mig-parted", "testdata/mig-parted/all-1g.10gb.yaml"},
 		[]string{"a100-80-mig"},
-		map[string]string{"mig-1g.10gb": "mig 1g.10gb " + a100},
 		map[string]map[string]int{"nvidia.com/mig-1g.10gb": {"mig 1g.10gb " + a100: 7}},
 	},
 	{
 		"mig-parted-mixed",
 		[]string{"mig-parted", "testdata/mig-parted/mixed.yaml"},
 		[]string{"a100-80-mig", "h100-80-sxm"},
-		map[string]string{
-			"gpu": "gpu " + h100, "mig-1g.10gb": "mig 1g.10gb " + a100, "mig-2g.20gb": "mig 2g.20gb " + a100,
-			"mig-3g.40gb": "mig 3g.40gb " + a100, "mig-1g.10gb.me": "mig 1g.10gb+me " + h100,
-		},
 		map[string]map[string]int{
 			"nvidia.com/gpu":            {"gpu " + h100: 1},
 			"nvidia.com/mig-1g.10gb":    {"mig 1g.10gb " + a100: 7},
@@ -193,7 +173,6 @@ var configTests = []configTest{
 		"mig-parted-mixed-one",
 		[]string{"mig-parted", "testdata/mig-parted/mixed.yaml", "--config=mixed"},
 		[]string{"a100-80-mig"},
-		map[string]string{"mig-1g.10gb": "mig 1g.10gb " + a100, "mig-2g.20gb": "mig 2g.20gb " + a100, "mig-3g.40gb": "mig 3g.40gb " + a100, "gpu": "", "mig-1g.10gb.me": ""},
 		map[string]map[string]int{
 			"nvidia.com/gpu": {}, "nvidia.com/mig-1g.10gb": {"mig 1g.10gb " + a100: 7}, "nvidia.com/mig-1g.10gb.me": {},
 			"nvidia.com/mig-2g.20gb": {"mig 2g.20gb " + a100: 3}, "nvidia.com/mig-3g.40gb": {"mig 3g.40gb " + a100: 2},
@@ -203,21 +182,18 @@ var configTests = []configTest{
 		"mig-parted-custom",
 		[]string{"mig-parted", "testdata/mig-parted/custom.yaml", "--config=halves,overridden"},
 		[]string{"h100-80-sxm"},
-		map[string]string{"gpu": "gpu " + h100, "mig-1g.10gb": "mig 1g.10gb " + h100},
 		map[string]map[string]int{"nvidia.com/gpu": {"gpu " + h100: 1}, "nvidia.com/mig-1g.10gb": {"mig 1g.10gb " + h100: 7}},
 	},
 	{
 		"castai-json",
 		[]string{"castai", "testdata/castai/mps.json"},
 		[]string{"t4", "a100-80", "h100-80-sxm"},
-		map[string]string{"mps-share": "mps " + t4},
 		map[string]map[string]int{"nvidia.com/gpu": {"mps " + t4: 4, "mps " + a100: 8, "mps " + h100: 4}},
 	},
 	{
 		"castai-time-sharing",
 		[]string{"castai", "testdata/castai/module.json"},
 		[]string{"l4", "a100-40", "a100-80", "t4"},
-		map[string]string{"timeslice-share": "timeslice " + l4},
 		map[string]map[string]int{"nvidia.com/gpu": {
 			"timeslice " + l4: 5, "timeslice NVIDIA A100-SXM4-40GB": 11, "timeslice " + a100: 16, "timeslice " + t4: 9,
 		}},
@@ -226,14 +202,12 @@ var configTests = []configTest{
 		"castai-state",
 		[]string{"castai", "testdata/castai/state.json", "--config=one"},
 		[]string{"t4", "l4"},
-		map[string]string{"timeslice-share": "timeslice " + t4},
 		map[string]map[string]int{"nvidia.com/gpu": {"timeslice " + t4: 2, "timeslice " + l4: 1}},
 	},
 	{
 		"castai-not-shared",
 		[]string{"castai", "testdata/castai/state.json", "--config=two"},
 		[]string{"t4"},
-		map[string]string{"gpu": "gpu " + t4},
 		map[string]map[string]int{"nvidia.com/gpu": {"gpu " + t4: 1}},
 	},
 }
@@ -266,7 +240,6 @@ func TestConfig(t *testing.T) {
 			}
 			golden(t, test.name+".yaml", all.String())
 			classes := checkValues(t, printed["values"])
-			checkTemplates(t, test, printed)
 			checkResources(t, test, printed, classes)
 		})
 	}
@@ -335,23 +308,6 @@ func merge(into, from map[string]any) {
 			}
 		}
 		into[key] = value
-	}
-}
-
-// checkTemplates has a claim of each template allocated on an empty node.
-func checkTemplates(t *testing.T, test configTest, printed map[string]string) {
-	t.Helper()
-	got := map[string]string{}
-	for _, text := range documents(t, []byte(printed["templates"])) {
-		template := decodeAs[resourceapi.ResourceClaimTemplate](t, text, "ResourceClaimTemplate")
-		if template == nil {
-			t.Fatalf("want a ResourceClaimTemplate:\n%s", text)
-		}
-		c := newCluster(t, []byte(printed["policy"]), test.boards...)
-		got[template.Name] = strings.Join(c.allocate(t, template.Spec.Spec), ", ")
-	}
-	if diff := cmp.Diff(test.templates, got); diff != "" {
-		t.Errorf("claims of the templates get (-want +got):\n%s", diff)
 	}
 }
 
@@ -425,32 +381,6 @@ func TestSeveralShares(t *testing.T) {
 	}
 }
 
-// TestDirectory writes all parts, and overwrites nothing.
-func TestDirectory(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "new")
-	args := []string{"device-plugin", "testdata/device-plugin/mps.yaml", "--directory=" + dir}
-	out := mustRun(t, args...)
-	var want string
-	for _, p := range parts {
-		part := p.name
-		path := filepath.Join(dir, part+".yaml")
-		want += path + "\n"
-		got, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if printed := mustRun(t, args[0], args[1], "--print="+part); !bytes.Equal(got, []byte(printed)) {
-			t.Errorf("%s differs from what is printed", path)
-		}
-	}
-	if out != want {
-		t.Errorf("got %q, want %q", out, want)
-	}
-	if _, _, err := run(t, "", args...); err == nil || !strings.Contains(err.Error(), "exists") {
-		t.Errorf("a second time: %v", err)
-	}
-}
-
 // TestStrict fails for what is not translated, and still prints the rest.
 func TestStrict(t *testing.T) {
 	for file, wantErr := range map[string]bool{"mps.yaml": false, "timeslicing.yaml": false, "timeslicing-renamed.yaml": true, "everything.yaml": true} {
@@ -489,7 +419,7 @@ func TestDriver(t *testing.T) {
 
 func TestFlags(t *testing.T) {
 	for _, test := range []struct{ args, stdin, want string }{
-		{"device-plugin - --print=all", "", `--print: Unsupported value: "all": want values, policy, classes, templates`},
+		{"device-plugin - --print=all", "", `--print: Unsupported value: "all": want values, policy, classes`},
 		{"device-plugin - --match=a", "", `--match: Invalid value: "a": want CONFIG=FIELD=VALUE`},
 		{"device-plugin - --match=a=color=red", "", `--match: Unsupported value: "color"`},
 		{"device-plugin - --match=a=uuid=x --match=a=uuid=y", "", `--match: Duplicate value: "a"`},

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/partage-dev/partage/pkg/kubectl/document"
+	"github.com/partage-dev/partage/pkg/kubectl/migrate/finding"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/util/quote"
 	"github.com/partage-dev/partage/pkg/util/strict"
@@ -43,23 +44,19 @@ func CastAI(data []byte, o Options) (*Result, error) {
 	if len(templates) == 0 {
 		return nil, errors.New("gpu: Required value: there is no node template with a section gpu")
 	}
-	names, err := namesOf(templates)
-	if err != nil {
-		return nil, err
-	}
-	chosen, err := o.general(names, "")
+	chosen, err := o.general(templates, "")
 	if err != nil {
 		return nil, err
 	}
 	result := newResult(o.Driver)
 	for _, t := range templates {
 		if t.Name != chosen {
-			result.Findings.Lost(strings.TrimSuffix(t.Path, "."), "", "a policy goes by GPU, not by node: translate one node template at a time, with --config")
+			result.Findings.Add(finding.Lost, strings.TrimSuffix(t.Path, "."), "", "a policy goes by GPU, not by node: translate one node template at a time, with --config")
 			continue
 		}
 		r := &castReader{reader: reader{found: &result.Findings, prefix: t.Path, plain: plainKey, isUnset: isUnset}, clients: minSharedClients}
 		r.object(t.Root, nil, map[string]strict.Read{"gpu": r.gpu, "name": strict.Skip},
-			r.loses("it is about the nodes that the autoscaler makes, which Partage leaves alone"))
+			r.told(finding.Lost, "it is about the nodes that the autoscaler makes, which Partage leaves alone"))
 		if err := r.Err(); err != nil {
 			return nil, fmt.Errorf("invalid node template of Cast AI: %w", err)
 		}
@@ -119,7 +116,7 @@ type castReader struct {
 type gpuClients struct {
 	name    string
 	clients int
-	path    string
+	at      *field.Path
 }
 
 // strategies are ways to share by their names, without what the API has before them.
@@ -141,10 +138,9 @@ func (r *castReader) gpu(n *yaml.Node, at *field.Path) {
 		"enableTimeSharing":          func(n *yaml.Node, at *field.Path) { r.Bool(n, at) },
 		"defaultSharedClientsPerGpu": func(n *yaml.Node, at *field.Path) { r.clients = r.clientsOf(n, at) },
 		"sharingConfiguration":       r.names,
-		"userManagedGpuDrivers": func(n *yaml.Node, at *field.Path) {
-			r.found.Lost(r.path(at), text(n), "Partage installs no drivers; whoever does goes on doing so. The device plugin that Cast AI installs must not run on the same nodes")
-		},
-	}, r.loses("this field of a node template is not known here"))
+		"userManagedGpuDrivers": r.told(finding.Lost,
+			"Partage installs no drivers; whoever does goes on doing so. The device plugin that Cast AI installs must not run on the same nodes"),
+	}, r.told(finding.Lost, "this field of a node template is not known here"))
 	// It is deprecated, and the strategy wins.
 	if seen["enableTimeSharing"] && !seen["sharingStrategy"] {
 		r.kind = policy.TimeSlice
@@ -154,9 +150,9 @@ func (r *castReader) gpu(n *yaml.Node, at *field.Path) {
 	case r.kind == policy.Whole && (clients || seen["sharingConfiguration"]) && !seen["sharingStrategy"]:
 		r.Fault(field.Required(at.Child("sharingStrategy"), "says how clients share a GPU: GPU_SHARING_STRATEGY_MPS or GPU_SHARING_STRATEGY_TIME_SHARING"))
 	case r.kind == policy.Whole && (clients || seen["sharingConfiguration"]):
-		r.found.Unread(r.path(at), text(n), "GPUs are not shared, so that numbers of clients mean nothing")
+		r.tell(finding.Unread, at, text(n), "GPUs are not shared, so that numbers of clients mean nothing")
 	case r.kind != policy.Whole && !clients:
-		r.found.Changed(r.path(at.Child("defaultSharedClientsPerGpu")), "", "is not given: each GPU that is not named has one client")
+		r.tell(finding.Changed, at.Child("defaultSharedClientsPerGpu"), "", "is not given: each GPU that is not named has one client")
 	}
 }
 
@@ -167,11 +163,11 @@ func (r *castReader) clientsOf(n *yaml.Node, at *field.Path) int {
 // names reads an object by name of GPU, or the blocks that Terraform has.
 func (r *castReader) names(n *yaml.Node, at *field.Path) {
 	one := func(name string, n *yaml.Node, at *field.Path) {
-		entry := gpuClients{name: name, path: r.path(at)}
+		entry := gpuClients{name: name, at: at}
 		r.object(n, at, map[string]strict.Read{
 			"gpuName":             func(n *yaml.Node, at *field.Path) { entry.name, _ = r.String(n, at) },
 			"sharedClientsPerGpu": func(n *yaml.Node, at *field.Path) { entry.clients = r.clientsOf(n, at) },
-		}, r.loses("this field of a GPU is not known here"))
+		}, r.told(finding.Lost, "this field of a GPU is not known here"))
 		if entry.name == "" || entry.clients == 0 {
 			r.Fault(field.Required(at, "says which GPUs, and how many clients share one"))
 		}
@@ -198,9 +194,9 @@ func (r *castReader) offer(result *Result) {
 		pattern, short, known := productName(g.name)
 		switch first, twice := names[pattern]; {
 		case !known:
-			r.found.Lost(g.path, g.name, "no product is known by this name: add a rule with the productName that nvidia-smi -L prints")
+			r.tell(finding.Lost, g.at, g.name, "no product is known by this name: add a rule with the productName that nvidia-smi -L prints")
 		case twice:
-			r.found.Unread(g.path, g.name, fmt.Sprintf("is the same GPU as %s, which comes first", quote.Text(first)))
+			r.tell(finding.Unread, g.at, g.name, fmt.Sprintf("is the same GPU as %s, which comes first", quote.Text(first)))
 		default:
 			names[pattern] = g.name
 			result.Policy.Rules = append(result.Policy.Rules, Rule{Name: short, Match: Match{ProductName: pattern}, Offer: by(g.clients)})
@@ -210,7 +206,7 @@ func (r *castReader) offer(result *Result) {
 	slices.SortStableFunc(result.Policy.Rules, func(a, b Rule) int {
 		return cmp.Or(cmp.Compare(len(b.Match.ProductName), len(a.Match.ProductName)), cmp.Compare(a.Name, b.Name))
 	})
-	r.found.Changed("gpu", "", "pods that ask for nvidia.com/gpu get a share, as before; translate them with migrate pods --gpu "+string(r.kind))
+	r.found.Add(finding.Changed, "gpu", "", "pods that ask for nvidia.com/gpu get a share, as before; translate them with migrate pods --gpu "+string(r.kind))
 }
 
 // productNames are the names of products, as patterns of a policy, by what clouds and

@@ -4,6 +4,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"regexp"
@@ -34,23 +35,59 @@ const (
 	nodeLabel = "nvidia.com/device-plugin.config"
 )
 
+// Why flags are not translated.
+const (
+	whyCDI     = "containers get their devices by CDI, and nothing else"
+	whyLabels  = "it is of GPU feature discovery, which can go on running for those who read its labels"
+	whyMachine = "what a host has beside GPUs is not for Partage to mount: use the driver of that device"
+)
+
+// The flags of the device plugin and of GPU feature discovery, beside migStrategy.
+var (
+	flagReasons = map[string]string{
+		"failOnInitError":         "the plugin runs everywhere, and is ready on nodes without a GPU",
+		"mpsRoot":                 "set the chart's value host.mpsDir, if its default does not do",
+		"nvidiaDriverRoot":        "set the chart's value host.driverRoot to it",
+		"nvidiaDevRoot":           "set the chart's value host.devRoot to it, if auto does not find it",
+		"gdrcopyEnabled":          whyMachine,
+		"gdsEnabled":              whyMachine,
+		"mofedEnabled":            whyMachine,
+		"useNodeFeatureAPI":       whyLabels,
+		"deviceDiscoveryStrategy": "GPUs are found through NVML",
+	}
+	pluginFlagReasons = map[string]string{
+		"passDeviceSpecs":               whyCDI,
+		"deviceListStrategy":            whyCDI,
+		"deviceIDStrategy":              whyCDI,
+		"cdiAnnotationPrefix":           whyCDI,
+		"nvidiaCTKPath":                 whyCDI,
+		"containerDriverRoot":           "set the chart's value host.driverRoot to where the driver is on the host",
+		"sharedDevicesAllocationPolicy": "the scheduler takes the first GPU with room, and so fills one after the other",
+	}
+	discoveryFlagReasons = map[string]string{
+		"oneshot": whyLabels, "noTimestamp": whyLabels, "sleepInterval": whyLabels, "outputFile": whyLabels, "machineTypeFile": whyLabels,
+	}
+)
+
 // profileName matches names of MIG profiles, and may have the parts of a compute instance.
 var profileName = regexp.MustCompile(`^([0-9]{1,2}c\.)?[0-9]{1,2}g\.[0-9]{1,4}gb([+-][a-z]{1,8}(\.[a-z]{1,8})?){0,2}$`)
 
-// devicePlugin is a configuration of NVIDIA's device plugin, version v1.
+// devicePlugin reads a configuration of NVIDIA's device plugin, version v1. It is as strict as the device plugin, which ignores what it does not
+// know.
 type devicePlugin struct {
+	reader
+	unknown     strict.Read
 	migStrategy string
 	// kind is how resources are shared, "" where they are not.
 	kind   policy.Kind
 	rename bool
-	// resources are by name.
+	// resources are those that are shared, by name.
 	resources map[string]replicated
 }
 
-// replicated is a resource that is shared.
 type replicated struct {
 	replicas int
-	path     string
+	at       *field.Path
 }
 
 // DevicePlugin translates configurations of NVIDIA's device plugin.
@@ -62,11 +99,7 @@ func DevicePlugin(data []byte, o Options) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	names, err := namesOf(configs)
-	if err != nil {
-		return nil, err
-	}
-	general, err := o.general(names, "; nodes choose one by the label "+nodeLabel+": say for which GPUs others are with --match NAME=productName=GLOB")
+	general, err := o.general(configs, "; nodes choose one by the label "+nodeLabel+": say for which GPUs others are with --match NAME=productName=GLOB")
 	if err != nil {
 		return nil, err
 	}
@@ -74,15 +107,17 @@ func DevicePlugin(data []byte, o Options) (*Result, error) {
 	for _, c := range configs {
 		match, isRule := o.Matches[c.Name]
 		if !isRule && c.Name != general {
-			result.Findings.Lost(strings.TrimSuffix(c.Path, ": "), "",
+			result.Findings.Add(finding.Lost, strings.TrimSuffix(c.Path, ": "), "",
 				fmt.Sprintf("nodes choose it by the label %s, and a policy goes by GPU, not by node: give --match %s=productName=GLOB for the GPUs that it is for", nodeLabel, c.Name))
 			continue
 		}
-		plugin, err := readDevicePlugin(c, &result.Findings)
-		if err != nil {
+		// Letter case does not count, as in Go's reader of JSON.
+		p := &devicePlugin{reader: reader{found: &result.Findings, prefix: c.Path, plain: strings.ToLower}, migStrategy: strategyNone, resources: map[string]replicated{}}
+		p.read(c.Root)
+		if err := p.Err(); err != nil {
 			return nil, fmt.Errorf("%sinvalid configuration of the device plugin: %w", c.Path, err)
 		}
-		offer := result.offerOf(plugin, c.Path, o.SingleProfile)
+		offer := p.offer(result, o.SingleProfile)
 		if c.Name == general {
 			result.Policy.Default = &offer
 		}
@@ -96,226 +131,192 @@ func DevicePlugin(data []byte, o Options) (*Result, error) {
 // ruleName makes a name for a rule.
 func ruleName(name string) string {
 	name = regexp.MustCompile(`[^0-9A-Za-z_.-]+`).ReplaceAllString(name, "-")
-	name = strings.Trim(name[:min(len(name), 63)], "_.-")
-	if name == "" {
-		return "migrated"
-	}
-	return name
+	return cmp.Or(strings.Trim(name[:min(len(name), 63)], "_.-"), "migrated")
 }
 
-// readDevicePlugin is as strict as the device plugin, which ignores what it does not know.
-func readDevicePlugin(c document.Config, found *finding.List) (*devicePlugin, error) {
-	// Letter case does not count, as in Go's reader of JSON.
-	r := &reader{found: found, prefix: c.Path, plain: strings.ToLower}
-	plugin := &devicePlugin{migStrategy: strategyNone, resources: map[string]replicated{}}
-	var timeSlicing, mps *yaml.Node
-	var timeSlicingAt, mpsAt *field.Path
-	r.object(c.Root, nil, map[string]strict.Read{
-		"version": func(n *yaml.Node, at *field.Path) { strict.OneOf(&r.Reader, n, at, []string{"v1", ""}) },
-		"flags":   func(n *yaml.Node, at *field.Path) { r.flags(n, at, plugin) },
-		"resources": func(n *yaml.Node, at *field.Path) {
-			found.Unread(r.path(at), text(n), "the device plugin ignores it with a warning")
-		},
-		"sharing": func(n *yaml.Node, at *field.Path) {
-			r.object(n, at, map[string]strict.Read{
-				"timeSlicing": func(n *yaml.Node, at *field.Path) { timeSlicing, timeSlicingAt = n, at },
-				"mps":         func(n *yaml.Node, at *field.Path) { mps, mpsAt = n, at },
-			}, r.unknown)
-		},
-		"imex": func(n *yaml.Node, at *field.Path) {
-			found.Lost(r.path(at), text(n), "Partage makes no IMEX channels: use NVIDIA's ComputeDomains driver for them")
-		},
+func (r *devicePlugin) read(root *yaml.Node) {
+	r.unknown = r.told(finding.Unread, "the device plugin does not know this field")
+	section := func(fields map[string]strict.Read) strict.Read {
+		return func(n *yaml.Node, at *field.Path) { r.object(n, at, fields, r.unknown) }
+	}
+	flags := r.lost(flagReasons)
+	flags["plugin"], flags["gfd"] = section(r.lost(pluginFlagReasons)), section(r.lost(discoveryFlagReasons))
+	flags["migStrategy"] = func(n *yaml.Node, at *field.Path) {
+		strategy, _ := strict.OneOf(&r.Reader, n, at, []string{strategyNone, strategySingle, strategyMixed, ""})
+		r.migStrategy = cmp.Or(strategy, strategyNone)
+	}
+	section(map[string]strict.Read{
+		"version":   func(n *yaml.Node, at *field.Path) { strict.OneOf(&r.Reader, n, at, []string{"v1", ""}) },
+		"flags":     section(flags),
+		"resources": r.told(finding.Unread, "the device plugin ignores it with a warning"),
+		"sharing":   r.shares,
+		"imex":      r.told(finding.Lost, "Partage makes no IMEX channels: use NVIDIA's ComputeDomains driver for them"),
+	})(root, nil)
+}
+
+// shares reads sharing, of which MPS wins.
+func (r *devicePlugin) shares(n *yaml.Node, at *field.Path) {
+	var timeSlicing *yaml.Node
+	r.object(n, at, map[string]strict.Read{
+		"timeSlicing": func(n *yaml.Node, _ *field.Path) { timeSlicing = n },
+		"mps":         func(n *yaml.Node, at *field.Path) { r.sharing(policy.MPS, n, at) },
 	}, r.unknown)
-	switch {
-	case mps != nil:
-		if timeSlicing != nil {
-			found.Unread(r.path(timeSlicingAt), text(timeSlicing), "sharing.mps is set, too, and wins")
-		}
-		plugin.kind = policy.MPS
-		r.sharing(mps, mpsAt, plugin)
+	switch at := at.Child("timeSlicing"); {
+	case timeSlicing != nil && r.kind == policy.MPS:
+		r.tell(finding.Unread, at, text(timeSlicing), "sharing.mps is set, too, and wins")
 	case timeSlicing != nil:
-		plugin.kind = policy.TimeSlice
-		r.sharing(timeSlicing, timeSlicingAt, plugin)
+		r.sharing(policy.TimeSlice, timeSlicing, at)
 	}
-	return plugin, r.Err()
-}
-
-func (r *reader) unknown(path, value string) {
-	r.found.Unread(path, value, "the device plugin does not know this field")
 }
 
 // sharing reads sharing.timeSlicing or sharing.mps.
-func (r *reader) sharing(n *yaml.Node, at *field.Path, plugin *devicePlugin) {
-	fail := plugin.kind == policy.MPS
-	failPath, failValue := at.Child("failRequestsGreaterThanOne"), ""
+func (r *devicePlugin) sharing(kind policy.Kind, n *yaml.Node, at *field.Path) {
+	r.kind = kind
+	fail, failAt, failValue := kind == policy.MPS, at.Child("failRequestsGreaterThanOne"), ""
 	seen := r.object(n, at, map[string]strict.Read{
-		"renameByDefault": strict.Into(&plugin.rename, r.Bool),
-		"failRequestsGreaterThanOne": func(n *yaml.Node, at *field.Path) {
-			fail, failValue = r.Bool(n, at), n.Value
-		},
+		"renameByDefault":            strict.Into(&r.rename, r.Bool),
+		"failRequestsGreaterThanOne": func(n *yaml.Node, at *field.Path) { fail, failValue = r.Bool(n, at), n.Value },
 		"resources": func(n *yaml.Node, at *field.Path) {
-			r.List(n, at, maxResources, func(n *yaml.Node, at *field.Path) { r.resource(n, at, plugin) })
+			r.List(n, at, maxResources, r.resource)
 			if strict.IsEmptyList(n) {
 				r.Fault(field.Required(at, "at least one"))
 			}
 		},
 	}, r.unknown)
 	r.require(n, at, seen, "says what is shared", "resources")
-	r.largeRequests(plugin.kind, fail, r.path(failPath), failValue)
-}
-
-// largeRequests tells what becomes of requests for several shares.
-func (r *reader) largeRequests(kind policy.Kind, fail bool, path, value string) {
-	switch {
-	case kind == policy.MPS && !fail:
-		r.found.Lost(path, value, "a container can have one MPS share only, and is not started with several: one share of a larger part does what several did")
-	case kind == policy.MPS:
-		r.found.Changed(path, value, "as before, a container can have one share only; the scheduler does not know, and the container is not started")
-	case fail:
-		r.found.Lost(path, value, "nothing refuses a request for several time-slice shares: it gets shares of as many GPUs, or waits for them")
-	default:
-		r.found.Changed(path, value, "a request for several shares gets them on different GPUs, or waits; before, they could be of one GPU and gave no more than one")
-	}
+	// What becomes of requests for several shares.
+	told := map[policy.Kind]map[bool]finding.Finding{
+		policy.MPS: {
+			false: {Kind: finding.Lost, Why: "a container can have one MPS share only, and is not started with several: one share of a larger part does what several did"},
+			true:  {Kind: finding.Changed, Why: "as before, a container can have one share only; the scheduler does not know, and the container is not started"},
+		},
+		policy.TimeSlice: {
+			true:  {Kind: finding.Lost, Why: "nothing refuses a request for several time-slice shares: it gets shares of as many GPUs, or waits for them"},
+			false: {Kind: finding.Changed, Why: "a request for several shares gets them on different GPUs, or waits; before, they could be of one GPU and gave no more than one"},
+		},
+	}[kind][fail]
+	r.tell(told.Kind, failAt, failValue, told.Why)
 }
 
 // resource reads one entry of resources.
-func (r *reader) resource(n *yaml.Node, at *field.Path, plugin *devicePlugin) {
+func (r *devicePlugin) resource(n *yaml.Node, at *field.Path) {
 	var name string
 	replicas := 0
 	seen := r.object(n, at, map[string]strict.Read{
-		"name": func(n *yaml.Node, at *field.Path) { name = r.resourceName(n, at) },
-		"rename": func(n *yaml.Node, at *field.Path) {
-			r.found.Unread(r.path(at), text(n), "the device plugin ignores it with a warning; renameByDefault is what renames")
-		},
+		"name":   func(n *yaml.Node, at *field.Path) { name = r.resourceName(n, at) },
+		"rename": r.told(finding.Unread, "the device plugin ignores it with a warning; renameByDefault is what renames"),
 		"devices": func(n *yaml.Node, at *field.Path) {
 			if n.Kind != yaml.ScalarNode || n.Value != "all" {
-				r.found.Unread(r.path(at), text(n), "the device plugin ignores it with a warning, and shares all devices; a rule with uuid shares some only")
+				r.tell(finding.Unread, at, text(n), "the device plugin ignores it with a warning, and shares all devices; a rule with uuid shares some only")
 			}
 		},
 		"replicas": func(n *yaml.Node, at *field.Path) {
 			replicas = r.IntBetween(n, at, 2, maxReplicas, "")
-			if plugin.kind == policy.MPS && replicas > mpsClients {
-				r.found.Changed(r.path(at), n.Value, fmt.Sprintf("MPS has %d clients at most, 60 from CUDA 13.1 on; no more are published", mpsClients))
+			if r.kind == policy.MPS && replicas > mpsClients {
+				r.tell(finding.Changed, at, n.Value, fmt.Sprintf("MPS has %d clients at most, 60 from CUDA 13.1 on; no more are published", mpsClients))
 			}
 		},
 	}, r.unknown)
 	r.require(n, at, seen, "each resource has a name and replicas", "name", "replicas")
-	if name == "" {
-		return
-	}
-	if _, twice := plugin.resources[name]; twice {
+	if _, twice := r.resources[name]; twice {
 		r.Fault(field.Duplicate(at.Child("name"), name))
 	}
-	plugin.resources[name] = replicated{replicas, r.path(at)}
+	if name != "" {
+		r.resources[name] = replicated{replicas, at}
+	}
 }
 
 // resourceName reads the name of a resource, whose domain may be left out.
-func (r *reader) resourceName(n *yaml.Node, at *field.Path) string {
+func (r *devicePlugin) resourceName(n *yaml.Node, at *field.Path) string {
 	name, ok := r.String(n, at)
-	if !ok {
-		return ""
-	}
 	name = domain + strings.TrimPrefix(name, domain)
 	profile, isMIG := strings.CutPrefix(name, migPrefix)
-	if name == resourceGPU || isMIG && profileName.MatchString(profileOf(profile)) {
+	if ok && (name == resourceGPU || isMIG && profileName.MatchString(profileOf(profile))) {
 		return name
 	}
-	r.Invalid(n, at, "must be %q, or %q and a MIG profile", resourceGPU, migPrefix)
+	if ok {
+		r.Invalid(n, at, "must be %q, or %q and a MIG profile", resourceGPU, migPrefix)
+	}
 	return ""
 }
 
 // profileOf returns the profile in a resource's name, where a + is a dot: 1g.10gb+me is
 // 1g.10gb.me.
-func profileOf(text string) string {
-	if size, variant, ok := strings.Cut(text, "gb."); ok {
-		return size + "gb+" + variant
+func profileOf(text string) string { return strings.Replace(text, "gb.", "gb+", 1) }
+
+// as returns of which kind a resource is with so many replicas, 0 for one that is not shared, and its name.
+func (r *devicePlugin) as(resource string, kind policy.Kind, replicas int) (policy.Kind, string) {
+	switch {
+	case replicas == 0:
+		return kind, resource
+	case r.rename:
+		return r.kind, resource + sharedSuffix
 	}
-	return text
+	return r.kind, resource
 }
 
-// offerOf returns what a node with this configuration offered its GPUs as.
-func (r *Result) offerOf(p *devicePlugin, path, single string) Offer {
-	gpus := p.resources[resourceGPU].replicas
-	kind, resource := p.as(resourceGPU, policy.Whole, gpus)
+// offer returns what a node with this configuration offered its GPUs as.
+func (r *devicePlugin) offer(result *Result, single string) Offer {
+	gpus := r.resources[resourceGPU].replicas
+	kind, resource := r.as(resourceGPU, policy.Whole, gpus)
 	offer := Offer{Kinds: []policy.Kind{kind}}
 	if gpus > 0 {
 		offer.Sharing = sharing(kind, gpus)
 	}
-	r.serve(resource, target{kind: kind})
-	shares := r.partitionsOf(p)
-	switch p.migStrategy {
-	case strategyMixed:
-		r.offerMixed(&offer, p, path, shares)
-	case strategySingle:
-		r.offerSingle(&offer, p, path, gpus, single)
+	result.serve(resource, target{kind: kind})
+	shares := r.partitions()
+	if r.migStrategy == strategyNone {
+		return offer
+	}
+	offer.Kinds = append(offer.Kinds, policy.Partition)
+	told := func(kind finding.Kind, why string) {
+		r.tell(kind, field.NewPath("flags", "migStrategy"), r.migStrategy, why)
+	}
+	serve := func(resource, profile string, replicas int) {
+		kind, resource := r.as(resource, policy.Partition, replicas)
+		result.serve(resource, target{kind, profile})
+	}
+	switch {
+	case r.migStrategy == strategySingle && single == "":
+		told(finding.Lost, "nvidia.com/gpu is a partition of the profile that all partitions of the node have, which is not said here: give it with --single-profile, such as 1g.10gb")
+	case r.migStrategy == strategySingle:
+		told(finding.Changed, fmt.Sprintf("partitions of %s are made when claims ask for them, on any GPU that has this profile; pods that ask for the resource may also get a GPU that is not partitioned", single))
+		offer.MIG = &MIG{Profiles: &[]string{single}}
+		if gpus > 0 {
+			offer.MIG = &MIG{Profiles: &[]string{}, Shares: []PartitionShares{{[]string{single}, sharing(r.kind, gpus)}}}
+		}
+		serve(resourceGPU, single, gpus)
+	case len(shares) == 0:
+		told(finding.Changed, "partitions of any profile are made when claims ask for them. For pods that ask for nvidia.com/mig-PROFILE set the chart's value deviceClasses.mig.extendedResources=Auto, or translate the pods, or the layout with migrate mig-parted")
+	default:
+		if r.kind == policy.MPS {
+			r.tell(finding.Changed, field.NewPath("sharing", "mps"), "", "the device plugin refuses MPS on MIG devices; Partage shares partitions by MPS")
+		}
+		offer.MIG = &MIG{}
+		for _, profile := range slices.Sorted(maps.Keys(shares)) {
+			offer.MIG.Shares = append(offer.MIG.Shares, PartitionShares{[]string{profile}, sharing(r.kind, shares[profile])})
+			serve(migPrefix+manifest.ProfileText(profile), profile, shares[profile])
+		}
+		told(finding.Changed, "partitions of any profile are made when claims ask for them; those that are shared can also be had alone, until mig.profiles lists which can")
 	}
 	return offer
 }
 
-// partitionsOf returns how many share a partition, by profile.
-func (r *Result) partitionsOf(p *devicePlugin) map[string]int {
+// partitions returns how many share a partition, by profile.
+func (r *devicePlugin) partitions() map[string]int {
 	shares := map[string]int{}
-	for _, name := range slices.Sorted(maps.Keys(p.resources)) {
-		resource := p.resources[name]
+	for _, name := range slices.Sorted(maps.Keys(r.resources)) {
+		resource := r.resources[name]
 		profile, isMIG := strings.CutPrefix(name, migPrefix)
 		switch profile = profileOf(profile); {
 		case !isMIG:
-		case p.migStrategy != strategyMixed:
-			r.Findings.Unread(resource.path, name, fmt.Sprintf("there is no such resource with migStrategy %q", p.migStrategy))
+		case r.migStrategy != strategyMixed:
+			r.tell(finding.Unread, resource.at, name, fmt.Sprintf("there is no such resource with migStrategy %q", r.migStrategy))
 		case strings.Contains(profile, "c."):
-			r.Findings.Lost(resource.path, name, "compute instances of a part of a partition are not offered: share the partition instead")
+			r.tell(finding.Lost, resource.at, name, "compute instances of a part of a partition are not offered: share the partition instead")
 		default:
 			shares[profile] = resource.replicas
 		}
 	}
 	return shares
-}
-
-// as returns of which kind a resource is with so many replicas, 0 for one that is not shared, and its name.
-func (p *devicePlugin) as(resource string, kind policy.Kind, replicas int) (policy.Kind, string) {
-	if replicas == 0 {
-		return kind, resource
-	}
-	if p.rename {
-		resource += sharedSuffix
-	}
-	return p.kind, resource
-}
-
-// offerMixed offers partitions, each profile by a resource of its own.
-func (r *Result) offerMixed(offer *Offer, p *devicePlugin, path string, shares map[string]int) {
-	offer.Kinds = append(offer.Kinds, policy.Partition)
-	if len(shares) == 0 {
-		r.Findings.Changed(path+"flags.migStrategy", p.migStrategy,
-			"partitions of any profile are made when claims ask for them. For pods that ask for nvidia.com/mig-PROFILE set the chart's value deviceClasses.mig.extendedResources=Auto, or translate the pods, or the layout with migrate mig-parted")
-		return
-	}
-	if p.kind == policy.MPS {
-		r.Findings.Changed(path+"sharing.mps", "", "the device plugin refuses MPS on MIG devices; Partage shares partitions by MPS")
-	}
-	offer.MIG = &MIG{Shares: partitionShares(p.kind, shares)}
-	for profile, replicas := range shares {
-		kind, resource := p.as(migPrefix+manifest.ProfileText(profile), policy.Partition, replicas)
-		r.serve(resource, target{kind, profile})
-	}
-	r.Findings.Changed(path+"flags.migStrategy", p.migStrategy,
-		"partitions of any profile are made when claims ask for them; those that are shared can also be had alone, until mig.profiles lists which can")
-}
-
-// offerSingle offers partitions of one profile under the name of whole GPUs.
-func (r *Result) offerSingle(offer *Offer, p *devicePlugin, path string, replicas int, profile string) {
-	offer.Kinds = append(offer.Kinds, policy.Partition)
-	if profile == "" {
-		r.Findings.Lost(path+"flags.migStrategy", p.migStrategy,
-			"nvidia.com/gpu is a partition of the profile that all partitions of the node have, which is not said here: give it with --single-profile, such as 1g.10gb")
-		return
-	}
-	r.Findings.Changed(path+"flags.migStrategy", p.migStrategy,
-		fmt.Sprintf("partitions of %s are made when claims ask for them, on any GPU that has this profile; pods that ask for the resource may also get a GPU that is not partitioned", profile))
-	offer.MIG = &MIG{Profiles: &[]string{profile}}
-	if replicas > 0 {
-		offer.MIG = &MIG{Profiles: &[]string{}, Shares: partitionShares(p.kind, map[string]int{profile: replicas})}
-	}
-	kind, resource := p.as(resourceGPU, policy.Partition, replicas)
-	r.serve(resource, target{kind, profile})
 }

@@ -61,12 +61,7 @@ func checkAny(t *testing.T, data []byte, o Options, translate func([]byte, Optio
 	if err != nil {
 		t.Fatal(err)
 	}
-	templates, err := r.Templates()
-	if err != nil {
-		t.Fatal(err)
-	}
 	checkObjects(t, classes, &resourceapi.DeviceClass{}, func(o *resourceapi.DeviceClass) string { return o.Name })
-	checkObjects(t, templates, &resourceapi.ResourceClaimTemplate{}, func(o *resourceapi.ResourceClaimTemplate) string { return o.Name })
 }
 
 func checkObjects[T any](t *testing.T, stream []byte, _ *T, name func(*T) string) {

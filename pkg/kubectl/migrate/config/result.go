@@ -1,8 +1,6 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package config translates configurations of other programs that share GPUs: into a
-// SharingPolicy, device classes and claim templates.
 package config
 
 import (
@@ -18,14 +16,65 @@ import (
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
+// Policy is a SharingPolicy as people write it. What is left out is as built in.
+type Policy struct {
+	APIVersion string `yaml:"apiVersion"`
+	Kind       string `yaml:"kind"`
+	Rules      []Rule `yaml:"rules,omitempty"`
+	Default    *Offer `yaml:"default,omitempty"`
+}
+
+// Rule is an offer for some GPUs.
+type Rule struct {
+	Name  string `yaml:"name"`
+	Match Match  `yaml:"match"`
+	Offer Offer  `yaml:"offer"`
+}
+
+// Match selects GPUs.
+type Match struct {
+	ProductName  string `yaml:"productName,omitempty"`
+	Architecture string `yaml:"architecture,omitempty"`
+	PCIDeviceID  string `yaml:"pciDeviceID,omitempty"`
+	UUID         string `yaml:"uuid,omitempty"`
+}
+
+// Offer is what GPUs are published as.
+type Offer struct {
+	Kinds   []policy.Kind `yaml:"kinds,flow"`
+	MIG     *MIG          `yaml:"mig,omitempty"`
+	Sharing `yaml:",inline"`
+}
+
+// MIG is which partitions are offered.
+type MIG struct {
+	// Profiles is nil for all, and points to an empty list for none.
+	Profiles *[]string         `yaml:"profiles,flow,omitempty"`
+	Shares   []PartitionShares `yaml:"shares,omitempty"`
+}
+
+// PartitionShares is how partitions are shared.
+type PartitionShares struct {
+	Profiles []string `yaml:"profiles,flow"`
+	Sharing  `yaml:",inline"`
+}
+
+// Sharing is how many share a device, by the way in which they do: mps or timeslice.
+type Sharing map[string]Share
+
+// Share is how many share a device.
+type Share struct {
+	Clients int `yaml:"clients"`
+}
+
+func sharing(kind policy.Kind, clients int) Sharing { return Sharing{string(kind): {clients}} }
+
 // Names of extended resources.
 const (
-	domain         = "nvidia.com/"
-	resourceGPU    = domain + "gpu"
-	migPrefix      = domain + "mig-"
-	sharedSuffix   = ".shared"
-	extraClass     = ".extended.partage.dev"
-	classOfProfile = "mig-%s.nvidia.com"
+	domain       = "nvidia.com/"
+	resourceGPU  = domain + "gpu"
+	migPrefix    = domain + "mig-"
+	sharedSuffix = ".shared"
 )
 
 // Result is what a configuration becomes.
@@ -44,9 +93,7 @@ type target struct {
 }
 
 func newResult(driver string) *Result {
-	return &Result{
-		Policy: Policy{APIVersion: policy.Version, Kind: policy.PolicyKind}, driver: driver, resources: map[string][]target{},
-	}
+	return &Result{Policy: Policy{APIVersion: policy.Version, Kind: policy.PolicyKind}, driver: driver, resources: map[string][]target{}}
 }
 
 // serve notes that pods which ask for a resource get a kind of device.
@@ -56,35 +103,11 @@ func (r *Result) serve(resource string, t target) {
 	}
 }
 
-// targets returns all kinds of devices, sorted.
-func (r *Result) targets() []target {
-	var all []target
-	for _, some := range r.resources {
-		all = append(all, some...)
-	}
-	slices.SortFunc(all, compareTargets)
-	return slices.Compact(all)
-}
-
-func compareTargets(a, b target) int {
-	return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.profile, b.profile))
-}
-
 // mixesShares reports whether shares of one kind are both of whole GPUs and of partitions, so
 // that the class alone does not tell them apart.
 func (r *Result) mixesShares(kind policy.Kind) bool {
-	return slices.ContainsFunc(r.targets(), func(t target) bool { return t.kind == kind && t.profile != "" })
-}
-
-// name is the name of the claim template for a kind of device.
-func (t target) name() string {
-	name := map[policy.Kind]string{
-		policy.Whole: "gpu", policy.Partition: "mig", policy.MPS: "mps-share", policy.TimeSlice: "timeslice-share",
-	}[t.kind]
-	if t.profile != "" {
-		name += "-" + manifest.ProfileText(t.profile)
-	}
-	return name
+	all := slices.Concat(slices.Collect(maps.Values(r.resources))...)
+	return kind != policy.Whole && slices.ContainsFunc(all, func(t target) bool { return t.kind == kind && t.profile != "" })
 }
 
 // expression selects the devices in CEL.
@@ -98,9 +121,9 @@ func (t target) expression(driver string) string {
 
 // values are those of the chart.
 type values struct {
-	DeviceClasses classValues    `yaml:"deviceClasses"`
-	RequestPolicy *requestPolicy `yaml:"requestPolicy,omitempty"`
-	SharingPolicy Policy         `yaml:"sharingPolicy"`
+	DeviceClasses classValues         `yaml:"deviceClasses"`
+	RequestPolicy map[string][]string `yaml:"requestPolicy,omitempty"`
+	SharingPolicy Policy              `yaml:"sharingPolicy"`
 }
 
 type classValues struct {
@@ -115,37 +138,24 @@ type classValue struct {
 	ExtendedResourceName string `yaml:"extendedResourceName"`
 }
 
-type requestPolicy struct {
-	DeviceClasses []string `yaml:"deviceClasses"`
-}
-
 // classes are the device classes that serve the resources: those that the chart makes, by its
-// values, and others with the devices that they are for.
+// values, and others with the resources that they are for.
 func (r *Result) classes() (chart classValues, others map[string]string) {
-	others = map[string]string{}
+	chart.MIGProfiles, others = map[string]classValue{}, map[string]string{}
 	of := map[policy.Kind]*classValue{policy.Whole: &chart.GPU, policy.MPS: &chart.MPS, policy.TimeSlice: &chart.TimeSlice}
 	for _, resource := range slices.Sorted(maps.Keys(r.resources)) {
 		t := r.resources[resource][0]
-		class, name := of[t.kind], fmt.Sprintf(classOfProfile, manifest.ProfileText(t.profile))
-		_, taken := chart.MIGProfiles[name]
+		class, profile := of[t.kind], "mig-"+manifest.ProfileText(t.profile)+".nvidia.com"
+		_, taken := chart.MIGProfiles[profile]
 		// A class of the chart serves a resource if it has exactly these devices.
-		switch {
-		case len(r.resources[resource]) > 1:
-			class = nil
-		case t.kind == policy.Partition && t.profile != "" && !taken:
-			if chart.MIGProfiles == nil {
-				chart.MIGProfiles = map[string]classValue{}
-			}
-			chart.MIGProfiles[name] = classValue{Profile: t.profile, ExtendedResourceName: resource}
-			continue
-		case t.profile != "" || t.kind != policy.Whole && r.mixesShares(t.kind):
-			class = nil
+		switch alone := len(r.resources[resource]) == 1; {
+		case alone && t.kind == policy.Partition && t.profile != "" && !taken:
+			chart.MIGProfiles[profile] = classValue{t.profile, resource}
+		case alone && t.profile == "" && !r.mixesShares(t.kind) && class != nil && class.ExtendedResourceName == "":
+			class.ExtendedResourceName = resource
+		default:
+			others[strings.TrimPrefix(resource, domain)+".extended.partage.dev"] = resource
 		}
-		if class == nil || class.ExtendedResourceName != "" {
-			others[strings.TrimPrefix(resource, domain)+extraClass] = resource
-			continue
-		}
-		class.ExtendedResourceName = resource
 	}
 	return chart, others
 }
@@ -170,7 +180,7 @@ func (r *Result) Values() ([]byte, error) {
 	chart, others := r.classes()
 	v := values{DeviceClasses: chart, SharingPolicy: r.Policy}
 	if len(others) > 0 {
-		v.RequestPolicy = &requestPolicy{DeviceClasses: slices.Sorted(maps.Keys(others))}
+		v.RequestPolicy = map[string][]string{"deviceClasses": slices.Sorted(maps.Keys(others))}
 	}
 	return manifest.Marshal(v)
 }
@@ -180,8 +190,9 @@ func (r *Result) Classes() ([]byte, error) {
 	_, others := r.classes()
 	var documents [][]byte
 	for _, name := range slices.Sorted(maps.Keys(others)) {
-		resource := others[name]
-		targets := slices.SortedFunc(slices.Values(r.resources[resource]), compareTargets)
+		targets := slices.SortedFunc(slices.Values(r.resources[others[name]]), func(a, b target) int {
+			return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.profile, b.profile))
+		})
 		var any []string
 		for _, t := range targets {
 			any = append(any, t.expression(r.driver))
@@ -192,24 +203,7 @@ func (r *Result) Classes() ([]byte, error) {
 		}
 		// A kubelet that does not know such resources would start the pod without the device.
 		known := fmt.Sprintf("has(device.attributes['%s'].%s)", r.driver, device.ExtendedResources)
-		document, err := manifest.DeviceClass(name, resource, fmt.Sprintf("device.driver == '%s' && %s && %s", r.driver, text, known))
-		if err != nil {
-			return nil, err
-		}
-		documents = append(documents, document)
-	}
-	return manifest.Join(documents), nil
-}
-
-// Templates returns a claim template for each kind of device.
-func (r *Result) Templates() ([]byte, error) {
-	var documents [][]byte
-	for _, t := range r.targets() {
-		request := manifest.Request{Name: "gpu", Class: manifest.ClassOf(t.kind)}
-		if t.profile != "" || t.kind != policy.Whole && r.mixesShares(t.kind) {
-			request.Selectors = []string{manifest.Selector(r.driver, "profile", t.profile)}
-		}
-		document, err := manifest.ClaimTemplate("", t.name(), []manifest.Request{request})
+		document, err := manifest.DeviceClass(name, others[name], fmt.Sprintf("device.driver == '%s' && %s && %s", r.driver, text, known))
 		if err != nil {
 			return nil, err
 		}

@@ -30,20 +30,11 @@ const (
 // maxLine bounds what is said of one field.
 const maxLine = 600
 
-// Finding is what became of one field.
+// Finding is what became of one field: its path in what was read, its value as it is written, "" for one that says nothing by itself, why, and
+// what can be done.
 type Finding struct {
-	Kind Kind
-	// Path is the path of the field in what was read.
-	Path string
-	// Value is the field's value as it is written, "" for one that says nothing by itself.
-	Value string
-	// Why says why, and what can be done.
-	Why string
-}
-
-// String returns one line without control characters, so that it can be a comment.
-func (f Finding) String() string {
-	return quote.Line(fmt.Sprintf("%s: %s: %s", f.Kind, f.what(), f.Why), maxLine)
+	Kind             Kind
+	Path, Value, Why string
 }
 
 // what is the field, with its value if it has one.
@@ -58,21 +49,9 @@ func (f Finding) what() string {
 // List collects findings in the order of what was read.
 type List []Finding
 
-// Lost adds a field that is not translated.
-func (l *List) Lost(path, value, why string) { l.add(Lost, path, value, why) }
-
-// Unread adds a field that was ignored before as well.
-func (l *List) Unread(path, value, why string) { l.add(Unread, path, value, why) }
-
-// Changed adds a field that works differently.
-func (l *List) Changed(path, value, why string) { l.add(Changed, path, value, why) }
-
-// Kept adds a field that stays as it is.
-func (l *List) Kept(path, value, why string) { l.add(Kept, path, value, why) }
-
-func (l *List) add(kind Kind, path, value, why string) {
-	f := Finding{Kind: kind, Path: path, Value: value, Why: why}
-	if !slices.Contains(*l, f) {
+// Add tells what became of a field, once.
+func (l *List) Add(kind Kind, path, value, why string) {
+	if f := (Finding{kind, path, value, why}); !slices.Contains(*l, f) {
 		*l = append(*l, f)
 	}
 }
@@ -87,23 +66,24 @@ func (l *List) Ignored() (n int) {
 	return n
 }
 
-// Lines returns the findings for people: what is said of several fields is said once, above these.
+// Lines returns the findings for people, without control characters, so that they can be comments. What is said of several fields is said
+// once, above these.
 func (l *List) Lines() (lines []string) {
-	of := map[[2]string][]Finding{}
+	told := map[Finding]bool{}
 	for _, f := range *l {
-		reason := [2]string{string(f.Kind), f.Why}
-		of[reason] = append(of[reason], f)
-	}
-	for _, f := range *l {
-		switch same := of[[2]string{string(f.Kind), f.Why}]; {
-		case same[0] != f:
-		case len(same) == 1:
-			lines = append(lines, "* "+f.String())
-		default:
-			lines = append(lines, "* "+quote.Line(fmt.Sprintf("%s: %s:", f.Kind, f.Why), maxLine))
-			for _, one := range same {
-				lines = append(lines, "    "+quote.Line(one.what(), maxLine))
-			}
+		of := Finding{Kind: f.Kind, Why: f.Why}
+		if told[of] {
+			continue
+		}
+		told[of] = true
+		same := slices.DeleteFunc(slices.Clone(*l), func(o Finding) bool { return o.Kind != f.Kind || o.Why != f.Why })
+		if len(same) == 1 {
+			lines = append(lines, "* "+quote.Line(fmt.Sprintf("%s: %s: %s", f.Kind, f.what(), f.Why), maxLine))
+			continue
+		}
+		lines = append(lines, "* "+quote.Line(fmt.Sprintf("%s: %s:", f.Kind, f.Why), maxLine))
+		for _, one := range same {
+			lines = append(lines, "    "+quote.Line(one.what(), maxLine))
 		}
 	}
 	return lines
@@ -111,10 +91,5 @@ func (l *List) Lines() (lines []string) {
 
 // Comment returns the findings as comments in YAML, under a title.
 func (l *List) Comment(title string) string {
-	var text strings.Builder
-	text.WriteString("# " + title + "\n")
-	for _, line := range l.Lines() {
-		text.WriteString("# " + line + "\n")
-	}
-	return text.String() + "\n"
+	return "# " + strings.Join(append([]string{title}, l.Lines()...), "\n# ") + "\n\n"
 }

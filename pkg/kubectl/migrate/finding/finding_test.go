@@ -11,9 +11,9 @@ import (
 // TestOnce: what is said of several fields is said once.
 func TestOnce(t *testing.T) {
 	var l List
-	l.Lost("a", "1", "nobody knows it")
-	l.Changed("b", "", "it is other")
-	l.Lost("c", "2", "nobody knows it")
+	l.Add(Lost, "a", "1", "nobody knows it")
+	l.Add(Changed, "b", "", "it is other")
+	l.Add(Lost, "c", "2", "nobody knows it")
 	const want = "# title\n# * not translated: nobody knows it:\n#     a = 1\n#     c = 2\n# * works differently: b: it is other\n\n"
 	if got := l.Comment("title"); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
@@ -23,11 +23,11 @@ func TestOnce(t *testing.T) {
 // TestComment: whatever a value is, it stays in its line of the comment, and a long one is cut.
 func TestComment(t *testing.T) {
 	var l List
-	l.Lost("a.b", "x\ny: 1", "because")
-	l.Lost("a.b", "x\ny: 1", "because")
-	l.Unread("c", "", "nobody reads it")
-	l.Changed("d", strings.Repeat("z", 5000), "it is long")
-	l.Kept("e", "1", "it works")
+	l.Add(Lost, "a.b", "x\ny: 1", "because")
+	l.Add(Lost, "a.b", "x\ny: 1", "because")
+	l.Add(Unread, "c", "", "nobody reads it")
+	l.Add(Changed, "d", strings.Repeat("z", 5000), "it is long")
+	l.Add(Kept, "e", "1", "it works")
 	want := "# title\n# * not translated: a.b = x; y: 1: because\n# * ignored before, too: c: nobody reads it\n# * works differently: d = "
 	got := l.Comment("title")
 	if !strings.HasPrefix(got, want) || !strings.HasSuffix(got, ": it is long\n# * kept: e = 1: it works\n\n") || len(got) > 1000 {

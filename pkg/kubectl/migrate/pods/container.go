@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/partage-dev/partage/pkg/kubectl/document"
+	"github.com/partage-dev/partage/pkg/kubectl/migrate/finding"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/util/quote"
 )
@@ -148,7 +149,7 @@ func (w *workload) readDemands(c *container) error {
 func (w *workload) readAmount(c *container, amounts map[string]int, name string, value *yaml.Node, at string) error {
 	if !isGPUResource(name) && !isHAMi(name) {
 		if strings.HasPrefix(name, domain) {
-			w.findings().Lost(w.at(c.path+"."+at), value.Value, "no device class of Partage has this resource; the request is kept")
+			w.findings().Add(finding.Lost, w.at(c.path+"."+at), value.Value, "no device class of Partage has this resource; the request is kept")
 		}
 		return nil
 	}
@@ -163,7 +164,7 @@ func (w *workload) readAmount(c *container, amounts map[string]int, name string,
 		return fmt.Errorf("%s: Invalid value: %d: must be the same as in limits, %d", at, count, before)
 	case twice:
 	case isHAMi(name):
-		w.findings().Changed(w.at(c.path+"."+at), value.Value, "is what the MPS share has of memory, in Mi, or of the multiprocessors, in percent")
+		w.findings().Add(finding.Changed, w.at(c.path+"."+at), value.Value, "is what the MPS share has of memory, in Mi, or of the multiprocessors, in percent")
 	case count > 0:
 		c.demands = append(c.demands, demand{resource: name, count: count})
 	}
@@ -240,7 +241,7 @@ func (w *workload) flagEnvironment(containers []*container) {
 		for i, variable := range document.List(c.node, "env") {
 			name, value := document.Text(variable, "name"), document.Text(variable, "value")
 			if why := variables[name]; why != "" && value != "void" && value != "none" {
-				w.findings().Lost(w.at(fmt.Sprintf("%s.env[%d]", c.path, i)), name+"="+value, why)
+				w.findings().Add(finding.Lost, w.at(fmt.Sprintf("%s.env[%d]", c.path, i)), name+"="+value, why)
 			}
 		}
 	}

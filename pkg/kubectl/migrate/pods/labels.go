@@ -4,6 +4,7 @@
 package pods
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -11,310 +12,340 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
-	apilabels "k8s.io/apimachinery/pkg/labels"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	operators "k8s.io/apimachinery/pkg/selection"
-	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/partage-dev/partage/pkg/kubectl/document"
 	"github.com/partage-dev/partage/pkg/kubectl/manifest"
+	"github.com/partage-dev/partage/pkg/kubectl/migrate/finding"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
-// Operators of a requirement.
+// selection is what a pod's node selector and affinity say about GPUs. What is translated is taken out of the pod.
+type selection struct {
+	*workload
+	// shares and partitions say that containers ask for some, and whole for how many whole GPUs.
+	shares, partitions bool
+	whole              int64
+	// expressions are in CEL, for every device.
+	expressions []string
+	// kind and profile are what nvidia.com/gpu is on these nodes, where they say it.
+	kind    policy.Kind
+	profile string
+}
+
+// Fields of an affinity.
 const (
-	in           = "In"
-	notIn        = "NotIn"
-	exists       = "Exists"
-	doesNotExist = "DoesNotExist"
-	greater      = "Gt"
-	less         = "Lt"
+	nodeAffinity = "nodeAffinity"
+	required     = "requiredDuringSchedulingIgnoredDuringExecution"
+	preferred    = "preferredDuringSchedulingIgnoredDuringExecution"
+	expressions  = "matchExpressions"
 )
 
-// checked are the operators as the API's own check of labels has them.
-var checked = map[string]operators.Operator{
-	in: operators.In, notIn: operators.NotIn, exists: operators.Exists, doesNotExist: operators.DoesNotExist, greater: operators.GreaterThan, less: operators.LessThan,
+// selection reads the node selector and the affinity of the pod.
+func (w *workload) selection(containers []*container) (*selection, error) {
+	s := &selection{workload: w}
+	for _, c := range containers {
+		for _, d := range c.demands {
+			kind, profile := d.device(w.options)
+			s.shares = s.shares || kind == policy.MPS || kind == policy.TimeSlice
+			s.partitions = s.partitions || kind == policy.Partition || profile != ""
+			if kind == policy.Whole && !c.ends {
+				s.whole += int64(d.count)
+			}
+		}
+	}
+	selector, gone := document.Get(w.spec, "nodeSelector"), map[string]bool{}
+	for key, value := range document.Fields(selector) {
+		var err error
+		if gone[key.Value], err = s.take(requirement{key.Value, corev1.NodeSelectorOpIn, []string{value.Value}}, "nodeSelector["+key.Value+"]", value.Value); err != nil {
+			return nil, fmt.Errorf("%s.nodeSelector: %s: %w", w.path, key.Value, err)
+		}
+	}
+	if len(gone) > 0 {
+		removeIf(selector, func(key string) bool { return gone[key] })
+		removeEmpty(w.spec, "nodeSelector")
+	}
+	if err := s.affinity(); err != nil {
+		return nil, fmt.Errorf("%s.affinity: %w", w.path, err)
+	}
+	return s, nil
+}
+
+// affinity reads the affinity to nodes. Preferences and alternatives stay, and so does what is not about GPUs.
+func (s *selection) affinity() error {
+	affinity := document.Get(s.spec, "affinity")
+	nodes := document.Get(affinity, nodeAffinity)
+	about := func(n *yaml.Node) bool { return strings.HasPrefix(document.Text(n, "key"), domain) }
+	for i, p := range document.List(nodes, preferred) {
+		for j, n := range document.List(document.Get(p, "preference"), expressions) {
+			if about(n) {
+				s.findings().Add(finding.Lost, s.at(fmt.Sprintf("affinity.%s.%s[%d].preference.%s[%d]", nodeAffinity, preferred, i, expressions, j)), document.Text(n, "key"),
+					"a preference stays one for nodes, by a label that goes with GPU feature discovery; a claim prefers devices with firstAvailable")
+			}
+		}
+	}
+	terms := document.List(document.Get(nodes, required), "nodeSelectorTerms")
+	at := fmt.Sprintf("affinity.%s.%s.nodeSelectorTerms", nodeAffinity, required)
+	if len(terms) != 1 {
+		if slices.ContainsFunc(terms, func(t *yaml.Node) bool { return slices.ContainsFunc(document.List(t, expressions), about) }) {
+			s.findings().Add(finding.Lost, s.at(at), "", "alternatives stay as they are, by labels that go with GPU feature discovery")
+		}
+		return nil
+	}
+	list := document.Get(terms[0], expressions)
+	var kept []*yaml.Node
+	for i, n := range document.List(terms[0], expressions) {
+		at := fmt.Sprintf("%s[0].%s[%d]", at, expressions, i)
+		var r requirement
+		gone, err := false, n.Decode(&r)
+		if err == nil {
+			gone, err = s.take(r, at, strings.TrimSpace(r.Key+" "+string(r.Operator)+" "+strings.Join(r.Values, ", ")))
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", at, err)
+		}
+		if !gone {
+			kept = append(kept, n)
+		}
+	}
+	if list == nil || len(kept) == len(list.Content) {
+		return nil
+	}
+	// A term without anything in it matches no node.
+	if list.Content = kept; removeEmpty(terms[0], expressions) && len(terms[0].Content) == 0 {
+		document.Remove(nodes, required)
+		removeEmpty(affinity, nodeAffinity)
+		removeEmpty(s.spec, "affinity")
+	}
+	return nil
+}
+
+// take translates a requirement that must hold, tells what is to be said of it, and reports whether the pod does not need it any more.
+func (s *selection) take(r requirement, field, value string) (gone bool, err error) {
+	o, err := s.translate(r)
+	if err != nil {
+		return false, err
+	}
+	if o.why != "" {
+		kind := finding.Changed
+		if o.stays {
+			kind = finding.Lost
+		}
+		s.findings().Add(kind, s.at(field), value, o.why)
+	}
+	if o.expression != "" {
+		s.expressions = append(s.expressions, o.expression)
+	}
+	if s.kind != "" && o.kind != "" && s.kind != o.kind || s.profile != "" && o.profile != "" && s.profile != o.profile {
+		return false, fmt.Errorf("labels of nodes contradict each other: nvidia.com/gpu would be %s and %s", describe(s.kind, s.profile), describe(o.kind, o.profile))
+	}
+	s.kind, s.profile = cmp.Or(s.kind, o.kind), cmp.Or(s.profile, o.profile)
+	return !o.stays, nil
+}
+
+func describe(kind policy.Kind, profile string) string {
+	return strings.TrimSpace(string(kind) + " " + profile)
+}
+
+// requirement is one condition for a node's label.
+type requirement corev1.NodeSelectorRequirement
+
+// compared are the operators in CEL, for one value, and as the API's own check of labels has them.
+var compared = map[corev1.NodeSelectorOperator]struct {
+	cel     string
+	checked operators.Operator
+}{
+	corev1.NodeSelectorOpIn: {" == ", operators.In}, corev1.NodeSelectorOpNotIn: {" != ", operators.NotIn},
+	corev1.NodeSelectorOpExists: {"", operators.Exists}, corev1.NodeSelectorOpDoesNotExist: {"", operators.DoesNotExist},
+	corev1.NodeSelectorOpGt: {" > ", operators.GreaterThan}, corev1.NodeSelectorOpLt: {" < ", operators.LessThan},
 }
 
 // maxValues bounds an expression.
 const maxValues = 64
 
-// requirement is one condition for a node's label.
-type requirement struct {
-	key, operator string
-	values        []string
+// compare writes the condition for an attribute in CEL. The values are written in CEL, too.
+func (r requirement) compare(attribute string, values []string) outcome {
+	switch {
+	case len(values) == 1:
+		return outcome{expression: attribute + compared[r.Operator].cel + values[0]}
+	case r.Operator == corev1.NodeSelectorOpNotIn:
+		return outcome{expression: "!(" + attribute + " in [" + strings.Join(values, ", ") + "])"}
+	}
+	return outcome{expression: attribute + " in [" + strings.Join(values, ", ") + "]"}
 }
 
-func (r requirement) String() string {
-	return strings.TrimSpace(r.key + " " + r.operator + " " + strings.Join(r.values, ", "))
-}
-
-// readRequirement reads an entry of matchExpressions.
-func readRequirement(n *yaml.Node) (requirement, error) {
-	r := requirement{key: document.Text(n, "key"), operator: document.Text(n, "operator")}
-	if r.key == "" {
-		return r, fmt.Errorf("key: Required value: must be the key of a label")
+// anyOf joins expressions: one of them must hold or, for NotIn, none. Others may be joined to the result.
+func (r requirement) anyOf(expressions []string) outcome {
+	text, several := strings.Join(expressions, ") || ("), len(expressions) > 1
+	if several {
+		text = "(" + text + ")"
 	}
-	if checked[r.operator] == "" {
-		return r, fmt.Errorf("operator: Unsupported value: %s", quote.Text(r.operator))
+	switch {
+	case r.Operator == corev1.NodeSelectorOpNotIn:
+		text = "!(" + text + ")"
+	case several:
+		text = "(" + text + ")"
 	}
-	for _, value := range document.List(n, "values") {
-		r.values = append(r.values, value.Value)
-	}
-	return r, nil
-}
-
-// check refuses what the API would refuse, for labels that are translated.
-func (r requirement) check() error {
-	if len(r.values) > maxValues {
-		return fmt.Errorf("values: Too many: %d: must have at most %d items", len(r.values), maxValues)
-	}
-	_, err := apilabels.NewRequirement(r.key, checked[r.operator], r.values)
-	return err
+	return outcome{expression: text}
 }
 
 // numbers reads values that are whole numbers, as Kubernetes compares labels.
-func (r requirement) numbers() (numbers []int64, err error) {
-	for _, value := range r.values {
-		n, err := number(value)
-		if err != nil {
-			return nil, err
+func numbers(values []string) (numbers []int64, err error) {
+	for _, value := range values {
+		n, err := strconv.ParseInt(value, 10, 32)
+		if err != nil || n < 0 {
+			return nil, fmt.Errorf("values: Invalid value: %s: must be a whole number", quote.Text(value))
 		}
 		numbers = append(numbers, n)
 	}
 	return numbers, nil
 }
 
-func number(value string) (int64, error) {
-	n, err := strconv.ParseInt(value, 10, 32)
-	if err != nil || n < 0 {
-		return 0, fmt.Errorf("values: Invalid value: %s: must be a whole number", quote.Text(value))
-	}
-	return n, nil
-}
-
-// compare writes the condition for an attribute in CEL. The values are written in CEL, too.
-func (r requirement) compare(attribute string, values []string) string {
-	if len(values) == 1 {
-		return attribute + map[string]string{in: " == ", notIn: " != ", greater: " > ", less: " < "}[r.operator] + values[0]
-	}
-	text := attribute + " in [" + strings.Join(values, ", ") + "]"
-	if r.operator == notIn {
-		text = "!(" + text + ")"
-	}
-	return text
-}
-
-// anyOf joins expressions: one of them must hold or, for NotIn, none. Others may be joined to the result.
-func (r requirement) anyOf(expressions []string) string {
-	text := expressions[0]
-	if len(expressions) > 1 {
-		text = "(" + strings.Join(expressions, ") || (") + ")"
-	}
-	switch {
-	case r.operator == notIn:
-		return "!(" + text + ")"
-	case len(expressions) > 1:
-		return "(" + text + ")"
-	}
-	return text
-}
-
 // outcome is what becomes of a requirement.
 type outcome struct {
-	// translated says that the requirement is taken out of the pod.
-	translated bool
 	// expression is in CEL, "" where the claim itself says as much.
 	expression string
 	// kind and profile are what nvidia.com/gpu is.
 	kind    policy.Kind
 	profile string
-	// lost and note are told to the user.
-	lost, note string
+	// stays says that the pod keeps it, and why is told to the user.
+	stays bool
+	why   string
 }
+
+func kept(why string) (outcome, error) { return outcome{stays: true, why: "kept: " + why}, nil }
+
+func dropped(why string) (outcome, error) { return outcome{why: "dropped: " + why}, nil }
 
 const (
 	whyImplied = "the claim is for a GPU that has it"
 	whyLayout  = "there are no layouts, and partitions are made when claims ask for them"
 )
 
+// rule translates a label that GPU feature discovery gives to nodes: by an attribute in CEL, and what compares it, if something does.
+type rule struct {
+	attribute string
+	compare   func(s *selection, attribute string, r requirement) (outcome, error)
+	// always says that each node with a GPU has the label, whatever else there is.
+	always bool
+}
+
+// rules are by the name of the label without its domain.
+var rules = map[string]rule{
+	"gpu.product":                  {"productName", (*selection).product, true},
+	"gpu.family":                   {"architecture", (*selection).text, true},
+	"gpu.memory":                   {"", (*selection).memory, true},
+	"gpu.count":                    {"", (*selection).count, true},
+	"gpu.sharing-strategy":         {"", (*selection).sharingStrategy, true},
+	"gpu.compute.major":            {"cudaComputeCapability.major()", (*selection).number, true},
+	"gpu.compute.minor":            {"cudaComputeCapability.minor()", (*selection).number, true},
+	"cuda.driver.major":            {"driverVersion.major()", (*selection).number, true},
+	"cuda.driver.minor":            {"driverVersion.minor()", (*selection).number, true},
+	"cuda.driver.rev":              {"driverVersion.patch()", (*selection).number, true},
+	"cuda.driver-version.major":    {"driverVersion.major()", (*selection).number, true},
+	"cuda.driver-version.minor":    {"driverVersion.minor()", (*selection).number, true},
+	"cuda.driver-version.revision": {"driverVersion.patch()", (*selection).number, true},
+	"cuda.driver-version.full":     {"driverVersion", (*selection).version, true},
+	"cuda.runtime.major":           {"cudaDriverVersion.major()", (*selection).number, true},
+	"cuda.runtime.minor":           {"cudaDriverVersion.minor()", (*selection).number, true},
+	"cuda.runtime-version.major":   {"cudaDriverVersion.major()", (*selection).number, true},
+	"cuda.runtime-version.minor":   {"cudaDriverVersion.minor()", (*selection).number, true},
+	"cuda.runtime-version.full":    {"cudaDriverVersion", (*selection).version, true},
+	"mig.config":                   {compare: (*selection).layout},
+	"mig.config.state":             {compare: (*selection).layout},
+	"mig.strategy":                 {compare: (*selection).layout},
+	"gpu.machine":                  {always: true},
+	"gpu.mode":                     {always: true},
+	"gpu.replicas":                 {always: true},
+	"mig.capable":                  {always: true},
+	"mps.capable":                  {always: true},
+}
+
 // migLabel matches labels about the partitions of a profile.
 var migLabel = regexp.MustCompile(`^mig-[0-9]{1,2}g\.[0-9]{1,4}gb[a-z.-]*\.(count|product)$`)
 
-// versions are labels with a part of a version, as an expression.
-var versions = map[string]string{
-	"gpu.compute.major":            "cudaComputeCapability.major()",
-	"gpu.compute.minor":            "cudaComputeCapability.minor()",
-	"cuda.driver.major":            "driverVersion.major()",
-	"cuda.driver.minor":            "driverVersion.minor()",
-	"cuda.driver.rev":              "driverVersion.patch()",
-	"cuda.driver-version.major":    "driverVersion.major()",
-	"cuda.driver-version.minor":    "driverVersion.minor()",
-	"cuda.driver-version.revision": "driverVersion.patch()",
-	"cuda.runtime.major":           "cudaDriverVersion.major()",
-	"cuda.runtime.minor":           "cudaDriverVersion.minor()",
-	"cuda.runtime-version.major":   "cudaDriverVersion.major()",
-	"cuda.runtime-version.minor":   "cudaDriverVersion.minor()",
-}
-
-// fullVersions are labels with a whole version, by attribute.
-var fullVersions = map[string]string{
-	"cuda.driver-version.full": "driverVersion", "cuda.runtime-version.full": "cudaDriverVersion",
-}
-
-// onEveryNode are the labels that GPU feature discovery gives to each node with a GPU, whatever else there is.
-var onEveryNode = sets.New("gpu.count", "gpu.family", "gpu.machine", "gpu.memory", "gpu.mode", "gpu.product", "gpu.replicas", "gpu.sharing-strategy",
-	"mig.capable", "mps.capable")
-
-// isGPULabel reports whether a label is one that GPU feature discovery gives to nodes.
-func isGPULabel(key string) bool { return strings.HasPrefix(key, domain) }
-
 // translate translates a requirement. Those that are not about GPUs stay.
 func (s *selection) translate(r requirement) (outcome, error) {
-	name, ours := strings.CutPrefix(r.key, domain)
-	if !ours {
-		return outcome{}, nil
+	name, ours := strings.CutPrefix(r.Key, domain)
+	operator, known := compared[r.Operator]
+	switch {
+	case r.Key == "":
+		return outcome{}, fmt.Errorf("key: Required value: must be the key of a label")
+	case !known:
+		return outcome{}, fmt.Errorf("operator: Unsupported value: %s", quote.Text(string(r.Operator)))
+	case !ours:
+		return outcome{stays: true}, nil
+	case len(r.Values) > maxValues:
+		return outcome{}, fmt.Errorf("values: Too many: %d: must have at most %d items", len(r.Values), maxValues)
 	}
-	if err := r.check(); err != nil {
+	if _, err := labels.NewRequirement(r.Key, operator.checked, r.Values); err != nil {
 		return outcome{}, err
 	}
+	rule, exists := rules[name], r.Operator == corev1.NodeSelectorOpExists
 	switch {
-	case r.operator == doesNotExist:
+	case r.Operator == corev1.NodeSelectorOpDoesNotExist:
 		return kept("a claim cannot ask for a node without a label")
 	case name == "device-plugin.config":
 		return kept("it is the choice of the device plugin's configuration, and has no meaning without it")
-	case r.operator == exists && (versions[name] != "" || fullVersions[name] != "" || onEveryNode.Has(name)):
+	case exists && rule.always:
 		return dropped(whyImplied)
-	case versions[name] != "":
-		return numbers(s.attribute(versions[name]), r)
-	case fullVersions[name] != "":
-		return fullVersion(s.attribute(fullVersions[name]), r)
-	}
-	return s.model(name, r)
-}
-
-// model translates a requirement for what the GPUs of a node are.
-func (s *selection) model(name string, r requirement) (outcome, error) {
-	switch name {
-	case "gpu.product":
-		return s.product(r)
-	case "gpu.family":
-		return texts(s.attribute("architecture"), r, r.values), nil
-	case "gpu.memory":
-		return s.memory(r)
-	case "gpu.count":
-		return s.count(r)
-	case "gpu.sharing-strategy":
-		return sharingStrategy(r)
-	case "mig.config", "mig.config.state", "mig.strategy":
-		return dropped(whyLayout)
-	}
-	switch {
-	case migLabel.MatchString(name) && strings.HasSuffix(name, ".product") && r.operator != exists:
-		return s.product(r)
+	case rule.compare != nil:
+		return rule.compare(s, manifest.Attribute(s.options.Driver, rule.attribute), r)
+	case migLabel.MatchString(name) && strings.HasSuffix(name, ".product") && !exists:
+		return s.product(manifest.Attribute(s.options.Driver, "productName"), r)
 	case migLabel.MatchString(name):
 		return dropped(whyLayout)
-	case s.isImplied(name) && (r.operator == exists || r.operator == in && slices.Equal(r.values, []string{"true"})):
+	case s.isImplied(name) && (exists || r.Operator == corev1.NodeSelectorOpIn && slices.Equal(r.Values, []string{"true"})):
 		return dropped(whyImplied)
 	}
 	return kept("no attribute of a device says this, so that it depends on GPU feature discovery, or on who sets the label")
 }
 
-func kept(why string) (outcome, error) { return outcome{lost: "kept: " + why}, nil }
-
-func dropped(why string) (outcome, error) {
-	return outcome{translated: true, note: "dropped: " + why}, nil
-}
-
-func (s *selection) attribute(name string) string { return manifest.Attribute(s.options.Driver, name) }
-
 // isImplied reports whether a label is true on every node from which the claim can get a device.
 func (s *selection) isImplied(name string) bool {
-	shares, partitions := s.kinds()
-	return name == "mig.capable" && partitions || name == "mps.capable" && shares || strings.HasPrefix(name, "gpu.deploy.") || name == "gpu.present"
+	return name == "mig.capable" && s.partitions || name == "mps.capable" && s.shares || strings.HasPrefix(name, "gpu.deploy.") || name == "gpu.present"
 }
 
-// texts compares a text with values in lower case, in which labels have a dash for each blank.
-func texts(attribute string, r requirement, values []string) outcome {
-	quoted := make([]string, 0, len(values))
-	for _, value := range values {
+func (*selection) layout(string, requirement) (outcome, error) { return dropped(whyLayout) }
+
+// text compares a text in lower case, in which labels have a dash for each blank.
+func (*selection) text(attribute string, r requirement) (outcome, error) {
+	var quoted []string
+	for _, value := range r.Values {
 		quoted = append(quoted, "'"+strings.ToLower(value)+"'")
 	}
-	return outcome{translated: true, expression: r.compare(attribute+".lowerAscii().replace(' ', '-')", quoted)}
+	return r.compare(attribute+".lowerAscii().replace(' ', '-')", quoted), nil
 }
 
-// numbers compares a number.
-func numbers(attribute string, r requirement) (outcome, error) {
-	numbers, err := r.numbers()
+func (*selection) number(attribute string, r requirement) (outcome, error) {
+	numbers, err := numbers(r.Values)
 	var values []string
 	for _, n := range numbers {
 		values = append(values, strconv.FormatInt(n, 10))
 	}
-	return outcome{translated: true, expression: r.compare(attribute, values)}, err
+	return r.compare(attribute, values), err
 }
 
-// fullVersion compares a version, of which the driver leaves out leading zeros.
-func fullVersion(attribute string, r requirement) (outcome, error) {
-	if r.operator != in && r.operator != notIn {
+// version compares a version, of which the driver leaves out leading zeros.
+func (*selection) version(attribute string, r requirement) (outcome, error) {
+	if r.Operator != corev1.NodeSelectorOpIn && r.Operator != corev1.NodeSelectorOpNotIn {
 		return kept("a version is no number")
 	}
 	var any []string
-	for _, value := range r.values {
-		parts := strings.Split(value+".0.0", ".")
+	for _, value := range r.Values {
 		if strings.Count(value, ".") > 2 {
 			return outcome{}, fmt.Errorf("values: Invalid value: %s: must be a version", quote.Text(value))
 		}
-		numbers, err := requirement{values: parts[:3]}.numbers()
+		n, err := numbers(strings.Split(value+".0.0", ".")[:3])
 		if err != nil {
 			return outcome{}, err
 		}
-		any = append(any, fmt.Sprintf("%s.compareTo(semver('%d.%d.%d')) == 0", attribute, numbers[0], numbers[1], numbers[2]))
+		any = append(any, fmt.Sprintf("%s.compareTo(semver('%d.%d.%d')) == 0", attribute, n[0], n[1], n[2]))
 	}
-	return outcome{translated: true, expression: r.anyOf(any)}, nil
-}
-
-// product compares the name of a product, which GPU feature discovery writes with a dash for
-// each blank, and at whose end it says what nvidia.com/gpu is.
-func (s *selection) product(r requirement) (outcome, error) {
-	if r.operator == greater || r.operator == less {
-		return kept("a product is no number")
-	}
-	var names []string
-	profiles, shared := map[string]bool{}, map[bool]bool{}
-	for _, value := range r.values {
-		name, isShared := strings.CutSuffix(value, "-SHARED")
-		name, profile, _ := strings.Cut(name, "-MIG-")
-		profiles[profile], shared[isShared] = true, true
-		names = append(names, name)
-		if !brand.MatchString(name) {
-			names = append(names, "NVIDIA-"+name)
-		}
-	}
-	if len(profiles) > 1 || len(shared) > 1 || r.operator == notIn && (!profiles[""] || shared[true]) {
-		return kept("these products differ in what nvidia.com/gpu is on their nodes")
-	}
-	o := texts(s.attribute("productName"), r, names)
-	for profile := range profiles {
-		switch {
-		case profile == "":
-		case !profileName.MatchString(profile):
-			return kept("the end of the product's name is no MIG profile such as 1g.10gb")
-		default:
-			o.kind, o.profile = policy.Partition, profile
-		}
-	}
-	if shared[true] {
-		o.kind = s.sharedKind()
-	}
-	return o, nil
-}
-
-// sharedKind is what nvidia.com/gpu is on a node that shares its GPUs.
-func (s *selection) sharedKind() policy.Kind {
-	if s.options.GPU == policy.MPS || s.options.GPU == policy.TimeSlice {
-		return s.options.GPU
-	}
-	return s.options.Shared
+	return r.anyOf(any), nil
 }
 
 // profileName matches a MIG profile in a label, where variants cannot be told apart.
@@ -323,77 +354,93 @@ var profileName = regexp.MustCompile(`^[0-9]{1,2}g\.[0-9]{1,4}gb$`)
 // brand matches a product's name as the driver reports it: drivers before 470 left out NVIDIA.
 var brand = regexp.MustCompile(`(?i)^(nvidia|tesla|quadro|geforce|grid)-`)
 
+// product compares the name of a product, which GPU feature discovery writes with a dash for
+// each blank, and at whose end it says what nvidia.com/gpu is.
+func (s *selection) product(attribute string, r requirement) (outcome, error) {
+	if r.Operator == corev1.NodeSelectorOpGt || r.Operator == corev1.NodeSelectorOpLt {
+		return kept("a product is no number")
+	}
+	type end struct {
+		profile  string
+		isShared bool
+	}
+	var names []string
+	ends := map[end]bool{}
+	of := end{}
+	for _, value := range r.Values {
+		var name string
+		name, of.isShared = strings.CutSuffix(value, "-SHARED")
+		name, of.profile, _ = strings.Cut(name, "-MIG-")
+		ends[of] = true
+		if names = append(names, name); !brand.MatchString(name) {
+			names = append(names, "NVIDIA-"+name)
+		}
+	}
+	switch {
+	case len(ends) > 1 || r.Operator == corev1.NodeSelectorOpNotIn && of != end{}:
+		return kept("these products differ in what nvidia.com/gpu is on their nodes")
+	case of.profile != "" && !profileName.MatchString(of.profile):
+		return kept("the end of the product's name is no MIG profile such as 1g.10gb")
+	}
+	r.Values = names
+	o, err := s.text(attribute, r)
+	switch {
+	case of.isShared && (s.options.GPU == policy.MPS || s.options.GPU == policy.TimeSlice):
+		o.kind = s.options.GPU
+	case of.isShared:
+		o.kind = s.options.Shared
+	case of.profile != "":
+		o.kind = policy.Partition
+	}
+	o.profile = of.profile
+	return o, err
+}
+
 // memory compares the memory of a GPU in MiB.
-func (s *selection) memory(r requirement) (outcome, error) {
-	values, err := r.numbers()
+func (s *selection) memory(_ string, r requirement) (outcome, error) {
+	values, err := numbers(r.Values)
 	if err != nil {
 		return outcome{}, err
 	}
 	is := func(n int64, symbol string) string {
-		return fmt.Sprintf("device.capacity['%s'].memory.compareTo(quantity('%dMi')) %s 0", s.options.Driver, n, symbol)
+		return fmt.Sprintf("device.capacity['%s'].memory.compareTo(quantity('%dMi'))%s0", s.options.Driver, n, symbol)
 	}
-	o := outcome{translated: true}
-	shares, partitions := s.kinds()
+	isBound := r.Operator == corev1.NodeSelectorOpGt || r.Operator == corev1.NodeSelectorOpLt
 	switch {
-	case partitions:
+	case s.partitions:
 		return kept("it is the memory of the GPU, and a partition has its own: ask for a profile")
-	case r.operator == greater:
-		o.expression = is(values[0], ">")
-	case r.operator == less:
-		o.expression = is(values[0], "<")
-	case shares:
+	case s.shares && !isBound:
 		return kept("a shared GPU offers somewhat less memory than it has; give the product, or a bound")
-	default:
-		var any []string
-		for _, n := range values {
-			// The label is rounded down to whole MiB.
-			any = append(any, is(n, ">=")+" && "+is(n+1, "<"))
-		}
-		o.expression = r.anyOf(any)
+	case s.shares:
+		return outcome{expression: is(values[0], compared[r.Operator].cel), why: "it is compared with what the shared GPU offers, which is somewhat less than it has"}, nil
+	case isBound:
+		return outcome{expression: is(values[0], compared[r.Operator].cel)}, nil
 	}
-	if shares {
-		o.note = "it is compared with what the shared GPU offers, which is somewhat less than it has"
+	var any []string
+	for _, n := range values {
+		// The label is rounded down to whole MiB.
+		any = append(any, is(n, " >= ")+" && "+is(n+1, " < "))
 	}
-	return o, nil
-}
-
-// kinds reports whether containers ask for shares, and whether for partitions.
-func (s *selection) kinds() (shares, partitions bool) {
-	for _, c := range s.containers {
-		for _, d := range c.demands {
-			kind, profile := d.device(s.options)
-			shares = shares || kind == policy.MPS || kind == policy.TimeSlice
-			partitions = partitions || kind == policy.Partition || profile != ""
-		}
-	}
-	return shares, partitions
+	return r.anyOf(any), nil
 }
 
 // count compares the number of GPUs of a node, of which a claim says only how many it wants.
-func (s *selection) count(r requirement) (outcome, error) {
-	wanted := int64(0)
-	for _, c := range s.containers {
-		for _, d := range c.demands {
-			if kind, _ := d.device(s.options); kind == policy.Whole && !c.ends {
-				wanted += int64(d.count)
-			}
-		}
-	}
-	values, err := r.numbers()
+func (s *selection) count(_ string, r requirement) (outcome, error) {
+	values, err := numbers(r.Values)
 	if err != nil {
 		return outcome{}, err
 	}
-	if r.operator == greater && values[0] < wanted || r.operator == in && len(values) == 1 && values[0] <= wanted {
+	if r.Operator == corev1.NodeSelectorOpGt && values[0] < s.whole || r.Operator == corev1.NodeSelectorOpIn && len(values) == 1 && values[0] <= s.whole {
 		return dropped("the claim asks for as many GPUs of one node")
 	}
 	return kept("no attribute of a device says how many others its node has")
 }
 
 // sharingStrategy reads what nvidia.com/gpu is.
-func sharingStrategy(r requirement) (outcome, error) {
+func (*selection) sharingStrategy(_ string, r requirement) (outcome, error) {
 	kinds := map[string]policy.Kind{"none": policy.Whole, "mps": policy.MPS, "time-slicing": policy.TimeSlice}
-	if r.operator == in && len(r.values) == 1 && kinds[r.values[0]] != "" {
-		return outcome{translated: true, kind: kinds[r.values[0]]}, nil
+	if r.Operator == corev1.NodeSelectorOpIn && len(r.Values) == 1 && kinds[r.Values[0]] != "" {
+		return outcome{kind: kinds[r.Values[0]]}, nil
 	}
 	return kept("a claim asks for one kind of device: choose a class")
 }

@@ -158,14 +158,15 @@ func (t *translation) object(n *yaml.Node) ([]byte, error) {
 	if spec == nil || spec.Kind != yaml.MappingNode {
 		return nil, fmt.Errorf("%s: %s: Required value: must be the spec of a pod", w.title, w.path)
 	}
-	for at, one := range nodes(n) {
+	for _, one := range nodes(n) {
 		if one.Kind == yaml.AliasNode || one.Anchor != "" {
-			w.findings().Lost(w.title, "", fmt.Sprintf("it has an anchor (&) or alias (*) in line %d, so that a change here would change something elsewhere, too: write out what it stands for", one.Line))
+			w.findings().Add(finding.Lost, w.title, "", fmt.Sprintf("it has an anchor (&) or alias (*) in line %d, so that a change here would change something elsewhere, too: write out what it stands for", one.Line))
 			return nil, nil
 		}
-		if err := uniqueKeys(one, at); err != nil {
-			return nil, fmt.Errorf("%s: %w", w.title, err)
-		}
+	}
+	// Programs differ in which value they take of a field that is given twice.
+	if err := n.Decode(new(any)); err != nil {
+		return nil, fmt.Errorf("%s: %w", w.title, err)
 	}
 	w.spec = spec
 	template, err := w.translate()
@@ -185,7 +186,7 @@ func (w *workload) flagConfiguration() {
 	}
 	for key, value := range document.Fields(document.Get(w.object, "data")) {
 		if configurationKeys.MatchString(value.Value) {
-			w.findings().Lost(w.title+": data["+quote.Name(key.Value)+"]", "", "is a configuration, and no pod: translate it with migrate device-plugin or migrate mig-parted")
+			w.findings().Add(finding.Lost, w.title+": data["+quote.Name(key.Value)+"]", "", "is a configuration, and no pod: translate it with migrate device-plugin or migrate mig-parted")
 		}
 	}
 }
@@ -224,27 +225,13 @@ func nodes(n *yaml.Node) iter.Seq2[string, *yaml.Node] {
 	return func(yield func(string, *yaml.Node) bool) { walk(n, "", 0, yield) }
 }
 
-// uniqueKeys refuses an object with a field that is given twice: programs differ in which of the
-// values they take.
-func uniqueKeys(n *yaml.Node, path string) error {
-	seen := map[string]bool{}
-	for key := range document.Fields(n) {
-		if seen[key.Value] {
-			at := strings.TrimPrefix(path+"."+key.Value, ".")
-			return fmt.Errorf("%s: Duplicate value: is given more than once, again in line %d", quote.Name(at), key.Line)
-		}
-		seen[key.Value] = true
-	}
-	return nil
-}
-
 // passOn tells what an object of an unknown kind asks for.
 func (w *workload) passOn() {
 	for path, n := range nodes(w.object) {
 		for key, value := range document.Fields(n) {
 			if resource := strings.TrimPrefix(key.Value, "requests."); value.Kind == yaml.ScalarNode && isGPUResource(resource) {
 				at := strings.TrimPrefix(path+"."+key.Value, ".")
-				w.findings().Lost(w.title+": "+at, value.Value, whyUnknown(document.Text(w.object, "kind")))
+				w.findings().Add(finding.Lost, w.title+": "+at, value.Value, whyUnknown(document.Text(w.object, "kind")))
 			}
 		}
 	}
@@ -297,4 +284,57 @@ func encode(n *yaml.Node, compact bool) (text []byte, err error) {
 		inBlocks(n)
 	}
 	return manifest.Encode(n, compact)
+}
+
+func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" }
+
+// text makes a string.
+func text(value string) *yaml.Node {
+	n := &yaml.Node{}
+	n.SetString(value)
+	return n
+}
+
+// object makes an object of keys and values.
+func object(pairs ...string) *yaml.Node {
+	n := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
+	for _, pair := range pairs {
+		n.Content = append(n.Content, text(pair))
+	}
+	return n
+}
+
+// listAt returns the list at a key, and makes it if it is not there.
+func listAt(n *yaml.Node, key string) (*yaml.Node, error) {
+	list := document.Get(n, key)
+	switch {
+	case list == nil:
+		list = &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+		n.Content = append(n.Content, text(key), list)
+	case isNull(list) || list.Kind == yaml.SequenceNode && len(list.Content) == 0:
+		*list = yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+	case list.Kind != yaml.SequenceNode:
+		return nil, fmt.Errorf("%s: Invalid value: must be a list", key)
+	}
+	return list, nil
+}
+
+// removeEmpty removes an object or list in which nothing is left.
+func removeEmpty(n *yaml.Node, key string) bool {
+	if value := document.Get(n, key); value != nil && len(value.Content) == 0 {
+		document.Remove(n, key)
+		return true
+	}
+	return false
+}
+
+// removeIf removes keys. Comments above them go with them.
+func removeIf(n *yaml.Node, gone func(key string) bool) {
+	var kept []*yaml.Node
+	for key, value := range document.Fields(n) {
+		if !gone(key.Value) {
+			kept = append(kept, key, value)
+		}
+	}
+	n.Content = kept
 }

@@ -110,7 +110,7 @@ func (w *workload) checkMPS(containers []*container) {
 	for _, c := range containers {
 		shares := slices.ContainsFunc(c.requests, func(r *request) bool { return r.Class == manifest.ClassMPS })
 		if shares && len(c.requests) > 1 {
-			w.findings().Lost(w.at(c.path+".resources"), "", "a container with an MPS share cannot have another device and is not started: give each container one")
+			w.findings().Add(finding.Lost, w.at(c.path+".resources"), "", "a container with an MPS share cannot have another device and is not started: give each container one")
 		}
 	}
 }
@@ -124,11 +124,11 @@ func (w *workload) borrow(c *container, d demand, all []*request, add func(*cont
 		}
 	}
 	if best == nil {
-		w.findings().Changed(w.at(c.path+".resources"), d.resource, "no other container has as much, so that the pod holds what this init container asks for until it ends")
+		w.findings().Add(finding.Changed, w.at(c.path+".resources"), d.resource, "no other container has as much, so that the pod holds what this init container asks for until it ends")
 		return add(c, d)
 	}
 	if best.count > d.count {
-		w.findings().Changed(w.at(c.path+".resources"), d.resource, fmt.Sprintf("the init container sees all %d devices of the container that starts after it", best.count))
+		w.findings().Add(finding.Changed, w.at(c.path+".resources"), d.resource, fmt.Sprintf("the init container sees all %d devices of the container that starts after it", best.count))
 	}
 	return best
 }
@@ -179,10 +179,10 @@ func (w *workload) requestOf(c *container, d demand, s *selection) manifest.Requ
 	field := w.at(c.path + ".resources.limits")
 	switch {
 	case kind == policy.MPS && d.count > 1:
-		w.findings().Lost(field, fmt.Sprintf("%s: %d", d.resource, d.count), "a container can have one MPS share only: the claim asks for one; ask for more memory and smPercent with capacity.requests")
+		w.findings().Add(finding.Lost, field, fmt.Sprintf("%s: %d", d.resource, d.count), "a container can have one MPS share only: the claim asks for one; ask for more memory and smPercent with capacity.requests")
 		r.Count = 1
 	case kind == policy.TimeSlice && d.count > 1:
-		w.findings().Changed(field, fmt.Sprintf("%s: %d", d.resource, d.count), "the shares are of different GPUs; before, they could be of one, and gave no more than one share")
+		w.findings().Add(finding.Changed, field, fmt.Sprintf("%s: %d", d.resource, d.count), "the shares are of different GPUs; before, they could be of one, and gave no more than one share")
 	}
 	return r
 }
@@ -235,14 +235,14 @@ func (w *workload) templateName() (string, error) {
 func (w *workload) tellOthers() {
 	if document.Text(w.spec, "runtimeClassName") == "nvidia" {
 		document.Remove(w.spec, "runtimeClassName")
-		w.findings().Changed(w.at("runtimeClassName"), "nvidia", "dropped: the container runtime adds the devices by CDI, and NVIDIA's runtime would add all GPUs of images that have NVIDIA_VISIBLE_DEVICES=all")
+		w.findings().Add(finding.Changed, w.at("runtimeClassName"), "nvidia", "dropped: the container runtime adds the devices by CDI, and NVIDIA's runtime would add all GPUs of images that have NVIDIA_VISIBLE_DEVICES=all")
 	}
 	for i, toleration := range document.List(w.spec, "tolerations") {
 		if document.Text(toleration, "key") == resourceGPU {
-			w.findings().Kept(w.at(fmt.Sprintf("tolerations[%d]", i)), resourceGPU, "it is for a taint of nodes, which Partage neither sets nor removes; with extended resources an admission plugin may have added it")
+			w.findings().Add(finding.Kept, w.at(fmt.Sprintf("tolerations[%d]", i)), resourceGPU, "it is for a taint of nodes, which Partage neither sets nor removes; with extended resources an admission plugin may have added it")
 		}
 	}
 	if name := document.Text(w.spec, "nodeName"); name != "" {
-		w.findings().Lost(w.at("nodeName"), name, "kept: the scheduler allocates devices, and does not see a pod with nodeName, so that it never starts. Remove it, or select the node by the label kubernetes.io/hostname")
+		w.findings().Add(finding.Lost, w.at("nodeName"), name, "kept: the scheduler allocates devices, and does not see a pod with nodeName, so that it never starts. Remove it, or select the node by the label kubernetes.io/hostname")
 	}
 }
