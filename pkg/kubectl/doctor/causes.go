@@ -3,7 +3,11 @@
 
 package doctor
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+	"strings"
+)
 
 // cause is something that the driver says of a GPU, a node or a claim: with a taint, with events, or with both.
 type cause struct {
@@ -82,6 +86,16 @@ func causeOfTaint(name string) *cause {
 		return &causes[at]
 	}
 	return nil
+}
+
+// Meaning returns what a taint of the driver says to people, by the name part of its key and its value, and what helps.
+func Meaning(taint, value string) (text, remedy string, known bool) {
+	c := causeOfTaint(taint)
+	if c == nil {
+		return "", "", false
+	}
+	filled := strings.NewReplacer("VALUE", cmp.Or(value, "?"))
+	return filled.Replace(c.text), filled.Replace(c.remedy), true
 }
 
 // causeOfEvent returns the cause of an event. What the table does not know it has no advice for.

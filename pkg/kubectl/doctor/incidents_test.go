@@ -57,7 +57,7 @@ func TestOneEntryPerGPU(t *testing.T) {
 	if strings.Contains(f.Said, "evicted") || !strings.Contains(f.Said, "the GPU is lost") {
 		t.Errorf("it is said that %q", f.Said)
 	}
-	compare(t, "lost.txt", text(t, r, printer.Format{Unicode: true}))
+	compare(t, "lost.txt", text(t, r, printer.Format{}))
 }
 
 // TestUnevicted: pods with extended resources stay on a GPU that is lost (kubernetes#141290), and it was said that they are evicted.
@@ -101,9 +101,9 @@ func TestHealed(t *testing.T) {
 	if len(r.History) != 4 {
 		t.Errorf("history: %+v", r.History)
 	}
-	compare(t, "healed.txt", text(t, r, printer.Format{Unicode: true}))
+	compare(t, "healed.txt", text(t, r, printer.Format{}))
 	var history strings.Builder
-	if err := view(r, true).Write(&history, printer.Format{Unicode: true}); err != nil {
+	if err := view(r, true).Write(&history, printer.Format{}); err != nil {
 		t.Fatal(err)
 	}
 	compare(t, "history.txt", history.String())
@@ -187,7 +187,7 @@ func TestUninstalled(t *testing.T) {
 	uninstall(w)
 	w.slices = published
 	r = w.examine(t)
-	compare(t, "uninstalled.txt", text(t, r, printer.Format{Unicode: true}))
+	compare(t, "uninstalled.txt", text(t, r, printer.Format{}))
 	for _, f := range allFindings(r) {
 		if strings.Contains(f.Remedy, "deviceClasses.create") || strings.Contains(f.Remedy, "nodeSelector") {
 			t.Errorf("%+v", f)

@@ -19,7 +19,6 @@ import (
 var sliceChecks = []Check{
 	{ID: "pools-complete", Title: "the pools of ResourceSlices are complete", needs: []string{slicesOf}, run: poolsComplete},
 	{ID: "nodes-publish", Title: "every node with GPUs and a pod of the driver has ResourceSlices", needs: []string{driverPlace, slicesOf, nodes, pods}, run: nodesPublish},
-	{ID: "slices-of-nodes", Title: "ResourceSlices are of nodes that exist", needs: []string{slicesOf, nodes}, run: slicesOfNodes},
 	{ID: "taint-rules", Title: "no DeviceTaintRule keeps pods off devices", needs: []string{slicesOf, taintRules}, run: taintRulesThatApply},
 }
 
@@ -73,16 +72,6 @@ func nodesPublish(f *Facts) (found findings) {
 		}
 		found.add(Error, "The node has GPUs, as its labels say, and there are no ResourceSlices: the driver's pod is not ready",
 			"See driver-pods-ready", nodeRef(n.Name))
-	}
-	return found
-}
-
-func slicesOfNodes(f *Facts) (found findings) {
-	for _, s := range f.Slices {
-		if node := ptr.Deref(s.Spec.NodeName, ""); s.Spec.Driver == f.Driver && node != "" && f.Node(node) == nil {
-			found.add(Warning, fmt.Sprintf("It is of node %s, which does not exist", node),
-				"Wait for the garbage collector; if it stays, kubectl delete resourceslice NAME", refTo("resourceslice", s))
-		}
 	}
 	return found
 }

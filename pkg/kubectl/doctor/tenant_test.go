@@ -141,7 +141,7 @@ func TestTenantForgesLines(t *testing.T) {
 	w.ofTenant(forged, "a", corev1.EventTypeWarning, "OrphanedClaimInUse", "m", time.Minute)
 	r := w.examine(t)
 	var out strings.Builder
-	if err := view(r, true).Write(&out, printer.Format{Unicode: true, Wide: true}); err != nil {
+	if err := view(r, true).Write(&out, printer.Format{Wide: true}); err != nil {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(out.String()) {

@@ -33,9 +33,6 @@ var (
 	gatesByDefault = version.MustParseGeneric("1.36.0")
 )
 
-// maxSkew is how many minor versions a kubelet may be older than the API server.
-const maxSkew = 3
-
 func apiServerVersion(f *Facts) (found findings) {
 	v, err := version.ParseGeneric(f.Version)
 	if err != nil {
@@ -84,7 +81,9 @@ func kubeletVersions(f *Facts) (found findings) {
 			found.add(Unknown, "The kubelet has a version that cannot be read: "+said(err.Error()), "See docs/reference/compatibility.md", at)
 			continue
 		}
-		skew(&found, f.Version, api, v, kubelet, at)
+		if v.LessThan(firstVersion) {
+			found.add(Error, fmt.Sprintf("The kubelet %s is older than 1.34, which the driver needs", kubelet), "Upgrade the kubelet", at)
+		}
 		if knows, err := device.KnowsExtendedResources(kubelet); err == nil && !knows && !v.LessThan(firstVersion) && !api.LessThan(gatesByDefault) {
 			f.extendedOn(&found, n.Name, kubelet, at)
 		}
@@ -131,19 +130,6 @@ func (f *Facts) hasDevicesOn(class *resourceapi.DeviceClass, node string) bool {
 	return false
 }
 
-// skew adds what is wrong between the versions of a kubelet and of the API server.
-func skew(found *findings, apiServer string, api, v *version.Version, kubelet string, at Ref) {
-	switch sameMajor := v.Major() == api.Major(); {
-	case v.LessThan(firstVersion):
-		found.add(Error, fmt.Sprintf("The kubelet %s is older than 1.34, which the driver needs", kubelet), "Upgrade the kubelet", at)
-	case sameMajor && v.Minor() > api.Minor():
-		found.add(Warning, fmt.Sprintf("The kubelet %s is newer than the API server %s, which Kubernetes does not support", kubelet, apiServer), "Upgrade the control plane", at)
-	case sameMajor && v.Minor()+maxSkew < api.Minor():
-		found.add(Warning, fmt.Sprintf("The kubelet %s is more than %d minor versions older than the API server %s, which Kubernetes does not support", kubelet, maxSkew, apiServer),
-			"Upgrade the kubelet", at)
-	}
-}
-
 // featureGates looks at what was dropped: the driver publishes an observer for each GPU
 // where counters are stored, and each observer has a taint.
 func featureGates(f *Facts) (found findings) {
@@ -164,38 +150,7 @@ func featureGates(f *Facts) (found findings) {
 }
 
 var runtimeChecks = []Check{
-	{ID: "container-runtime", Title: "the container runtimes can read CDI specs", needs: []string{nodes, slicesOf}, run: containerRuntimes},
 	{ID: "cdi", Title: "no container has failed because of CDI within an hour", needs: []string{events}, parts: []string{events}, run: cdiFailures},
-}
-
-// cdiSince are the first versions of container runtimes that read CDI specs for the kubelet.
-var cdiSince = map[string]*version.Version{
-	"containerd": version.MustParseGeneric("1.7.0"),
-	"cri-o":      version.MustParseGeneric("1.23.0"),
-}
-
-func containerRuntimes(f *Facts) (found findings) {
-	for _, n := range f.Snapshot.Nodes {
-		if !f.publishes(n.Name) && !hasGPULabel(n) {
-			continue
-		}
-		text, at := n.Status.NodeInfo.ContainerRuntimeVersion, nodeRef(n.Name)
-		name, number, _ := strings.Cut(text, "://")
-		since, known := cdiSince[name]
-		if !known {
-			found.add(Warning, fmt.Sprintf("It is not known whether the container runtime %s reads CDI specs", said(text)), "Use containerd 2.0 or later, or CRI-O", at)
-			continue
-		}
-		v, err := version.ParseGeneric(number)
-		switch {
-		case err != nil:
-			found.add(Unknown, "The container runtime has a version that cannot be read: "+said(text), "Use containerd 2.0 or later, or CRI-O", at)
-		case v.LessThan(since):
-			found.add(Error, fmt.Sprintf("The container runtime %s does not read CDI specs: containers with claims do not start", text),
-				fmt.Sprintf("Upgrade %s to %s or later (docs/how-to/install.md#what-a-cluster-needs)", name, since), at)
-		}
-	}
-	return found
 }
 
 func cdiFailures(f *Facts) (found findings) {
