@@ -5,12 +5,13 @@ package explain
 
 import (
 	"cmp"
-	"context"
 	"fmt"
-	"strconv"
+	"regexp"
+	"slices"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
@@ -99,78 +100,104 @@ func (a ask) wants() string {
 	}
 }
 
-// unmet says of every constraint which values of its attribute free devices have, on the node that
-// has most of them.
-func unmet(ctx context.Context, s *sight, j *judge) []string {
+// compared says what the constraints of claims compare.
+func compared(claims []*resourceapi.ResourceClaim) []string {
 	var out []string
-	for _, c := range s.claims {
+	for _, c := range claims {
 		for i := range c.Spec.Devices.Constraints {
-			constraint := &c.Spec.Devices.Constraints[i]
-			if constraintName(constraint) == "" {
-				continue
+			constraint, relation := &c.Spec.Devices.Constraints[i], "the same"
+			if constraint.DistinctAttribute != nil {
+				relation = "a different"
 			}
-			out = append(out, compared(ctx, s, j, c, constraint))
+			if name := constraintName(constraint); name != "" {
+				out = append(out, fmt.Sprintf("claim %s wants devices with %s %s", c.Name, relation, name))
+			}
 		}
 	}
 	return out
 }
 
-// compared says what one constraint compares.
-func compared(ctx context.Context, s *sight, j *judge, c *resourceapi.ResourceClaim, constraint *resourceapi.DeviceConstraint) string {
-	most, node, shown := -1, "", []string(nil)
-	for _, kind := range s.eligible() {
-		total := 0
-		var of []string
-		for _, a := range asksOf(c) {
-			if !constrains(constraint, a) {
+// missingName finds what a selector reads that a device does not have, and the device's driver.
+var missingName = regexp.MustCompile(`on device ([^/\s]+)/.*no such key: ([A-Za-z_][A-Za-z0-9_]*)`)
+
+// instead says what serves for names that Partage publishes for some types of devices only.
+var instead = map[string]string{
+	"smPercent":   "a partition has the multiprocessors of its profile",
+	"copyEngines": enginesUndivided,
+	"decoders":    enginesUndivided,
+	"encoders":    enginesUndivided,
+	"jpegEngines": enginesUndivided,
+	"ofaEngines":  enginesUndivided,
+}
+
+const enginesUndivided = "nothing divides engines among claims"
+
+// whoHas says, in a sentence to add, which types of a driver's devices have an attribute or capacity where others do not. It is
+// empty where none has it, or all have.
+func whoHas(s *sight, driver, name string) string {
+	having, lacking := sets.New[string](), sets.New[string]()
+	for _, kind := range s.kinds() {
+		for p := range s.x.planner.Cluster.Devices(kind[0]) {
+			if p.Driver != driver {
 				continue
 			}
-			values := map[string]int{}
-			for _, f := range j.onNode(ctx, kind[0], a) {
-				if attribute, has := f.Attribute(constraintName(constraint)); has && f.cause() == "" {
-					values[attributeText(attribute)]++
-					total++
-				}
+			if has(p.Device.Attributes, name) || has(p.Device.Capacity, name) {
+				having.Insert(textOf(p.Device, "type"))
+			} else {
+				lacking.Insert(textOf(p.Device, "type"))
 			}
-			of = append(of, fmt.Sprintf("for request %s (%s) %s", a.Name, a.wants(), valuesText(values)))
-		}
-		if total > most {
-			most, node, shown = total, kind[0].Name, of
 		}
 	}
-	relation := "the same"
-	if constraint.DistinctAttribute != nil {
-		relation = "a different"
+	having, lacking = having.Difference(lacking).Delete(""), lacking.Delete("")
+	if len(having) == 0 || len(lacking) == 0 {
+		return ""
 	}
-	return fmt.Sprintf("claim %s wants devices with %s %s. Free on node %s: %s",
-		c.Name, relation, constraintName(constraint), node, strings.Join(shown, "; "))
+	text := fmt.Sprintf(". Devices of type %s have %s, those of type %s do not", strings.Join(sets.List(having), ", "), name, strings.Join(sets.List(lacking), ", "))
+	if other := instead[name]; other != "" {
+		text += ": " + other
+	}
+	return text
 }
 
-// valuesText says how many devices have which values.
-func valuesText(values map[string]int) string {
-	const shown = 4
-	var out []string
-	all := often(values)
-	for _, v := range all[:min(len(all), shown)] {
-		out = append(out, fmt.Sprintf("%d with %s", values[v], v))
-	}
-	if more := len(all) - shown; more > 0 {
-		out = append(out, fmt.Sprintf("others with %d more %s", more, plural(more, "value", "values")))
-	}
-	return cmp.Or(strings.Join(out, ", "), "none")
+// has reports whether something has a name, without domain.
+func has[V any](all map[resourceapi.QualifiedName]V, name string) bool {
+	return slices.ContainsFunc(sortedNames(all), func(n resourceapi.QualifiedName) bool { return fleet.Unqualified(string(n)) == name })
 }
 
-// attributeText is the value of an attribute.
-func attributeText(a resourceapi.DeviceAttribute) string {
-	switch {
-	case a.StringValue != nil:
-		return strconv.Quote(*a.StringValue)
-	case a.VersionValue != nil:
-		return *a.VersionValue
-	case a.IntValue != nil:
-		return strconv.FormatInt(*a.IntValue, 10)
-	case a.BoolValue != nil:
-		return strconv.FormatBool(*a.BoolValue)
+// nearest returns the name that was probably meant, or "".
+func nearest(name string, names []string) string {
+	best, least := "", max(2, len(name)/3)+1
+	for _, n := range names {
+		if d := distance(name, n); n != name && d < least {
+			best, least = n, d
+		}
 	}
-	return fmt.Sprint("one of ", a.StringValues, a.VersionValues, a.IntValues, a.BoolValues)
+	return best
+}
+
+// byDistance sorts names by how much they are like a name.
+func byDistance(name string, names []string) []string {
+	sorted := slices.Clone(names)
+	slices.SortStableFunc(sorted, func(a, b string) int { return cmp.Compare(distance(name, a), distance(name, b)) })
+	return sorted
+}
+
+// distance is how many letters have to be added, taken away or replaced.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		before := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := 1
+			if a[i] == b[j] {
+				cost = 0
+			}
+			before, row[j+1] = row[j+1], min(row[j+1]+1, row[j]+1, before+cost)
+		}
+	}
+	return row[len(b)]
 }

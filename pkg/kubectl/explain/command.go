@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 	"github.com/partage-dev/partage/pkg/kubectl/document"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
@@ -27,13 +26,12 @@ import (
 // command is one call.
 type command struct {
 	*options.Options
-	file      string
-	timeLimit time.Duration
+	file string
 }
 
 // NewCommand returns the command explain.
 func NewCommand(o *options.Options) *cobra.Command {
-	c := &command{Options: o, timeLimit: allocation.DefaultTimeLimit}
+	c := &command{Options: o}
 	cmd := &cobra.Command{
 		Use:   "explain [POD | KIND/NAME | KIND NAME | -f FILE]",
 		Short: "Say why a pod or a claim waits, why it is stuck, or what it got",
@@ -58,16 +56,12 @@ The exit code is 2 if something waits, is stuck, or is unknown.`,
 	o.AddWatchFlags(cmd)
 	cmd.Flags().BoolVarP(&o.AllNamespaces, "all-namespaces", "A", false, "Explain the pods of all namespaces that wait or are stuck")
 	cmd.Flags().StringVarP(&c.file, "filename", "f", "", "File with objects that are not applied yet, - for the standard input")
-	cmd.Flags().DurationVar(&c.timeLimit, "search-limit", c.timeLimit, "How long the scheduler searches on one node (filterTimeout of its plugin DynamicResources)")
 	return cmd
 }
 
 func (c *command) run(ctx context.Context, args []string) error {
 	if len(args) > 0 && (c.file != "" || c.AllNamespaces) {
 		return errors.New("name one object, or a file with -f, or all with -A")
-	}
-	if c.timeLimit <= 0 {
-		return fmt.Errorf("--search-limit is %s: it has to be more than 0, such as 10s", c.timeLimit)
 	}
 	namespace, err := c.Namespace()
 	if err != nil {
@@ -103,7 +97,7 @@ func (c *command) explain(ctx context.Context, client kubernetes.Interface, name
 			_, _ = fmt.Fprintln(c.ErrOut, "not looked at, because they ask for no devices:", strings.Join(m.Ignored, ", "))
 		}
 	}
-	x := New(fleet.New(snapshot, c.Driver), time.Now(), allocation.WithTimeLimit(c.timeLimit))
+	x := New(fleet.New(snapshot, c.Driver), time.Now())
 	x.ReadFrom(ctx, client)
 	switch {
 	case m == nil && argument == "":

@@ -85,7 +85,6 @@ func TestCommand(t *testing.T) {
 		"nothing to explain":   {arguments: []string{"-f", "-"}, in: "apiVersion: v1\nkind: Secret\nmetadata: {name: new}", err: "has no pod, claim or claim template"},
 		"unknown field":        {arguments: []string{"-f", "-"}, in: "apiVersion: v1\nkind: Pod\nspec: {resourceClaim: []}", err: "unknown field"},
 		"no file":              {arguments: []string{"-f", "/does/not/exist"}, err: "/does/not/exist"},
-		"no time to search":    {arguments: []string{"waits", "--search-limit", "0"}, err: "--search-limit is 0s"},
 		"what waits":           {out: "Pod team/waits waits", silent: "more", found: true},
 		"what waits anywhere":  {arguments: []string{"-A"}, out: "Pod other/more waits", found: true},
 		"two words":            {arguments: []string{"pod", "waits"}, out: "Pod team/waits waits", found: true},

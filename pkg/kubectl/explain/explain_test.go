@@ -263,10 +263,10 @@ func TestOldKubelet(t *testing.T) {
 	}{
 		{kubelet: "v1.36.0"},
 		{kubelet: "v1.36.0", runs: true},
-		{kubelet: "v1.35.9", want: "Node n1: the pod would run there without its devices, because the kubelet is older than 1.36"},
-		{kubelet: "v1.35.9", runs: true, want: "Node n1: the kubelet is older than 1.36 and starts such a pod without the devices that it is allocated"},
-		{kubelet: "unknown", want: "Node n1: the version of the kubelet cannot be read, and whether such pods get their devices there is unknown"},
-		{kubelet: "unknown", runs: true, want: "Node n1: the version of the kubelet cannot be read. One that is older"},
+		{kubelet: "v1.35.9", want: "On node n1 the kubelet is older than 1.36"},
+		{kubelet: "v1.35.9", runs: true, want: "On node n1 the kubelet is older than 1.36"},
+		{kubelet: "unknown", want: "On node n1 the version of the kubelet cannot be read"},
+		{kubelet: "unknown", runs: true, want: "On node n1 the version of the kubelet cannot be read"},
 	} {
 		f := fleettest.New(t)
 		f.AddNode("n1", "h100-80-sxm", 1)

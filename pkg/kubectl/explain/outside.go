@@ -194,42 +194,30 @@ func schedulerSays(s *sight) {
 	}
 }
 
-// kubelets notes on which nodes a pod that asks for extended resources does not get its devices, because the kubelet does not know
+// kubelets notes on which nodes a pod that asks for extended resources does not get devices, because the kubelet does not know
 // that these can be devices. The scheduler does not look at that.
 func kubelets(s *sight) {
 	running := scheduled(s.pod)
 	if running && s.pod.Status.ExtendedResourceClaimStatus == nil || !running && s.extended(nil) == nil {
 		return
 	}
-	var old, runs, unknown []string
+	var old, unknown []string
 	for _, n := range s.x.planner.Cluster.Nodes {
 		hasGPUs := slices.ContainsFunc(s.x.model.Nodes, func(of *fleet.Node) bool { return of.Name == n.Name })
 		if running && n.Name != s.pod.Spec.NodeName || !hasGPUs {
 			continue
 		}
-		knows, err := device.KnowsExtendedResources(n.Status.NodeInfo.KubeletVersion)
-		switch {
-		case err != nil:
+		if knows, err := device.KnowsExtendedResources(n.Status.NodeInfo.KubeletVersion); err != nil {
 			unknown = append(unknown, n.Name)
-		case !knows && slices.Contains(s.FitsOn, n.Name):
-			runs = append(runs, n.Name)
-		case !knows:
+		} else if !knows {
 			old = append(old, n.Name)
 		}
 	}
-	const gate = ", unless its feature gate DRAExtendedResource is on, which no API tells"
-	note := func(nodes []string, text string) {
-		if len(nodes) > 0 {
-			names := nodesText(nodes)
-			s.note("%s%s: %s", strings.ToUpper(names[:1]), names[1:], text)
-		}
+	const without = " starts pods that ask for extended resources without the devices that they are allocated"
+	if len(old) > 0 {
+		s.note("On %s the kubelet is older than 1.36 and%s, unless its feature gate DRAExtendedResource is on, which no API tells. Upgrade it, or use a claim.", nodesText(old), without)
 	}
-	if running {
-		note(old, "the kubelet is older than 1.36 and starts such a pod without the devices that it is allocated"+gate+". Delete the pod, and upgrade the kubelet or use a claim.")
-		note(unknown, "the version of the kubelet cannot be read. One that is older than 1.36 starts such a pod without the devices that it is allocated.")
-		return
+	if len(unknown) > 0 {
+		s.note("On %s the version of the kubelet cannot be read. One that is older than 1.36%s.", nodesText(unknown), without)
 	}
-	note(runs, "the pod would run there without its devices, because the kubelet is older than 1.36"+gate+". Upgrade the kubelet, or use a claim.")
-	note(old, "not for pods that ask for extended resources, because the kubelet is older than 1.36. A claim can have devices there.")
-	note(unknown, "the version of the kubelet cannot be read, and whether such pods get their devices there is unknown.")
 }

@@ -138,8 +138,8 @@ func refusals(ctx context.Context, s *sight, j *judge, empty *allocation.Planner
 		return
 	}
 	text := "devices are free for each request by itself, but not for all of them at once on one node"
-	if unmet := unmet(ctx, s, j); len(unmet) > 0 {
-		text += ", or not such that constraints are met: " + strings.Join(unmet, ". ")
+	if all := compared(s.claims); len(all) > 0 {
+		text += ", or not such that constraints are met: " + strings.Join(all, ", ")
 	}
 	s.because(Reason{Cause: NotTogether}, "%s", text)
 }
