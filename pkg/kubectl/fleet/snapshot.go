@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -17,9 +16,12 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/pager"
+
+	"github.com/partage-dev/partage/pkg/kubectl/options"
 )
 
 // Snapshot is what was read of a cluster, all drivers' objects, sorted by the API server: by
@@ -58,10 +60,10 @@ func (m Missing) String() string {
 		// The rest of the error says at length what is said already.
 		why = "it is forbidden"
 	}
-	if m.Absent && strings.HasSuffix(m.Resource, apiGroup) {
-		why = "the API server does not have it in resource.k8s.io/v1: " + needs[m.Resource]
+	if since := listed[m.Resource].since; m.Absent && since != "" {
+		why = "the API server does not have it in resource.k8s.io/v1: " + since
 	}
-	return m.text() + ": " + why + m.unknown()
+	return m.text() + ": " + why + m.Unknown("; without it is unknown ")
 }
 
 func (m Missing) text() string {
@@ -69,26 +71,19 @@ func (m Missing) text() string {
 	switch {
 	case m.Namespace != "":
 		text += " in namespace " + m.Namespace
-	case namespaced[m.Resource]:
+	case listed[m.Resource].namespaced:
 		text += " in all namespaces"
 	}
 	return text
 }
 
-func (m Missing) unknown() string {
-	if unknown := UnknownWithout[m.Resource]; unknown != "" {
-		return "; without it is unknown " + unknown
+// Unknown says what commands cannot know without it, after some words, or nothing.
+func (m Missing) Unknown(words string) string {
+	if unknown := listed[m.Resource].unknown; unknown != "" {
+		return words + unknown
 	}
 	return ""
 }
-
-// needs says which API server has a resource in the version that is read.
-var needs = map[string]string{
-	ResourceSlices: sinceV1, ResourceClasses: sinceV1, ResourceClaims: sinceV1, ResourceTemplates: sinceV1,
-	ResourceTaintRules: "Kubernetes 1.37 does",
-}
-
-const sinceV1 = "Kubernetes does since 1.34, unless it is turned off"
 
 const apiGroup = ".resource.k8s.io"
 
@@ -103,18 +98,22 @@ const (
 	ResourcePods       = "pods"
 )
 
-var namespaced = map[string]bool{ResourceClaims: true, ResourceTemplates: true, ResourcePods: true}
-
-// UnknownWithout says what commands cannot know, by the resource that cannot be read.
-var UnknownWithout = map[string]string{
-	ResourceNodes:      "which labels and taints nodes have, and whether they are ready",
-	ResourceSlices:     "which devices there are",
-	ResourceClasses:    "which devices a claim's class selects",
-	ResourceTaintRules: "which devices rules keep from being allocated",
-	ResourceClaims:     "who has devices that look free",
-	ResourceTemplates:  "which claims pods that wait will have",
-	ResourcePods:       "which pods use a claim",
+// listed are the resources that are read: whether they are of a namespace, what commands cannot know without them, and which Kubernetes has those of
+// resource.k8s.io in the version that is read.
+var listed = map[string]struct {
+	namespaced     bool
+	unknown, since string
+}{
+	ResourceNodes:      {false, "which labels and taints nodes have, and whether they are ready", ""},
+	ResourceSlices:     {false, "which devices there are", sinceV1},
+	ResourceClasses:    {false, "which devices a claim's class selects", sinceV1},
+	ResourceTaintRules: {false, "which devices rules keep from being allocated", "Kubernetes 1.37 does"},
+	ResourceClaims:     {true, "who has devices that look free", sinceV1},
+	ResourceTemplates:  {true, "which claims pods that wait will have", sinceV1},
+	ResourcePods:       {true, "which pods use a claim", ""},
 }
+
+const sinceV1 = "Kubernetes does since 1.34, unless it is turned off"
 
 // Warn writes a line for everything that could not be read, except for the resources that a
 // command has no use for.
@@ -131,8 +130,8 @@ func (s *Snapshot) Warn(w io.Writer, except ...string) {
 // asked for: without it a command has nothing to say.
 func (s *Snapshot) Need(namespace string, resources ...string) error {
 	for _, m := range s.Missing {
-		if slices.Contains(resources, m.Resource) && (!namespaced[m.Resource] || m.Namespace == namespace) {
-			return fmt.Errorf("%s: %w%s", m.text(), m.Err, m.unknown())
+		if slices.Contains(resources, m.Resource) && (!listed[m.Resource].namespaced || m.Namespace == namespace) {
+			return fmt.Errorf("%s: %w%s", m.text(), m.Err, m.Unknown("; without it is unknown "))
 		}
 	}
 	return nil
@@ -176,7 +175,7 @@ func Named[T interface {
 // Hides reports whether objects of a resource may exist that could not be read, those of other namespaces included.
 func (s *Snapshot) Hides(resource string) bool {
 	return slices.ContainsFunc(s.Missing, func(m Missing) bool {
-		return m.Resource == resource && (m.Namespace == "" || !namespaced[resource]) && !m.Absent
+		return m.Resource == resource && (m.Namespace == "" || !listed[resource].namespaced) && !m.Absent
 	})
 }
 
@@ -271,3 +270,37 @@ func list[T runtime.Object, L runtime.Object](ctx context.Context, into *[]T, fr
 
 // Unreadable reports whether what was asked for is forbidden, or unknown to the API server.
 func Unreadable(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsNotFound(err) }
+
+// Scope is which claims a command is about.
+type Scope struct {
+	// Namespace is "" for all. Labels are those of claims, nil for all.
+	Namespace string
+	Labels    labels.Selector
+}
+
+// Has reports whether a command is about a claim.
+func (s Scope) Has(c *resourceapi.ResourceClaim) bool {
+	return (s.Namespace == "" || c.Namespace == s.Namespace) && (s.Labels == nil || s.Labels.Matches(labels.Set(c.Labels)))
+}
+
+// Look makes the model for a command, and returns what it is about. It fails where a resource that is needed, if one is,
+// cannot be read, and warns of all others but those that the command has no use for.
+func Look(ctx context.Context, o *options.Options, client kubernetes.Interface, needed string, unused ...string) (*Model, Scope, error) {
+	var scope Scope
+	var err error
+	if scope.Labels, err = o.Labels(); err != nil {
+		return nil, scope, err
+	}
+	if scope.Namespace, err = o.Namespace(); err != nil {
+		return nil, scope, err
+	}
+	snapshot, err := Read(ctx, client, scope.Namespace)
+	if err != nil {
+		return nil, scope, err
+	}
+	if err := snapshot.Need(scope.Namespace, needed); err != nil {
+		return nil, scope, err
+	}
+	snapshot.Warn(o.ErrOut, unused...)
+	return New(snapshot, o.Driver), scope, nil
+}

@@ -56,7 +56,7 @@ func (t *Tree) write(out *bytes.Buffer, f printer.Format) error {
 	}
 	if len(t.Nodes) > 0 {
 		out.WriteString(t.largest() + "\n")
-		out.WriteString(f.Paint(printer.Faint, r.legend()) + "\n")
+		out.WriteString(f.Paint(printer.Faint, legend) + "\n")
 	}
 	return nil
 }
@@ -106,32 +106,20 @@ func (r renderer) print(out *bytes.Buffer, b branch) {
 }
 
 func (r renderer) below(out *bytes.Buffer, children []branch, indent string) {
-	each, last, through := "├─ ", "└─ ", "│  "
-	if !r.Unicode {
-		each, last, through = "|- ", "`- ", "|  "
-	}
 	for i, c := range children {
-		joint, further := each, through
+		joint, further := "├─ ", "│  "
 		if i == len(children)-1 {
-			joint, further = last, "   "
+			joint, further = "└─ ", "   "
 		}
 		out.WriteString(strings.TrimRight(indent+joint+c.text, " ") + "\n")
 		r.below(out, c.children, indent+further)
 	}
 }
 
-// Marks of cells that are not one claim's.
-func (r renderer) symbol(state string) string {
-	if r.Unicode {
-		return map[string]string{CellFree: "·", CellShared: "≡", CellBlocked: "×", CellUnknown: "?"}[state]
-	}
-	return map[string]string{CellFree: ".", CellShared: "=", CellBlocked: "x", CellUnknown: "?"}[state]
-}
+// symbols of cells that are not one claim's, which the legend explains.
+var symbols = map[string]string{CellFree: "·", CellShared: "≡", CellBlocked: "×", CellUnknown: "?"}
 
-func (r renderer) legend() string {
-	return fmt.Sprintf("[A%s%s%s?]: memory slices of claim A, of a shared device, free, blocked, unknown",
-		r.symbol(CellShared), r.symbol(CellFree), r.symbol(CellBlocked))
-}
+const legend = "[A≡·×?]: memory slices of claim A, of a shared device, free, blocked, unknown"
 
 func (r renderer) node(n Node) branch {
 	b := branch{text: r.Paint(printer.Bold, n.Name)}
@@ -167,9 +155,6 @@ func (r renderer) gpu(g GPU, alike []GPU) branch {
 	if n := len(alike); n > 1 {
 		name += " to " + strings.TrimPrefix(alike[n-1].Label, "GPU ")
 		product = fmt.Sprintf("%d × %s", n, product)
-		if !r.Unicode {
-			product = strings.ReplaceAll(product, "×", "x")
-		}
 	}
 	if !r.Wide {
 		product = strings.TrimSuffix(strings.Replace(product, "NVIDIA ", "", 1), " Edition")
@@ -214,9 +199,9 @@ func (r renderer) strip(g GPU) string {
 		case c.Mark != "":
 			b.WriteString(r.Paint(claimStyle(c.Mark), c.Mark))
 		case c.State == CellBlocked:
-			b.WriteString(r.Paint(printer.Bad, r.symbol(c.State)))
+			b.WriteString(r.Paint(printer.Bad, symbols[c.State]))
 		default:
-			b.WriteString(r.symbol(c.State))
+			b.WriteString(symbols[c.State])
 		}
 	}
 	return "[" + b.String() + "]"
@@ -339,11 +324,6 @@ func (r renderer) fits(f fleet.Room, short bool) []string {
 
 func (r renderer) free(f fleet.Room) string {
 	parts := r.fits(f, f.Whole && !r.Wide)
-	if !r.Unicode {
-		for i := range parts {
-			parts[i] = strings.NewReplacer("×", "x", "…", "...").Replace(parts[i])
-		}
-	}
 	switch {
 	case len(parts) == 0:
 		return r.Paint(printer.Faint, "fits: nothing")

@@ -7,16 +7,20 @@ package tree
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"strings"
 
+	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/options"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 )
 
@@ -146,7 +150,7 @@ func New(m *fleet.Model, s Selection) (*Tree, error) {
 		if len(s.Nodes) > 0 && !slices.Contains(s.Nodes, n.Name) || !selected(n, s.Labels) {
 			continue
 		}
-		node := Node{Name: n.Name, Problems: problems(n), GPUs: []GPU{}}
+		node := Node{Name: n.Name, Problems: Problems(n), GPUs: []GPU{}}
 		for _, g := range n.GPUs {
 			node.GPUs = append(node.GPUs, newGPU(g, marks))
 		}
@@ -170,7 +174,11 @@ func selected(n *fleet.Node, s labels.Selector) bool {
 	return n.Object != nil && s.Matches(labels.Set(n.Object.Labels))
 }
 
-func problems(n *fleet.Node) []string {
+// Cordoned is the problem of a node that an administrator has cordoned.
+const Cordoned = "cordoned"
+
+// Problems returns what keeps pods from a node.
+func Problems(n *fleet.Node) []string {
 	var out []string
 	if n.Incomplete {
 		out = append(out, "ResourceSlices are missing: nothing can be allocated")
@@ -179,7 +187,7 @@ func problems(n *fleet.Node) []string {
 		return out
 	}
 	if n.Object.Spec.Unschedulable {
-		out = append(out, "cordoned")
+		out = append(out, Cordoned)
 	}
 	for _, c := range n.Object.Status.Conditions {
 		if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
@@ -259,24 +267,69 @@ func cells(g *fleet.GPU, marks marks) []Cell {
 }
 
 func cell(g *fleet.GPU, index int, marks marks) Cell {
-	c := Cell{Slice: index, State: CellBlocked}
-	for _, d := range g.Devices {
-		if d.Type == fleet.TypeObserver || len(d.Placement) > 0 && !slices.Contains(d.Placement, index) {
-			continue
-		}
-		switch held := d.Held(); {
-		case len(held) > 0 && d.Shared():
-			c.State = CellShared
-			return c
-		case len(held) > 0:
-			c.State, c.Mark = CellTaken, marks.of(held[0].Claim)
-			return c
-		case d.Tainted():
-		case g.Node.Hidden:
-			c.State = CellUnknown
-		default:
-			c.State = CellFree
-		}
+	c := Cell{Slice: index}
+	var d *fleet.Device
+	if c.State, d = StateOf(g, index); c.State == CellTaken {
+		c.Mark = marks.of(d.Held()[0].Claim)
 	}
 	return c
+}
+
+// StateOf returns the state of a slice, and the device that claims have of it, if they have one.
+func StateOf(g *fleet.GPU, index int) (state string, held *fleet.Device) {
+	state = CellBlocked
+	for _, d := range g.Devices {
+		switch isHeld := len(d.Held()) > 0; {
+		case d.Type == fleet.TypeObserver || len(d.Placement) > 0 && !slices.Contains(d.Placement, index):
+		case isHeld && d.Shared():
+			return CellShared, d
+		case isHeld:
+			return CellTaken, d
+		case d.Tainted():
+		case g.Node.Hidden:
+			state = CellUnknown
+		default:
+			state = CellFree
+		}
+	}
+	return state, nil
+}
+
+// NewCommand returns kubectl gpu tree.
+func NewCommand(o *options.Options) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "tree [NODE...]",
+		Short: "Show what every GPU is used for, and what still fits",
+		Long: `Show nodes with their GPUs, who has which part of each, and what could be allocated now.
+
+Each GPU has a strip of its memory slices, a letter for each claim. A slice that no partition
+has without the one before it is part of that one: the strip of an H100 has seven cells.
+What fits is what the scheduler would find for claims that tolerate no taint; one takes the
+room of the other. It is unknown where claims or taint rules may not be read.
+
+-l chooses nodes.`,
+		Example: `  kubectl gpu tree
+  kubectl gpu tree node-1 node-2 -o wide
+  kubectl gpu tree -l nvidia.com/gpu.product=NVIDIA-H100`,
+		RunE: o.Run(func(ctx context.Context, client kubernetes.Interface, args []string) error {
+			return Run(ctx, o, client, args)
+		}),
+	}
+	o.AddOutputFlag(c)
+	o.AddSelectionFlags(c)
+	o.AddWatchFlags(c)
+	return c
+}
+
+// Run reads the cluster and prints the tree.
+func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, nodes []string) error {
+	m, scope, err := fleet.Look(ctx, o, client, fleet.ResourceSlices, fleet.ResourceClasses, fleet.ResourceTemplates)
+	if err != nil {
+		return err
+	}
+	t, err := New(m, Selection{Nodes: nodes, Labels: scope.Labels})
+	if err != nil {
+		return err
+	}
+	return printer.Print(o, t, View(t))
 }

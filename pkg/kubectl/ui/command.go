@@ -17,7 +17,7 @@ import (
 
 // NewCommand returns the command ui.
 func NewCommand(o *options.Options) *cobra.Command {
-	port, open := 0, false
+	port := 0
 	drivers := scrape.Options{Timeout: scrape.DefaultTimeout}
 	c := &cobra.Command{
 		Use:   "ui",
@@ -25,18 +25,17 @@ func NewCommand(o *options.Options) *cobra.Command {
 		Long: `Serve a page on this machine that shows every node's GPUs, what claims and pods have and use of them, what
 still fits, and why pods wait, and follows what happens. It changes nothing, sees what the kubeconfig may see, and ends
 with the command. The printed address has a token, without which the page is not served.`,
-		Example: `  kubectl gpu ui --open
+		Example: `  kubectl gpu ui
   kubectl gpu ui --port 8080      # then, from another machine: ssh -L 8080:127.0.0.1:8080 HOST`,
 		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return run(c.Context(), o, drivers, port, open) },
+		RunE: func(c *cobra.Command, _ []string) error { return run(c.Context(), o, drivers, port) },
 	}
 	drivers.AddFlags(c.Flags())
 	c.Flags().IntVar(&port, "port", port, "Port on 127.0.0.1; 0 is any free one")
-	c.Flags().BoolVar(&open, "open", open, "Open the page in the browser")
 	return c
 }
 
-func run(ctx context.Context, o *options.Options, drivers scrape.Options, port int, open bool) error {
+func run(ctx context.Context, o *options.Options, drivers scrape.Options, port int) error {
 	if port < 0 || port > 65535 {
 		return fmt.Errorf("--port=%d: it must be 0 to 65535", port)
 	}
@@ -59,15 +58,7 @@ func run(ctx context.Context, o *options.Options, drivers scrape.Options, port i
 	if err != nil {
 		return fmt.Errorf("listen for the browser: %w", err)
 	}
-	address := "http://" + listener.Addr().String() + server.Path()
-	fmt.Fprintf(o.Out, "%s\n", address)
+	fmt.Fprintf(o.Out, "http://%s%s\n", listener.Addr(), server.Path())
 	fmt.Fprintln(o.ErrOut, "The page is served until you press Ctrl-C.")
-	if open {
-		forget, err := openBrowser(ctx, address)
-		if err != nil {
-			fmt.Fprintf(o.ErrOut, "The browser could not be opened, so open the address yourself: %v\n", err)
-		}
-		defer forget()
-	}
 	return server.Serve(ctx, listener)
 }

@@ -4,18 +4,23 @@
 package ui
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/partage-dev/partage/pkg/kubectl/explain"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
-	"github.com/partage-dev/partage/pkg/kubectl/ui/feed"
-	"github.com/partage-dev/partage/pkg/kubectl/ui/live"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
 	"github.com/partage-dev/partage/pkg/kubectl/ui/view"
 )
 
@@ -23,69 +28,93 @@ import (
 // making it took, so that a large cluster leaves half of a processor to others.
 const settle = 250 * time.Millisecond
 
-// rest is how long nothing is explained after everything was: in a large cluster where much
-// happens the allocator would be busy all the time. It is never less than explaining took.
+// readInterval is how often the cluster is read, and pace how many times as long as that took is waited at least: the API server of a large
+// cluster is to have little to do for a page that is left open.
+const (
+	readInterval = 2 * time.Second
+	pace         = 10
+)
+
+// rest is how long nothing is explained after everything was, at least: in a large cluster where much
+// happens the allocator would be busy all the time, and the API server asked for the events of many pods.
 const rest = 2 * time.Second
 
-// measureInterval is how often the driver's pods are asked what claims use: as often as they measure. It is never less than ten times what
-// asking took, so that a large cluster's API server has little to do for a page that is left open.
+// measureInterval is how often the driver's pods are asked what claims use, at most: as often as they measure.
 const measureInterval = 15 * time.Second
 
 // page follows a cluster and publishes what the browser shows.
 type page struct {
-	source  *live.Source
-	driver  string
-	context string
-	// explain may be nil: then the scheduler's own words are all there is.
-	explain Explain
-	// measure may be nil: then nothing is said of what is used.
-	measure Measure
-	feed    feed.Feed
+	Config
+	client kubernetes.Interface
+	// changed receives a value when what goes with the objects has changed, and toExplain the newest model.
+	changed   chan struct{}
+	toExplain chan *fleet.Model
 
-	mu           sync.Mutex
+	mu sync.Mutex
+	// state is what the browser gets, and version how often it has changed.
+	state        []byte
+	version      int
 	explanations map[string]view.Explanation
 	measured     view.Measured
 	// unmeasured says why nothing could be measured.
-	unmeasured *view.Gap
-	// toExplain receives the newest model.
-	toExplain chan *fleet.Model
+	unmeasured []view.Gap
 }
 
 func newPage(client kubernetes.Interface, c Config) *page {
 	return &page{
-		source: live.New(client, c.Namespace), driver: c.Driver, context: c.Context, explain: c.Explain, measure: c.Measure,
-		explanations: map[string]view.Explanation{}, toExplain: make(chan *fleet.Model, 1),
+		Config: c, client: client, state: []byte("{}"), explanations: map[string]view.Explanation{},
+		changed: make(chan struct{}, 1), toExplain: make(chan *fleet.Model, 1),
 	}
 }
 
-// run publishes until the context ends.
+// run reads and publishes until the context ends.
 func (p *page) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer cancel()
-	all.Go(func() { p.source.Run(ctx) })
-	if p.explain != nil {
+	if p.Explain != nil {
 		all.Go(func() { p.explainAll(ctx) })
 	}
-	if p.measure != nil {
+	if p.Measure != nil {
 		all.Go(func() { p.measureAll(ctx) })
 	}
-	for {
+	snapshot, meta := &fleet.Snapshot{}, view.Meta{Context: p.Context, Driver: p.Driver, Loading: true}
+	for due := time.NewTimer(0); ; {
 		start := time.Now()
-		if err := p.publish(); err != nil {
+		if err := p.publish(snapshot, meta); err != nil {
 			return err
 		}
-		pause := max(settle, time.Since(start))
+		if !meta.Loading && !sleep(ctx, max(settle, time.Since(start))) {
+			return nil
+		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-p.source.Changed():
-		}
-		if !sleep(ctx, pause) {
-			return nil
+		case <-p.changed:
+		case start := <-due.C:
+			read, err := fleet.Read(ctx, p.client, p.Namespace)
+			if err == nil {
+				snapshot, meta.Loading = read, false
+			}
+			meta.Problems = problemsOf(snapshot, err)
+			due.Reset(max(readInterval, pace*time.Since(start)))
 		}
 	}
+}
+
+// problemsOf returns what could not be read, and with an error why what is shown may be old.
+func problemsOf(s *fleet.Snapshot, err error) (gaps []view.Gap) {
+	if err != nil {
+		gaps = append(gaps, view.Gap{Verb: "list", Resource: "the cluster", Message: err.Error()})
+	}
+	for _, m := range s.Missing {
+		gaps = append(gaps, view.Gap{
+			Verb: "list", Resource: m.Resource, Namespace: m.Namespace, Forbidden: apierrors.IsForbidden(m.Err), Message: m.Err.Error(),
+			Unknown: m.Unknown("Without it is unknown ") + ".",
+		})
+	}
+	return gaps
 }
 
 // sleep reports whether the context goes on after a pause.
@@ -99,24 +128,21 @@ func sleep(ctx context.Context, pause time.Duration) bool {
 }
 
 // publish makes the page of what is known now.
-func (p *page) publish() error {
-	// Asked before the snapshot is taken: what is read in between must not make a page that
-	// lacks it look complete.
-	loading := !p.source.Ready()
-	gaps := p.source.Gaps()
-	model := fleet.New(p.source.Snapshot(), p.driver)
-	meta := view.Meta{Context: p.context, Driver: p.driver, Loading: loading, Problems: gaps}
+func (p *page) publish(snapshot *fleet.Snapshot, meta view.Meta) error {
+	model := fleet.New(snapshot, p.Driver)
 	p.mu.Lock()
 	explanations, measured := maps.Clone(p.explanations), p.measured
-	if p.unmeasured != nil {
-		meta.Problems = append(meta.Problems, *p.unmeasured)
-	}
+	meta.Problems = slices.Concat(meta.Problems, p.unmeasured)
 	p.mu.Unlock()
 	objects, err := view.New(view.Input{Model: model, Explanations: explanations, Measured: measured, Meta: meta})
 	if err != nil {
 		return fmt.Errorf("make the page: %w", err)
 	}
-	if p.feed.Publish(objects) && p.explain != nil && !meta.Loading {
+	state, err := json.Marshal(objects)
+	if err != nil {
+		return fmt.Errorf("encode the page: %w", err)
+	}
+	if p.replace(state) && p.Explain != nil && !meta.Loading {
 		select { // only the newest is of interest
 		case <-p.toExplain:
 		default:
@@ -124,6 +150,32 @@ func (p *page) publish() error {
 		p.toExplain <- model
 	}
 	return nil
+}
+
+// replace reports whether the page differs from the one before.
+func (p *page) replace(state []byte) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if bytes.Equal(p.state, state) {
+		return false
+	}
+	p.state, p.version = state, p.version+1
+	return true
+}
+
+// current returns the page, which must not be changed.
+func (p *page) current() (state []byte, version int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.state, p.version
+}
+
+// notify has the page made anew.
+func (p *page) notify() {
+	select {
+	case p.changed <- struct{}{}:
+	default: // one is waiting to be received
+	}
 }
 
 // explainAll explains the pods that wait or are stuck of each model that it receives. Those that
@@ -140,7 +192,7 @@ func (p *page) explainAll(ctx context.Context) {
 		}
 		again = nil
 		start := time.Now()
-		explanation := p.explain(ctx, model)
+		explanation := p.Explain(ctx, model)
 		waiting := map[string]bool{}
 		for _, pod := range model.Pods {
 			if ctx.Err() != nil {
@@ -159,7 +211,7 @@ func (p *page) explainAll(ctx context.Context) {
 		p.mu.Lock()
 		maps.DeleteFunc(p.explanations, func(key string, _ view.Explanation) bool { return !waiting[key] })
 		p.mu.Unlock()
-		if !sleep(ctx, max(rest, time.Since(start))) {
+		if !sleep(ctx, max(rest, pace*time.Since(start))) {
 			return
 		}
 	}
@@ -171,7 +223,7 @@ func (p *page) explains(key string, e view.Explanation) {
 	defer p.mu.Unlock()
 	if p.explanations[key] != e {
 		p.explanations[key] = e
-		p.source.Notify()
+		p.notify()
 	}
 }
 
@@ -179,7 +231,7 @@ func (p *page) explains(key string, e view.Explanation) {
 func (p *page) measureAll(ctx context.Context) {
 	for {
 		start := time.Now()
-		told, err := p.measure(ctx)
+		told, err := p.Measure(ctx)
 		if err == nil {
 			err = told.Silence()
 		}
@@ -189,15 +241,56 @@ func (p *page) measureAll(ctx context.Context) {
 		p.mu.Lock()
 		p.unmeasured, p.measured = nil, view.Measured{At: time.Now(), Told: told}
 		if err != nil {
-			p.unmeasured = &view.Gap{
+			p.unmeasured = []view.Gap{{
 				Verb: "get", Resource: "pods/proxy", Forbidden: apierrors.IsForbidden(err), Message: err.Error(),
 				Unknown: "How much memory claims use, and whether they are idle, is unknown.",
-			}
+			}}
 		}
 		p.mu.Unlock()
-		p.source.Notify()
-		if !sleep(ctx, max(measureInterval, 10*time.Since(start))) {
+		p.notify()
+		if !sleep(ctx, max(measureInterval, pace*time.Since(start))) {
 			return
 		}
+	}
+}
+
+// fresh is how long an explanation by events, which make no new model, is taken for true.
+const fresh = 30 * time.Second
+
+// Explain prepares for explaining pods over what is known of the cluster. It is not called by
+// several at once, and neither is what it returns.
+type Explain func(context.Context, *fleet.Model) func(*corev1.Pod) view.Explanation
+
+// ByAllocator explains as kubectl gpu explain does, with the same words. Events and namespaces
+// are read from the client.
+func ByAllocator(client kubernetes.Interface) Explain {
+	return func(ctx context.Context, m *fleet.Model) func(*corev1.Pod) view.Explanation {
+		x := explain.New(m, time.Now())
+		x.ReadFrom(ctx, client)
+		return func(pod *corev1.Pod) view.Explanation { return explanationOf(x.Pod(ctx, pod)) }
+	}
+}
+
+func explanationOf(e *explain.Explanation) view.Explanation {
+	var text bytes.Buffer
+	if err := explain.View(e).Write(&text, printer.Format{}); err != nil {
+		return view.Explanation{Verdict: fmt.Sprintf("The explanation cannot be shown: %v", err)}
+	}
+	return view.Explanation{Verdict: verdict(e), Text: text.String()}
+}
+
+// verdict is an explanation in one line.
+func verdict(e *explain.Explanation) string {
+	switch {
+	case e.Verdict == explain.Allocatable:
+		return "It can be allocated now; the scheduler will try again."
+	case len(e.Unseen) > 0 && e.Verdict == explain.Unknown:
+		return "Unknown: " + e.Unseen[0]
+	case len(e.Stuck) > 0:
+		return e.Stuck[0].Text
+	case len(e.Reasons) > 0:
+		return e.Reasons[0].Text
+	default:
+		return cmp.Or(string(e.Verdict), "Unknown")
 	}
 }

@@ -9,32 +9,31 @@ package ui
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
+	"crypto/subtle"
 	"embed"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
 	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/partage-dev/partage/pkg/kubectl/scrape"
-	"github.com/partage-dev/partage/pkg/kubectl/ui/feed"
 )
 
 //go:embed assets
 var embedded embed.FS
 
 const (
-	// beat is how often something is sent to a page when nothing happens. A page that hears
-	// nothing for longer says that it is not up to date.
-	beat = 10 * time.Second
-	// sendLimit is how long a browser may take to accept what is sent to it.
+	// sendLimit is how long a browser may take to accept an answer.
 	sendLimit = 30 * time.Second
-	// closeLimit is how long the server waits for answers when it ends.
-	closeLimit = 2 * time.Second
 	// headerLimit and maxHeader bound requests.
 	headerLimit = 10 * time.Second
 	maxHeader   = 16 << 10
@@ -61,7 +60,6 @@ type Server struct {
 	page    *page
 	token   string
 	handler http.Handler
-	ended   chan struct{}
 }
 
 // New returns a server that follows a cluster from Run on.
@@ -70,11 +68,10 @@ func New(client kubernetes.Interface, c Config) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the page's files: %w", err)
 	}
-	s := &Server{page: newPage(client, c), token: newToken(), ended: make(chan struct{})}
+	s := &Server{page: newPage(client, c), token: newToken()}
 	mux := http.NewServeMux()
 	mux.Handle("GET /", http.FileServerFS(assets))
 	mux.HandleFunc("GET /model.json", s.serveModel)
-	mux.HandleFunc("GET /events", s.serveEvents)
 	s.handler = guard(s.token, mux)
 	return s, nil
 }
@@ -86,93 +83,98 @@ func (s *Server) Handler() http.Handler { return s.handler }
 func (s *Server) Path() string { return "/" + s.token + "/" }
 
 // Run follows the cluster until the context ends.
-func (s *Server) Run(ctx context.Context) error {
-	defer close(s.ended)
-	return s.page.run(ctx)
-}
+func (s *Server) Run(ctx context.Context) error { return s.page.run(ctx) }
 
 // Serve follows the cluster and answers requests until the context ends.
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	server := &http.Server{Handler: s.handler, ReadHeaderTimeout: headerLimit, MaxHeaderBytes: maxHeader}
-	running := make(chan error, 1)
-	serving := make(chan error, 1)
-	go func() { running <- s.Run(ctx) }()
-	go func() { serving <- server.Serve(listener) }()
-	var failed error
-	select {
-	case <-ctx.Done():
-		failed = <-running
-	case failed = <-running:
-	case err := <-serving:
-		cancel()
-		return errors.Join(fmt.Errorf("serve the page: %w", err), <-running)
-	}
-	// Streams end with s.ended, so that this does not wait for them.
-	stop, done := context.WithTimeout(context.WithoutCancel(ctx), closeLimit)
-	defer done()
-	if err := server.Shutdown(stop); err != nil {
-		failed = errors.Join(failed, server.Close())
-	}
-	return failed
+	all, ctx := errgroup.WithContext(ctx)
+	server := &http.Server{Handler: s.handler, ReadHeaderTimeout: headerLimit, WriteTimeout: sendLimit, MaxHeaderBytes: maxHeader}
+	all.Go(func() error { return s.Run(ctx) })
+	all.Go(func() error {
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			return fmt.Errorf("serve the page: %w", err)
+		}
+		return nil
+	})
+	all.Go(func() error {
+		<-ctx.Done()
+		return server.Close()
+	})
+	return all.Wait()
 }
 
-// serveModel answers with all that there is.
-func (s *Server) serveModel(w http.ResponseWriter, _ *http.Request) {
+// serveModel answers with all that there is, unless the browser has it.
+func (s *Server) serveModel(w http.ResponseWriter, r *http.Request) {
+	state, version := s.page.current()
 	w.Header().Set("Content-Type", "application/json")
-	state := s.page.feed.State()
-	if state == nil {
-		state = feed.State{}
-	}
-	// An error here is a browser that is gone.
-	_ = json.NewEncoder(w).Encode(state)
+	w.Header().Set("ETag", strconv.Quote(strconv.Itoa(version)))
+	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(state))
 }
 
-// serveEvents sends all that there is, and then what changes.
-func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
-	stream := http.NewResponseController(w)
-	w.Header().Set("Content-Type", "text/event-stream")
-	events, end := s.page.feed.Subscribe()
-	defer end()
-	tick := time.NewTicker(beat)
-	defer tick.Stop()
-	for {
-		name, data := "beat", []byte("{}")
-		select {
-		case <-r.Context().Done():
-			return
-		case <-s.ended:
-			return
-		case <-tick.C:
-		case event, open := <-events:
-			if !open {
-				return // too slow: the browser connects again
-			}
-			name = "change"
-			if event.Full {
-				name = "all"
-			}
-			var err error
-			if data, err = json.Marshal(event); err != nil {
-				return // not possible: every part is JSON
-			}
+// newToken returns a path element that nobody can guess: 130 bits.
+func newToken() string { return rand.Text() }
+
+// guard lets only requests through that the page itself makes, or the person who has its URL.
+// The token is the first element of every path. So it is in no cookie, which the browser would
+// send to any other port of this machine, too, and in no Referer, which a header forbids.
+func guard(token string, next http.Handler) http.Handler {
+	prefix := "/" + token
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		setSecurityHeaders(w.Header())
+		switch {
+		// A name that somebody else's DNS resolves to this machine.
+		case !isLoopback(r.Host):
+			http.Error(w, "this server answers to 127.0.0.1 and localhost only", http.StatusMisdirectedRequest)
+		case !sameOrigin(r):
+			http.Error(w, "another page may not read this one", http.StatusForbidden)
+		case !equalPrefix(r.URL.Path, prefix):
+			http.Error(w, "the address lacks the token, or has an old one: use the one that kubectl gpu ui printed", http.StatusForbidden)
+		case r.Method != http.MethodGet && r.Method != http.MethodHead:
+			w.Header().Set("Allow", "GET, HEAD")
+			http.Error(w, "nothing can be changed here", http.StatusMethodNotAllowed)
+		default:
+			http.StripPrefix(prefix, next).ServeHTTP(w, r)
 		}
-		if err := send(w, stream, name, data); err != nil {
-			return
-		}
+	})
+}
+
+func setSecurityHeaders(h http.Header) {
+	h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "+
+		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Cross-Origin-Opener-Policy", "same-origin")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	h.Set("Cache-Control", "no-store")
+}
+
+// isLoopback reports whether a Host header names this machine. The port may be another than the
+// server's: that of a tunnel.
+func isLoopback(host string) bool {
+	name, _, err := net.SplitHostPort(host)
+	if err != nil {
+		name = host
+	}
+	return name == "127.0.0.1" || name == "localhost"
+}
+
+// sameOrigin reports whether a request was made by the page itself or by a person. Another page
+// may link here, which shows it nothing, but not load anything.
+func sameOrigin(r *http.Request) bool {
+	if origin := r.Header.Get("Origin"); origin != "" {
+		u, err := url.Parse(origin)
+		return err == nil && u.Scheme == "http" && u.Host == r.Host
+	}
+	switch r.Header.Get("Sec-Fetch-Site") {
+	case "", "none", "same-origin":
+		return true
+	default:
+		return r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document"
 	}
 }
 
-func send(w http.ResponseWriter, stream *http.ResponseController, name string, data []byte) error {
-	// A recorder in tests has no deadlines.
-	if err := stream.SetWriteDeadline(time.Now().Add(sendLimit)); err != nil && !errors.Is(err, http.ErrNotSupported) {
-		return fmt.Errorf("limit an answer: %w", err)
-	}
-	var b bytes.Buffer
-	fmt.Fprintf(&b, "event: %s\ndata: %s\n\n", name, data)
-	if _, err := w.Write(b.Bytes()); err != nil {
-		return fmt.Errorf("send an event: %w", err)
-	}
-	return stream.Flush()
+// equalPrefix compares in a time that says nothing of the token.
+func equalPrefix(path, prefix string) bool {
+	first, _, below := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	return below && subtle.ConstantTimeCompare([]byte("/"+first), []byte(prefix)) == 1
 }

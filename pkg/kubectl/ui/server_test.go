@@ -4,7 +4,7 @@
 package ui
 
 import (
-	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"io/fs"
@@ -16,7 +16,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -25,13 +24,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	kubetesting "k8s.io/client-go/testing"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/scrape"
-	"github.com/partage-dev/partage/pkg/kubectl/ui/feed"
 	"github.com/partage-dev/partage/pkg/kubectl/ui/view"
 	"github.com/partage-dev/partage/test/kubectl/fleets"
 )
@@ -96,7 +93,6 @@ func TestGuard(t *testing.T) {
 		{name: "no token", path: "/", want: http.StatusForbidden},
 		{name: "asset without token", path: "/app.js", want: http.StatusForbidden},
 		{name: "model without token", path: "/model.json", want: http.StatusForbidden},
-		{name: "events without token", path: "/events", want: http.StatusForbidden},
 		{name: "wrong token", path: "/" + newToken() + "/", want: http.StatusForbidden},
 		{name: "part of the token", path: page[:len(page)-3] + "/", want: http.StatusForbidden},
 		{name: "token and more", path: strings.TrimSuffix(page, "/") + "A/", want: http.StatusForbidden},
@@ -234,73 +230,62 @@ func TestAssets(t *testing.T) {
 	}
 }
 
-// stream reads the events of a server.
+// stream reads what a server has, again and again.
 type stream struct {
-	t     *testing.T
-	lines *bufio.Scanner
+	t      *testing.T
+	client *http.Client
+	url    string
+	tag    string
 }
 
 func listen(t *testing.T, s *Server, web *httptest.Server) *stream {
-	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, web.URL+s.Path()+"events", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	response, err := web.Client().Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = response.Body.Close() })
-	if got := response.Header.Get("Content-Type"); got != "text/event-stream" {
-		t.Errorf("Content-Type %q", got)
-	}
-	lines := bufio.NewScanner(response.Body)
-	lines.Buffer(nil, 64<<20)
-	return &stream{t, lines}
+	return &stream{t: t, client: web.Client(), url: web.URL + s.Path() + "model.json"}
 }
 
-// next returns the next event that is no beat.
-func (s *stream) next() (name string, event feed.Event) {
+// next returns the page, or nil if it is the one that was returned last.
+func (s *stream) next() view.Objects {
 	s.t.Helper()
-	for s.lines.Scan() {
-		line := s.lines.Text()
-		if value, is := strings.CutPrefix(line, "event: "); is {
-			name = value
-		}
-		if value, is := strings.CutPrefix(line, "data: "); is && name != "beat" {
-			if err := json.Unmarshal([]byte(value), &event); err != nil {
-				s.t.Fatal(err)
-			}
-			return name, event
-		}
+	r, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, s.url, nil)
+	if err != nil {
+		s.t.Fatal(err)
 	}
-	s.t.Fatalf("the stream has ended: %v", s.lines.Err())
-	return "", feed.Event{}
+	r.Header.Set("If-None-Match", s.tag)
+	response, err := s.client.Do(r)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode == http.StatusNotModified {
+		return nil
+	}
+	state := view.Objects{}
+	if err := json.NewDecoder(response.Body).Decode(&state); err != nil || response.StatusCode != http.StatusOK {
+		s.t.Fatalf("status %d: %v", response.StatusCode, err)
+	}
+	s.tag = response.Header.Get("ETag")
+	return state
 }
 
-// until follows a stream until a condition holds. The test's own limit is the only one.
-func (s *stream) until(what string, holds func(feed.State) bool) feed.State {
+// until follows a server until a condition holds. The test's own limit is the only one.
+func (s *stream) until(what string, holds func(view.Objects) bool) view.Objects {
 	s.t.Helper()
-	state := feed.State{}
 	for {
-		name, event := s.next()
-		if name == "all" {
-			state = feed.State{}
-		}
-		for key, value := range event.Set {
-			state[key] = value
-		}
-		for _, key := range event.Gone {
-			delete(state, key)
-		}
-		if holds(state) {
+		state := s.next()
+		if state != nil && holds(state) {
 			return state
 		}
-		s.t.Logf("not yet %s: %s", what, state["meta"])
+		if state != nil {
+			s.t.Logf("not yet %s: %s", what, state["meta"])
+		}
+		select {
+		case <-s.t.Context().Done():
+			s.t.Fatalf("not %s", what)
+		case <-time.After(10 * time.Millisecond):
+		}
 	}
 }
 
-func part[T any](t *testing.T, state feed.State, key string) T {
+func part[T any](t *testing.T, state view.Objects, key string) T {
 	t.Helper()
 	var value T
 	if err := json.Unmarshal(state[key], &value); err != nil {
@@ -309,7 +294,7 @@ func part[T any](t *testing.T, state feed.State, key string) T {
 	return value
 }
 
-func metaOf(t *testing.T, state feed.State) view.Meta {
+func metaOf(t *testing.T, state view.Objects) view.Meta {
 	t.Helper()
 	if state["meta"] == nil {
 		return view.Meta{Loading: true}
@@ -317,39 +302,32 @@ func metaOf(t *testing.T, state feed.State) view.Meta {
 	return part[view.Meta](t, state, "meta")
 }
 
-// TestEvents has the page follow changes, and sends only what they concern.
-func TestEvents(t *testing.T) {
+// TestChanges has the page follow changes, and sends nothing where nothing has changed.
+func TestChanges(t *testing.T) {
 	client := demo(t)
 	s, web := serve(t, client, nil)
-	events := listen(t, s, web)
-	loaded := events.until("loaded", func(state feed.State) bool { return !metaOf(t, state).Loading })
+	page := listen(t, s, web)
+	loaded := page.until("loaded", func(state view.Objects) bool { return !metaOf(t, state).Loading })
 	if got, want := metaOf(t, loaded).Summary, (view.Summary{Nodes: 3, GPUs: 14, Used: 10, Free: 4, Room: 6, Unhealthy: 1, Waiting: 2, Claims: 21}); got != want {
 		t.Errorf("summary %+v, want %+v", got, want)
 	}
+	if again := page.next(); again != nil {
+		t.Error("the page is sent again, and has not changed")
+	}
 
-	// The claim ends: its place is free, and only its node, the sums and what has ended are sent.
+	// The claim ends: its place is free, and nothing else changes but the sums.
 	if err := client.ResourceV1().ResourceClaims("research").Delete(t.Context(), "notebook-lin", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	name, change := events.next()
-	if name != "change" || change.Full {
-		t.Fatalf("event %q", name)
-	}
-	for key := range change.Set {
-		if !slices.Contains([]string{"meta", "node/dgx-1"}, key) {
-			t.Errorf("%s was sent and has not changed", key)
+	changed := page.until("changed", func(view.Objects) bool { return true })
+	for key, before := range loaded {
+		gone := slices.Contains([]string{"claim/research/notebook-lin", "pod/research/notebook-lin"}, key)
+		if after, has := changed[key]; has == gone || has && !slices.Contains([]string{"meta", "node/dgx-1"}, key) && !bytes.Equal(before, after) {
+			t.Errorf("%s has changed, is there: %t", key, has)
 		}
 	}
-	if want := []string{"claim/research/notebook-lin", "pod/research/notebook-lin"}; !slices.Equal(change.Gone, want) {
-		t.Errorf("gone: %v, want %v", change.Gone, want)
-	}
-	if kind := part[view.Node](t, change.Set, "node/dgx-1").GPUs[0].Blocks[3].Kind; kind != view.KindFree {
+	if kind := part[view.Node](t, changed, "node/dgx-1").GPUs[0].Blocks[3].Kind; kind != view.KindFree {
 		t.Errorf("memory slice 4 is %s, want free", kind)
-	}
-
-	// Whoever comes later gets everything at once.
-	if name, all := listen(t, s, web).next(); name != "all" || len(all.Set) != len(loaded)-2 {
-		t.Errorf("event %q with %d parts, want all with %d", name, len(all.Set), len(loaded)-2)
 	}
 }
 
@@ -369,16 +347,12 @@ func TestMissingRights(t *testing.T) {
 			err := answer(a)
 			return err != nil, nil, err
 		})
-		client.PrependWatchReactor(resource, func(a kubetesting.Action) (bool, watch.Interface, error) {
-			err := answer(a)
-			return err != nil, nil, err
-		})
 	}
 	forbid("nodes", true)
 	forbid("pods", false)
 	s, web := serve(t, client, nil)
 	events := listen(t, s, web)
-	without := events.until("loaded", func(state feed.State) bool { return !metaOf(t, state).Loading })
+	without := events.until("loaded", func(state view.Objects) bool { return !metaOf(t, state).Loading })
 
 	type right struct{ verb, resource, namespace string }
 	var rights []right
@@ -402,7 +376,7 @@ func TestMissingRights(t *testing.T) {
 
 	refused.Store(false)
 	// One namespace is read as long as that works; nothing was read of the nodes.
-	events.until("the right to read nodes", func(state feed.State) bool {
+	events.until("the right to read nodes", func(state view.Objects) bool {
 		return !slices.ContainsFunc(metaOf(t, state).Problems, func(p view.Gap) bool { return p.Resource == "nodes" })
 	})
 }
@@ -421,7 +395,7 @@ func TestUsage(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s, web := serve(t, demo(t), nil, func(context.Context) (*scrape.Result, error) { return &test.told, nil })
-			state := listen(t, s, web).until(test.name, func(state feed.State) bool {
+			state := listen(t, s, web).until(test.name, func(state view.Objects) bool {
 				return strings.Contains(string(state["meta"])+string(state["node/dgx-1"]), test.want)
 			})
 			if got := strings.Contains(string(state["node/dgx-1"]), `"memory":3221225472`); got != (test.name == "told") {
@@ -444,7 +418,7 @@ func TestExplanations(t *testing.T) {
 		}
 	})
 	key := "pod/training/pretrain-1"
-	state := listen(t, s, web).until("explained", func(state feed.State) bool {
+	state := listen(t, s, web).until("explained", func(state view.Objects) bool {
 		return strings.Contains(string(state[key]), "explanation")
 	})
 	if got, want := part[view.Pod](t, state, key).Explanation, (view.Explanation{Verdict: "because of pretrain-1", Text: "at length"}); got == nil || *got != want {
@@ -463,7 +437,7 @@ func TestByAllocator(t *testing.T) {
 	client := demo(t)
 	s, web := serve(t, client, ByAllocator(client))
 	key := "pod/research/notebook-kim"
-	state := listen(t, s, web).until("explained", func(state feed.State) bool {
+	state := listen(t, s, web).until("explained", func(state view.Objects) bool {
 		return strings.Contains(string(state[key]), "explanation")
 	})
 	e := part[view.Pod](t, state, key).Explanation
@@ -499,7 +473,7 @@ func TestStuck(t *testing.T) {
 	}
 	s, web := serve(t, client, ByAllocator(client))
 	key := "pod/serving/embed-0"
-	state := listen(t, s, web).until("explained", func(state feed.State) bool {
+	state := listen(t, s, web).until("explained", func(state view.Objects) bool {
 		return strings.Contains(string(state[key]), "explanation")
 	})
 	stuck := part[view.Pod](t, state, key)
@@ -511,38 +485,16 @@ func TestStuck(t *testing.T) {
 	}
 }
 
-// TestMemory asks again only when an answer is old.
-func TestMemory(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		asked := 0
-		answers := memory[string, int, error]{}
-		get := func() int {
-			answer, err := answers.get("key", func() (int, error) { asked++; return asked, nil })
-			if err != nil {
-				t.Error(err)
-			}
-			return answer
-		}
-		if first, second := get(), get(); first != 1 || second != 1 {
-			t.Errorf("answers %d and %d, want 1 twice", first, second)
-		}
-		time.Sleep(fresh)
-		if got := get(); got != 2 {
-			t.Errorf("answer %d, want a new one", got)
-		}
-	})
-}
-
 // TestReadOnly: whatever is asked for, the cluster is only read.
 func TestReadOnly(t *testing.T) {
 	client := demo(t)
 	s, web := serve(t, client, nil)
-	listen(t, s, web).until("loaded", func(state feed.State) bool { return !metaOf(t, state).Loading })
+	listen(t, s, web).until("loaded", func(state view.Objects) bool { return !metaOf(t, state).Loading })
 	if len(client.Actions()) == 0 {
 		t.Error("nothing was read")
 	}
 	for _, a := range client.Actions() {
-		if !slices.Contains([]string{"list", "watch"}, a.GetVerb()) {
+		if a.GetVerb() != "list" {
 			t.Errorf("%s %s", a.GetVerb(), a.GetResource().Resource)
 		}
 		if a.GetResource().Group == resourceapi.GroupName && a.GetSubresource() != "" {

@@ -3,36 +3,37 @@
 
 // What the server says, as it changes.
 
-/** After so long without a word the connection is taken for lost; the server sends a beat
- *  every ten seconds. */
-const SILENCE = 25_000;
-const RETRY = 2_000;
+/** How often the server is asked, and how long it may take to answer until the connection is taken for lost. */
+const INTERVAL = 2_000;
+const PATIENCE = 25_000;
 
 /** Store has the parts of the page by key and tells a listener which have changed. */
 export class Store {
   parts = new Map();
   #onChange;
   #onConnection;
-  #source = null;
-  #timer = 0;
-  #pending = null;
+  #tag = "";
 
   constructor(onChange, onConnection) {
     this.#onChange = onChange;
     this.#onConnection = onConnection;
   }
 
-  /** connect listens to the server, and goes on after every interruption. */
-  connect() {
-    this.#source?.close();
-    const source = new EventSource("events");
-    this.#source = source;
-    source.addEventListener("all", (e) => this.#all(JSON.parse(e.data).set ?? {}));
-    source.addEventListener("change", (e) => this.#change(JSON.parse(e.data)));
-    source.addEventListener("beat", () => this.#alive());
-    source.onopen = () => this.#alive();
-    source.onerror = () => this.#lost();
-    this.#watch();
+  /** connect asks the server for what has changed, and again after a while. */
+  async connect() {
+    try {
+      const answer = await fetch("model.json", { headers: { "If-None-Match": this.#tag }, signal: AbortSignal.timeout(PATIENCE) });
+      if (answer.status !== 304) {
+        if (!answer.ok) throw new Error(answer.statusText);
+        const parts = await answer.json();
+        this.#tag = answer.headers.get("ETag") ?? "";
+        this.#all(parts);
+      }
+      this.#onConnection("live");
+    } catch {
+      this.#onConnection("lost");
+    }
+    setTimeout(() => this.connect(), INTERVAL);
   }
 
   get(key) { return this.parts.get(key); }
@@ -43,50 +44,11 @@ export class Store {
   }
 
   #all(set) {
-    // After an interruption most is as it was, and does not have to be drawn again.
+    // Most is as it was, and does not have to be drawn again.
     const changed = new Set([...this.parts.keys()].filter((key) => !Object.hasOwn(set, key)));
     for (const [key, part] of Object.entries(set)) if (!equal(part, this.parts.get(key))) changed.add(key);
     this.parts = new Map(Object.entries(set));
-    this.#alive();
-    this.#tell(changed);
-  }
-
-  #change({ set = {}, gone = [] }) {
-    for (const [key, value] of Object.entries(set)) this.parts.set(key, value);
-    for (const key of gone) this.parts.delete(key);
-    this.#alive();
-    this.#tell(new Set([...Object.keys(set), ...gone]));
-  }
-
-  /** tell collects changes until the next frame. */
-  #tell(changed) {
-    if (this.#pending) {
-      for (const key of changed) this.#pending.add(key);
-      return;
-    }
-    this.#pending = changed;
-    setTimeout(() => {
-      const all = this.#pending;
-      this.#pending = null;
-      this.#onChange(all);
-    });
-  }
-
-  #alive() {
-    this.#onConnection("live");
-    this.#watch();
-  }
-
-  #watch() {
-    clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.#lost(), SILENCE);
-  }
-
-  #lost() {
-    this.#onConnection("lost");
-    clearTimeout(this.#timer);
-    this.#source.close();
-    this.#timer = setTimeout(() => this.connect(), RETRY);
+    this.#onChange(changed);
   }
 }
 

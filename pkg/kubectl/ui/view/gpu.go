@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -17,30 +16,13 @@ import (
 
 func nodeOf(n *fleet.Node, driver string, u usages) Node {
 	out := Node{Name: n.Name, GPUs: []GPU{}}
-	if n.Incomplete {
-		out.Notes = append(out.Notes, Badge{Text: "incomplete", Bad: true,
-			Title: "Not all ResourceSlices of the node are there. The scheduler allocates nothing of it until they are."})
-	}
-	if n.Object != nil {
-		out.Notes = append(out.Notes, nodeNotes(n.Object)...)
+	for _, p := range tree.Problems(n) {
+		out.Notes = append(out.Notes, Badge{Text: p, Title: p + ".", Bad: p != tree.Cordoned})
 	}
 	for _, g := range n.GPUs {
 		out.GPUs = append(out.GPUs, gpuOf(g, driver, u))
 	}
 	return out
-}
-
-func nodeNotes(n *corev1.Node) []Badge {
-	var notes []Badge
-	for _, c := range n.Status.Conditions {
-		if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
-			notes = append(notes, Badge{Text: "not ready", Title: "The kubelet does not report that the node is ready. " + c.Message, Bad: true})
-		}
-	}
-	if n.Spec.Unschedulable {
-		notes = append(notes, Badge{Text: "cordoned", Title: "The node is cordoned: no new pods are scheduled to it."})
-	}
-	return notes
 }
 
 func gpuOf(g *fleet.GPU, driver string, u usages) GPU {
@@ -137,14 +119,17 @@ func blocksOf(g *fleet.GPU, driver string, u usages) []Block {
 		if taken[i] {
 			continue
 		}
-		kind, why := KindFree, ""
-		if g.Node.Hidden {
-			kind, why = KindUnknown, "A claim that you may not read may have it."
+		index, b := 0, Block{Start: i, Size: 1}
+		if len(g.Cells) > 0 {
+			index = g.Cells[i]
 		}
-		if reasons := blocking(g, driver, i); len(reasons) > 0 {
-			kind, why = KindBlocked, strings.Join(reasons, ", ")
+		switch b.Kind, _ = tree.StateOf(g, index); b.Kind {
+		case KindUnknown:
+			b.Why = "A claim that you may not read may have it."
+		case KindBlocked:
+			b.Why = strings.Join(blocking(g, driver, index), ", ")
 		}
-		take(Block{Start: i, Size: 1, Kind: kind, Why: why})
+		take(b)
 	}
 	slices.SortFunc(blocks, func(a, b Block) int { return cmp.Compare(a.Start, b.Start) })
 	return blocks
@@ -179,18 +164,14 @@ func amountOf(r *resourceapi.DeviceRequestAllocationResult) Amount {
 	return Amount{Memory: memory.Value(), SM: percent.Value(), Shares: shares.Value()}
 }
 
-// blocking says why no device that uses a cell can be allocated, if that is so.
-func blocking(g *fleet.GPU, driver string, cell int) []string {
+// blocking says which taints keep the devices that use a slice from being allocated.
+func blocking(g *fleet.GPU, driver string, index int) []string {
 	var reasons []string
 	for _, d := range g.Devices {
-		if d.Type == fleet.TypeObserver || len(d.Placement) > 0 && !slices.Contains(d.Placement, g.Cells[cell]) {
+		if d.Type == fleet.TypeObserver || len(d.Placement) > 0 && !slices.Contains(d.Placement, index) {
 			continue
 		}
-		refused := refusals(d.Taints, driver)
-		if len(refused) == 0 {
-			return nil
-		}
-		for _, r := range refused {
+		for _, r := range refusals(d.Taints, driver) {
 			if !slices.Contains(reasons, r) {
 				reasons = append(reasons, r)
 			}

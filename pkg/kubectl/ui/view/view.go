@@ -49,7 +49,7 @@ type Summary struct {
 
 // Gap is something that the page cannot see at the moment, or sees in part.
 type Gap struct {
-	// Verb and Resource are the right that is missing, such as "watch" and
+	// Verb and Resource are the right that is missing, such as "list" and
 	// "resourceclaims.resource.k8s.io".
 	Verb     string `json:"verb"`
 	Resource string `json:"resource"`
@@ -57,8 +57,6 @@ type Gap struct {
 	Namespace string `json:"namespace,omitempty"`
 	// Forbidden is false if the API server did not answer, or answered with another error.
 	Forbidden bool `json:"forbidden,omitempty"`
-	// Absent says that the API server does not have the resource.
-	Absent bool `json:"-"`
 	// Message is what the API server answered.
 	Message string `json:"message"`
 	// Unknown is what the page does not know for that reason.

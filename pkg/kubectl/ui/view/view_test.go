@@ -268,7 +268,7 @@ func TestXID(t *testing.T) {
 	for value, want := range map[string]string{
 		"94":   "Contained memory error. The programs that were hit",
 		"9999": "not known to this version of the driver. See https://docs.nvidia.com/deploy/xid-errors.",
-		"x":    "has reported an error. Taint",
+		"x":    "docs/reference/xids.md",
 	} {
 		f := fleettest.New(t)
 		f.AddNode("n1", "h100-80-sxm", 1)
