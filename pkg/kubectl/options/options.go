@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -197,15 +198,6 @@ func (o *Options) Labels() (labels.Selector, error) {
 	return selector, nil
 }
 
-// Unicode reports whether the locale is one of UTF-8, by the rules of POSIX: the first of the
-// variables that is set decides. A locale that nobody has set is taken for one: terminals of
-// today show it.
-func (o *Options) Unicode() bool {
-	locale := cmp.Or(os.Getenv("LC_ALL"), os.Getenv("LC_CTYPE"), os.Getenv("LANG"), "C.UTF-8")
-	locale = strings.ReplaceAll(strings.ToLower(locale), "-", "")
-	return strings.Contains(locale, "utf8")
-}
-
 // Terminal reports whether the output goes to a terminal that can be cleared.
 func (o *Options) Terminal() bool {
 	file := file(o.Out)
@@ -221,4 +213,42 @@ func (o *Options) ContextName() string {
 	// Without a kubeconfig it is only a name that is missing.
 	config, _ := o.Config.ToRawKubeConfigLoader().RawConfig()
 	return cmp.Or(ptr.Deref(o.Config.Context, ""), config.CurrentContext)
+}
+
+// Values of -o. Without one the output is for people.
+const (
+	OutputJSON = "json"
+	OutputYAML = "yaml"
+	OutputWide = "wide"
+	OutputName = "name"
+)
+
+// CustomColumns begins a value of -o, which goes on as that of kubectl.
+const CustomColumns = "custom-columns="
+
+// Outputs returns all values of -o, those that end with = without what follows.
+func Outputs() []string {
+	return []string{OutputJSON, OutputYAML, OutputWide, OutputName, "jsonpath=", "jsonpath-file=", "go-template=", CustomColumns}
+}
+
+// output is the flag -o, which refuses what no command can print before anything is read.
+type output string
+
+// String returns the value.
+func (o *output) String() string { return string(*o) }
+
+// Type names the value in the help.
+func (o *output) Type() string { return "format" }
+
+// Set takes a value that there is.
+func (o *output) Set(value string) error {
+	format, _, isTemplate := strings.Cut(value, "=")
+	if isTemplate {
+		format += "="
+	}
+	if !slices.Contains(Outputs(), format) {
+		return fmt.Errorf("it must be one of %s", strings.Join(Outputs(), ", "))
+	}
+	*o = output(value)
+	return nil
 }

@@ -15,23 +15,6 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 )
 
-func TestUnicode(t *testing.T) {
-	for _, c := range []struct {
-		all, ctype, lang string
-		want             bool
-	}{
-		{"", "", "", true}, {"", "", "en_US.UTF-8", true}, {"", "", "de_DE.utf8", true}, {"", "", "C", false},
-		{"POSIX", "", "en_US.UTF-8", false}, {"", "C.UTF-8", "C", true}, {"", "de_DE@euro", "C.UTF-8", false},
-	} {
-		t.Setenv("LC_ALL", c.all)
-		t.Setenv("LC_CTYPE", c.ctype)
-		t.Setenv("LANG", c.lang)
-		if got := New(genericiooptions.NewTestIOStreamsDiscard()).Unicode(); got != c.want {
-			t.Errorf("%+v: %v", c, got)
-		}
-	}
-}
-
 // TestColor: a buffer and a file are no terminals.
 func TestColor(t *testing.T) {
 	t.Setenv("NO_COLOR", "")

@@ -43,7 +43,7 @@ type View interface {
 
 // Print writes an object to the output: as JSON or YAML, or its view.
 func Print(o *options.Options, object any, view View) error {
-	format := Format{Color: o.Color(), Unicode: o.Unicode(), Wide: o.Output == options.OutputWide, NoHeaders: o.NoHeaders}
+	format := Format{Color: o.Color(), Wide: o.Output == options.OutputWide, NoHeaders: o.NoHeaders}
 	switch o.Output {
 	case "", options.OutputWide:
 		return view.Write(o.Out, format)
