@@ -1,6 +1,8 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
+// Package sliceset is the command slices: it writes ResourceSlices of nodes that do not exist
+// yet, which package template makes.
 package sliceset
 
 import (
@@ -9,38 +11,35 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/printers"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/kubectl/boards"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
-	"github.com/partage-dev/partage/pkg/kubectl/printer"
 	"github.com/partage-dev/partage/pkg/kubectl/sliceset/template"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // flags of the command.
 type flags struct {
-	machine        template.Machine
-	cuda           string
-	node           string
-	fromNode       string
-	policyFile     string
-	softwareLimits bool
-	listModels     bool
-	output         string
+	machine    template.Machine
+	cuda       string
+	node       string
+	fromNode   string
+	policyFile string
+	output     string
 }
 
 // NewCommand returns the command slices.
 func NewCommand(o *options.Options) *cobra.Command {
 	f := &flags{}
 	c := &cobra.Command{
-		Use:   "slices (--model MODEL [--count N] | --from-node NODE | --list-models)",
+		Use:   "slices (--model MODEL [--count N] | --from-node NODE)",
 		Short: "Make ResourceSlices of nodes that do not exist yet, for autoscalers",
 		Long: "Write the ResourceSlices that a node would have, for autoscalers that scale a group of nodes up from zero. They are made by the driver's own code " +
 			"from a model of GPU, or from a node that is like the new ones. UUIDs are placeholders, and so are the PCI addresses of a model; " +
@@ -49,7 +48,7 @@ func NewCommand(o *options.Options) *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE:    func(c *cobra.Command, _ []string) error { return f.run(c.Context(), o) },
 	}
-	c.Flags().StringVar(&f.machine.Model, "model", "", "Model of the GPUs; --list-models shows all")
+	c.Flags().StringVar(&f.machine.Model, "model", "", "Model of the GPUs: "+strings.Join(boards.Names(), ", "))
 	c.Flags().IntVar(&f.machine.Count, "count", 1, "How many GPUs a node has")
 	c.Flags().StringVar(&f.fromNode, "from-node", "", "Name of a node whose slices are taken")
 	c.Flags().StringVar(&f.node, "node-name-template", "gpu-node", "Name of the node and of its pool, or what an autoscaler replaces by it")
@@ -57,12 +56,10 @@ func NewCommand(o *options.Options) *cobra.Command {
 	c.Flags().BoolVar(&f.machine.MIG, "mig", false, "MIG mode is on, for GPUs on which an administrator sets it, such as A100")
 	c.Flags().StringVar(&f.machine.DriverVersion, "driver-version", "", "Version of the NVIDIA driver, such as 580.95.05")
 	c.Flags().StringVar(&f.cuda, "cuda-version", "", "Version of CUDA that the NVIDIA driver supports, such as 13.0")
-	c.Flags().BoolVar(&f.softwareLimits, "software-limits", false, "Nodes have a library that limits time-slice shares (softwareLimits.interposerLibrary)")
-	c.Flags().BoolVar(&f.listModels, "list-models", false, "Show the models that are known")
 	c.Flags().StringVarP(&f.output, "output", "o", options.OutputYAML, "Output format: yaml or json")
-	c.MarkFlagsMutuallyExclusive("model", "from-node", "list-models")
-	c.MarkFlagsOneRequired("model", "from-node", "list-models")
-	for _, flag := range []string{"count", "policy", "mig", "driver-version", "cuda-version", "software-limits"} {
+	c.MarkFlagsMutuallyExclusive("model", "from-node")
+	c.MarkFlagsOneRequired("model", "from-node")
+	for _, flag := range []string{"count", "policy", "mig", "driver-version", "cuda-version"} {
 		// A live node has all that already.
 		c.MarkFlagsMutuallyExclusive("from-node", flag)
 	}
@@ -73,17 +70,10 @@ func (f *flags) run(ctx context.Context, o *options.Options) error {
 	if f.output != options.OutputYAML && f.output != options.OutputJSON {
 		return fmt.Errorf("-o %s: the output format must be yaml or json", f.output)
 	}
-	if f.listModels {
-		table, err := modelTable()
-		if err != nil {
-			return err
-		}
-		return table.Write(o.Out, printer.Format{})
-	}
 	if f.node == "" {
 		return errors.New("--node-name-template: it must not be empty")
 	}
-	how := template.Options{Driver: o.Driver, Node: f.node, SoftwareLimits: f.softwareLimits}
+	how := template.Options{Driver: o.Driver, Node: f.node}
 	made, err := f.slices(ctx, o, how)
 	if err != nil {
 		return err
@@ -157,32 +147,4 @@ func write(w io.Writer, made []resourceapi.ResourceSlice, format string) error {
 		}
 	}
 	return nil
-}
-
-// modelTable lists the models.
-func modelTable() (*printer.Table, error) {
-	table := &printer.Table{Columns: printer.Columns("model", "product", "memory", "partitions")}
-	for _, name := range boards.Names() {
-		node, err := boards.Load(name)
-		if err != nil {
-			return nil, err
-		}
-		g := &node.GPUs[0]
-		memory := "shared with the CPU"
-		if g.Resources.MemoryBytes > 0 {
-			memory = resource.NewQuantity(int64(g.Resources.MemoryBytes), resource.BinarySI).String() // #nosec G115 -- at most 2^44
-		}
-		table.Rows = append(table.Rows, printer.Row{Cells: []string{name, g.ProductName, memory, partitions(g)}})
-	}
-	return table, nil
-}
-
-func partitions(g *gpu.GPU) string {
-	switch {
-	case g.MIG == nil:
-		return "no"
-	case g.MIG.Dynamic:
-		return "yes"
-	}
-	return "with --mig"
 }
