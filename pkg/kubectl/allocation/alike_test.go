@@ -59,7 +59,7 @@ func TestLikeAsAlone(t *testing.T) {
 				}
 			}
 			claims := one(c.claim(f))
-			planner := allocation.New(f.Snapshot, patient)
+			planner := allocation.New(f.Snapshot).Within(patient)
 			verdicts := map[allocation.Verdict]bool{}
 			for i, together := range planner.OnNodes(t.Context(), f.Nodes, claims) {
 				alone := planner.OnNode(t.Context(), f.Nodes[i], claims)

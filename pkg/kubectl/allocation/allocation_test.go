@@ -24,7 +24,7 @@ const (
 )
 
 // patient searches however busy the machine is.
-var patient = allocation.WithTimeLimit(time.Hour)
+const patient = time.Hour
 
 func one(c *resourceapi.ResourceClaim) []*resourceapi.ResourceClaim {
 	return []*resourceapi.ResourceClaim{c}
@@ -81,7 +81,7 @@ func TestLikeByConstraints(t *testing.T) {
 	}
 	claim := f.Claim("a", "c", fleettest.Count(2, whole))
 	claim.Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: new(resourceapi.FullyQualifiedName(fleettest.Driver + "/" + domain))}}
-	answers := allocation.New(f.Snapshot, patient).OnNodes(t.Context(), f.Nodes, one(claim))
+	answers := allocation.New(f.Snapshot).Within(patient).OnNodes(t.Context(), f.Nodes, one(claim))
 	if answers[0].Verdict != allocation.Fits || answers[1].Like != "pairs" || answers[2].Like != "" || answers[2].Verdict != allocation.Refused {
 		t.Errorf("%+v", answers)
 	}
@@ -95,7 +95,7 @@ func TestFirstOfItsKind(t *testing.T) {
 		f.AddNode(fmt.Sprint("n", i), "h100-80-sxm", 1)
 	}
 	claim := f.Claim("a", "c", fleettest.Request(whole, "device.attributes['gpu.nvidia.com'].nosuch == 'x'"))
-	planner := allocation.New(f.Snapshot, patient)
+	planner := allocation.New(f.Snapshot).Within(patient)
 	for range 100 {
 		for _, a := range planner.OnNodes(t.Context(), f.Nodes, one(claim)) {
 			like := "n0"
@@ -165,7 +165,7 @@ func TestTimeLimit(t *testing.T) {
 		f.AddNode(fmt.Sprint("n", i), "h100-80-sxm", 1)
 	}
 	claims := one(f.Claim("a", "c", fleettest.Request(whole)))
-	impatient := allocation.New(f.Snapshot, allocation.WithTimeLimit(1))
+	impatient := allocation.New(f.Snapshot).Within(1)
 	if got := impatient.OnNode(t.Context(), f.Nodes[0], claims); got.Verdict != allocation.TimedOut {
 		t.Errorf("%s: %v", got.Verdict, got.Err)
 	}

@@ -40,7 +40,7 @@ func TestMemoryRequest(t *testing.T) {
 			f.AddNode("small", "t4", 1)
 			f.AddNode("big", "h100-80-sxm", 1)
 			claim := one(f.Claim("a", "c", fleettest.Share(test.class, test.memory, "")))
-			planner := allocation.New(f.Snapshot, patient)
+			planner := allocation.New(f.Snapshot).Within(patient)
 			var got, consumed string
 			for _, n := range planner.Cluster.Nodes {
 				answer := planner.OnNode(t.Context(), n, claim)

@@ -58,7 +58,7 @@ func allocated(t *testing.T, devices resourceapi.DeviceClaim) allocation.Answer 
 	f.AddNetworkCard("n1", "nic.demo.partage.dev", "pci0000:23")
 	claim := f.Claim("team", "claim")
 	claim.Spec.Devices = devices
-	return allocation.New(f.Snapshot, patient).OnNode(t.Context(), node, one(claim))
+	return allocation.New(f.Snapshot).Within(patient).OnNode(t.Context(), node, one(claim))
 }
 
 // TestDocs: what guides and examples ask for can be allocated on a node with two free H100.

@@ -30,20 +30,17 @@ type Planner struct {
 	held      map[poolID]state
 }
 
-// Option changes a Planner that is being made.
-type Option func(*Planner)
-
-// WithTimeLimit sets how long is searched on one node.
-func WithTimeLimit(d time.Duration) Option { return func(p *Planner) { p.TimeLimit = d } }
-
 // New returns a Planner for what a Snapshot has: taint rules are applied to slices, and what
 // claims hold is taken.
-func New(s *fleet.Snapshot, options ...Option) *Planner {
-	p := &Planner{TimeLimit: DefaultTimeLimit, Cluster: newCluster(s), held: statesOf(s.Claims...)}
-	for _, o := range options {
-		o(p)
-	}
-	return p
+func New(s *fleet.Snapshot) *Planner {
+	return &Planner{TimeLimit: DefaultTimeLimit, Cluster: newCluster(s), held: statesOf(s.Claims...)}
+}
+
+// Within returns a Planner that searches for so long on one node.
+func (p *Planner) Within(limit time.Duration) *Planner {
+	q := *p
+	q.TimeLimit = limit
+	return &q
 }
 
 // ClaimsOn returns those that hold devices of the pools of a node, those with the fewest users first.

@@ -52,9 +52,9 @@ type Explainer struct {
 }
 
 // New returns an Explainer.
-func New(m *fleet.Model, now time.Time, options ...allocation.Option) *Explainer {
+func New(m *fleet.Model, now time.Time) *Explainer {
 	return &Explainer{
-		planner: allocation.New(m.Snapshot, options...), filter: allocation.NewNodeFilter(m.Snapshot), model: m, now: now, budget: searchBudget, tryFor: tryFor,
+		planner: allocation.New(m.Snapshot), filter: allocation.NewNodeFilter(m.Snapshot), model: m, now: now, budget: searchBudget, tryFor: tryFor,
 	}
 }
 

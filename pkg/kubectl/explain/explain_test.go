@@ -17,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
@@ -298,8 +297,15 @@ func TestAlternativeThatDoes(t *testing.T) {
 	}
 	claim := f.Claim("team", "c", alternatives(fleettest.Request(whole), fleettest.Request(mig)), fleettest.Request(mig, fleettest.Profile("9g.9gb")))
 	pod := f.Pod("team", "p", fleettest.Uses(claim))
-	e := New(fleet.New(f.Snapshot, fleettest.Driver), now, allocation.WithTimeLimit(time.Hour)).Pod(t.Context(), pod)
+	e := within(f, time.Hour).Pod(t.Context(), pod)
 	if got := text(t, e); strings.Contains(got, "none of the") || strings.Contains(got, "alternatives are taken") || !strings.Contains(got, "profile") {
 		t.Errorf("%s", got)
 	}
+}
+
+// within returns an Explainer that searches for so long on a node.
+func within(f *fleettest.Fleet, limit time.Duration) *Explainer {
+	x := New(fleet.New(f.Snapshot, fleettest.Driver), now)
+	x.planner = x.planner.Within(limit)
+	return x
 }

@@ -32,9 +32,7 @@ func try(ctx context.Context, x *Explainer, p *allocation.Planner, nodes []*core
 
 // hasty returns a Planner that gives a hard search up.
 func (x *Explainer) hasty(p *allocation.Planner) *allocation.Planner {
-	q := *p
-	q.TimeLimit = min(x.tryFor, p.TimeLimit)
-	return &q
+	return p.Within(min(x.tryFor, p.TimeLimit))
 }
 
 // places returns the nodes that changes are tried on.

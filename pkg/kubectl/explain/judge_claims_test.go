@@ -11,7 +11,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
-	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
 
@@ -52,8 +51,8 @@ func TestExplainAgainstAllocator(t *testing.T) {
 			if !fill(f) {
 				continue
 			}
-			planner := allocation.New(f.Snapshot, allocation.WithTimeLimit(time.Hour))
-			x := New(fleet.New(f.Snapshot, fleettest.Driver), now, allocation.WithTimeLimit(time.Hour))
+			planner := allocation.New(f.Snapshot).Within(time.Hour)
+			x := within(f, time.Hour)
 			x.budget, x.tryFor = time.Hour, time.Hour
 			for name, spec := range claimsAsked() {
 				claim := f.Claim("team", name)

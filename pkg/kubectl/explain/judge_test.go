@@ -161,7 +161,7 @@ func TestJudgeAgainstAllocator(t *testing.T) {
 					continue
 				}
 				total.states++
-				p := allocation.New(f.Snapshot, allocation.WithTimeLimit(time.Hour))
+				p := allocation.New(f.Snapshot).Within(time.Hour)
 				for name, r := range asked() {
 					claim := f.Claim("team", name, r)
 					log := newAllocatorLog()

@@ -20,8 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/partage-dev/partage/pkg/kubectl/allocation"
-	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
@@ -308,7 +306,7 @@ func TestPending(t *testing.T) {
 			f.AddNode("n2", "h100-80-sxm", 2)
 			pod := c.make(f)
 			// However busy the machine is, nothing is stopped but what has to be.
-			x := New(fleet.New(f.Snapshot, fleettest.Driver), now, allocation.WithTimeLimit(cmp.Or(c.limit, time.Hour)))
+			x := within(f, cmp.Or(c.limit, time.Hour))
 			x.budget, x.tryFor = time.Hour, time.Hour
 			x.AdminAllowed = func(string) (bool, bool) { return !c.forbidAdmin, true }
 			e := x.Pod(t.Context(), pod)
