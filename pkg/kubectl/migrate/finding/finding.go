@@ -23,8 +23,6 @@ const (
 	Unread Kind = "ignored before, too"
 	// Changed is a field that is translated into something that works differently.
 	Changed Kind = "works differently"
-	// Kept is a field that stays as it is, and works.
-	Kept Kind = "kept"
 )
 
 // maxLine bounds what is said of one field.

@@ -237,11 +237,6 @@ func (w *workload) tellOthers() {
 		document.Remove(w.spec, "runtimeClassName")
 		w.findings().Add(finding.Changed, w.at("runtimeClassName"), "nvidia", "dropped: the container runtime adds the devices by CDI, and NVIDIA's runtime would add all GPUs of images that have NVIDIA_VISIBLE_DEVICES=all")
 	}
-	for i, toleration := range document.List(w.spec, "tolerations") {
-		if document.Text(toleration, "key") == resourceGPU {
-			w.findings().Add(finding.Kept, w.at(fmt.Sprintf("tolerations[%d]", i)), resourceGPU, "it is for a taint of nodes, which Partage neither sets nor removes; with extended resources an admission plugin may have added it")
-		}
-	}
 	if name := document.Text(w.spec, "nodeName"); name != "" {
 		w.findings().Add(finding.Lost, w.at("nodeName"), name, "kept: the scheduler allocates devices, and does not see a pod with nodeName, so that it never starts. Remove it, or select the node by the label kubernetes.io/hostname")
 	}
