@@ -20,6 +20,7 @@ import (
 	"golang.org/x/term"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/dynamic"
@@ -116,26 +117,22 @@ func (o *Options) Repeat(ctx context.Context, show func() error) error {
 	if o.Interval <= 0 {
 		return fmt.Errorf("--interval %s: it must be more than 0, such as 15s", o.Interval)
 	}
-	ticker := time.NewTicker(o.Interval)
-	defer ticker.Stop()
-	for {
+	err := wait.PollUntilContextCancel(ctx, o.Interval, true, func(context.Context) (done bool, err error) {
 		if o.Terminal() && o.Output == "" {
-			if err := o.ClearScreen(); err != nil {
-				return err
-			}
+			err = o.ClearScreen()
 		}
-		if err := show(); err != nil && !errors.Is(err, ErrFound) {
-			if ctx.Err() != nil {
-				return nil
-			}
-			return err
+		if err == nil {
+			err = show()
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
+		if errors.Is(err, ErrFound) {
+			return false, nil
 		}
+		return false, err
+	})
+	if ctx.Err() != nil {
+		return nil
 	}
+	return err
 }
 
 // Run is what a command runs: f with a client, once or, with -w, again and again.

@@ -133,7 +133,7 @@ func encoded(object any) ([]byte, error) {
 	encoder.SetIndent("", "    ")
 	encoder.SetEscapeHTML(false)
 	if err := encoder.Encode(object); err != nil {
-		return nil, wrapped(err, object)
+		return nil, fmt.Errorf("encode a %T: %w", object, err)
 	}
 	for _, r := range data.String() {
 		if controls(r) {
@@ -155,10 +155,3 @@ func asYAML(data []byte) ([]byte, error) {
 }
 
 func controls(r rune) bool { return r != '\n' && options.Controls(r) }
-
-func wrapped(err error, object any) error {
-	if unsupported := (*json.UnsupportedValueError)(nil); errors.As(err, &unsupported) {
-		return fmt.Errorf("encode a %T: %s is no JSON value: %w", object, unsupported.Str, err)
-	}
-	return fmt.Errorf("encode a %T: %w", object, err)
-}

@@ -84,7 +84,7 @@ func TestPrintFails(t *testing.T) {
 		{"template", "jsonpath={.x", "-o jsonpath={.x: ", object},
 		{"columns", "custom-columns=NAME", `"NAME" must be NAME:.field`, object},
 		{"a column", "custom-columns=NAME:.a[", `"NAME:.a[" must be NAME:.field`, object},
-		{"json", "json", "encode a printer.list: NaN is no JSON value", notANumber},
+		{"json", "json", "encode a printer.list: json: unsupported value: NaN", notANumber},
 		{"yaml", "yaml", "encode a printer.list", notANumber},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -72,40 +72,26 @@ func parse(body io.Reader, node string) (*Result, error) {
 	r := &reader{families: families}
 	var started time.Time
 	if at := r.series("process_start_time_seconds"); len(at) > 0 {
-		started = time.Unix(int64(at[0].value), 0)
+		started = time.Unix(int64(at[0].Value), 0)
 	}
 	return &Result{Claims: r.claims(node, started), GPUs: r.gpus(node)}, nil
 }
 
 type reader struct{ families map[string]*dto.MetricFamily }
 
-type series struct {
-	labels map[string]string
-	value  float64
+func (r *reader) series(name string) model.Vector {
+	if r.families[name] == nil {
+		return nil
+	}
+	// What is no gauge, counter or untyped is none of ours.
+	samples, _ := expfmt.ExtractSamples(&expfmt.DecodeOptions{}, r.families[name])
+	return samples
 }
 
-func (r *reader) series(name string) []series {
-	var all []series
-	for _, m := range r.families[name].GetMetric() {
-		one := series{labels: map[string]string{}}
-		for _, l := range m.GetLabel() {
-			one.labels[l.GetName()] = l.GetValue()
-		}
-		switch {
-		case m.GetGauge() != nil:
-			one.value = m.GetGauge().GetValue()
-		case m.GetCounter() != nil:
-			one.value = m.GetCounter().GetValue()
-		default:
-			one.value = m.GetUntyped().GetValue()
-		}
-		all = append(all, one)
-	}
-	return all
-}
+func label(s *model.Sample, name model.LabelName) string { return string(s.Metric[name]) }
 
 // collect makes one T of each series of the metric info, and has the other metrics with the same labels set what they say.
-func collect[K comparable, T any](r *reader, prefix string, key func(series) K, of func(series) T, others map[string]func(*T, series)) []T {
+func collect[K comparable, T any](r *reader, prefix string, key func(*model.Sample) K, of func(*model.Sample) T, others map[string]func(*T, *model.Sample)) []T {
 	all, at := []T{}, map[K]int{}
 	for _, s := range r.series(prefix + "info") {
 		if _, has := at[key(s)]; !has {
@@ -122,39 +108,39 @@ func collect[K comparable, T any](r *reader, prefix string, key func(series) K, 
 	return all
 }
 
-func (s series) whole() *int64 { return new(int64(s.value)) }
+func whole(s *model.Sample) *int64 { return new(int64(s.Value)) }
 
 func (r *reader) claims(node string, started time.Time) []Claim {
-	id := func(s series) ID {
-		return ID{Namespace: s.labels["namespace"], Name: s.labels["resourceclaim_name"], Node: node, Device: s.labels["device"]}
+	id := func(s *model.Sample) ID {
+		return ID{Namespace: label(s, "namespace"), Name: label(s, "resourceclaim_name"), Node: node, Device: label(s, "device")}
 	}
-	return collect(r, "partage_claim_", id, func(s series) Claim {
-		return Claim{ID: id(s), Kind: s.labels["kind"], Profile: s.labels["profile"], UUID: s.labels["uuid"], GPU: s.labels["gpu"], Since: started}
-	}, map[string]func(*Claim, series){
-		"memory_used_bytes":      func(c *Claim, s series) { c.UsedBytes = s.whole() },
-		"memory_peak_bytes":      func(c *Claim, s series) { c.PeakBytes = s.whole() },
-		"memory_limit_bytes":     func(c *Claim, s series) { c.LimitBytes = s.whole() },
-		"memory_requested_bytes": func(c *Claim, s series) { c.RequestedBytes = s.whole() },
-		"sm_utilization_ratio":   func(c *Claim, s series) { c.Utilization = &s.value },
-		"processes":              func(c *Claim, s series) { c.Processes = s.whole() },
-		"throttled":              func(c *Claim, s series) { c.Throttled = new(s.value > 0) },
-		"idle_seconds":           func(c *Claim, s series) { c.Idle = new(time.Duration(s.value * float64(time.Second))) },
+	return collect(r, "partage_claim_", id, func(s *model.Sample) Claim {
+		return Claim{ID: id(s), Kind: label(s, "kind"), Profile: label(s, "profile"), UUID: label(s, "uuid"), GPU: label(s, "gpu"), Since: started}
+	}, map[string]func(*Claim, *model.Sample){
+		"memory_used_bytes":      func(c *Claim, s *model.Sample) { c.UsedBytes = whole(s) },
+		"memory_peak_bytes":      func(c *Claim, s *model.Sample) { c.PeakBytes = whole(s) },
+		"memory_limit_bytes":     func(c *Claim, s *model.Sample) { c.LimitBytes = whole(s) },
+		"memory_requested_bytes": func(c *Claim, s *model.Sample) { c.RequestedBytes = whole(s) },
+		"sm_utilization_ratio":   func(c *Claim, s *model.Sample) { c.Utilization = new(float64(s.Value)) },
+		"processes":              func(c *Claim, s *model.Sample) { c.Processes = whole(s) },
+		"throttled":              func(c *Claim, s *model.Sample) { c.Throttled = new(s.Value > 0) },
+		"idle_seconds":           func(c *Claim, s *model.Sample) { c.Idle = new(time.Duration(float64(s.Value) * float64(time.Second))) },
 	})
 }
 
 func (r *reader) gpus(node string) []GPU {
-	return collect(r, "partage_gpu_", func(s series) string { return s.labels["gpu"] }, func(s series) GPU {
-		return GPU{Node: node, PCIBusID: s.labels["gpu"], UUID: s.labels["uuid"], ProductName: s.labels["product"]}
-	}, map[string]func(*GPU, series){
-		"healthy":                func(g *GPU, s series) { g.Healthy = new(s.value > 0) },
-		"memory_bytes":           func(g *GPU, s series) { g.MemoryBytes = s.whole() },
-		"memory_allocated_bytes": func(g *GPU, s series) { g.AllocatedBytes = s.whole() },
-		"memory_used_bytes":      func(g *GPU, s series) { g.UsedBytes = s.whole() },
-		"utilization_ratio":      func(g *GPU, s series) { g.Utilization = &s.value },
-		"temperature_celsius":    func(g *GPU, s series) { g.Temperature = &s.value },
-		"role": func(g *GPU, s series) {
-			if s.value > 0 {
-				g.Role = s.labels["role"]
+	return collect(r, "partage_gpu_", func(s *model.Sample) string { return label(s, "gpu") }, func(s *model.Sample) GPU {
+		return GPU{Node: node, PCIBusID: label(s, "gpu"), UUID: label(s, "uuid"), ProductName: label(s, "product")}
+	}, map[string]func(*GPU, *model.Sample){
+		"healthy":                func(g *GPU, s *model.Sample) { g.Healthy = new(s.Value > 0) },
+		"memory_bytes":           func(g *GPU, s *model.Sample) { g.MemoryBytes = whole(s) },
+		"memory_allocated_bytes": func(g *GPU, s *model.Sample) { g.AllocatedBytes = whole(s) },
+		"memory_used_bytes":      func(g *GPU, s *model.Sample) { g.UsedBytes = whole(s) },
+		"utilization_ratio":      func(g *GPU, s *model.Sample) { g.Utilization = new(float64(s.Value)) },
+		"temperature_celsius":    func(g *GPU, s *model.Sample) { g.Temperature = new(float64(s.Value)) },
+		"role": func(g *GPU, s *model.Sample) {
+			if s.Value > 0 {
+				g.Role = label(s, "role")
 			}
 		},
 	})

@@ -36,9 +36,6 @@ with the command. The printed address has a token, without which the page is not
 }
 
 func run(ctx context.Context, o *options.Options, drivers scrape.Options, port int) error {
-	if port < 0 || port > 65535 {
-		return fmt.Errorf("--port=%d: it must be 0 to 65535", port)
-	}
 	client, err := o.Client()
 	if err != nil {
 		return err
