@@ -9,10 +9,10 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/dynamic-resource-allocation/structured"
 )
 
@@ -105,20 +105,7 @@ func (a Answer) of(node *corev1.Node) Answer {
 
 // inParallel calls f for each number below n, on all processors.
 func inParallel(n int, f func(int)) {
-	next := make(chan int)
-	var workers sync.WaitGroup
-	for range min(n, runtime.GOMAXPROCS(0)) {
-		workers.Go(func() {
-			for i := range next {
-				f(i)
-			}
-		})
-	}
-	for i := range n {
-		next <- i
-	}
-	close(next)
-	workers.Wait()
+	workqueue.ParallelizeUntil(context.Background(), runtime.GOMAXPROCS(0), n, f)
 }
 
 // Anywhere reports whether claims fit on one of the nodes, and on which. It stops at the first.
