@@ -42,23 +42,6 @@ func Read(name string) ([]byte, error) {
 	return data, nil
 }
 
-// Purpose returns what a file is for: the first paragraph of its header after the licence.
-func Purpose(data []byte) string {
-	var words []string
-	for line := range strings.Lines(string(data)) {
-		text, isComment := strings.CutPrefix(strings.TrimSpace(line), comment)
-		text = strings.TrimSpace(text)
-		switch {
-		case strings.HasPrefix(text, "SPDX-"):
-		case !isComment || text == "" && len(words) > 0:
-			return strings.Join(words, " ")
-		case text != "":
-			words = append(words, text)
-		}
-	}
-	return strings.Join(words, " ")
-}
-
 // Body returns a file without its header.
 func Body(data []byte) []byte {
 	rest := string(data)

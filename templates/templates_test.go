@@ -65,7 +65,7 @@ func TestIndex(t *testing.T) {
 	index.WriteString("| file | what it is |\n|---|---|\n")
 	contents := all(t)
 	for _, name := range order(t, contents) {
-		fmt.Fprintf(&index, "| [%[1]s](%[1]s) | %[2]s |\n", name, Purpose(contents[name]))
+		fmt.Fprintf(&index, "| [%[1]s](%[1]s) | %[2]s |\n", name, purpose(contents[name]))
 	}
 	want := before + begin + index.String() + end + after
 	if *update {
@@ -107,7 +107,7 @@ func TestHeaders(t *testing.T) {
 		if !bytes.HasPrefix(data, []byte(header)) {
 			t.Errorf("%s does not begin with the licence", name)
 		}
-		if p := Purpose(data); len(p) < 20 || len(p) > 110 || !strings.HasSuffix(p, ".") {
+		if p := purpose(data); len(p) < 20 || len(p) > 110 || !strings.HasSuffix(p, ".") {
 			t.Errorf("%s: what it is for is %q", name, p)
 		}
 		if body := Body(data); bytes.HasPrefix(body, []byte("#")) || len(body) == 0 || bytes.Contains(body, []byte("SPDX")) {
@@ -302,4 +302,21 @@ func TestTexts(t *testing.T) {
 			}
 		}
 	}
+}
+
+// purpose returns what a file is for: the first paragraph of its header after the licence.
+func purpose(data []byte) string {
+	var words []string
+	for line := range strings.Lines(string(data)) {
+		text, isComment := strings.CutPrefix(strings.TrimSpace(line), comment)
+		text = strings.TrimSpace(text)
+		switch {
+		case strings.HasPrefix(text, "SPDX-"):
+		case !isComment || text == "" && len(words) > 0:
+			return strings.Join(words, " ")
+		case text != "":
+			words = append(words, text)
+		}
+	}
+	return strings.Join(words, " ")
 }
