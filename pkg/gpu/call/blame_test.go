@@ -90,32 +90,3 @@ func TestYoungerCallIsNoExcuse(t *testing.T) {
 		}
 	})
 }
-
-// TestSlowBehindAnother: the caller on a GPU that waits for another one hears that, and is not told that its GPU is hung.
-func TestSlowBehindAnother(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		all := New(0)
-		stuck, release := held()
-		failed := make(chan error, 1)
-		go func() {
-			_, err := Do(t.Context(), all.GPU(first), "nvmlAhead", stuck)
-			failed <- err
-		}()
-		synctest.Wait()
-		time.Sleep(moment + 1)
-		_, err := Do(t.Context(), all.GPU(second), "nvmlBehind", stuck)
-		if errors.Is(err, gpu.ErrHung) || !errors.Is(err, gpu.ErrSlow) {
-			t.Errorf("behind another: %v", err)
-		}
-		for _, says := range []string{"nvmlBehind on GPU " + second + " has not returned", "behind nvmlAhead on GPU " + first} {
-			if !strings.Contains(err.Error(), says) {
-				t.Errorf("%v does not say %q", err, says)
-			}
-		}
-		if err := <-failed; !errors.Is(err, gpu.ErrHung) {
-			t.Errorf("the other one: %v", err)
-		}
-		release()
-		<-pendingOf(t, err).Done
-	})
-}

@@ -58,6 +58,21 @@ func pendingOf(t *testing.T, err error) *gpu.PendingError {
 	return p
 }
 
+// checkIs checks what an error is, and what it is not.
+func checkIs(t *testing.T, err error, all, none []error) {
+	t.Helper()
+	for _, is := range all {
+		if !errors.Is(err, is) {
+			t.Errorf("%v is not %v", err, is)
+		}
+	}
+	for _, is := range none {
+		if errors.Is(err, is) {
+			t.Errorf("%v is %v", err, is)
+		}
+	}
+}
+
 // TestOneCall: how one call ends, after how long, and what its caller gets. A call that nobody waits for keeps its
 // GPU until it returns.
 func TestOneCall(t *testing.T) {
@@ -102,16 +117,7 @@ func TestOneCall(t *testing.T) {
 				if took := time.Since(began); value != test.value || (err == nil) != (test.is == nil) || took != test.after {
 					t.Errorf("%d, %v after %s; want %d after %s", value, err, took, test.value, test.after)
 				}
-				for _, is := range test.is {
-					if !errors.Is(err, is) {
-						t.Errorf("%v is not %v", err, is)
-					}
-				}
-				for _, is := range test.isNot {
-					if errors.Is(err, is) {
-						t.Errorf("%v is %v", err, is)
-					}
-				}
+				checkIs(t, err, test.is, test.isNot)
 				if gpu.IsPending(err) {
 					p := pendingOf(t, err)
 					if p.Call != "nvmlSomething" || p.PCIAddress != first || !p.Since.Equal(began) {
@@ -227,16 +233,7 @@ func TestWaitInVain(t *testing.T) {
 				if took := time.Since(began); took != test.after || err == nil || !strings.Contains(err.Error(), test.says) {
 					t.Errorf("%v after %s, want %q after %s", err, took, test.says, test.after)
 				}
-				for _, is := range test.is {
-					if !errors.Is(err, is) {
-						t.Errorf("%v is not %v", err, is)
-					}
-				}
-				for _, is := range test.isNot {
-					if errors.Is(err, is) {
-						t.Errorf("%v is %v", err, is)
-					}
-				}
+				checkIs(t, err, test.is, test.isNot)
 				release()
 				t.Log("the call ahead:", <-ahead)
 				synctest.Wait()
