@@ -34,12 +34,17 @@ func finder(t *testing.T) *Finder {
 	return &Finder{Roots: host.Roots{Proc: roots, Dev: "/run/nvidia/driver"}, Proc: proc}
 }
 
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func write(t *testing.T, dir, name, content string) {
 	t.Helper()
 	path := filepath.Join(dir, name)
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o600)))
 }
 
 // run adds a process that has these files open. Its ID is one that the kernel gives to no
@@ -49,13 +54,9 @@ func (f *Finder) run(t *testing.T, pid int, name, cgroup string, open ...string)
 	dir := filepath.Join(f.Proc, strconv.Itoa(pid))
 	write(t, dir, "comm", name+"\n")
 	write(t, dir, "cgroup", cgroup+"\n")
-	if err := os.Mkdir(filepath.Join(dir, "fd"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(filepath.Join(dir, "fd"), 0o755))
 	for i, path := range open {
-		if err := os.Symlink(path, filepath.Join(dir, "fd", strconv.Itoa(i))); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Symlink(path, filepath.Join(dir, "fd", strconv.Itoa(i))))
 	}
 }
 
@@ -67,15 +68,11 @@ func TestFileCalledLikeNode(t *testing.T) {
 	root := t.TempDir()
 	write(t, root, "dev/nvidia2", "")
 	write(t, root, "dev/nvidia-caps/nvidia-cap336", "")
-	if err := os.Symlink("/dev/null", filepath.Join(root, "dev/nvidia3")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink("/dev/null", filepath.Join(root, "dev/nvidia3")))
 	f := finder(t)
 	f.run(t, 5000009, "a", inPodCgroup, filepath.Join(root, "dev/nvidia2"), filepath.Join(root, "dev/nvidia-caps/nvidia-cap336"), filepath.Join(root, "dev/nvidia3"))
 	f.run(t, 5000010, "b", inPodCgroup, "/dev/nvidia2")
-	if err := os.Symlink(root, filepath.Join(f.Proc, "5000009/root")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(root, filepath.Join(f.Proc, "5000009/root")))
 	open, err := f.Openers(t.Context(), pci, time.Minute, true)
 	if err != nil || len(open) != 1 || open[0].PID != 5000010 {
 		t.Errorf("openers: %+v, %v", open, err)
@@ -118,9 +115,7 @@ func TestDescribe(t *testing.T) {
 				f.run(t, 5000009, "neighbour", "0::/", "/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap345")
 				f.run(t, 5000010, "other", "0::/", "/dev/nvidia20", "/data/nvidia2", "/dev/nvidia-caps/nvidia-cap3", "/data/dev/nvidia2")
 				f.run(t, 5000011, "chroot", "0::/", "/srv/dev/nvidia2")
-				if err := os.Symlink("/srv", filepath.Join(f.Proc, "5000011/root")); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.Symlink("/srv", filepath.Join(f.Proc, "5000011/root")))
 			},
 			instance: 7, want: "process 5000008 (dcgm, has /dev/nvidia2 open), process 5000011 (chroot, has /dev/nvidia2 open)",
 		},

@@ -16,9 +16,7 @@ func TestPodNames(t *testing.T) {
 	folder := t.TempDir()
 	add := func(name string) {
 		t.Helper()
-		if err := os.Mkdir(filepath.Join(folder, name), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Mkdir(filepath.Join(folder, name), 0o755))
 	}
 	n := &PodNames{Roots: host.Roots{PodLogs: folder}}
 	check := func(uid, want string) {
@@ -32,9 +30,7 @@ func TestPodNames(t *testing.T) {
 	check("u2", "")
 	add("team_other_u2")
 	check("u2", "team/other")
-	if err := os.RemoveAll(folder); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(folder))
 	check("u1", "team/train")
 	check("u4", "")
 	check("u2", "team/other")

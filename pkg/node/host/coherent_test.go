@@ -15,9 +15,7 @@ func TestDriverManagesMemory(t *testing.T) {
 	paramsOf := func(text string) Roots {
 		roots := Roots{Proc: t.TempDir()}
 		path := filepath.Join(roots.Proc, "driver/nvidia/params")
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)))
 		return roots
 	}
 	for text, want := range map[string]bool{

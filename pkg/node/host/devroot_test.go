@@ -92,9 +92,7 @@ func TestNodeAuto(t *testing.T) {
 	if node, err := roots.Node("/dev/null"); err != nil || node.Root.Path != driver {
 		t.Errorf("got %+v, %v", node, err)
 	}
-	if err := errors.Join(os.Remove(filepath.Join(driver, "dev/null")), os.Mkdir(filepath.Join(driver, "dev/null"), 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.Remove(filepath.Join(driver, "dev/null")), os.Mkdir(filepath.Join(driver, "dev/null"), 0o755)))
 	if _, err := roots.Node("/dev/null"); !errors.Is(err, ErrNotCharDevice) {
 		t.Errorf("a folder: got %v", err)
 	}

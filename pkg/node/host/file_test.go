@@ -26,13 +26,9 @@ func testReplace(t *testing.T, replace func(path string, data []byte, mode fs.Fi
 	folder := t.TempDir()
 	path := filepath.Join(folder, "a.json")
 	// What a killed process left behind is no obstacle.
-	if err := os.WriteFile(TemporaryName(path), []byte(strings.Repeat("old", 100)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(TemporaryName(path), []byte(strings.Repeat("old", 100)), 0o600))
 	for _, content := range []string{"one", "two, longer", "3"} {
-		if err := replace(path, []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, replace(path, []byte(content), 0o644))
 		got, err := os.ReadFile(path)
 		if err != nil || string(got) != content {
 			t.Errorf("got %q, %v, want %q", got, err, content)
@@ -57,9 +53,7 @@ func testReplaceFails(t *testing.T, replace func(path string, data []byte, mode 
 	t.Helper()
 	folder := t.TempDir()
 	path := filepath.Join(folder, "a.json")
-	if err := os.MkdirAll(filepath.Join(path, "not-empty"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Join(path, "not-empty"), 0o755))
 	if err := replace(path, nil, 0o644); err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("got %v", err)
 	}
@@ -75,14 +69,10 @@ func TestRemoveFile(t *testing.T) {
 	folder := t.TempDir()
 	path := filepath.Join(folder, "a.json")
 	for _, name := range []string{path, TemporaryName(path)} {
-		if err := os.WriteFile(name, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(name, nil, 0o600))
 	}
 	for range 2 {
-		if err := RemoveFile(path); err != nil {
-			t.Error(err)
-		}
+		must(t, RemoveFile(path))
 	}
 	if err := RemoveFile(filepath.Join(folder, "no", "a.json")); err != nil {
 		t.Errorf("in an absent folder: %v", err)

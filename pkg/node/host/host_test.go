@@ -19,10 +19,13 @@ import (
 func write(t *testing.T, root, path, content string) {
 	t.Helper()
 	full := filepath.Join(root, path)
-	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(full, []byte(content), 0o644); err != nil {
+	must(t, os.MkdirAll(filepath.Dir(full), 0o755))
+	must(t, os.WriteFile(full, []byte(content), 0o644))
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
 		t.Fatal(err)
 	}
 }
@@ -30,12 +33,8 @@ func write(t *testing.T, root, path, content string) {
 func link(t *testing.T, root, path, target string) {
 	t.Helper()
 	full := filepath.Join(root, path)
-	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(target, full); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Dir(full), 0o755))
+	must(t, os.Symlink(target, full))
 }
 
 // tree is a temporary machine: Roots whose folders all lie in one root.
@@ -79,9 +78,7 @@ func TestLibraryPath(t *testing.T) {
 		t.Run(folder, func(t *testing.T) {
 			root, roots := tree(t)
 			write(t, root, filepath.Join(folder, "libnvidia-ml.so.580.95.05"), "")
-			if err := os.Symlink("libnvidia-ml.so.580.95.05", filepath.Join(root, folder, nvmlLibrary)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Symlink("libnvidia-ml.so.580.95.05", filepath.Join(root, folder, nvmlLibrary)))
 			got, err := roots.LibraryPath()
 			if err != nil {
 				t.Fatal(err)
@@ -111,9 +108,7 @@ func TestLibraryPath(t *testing.T) {
 	t.Run("dangling link", func(t *testing.T) {
 		root, roots := tree(t)
 		write(t, root, "usr/lib64/other", "")
-		if err := os.Symlink("gone", filepath.Join(root, "usr/lib64", nvmlLibrary)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Symlink("gone", filepath.Join(root, "usr/lib64", nvmlLibrary)))
 		if _, err := roots.LibraryPath(); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("got %v", err)
 		}

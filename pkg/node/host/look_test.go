@@ -25,13 +25,9 @@ func TestFileThatHangs(t *testing.T) {
 	const hung, well = "0000:1b:00.0", "0000:2c:00.0"
 	file := func(pci string) string { return filepath.Join(proc, "driver/nvidia/gpus", pci, "information") }
 	for _, pci := range []string{hung, well} {
-		if err := os.MkdirAll(filepath.Dir(file(pci)), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Dir(file(pci)), 0o755))
 	}
-	if err := errors.Join(unix.Mkfifo(file(hung), 0o600), os.WriteFile(file(well), []byte("Device Minor: \t 3\n"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(unix.Mkfifo(file(hung), 0o600), os.WriteFile(file(well), []byte("Device Minor: \t 3\n"), 0o600)))
 	roots := Roots{Proc: proc, Calls: call.New(0)}
 	for range 2 { // the second one waits behind the first
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -53,9 +49,7 @@ func TestFileThatHangs(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = writer.WriteString("Device Minor: 1\n")
-	if err := errors.Join(err, writer.Close(), os.Remove(file(hung)), os.WriteFile(file(hung), []byte("Device Minor: 1\n"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, writer.Close(), os.Remove(file(hung)), os.WriteFile(file(hung), []byte("Device Minor: 1\n"), 0o600)))
 	if minor, err := roots.Within(t.Context()).GPUMinor(hung); minor != 1 || err != nil {
 		t.Errorf("afterwards: %d, %v", minor, err)
 	}

@@ -18,15 +18,9 @@ func TestOpenersBesideHungFileSystem(t *testing.T) {
 	}
 	folder, proc := hosttest.HungFolder(t), t.TempDir()
 	files := proc + "/5000001/fd" // no process has this ID, so that it is not the test itself, which is left out
-	if err := os.MkdirAll(files, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(folder, files+"/3"); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink("/dev/null", files+"/4"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(files, 0o755))
+	must(t, os.Symlink(folder, files+"/3"))
+	must(t, os.Symlink("/dev/null", files+"/4"))
 	got, err := Roots{Proc: proc}.Openers("/dev/null")
 	if err != nil || !slices.Equal(got, []int{5000001}) {
 		t.Errorf("got %v, %v", got, err)

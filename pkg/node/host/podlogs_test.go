@@ -21,13 +21,9 @@ func TestPodNames(t *testing.T) {
 		"a_twice_u2", "b_twice_u2", "same_twice_u3",
 		"_name_u4", "namespace__u5", "namespace_name_", "two_parts", "more_than_three_parts", "lost+found",
 	} {
-		if err := os.Mkdir(filepath.Join(folder, name), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Mkdir(filepath.Join(folder, name), 0o755))
 	}
-	if err := os.WriteFile(filepath.Join(folder, "a_file_u6"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(folder, "a_file_u6"), nil, 0o600))
 	got, err := Roots{PodLogs: folder}.PodNames()
 	want := map[string]string{
 		"3f2a1b4c-0000-4000-8000-0123456789ab": "team-a/train-0",

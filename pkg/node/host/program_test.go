@@ -37,9 +37,7 @@ func TestMain(m *testing.M) {
 func install(t *testing.T, root, path, content string) {
 	t.Helper()
 	write(t, root, path, content)
-	if err := os.Chmod(filepath.Join(root, path), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(filepath.Join(root, path), 0o755))
 }
 
 func TestProgram(t *testing.T) {
@@ -229,9 +227,7 @@ func TestCommandEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	lines := bufio.NewScanner(out)
 	lines.Scan()
 	child, err := strconv.Atoi(lines.Text())

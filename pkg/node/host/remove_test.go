@@ -30,13 +30,9 @@ func memoryFolder(t *testing.T, options string) string {
 		t.Skip("mounts need root")
 	}
 	path := t.TempDir()
-	if err := unix.Mount("test", path, "tmpfs", 0, options); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("test", path, "tmpfs", 0, options))
 	t.Cleanup(func() {
-		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
+		must(t, unix.Unmount(path, unix.MNT_DETACH))
 	})
 	return path
 }
@@ -47,9 +43,7 @@ const manyFiles = "size=64m,nr_inodes=400k"
 // deepen makes folders in folders, with a file in each hundredth.
 func deepen(t *testing.T, path string, levels int) {
 	t.Helper()
-	if err := os.Mkdir(path, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(path, 0o755))
 	at, err := unix.Open(path, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	for i := 0; err == nil && i < levels; i++ {
 		if i%100 == 0 {
@@ -72,9 +66,7 @@ func deepen(t *testing.T, path string, levels int) {
 
 func widen(t *testing.T, path string, files int) {
 	t.Helper()
-	if err := os.Mkdir(path, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(path, 0o755))
 	at, err := unix.Open(path, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	for i := 0; err == nil && i < files; i++ {
 		err = unix.Mknodat(at, strconv.Itoa(i), unix.S_IFREG|0o600, 0)
@@ -90,12 +82,8 @@ func TestRemoveTreeWithFewDescriptors(t *testing.T) {
 	if path == "" {
 		t.Skip("TestRemoveTree runs it")
 	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: 256}); err != nil {
-		t.Fatal(err)
-	}
-	if err := RemoveTree(t.Context(), path); err != nil {
-		t.Error(err)
-	}
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: 256}))
+	must(t, RemoveTree(t.Context(), path))
 }
 
 // Whatever a tenant made of a folder, it goes, with few descriptors.
@@ -146,17 +134,13 @@ func TestRemoveTreeStays(t *testing.T) {
 	link(t, tree, "a/link", outside)
 	link(t, tree, "link", "../outside")
 	link(t, tree, "a/b/up", "..")
-	if err := RemoveTree(t.Context(), tree); err != nil {
-		t.Error(err)
-	}
+	must(t, RemoveTree(t.Context(), tree))
 	if _, err := os.Stat(filepath.Join(outside, "file")); err != nil {
 		t.Error(err)
 	}
 
 	mounted := filepath.Join(tree, "a", "mounted")
-	if err := errors.Join(os.MkdirAll(mounted, 0o755), unix.Mount(outside, mounted, "", unix.MS_BIND, "")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.MkdirAll(mounted, 0o755), unix.Mount(outside, mounted, "", unix.MS_BIND, "")))
 	if err := RemoveTree(t.Context(), tree); err == nil {
 		t.Error("no error although something is mounted")
 	}
@@ -176,13 +160,9 @@ func TestRemoveTreeGoesOn(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	}
-	if err := RemoveTree(t.Context(), tree); err != nil {
-		t.Error(err)
-	}
+	must(t, RemoveTree(t.Context(), tree))
 	empty(t, folder)
-	if err := RemoveTree(t.Context(), filepath.Join(folder, "absent/tree")); err != nil {
-		t.Error(err)
-	}
+	must(t, RemoveTree(t.Context(), filepath.Join(folder, "absent/tree")))
 }
 
 // endsAfter is a context that ends after it was asked a number of times.
@@ -204,9 +184,7 @@ func TestClearFolder(t *testing.T) {
 	deepen(t, filepath.Join(folder, "deep"), 5000)
 	widen(t, filepath.Join(folder, "wide"), 5000)
 	link(t, folder, "link", "deep")
-	if err := ClearFolder(t.Context(), folder); err != nil {
-		t.Error(err)
-	}
+	must(t, ClearFolder(t.Context(), folder))
 	empty(t, folder)
 	if err := ClearFolder(t.Context(), filepath.Join(folder, "absent")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v", err)
@@ -216,14 +194,10 @@ func TestClearFolder(t *testing.T) {
 // A bound on the number of files holds for folders, too.
 func TestMountTmpfsBounds(t *testing.T) {
 	path := filepath.Join(memoryFolder(t, manyFiles), "bounded")
-	if err := MountTmpfs("test", path, 1<<20, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, MountTmpfs("test", path, 1<<20, ""))
 	flags := func() int64 {
 		var st unix.Statfs_t
-		if err := unix.Statfs(path, &st); err != nil {
-			t.Fatal(err)
-		}
+		must(t, unix.Statfs(path, &st))
 		return st.Flags
 	}
 	if want := int64(unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC | 0x2000); flags()&want != want {
@@ -236,20 +210,14 @@ func TestMountTmpfsBounds(t *testing.T) {
 	if int64(made) > TmpfsFiles(1<<20) {
 		t.Errorf("%d folders", made)
 	}
-	if err := RemoveTmpfs(path); err != nil {
-		t.Error(err)
-	}
+	must(t, RemoveTmpfs(path))
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
 	}
 	// Without the mount, as a reboot leaves it, and without anything.
-	if err := os.Mkdir(path, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(path, 0o755))
 	for range 2 {
-		if err := RemoveTmpfs(path); err != nil {
-			t.Error(err)
-		}
+		must(t, RemoveTmpfs(path))
 	}
 	empty(t, filepath.Dir(path))
 }

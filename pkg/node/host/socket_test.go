@@ -36,15 +36,11 @@ func TestListenUnix(t *testing.T) {
 			t.Fatalf("%s: got %T", what, listener)
 		}
 		socket.SetUnlinkOnClose(false)
-		if err := listener.Close(); err != nil {
-			t.Error(err)
-		}
+		must(t, listener.Close())
 	}
 
 	file := filepath.Join(shortDir(t), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, nil, 0o600))
 	if _, err := ListenUnix(t.Context(), file); !errors.Is(err, unix.EADDRINUSE) {
 		t.Errorf("where a file is: got %v", err)
 	}

@@ -25,9 +25,7 @@ func TestRemoveTmpfs(t *testing.T) {
 	}{
 		"a file": {func(*testing.T, *os.File) {}, 4096},
 		"an unlinked file": {func(t *testing.T, file *os.File) {
-			if err := os.Remove(file.Name()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Remove(file.Name()))
 		}, room},
 		"a file with a lease": {func(t *testing.T, file *os.File) {
 			if _, err := unix.FcntlInt(file.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
@@ -37,13 +35,9 @@ func TestRemoveTmpfs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "memory")
-			if err := MountTmpfs("test", path, room, ""); err != nil {
-				t.Fatal(err)
-			}
+			must(t, MountTmpfs("test", path, room, ""))
 			inside := filepath.Join(path, "a/b/content")
-			if err := errors.Join(os.MkdirAll(filepath.Dir(inside), 0o755), os.WriteFile(inside, make([]byte, content), 0o600)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(os.MkdirAll(filepath.Dir(inside), 0o755), os.WriteFile(inside, make([]byte, content), 0o600)))
 			folder, err := os.Open(filepath.Join(path, "a"))
 			if err != nil {
 				t.Fatal(err)
@@ -58,9 +52,7 @@ func TestRemoveTmpfs(t *testing.T) {
 			if kept, err := EmptyTmpfs(t.Context(), path); !kept || err != nil {
 				t.Errorf("kept: %v, %v", kept, err)
 			}
-			if err := RemoveTmpfs(path); err != nil {
-				t.Error(err)
-			}
+			must(t, RemoveTmpfs(path))
 			if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("the folder is still there: %v", err)
 			}
@@ -70,9 +62,7 @@ func TestRemoveTmpfs(t *testing.T) {
 				t.Error("files can be made")
 			}
 			var is unix.Statfs_t
-			if err := unix.Fstatfs(int(folder.Fd()), &is); err != nil {
-				t.Fatal(err)
-			}
+			must(t, unix.Fstatfs(int(folder.Fd()), &is))
 			if used := int64(is.Blocks-is.Bfree) * is.Bsize; used > test.most {
 				t.Errorf("%d KiB are kept, want %d at most", used>>10, test.most>>10)
 			}

@@ -20,9 +20,7 @@ import (
 
 func writeFile(t *testing.T, path string) {
 	t.Helper()
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o777), os.WriteFile(path, []byte("secret"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o777), os.WriteFile(path, []byte("secret"), 0o600)))
 }
 
 // TestUnused: what nobody has open or mapped goes when it is old, whatever it is, and nothing outside.
@@ -39,9 +37,7 @@ func TestUnused(t *testing.T) {
 		t.Fatal(err)
 	}
 	region, err := unix.Mmap(int(mapped.Fd()), 0, 1, unix.PROT_READ, unix.MAP_SHARED)
-	if err := errors.Join(err, mapped.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, mapped.Close()))
 	defer func() { _ = unix.Munmap(region) }()
 	outside := filepath.Join(t.TempDir(), "outside")
 	writeFile(t, outside)

@@ -32,9 +32,7 @@ func TestExit(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := cmd.Start(); err != nil {
-					t.Fatal(err)
-				}
+				must(t, cmd.Start())
 				id, err := Identify(cmd.Process.Pid)
 				if err != nil {
 					t.Fatal(err)
@@ -51,9 +49,7 @@ func TestExit(t *testing.T) {
 				if _, err := bufio.NewReader(output).ReadString('\n'); err != nil {
 					t.Fatal(err)
 				}
-				if err := id.Signal(end.signal); err != nil {
-					t.Fatal(err)
-				}
+				must(t, id.Signal(end.signal))
 				<-p.Done()
 				if wait && !p.Exit().Known {
 					t.Skip("this kernel does not tell after the parent has waited")

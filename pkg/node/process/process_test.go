@@ -27,9 +27,7 @@ func init() {
 // TestWaitedFor: a process for which another part of this program has waited.
 func TestWaitedFor(t *testing.T) {
 	cmd := exec.Command("true")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	if _, err := unix.Wait4(cmd.Process.Pid, nil, 0, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -45,6 +43,13 @@ func TestMain(m *testing.M) {
 		_, _, _ = unix.Syscall(unix.SYS_EXIT, 0, 0, 0) // of the thread
 	}
 	os.Exit(m.Run())
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func eventually(t *testing.T, what string, question func() bool) {
@@ -63,9 +68,7 @@ func headless(t *testing.T) ID {
 	}
 	cmd := exec.Command(self)
 	cmd.Env = []string{headlessVariable + "=1"}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -106,9 +109,7 @@ func TestReusedPID(t *testing.T) {
 	if p, err := Adopt(other, nil); other.Alive() || p != nil || err != nil {
 		t.Errorf("alive %t, adopted %v, %v", other.Alive(), p, err)
 	}
-	if err := other.Signal(unix.SIGKILL); err != nil {
-		t.Error(err)
-	}
+	must(t, other.Signal(unix.SIGKILL))
 }
 
 func TestParseStat(t *testing.T) {

@@ -21,9 +21,7 @@ func socketFolder(t *testing.T, network string) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := os.Mkdir(filepath.Join(dir, "real"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(filepath.Join(dir, "real"), 0o700))
 	listener, err := net.Listen(network, filepath.Join(dir, "real/control"))
 	if err != nil {
 		t.Fatal(err)
@@ -47,9 +45,7 @@ func TestListener(t *testing.T) {
 			t.Errorf("%s: got %v, %v, want %v", network, alone, err, socket)
 		}
 		// A link of it is the same, one that is made in its place is not.
-		if err := errors.Join(os.Link(dir+"/real/control", dir+"/link"), os.Remove(dir+"/real/control")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(os.Link(dir+"/real/control", dir+"/link"), os.Remove(dir+"/real/control")))
 		if again, err := net.Listen(network, dir+"/real/control"); err != nil {
 			t.Fatal(err)
 		} else {

@@ -44,9 +44,7 @@ func TestMain(m *testing.M) {
 func newLock(t *testing.T) string {
 	t.Helper()
 	lock := filepath.Join(t.TempDir(), "lock")
-	if err := os.WriteFile(lock, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(lock, nil, 0o600))
 	return lock
 }
 
@@ -69,9 +67,7 @@ func keepFor(t *testing.T, starter int, lock, script string) *process.Process {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := End(context.Background(), lock); err != nil {
-			t.Error(err)
-		}
+		must(t, End(context.Background(), lock))
 	})
 	return p
 }
@@ -92,6 +88,13 @@ func pidIn(t *testing.T, path string) process.ID {
 		return err == nil
 	})
 	return id
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func eventually(t *testing.T, what string, question func() bool) {
@@ -134,9 +137,7 @@ func TestEnd(t *testing.T) {
 			if id, found, err := Of(lock); err != nil || !found || id != p.ID {
 				t.Errorf("the lock is that of %v, %t, %v, want %v", id, found, err, p.ID)
 			}
-			if err := os.WriteFile(dir+"/go", nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(dir+"/go", nil, 0o600))
 			test.act(t, lock, program)
 			<-p.Done()
 			if left.Alive() || program.Alive() {
@@ -156,9 +157,7 @@ func nothing(*testing.T, string, process.ID) {}
 
 func mustEnd(t *testing.T, lock string) {
 	t.Helper()
-	if err := End(t.Context(), lock); err != nil {
-		t.Error(err)
-	}
+	must(t, End(t.Context(), lock))
 }
 
 // TestKilled shows that a program does not outlive a keeper that is killed.
@@ -167,9 +166,7 @@ func TestKilled(t *testing.T) {
 	program := filepath.Join(filepath.Dir(lock), "program")
 	p := keep(t, lock, fmt.Sprintf("echo $$ >%s; exec sleep 1000", program))
 	id := pidIn(t, program)
-	if err := p.Signal(unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.Signal(unix.SIGKILL))
 	eventually(t, "the end of the program", func() bool { return !id.Alive() })
 }
 
@@ -182,9 +179,7 @@ func TestOneKeeper(t *testing.T) {
 		t.Errorf("got %v, want %v", err, ErrKept)
 	}
 	second := keep(t, lock, "sleep 1000")
-	if err := first.Signal(unix.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must(t, first.Signal(unix.SIGTERM))
 	eventually(t, "the second keeper", func() bool { id, _, err := Of(lock); return id == second.ID && err == nil })
 	mustEnd(t, lock)
 	file, err := Lock(lock)
@@ -192,9 +187,7 @@ func TestOneKeeper(t *testing.T) {
 		t.Fatal(err)
 	}
 	late := keep(t, lock, "sleep 1000")
-	if err := errors.Join(os.Remove(lock), file.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.Remove(lock), file.Close()))
 	<-late.Done()
 	if late.How() != "exit status 99" {
 		t.Errorf("a keeper beside who removes the file: %s", late.How())
