@@ -118,17 +118,6 @@ func (s *scheduler) keep(result resourceapi.DeviceRequestAllocationResult) {
 	s.consumed.Insert(structured.NewDeviceConsumedCapacity(id, result.ConsumedCapacity))
 }
 
-// release what was allocated.
-func (s *scheduler) release(result resourceapi.DeviceRequestAllocationResult) {
-	id := structured.MakeDeviceID(testOptions.Driver, testOptions.Pool, result.Device)
-	if result.ShareID == nil {
-		s.allocated.Delete(id)
-		return
-	}
-	s.shares.Delete(structured.MakeSharedDeviceID(id, result.ShareID))
-	s.consumed.Remove(structured.NewDeviceConsumedCapacity(id, result.ConsumedCapacity))
-}
-
 // List and Get make the class "any" and one for each type.
 func (s *scheduler) List() ([]*resourceapi.DeviceClass, error) { return nil, nil }
 
@@ -320,73 +309,5 @@ func TestAllocatorFirstFit(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// TestAllocatorWholeAgainstPartitions: a GPU is either whole or in parts.
-func TestAllocatorWholeAgainstPartitions(t *testing.T) {
-	for _, b := range partitionable(t) {
-		if !b.gpu().MIG.Dynamic {
-			continue
-		}
-		t.Run(b.name, func(t *testing.T) {
-			i := mustInventory(t, b.node)
-			whole := GPUName(b.gpu().PCIAddress)
-			s := newScheduler(t, i.ResourceSlices(testOptions))
-			if got := s.holding(whole).allocate(request("any", 1)); got != "" {
-				t.Errorf("%s was allocated beside the whole GPU", got)
-			}
-			for _, d := range i.Devices() {
-				if d.Partition == nil {
-					continue
-				}
-				if got := s.holding(d.Name).allocate(request("gpu", 1)); got != "" {
-					t.Errorf("the whole GPU was allocated beside %s", d.Name)
-				}
-			}
-			// In one attempt for both, too.
-			if got, err := s.try(request("gpu", 1), request("mig", 1)); err != nil || got != nil {
-				t.Errorf("whole and partition of one GPU: %v, %v", got, err)
-			}
-		})
-	}
-}
-
-// TestAllocatorOverlap fills a node with claims of all kinds and checks that
-// no two of them ever hold parts that overlap.
-func TestAllocatorOverlap(t *testing.T) {
-	i := mustInventory(t, replicate(loadNode(t, "h100-80-sxm"), 3))
-	s := newScheduler(t, i.ResourceSlices(testOptions))
-	requests := []resourceapi.DeviceRequest{
-		request("mig", 1, `device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("30Gi")) >= 0`),
-		request("mig", 1, `device.attributes["gpu.nvidia.com"].profile == "1g.10gb"`),
-		request("gpu", 1),
-		request("mig", 1, `device.attributes["gpu.nvidia.com"].profile == "1g.10gb+me"`),
-		request("mig", 1, `device.attributes["gpu.nvidia.com"].profile == "2g.20gb"`),
-		request("any", 1),
-	}
-	var held []Device
-	for failed := 0; failed < len(requests); {
-		failed = 0
-		for _, r := range requests {
-			name := s.allocate(r)
-			if name == "" {
-				failed++
-				continue
-			}
-			d, ok := i.Lookup(name)
-			if !ok {
-				t.Fatalf("allocated the unknown device %q", name)
-			}
-			for _, other := range held {
-				if d.GPU == other.GPU && (d.Kind == Whole || other.Kind == Whole || d.Partition.Placement.Overlaps(other.Partition.Placement)) {
-					t.Errorf("%s and %s overlap", d.Name, other.Name)
-				}
-			}
-			held = append(held, d)
-		}
-	}
-	if got := s.allocate(request("any", 1)); got != "" || len(held) < 8 {
-		t.Errorf("%v were allocated, and then %q", names(held), got)
 	}
 }

@@ -5,8 +5,10 @@ package device
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/gpu"
@@ -38,9 +40,7 @@ func testBoards(t *testing.T) []testBoard {
 		node := loadNode(t, name)
 		all = append(all, testBoard{name, node})
 		if mig := node.GPUs[0].MIG; mig != nil && !mig.Dynamic {
-			on := loadNode(t, name)
-			on.GPUs[0].MIG.Enabled = true
-			all = append(all, testBoard{name + "-mig", on})
+			all = append(all, testBoard{name + "-mig", loadNode(t, name+"-mig")})
 		}
 	}
 	return all
@@ -58,11 +58,16 @@ func partitionable(t *testing.T) []testBoard {
 	return boards
 }
 
+// loadNode is a node with one GPU. NAME-mig has the mode on.
 func loadNode(t testing.TB, board string) *gpu.Node {
 	t.Helper()
-	node, err := boards.Load(board)
+	name, on := strings.CutSuffix(board, "-mig")
+	node, err := boards.Load(name)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if on {
+		node.GPUs[0].MIG.Enabled = true
 	}
 	return node
 }
@@ -95,6 +100,14 @@ func mustInventory(t *testing.T, node *gpu.Node) *Inventory {
 	return inventoryOf(t, node, everything)
 }
 
+// equal compares what the test is about.
+func equal(t *testing.T, what string, want, got any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
 func names(devices []Device) []string {
 	var out []string
 	for _, d := range devices {
@@ -103,8 +116,7 @@ func names(devices []Device) []string {
 	return out
 }
 
-// devicesOf are the devices of all slices in order.
-// devicesOf returns what claims use, without observers.
+// devicesOf are the devices of all slices in order, without observers.
 func devicesOf(published []resourceapi.ResourceSlice) []resourceapi.Device {
 	var out []resourceapi.Device
 	for _, s := range published {

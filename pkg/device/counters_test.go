@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/gpu"
@@ -188,9 +187,7 @@ func TestCounterNames(t *testing.T) {
 	}
 	for _, b := range testBoards(t) {
 		got := furtherCounters(mustInventory(t, b.node))
-		if diff := cmp.Diff(boards[b.name], got); diff != "" {
-			t.Errorf("%s: counters beside memory slices (-want +got):\n%s", b.name, diff)
-		}
+		equal(t, b.name+": counters beside memory slices", boards[b.name], got)
 	}
 
 	made := map[string]struct {
@@ -225,9 +222,7 @@ func TestCounterNames(t *testing.T) {
 	}
 	for name, tc := range made {
 		node := &gpu.Node{GPUs: []gpu.GPU{{PCIAddress: "0000:01:00.0", MIG: &gpu.MIG{Dynamic: true, MemorySlices: 4, Profiles: tc.profiles}}}}
-		if diff := cmp.Diff(tc.want, furtherCounters(mustInventory(t, node))); diff != "" {
-			t.Errorf("%s: counters beside memory slices (-want +got):\n%s", name, diff)
-		}
+		equal(t, name+": counters beside memory slices", tc.want, furtherCounters(mustInventory(t, node)))
 	}
 }
 
@@ -239,19 +234,12 @@ func TestMemorySliceCounters(t *testing.T) {
 		"a30-mig": {0, 1, 2, 3}, "a100-40-mig": {0, 1, 2, 3, 4, 5, 6}, "h100-80-sxm": {0, 1, 2, 3, 4, 5, 6},
 		"b200": {0, 1, 2, 3, 4, 5, 6}, "rtx-pro-6000": {0, 3, 6, 9},
 	}
-	for _, b := range testBoards(t) {
-		want, ok := boards[b.name]
-		if !ok {
-			continue
+	for board, want := range boards {
+		mig := loadNode(t, board).GPUs[0].MIG
+		shapes, problems := usableShapes(mig)
+		if got := decisiveSlices(mig.MemorySlices, shapes); !slices.Equal(got, want) || len(problems) > 0 {
+			t.Errorf("%s: memory slices %v, want %v; problems %v", board, got, want, problems)
 		}
-		delete(boards, b.name)
-		shapes, problems := usableShapes(b.gpu().MIG)
-		if got := decisiveSlices(b.gpu().MIG.MemorySlices, shapes); !slices.Equal(got, want) || len(problems) > 0 {
-			t.Errorf("%s: memory slices %v, want %v; problems %v", b.name, got, want, problems)
-		}
-	}
-	if len(boards) > 0 {
-		t.Errorf("there are no boards %v", boards)
 	}
 
 	shape := func(start, size int) PartitionShape {

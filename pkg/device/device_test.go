@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/gpu"
@@ -93,14 +92,10 @@ func TestOrderOfDevices(t *testing.T) {
 		},
 		"t4": {"whole", "mps", "timeslice"},
 	}
-	for _, b := range testBoards(t) {
-		want, ok := tests[b.name]
-		if !ok {
-			continue
-		}
+	for board, want := range tests {
 		var got []string
 		last := ""
-		for _, d := range mustInventory(t, b.node).Devices() {
+		for _, d := range mustInventory(t, loadNode(t, board)).Devices() {
 			text, found := strings.CutPrefix(d.Name, "gpu-0000-1b-00-0-mig-")
 			if !found {
 				got = append(got, shortName(d.Name))
@@ -114,9 +109,7 @@ func TestOrderOfDevices(t *testing.T) {
 			got[len(got)-1] += " " + start
 			last = profile
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s: order (-want +got):\n%s", b.name, diff)
-		}
+		equal(t, board+": order", want, got)
 	}
 }
 
@@ -164,9 +157,7 @@ func TestOrderByWhatIsDestroyed(t *testing.T) {
 	for _, s := range ordered {
 		got = append(got, s.Placement.Start)
 	}
-	if diff := cmp.Diff([]int{0, 7, 0, 0, 0, 3}, got); diff != "" {
-		t.Errorf("starts (-want +got):\n%s", diff)
-	}
+	equal(t, "starts", []int{0, 7, 0, 0, 0, 3}, got)
 }
 
 // TestOrderIgnoresListing: the driver may list profiles and placements in any
@@ -179,9 +170,7 @@ func TestOrderIgnoresListing(t *testing.T) {
 		slices.Reverse(p.Placements)
 	}
 	got := mustInventory(t, node)
-	if diff := cmp.Diff(want.ResourceSlices(testOptions), got.ResourceSlices(testOptions)); diff != "" {
-		t.Errorf("slices (-want +got):\n%s", diff)
-	}
+	equal(t, "slices", want.ResourceSlices(testOptions), got.ResourceSlices(testOptions))
 }
 
 func TestWrongFacts(t *testing.T) {
@@ -272,9 +261,7 @@ func TestAbsurdNumbers(t *testing.T) {
 	}
 	// Every partition wants all multiprocessors, so only one fits.
 	checkCounters := furtherCounters(mustInventory(t, node))
-	if diff := cmp.Diff([]string{"memory", "multiprocessors"}, checkCounters); diff != "" {
-		t.Errorf("counters beside memory slices (-want +got):\n%s", diff)
-	}
+	equal(t, "counters beside memory slices", []string{"memory", "multiprocessors"}, checkCounters)
 }
 
 // crowded is a GPU with more profiles than fit into a slice.

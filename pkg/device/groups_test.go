@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
@@ -61,9 +59,7 @@ func TestNVLinkDomains(t *testing.T) {
 		for n, domain := range test.want {
 			want[addressOf(n)] = Groups{NVLinkDomain: domain}
 		}
-		if diff := cmp.Diff(want, GroupsOf(&gpu.Node{GPUs: test.gpus})); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		equal(t, name, want, GroupsOf(&gpu.Node{GPUs: test.gpus}))
 	}
 }
 
@@ -76,7 +72,5 @@ func TestPCIeSwitchGroups(t *testing.T) {
 	want := map[string]Groups{
 		addressOf(1): {NVLinkDomain: "GPU-1"}, addressOf(2): {NVLinkDomain: "GPU-1", PCIeSwitch: "y"}, addressOf(3): {PCIeSwitch: "y"},
 	}
-	if diff := cmp.Diff(want, GroupsOf(node)); diff != "" {
-		t.Errorf("groups (-want +got):\n%s", diff)
-	}
+	equal(t, "groups", want, GroupsOf(node))
 }

@@ -102,9 +102,7 @@ func TestWithIsPure(t *testing.T) {
 	if reflect.DeepEqual(plain, want) {
 		t.Fatal("the status makes no difference")
 	}
-	if diff := cmp.Diff(mixedStatus(), s); diff != "" {
-		t.Errorf("the status changed (-want +got):\n%s", diff)
-	}
+	equal(t, "the status changed", mixedStatus(), s)
 	for range 20 {
 		if got := base.With(shuffled(s)).DriverResources(testOptions); !reflect.DeepEqual(want, got) {
 			t.Fatalf("the order makes a difference (-want +got):\n%s", cmp.Diff(want, got))

@@ -4,10 +4,10 @@
 package device
 
 import (
-	"fmt"
-	"maps"
-	"slices"
+	"strings"
 	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/policy"
 )
@@ -23,37 +23,38 @@ func sharedTerms(limited bool, overcommit float64) Terms {
 	return terms
 }
 
-// TestMemoryLimitAttribute: who holds the limit depends on the driver, on the library and on what is shared. How well claims are
+// TestShareAttributes: who holds the limit depends on the driver, on the library and on what is shared. How well claims are
 // isolated does not depend on the driver.
-func TestMemoryLimitAttribute(t *testing.T) {
-	isolation := map[string]string{}
+func TestShareAttributes(t *testing.T) {
 	for _, test := range []struct {
 		driver, library bool
-		want            map[string]string // by the device's short name
+		want            map[string]string // isolation and limit by the device's short name
 	}{
-		{false, false, map[string]string{"mps": "server", "timeslice": "none", "1g10gb-6-mps": "server", "1g10gb-6-timeslice": "none"}},
-		{false, true, map[string]string{"mps": "server", "timeslice": "client", "1g10gb-6-mps": "server", "1g10gb-6-timeslice": "client"}},
-		{true, false, map[string]string{"mps": "driver", "timeslice": "driver", "1g10gb-6-mps": "server", "1g10gb-6-timeslice": "none"}},
-		{true, true, map[string]string{"mps": "driver", "timeslice": "driver", "1g10gb-6-mps": "server", "1g10gb-6-timeslice": "client"}},
+		{false, false, map[string]string{"mps": "process server", "timeslice": "none none", "1g10gb-6-mps": "software server", "1g10gb-6-timeslice": "none none"}},
+		{false, true, map[string]string{"mps": "process server", "timeslice": "software client", "1g10gb-6-mps": "software server", "1g10gb-6-timeslice": "software client"}},
+		{true, false, map[string]string{"mps": "process driver", "timeslice": "none driver", "1g10gb-6-mps": "software server", "1g10gb-6-timeslice": "none none"}},
+		{true, true, map[string]string{"mps": "process driver", "timeslice": "software driver", "1g10gb-6-mps": "software server", "1g10gb-6-timeslice": "software client"}},
 	} {
+		test.want["whole"], test.want["1g10gb-6"] = "hardware ", "hardware " // one claim has it alone
 		node := loadNode(t, "h100-80-sxm")
 		node.GPUs[0].MemoryLimits = test.driver
-		found := map[string]string{}
 		for _, d := range devicesOf(inventoryOf(t, node, sharedTerms(test.library, 1)).ResourceSlices(testOptions)) {
-			name, limit := shortName(d.Name), *d.Attributes["memoryLimit"].StringValue
-			if _, is := test.want[name]; is {
-				found[name] = limit
-			} else if !slices.Contains([]string{"mps", "timeslice"}, *d.Attributes["type"].StringValue) && limit != "" {
-				t.Errorf("%s, which one claim has alone, has the limit %q", d.Name, limit)
+			text := func(name resourceapi.QualifiedName) string { return *d.Attributes[name].StringValue }
+			want, is := test.want[shortName(d.Name)]
+			if got := text("isolation") + " " + text("memoryLimit"); is && got != want {
+				t.Errorf("driver %t, library %t: %s is %q, want %q", test.driver, test.library, d.Name, got, want)
 			}
-			key, is := fmt.Sprint(d.Name, test.library), *d.Attributes["isolation"].StringValue
-			if before, seen := isolation[key]; seen && before != is {
-				t.Errorf("driver %t: the isolation of %s is %s, was %s", test.driver, d.Name, is, before)
+			delete(test.want, shortName(d.Name))
+			uuid, profile := node.GPUs[0].UUID, ""
+			if strings.Contains(d.Name, "-mig-1g10gb-6") {
+				uuid, profile = "", "1g.10gb"
 			}
-			isolation[key] = is
+			if is && (text("uuid") != uuid || text("profile") != profile || text("parentUUID") != node.GPUs[0].UUID) {
+				t.Errorf("%s is of %q, of %q, %q", d.Name, text("parentUUID"), text("uuid"), text("profile"))
+			}
 		}
-		if !maps.Equal(found, test.want) {
-			t.Errorf("driver %t, library %t: %v, want %v", test.driver, test.library, found, test.want)
+		if len(test.want) > 0 {
+			t.Errorf("driver %t, library %t: not published: %v", test.driver, test.library, test.want)
 		}
 	}
 }

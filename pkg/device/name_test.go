@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/partage-dev/partage/pkg/gpu"
@@ -56,9 +55,7 @@ func TestProfileTextsThatClash(t *testing.T) {
 		})
 	}
 	want := map[uint32]string{0: "p0", 1: "p1", 2: "p2", 3: "p3", 4: "p4", 5: "p5", 6: "me", 7: "1g5gb"}
-	if diff := cmp.Diff(want, profileTexts("gpu-0000-1b-00-0", mig)); diff != "" {
-		t.Errorf("texts (-want +got):\n%s", diff)
-	}
+	equal(t, "texts", want, profileTexts("gpu-0000-1b-00-0", mig))
 	i := mustInventory(t, &gpu.Node{GPUs: []gpu.GPU{{PCIAddress: "0000:1b:00.0", MIG: mig}}})
 	seen := map[string]bool{}
 	for _, d := range i.Devices() {

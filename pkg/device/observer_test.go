@@ -30,29 +30,24 @@ func observing(class string) resourceapi.DeviceRequest {
 func TestAllocatorObservers(t *testing.T) {
 	want := [][]string{{"gpu-0000-1b-00-0-observer", "gpu-0000-28-00-0-observer"}}
 	for _, board := range []string{"t4", "h100-80-sxm", "a100-80-mig"} {
-		for _, b := range testBoards(t) {
-			if b.name != board {
-				continue
+		i := mustInventory(t, replicate(loadNode(t, board), 2))
+		tried := 0
+		for _, d := range i.Devices() {
+			s := newScheduler(t, i.ResourceSlices(testOptions)).holding(d.Name)
+			if got, err := s.try(observing("observer")); err != nil || !cmp.Equal(got, want) {
+				t.Errorf("%s, %s is allocated: got %v, %v", board, d.Name, got, err)
 			}
-			i := mustInventory(t, replicate(b.node, 2))
-			tried := 0
-			for _, d := range i.Devices() {
-				s := newScheduler(t, i.ResourceSlices(testOptions)).holding(d.Name)
-				if got, err := s.try(observing("observer")); err != nil || !cmp.Equal(got, want) {
-					t.Errorf("%s, %s is allocated: got %v, %v", board, d.Name, got, err)
-				}
-				if got, err := s.try(observing("observer"), observing("observer")); err != nil || len(got) != 2 {
-					t.Errorf("%s, two observing claims: got %v, %v", board, got, err)
-				}
-				tried++
+			if got, err := s.try(observing("observer"), observing("observer")); err != nil || len(got) != 2 {
+				t.Errorf("%s, two observing claims: got %v, %v", board, got, err)
 			}
-			if tried < 6 {
-				t.Errorf("%s: only %d devices", board, tried)
-			}
-			lost := i.With(Status{Conditions: []Condition{onGPU(firstGPU, Lost)}})
-			if got, err := newScheduler(t, lost.ResourceSlices(testOptions)).try(observing("observer")); err != nil || !cmp.Equal(got, want) {
-				t.Errorf("%s, a GPU is lost: got %v, %v", board, got, err)
-			}
+			tried++
+		}
+		if tried < 6 {
+			t.Errorf("%s: only %d devices", board, tried)
+		}
+		lost := i.With(Status{Conditions: []Condition{onGPU(firstGPU, Lost)}})
+		if got, err := newScheduler(t, lost.ResourceSlices(testOptions)).try(observing("observer")); err != nil || !cmp.Equal(got, want) {
+			t.Errorf("%s, a GPU is lost: got %v, %v", board, got, err)
 		}
 	}
 

@@ -128,19 +128,3 @@ func TestSearch(t *testing.T) {
 	}
 	compareGolden(t, "searches.txt", golden.String())
 }
-
-// BenchmarkSearch says how long the searches take.
-func BenchmarkSearch(b *testing.B) {
-	node := replicate(loadNode(b, "h100-80-sxm"), 8)
-	i, err := NewInventory(node, Terms{})
-	if err != nil {
-		b.Fatal(err)
-	}
-	for _, c := range searches {
-		b.Run(strings.NewReplacer(" ", "_", ",", "", ":", "").Replace(c.name), func(b *testing.B) {
-			for b.Loop() {
-				b.ReportMetric(float64(c.steps(b, i)), "steps/op")
-			}
-		})
-	}
-}

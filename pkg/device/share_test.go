@@ -5,7 +5,6 @@ package device
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -154,9 +153,7 @@ func TestShareNumbers(t *testing.T) {
 			}
 			for _, d := range inventoryOf(t, loadNode(t, tc.board), tc.terms).Devices() {
 				if shortName(d.Name) == tc.device {
-					if diff := cmp.Diff(&tc.want, d.Share); diff != "" {
-						t.Errorf("share (-want +got):\n%s", diff)
-					}
+					equal(t, "share", &tc.want, d.Share)
 					return
 				}
 			}
@@ -217,13 +214,7 @@ func TestShareProblems(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			var node *gpu.Node
-			for _, b := range testBoards(t) {
-				if b.name == tc.board {
-					node = b.node
-				}
-			}
-			i, problems := problemsOf(t, node, tc.terms)
+			i, problems := problemsOf(t, loadNode(t, tc.board), tc.terms)
 			if len(problems) != len(tc.problems) {
 				t.Fatalf("problems %v, want %q", problems, tc.problems)
 			}
@@ -243,9 +234,7 @@ func TestShareProblems(t *testing.T) {
 func TestOldHardware(t *testing.T) {
 	node := loadNode(t, "t4")
 	node.GPUs[0].ComputeCapability = gpu.Version{Major: 6, Minor: 1}
-	if diff := cmp.Diff([]string{"whole", "timeslice"}, shortNames(inventoryOf(t, node, Terms{}).Devices())); diff != "" {
-		t.Errorf("devices (-want +got):\n%s", diff)
-	}
+	equal(t, "devices", []string{"whole", "timeslice"}, shortNames(inventoryOf(t, node, Terms{}).Devices()))
 }
 
 // TestSharesOfUnknownMemory: without limits a time slice needs no memory to divide.
@@ -294,9 +283,7 @@ func TestOffers(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			i := inventoryOfOffer(t, tc.offer)
-			if diff := cmp.Diff(tc.want, shortNames(i.Devices())); diff != "" {
-				t.Errorf("devices (-want +got):\n%s", diff)
-			}
+			equal(t, "devices", tc.want, shortNames(i.Devices()))
 			for _, d := range i.Devices() {
 				if d.Exclusive() == (d.Kind == MPS || d.Kind == TimeSlice) || (d.Partition == nil) == strings.Contains(d.Name, "-mig-") {
 					t.Errorf("device %+v", d)
@@ -313,9 +300,7 @@ func TestOffers(t *testing.T) {
 				}
 				return
 			}
-			if diff := cmp.Diff(counters, objects[0].Spec.SharedCounters); diff != "" {
-				t.Errorf("counters (-want +got):\n%s", diff)
-			}
+			equal(t, "counters", counters, objects[0].Spec.SharedCounters)
 			all := map[string]resourceapi.Device{}
 			for _, d := range devicesOf(mustInventory(t, loadNode(t, "h100-80-sxm")).ResourceSlices(testOptions)) {
 				all[d.Name] = d
@@ -326,9 +311,7 @@ func TestOffers(t *testing.T) {
 					base = d.Share.Base
 				}
 				n := slices.IndexFunc(devicesOf(objects), func(other resourceapi.Device) bool { return other.Name == d.Name })
-				if diff := cmp.Diff(all[base].ConsumesCounters, devicesOf(objects)[n].ConsumesCounters); diff != "" {
-					t.Errorf("%s draws (-want +got):\n%s", d.Name, diff)
-				}
+				equal(t, d.Name+" draws", all[base].ConsumesCounters, devicesOf(objects)[n].ConsumesCounters)
 			}
 		})
 	}
@@ -360,120 +343,56 @@ func TestRules(t *testing.T) {
 		firstGPU + " gpu 0": 1, firstGPU + " mig 0": 18, firstGPU + " mps 4": 1, firstGPU + " timeslice 4": 1,
 		secondGPU + " timeslice 5": 1, thirdGPU + " mps 3": 1,
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("devices (-want +got):\n%s", diff)
-	}
+	equal(t, "devices", want, got)
 }
 
-// TestShareAttributes: a share says what is shared, and how well the claims on it are isolated.
-func TestShareAttributes(t *testing.T) {
-	terms := sharing(policy.PartitionShares{Profiles: []string{"1g.10gb"}, MPS: mpsOf(2), TimeSlice: timeSliceOf(2)})
-	want := map[string]string{
-		"whole": "gpu|GPU||hardware", "1g10gb-6": "mig||1g.10gb|hardware",
-		"mps": "mps|GPU||process", "1g10gb-6-mps": "mps||1g.10gb|software",
-		"timeslice": "timeslice|GPU||none", "1g10gb-6-timeslice": "timeslice||1g.10gb|none",
-	}
-	limited := maps.Clone(want)
-	limited["timeslice"] = "timeslice|GPU||software"
-	limited["1g10gb-6-timeslice"] = "timeslice||1g.10gb|software"
-	node := loadNode(t, "h100-80-sxm")
-	for _, terms.Limited = range []bool{false, true} {
-		if terms.Limited {
-			want = limited
-		}
-		for _, d := range devicesOf(inventoryOf(t, node, terms).ResourceSlices(testOptions)) {
-			expected, ok := want[shortName(d.Name)]
-			if !ok {
-				continue
-			}
-			var values []string
-			for _, name := range []resourceapi.QualifiedName{"type", "uuid", "profile", "isolation"} {
-				value := *d.Attributes[name].StringValue
-				if name == "uuid" && value == node.GPUs[0].UUID {
-					value = "GPU"
-				}
-				values = append(values, value)
-			}
-			if got := strings.Join(values, "|"); got != expected {
-				t.Errorf("limited %t: %s is %s, want %s", terms.Limited, d.Name, got, expected)
-			}
-			if uuid := *d.Attributes["parentUUID"].StringValue; uuid != node.GPUs[0].UUID {
-				t.Errorf("%s is of the GPU %s", d.Name, uuid)
-			}
-		}
-	}
-}
-
-// TestShareOptions: what a cluster would drop is not published, and everything else draws
-// on counters.
-func TestShareOptions(t *testing.T) {
+// TestOptions: what a cluster would drop is not published, and everything else draws on counters. Where the scheduler forgets
+// what shares draw, a GPU has shares only if there is nothing else that they exclude.
+func TestOptions(t *testing.T) {
 	shares := sharing(policy.PartitionShares{Profiles: []string{"1g.10gb", "1g.6gb"}, MPS: mpsOf(2), TimeSlice: timeSliceOf(2)})
-	for _, tc := range []struct {
+	builtin := policy.Builtin().Default
+	of := func(o policy.Offer) Terms { return Terms{Policy: &policy.Policy{Default: o}} }
+	all, noShares, noPartitions, neither := Options{PartitionableDevices: true, ConsumableCapacity: true}, Options{PartitionableDevices: true},
+		Options{ConsumableCapacity: true}, Options{}
+	forgets := all
+	forgets.NoShareCounters = true
+	for name, tc := range map[string]struct {
 		board                       string
-		partitionable, consumable   bool
+		terms                       Terms
+		options                     Options
 		exclusive, shared, counters int
 	}{
-		{"t4", true, true, 1, 2, 1},
-		{"t4", true, false, 1, 0, 1},
-		{"t4", false, true, 1, 0, 0},
-		{"t4", false, false, 1, 0, 0},
-		{"h100-80-sxm", true, true, 26, 16, 9},
-		{"h100-80-sxm", true, false, 26, 0, 9},
-		{"h100-80-sxm", false, true, 1, 0, 0},
-		{"h100-80-sxm", false, false, 1, 0, 0},
+		"no MIG":                      {"t4", shares, all, 1, 2, 1},
+		"no MIG, no shares":           {"t4", shares, noShares, 1, 0, 1},
+		"no MIG, no counters":         {"t4", shares, noPartitions, 1, 0, 0},
+		"no MIG, neither":             {"t4", shares, neither, 1, 0, 0},
+		"MIG":                         {"h100-80-sxm", shares, all, 26, 16, 9},
+		"MIG, no shares":              {"h100-80-sxm", shares, noShares, 26, 0, 9},
+		"MIG, no counters":            {"h100-80-sxm", shares, noPartitions, 1, 0, 0},
+		"MIG, neither":                {"h100-80-sxm", shares, neither, 1, 0, 0},
+		"MIG that is on, no counters": {"a100-40-mig", Terms{}, noPartitions, 0, 0, 0},
+		"forgets, whole and shares":   {"t4", of(builtin), forgets, 1, 0, 0},
+		"forgets, everything":         {"h100-80-sxm", of(builtin), forgets, 19, 0, 9},
+		"forgets, one kind":           {"t4", of(policy.Offer{TimeSlice: builtin.TimeSlice}), forgets, 0, 1, 0},
+		"forgets, one kind with MIG":  {"h100-80-sxm", of(policy.Offer{MPS: builtin.MPS}), forgets, 0, 1, 0},
+		"forgets, two kinds":          {"h100-80-sxm", of(policy.Offer{MPS: builtin.MPS, TimeSlice: builtin.TimeSlice}), forgets, 0, 1, 0},
+		"forgets, partitions, a share": {
+			"h100-80-sxm", of(policy.Offer{Partition: builtin.Partition, MPS: builtin.MPS}), forgets, 18, 0, 9,
+		},
 	} {
-		o := testOptions
-		o.PartitionableDevices, o.ConsumableCapacity = tc.partitionable, tc.consumable
-		objects := inventoryOf(t, loadNode(t, tc.board), shares).ResourceSlices(o)
-		checkAPI(t, objects)
-		exclusive, shared, counters := 0, 0, 0
-		for _, d := range devicesOf(objects) {
-			shared += oneIf(d.AllowMultipleAllocations != nil)
-			exclusive += oneIf(d.AllowMultipleAllocations == nil)
-			if len(d.ConsumesCounters) != oneIf(tc.counters > 0) {
-				t.Errorf("%+v: %s draws %v", tc, d.Name, d.ConsumesCounters)
-			}
-		}
-		for _, set := range objects[0].Spec.SharedCounters {
-			counters += len(set.Counters)
-		}
-		if exclusive != tc.exclusive || shared != tc.shared || counters != tc.counters {
-			t.Errorf("%+v: %d exclusive devices, %d shares and %d counters", tc, exclusive, shared, counters)
-		}
-	}
-}
-
-// TestNoShareCounters: where the scheduler forgets what shares draw, a GPU has shares
-// only if there is nothing else that they exclude.
-func TestNoShareCounters(t *testing.T) {
-	builtin := policy.Builtin().Default
-	for name, tc := range map[string]struct {
-		board             string
-		offer             policy.Offer
-		exclusive, shared int
-		counted           bool
-	}{
-		"whole and shares":    {"t4", builtin, 1, 0, false},
-		"everything":          {"h100-80-sxm", builtin, 19, 0, true},
-		"one kind":            {"t4", policy.Offer{TimeSlice: builtin.TimeSlice}, 0, 1, false},
-		"one kind with MIG":   {"h100-80-sxm", policy.Offer{MPS: builtin.MPS}, 0, 1, false},
-		"two kinds":           {"h100-80-sxm", policy.Offer{MPS: builtin.MPS, TimeSlice: builtin.TimeSlice}, 0, 1, false},
-		"partitions, a share": {"h100-80-sxm", policy.Offer{Partition: builtin.Partition, MPS: builtin.MPS}, 18, 0, true},
-	} {
-		o := testOptions
-		o.NoShareCounters = true
-		objects := inventoryOf(t, loadNode(t, tc.board), Terms{Policy: &policy.Policy{Default: tc.offer}}).ResourceSlices(o)
+		tc.options.Driver, tc.options.Pool, tc.options.NodeName = testOptions.Driver, testOptions.Pool, testOptions.NodeName
+		objects := inventoryOf(t, loadNode(t, tc.board), tc.terms).ResourceSlices(tc.options)
 		checkAPI(t, objects)
 		exclusive, shared := 0, 0
 		for _, d := range devicesOf(objects) {
 			shared += oneIf(d.AllowMultipleAllocations != nil)
 			exclusive += oneIf(d.AllowMultipleAllocations == nil)
-			if (len(d.ConsumesCounters) > 0) != tc.counted {
+			if len(d.ConsumesCounters) != oneIf(tc.counters > 0) {
 				t.Errorf("%s: %s draws %v", name, d.Name, d.ConsumesCounters)
 			}
 		}
-		if exclusive != tc.exclusive || shared != tc.shared || tc.counted != (len(objects[0].Spec.SharedCounters) > 0) {
-			t.Errorf("%s: %d exclusive devices, %d shares", name, exclusive, shared)
+		if exclusive != tc.exclusive || shared != tc.shared || len(counterSet(objects)) != tc.counters {
+			t.Errorf("%s: %d exclusive devices, %d shares and %d counters", name, exclusive, shared, len(counterSet(objects)))
 		}
 	}
 }

@@ -65,9 +65,7 @@ func TestStaticIsNotPublished(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			base := mustInventory(t, loadNode(t, tc.board))
 			i := base.With(Status{Static: []Static{tc.s}})
-			if diff := cmp.Diff(base.Devices(), i.Devices()); diff != "" {
-				t.Errorf("devices (-want +got):\n%s", diff)
-			}
+			equal(t, "devices", base.Devices(), i.Devices())
 			checkAPI(t, i.ResourceSlices(testOptions))
 		})
 	}
@@ -141,9 +139,7 @@ func TestTooManyStatic(t *testing.T) {
 		}
 		i := base.With(absurd)
 		extra := min(reservedForStatic, len(absurd.Static))
-		if diff := cmp.Diff(base.Devices(), i.Devices()[extra:]); diff != "" {
-			t.Errorf("%s: devices (-want +got):\n%s", name, diff)
-		}
+		equal(t, name+": devices", base.Devices(), i.Devices()[extra:])
 		checkAPI(t, i.ResourceSlices(testOptions))
 	}
 }

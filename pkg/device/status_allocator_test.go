@@ -9,8 +9,6 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
-
-	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // TestAllocatorStatic: a static partition is taken before anything is cut, its
@@ -84,89 +82,6 @@ func untainted(objects []resourceapi.ResourceSlice) []resourceapi.ResourceSlice 
 		out = append(out, object)
 	}
 	return out
-}
-
-// TestAllocatorTaints gives everything away that there is, and never a device that
-// is tainted, except to whom tolerates it.
-func TestAllocatorTaints(t *testing.T) {
-	i := mustInventory(t, replicate(loadNode(t, "h100-80-sxm"), 4)).With(mixedStatus())
-	objects := i.ResourceSlices(testOptions)
-	bad := sets.New[string]()
-	for _, d := range devicesOf(objects) {
-		if len(d.Taints) > 0 {
-			bad.Insert(d.Name)
-		}
-	}
-	s := newScheduler(t, objects)
-	got := sets.New[string]()
-	for _, r := range []resourceapi.DeviceRequest{request("gpu", 1), request("mig", 1)} {
-		for name := s.allocate(r); name != ""; name = s.allocate(r) {
-			got.Insert(name)
-		}
-	}
-	if both := got.Intersection(bad); len(both) > 0 {
-		t.Errorf("allocated tainted devices %v", sets.List(both))
-	}
-	// The fourth GPU is in order, the first has a static partition and room beside
-	// what is pending, the second has its static partition only, under a release
-	// that is pending, and the third has nothing.
-	want := sets.New("gpu-0000-42-00-0", "gpu-0000-1b-00-0-mig-3g40gb-0-static", "gpu-0000-1b-00-0-mig-1g10gb-6")
-	if !got.Equal(want) {
-		t.Errorf("allocated %v, want %v", sets.List(got), sets.List(want))
-	}
-
-	tolerant := request("gpu", 1, `device.attributes["resource.kubernetes.io"].pciBusID == "`+thirdGPU+`"`)
-	if got := newScheduler(t, objects).allocate(tolerant); got != "" {
-		t.Errorf("allocated %q without a toleration", got)
-	}
-	for _, reason := range []Reason{Gone, Lost, Occupied, ReleasePending, ResetRequired, Unresponsive} {
-		tolerant.Exactly.Tolerations = append(tolerant.Exactly.Tolerations, resourceapi.DeviceToleration{
-			Key: testOptions.Driver + "/" + string(reason), Operator: resourceapi.DeviceTolerationOpExists,
-		})
-	}
-	if got := newScheduler(t, objects).allocate(tolerant); got != "gpu-0000-35-00-0" {
-		t.Errorf("allocated %q with all tolerations", got)
-	}
-}
-
-// TestAllocatorTolerations: claims that were written for NVIDIA's driver, with its keys, get
-// what is tainted for the same cause; what is only told keeps nobody away.
-func TestAllocatorTolerations(t *testing.T) {
-	exists := func(key string) resourceapi.DeviceToleration {
-		return resourceapi.DeviceToleration{Key: key, Operator: resourceapi.DeviceTolerationOpExists}
-	}
-	xid := func(value string) resourceapi.DeviceToleration {
-		return resourceapi.DeviceToleration{Key: "gpu.nvidia.com/xid", Operator: resourceapi.DeviceTolerationOpEqual, Value: value}
-	}
-	lost := Condition{PCIAddress: firstGPU, Reason: Lost}
-	contained := Condition{PCIAddress: firstGPU, Reason: XID, Value: "94"}
-	fallen := Condition{PCIAddress: firstGPU, Reason: XID, Value: "79", Effect: policy.EffectNoExecute}
-	unmonitored := Condition{PCIAddress: firstGPU, Reason: Unmonitored, Effect: policy.EffectNone}
-	for name, tc := range map[string]struct {
-		condition   Condition
-		tolerations []resourceapi.DeviceToleration
-		want        bool
-	}{
-		"lost":                        {lost, nil, false},
-		"lost, tolerated":             {lost, []resourceapi.DeviceToleration{exists("gpu.nvidia.com/gpu-lost")}, true},
-		"lost, another is tolerated":  {lost, []resourceapi.DeviceToleration{exists("gpu.nvidia.com/xid")}, false},
-		"an XID":                      {contained, nil, false},
-		"an XID, tolerated":           {contained, []resourceapi.DeviceToleration{exists("gpu.nvidia.com/xid")}, true},
-		"this XID is tolerated":       {contained, []resourceapi.DeviceToleration{xid("94")}, true},
-		"another XID is tolerated":    {contained, []resourceapi.DeviceToleration{xid("48")}, false},
-		"a grave XID":                 {fallen, nil, false},
-		"a grave XID, tolerated":      {fallen, []resourceapi.DeviceToleration{exists("gpu.nvidia.com/xid")}, true},
-		"unmonitored, nothing needed": {unmonitored, nil, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			i := mustInventory(t, loadNode(t, "h100-80-sxm")).With(Status{Conditions: []Condition{tc.condition}})
-			r := request("gpu", 1)
-			r.Exactly.Tolerations = tc.tolerations
-			if got := newScheduler(t, i.ResourceSlices(testOptions)).allocate(r); (got != "") != tc.want {
-				t.Errorf("allocated %q, want a device: %t", got, tc.want)
-			}
-		})
-	}
 }
 
 // TestStaticAgainstHardware: beside static partitions, taints and counters allow

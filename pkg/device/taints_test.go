@@ -147,6 +147,7 @@ func TestTaints(t *testing.T) {
 				Conditions: []Condition{{PCIAddress: firstGPU, Undivided: true, Reason: FabricUnhealthy}},
 			},
 			map[string]string{"whole": "fabric-unhealthy", "mps": "fabric-unhealthy", "timeslice": "fabric-unhealthy", "1g10gb-0-static": "gone"}},
+		"one kind": {Status{Conditions: []Condition{{PCIAddress: firstGPU, Kind: MPS, Reason: MPSUnavailable}}}, map[string]string{"mps": "mps-unavailable"}},
 		"another GPU": {
 			Status{Static: []Static{static(secondGPU, profile1g, at(0, 1), "MIG-1")}, Conditions: []Condition{onGPU("", Lost), onGPU(thirdGPU, Lost)}},
 			map[string]string{}},
@@ -154,10 +155,19 @@ func TestTaints(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			i := mustInventory(t, loadNode(t, "h100-80-sxm"))
-			if diff := cmp.Diff(tc.want, tainted(i.With(tc.status), testOptions)); diff != "" {
-				t.Errorf("taints (-want +got):\n%s", diff)
-			}
+			equal(t, "taints", tc.want, tainted(i.With(tc.status), testOptions))
 			checkAPI(t, i.With(tc.status).ResourceSlices(testOptions))
+			// Shares of partitions are out for the same reasons as the partitions.
+			shared := inventoryOf(t, loadNode(t, "h100-80-sxm"), sharing(policy.PartitionShares{Profiles: []string{"1g.10gb", "1g.10gb+me"}, MPS: mpsOf(2)}))
+			got := tainted(shared.With(tc.status), testOptions)
+			for _, d := range shared.Devices() {
+				if d.Share == nil || d.Partition == nil || name == "one kind" {
+					continue
+				}
+				if base := tc.want[shortName(d.Share.Base)]; got[shortName(d.Name)] != base {
+					t.Errorf("%s is tainted with %q, its partition with %q", d.Name, got[shortName(d.Name)], base)
+				}
+			}
 			// With whole GPUs only, the GPU is tainted for what is in its parts.
 			o := testOptions
 			o.PartitionableDevices = false
@@ -204,22 +214,6 @@ func TestShortage(t *testing.T) {
 	} {
 		if got[name] != want {
 			t.Errorf("%s is tainted with %q, want %q", name, got[name], want)
-		}
-	}
-}
-
-// TestConditionOfOneKind taints the devices of that kind and no others.
-func TestConditionOfOneKind(t *testing.T) {
-	for _, b := range testBoards(t) {
-		address := b.node.GPUs[0].PCIAddress
-		inventory := mustInventory(t, b.node).With(Status{Conditions: []Condition{
-			{PCIAddress: address, Kind: MPS, Reason: MPSUnavailable},
-		}})
-		for _, d := range devicesOf(inventory.ResourceSlices(testOptions)) {
-			isMPS := *d.Attributes["type"].StringValue == string(MPS)
-			if tainted := len(d.Taints) > 0; tainted != isMPS {
-				t.Errorf("%s: device %s has taints %v", b.name, d.Name, d.Taints)
-			}
 		}
 	}
 }

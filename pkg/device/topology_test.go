@@ -7,7 +7,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -61,9 +60,7 @@ func TestGroupAttributes(t *testing.T) {
 	for _, d := range published(t, node) {
 		domain, _ := valueOf(d.Attributes["nvlinkDomain"])
 		port, _ := valueOf(d.Attributes["pcieSwitch"])
-		if diff := cmp.Diff(want[d.Name], [2]string{domain, port}); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", d.Name, diff)
-		}
+		equal(t, d.Name, want[d.Name], [2]string{domain, port})
 		for _, name := range []resourceapi.QualifiedName{"nvlinkDomain", "pcieSwitch"} {
 			if a, has := d.Attributes[name]; has && *a.StringValue == "" {
 				t.Errorf("%s has an empty %s: empty values match one another", d.Name, name)
@@ -76,22 +73,6 @@ func TestGroupAttributes(t *testing.T) {
 	if others < 100 {
 		t.Errorf("only %d devices that are not whole GPUs", others)
 	}
-}
-
-// TestGroupAttributesOfAClique: the value of a fabric that spans nodes is that of the nodes' label.
-func TestGroupAttributesOfAClique(t *testing.T) {
-	node := replicate(loadNode(t, "gb200"), 1)
-	node.GPUs[0].NVLink = &gpu.NVLink{Clique: "2b6ed3a4-9f5c-4f7e-8c13-6a0b7d21e958.4294967295"}
-	for _, d := range published(t, node) {
-		if d.Name != GPUName(node.GPUs[0].PCIAddress) {
-			continue
-		}
-		if got, _ := valueOf(d.Attributes["nvlinkDomain"]); got != node.GPUs[0].NVLink.Clique {
-			t.Errorf("got %q", got)
-		}
-		return
-	}
-	t.Error("there is no whole GPU")
 }
 
 // matching asks for whole GPUs that have an attribute in common.
@@ -145,42 +126,6 @@ func TestAllocatorKeepsGroupsTogether(t *testing.T) {
 		for _, n := range test.want {
 			want = append(want, GPUName(node.GPUs[n].PCIAddress))
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
-	}
-}
-
-// TestAllocatorPrefersGroups: an alternative without the constraint makes it a preference.
-func TestAllocatorPrefersGroups(t *testing.T) {
-	node := bridged(t)
-	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "preferred"}}
-	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpus", FirstAvailable: []resourceapi.DeviceSubRequest{
-		{Name: "linked", DeviceClassName: "gpu", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 2},
-		{Name: "any", DeviceClassName: "gpu", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 2},
-	}}}
-	claim.Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{
-		Requests: []string{"gpus/linked"}, MatchAttribute: new(resourceapi.FullyQualifiedName("gpu.nvidia.com/nvlinkDomain")),
-	}}
-	for name, test := range map[string]struct {
-		held []int
-		want []int
-	}{
-		"a pair is free": {[]int{0, 3, 4}, []int{6, 7}},
-		"none is":        {[]int{0, 3, 4, 7}, []int{1, 2}},
-	} {
-		s := newScheduler(t, inventoryOf(t, node, Terms{}).ResourceSlices(testOptions))
-		for _, n := range test.held {
-			s = s.holding(GPUName(node.GPUs[n].PCIAddress))
-		}
-		results, err := s.allocateClaims(claim)
-		if err != nil || len(results) != 1 {
-			t.Fatalf("%s: %+v, %v", name, results, err)
-		}
-		for i, r := range results[0].Devices.Results {
-			if want := GPUName(node.GPUs[test.want[i]].PCIAddress); r.Device != want {
-				t.Errorf("%s: got %s, want %s", name, r.Device, want)
-			}
-		}
+		equal(t, name, want, got)
 	}
 }

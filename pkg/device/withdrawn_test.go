@@ -28,23 +28,11 @@ func keeping(terms Terms, short ...string) Terms {
 	return terms
 }
 
-// TestNothingOffered: a GPU that the policy leaves alone is not published, but for what
-// claims have.
+// TestNothingOffered: of a GPU that the policy leaves alone what claims have is published.
 func TestNothingOffered(t *testing.T) {
-	leave, err := policy.Decode([]byte("apiVersion: policy.partage.dev/v1alpha1\nkind: SharingPolicy\ndefault: {kinds: []}"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	i := inventoryOf(t, loadNode(t, "h100-80-sxm"), Terms{Policy: leave})
-	if devices, problems := i.Devices(), i.Problems(); len(devices) > 0 || len(problems) > 0 {
-		t.Errorf("published %v, problems %v", shortNames(devices), problems)
-	}
-	i = inventoryOf(t, loadNode(t, "h100-80-sxm"), keeping(Terms{Policy: leave}, "3g40gb-4"))
-	if diff := cmp.Diff([]string{"3g40gb-4"}, shortNames(i.Devices())); diff != "" {
-		t.Errorf("in use (-want +got):\n%s", diff)
-	}
-	if got := i.With(Status{}).Withdrawn(); len(got) != 1 {
-		t.Errorf("withdrawn: %v", got)
+	i := inventoryOf(t, loadNode(t, "h100-80-sxm"), keeping(Terms{Policy: &policy.Policy{}}, "3g40gb-4"))
+	if diff := cmp.Diff([]string{"3g40gb-4"}, shortNames(i.Devices())); diff != "" || len(i.With(Status{}).Withdrawn()) != 1 {
+		t.Errorf("withdrawn %v, in use (-want +got):\n%s", i.Withdrawn(), diff)
 	}
 }
 
@@ -62,9 +50,7 @@ func TestWithdrawn(t *testing.T) {
 		"1g10gb-6-mps", "1g10gb-6-timeslice", "1g10gb-4-mps", "1g10gb-5-mps", "1g10gb-2-mps", "1g10gb-3-mps", "1g10gb-0-mps", "1g10gb-1-mps",
 		"4g40gb-0-mps", "mps", "timeslice",
 	}
-	if diff := cmp.Diff(want, shortNames(i.Devices())); diff != "" {
-		t.Errorf("devices (-want +got):\n%s", diff)
-	}
+	equal(t, "devices", want, shortNames(i.Devices()))
 	withdrawn := []string{"7g80gb-0", "whole", "1g10gb-6-timeslice", "4g40gb-0-mps", "timeslice"}
 	taints := map[string]string{}
 	for _, name := range withdrawn {
@@ -75,12 +61,8 @@ func TestWithdrawn(t *testing.T) {
 		for _, name := range i.Withdrawn() {
 			got = append(got, shortName(name))
 		}
-		if diff := cmp.Diff(withdrawn, got); diff != "" {
-			t.Errorf("%s: withdrawn (-want +got):\n%s", what, diff)
-		}
-		if diff := cmp.Diff(taints, tainted(i, testOptions)); diff != "" {
-			t.Errorf("%s: taints (-want +got):\n%s", what, diff)
-		}
+		equal(t, what+": withdrawn", withdrawn, got)
+		equal(t, what+": taints", taints, tainted(i, testOptions))
 	}
 	// What is the case comes on top.
 	place := at(0, 2)
@@ -90,9 +72,7 @@ func TestWithdrawn(t *testing.T) {
 			taints[name] = strings.TrimSpace("mps-unhealthy " + taints[name])
 		}
 	}
-	if diff := cmp.Diff(taints, tainted(i.With(Status{Conditions: []Condition{inPlace(firstGPU, place, MPSUnhealthy)}}), testOptions)); diff != "" {
-		t.Errorf("taints (-want +got):\n%s", diff)
-	}
+	equal(t, "taints", taints, tainted(i.With(Status{Conditions: []Condition{inPlace(firstGPU, place, MPSUnhealthy)}}), testOptions))
 	// Numbers are the offer's where there is one, or else the built-in ones.
 	for short, want := range map[string]int{"mps": 3, "timeslice": 4, "mig-1g10gb-6-mps": 2, "mig-1g10gb-6-timeslice": 4, "mig-4g40gb-0-mps": 4} {
 		if d, _ := i.Lookup("gpu-0000-1b-00-0-" + short); d.Share == nil || d.Share.Clients != want {
@@ -132,15 +112,8 @@ func TestWhatCannotBeIsNotKept(t *testing.T) {
 		"a100-80":     {"1g10gb-0", "1g10gb-0-mps", "7g80gb-0-timeslice"},
 		"t4":          {"1g10gb-0", "1g10gb-0-mps"},
 	} {
-		for _, b := range testBoards(t) {
-			if b.name != board {
-				continue
-			}
-			want := mustInventory(t, b.node)
-			if diff := cmp.Diff(want.Devices(), inventoryOf(t, b.node, keeping(everything, keep...)).Devices()); diff != "" {
-				t.Errorf("%s: devices (-want +got):\n%s", board, diff)
-			}
-		}
+		node := loadNode(t, board)
+		equal(t, board+": devices", mustInventory(t, node).Devices(), inventoryOf(t, node, keeping(everything, keep...)).Devices())
 	}
 	old := loadNode(t, "t4")
 	old.GPUs[0].ComputeCapability.Major = 6
@@ -256,9 +229,7 @@ func TestRoomForWithdrawn(t *testing.T) {
 				}
 			}
 			offered := slices.DeleteFunc(i.Devices(), func(d Device) bool { return slices.Contains(i.Withdrawn(), d.Name) })
-			if diff := cmp.Diff(names(fresh.Devices()), names(offered)); diff != "" {
-				t.Errorf("offered (-want +got):\n%s", diff)
-			}
+			equal(t, "offered", names(fresh.Devices()), names(offered))
 			published := i.ResourceSlices(testOptions)
 			checkAPI(t, published)
 			if len(published) != 1+tc.slices {
