@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -41,17 +40,6 @@ type fault struct {
 	after bool
 	// then runs when the fault has happened.
 	then func(*fakeGPU)
-}
-
-// clone keeps the tables as they are: a test changes its own copy.
-func (f *fakeGPU) clone() *fakeGPU {
-	c := *f
-	c.faults = maps.Clone(f.faults)
-	c.instances = slices.Clone(f.instances)
-	for i := range c.instances {
-		c.instances[i].Compute = slices.Clone(c.instances[i].Compute)
-	}
-	return &c
 }
 
 const pci = "0000:1b:00.0"

@@ -59,25 +59,20 @@ func lifecycle(f *fakeGPU, limit int, onWait func(n int)) *Lifecycle {
 
 // outcome is what every case of every table checks.
 type outcome struct {
-	is       error    // the error wraps this; nil: no error
-	says     []string // the error contains all of these
-	calls    []string
+	is       error  // the error wraps this; nil: no error
+	says     string // the error contains this
+	calls    string // separated by commas
 	left     []gpu.Instance
 	modeLeft bool
 }
 
 func (want outcome) check(t *testing.T, f *fakeGPU, err error) {
 	t.Helper()
-	fails := want.is != nil || len(want.says) > 0
-	if (err != nil) != fails || (want.is != nil && !errors.Is(err, want.is)) {
+	fails := want.is != nil || want.says != ""
+	if (err != nil) != fails || want.is != nil && !errors.Is(err, want.is) || err != nil && !strings.Contains(err.Error(), want.says) {
 		t.Errorf("error %v, want one that wraps %v and says %q", err, want.is, want.says)
 	}
-	for _, part := range want.says {
-		if err != nil && !strings.Contains(err.Error(), part) {
-			t.Errorf("error %q does not say %q", err, part)
-		}
-	}
-	if diff := cmp.Diff(want.calls, f.calls, cmpopts.EquateEmpty()); diff != "" {
+	if diff := cmp.Diff(want.calls, strings.Join(f.calls, ", ")); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(want.left, f.instances, cmpopts.EquateEmpty()); diff != "" {
@@ -88,125 +83,80 @@ func (want outcome) check(t *testing.T, f *fakeGPU, err error) {
 	}
 }
 
-var makeTests = map[string]struct {
-	gpu     fakeGPU
-	at      Address
-	dynamic bool
-	want    Live
-	outcome
-}{
-	"mode is turned on": {
-		gpu: fakeGPU{}, at: oneAt4, dynamic: true,
-		want: Live{InstanceID: 7, ComputeID: 0, UUID: "MIG-4-1"},
-		outcome: outcome{
-			calls: []string{"mode true", "gi+ 19@4:1", "ci+ 7"},
-			left:  []gpu.Instance{instance(7, oneAt4, "MIG-4-1")}, modeLeft: true,
-		},
-	},
-	"mode is on already": {
-		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{neighbour}}, at: oneAt4,
-		want: Live{InstanceID: 7, ComputeID: 0, UUID: "MIG-4-1"},
-		outcome: outcome{
-			calls: []string{"gi+ 19@4:1", "ci+ 7"},
-			left:  []gpu.Instance{neighbour, instance(7, oneAt4, "MIG-4-1")}, modeLeft: true,
-		},
-	},
-	"mode off and static": {
-		gpu: fakeGPU{}, at: oneAt4,
-		outcome: outcome{is: gpu.ErrNotSupported, says: []string{pci, "MIG mode is off"}},
-	},
-	"mode needs a reset, nothing stays pending": {
-		gpu: fakeGPU{resetMode: true}, at: oneAt4, dynamic: true,
-		outcome: outcome{is: gpu.ErrResetRequired, calls: []string{"mode true", "mode false"}},
-	},
-	"mode refused, holder is named": {
-		gpu: fakeGPU{
-			processes: []gpu.Process{{PID: 4711, InstanceID: -1}}, faults: map[string][]fault{"SetMIGMode": {{err: gpu.ErrInUse}}},
-		}, at: oneAt4, dynamic: true,
-		outcome: outcome{is: gpu.ErrInUse, says: []string{"4711"}, calls: []string{"mode true", "mode false"}},
-	},
-	"mode reports success and does nothing": {
-		gpu: fakeGPU{faults: map[string][]fault{"SetMIGMode": {{}}}}, at: oneAt4, dynamic: true,
-		outcome: outcome{says: []string{"has not changed"}, calls: []string{"mode true", "mode false"}},
-	},
-	"another instance overlaps": {
-		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{instance(5, address(9, 4, 4), "MIG-f")}}, at: oneAt4, dynamic: true,
-		outcome: outcome{
-			is: gpu.ErrNoRoom, says: []string{"GPU instance 5 (profile 9, placement 4:4)", "profile 19 at 4:1"}, calls: []string{"gi+ 19@4:1"},
-			left: []gpu.Instance{instance(5, address(9, 4, 4), "MIG-f")}, modeLeft: true,
-		},
-	},
-	"another profile at the same placement": {
-		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{instance(5, mediaAt4)}}, at: oneAt4, dynamic: true,
-		outcome: outcome{
-			is: gpu.ErrNoRoom, says: []string{"GPU instance 5 (profile 20, placement 4:1)"}, calls: []string{"gi+ 19@4:1"},
-			left: []gpu.Instance{instance(5, mediaAt4)}, modeLeft: true,
-		},
-	},
-	"divided into compute instances by someone else": {
-		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{instance(5, oneAt4, "MIG-a", "MIG-b")}}, at: oneAt4, dynamic: true,
-		outcome: outcome{
-			is: ErrForeign, says: []string{"GPU instance 5 is there already"},
-			left: []gpu.Instance{instance(5, oneAt4, "MIG-a", "MIG-b")}, modeLeft: true,
-		},
-	},
-	"media engines are taken": {
-		gpu: fakeGPU{enabled: true, media: 20, instances: []gpu.Instance{instance(5, address(20, 0, 1), "MIG-m")}}, at: mediaAt4, dynamic: true,
-		outcome: outcome{
-			is: gpu.ErrNoRoom, says: []string{"engine", "GPU instance 5 (profile 20, placement 0:1)"},
-			calls: []string{"gi+ 20@4:1"},
-			left:  []gpu.Instance{instance(5, address(20, 0, 1), "MIG-m")}, modeLeft: true,
-		},
-	},
-	"GPU instance fails": {
-		gpu: fakeGPU{faults: map[string][]fault{"CreateInstance": {{err: errBoom}}}}, at: oneAt4, dynamic: true,
-		outcome: outcome{is: errBoom, calls: []string{"mode true", "gi+ 19@4:1", "mode false"}},
-	},
-	"GPU instance is made and reports failure": {
-		gpu: fakeGPU{faults: map[string][]fault{"CreateInstance": {{err: errBoom, after: true}}}}, at: oneAt4, dynamic: true,
-		outcome: outcome{is: errBoom, calls: []string{"mode true", "gi+ 19@4:1", "gi- 7", "mode false"}},
-	},
-	"compute instance fails": {
-		gpu: fakeGPU{
-			enabled: true, instances: []gpu.Instance{neighbour},
-			faults: map[string][]fault{"CreateComputeInstance": {{err: errBoom}}},
-		}, at: oneAt4, dynamic: true,
-		outcome: outcome{
-			is: errBoom, says: []string{"GPU instance 7"}, calls: []string{"gi+ 19@4:1", "ci+ 7", "gi- 7"},
-			left: []gpu.Instance{neighbour}, modeLeft: true,
-		},
-	},
-	"compute instance is made and reports failure": {
-		gpu: fakeGPU{faults: map[string][]fault{"CreateComputeInstance": {{err: errBoom, after: true}}}}, at: oneAt4, dynamic: true,
-		outcome: outcome{is: errBoom, calls: []string{"mode true", "gi+ 19@4:1", "ci+ 7", "ci- 7/0", "gi- 7", "mode false"}},
-	},
-	"undoing fails, both are told": {
-		gpu: fakeGPU{
-			enabled: true,
-			faults: map[string][]fault{
-				"CreateComputeInstance": {{err: errBoom}},
-				"DestroyInstance":       {{err: gpu.ErrLost}},
-			},
-		}, at: oneAt4,
-		outcome: outcome{
-			is: gpu.ErrLost, says: []string{"boom", "undo"}, calls: []string{"gi+ 19@4:1", "ci+ 7", "gi- 7"},
-			left: []gpu.Instance{instance(7, oneAt4)}, modeLeft: true,
-		},
-	},
-	"state cannot be read": {
-		gpu: fakeGPU{faults: map[string][]fault{"MIGState": {{err: gpu.ErrLost}}}}, at: oneAt4, dynamic: true,
-		outcome: outcome{is: gpu.ErrLost},
-	},
+// off is a GPU whose MIG mode is off, and with one with the mode on and these instances.
+func off() *fakeGPU { return &fakeGPU{faults: map[string][]fault{}} }
+func with(instances ...gpu.Instance) *fakeGPU {
+	return &fakeGPU{enabled: true, instances: instances, faults: map[string][]fault{}}
+}
+func all(instances ...gpu.Instance) []gpu.Instance { return instances }
+
+// failing adds faults of a call.
+func (f *fakeGPU) failing(call string, faults ...fault) *fakeGPU {
+	f.faults[call] = faults
+	return f
+}
+
+func (f *fakeGPU) used(processes ...gpu.Process) *fakeGPU {
+	f.processes = processes
+	return f
 }
 
 func TestMake(t *testing.T) {
-	for name, test := range makeTests {
+	needsReset, engines := off(), with(instance(5, address(20, 0, 1), "MIG-m"))
+	needsReset.resetMode, engines.media = true, 20
+	overlapping, sameProfile := instance(5, address(9, 4, 4), "MIG-f"), instance(5, mediaAt4)
+	divided, made := instance(5, oneAt4, "MIG-a", "MIG-b"), instance(7, oneAt4, "MIG-4-1")
+	holder := gpu.Process{PID: 4711, InstanceID: -1}
+	refused := fault{err: gpu.ErrInUse}
+	const modeOn, undone = "mode true, gi+ 19@4:1, ci+ 7", "mode true, mode false"
+	for name, test := range map[string]struct {
+		gpu    *fakeGPU
+		at     Address
+		static bool
+		made   bool
+		outcome
+	}{
+		"mode is turned on": {off(), oneAt4, false, true, outcome{calls: modeOn, left: all(made), modeLeft: true}},
+		"mode is on already": {
+			with(neighbour), oneAt4, true, true, outcome{calls: "gi+ 19@4:1, ci+ 7", left: all(neighbour, made), modeLeft: true}},
+		"mode off and static":                       {off(), oneAt4, true, false, outcome{is: gpu.ErrNotSupported, says: pci}},
+		"mode needs a reset, nothing stays pending": {needsReset, oneAt4, false, false, outcome{is: gpu.ErrResetRequired, calls: undone}},
+		"mode refused, holder is named": {
+			off().used(holder).failing("SetMIGMode", refused), oneAt4, false, false, outcome{is: gpu.ErrInUse, says: "4711", calls: undone}},
+		"mode reports success and does nothing": {
+			off().failing("SetMIGMode", fault{}), oneAt4, false, false, outcome{says: "has not changed", calls: undone}},
+		"another instance overlaps": {with(overlapping), oneAt4, false, false, outcome{
+			is: gpu.ErrNoRoom, says: "GPU instance 5 (profile 9, placement 4:4)", calls: "gi+ 19@4:1", left: all(overlapping), modeLeft: true}},
+		"another profile at the same placement": {with(sameProfile), oneAt4, false, false, outcome{
+			is: gpu.ErrNoRoom, says: "GPU instance 5 (profile 20, placement 4:1)", calls: "gi+ 19@4:1", left: all(sameProfile), modeLeft: true}},
+		"divided into compute instances by someone else": {with(divided), oneAt4, false, false, outcome{
+			is: ErrForeign, says: "GPU instance 5 is there already", left: all(divided), modeLeft: true}},
+		"media engines are taken": {engines, mediaAt4, false, false, outcome{
+			is: gpu.ErrNoRoom, says: "GPU instance 5 (profile 20, placement 0:1)", calls: "gi+ 20@4:1", left: engines.instances, modeLeft: true}},
+		"GPU instance fails": {off().failing("CreateInstance", fault{err: errBoom}), oneAt4, false, false, outcome{
+			is: errBoom, calls: "mode true, gi+ 19@4:1, mode false"}},
+		"GPU instance is made and reports failure": {
+			off().failing("CreateInstance", fault{err: errBoom, after: true}), oneAt4, false, false, outcome{
+				is: errBoom, calls: "mode true, gi+ 19@4:1, gi- 7, mode false"}},
+		"compute instance fails": {with(neighbour).failing("CreateComputeInstance", fault{err: errBoom}), oneAt4, false, false, outcome{
+			is: errBoom, says: "GPU instance 7", calls: "gi+ 19@4:1, ci+ 7, gi- 7", left: all(neighbour), modeLeft: true}},
+		"compute instance is made and reports failure": {
+			off().failing("CreateComputeInstance", fault{err: errBoom, after: true}), oneAt4, false, false, outcome{
+				is: errBoom, calls: modeOn + ", ci- 7/0, gi- 7, mode false"}},
+		"undoing fails, both are told": {
+			with().failing("CreateComputeInstance", fault{err: errBoom}).failing("DestroyInstance", fault{err: gpu.ErrLost}), oneAt4, true, false,
+			outcome{is: gpu.ErrLost, says: "boom", calls: "gi+ 19@4:1, ci+ 7, gi- 7", left: all(instance(7, oneAt4)), modeLeft: true}},
+		"state cannot be read": {off().failing("MIGState", fault{err: gpu.ErrLost}), oneAt4, false, false, outcome{is: gpu.ErrLost}},
+	} {
 		t.Run(name, func(t *testing.T) {
-			f := test.gpu.clone()
-			got, err := lifecycle(f, 99, nil).Make(t.Context(), test.at, test.dynamic)
-			test.check(t, f, err)
-			if got != test.want {
-				t.Errorf("got %+v, want %+v", got, test.want)
+			got, err := lifecycle(test.gpu, 99, nil).Make(t.Context(), test.at, !test.static)
+			test.check(t, test.gpu, err)
+			var want Live
+			if test.made {
+				want = Live{InstanceID: 7, UUID: "MIG-4-1"}
+			}
+			if got != want {
+				t.Errorf("got %+v, want %+v", got, want)
 			}
 		})
 	}
@@ -215,33 +165,23 @@ func TestMake(t *testing.T) {
 // TestSomebodyElseMakes: what others have at the address, or make there meanwhile, stays.
 func TestSomebodyElseMakes(t *testing.T) {
 	theirs := instance(9, oneAt4, "MIG-x")
-	comes := func(f *fakeGPU) { f.instances = []gpu.Instance{theirs} }
+	comes := func(f *fakeGPU) { f.instances = all(theirs) }
 	for name, test := range map[string]struct {
-		gpu fakeGPU
+		gpu *fakeGPU
 		outcome
 	}{
-		"before": {
-			gpu:     fakeGPU{enabled: true, instances: []gpu.Instance{theirs}},
-			outcome: outcome{is: ErrForeign, says: []string{"GPU instance 9 is there already", "profile 19 at 4:1 on GPU " + pci}},
-		},
+		"before": {with(theirs), outcome{is: ErrForeign, says: "profile 19 at 4:1 on GPU " + pci}},
 		"while MIG mode is turned on": {
-			gpu:     fakeGPU{faults: map[string][]fault{"SetMIGMode": {{after: true, then: comes}}}},
-			outcome: outcome{is: gpu.ErrNoRoom, calls: []string{"mode true", "gi+ 19@4:1"}},
-		},
+			off().failing("SetMIGMode", fault{after: true, then: comes}), outcome{is: gpu.ErrNoRoom, calls: "mode true, gi+ 19@4:1"}},
 		"before the GPU instance": {
-			gpu:     fakeGPU{enabled: true, faults: map[string][]fault{"CreateInstance": {{err: gpu.ErrNoRoom, then: comes}}}},
-			outcome: outcome{is: gpu.ErrNoRoom, calls: []string{"gi+ 19@4:1"}},
-		},
+			with().failing("CreateInstance", fault{err: gpu.ErrNoRoom, then: comes}), outcome{is: gpu.ErrNoRoom, calls: "gi+ 19@4:1"}},
 		"in place of the GPU instance": {
-			gpu:     fakeGPU{enabled: true, faults: map[string][]fault{"CreateComputeInstance": {{err: gpu.ErrNotFound, then: comes}}}},
-			outcome: outcome{is: gpu.ErrNotFound, calls: []string{"gi+ 19@4:1", "ci+ 7"}},
-		},
+			with().failing("CreateComputeInstance", fault{err: gpu.ErrNotFound, then: comes}), outcome{is: gpu.ErrNotFound, calls: "gi+ 19@4:1, ci+ 7"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := test.gpu.clone()
-			_, err := lifecycle(f, 99, nil).Make(t.Context(), oneAt4, true)
-			test.left, test.modeLeft = []gpu.Instance{theirs}, true
-			test.check(t, f, err)
+			_, err := lifecycle(test.gpu, 99, nil).Make(t.Context(), oneAt4, true)
+			test.left, test.modeLeft = all(theirs), true
+			test.check(t, test.gpu, err)
 		})
 	}
 }
@@ -249,13 +189,9 @@ func TestSomebodyElseMakes(t *testing.T) {
 // A caller that gives up in the middle still leaves nothing behind.
 func TestMakeUndoesAfterCancel(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	f := &fakeGPU{faults: map[string][]fault{
-		"CreateInstance": {{after: true, then: func(*fakeGPU) { cancel() }}},
-	}}
+	f := off().failing("CreateInstance", fault{after: true, then: func(*fakeGPU) { cancel() }})
 	_, err := New(f, f).Make(ctx, oneAt4, true)
-	outcome{
-		is: context.Canceled, calls: []string{"mode true", "gi+ 19@4:1", "gi- 7", "mode false"},
-	}.check(t, f, err)
+	outcome{is: context.Canceled, calls: "mode true, gi+ 19@4:1, gi- 7, mode false"}.check(t, f, err)
 }
 
 func TestLookup(t *testing.T) {
@@ -291,7 +227,7 @@ func TestLookup(t *testing.T) {
 
 // What is only asked names the GPU when it fails.
 func TestReadingFails(t *testing.T) {
-	f := &fakeGPU{faults: map[string][]fault{"MIGState": {{err: gpu.ErrLost}}}}
+	f := off().failing("MIGState", fault{err: gpu.ErrLost})
 	if _, err := New(f, f).State(t.Context(), pci); !errors.Is(err, gpu.ErrLost) || !strings.Contains(err.Error(), pci) {
 		t.Errorf("state: got %v", err)
 	}

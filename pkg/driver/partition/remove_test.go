@@ -5,6 +5,8 @@ package partition
 
 import (
 	"errors"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/partage-dev/partage/pkg/gpu"
@@ -12,188 +14,84 @@ import (
 
 var busy = []gpu.Process{{PID: 42, InstanceID: 7}, {PID: 41, InstanceID: 7}, {PID: 5, InstanceID: 3}}
 
-// stillInUse outlasts all attempts.
-var stillInUse = []fault{
-	{err: gpu.ErrInUse}, {err: gpu.ErrInUse}, {err: gpu.ErrInUse}, {err: gpu.ErrInUse},
-	{err: gpu.ErrInUse}, {err: gpu.ErrInUse}, {err: gpu.ErrInUse}, {err: gpu.ErrInUse},
-}
-
-var removeTests = map[string]struct {
-	gpu     fakeGPU
-	dynamic bool
-	waits   int // how many the deadline allows
-	freeAt  int // the wait after which all processes are gone
-	onFree  func(*fakeGPU)
-	outcome
-}{
-	"last one, mode follows": {
-		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{mine}}, dynamic: true,
-		outcome: outcome{calls: []string{"ci- 7/0", "gi- 7", "mode false"}},
-	},
-	"last one, static": {
-		gpu:     fakeGPU{enabled: true, instances: []gpu.Instance{mine}},
-		outcome: outcome{calls: []string{"ci- 7/0", "gi- 7"}, modeLeft: true},
-	},
-	"neighbour stays": {
-		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{neighbour, mine}}, dynamic: true,
-		outcome: outcome{calls: []string{"ci- 7/0", "gi- 7"}, left: []gpu.Instance{neighbour}, modeLeft: true},
-	},
-	"absent": {
-		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{neighbour}}, dynamic: true,
-		outcome: outcome{left: []gpu.Instance{neighbour}, modeLeft: true},
-	},
-	"absent, interrupted before the mode": {
-		gpu: fakeGPU{enabled: true}, dynamic: true,
-		outcome: outcome{calls: []string{"mode false"}},
-	},
-	"absent, mode off": {gpu: fakeGPU{}, dynamic: true},
-	"no MIG any more":  {gpu: fakeGPU{notMIG: true}, dynamic: true, outcome: outcome{is: gpu.ErrNotSupported}},
-	"another profile at the placement is not ours": {
-		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{instance(7, mediaAt4, "MIG-f")}}, dynamic: true,
-		outcome: outcome{left: []gpu.Instance{instance(7, mediaAt4, "MIG-f")}, modeLeft: true},
-	},
-	"without compute instance": {
-		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{instance(7, oneAt4)}}, dynamic: true,
-		outcome: outcome{calls: []string{"gi- 7", "mode false"}},
-	},
-	"divided by someone else": {
-		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{instance(7, oneAt4, "MIG-f", "MIG-g")}}, dynamic: true,
-		outcome: outcome{left: []gpu.Instance{instance(7, oneAt4, "MIG-f", "MIG-g")}, modeLeft: true},
-	},
-	"compute instance vanishes meanwhile": {
-		gpu: fakeGPU{
-			enabled: true, instances: []gpu.Instance{mine},
-			faults: map[string][]fault{"DestroyComputeInstance": {{err: gpu.ErrNotFound, after: true}}},
-		},
-		outcome: outcome{calls: []string{"ci- 7/0", "gi- 7"}, modeLeft: true},
-	},
-	"GPU instance goes and reports failure": {
-		gpu: fakeGPU{
-			enabled: true, instances: []gpu.Instance{mine},
-			faults: map[string][]fault{"DestroyInstance": {{err: errBoom, after: true}}},
-		}, dynamic: true,
-		outcome: outcome{calls: []string{"ci- 7/0", "gi- 7", "mode false"}},
-	},
-	"GPU instance stays": {
-		gpu: fakeGPU{
-			enabled: true, instances: []gpu.Instance{instance(7, oneAt4)},
-			faults: map[string][]fault{"DestroyInstance": {{err: errBoom}}},
-		}, dynamic: true,
-		outcome: outcome{
-			is: errBoom, says: []string{"profile 19 at 4:1"}, calls: []string{"gi- 7"},
-			left: []gpu.Instance{instance(7, oneAt4)}, modeLeft: true,
-		},
-	},
-	"GPU is lost": {
-		gpu: fakeGPU{
-			enabled: true, instances: []gpu.Instance{instance(7, oneAt4)},
-			faults: map[string][]fault{"DestroyInstance": {{err: gpu.ErrLost}}},
-		}, dynamic: true,
-		outcome: outcome{
-			is: gpu.ErrLost, calls: []string{"gi- 7"},
-			left: []gpu.Instance{instance(7, oneAt4)}, modeLeft: true,
-		},
-	},
-	"a process holds it and goes": {
-		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{mine}, processes: busy[:1]}, dynamic: true,
-		waits: 99, freeAt: 2,
-		outcome: outcome{calls: []string{"ci- 7/0", "ci- 7/0", "ci- 7/0", "gi- 7", "mode false"}},
-	},
-	"a process holds it to the end": {
-		gpu: fakeGPU{enabled: true, instances: []gpu.Instance{mine}, processes: busy}, dynamic: true,
-		waits: 1,
-		outcome: outcome{
-			is: gpu.ErrInUse, says: []string{"process 41, process 42", "compute instance 0 of GPU instance 7", pci},
-			calls: []string{"ci- 7/0", "ci- 7/0"},
-			left:  []gpu.Instance{mine}, modeLeft: true,
-		},
-	},
-	"an agent holds the GPU instance to the end": {
-		gpu: fakeGPU{
-			enabled: true, instances: []gpu.Instance{instance(7, oneAt4)},
-			faults: map[string][]fault{"DestroyInstance": stillInUse},
-		},
-		waits: 99,
-		outcome: outcome{
-			is: gpu.ErrInUse, says: []string{"GPU instance 7", "held by nobody"},
-			calls: []string{"gi- 7", "gi- 7", "gi- 7", "gi- 7", "gi- 7", "gi- 7", "gi- 7", "gi- 7"},
-			left:  []gpu.Instance{instance(7, oneAt4)}, modeLeft: true,
-		},
-	},
-	"an agent removes it while we wait": {
-		gpu: fakeGPU{
-			enabled: true, instances: []gpu.Instance{instance(7, oneAt4)},
-			faults: map[string][]fault{"DestroyInstance": {{err: gpu.ErrInUse}}},
-		},
-		waits: 99, freeAt: 1, onFree: func(f *fakeGPU) { f.instances = nil },
-		outcome: outcome{calls: []string{"gi- 7"}, modeLeft: true},
-	},
-	"mode stays on, that is no failure": {
-		gpu: fakeGPU{
-			enabled: true, instances: []gpu.Instance{instance(7, oneAt4)},
-			faults: map[string][]fault{"SetMIGMode": {{err: gpu.ErrInUse}}},
-		}, dynamic: true,
-		outcome: outcome{calls: []string{"gi- 7", "mode false", "mode true"}, modeLeft: true},
-	},
-	"mode change does not return": {
-		gpu: fakeGPU{
-			enabled: true, instances: []gpu.Instance{instance(7, oneAt4)},
-			faults: map[string][]fault{"SetMIGMode": {{err: &gpu.PendingError{Call: "nvmlDeviceSetMigMode", PCIAddress: pci}}}},
-		}, dynamic: true,
-		outcome: outcome{is: gpu.ErrHung, calls: []string{"gi- 7", "mode false"}, modeLeft: true},
-	},
-	"state cannot be read": {
-		gpu: fakeGPU{
-			enabled: true, instances: []gpu.Instance{mine},
-			faults: map[string][]fault{"MIGState": {{err: gpu.ErrLost}}},
-		},
-		outcome: outcome{is: gpu.ErrLost, left: []gpu.Instance{mine}, modeLeft: true},
-	},
-}
-
 func TestRemove(t *testing.T) {
-	for name, test := range removeTests {
+	bare, media, divided := instance(7, oneAt4), instance(7, mediaAt4, "MIG-f"), instance(7, oneAt4, "MIG-f", "MIG-g")
+	noMIG := off()
+	noMIG.notMIG = true
+	inUse, boom := fault{err: gpu.ErrInUse}, fault{err: errBoom}
+	hangs := fault{err: &gpu.PendingError{Call: "nvmlDeviceSetMigMode", PCIAddress: pci}}
+	const whole = "ci- 7/0, gi- 7"
+	for name, test := range map[string]struct {
+		gpu    *fakeGPU
+		static bool
+		waits  int // how many the deadline allows
+		freeAt int // the wait after which all processes are gone
+		outcome
+	}{
+		"last one, mode follows":              {gpu: with(mine), outcome: outcome{calls: whole + ", mode false"}},
+		"last one, static":                    {gpu: with(mine), static: true, outcome: outcome{calls: whole, modeLeft: true}},
+		"neighbour stays":                     {gpu: with(neighbour, mine), outcome: outcome{calls: whole, left: all(neighbour), modeLeft: true}},
+		"absent":                              {gpu: with(neighbour), outcome: outcome{left: all(neighbour), modeLeft: true}},
+		"absent, interrupted before the mode": {gpu: with(), outcome: outcome{calls: "mode false"}},
+		"absent, mode off":                    {gpu: off()},
+		"no MIG any more":                     {gpu: noMIG, outcome: outcome{is: gpu.ErrNotSupported}},
+		"another profile at the placement is not ours": {gpu: with(media), outcome: outcome{left: all(media), modeLeft: true}},
+		"without compute instance":                     {gpu: with(bare), outcome: outcome{calls: "gi- 7, mode false"}},
+		"divided by someone else":                      {gpu: with(divided), outcome: outcome{left: all(divided), modeLeft: true}},
+		"compute instance vanishes meanwhile": {
+			gpu: with(mine).failing("DestroyComputeInstance", fault{err: gpu.ErrNotFound, after: true}), static: true, outcome: outcome{calls: whole, modeLeft: true}},
+		"GPU instance goes and reports failure": {
+			gpu: with(mine).failing("DestroyInstance", fault{err: errBoom, after: true}), outcome: outcome{calls: whole + ", mode false"}},
+		"GPU instance stays": {
+			gpu: with(bare).failing("DestroyInstance", boom), outcome: outcome{is: errBoom, says: "profile 19 at 4:1", calls: "gi- 7", left: all(bare), modeLeft: true}},
+		"GPU is lost": {
+			gpu: with(bare).failing("DestroyInstance", fault{err: gpu.ErrLost}), outcome: outcome{is: gpu.ErrLost, calls: "gi- 7", left: all(bare), modeLeft: true}},
+		"a process holds it and goes": {
+			gpu: with(mine).used(busy[0]), waits: 99, freeAt: 2, outcome: outcome{calls: "ci- 7/0, ci- 7/0, " + whole + ", mode false"}},
+		"a process holds it to the end": {gpu: with(mine).used(busy...), waits: 1, outcome: outcome{
+			is: gpu.ErrInUse, says: "process 41, process 42", calls: "ci- 7/0, ci- 7/0", left: all(mine), modeLeft: true}},
+		"an agent holds the GPU instance to the end": {
+			gpu: with(bare).failing("DestroyInstance", slices.Repeat([]fault{inUse}, 8)...), static: true, waits: 99, outcome: outcome{
+				is: gpu.ErrInUse, says: "held by nobody", calls: "gi- 7" + strings.Repeat(", gi- 7", 7), left: all(bare), modeLeft: true}},
+		"an agent removes it while we wait": {
+			gpu: with(bare).failing("DestroyInstance", fault{err: gpu.ErrInUse, then: func(f *fakeGPU) { f.instances = nil }}), static: true, waits: 99,
+			outcome: outcome{calls: "gi- 7", modeLeft: true}},
+		"mode stays on, that is no failure": {
+			gpu: with(bare).failing("SetMIGMode", inUse), outcome: outcome{calls: "gi- 7, mode false, mode true", modeLeft: true}},
+		"mode change does not return": {
+			gpu: with(bare).failing("SetMIGMode", hangs), outcome: outcome{is: gpu.ErrHung, calls: "gi- 7, mode false", modeLeft: true}},
+		"state cannot be read": {
+			gpu: with(mine).failing("MIGState", fault{err: gpu.ErrLost}), static: true, outcome: outcome{is: gpu.ErrLost, left: all(mine), modeLeft: true}},
+	} {
 		t.Run(name, func(t *testing.T) {
-			f := test.gpu.clone()
-			l := lifecycle(f, test.waits, func(n int) {
-				if n != test.freeAt {
-					return
-				}
-				f.processes = nil
-				if test.onFree != nil {
-					test.onFree(f)
+			l := lifecycle(test.gpu, test.waits, func(n int) {
+				if n == test.freeAt {
+					test.gpu.processes = nil
 				}
 			})
-			test.check(t, f, l.Remove(t.Context(), oneAt4, test.dynamic))
+			test.check(t, test.gpu, l.Remove(t.Context(), oneAt4, !test.static))
 		})
 	}
 }
 
 // A change of the mode that is refused has had no effect, and one that may be pending is taken back.
 func TestSetMode(t *testing.T) {
+	held := with().used(gpu.Process{PID: 4711, InstanceID: -1}).failing("SetMIGMode", fault{err: gpu.ErrInUse})
 	for name, test := range map[string]struct {
-		gpu fakeGPU
-		on  bool
-		outcome
+		gpu     *fakeGPU
+		on      bool
 		refused bool
+		outcome
 	}{
-		"on":  {on: true, outcome: outcome{calls: []string{"mode true"}, modeLeft: true}},
-		"off": {gpu: fakeGPU{enabled: true}, outcome: outcome{calls: []string{"mode false"}}},
-		"held": {
-			gpu: fakeGPU{
-				enabled: true, processes: []gpu.Process{{PID: 4711, InstanceID: -1}}, faults: map[string][]fault{"SetMIGMode": {{err: gpu.ErrInUse}}},
-			},
-			outcome: outcome{is: gpu.ErrInUse, says: []string{"process 4711", "off"}, calls: []string{"mode false", "mode true"}, modeLeft: true}, refused: true,
-		},
+		"on":   {off(), true, false, outcome{calls: "mode true", modeLeft: true}},
+		"off":  {with(), false, false, outcome{calls: "mode false"}},
+		"held": {held, false, true, outcome{is: gpu.ErrInUse, says: "process 4711", calls: "mode false, mode true", modeLeft: true}},
 		"reports success and stays off": {
-			gpu: fakeGPU{faults: map[string][]fault{"SetMIGMode": {{}}}}, on: true,
-			outcome: outcome{says: []string{"has not changed", pci}, calls: []string{"mode true", "mode false"}}, refused: true,
-		},
+			off().failing("SetMIGMode", fault{}), true, true, outcome{says: pci, calls: "mode true, mode false"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := test.gpu.clone()
-			err := New(f, f).SetMode(t.Context(), pci, test.on)
-			test.check(t, f, err)
+			err := New(test.gpu, test.gpu).SetMode(t.Context(), pci, test.on)
+			test.check(t, test.gpu, err)
 			if refused := (*RefusedError)(nil); errors.As(err, &refused) != test.refused {
 				t.Errorf("got %T %v", err, err)
 			}
