@@ -5,6 +5,7 @@ package publish
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"slices"
 	"sync"
@@ -89,13 +90,19 @@ func recheck(ctx context.Context, client kubernetes.Interface, update func()) {
 	}
 }
 
+// newest is the newest generation of the pool.
+func newest(stored []resourceapi.ResourceSlice) int64 {
+	generation := int64(-1)
+	for _, slice := range stored {
+		generation = max(generation, slice.Spec.Pool.Generation)
+	}
+	return generation
+}
+
 // complete reports whether all slices of the newest generation are there.
 func complete(stored []resourceapi.ResourceSlice) bool {
-	newest := int64(-1)
-	for _, slice := range stored {
-		newest = max(newest, slice.Spec.Pool.Generation)
-	}
-	stored = slices.DeleteFunc(slices.Clone(stored), func(s resourceapi.ResourceSlice) bool { return s.Spec.Pool.Generation != newest })
+	generation := newest(stored)
+	stored = slices.DeleteFunc(slices.Clone(stored), func(s resourceapi.ResourceSlice) bool { return s.Spec.Pool.Generation != generation })
 	return len(stored) > 0 && int64(len(stored)) == stored[0].Spec.Pool.ResourceSliceCount
 }
 
@@ -122,96 +129,76 @@ func (c *cluster) neverLost(t *testing.T, name string) {
 	})
 }
 
-// TestUpgradeFromSliceController: a plugin that publishes through the slice controller is
-// replaced, while both run for some time. The old one knows a GPU that the new one does
-// not, or the same ones.
-func TestUpgradeFromSliceController(t *testing.T) {
+// TestOverlapWithSliceController: a plugin that publishes through the slice controller is replaced, or comes back, while
+// both run for some time. It knows a GPU that the other one does not, or the same ones.
+func TestOverlapWithSliceController(t *testing.T) {
 	for _, latency := range []time.Duration{0, 40 * time.Millisecond, time.Second} {
 		for _, overlap := range []time.Duration{25 * time.Second, 5 * time.Minute, time.Hour} {
 			for _, same := range []bool{false, true} {
-				t.Run(upgradeName(latency, overlap, same), func(t *testing.T) {
-					inCluster(t, func(t *testing.T, c *cluster) {
-						c.setLatency(latency)
-						c.neverLost(t, "gpu-0000-1b-00-0")
-						both := inventoryOf(t, withoutShares(), firstGPU, secondGPU)
-						wanted := both
-						if !same {
-							wanted = inventoryOf(t, withoutShares(), firstGPU)
-						}
-						stop := c.startController(t, both)
-						after(2 * time.Minute)
-						c.holds(t, both, AllFeatures)
-						c.take("")
-
-						r := c.start(t, "new", wanted)
-						time.Sleep(20 * time.Second)
-						if got := r.reported(); got != "" {
-							t.Errorf("the new plugin is not ready: %s", got)
-						}
-						time.Sleep(overlap - 20*time.Second)
-						writes := c.take("write")
-						t.Logf("%d writes in an overlap of %s", writes, overlap)
-						if most := mostWrites(overlap, same); writes > most {
-							t.Errorf("%d writes, want %d at most", writes, most)
-						}
-						stop()
-						c.converges(t, wanted, AllFeatures, rules.Usual.RepairMost+time.Minute)
-						c.take("")
-						after(time.Hour)
-						c.holds(t, wanted, AllFeatures)
-						if writes := c.take("write"); writes > 0 {
-							t.Errorf("%d more writes", writes)
-						}
-						for i, slice := range c.Slices() {
-							if want := r.publisher.pool.sliceName(i); slice.Name != want {
-								t.Errorf("slice %s, want the name %s", slice.Name, want)
+				for way, run := range map[string]func(t *testing.T, c *cluster, both, own *device.Inventory, overlap time.Duration, most int){
+					"upgrade": upgradeFromController, "roll back": rollBackToController,
+				} {
+					t.Run(fmt.Sprintf("%s, %s latency, %s overlap, same devices %t", way, latency, overlap, same), func(t *testing.T) {
+						inCluster(t, func(t *testing.T, c *cluster) {
+							c.setLatency(latency)
+							c.neverLost(t, "gpu-0000-1b-00-0")
+							both := inventoryOf(t, withoutShares(), firstGPU, secondGPU)
+							own := both
+							if !same {
+								own = inventoryOf(t, withoutShares(), firstGPU)
 							}
-						}
+							run(t, c, both, own, overlap, mostWrites(overlap, same))
+						})
 					})
-				})
+				}
 			}
 		}
 	}
 }
 
-// TestRollBackToSliceController: the other way round.
-func TestRollBackToSliceController(t *testing.T) {
-	for _, latency := range []time.Duration{0, 40 * time.Millisecond, time.Second} {
-		for _, overlap := range []time.Duration{25 * time.Second, 5 * time.Minute, time.Hour} {
-			for _, same := range []bool{false, true} {
-				t.Run(upgradeName(latency, overlap, same), func(t *testing.T) {
-					inCluster(t, func(t *testing.T, c *cluster) {
-						c.setLatency(latency)
-						c.neverLost(t, "gpu-0000-1b-00-0")
-						both := inventoryOf(t, withoutShares(), firstGPU, secondGPU)
-						before := both
-						if !same {
-							before = inventoryOf(t, withoutShares(), firstGPU)
-						}
-						r := c.start(t, "new", before)
-						after(time.Minute)
-						c.take("")
-						c.startController(t, both)
-						time.Sleep(overlap)
-						writes := c.take("write")
-						t.Logf("%d writes in an overlap of %s", writes, overlap)
-						if most := mostWrites(overlap, same); writes > most {
-							t.Errorf("%d writes, want %d at most", writes, most)
-						}
-						r.stop()
-						// The controller looks again 30 s after the last change.
-						c.converges(t, both, AllFeatures, 2*time.Minute)
-						after(10 * time.Minute)
-						c.take("")
-						after(time.Hour)
-						c.holds(t, both, AllFeatures)
-						if writes := c.take("write"); writes > 0 {
-							t.Errorf("%d more writes", writes)
-						}
-					})
-				})
-			}
+func upgradeFromController(t *testing.T, c *cluster, both, own *device.Inventory, overlap time.Duration, most int) {
+	t.Helper()
+	stop := c.startController(t, both)
+	after(2 * time.Minute)
+	c.holds(t, both, AllFeatures)
+	c.take("")
+	r := c.start(t, "new", own)
+	time.Sleep(20 * time.Second)
+	r.ready(t)
+	time.Sleep(overlap - 20*time.Second)
+	c.wrote(t, overlap, most)
+	stop()
+	c.converges(t, own, AllFeatures, rules.Usual.RepairMost+time.Minute)
+	c.rests(t, own)
+	for i, slice := range c.Slices() {
+		if want := r.publisher.pool.sliceName(i); slice.Name != want {
+			t.Errorf("slice %s, want the name %s", slice.Name, want)
 		}
+	}
+}
+
+func rollBackToController(t *testing.T, c *cluster, both, own *device.Inventory, overlap time.Duration, most int) {
+	t.Helper()
+	r := c.start(t, "new", own)
+	after(time.Minute)
+	c.take("")
+	c.startController(t, both)
+	time.Sleep(overlap)
+	c.wrote(t, overlap, most)
+	r.stop()
+	// The controller looks again 30 s after the last change.
+	c.converges(t, both, AllFeatures, 2*time.Minute)
+	after(10 * time.Minute)
+	c.rests(t, both)
+}
+
+// wrote fails if there were more writes in an overlap.
+func (c *cluster) wrote(t *testing.T, overlap time.Duration, most int) {
+	t.Helper()
+	writes := c.take("write")
+	t.Logf("%d writes in an overlap of %s", writes, overlap)
+	if writes > most {
+		t.Errorf("%d writes, want %d at most", writes, most)
 	}
 }
 
@@ -225,12 +212,4 @@ func mostWrites(overlap time.Duration, same bool) int {
 		return 60
 	}
 	return 150
-}
-
-func upgradeName(latency, overlap time.Duration, same bool) string {
-	name := latency.String() + " latency, " + overlap.String() + " overlap"
-	if same {
-		name += ", same devices"
-	}
-	return name
 }

@@ -5,6 +5,7 @@ package publish
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -200,13 +201,12 @@ func (c *cluster) take(kind string) int {
 
 // rig is a publisher that runs until the test ends.
 type rig struct {
-	cluster   *cluster
 	publisher *Publisher
 	stop      func()
-	log       ktesting.Buffer
 
 	mu       sync.Mutex
-	reports  []string
+	reason   string
+	stored   int
 	warnings []string
 	said     map[string]string
 }
@@ -229,19 +229,14 @@ func (c *cluster) startOver(t *testing.T, network http.RoundTripper, name string
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{cluster: c, said: map[string]string{}}
+	r := &rig{reason: "nothing yet", said: map[string]string{}}
 	r.publisher = New(Options{
-		DriverName: testDriver, NodeName: testNode, KubeClient: client, MetadataClient: metadataClient, LockFile: c.lockFile,
-		Report: r.report, Say: r.say, Observe: func(int, error) {},
+		DriverName: testDriver, NodeName: testNode, KubeClient: client, MetadataClient: metadataClient, LockFile: c.lockFile, Say: r.say,
+		Report:  func(_ context.Context, reason string) { r.note(func() { r.reason = reason }) },
+		Observe: func(slices int, _ error) { r.note(func() { r.stored = slices }) },
 	})
 	// A logger of the test would be used by goroutines that client-go leaves behind.
-	logger := ktesting.NewLogger(nopTL{}, ktesting.NewConfig(ktesting.BufferLogs(true)))
-	sink, buffered := logger.GetSink().(ktesting.Underlier)
-	if !buffered {
-		t.Fatal("the logger has no buffer")
-	}
-	r.log = sink.GetBuffer()
-	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), ktesting.NewLogger(nopTL{}, ktesting.NewConfig())))
 	if c.beforeRun != nil {
 		c.beforeRun(r.publisher)
 	}
@@ -262,10 +257,10 @@ type nopTL struct{}
 func (nopTL) Helper()    {}
 func (nopTL) Log(...any) {}
 
-func (r *rig) report(_ context.Context, reason string) {
+func (r *rig) note(change func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.reports = append(r.reports, reason)
+	change()
 }
 
 func (r *rig) say(_ context.Context, reason, message string) {
@@ -277,16 +272,6 @@ func (r *rig) say(_ context.Context, reason, message string) {
 	r.said[reason] = message
 }
 
-// logged counts lines of the log with this message.
-func (r *rig) logged(message string) (lines int) {
-	for _, entry := range r.log.Data() {
-		if entry.Message == message {
-			lines++
-		}
-	}
-	return lines
-}
-
 // warned returns the warnings with a reason.
 func (r *rig) warned(reason string) []string {
 	r.mu.Lock()
@@ -295,13 +280,17 @@ func (r *rig) warned(reason string) []string {
 }
 
 // reported returns the last report.
-func (r *rig) reported() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if len(r.reports) == 0 {
-		return "nothing yet"
+func (r *rig) reported() (reason string) {
+	r.note(func() { reason = r.reason })
+	return reason
+}
+
+// ready fails unless the last report is that everything is stored.
+func (r *rig) ready(t *testing.T) {
+	t.Helper()
+	if got := r.reported(); got != "" {
+		t.Errorf("not ready: %s", got)
 	}
-	return r.reports[len(r.reports)-1]
 }
 
 // after lets time pass.
@@ -355,14 +344,79 @@ func (c *cluster) converges(t *testing.T, inventory *device.Inventory, f Feature
 	}
 }
 
-func count(slices []resourceapi.ResourceSlice) (devices, counterSets int) {
-	for _, slice := range slices {
-		for _, d := range slice.Spec.Devices {
-			if *d.Attributes["type"].StringValue != "observer" {
-				devices++
-			}
-		}
-		counterSets += len(slice.Spec.SharedCounters)
+// rests fails unless the API server holds this inventory for an hour without a write.
+func (c *cluster) rests(t *testing.T, inventory *device.Inventory) {
+	t.Helper()
+	c.take("")
+	after(time.Hour)
+	c.holds(t, inventory, AllFeatures)
+	if writes := c.take("write"); writes > 0 {
+		t.Errorf("%d more writes", writes)
 	}
-	return devices, counterSets
+}
+
+// edit changes a slice by its place.
+func (c *cluster) edit(index int, edit func(*resourceapi.ResourceSlice)) {
+	c.EditSlice(c.Slices()[index].Name, edit)
+}
+
+// offered are the devices that the scheduler would allocate, without observers: those of the newest generation of the pool, if all
+// its slices are there.
+func (c *cluster) offered() (devices []resourceapi.Device) {
+	stored := c.Slices()
+	if !complete(stored) {
+		return nil
+	}
+	for _, slice := range stored {
+		if slice.Spec.Pool.Generation == newest(stored) {
+			devices = append(devices, slice.Spec.Devices...)
+		}
+	}
+	return slices.DeleteFunc(devices, func(d resourceapi.Device) bool { return *d.Attributes["type"].StringValue == "observer" })
+}
+
+// overlaps reports whether several devices of the only GPU are offered and some draw on no counters, so that all of them
+// may be allocated.
+func (c *cluster) overlaps() bool {
+	offered := c.offered()
+	return len(offered) > 1 && slices.ContainsFunc(offered, func(d resourceapi.Device) bool { return len(d.ConsumesCounters) == 0 })
+}
+
+// tainted counts the devices that have a taint.
+func (c *cluster) tainted(taint func(resourceapi.DeviceTaint) bool) (n int) {
+	c.EachDevice(func(d *resourceapi.Device) {
+		if slices.ContainsFunc(d.Taints, taint) {
+			n++
+		}
+	})
+	return n
+}
+
+func isLost(t resourceapi.DeviceTaint) bool { return t.Key == testDriver+"/gpu-lost" }
+
+func etcdIsAway(*http.Request) *apierrors.StatusError {
+	return apierrors.NewInternalError(errors.New("etcd is away"))
+}
+
+// requestsFail makes requests of a kind fail.
+func requestsFail(kind string, err *apierrors.StatusError) func(*http.Request) *apierrors.StatusError {
+	return func(r *http.Request) *apierrors.StatusError {
+		if kindOf(r) == kind {
+			return err
+		}
+		return nil
+	}
+}
+
+func forbidden() *apierrors.StatusError {
+	return apierrors.NewForbidden(resourceapi.Resource("resourceslices"), "", errors.New("no right to write"))
+}
+
+// lost has GPUs with a taint.
+func lost(inventory *device.Inventory, pciAddresses ...string) *device.Inventory {
+	var status device.Status
+	for _, address := range pciAddresses {
+		status.Conditions = append(status.Conditions, device.Condition{PCIAddress: address, Reason: device.Lost})
+	}
+	return inventory.With(status)
 }

@@ -45,42 +45,12 @@ func TestTaintDespiteRefusals(t *testing.T) {
 				after(time.Minute)
 				r.publisher.SetInventory(lost(next, firstGPU))
 				after(time.Minute)
-				tainted := 0
-				c.EachDevice(func(d *resourceapi.Device) {
-					for _, taint := range d.Taints {
-						if taint.Key == testDriver+"/gpu-lost" {
-							tainted++
-						}
-					}
-				})
-				if tainted == 0 {
+				if c.tainted(isLost) == 0 {
 					t.Error("a minute later the lost GPU is offered")
 				}
 			})
 		})
 	}
-}
-
-// TestTaintInFight: while what somebody has changed waits for its repair, a taint leaves the pool complete.
-func TestTaintInFight(t *testing.T) {
-	inCluster(t, func(t *testing.T, c *cluster) {
-		inventory := inventoryOf(t, withoutShares(), firstGPU, secondGPU)
-		r := c.start(t, "one", inventory)
-		after(time.Minute)
-		for range 8 {
-			c.converges(t, inventory, AllFeatures, 10*time.Minute)
-			c.edit(2, func(s *resourceapi.ResourceSlice) { s.Spec.Devices[0].Name = "other" })
-			after(time.Second)
-		}
-		r.publisher.SetInventory(lost(inventory, firstGPU))
-		after(time.Second)
-		for _, s := range c.Slices() {
-			if s.Spec.Pool.Generation != c.Slices()[0].Spec.Pool.Generation {
-				t.Errorf("slice %s has generation %d, the first one %d", s.Name, s.Spec.Pool.Generation, c.Slices()[0].Spec.Pool.Generation)
-			}
-		}
-		c.converges(t, lost(inventory, firstGPU), AllFeatures, 10*time.Minute)
-	})
 }
 
 // webhook is a network behind which an admission webhook changes slices.

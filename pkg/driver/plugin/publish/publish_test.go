@@ -12,34 +12,9 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/partage-dev/partage/pkg/device"
 )
-
-func etcdIsAway(*http.Request) *apierrors.StatusError {
-	return apierrors.NewInternalError(errors.New("etcd is away"))
-}
-
-// writesFail makes all writes fail.
-func writesFail(err *apierrors.StatusError) func(*http.Request) *apierrors.StatusError {
-	return func(r *http.Request) *apierrors.StatusError {
-		if kindOf(r) == "write" {
-			return err
-		}
-		return nil
-	}
-}
-
-func forbidden() *apierrors.StatusError {
-	return apierrors.NewForbidden(resourceapi.Resource("resourceslices"), "", errors.New("no right to write"))
-}
-
-// lost has a GPU with a taint.
-func lost(inventory *device.Inventory, pciAddress string) *device.Inventory {
-	return inventory.With(device.Status{Conditions: []device.Condition{{PCIAddress: pciAddress, Reason: device.Lost}}})
-}
 
 // TestRequests: a node that nothing happens to asks for the server's version once
 // or twice an hour, renews its watch every five to ten minutes with a list of metadata, and asks
@@ -50,9 +25,7 @@ func TestRequests(t *testing.T) {
 		r := c.start(t, "one", inventory)
 		after(time.Minute)
 		c.holds(t, inventory, AllFeatures)
-		if got := r.reported(); got != "" {
-			t.Errorf("reported %q", got)
-		}
+		r.ready(t)
 		// One slice of counters, and one for each GPU.
 		for kind, want := range map[string]int{"write": 3, "list": 1, "dry run": 1, "version": 2, "watch": 1} {
 			if got := c.take(kind); got > want {
@@ -119,123 +92,6 @@ func TestOverlap(t *testing.T) {
 	}
 }
 
-// TestOldInstanceIsWriting: a new instance comes when the old one has written a part.
-func TestOldInstanceIsWriting(t *testing.T) {
-	inCluster(t, func(t *testing.T, c *cluster) {
-		c.setLatency(time.Second)
-		both, one := inventoryOf(t, withoutShares(), firstGPU, secondGPU), inventoryOf(t, withoutShares(), firstGPU)
-		c.start(t, "old", both)
-		for len(c.Slices()) < 2 {
-			time.Sleep(time.Millisecond)
-		}
-		c.start(t, "new", one)
-		c.converges(t, one, AllFeatures, time.Minute)
-		c.take("")
-		after(time.Hour)
-		c.holds(t, one, AllFeatures)
-		if writes := c.take("write"); writes > 0 {
-			t.Errorf("%d more writes", writes)
-		}
-	})
-}
-
-// TestOutageWhileTwoRun: afterwards it is the new one that publishes.
-func TestOutageWhileTwoRun(t *testing.T) {
-	inCluster(t, func(t *testing.T, c *cluster) {
-		both, one := inventoryOf(t, withoutShares(), firstGPU, secondGPU), inventoryOf(t, withoutShares(), firstGPU)
-		c.start(t, "old", both)
-		after(time.Minute)
-		c.setFail(etcdIsAway)
-		c.start(t, "new", one)
-		after(10 * time.Minute)
-		c.setFail(nil)
-		c.converges(t, one, AllFeatures, time.Minute)
-		after(time.Hour)
-		c.holds(t, one, AllFeatures)
-	})
-}
-
-// TestNotPublished: what is stored is counted right and wrong all the same.
-func TestNotPublished(t *testing.T) {
-	inCluster(t, func(t *testing.T, c *cluster) {
-		inventory := inventoryOf(t, withoutShares(), firstGPU)
-		older := c.start(t, "old", inventory)
-		after(time.Minute)
-		older.stop()
-		c.setFail(writesFail(forbidden()))
-		r := c.start(t, "new", lost(inventory, firstGPU))
-		for range 10 {
-			after(time.Minute)
-			if got := r.reported(); !strings.Contains(got, "no right to write") || !strings.Contains(got, "update ResourceSlice 00001-") {
-				t.Fatalf("reported %q", got)
-			}
-		}
-		c.setFail(nil)
-		after(time.Minute)
-		c.holds(t, lost(inventory, firstGPU), AllFeatures)
-		if got := r.reported(); got != "" {
-			t.Errorf("reported %q", got)
-		}
-	})
-}
-
-// TestOutage: however long the API server is away, what has changed meanwhile is
-// stored soon after.
-func TestOutage(t *testing.T) {
-	for name, fail := range map[string]func(*http.Request) *apierrors.StatusError{
-		"no writes":  writesFail(apierrors.NewInternalError(errors.New("etcd has no leader"))),
-		"no answers": etcdIsAway,
-	} {
-		for _, outage := range []time.Duration{5 * time.Second, 22 * time.Second, 20 * time.Minute} {
-			t.Run(name+" "+outage.String(), func(t *testing.T) {
-				inCluster(t, func(t *testing.T, c *cluster) {
-					inventory := inventoryOf(t, withoutShares(), firstGPU)
-					r := c.start(t, "one", inventory)
-					after(time.Minute)
-					c.setFail(fail)
-					r.publisher.SetInventory(lost(inventory, firstGPU))
-					c.take("")
-					after(outage)
-					if got := r.reported(); (got == "") != (outage < usualTime) {
-						t.Errorf("after %s: reported %q", outage, got)
-					}
-					if requests := c.take(""); outage > time.Hour && requests > 200 {
-						t.Errorf("%d requests", requests)
-					}
-					c.setFail(nil)
-					if took := c.converges(t, lost(inventory, firstGPU), AllFeatures, time.Minute); took > 40*time.Second {
-						t.Errorf("stored %s after the API server was back", took)
-					}
-					after(30 * time.Second)
-					if got := r.reported(); got != "" {
-						t.Errorf("reported %q", got)
-					}
-				})
-			})
-		}
-	}
-}
-
-// TestLostAnswer: a write is done, and the client hears nothing of it.
-func TestLostAnswer(t *testing.T) {
-	inCluster(t, func(t *testing.T, c *cluster) {
-		inventory := inventoryOf(t, withoutShares(), firstGPU)
-		r := c.start(t, "one", inventory)
-		after(time.Minute)
-		c.setLatency(requestTimeout + time.Second)
-		r.publisher.SetInventory(lost(inventory, firstGPU))
-		after(requestTimeout - time.Millisecond)
-		c.setLatency(0)
-		if took := c.converges(t, lost(inventory, firstGPU), AllFeatures, time.Minute); took > 10*time.Second {
-			t.Errorf("took %s", took)
-		}
-		after(time.Minute)
-		if got := r.reported(); got != "" {
-			t.Errorf("reported %q", got)
-		}
-	})
-}
-
 // TestChangedByOthers: slices are put back, at once the first time.
 func TestChangedByOthers(t *testing.T) {
 	for name, change := range map[string]func(*cluster){
@@ -273,17 +129,10 @@ func TestChangedByOthers(t *testing.T) {
 				}
 				after(20 * time.Minute)
 				c.holds(t, inventory, AllFeatures)
-				if got := r.reported(); got != "" {
-					t.Errorf("reported %q", got)
-				}
+				r.ready(t)
 			})
 		})
 	}
-}
-
-// edit changes a slice by its place.
-func (c *cluster) edit(index int, edit func(*resourceapi.ResourceSlice)) {
-	c.EditSlice(c.Slices()[index].Name, edit)
 }
 
 // TestUnimportantEdit: a label of somebody else is no reason to write.
@@ -300,125 +149,188 @@ func TestUnimportantEdit(t *testing.T) {
 	})
 }
 
-// TestNodeUnread: nothing is published before it is known which object the node is.
-func TestNodeUnread(t *testing.T) {
+// TestOutage: however long the API server is away, what has changed meanwhile is stored soon after. Longer outages are told.
+func TestOutage(t *testing.T) {
+	for name, test := range map[string]struct {
+		fail func(*http.Request) *apierrors.StatusError
+		says string
+	}{
+		"no writes":  {requestsFail("write", apierrors.NewInternalError(errors.New("etcd has no leader"))), "update ResourceSlice 00001-"},
+		"no right":   {requestsFail("write", forbidden()), "no right to write"},
+		"no answers": {etcdIsAway, "etcd is away"},
+	} {
+		for _, outage := range []time.Duration{5 * time.Second, 22 * time.Second, 20 * time.Minute} {
+			t.Run(name+" "+outage.String(), func(t *testing.T) {
+				inCluster(t, func(t *testing.T, c *cluster) {
+					inventory := inventoryOf(t, withoutShares(), firstGPU)
+					r := c.start(t, "one", inventory)
+					after(time.Minute)
+					c.setFail(test.fail)
+					r.publisher.SetInventory(lost(inventory, firstGPU))
+					after(outage)
+					if got := r.reported(); (got == "") != (outage < usualTime) || got != "" && !strings.Contains(got, test.says) {
+						t.Errorf("after %s: reported %q", outage, got)
+					}
+					c.setFail(nil)
+					if took := c.converges(t, lost(inventory, firstGPU), AllFeatures, time.Minute); took > 40*time.Second {
+						t.Errorf("stored %s after the API server was back", took)
+					}
+					after(30 * time.Second)
+					r.ready(t)
+				})
+			})
+		}
+	}
+}
+
+// TestNoAnswer: requests that get no answer at all are failures, too, although the last write may be done.
+func TestNoAnswer(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		inventory := inventoryOf(t, withoutShares(), firstGPU)
+		r := c.start(t, "one", inventory)
+		after(time.Minute)
+		c.setLatency(time.Hour)
+		r.publisher.SetInventory(lost(inventory, firstGPU))
+		after(45 * time.Second)
+		if got := r.reported(); got == "" {
+			t.Error("still ready")
+		}
+		c.setLatency(requestTimeout + time.Second)
+		after(2 * time.Minute)
+		c.setLatency(0)
+		if took := c.converges(t, lost(inventory, firstGPU), AllFeatures, time.Minute); took > usualTime {
+			t.Errorf("took %s", took)
+		}
+		after(time.Minute)
+		r.ready(t)
+		after(time.Hour) // the server ends its requests
+	})
+}
+
+// TestAfterKubeletRestarts: a kubelet that starts deletes the slices of its node and then registers the plugin. However often that
+// has happened, they are back at once.
+func TestAfterKubeletRestarts(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		inventory := inventoryOf(t, withoutShares(), firstGPU)
+		r := c.start(t, "one", inventory)
+		for range 10 {
+			after(9 * time.Minute)
+			c.DeleteSlices()
+			after(2 * time.Second)
+			r.publisher.Registered()
+			c.converges(t, inventory, AllFeatures, 10*time.Second)
+		}
+	})
+}
+
+// TestMissingSlicesAreSaid: while somebody deletes the slices again and again, readiness and the gauge say what is stored, give or
+// take half a minute.
+func TestMissingSlicesAreSaid(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		r := c.start(t, "one", inventoryOf(t, withoutShares(), firstGPU))
+		after(time.Hour)
+		var missing, wrong time.Duration
+		for second := range 30 * 60 {
+			if second%60 == 0 {
+				c.DeleteSlices()
+			}
+			after(time.Second)
+			if missing += time.Second; len(c.offered()) > 0 {
+				missing = 0
+			}
+			r.note(func() {
+				if missing > 45*time.Second && (r.reason == "" || r.stored > 0) {
+					wrong += time.Second
+				}
+			})
+		}
+		if wrong > 0 {
+			t.Errorf("the plugin says that it is ready, or how many slices are stored, for %s in which the node had none", wrong)
+		}
+	})
+}
+
+// TestDeletedWhilePolling: what others delete comes back also where there is another inventory all the time.
+func TestDeletedWhilePolling(t *testing.T) {
+	inCluster(t, func(t *testing.T, c *cluster) {
+		r := c.start(t, "one", inventoryOf(t, withoutShares(), firstGPU))
+		after(time.Minute)
+		c.DeleteSlice(c.Slices()[1].Name)
+		for range 50 {
+			r.publisher.SetInventory(inventoryOf(t, withoutShares(), firstGPU))
+			after(100 * time.Millisecond)
+		}
+		c.holds(t, inventoryOf(t, withoutShares(), firstGPU), AllFeatures)
+	})
+}
+
+// TestNode: nothing is published before it is known which object the node is, nor without a node. One that is made again has another
+// UID, and the garbage collector deletes what the old one owns.
+func TestNode(t *testing.T) {
 	inCluster(t, func(t *testing.T, c *cluster) {
 		c.unread = true
 		inventory := inventoryOf(t, withoutShares(), firstGPU)
 		r := c.start(t, "one", inventory)
-		after(10 * time.Minute)
-		if got := r.reported(); len(c.Slices()) > 0 || !strings.Contains(got, "node node-1 is not in the cluster, as far as is known") {
-			t.Errorf("%d slices; reported %q", len(c.Slices()), got)
+		nothing := func() {
+			t.Helper()
+			after(10 * time.Minute)
+			if got := r.reported(); len(c.Slices()) > 0 || !strings.Contains(got, "node-1 is not in the cluster") {
+				t.Errorf("%d slices; reported %q", len(c.Slices()), got)
+			}
 		}
+		nothing()
 		c.unread = false
 		c.tellOwner()
 		c.converges(t, inventory, AllFeatures, time.Minute)
-	})
-}
-
-// TestNodeMadeAgain: the node has another UID afterwards, and the garbage collector
-// deletes what the old one owns.
-func TestNodeMadeAgain(t *testing.T) {
-	inCluster(t, func(t *testing.T, c *cluster) {
-		inventory := inventoryOf(t, withoutShares(), firstGPU)
-		r := c.start(t, "one", inventory)
-		after(time.Minute)
 		before := c.Slices()[0].OwnerReferences[0].UID
-		c.take("")
 		c.DeleteNode()
 		c.DeleteSlices()
-		after(10 * time.Minute)
-		if got := r.reported(); len(c.Slices()) > 0 || !strings.Contains(got, "node node-1 is not in the cluster, as far as is known") {
-			t.Errorf("%d slices without a node; reported %q", len(c.Slices()), got)
-		}
+		nothing()
+		c.take("")
 		c.AddNode()
 		c.converges(t, inventory, AllFeatures, time.Minute)
-		for _, slice := range c.Slices() {
-			if slice.OwnerReferences[0].UID == before {
-				t.Errorf("slice %s belongs to the old node", slice.Name)
-			}
-		}
-		if writes := c.take("write"); writes != 2 {
-			t.Errorf("%d writes, want 2", writes)
+		if after := c.Slices()[0].OwnerReferences[0].UID; after == before || c.take("write") != 2 {
+			t.Errorf("the slices belong to %s, before to %s, or were written more than once", after, before)
 		}
 	})
 }
 
-// TestNodeMadeAgainWhileDown: the slices of the old node are still there, and belong to
-// the new one before the garbage collector comes.
-func TestNodeMadeAgainWhileDown(t *testing.T) {
-	inCluster(t, func(t *testing.T, c *cluster) {
-		inventory := inventoryOf(t, withoutShares(), firstGPU)
-		c.start(t, "one", inventory).stop()
-		r := c.start(t, "one", inventory)
-		after(time.Minute)
-		r.stop()
-		before := c.Slices()
-		c.AddNode()
-		c.start(t, "two", inventory)
-		after(time.Minute)
-		for i, slice := range c.Slices() {
-			if slice.UID != before[i].UID || slice.OwnerReferences[0].UID == before[i].OwnerReferences[0].UID {
-				t.Errorf("slice %s: owned by %s before, by %s now", slice.Name, before[i].OwnerReferences[0].UID, slice.OwnerReferences[0].UID)
-			}
-		}
-	})
-}
-
-// TestTakesOverSlices: those that the slice controller of Kubernetes has made have
-// other names.
-func TestTakesOverSlices(t *testing.T) {
-	inCluster(t, func(t *testing.T, c *cluster) {
-		inventory := inventoryOf(t, withoutShares(), firstGPU)
-		r := c.start(t, "one", inventory)
-		after(time.Minute)
-		r.stop()
-		for _, slice := range c.Slices() {
-			c.DeleteSlice(slice.Name)
-			slice.Name += "-x7k2p"
-			slice.UID, slice.ResourceVersion = "", ""
-			slice.Spec.Pool.Generation = 5
-			if _, err := r.publisher.slices.Create(t.Context(), &slice, metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		c.start(t, "two", inventory)
-		after(time.Minute)
-		c.holds(t, inventory, AllFeatures)
-		if generation := c.Slices()[0].Spec.Pool.Generation; generation != 6 {
-			t.Errorf("generation %d, want 6", generation)
-		}
-	})
-}
-
-// TestNothingToPublish: a node without a GPU has no slice, and loses those of an earlier
-// time, such as the empty one that the slice controller has made for it.
+// TestNothingToPublish: a node without a GPU has no slice, and is ready.
 func TestNothingToPublish(t *testing.T) {
 	inCluster(t, func(t *testing.T, c *cluster) {
 		nothing := inventoryOf(t, withoutShares())
 		r := c.start(t, "one", nothing)
-		after(time.Minute)
-		if slices, writes := len(c.Slices()), c.take("write"); slices > 0 || writes > 0 || r.reported() != "" {
-			t.Errorf("%d slices after %d writes, reported %q", slices, writes, r.reported())
-		}
-		r.publisher.SetInventory(inventoryOf(t, withoutShares(), firstGPU))
-		after(time.Minute)
-		r.publisher.SetInventory(nothing)
-		after(time.Minute)
-		if slices := len(c.Slices()); slices > 0 || r.reported() != "" {
-			t.Errorf("%d slices when the GPU has gone, reported %q", slices, r.reported())
-		}
-		r.stop()
-		stop := c.startController(t, nothing, resourceslice.Slice{})
-		after(time.Minute)
-		stop()
-		if slices := len(c.Slices()); slices != 1 {
-			t.Errorf("the controller has made %d slices", slices)
-		}
-		r = c.start(t, "two", nothing)
-		after(time.Minute)
-		if slices := len(c.Slices()); slices > 0 || r.reported() != "" {
-			t.Errorf("%d slices are left, reported %q", slices, r.reported())
+		for _, inventory := range []*device.Inventory{nothing, inventoryOf(t, withoutShares(), firstGPU), nothing} {
+			r.publisher.SetInventory(inventory)
+			after(time.Minute)
+			c.holds(t, inventory, AllFeatures)
+			r.ready(t)
 		}
 	})
+}
+
+// TestRestoreOfEtcdIsNoticed: after a restore of etcd nobody tells that slices are others. They
+// are put right all the same, before a watch has ended some times.
+func TestRestoreOfEtcdIsNoticed(t *testing.T) {
+	for name, withSlices := range map[string]bool{"taint": true, "slices": false} {
+		t.Run(name, func(t *testing.T) {
+			inCluster(t, func(t *testing.T, c *cluster) {
+				restore := c.Backup()
+				inventory := inventoryOf(t, withoutShares(), firstGPU, secondGPU)
+				r := c.start(t, "one", inventory)
+				after(time.Hour)
+				if withSlices {
+					restore = c.Backup()
+				}
+				r.publisher.SetInventory(lost(inventory, firstGPU))
+				c.converges(t, lost(inventory, firstGPU), AllFeatures, time.Minute)
+				// A watch that ends soon after it has begun is suspicious by itself.
+				for c.take("watch") > 0 {
+					after(31 * time.Second)
+				}
+				restore()
+				c.converges(t, lost(inventory, firstGPU), AllFeatures, time.Hour)
+			})
+		})
+	}
 }

@@ -110,6 +110,7 @@ func TestDecide(t *testing.T) {
 		"counters and devices": {wanted: []*resourceapi.ResourceSlice{other(0)[0], other(1)[1], wanted[2]}, writes: []string{"=0@8", "=1@8", "=2@8"}},
 		"both GPUs":            {wanted: []*resourceapi.ResourceSlice{wanted[0], other(1)[1], other(2)[2]}, writes: []string{"=1@7", "=2@7"}},
 		"one more":             {wanted: append(other(1), slice(3, "gpu-3", false)), writes: []string{"+3@8", "=0@8", "=1@8", "=2@8"}},
+		"none any more":        {writes: []string{"-0-slice", "-1-slice", "-2-slice"}},
 		"one less":             {wanted: wanted[:2], writes: []string{"=0@8", "=1@8", "-2-slice"}},
 		"none stored": {
 			wanted: wanted, writes: []string{"+1@1", "+2@1", "+0@1"},
@@ -274,28 +275,11 @@ func TestNewsBeforeAll(t *testing.T) {
 	if plan.Write == nil || plan.Write.What != Put || plan.Write.Slice.Name != "0-slice" {
 		t.Fatalf("the first request is %+v, want that the taint is written", plan.Write)
 	}
+	if generation := plan.Write.Slice.Spec.Pool.Generation; generation != s.Slices[0].Spec.Pool.Generation {
+		t.Errorf("the taint takes its slice out of the pool: generation %d", generation)
+	}
 	s.m.Refused(s.now, 0)
 	if plan := Decide(broken, &s.Stored, s.m, s.now+1); plan.Write != nil {
 		t.Errorf("it was refused and is tried again at once: %+v", plan.Write)
-	}
-}
-
-// TestRoomForTaints: where the API server takes few, what is not wanted any more makes room.
-func TestRoomForTaints(t *testing.T) {
-	t.Parallel()
-	s := newServer()
-	want := func(keys ...string) *Want {
-		var taints []resourceapi.DeviceTaint
-		for _, key := range keys {
-			taints = append(taints, taint(key, resourceapi.DeviceTaintEffectNoSchedule))
-		}
-		return &Want{Node: node, Owner: "node-uid", Slices: []*resourceapi.ResourceSlice{slice(0, "a", false, taints...)}, MaxTaints: 2}
-	}
-	for _, keys := range [][]string{{"a", "b"}, {"a"}, {"a", "b"}, {"a"}, {"a", "c"}} {
-		s.now += time.Second
-		s.settle(t, want(keys...))
-	}
-	if taints := s.Slices[0].Spec.Devices[0].Taints; len(taints) != 2 || taints[0].Key != "a" || taints[1].Key != "c" {
-		t.Errorf("stored %v, want a and c", taints)
 	}
 }
