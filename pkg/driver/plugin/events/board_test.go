@@ -107,6 +107,8 @@ func TestBoardRepeats(t *testing.T) {
 		b.Say(ctx, "source", []Statement{on("short", "Short", "last", "a"), on("long", "Long", "it lasts", "a"), normal}, nil)
 		time.Sleep(50 * time.Minute)
 		b.Say(ctx, "source", []Statement{on("long", "Long", "it lasts", "a"), normal}, nil)
+		// What began together is repeated together.
+		b.Say(ctx, "another", []Statement{on("a", "Both", "it lasts", "a"), on("b", "Both", "it lasts", "b")}, nil)
 		const hours = 10
 		time.Sleep(hours * time.Hour)
 		synctest.Wait()
@@ -114,6 +116,7 @@ func TestBoardRepeats(t *testing.T) {
 		defer l.mu.Unlock()
 		for text, want := range map[string][2]int{
 			"Short: GPU a: first": {1, 1}, "Short: GPU a: last": {1, 1}, "Normal: GPU a: told once": {1, 1}, "Long: GPU a: it lasts": {hours, 2 * hours},
+			"Both: GPUs a, b: it lasts": {hours, 2 * hours}, "Both: GPU a: it lasts": {}, "Both: GPU b: it lasts": {},
 		} {
 			if times := l.times[text]; len(times) < want[0] || len(times) > want[1] {
 				t.Errorf("%s: told %d times, want %v", text, len(times), want)
