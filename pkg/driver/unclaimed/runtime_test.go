@@ -65,123 +65,80 @@ var trusted = []string{"partage", "gpu-operator"}
 
 func TestAccess(t *testing.T) {
 	t.Parallel()
+	const nvidia, crun = "/usr/bin/nvidia-container-runtime", "/usr/bin/conmon\x00-r\x00/usr/bin/crun\x00"
+	const named = "/opt/nvidia-container-runtime/config.toml"
+	// containerd starts a runtime on a host that has these files, by name and content.
+	containerd := func(runtime string, more ...string) map[string]string {
+		files := map[string]string{"cmdline": shim, "runtime": runtime}
+		for i := 0; i < len(more); i += 2 {
+			files[more[i]] = more[i+1]
+		}
+		return files
+	}
+	through := func(runtime, config string, accepts bool) Access {
+		return Access{Runtime: runtime, Through: runtime, Config: config, Accepts: accepts}
+	}
+	handlers := func(config string, accepts bool, names ...string) Access {
+		return Access{Runtime: "runc", Handlers: names, Config: config, Accepts: accepts}
+	}
 	for name, test := range map[string]struct {
 		files    map[string]string
 		handlers []string
 		want     Access
 		open     bool
 	}{
-		"containerd": {
-			files: map[string]string{"cmdline": shim, "runtime": "/usr/sbin/runc", systemConfig: accept},
-			want:  Access{Runtime: "/usr/sbin/runc"},
-		},
-		"containerd with the runtime that it is built for": {
-			files: map[string]string{"cmdline": shim, "runtime": ""},
-			want:  Access{Runtime: "runc"},
-		},
-		"NVIDIA's as installed": {
-			files: map[string]string{"cmdline": shim, "runtime": "/usr/bin/nvidia-container-runtime"},
-			want:  Access{Runtime: "/usr/bin/nvidia-container-runtime", Through: "/usr/bin/nvidia-container-runtime", Config: systemConfig, Accepts: true},
-			open:  true,
-		},
+		"containerd": {containerd("/usr/sbin/runc", systemConfig, accept), nil, Access{Runtime: "/usr/sbin/runc"}, false},
+		"containerd with the runtime that it is built for": {containerd(""), nil, Access{Runtime: "runc"}, false},
+		"NVIDIA's as installed":                            {containerd(nvidia), nil, through(nvidia, systemConfig, true), true},
 		"a variant by name, with the option left out": {
-			files: map[string]string{"cmdline": shim, "runtime": "nvidia-container-runtime.cdi", systemConfig: "disable-require = true\n"},
-			want:  Access{Runtime: "nvidia-container-runtime.cdi", Through: "nvidia-container-runtime.cdi", Config: systemConfig, Accepts: true},
-			open:  true,
+			containerd("nvidia-container-runtime.cdi", systemConfig, "disable-require = true\n"), nil, through("nvidia-container-runtime.cdi", systemConfig, true), true,
 		},
-		"NVIDIA's that refuses": {
-			files: map[string]string{"cmdline": shim, "runtime": "/usr/bin/nvidia-container-runtime", systemConfig: refuse},
-			want:  Access{Runtime: "/usr/bin/nvidia-container-runtime", Through: "/usr/bin/nvidia-container-runtime", Config: systemConfig},
-		},
+		"NVIDIA's that refuses": {containerd(nvidia, systemConfig, refuse), nil, through(nvidia, systemConfig, false), false},
 		"the operator's: its own configuration counts": {
-			files: map[string]string{"cmdline": shim, "runtime": operator, beside: accept, systemConfig: refuse},
-			want:  Access{Runtime: operator, Through: operator, Config: beside, Accepts: true},
-			open:  true,
+			containerd(operator, beside, accept, systemConfig, refuse), nil, through(operator, beside, true), true,
 		},
-		"the operator's that refuses": {
-			files: map[string]string{"cmdline": shim, "runtime": operator, beside: refuse, systemConfig: accept},
-			want:  Access{Runtime: operator, Through: operator, Config: beside},
-		},
-		"a configuration named by the environment": {
-			files: map[string]string{
-				"cmdline": shim, "runtime": "/usr/bin/nvidia-container-runtime", systemConfig: accept,
-				"environ": "PATH=/bin\x00XDG_CONFIG_HOME=/srv\x00NVIDIA_CTK_CONFIG_FILE_PATH=/opt/config.toml\x00", "/opt/config.toml": refuse,
-				"/srv/nvidia-container-runtime/config.toml": accept,
-			},
-			want: Access{Runtime: "/usr/bin/nvidia-container-runtime", Through: "/usr/bin/nvidia-container-runtime", Config: "/opt/config.toml"},
-		},
+		"the operator's that refuses": {containerd(operator, beside, refuse, systemConfig, accept), nil, through(operator, beside, false), false},
+		"a configuration named by the environment": {containerd(nvidia, systemConfig, accept,
+			"environ", "PATH=/bin\x00XDG_CONFIG_HOME=/srv\x00NVIDIA_CTK_CONFIG_FILE_PATH=/opt/config.toml\x00", "/opt/config.toml", refuse,
+			"/srv/nvidia-container-runtime/config.toml", accept), nil, through(nvidia, "/opt/config.toml", false), false},
 		"a folder of configurations named by the environment": {
-			files: map[string]string{
-				"cmdline": shim, "runtime": "/usr/bin/nvidia-container-runtime", systemConfig: accept,
-				"environ": "XDG_CONFIG_HOME=/opt\x00", "/opt/nvidia-container-runtime/config.toml": refuse,
-			},
-			want: Access{Runtime: "/usr/bin/nvidia-container-runtime", Through: "/usr/bin/nvidia-container-runtime", Config: "/opt/nvidia-container-runtime/config.toml"},
+			containerd(nvidia, systemConfig, accept, "environ", "XDG_CONFIG_HOME=/opt\x00", named, refuse), nil, through(nvidia, named, false), false,
 		},
 		"a link that is the host's": {
-			files: map[string]string{
-				"cmdline": shim, "runtime": "/usr/bin/nvidia-container-runtime",
-				systemConfig: "-> /opt/nvidia.toml", "/opt/nvidia.toml": refuse,
-			},
-			want: Access{Runtime: "/usr/bin/nvidia-container-runtime", Through: "/usr/bin/nvidia-container-runtime", Config: systemConfig},
+			containerd(nvidia, systemConfig, "-> /opt/nvidia.toml", "/opt/nvidia.toml", refuse), nil, through(nvidia, systemConfig, false), false,
 		},
 		"CRI-O": {
-			files: map[string]string{"cmdline": "/usr/bin/conmon\x00-b\x00/run/x\x00-r\x00/usr/bin/crun\x00--runtime-arg\x00--root=/run/crun\x00"},
-			want:  Access{Runtime: "/usr/bin/crun"},
+			map[string]string{"cmdline": "/usr/bin/conmon\x00-b\x00/run/x\x00-r\x00/usr/bin/crun\x00--runtime-arg\x00--root=/run/crun\x00"}, nil,
+			Access{Runtime: "/usr/bin/crun"}, false,
 		},
-		"CRI-O with NVIDIA's": {
-			files: map[string]string{"cmdline": "conmonrs\x00--runtime=/usr/bin/nvidia-container-runtime\x00"},
-			want:  Access{Runtime: "/usr/bin/nvidia-container-runtime", Through: "/usr/bin/nvidia-container-runtime", Config: systemConfig, Accepts: true},
-			open:  true,
-		},
-		"CRI-O with NVIDIA's hook": {
-			files: map[string]string{
-				"cmdline": "/usr/bin/conmon\x00-r\x00/usr/bin/crun\x00", systemConfig: refuse, beside: accept,
-				hookFile: `{"version": "1.0.0", "hook": {"path": "/usr/local/nvidia/toolkit/nvidia-container-runtime-hook"}, "when": {"always": true}, "stages": ["prestart"]}`,
-				"/usr/share/containers/oci/hooks.d/a.json": `{"version": "1.0.0", "hook": {"path": "/usr/libexec/oci/other"}}`,
-			},
-			want: Access{Runtime: "/usr/bin/crun", Through: hookFile, Config: beside, Accepts: true},
-			open: true,
-		},
+		"CRI-O with NVIDIA's": {map[string]string{"cmdline": "conmonrs\x00--runtime=" + nvidia + "\x00"}, nil, through(nvidia, systemConfig, true), true},
+		"CRI-O with NVIDIA's hook": {map[string]string{
+			"cmdline": crun, systemConfig: refuse, beside: accept,
+			hookFile: `{"version": "1.0.0", "hook": {"path": "/usr/local/nvidia/toolkit/nvidia-container-runtime-hook"}, "when": {"always": true}, "stages": ["prestart"]}`,
+			"/usr/share/containers/oci/hooks.d/a.json": `{"version": "1.0.0", "hook": {"path": "/usr/libexec/oci/other"}}`,
+		}, nil, Access{Runtime: "/usr/bin/crun", Through: hookFile, Config: beside, Accepts: true}, true},
 		"a hook that containerd does not read": {
-			files: map[string]string{"cmdline": shim, "runtime": "runc", hookFile: `{"hook": {"path": "/usr/bin/nvidia-container-runtime-hook"}}`},
-			want:  Access{Runtime: "runc"},
+			containerd("runc", hookFile, `{"hook": {"path": "/usr/bin/nvidia-container-runtime-hook"}}`), nil, Access{Runtime: "runc"}, false,
 		},
 		"a handler": {
-			files:    map[string]string{"cmdline": shim, "runtime": "runc"},
-			handlers: []string{"", "runc", "nvidia", "nvidia-cdi"},
-			want:     Access{Runtime: "runc", Handlers: []string{"nvidia", "nvidia-cdi"}, Config: systemConfig, Accepts: true},
-			open:     true,
+			containerd("runc"), []string{"", "runc", "nvidia", "nvidia-cdi"}, handlers(systemConfig, true, "nvidia", "nvidia-cdi"), true,
 		},
-		"a handler that refuses": {
-			files:    map[string]string{"cmdline": shim, "runtime": "runc", systemConfig: refuse},
-			handlers: []string{"nvidia"},
-			want:     Access{Runtime: "runc", Handlers: []string{"nvidia"}, Config: systemConfig},
-		},
+		"a handler that refuses": {containerd("runc", systemConfig, refuse), []string{"nvidia"}, handlers(systemConfig, false, "nvidia"), false},
 		"a handler, one of two configurations accepts": {
-			files:    map[string]string{"cmdline": shim, "runtime": "runc", beside: refuse, systemConfig: accept},
-			handlers: []string{"nvidia"},
-			want:     Access{Runtime: "runc", Handlers: []string{"nvidia"}, Config: systemConfig, Accepts: true},
-			open:     true,
+			containerd("runc", beside, refuse, systemConfig, accept), []string{"nvidia"}, handlers(systemConfig, true, "nvidia"), true,
 		},
-		"other handlers": {
-			files:    map[string]string{"cmdline": shim, "runtime": "runc", systemConfig: accept},
-			handlers: []string{"", "runc", "kata"},
-			want:     Access{Runtime: "runc"},
-		},
+		"other handlers": {containerd("runc", systemConfig, accept), []string{"", "runc", "kata"}, Access{Runtime: "runc"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := machine(t, test.files)
 			s.Trusted, test.want.Trusted = trusted, trusted
 			got, err := s.Access(append([]string{}, test.handlers...))
-			if err != nil {
-				t.Fatal(err)
+			if diff := cmp.Diff(test.want, got); err != nil || diff != "" {
+				t.Errorf("%v (-want +got):\n%s", err, diff)
 			}
-			if diff := cmp.Diff(test.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-			if got.Open() != test.open {
-				t.Errorf("open: %t", got.Open())
+			if got.Open() != test.open || strings.Contains(got.Text(), "without a claim") != test.open {
+				t.Errorf("open: %t, %s", got.Open(), got.Text())
 			}
 		})
 	}
@@ -240,8 +197,11 @@ func TestInjector(t *testing.T) {
 			if is := got.Injector == 77; is != test.want || got.Open() != test.want {
 				t.Errorf("got %+v", got)
 			}
+			if strings.Contains(got.Text(), "process 77") != test.want {
+				t.Errorf("it is told as %s", got.Text())
+			}
 			got.Trusted = trusted
-			if got.Open() || strings.Contains(got.Text(), "of the namespaces partage, gpu-operator: NVIDIA's NRI plugin") != test.want {
+			if got.Open() || strings.Contains(got.Text(), "partage, gpu-operator") != test.want {
 				t.Errorf("where a policy refuses the annotations: %s", got.Text())
 			}
 		})
@@ -314,26 +274,5 @@ func TestAccessFails(t *testing.T) {
 				t.Errorf("found %+v, error %v, want one with %q", got, err, test.want)
 			}
 		})
-	}
-}
-
-func TestText(t *testing.T) {
-	t.Parallel()
-	const set = " to containers whose image or pod sets NVIDIA_VISIBLE_DEVICES. Set " + option + " = false in " + systemConfig +
-		" (GPU operator: " + optionEnvironment + "=false in toolkit.env), or "
-	for want, access := range map[string]Access{
-		"Containers have GPUs of this node through claims only": {Runtime: "runc", Accepts: true},
-		"Every container on this node can have all GPUs without a claim: /bin/x gives them" + set + "make another runtime the default": {
-			Through: "/bin/x", Handlers: []string{"nvidia"}, Config: systemConfig, Accepts: true,
-		},
-		"Pods can have all GPUs of this node without a claim: a RuntimeClass with handler nvidia or nvidia-cdi gives them" + set + "remove the handler": {
-			Handlers: []string{"nvidia", "nvidia-cdi"}, Config: systemConfig, Accepts: true, Injector: 7, Trusted: []string{"partage"},
-		},
-		"Pods can have all GPUs of this node without a claim, and those of others' claims: NVIDIA's NRI plugin (process 7) gives containers what annotations " +
-			"nvidia.cdi.k8s.io of their pod name. Have the chart's annotationPolicy refuse them, or turn the plugin off (GPU operator: cdi.nriPluginEnabled=false)": {Injector: 7},
-	} {
-		if got := access.Text(); got != want {
-			t.Errorf("got  %s\nwant %s", got, want)
-		}
 	}
 }
