@@ -46,10 +46,8 @@ func TestIgnoredLimit(t *testing.T) {
 				w.use("A", 30, process(10, -1, 10))
 				s := w.run(t)
 				pass(3 * interval)
-				w.mu.Lock()
-				warned := w.warned
-				w.mu.Unlock()
-				if !slices.Equal(warned, test.want) {
+				var warned []string
+				if w.with(func() { warned = w.warned }); !slices.Equal(warned, test.want) {
 					t.Errorf("events %q, want %q", warned, test.want)
 				}
 				if test.environ != "hangs" {

@@ -46,38 +46,42 @@ func newWorld() *world {
 	}
 }
 
-func (w *world) Live() ([]claim.LiveClaim, error) {
+// with does something to the world.
+func (w *world) with(do func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.live, nil
+	do()
+}
+
+func (w *world) Live() (live []claim.LiveClaim, err error) {
+	w.with(func() { live = w.live })
+	return live, nil
 }
 
 func (w *world) RecordCounts() (map[string]int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return map[string]int{"prepared": len(w.live)}, nil
+	live, err := w.Live()
+	return map[string]int{"prepared": len(live)}, err
 }
 
 func (*world) GPUs() []string { return []string{"A", "B"} }
 
-func (w *world) Changed() <-chan struct{} {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.changed
+func (w *world) Changed() (changed <-chan struct{}) {
+	w.with(func() { changed = w.changed })
+	return changed
 }
 
 func (w *world) hold(live ...claim.LiveClaim) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.live = live
-	close(w.changed)
-	w.changed = make(chan struct{})
+	w.with(func() {
+		w.live = live
+		close(w.changed)
+		w.changed = make(chan struct{})
+	})
 }
 
 func (w *world) use(pci string, memory uint64, processes ...gpu.ProcessUsage) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.used[pci] = gpu.Usage{UsedBytes: memory, Processes: append([]gpu.ProcessUsage{}, processes...)}
+	w.with(func() {
+		w.used[pci] = gpu.Usage{UsedBytes: memory, Processes: append([]gpu.ProcessUsage{}, processes...)}
+	})
 }
 
 func (w *world) Usage(_ context.Context, pci string, _ []gpu.PartitionID, _ time.Time) (gpu.Usage, error) {
@@ -143,9 +147,7 @@ func (w *world) environOf(pid int) string {
 }
 
 func (w *world) warn(_ context.Context, ref claim.Ref, reason, _ string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.warned = append(w.warned, ref.Name+" "+reason)
+	w.with(func() { w.warned = append(w.warned, ref.Name+" "+reason) })
 }
 
 func claimNamed(name, pci string, kind device.Kind) claim.LiveClaim {
@@ -212,10 +214,8 @@ func TestHang(t *testing.T) {
 		w.use("B", 6)
 		s := w.run(t)
 		pass(2 * interval)
-		w.mu.Lock()
 		stuck := make(chan struct{})
-		w.hangs["A"] = stuck
-		w.mu.Unlock()
+		w.with(func() { w.hangs["A"] = stuck })
 		defer close(stuck)
 		pass(2 * interval)
 		w.use("B", 7)
@@ -271,9 +271,7 @@ func TestLaterPod(t *testing.T) {
 		if one := s.Snapshot().Claims[0]; *one.MemoryBytes != 10 || len(one.Pods) != 1 || one.Pods[0] != "pod-a" {
 			t.Errorf("one pod: %+v", one)
 		}
-		w.mu.Lock()
-		w.pods["c"] = []string{"a", "b"}
-		w.mu.Unlock()
+		w.with(func() { w.pods["c"] = []string{"a", "b"} })
 		pass(2 * askAgain)
 		if one := s.Snapshot().Claims[0]; *one.MemoryBytes != 30 || len(one.Pods) != 2 || w.asked > 4 {
 			t.Errorf("two pods: %+v after %d questions", one, w.asked)
@@ -306,9 +304,7 @@ func TestSessions(t *testing.T) {
 		if got := s.Snapshot().Sessions; got[mps.Running] != 2 || got[mps.Failed] != 1 {
 			t.Errorf("got %v", got)
 		}
-		w.mu.Lock()
-		w.down = true
-		w.mu.Unlock()
+		w.with(func() { w.down = true })
 		pass(2 * interval)
 		if got := s.Snapshot().Sessions; got != nil {
 			t.Errorf("without a supervisor: %v", got)
