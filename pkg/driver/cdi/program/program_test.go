@@ -250,19 +250,6 @@ func (n *node) after(d time.Duration, want ...string) {
 	}
 }
 
-// sweeping runs a test while the folder is kept clean.
-func sweeping(t *testing.T, test func(*node)) {
-	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		n := newNode(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		defer synctest.Wait()
-		defer cancel()
-		go n.f.KeepClean(ctx, n.specs)
-		test(n)
-	})
-}
-
 const (
 	soon = grace - time.Second
 	// enough is when something that becomes unused now has gone.
@@ -270,20 +257,16 @@ const (
 )
 
 func TestKeepClean(t *testing.T) {
-	t.Run("what specs name stays", func(t *testing.T) {
-		sweeping(t, func(n *node) {
+	for name, test := range map[string]func(n *node){
+		"what specs name stays": func(n *node) {
 			n.name(n.old, n.earlier)
 			n.after(10*enough, n.old, n.now, n.next, n.earlier)
-		})
-	})
-	t.Run("not at once", func(t *testing.T) {
-		sweeping(t, func(n *node) {
+		},
+		"not at once": func(n *node) {
 			n.after(soon, n.old, n.now, n.next, n.earlier)
 			n.after(enough-soon, n.now, n.next)
-		})
-	})
-	t.Run("the last claim ends", func(t *testing.T) {
-		sweeping(t, func(n *node) {
+		},
+		"the last claim ends": func(n *node) {
 			n.name(n.old, n.earlier)
 			n.after(enough, n.old, n.now, n.next, n.earlier)
 			n.name(n.earlier)
@@ -291,20 +274,16 @@ func TestKeepClean(t *testing.T) {
 			n.after(enough-soon, n.now, n.next, n.earlier)
 			n.name()
 			n.after(enough, n.now, n.next)
-		})
-	})
-	t.Run("named again meanwhile", func(t *testing.T) {
-		sweeping(t, func(n *node) {
+		},
+		"named again meanwhile": func(n *node) {
 			n.after(soon, n.old, n.now, n.next, n.earlier)
 			n.name(n.old)
 			n.after(enough, n.old, n.now, n.next)
 			n.name()
 			n.after(soon, n.old, n.now, n.next)
 			n.after(enough-soon, n.now, n.next)
-		})
-	})
-	t.Run("the other plugin ends", func(t *testing.T) {
-		sweeping(t, func(n *node) {
+		},
+		"the other plugin ends": func(n *node) {
 			n.after(10*enough, n.now, n.next)
 			// It has written a spec at the last moment.
 			n.name(n.now)
@@ -312,39 +291,43 @@ func TestKeepClean(t *testing.T) {
 			n.after(enough, n.now, n.next)
 			n.name()
 			n.after(enough, n.next)
-		})
-	})
-	t.Run("specs that cannot be read", func(t *testing.T) {
-		sweeping(t, func(n *node) {
+		},
+		"specs that cannot be read": func(n *node) {
 			n.damage(errors.New("half of a spec"))
 			n.after(enough, n.old, n.now, n.next, n.earlier)
 			n.damage(nil)
 			n.after(enough, n.now, n.next)
-		})
-	})
-	t.Run("another process installs", func(t *testing.T) {
-		sweeping(t, func(n *node) {
+		},
+		"another process installs": func(n *node) {
 			lock := n.running.folderLock()
 			if err := lock.Lock(); err != nil {
-				t.Fatal(err)
+				n.t.Fatal(err)
 			}
 			n.after(enough, n.old, n.now, n.next, n.earlier)
 			if err := lock.Unlock(); err != nil {
-				t.Fatal(err)
+				n.t.Fatal(err)
 			}
 			n.after(enough, n.now, n.next)
-		})
-	})
-	t.Run("files of others", func(t *testing.T) {
-		sweeping(t, func(n *node) {
-			other := filepath.Join(n.dir, "README")
-			write(t, other, "")
+		},
+		"files of others": func(n *node) {
+			write(n.t, filepath.Join(n.dir, "README"), "")
 			n.after(enough, n.now, n.next)
-			if !slices.Contains(names(t, n.dir), "README") {
-				t.Error("it is gone")
+			if !slices.Contains(names(n.t, n.dir), "README") {
+				n.t.Error("it is gone")
 			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := newNode(t)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer synctest.Wait()
+				defer cancel()
+				go n.f.KeepClean(ctx, n.specs)
+				test(n)
+			})
 		})
-	})
+	}
 }
 
 // TestSpecsAreReadUnderTheLock: a process that ends writes its last spec before its lock
