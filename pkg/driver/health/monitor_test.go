@@ -67,10 +67,8 @@ func (f *fakeHardware) Events(ctx context.Context) <-chan gpu.Event {
 func (f *fakeHardware) Unmonitored(string) error { return nil }
 
 func (f *fakeHardware) wait(ctx context.Context, pci string) error {
-	f.mu.Lock()
-	hang := f.hang[pci]
-	f.mu.Unlock()
-	if hang {
+	hang := false
+	if f.set(func() { hang = f.hang[pci] }); hang {
 		<-ctx.Done()
 		return ctx.Err()
 	}
@@ -97,9 +95,8 @@ func (f *fakeHardware) MIGState(ctx context.Context, pci string) (gpu.MIGState, 
 	if err := f.wait(ctx, pci); err != nil {
 		return gpu.MIGState{}, err
 	}
-	f.mu.Lock()
-	slow := f.slow
-	f.mu.Unlock()
+	var slow time.Duration
+	f.set(func() { slow = f.slow })
 	time.Sleep(slow)
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -123,22 +120,10 @@ func newStation(t *testing.T, dir string, hardware *fakeHardware) *station {
 	s := &station{hardware: hardware}
 	s.Monitor = New(Options{
 		Hardware: hardware, DataDir: dir, BootID: "boot-1", Interval: 10 * time.Second,
-		Changed: func() { s.changes.Add(1) },
-		Report: func(_ context.Context, e ProgramError) {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.programs = append(s.programs, e)
-		},
-		HeldBack: func(_ context.Context, h Hold) {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.holds = append(s.holds, h)
-		},
-		ObserveEvent: func(e gpu.Event) {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.observed = append(s.observed, e.XID)
-		},
+		Changed:      func() { s.changes.Add(1) },
+		Report:       func(_ context.Context, e ProgramError) { s.note(func() { s.programs = append(s.programs, e) }) },
+		HeldBack:     func(_ context.Context, h Hold) { s.note(func() { s.holds = append(s.holds, h) }) },
+		ObserveEvent: func(e gpu.Event) { s.note(func() { s.observed = append(s.observed, e.XID) }) },
 	})
 	s.Follow(map[string]string{pciA: "GPU-A", pciB: "GPU-B"}, policy.Builtin().Health)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -147,6 +132,12 @@ func newStation(t *testing.T, dir string, hardware *fakeHardware) *station {
 	s.end = func() { cancel(); <-done }
 	synctest.Wait()
 	return s
+}
+
+func (s *station) note(do func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	do()
 }
 
 func (s *station) send(pci string, xid uint64, instance int) {

@@ -120,27 +120,6 @@ func TestMemoryErrorsAreReadAtOnce(t *testing.T) {
 	})
 }
 
-// TestFabricPending: a GPU that registers with its fabric for longer than a minute is not handed
-// out, until it has.
-func TestFabricPending(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		h := newFakeHardware()
-		h.set(func() { h.health[pciA] = gpu.Health{FabricPending: "In Progress"} })
-		s := newStation(t, t.TempDir(), h)
-		defer s.end()
-		time.Sleep(55 * time.Second)
-		s.want(t, "less than a minute", "")
-		time.Sleep(10 * time.Second)
-		s.want(t, "a minute", "fabric-unhealthy NoSchedule")
-		time.Sleep(24 * time.Hour)
-		s.want(t, "for ever", "fabric-unhealthy NoSchedule")
-		h.set(func() { h.health[pciA] = gpu.Health{} })
-		time.Sleep(10 * time.Second)
-		s.want(t, "registered", "")
-	})
-}
-
 // TestFabricOfPartitionedGPU: while there are partitions the driver does not register the GPU, which neither
 // begins nor ends anything; when they are gone it is asked in MIG mode, too.
 func TestFabricOfPartitionedGPU(t *testing.T) {
