@@ -254,21 +254,6 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// TestXIDsBeforeTheFirst: an alert on an increase would miss a first one that comes from
-// nowhere.
-func TestXIDsBeforeTheFirst(t *testing.T) {
-	t.Parallel()
-	body := scrape(t, everything(t))
-	for _, line := range []string{
-		`partage_gpu_xid_errors_total{gpu="0000:10:00.0",xid="48"} 0`, `partage_gpu_xid_errors_total{gpu="0000:11:00.0",xid="79"} 0`,
-		`partage_gpu_xid_errors_total{gpu="0000:10:00.0",xid="79"} 1`, `partage_gpu_xid_errors_total{gpu="0000:10:00.0",xid="31"} 1`,
-	} {
-		if !strings.Contains(body, line+"\n") {
-			t.Errorf("there is no %s", line)
-		}
-	}
-}
-
 // TestNVIDIAMetrics: the second listener has what NVIDIA's driver tells, by its names, labels and buckets, and nothing else.
 func TestNVIDIAMetrics(t *testing.T) {
 	t.Parallel()
