@@ -218,15 +218,13 @@ func TestFollow(t *testing.T) {
 	b.wait("document.querySelector('main').innerText.includes('embed-0')") // what was known stays
 }
 
-// TestReconnect has the page listen again after the connection has ended: it gets everything
-// anew, and draws what has changed meanwhile.
+// TestReconnect has the page ask again after the connection was cut: it draws what has changed meanwhile, and nothing else.
 func TestReconnect(t *testing.T) {
 	b := open(t, fleets.Demo)
 	b.do(chromedp.Navigate(b.URL))
 	b.wait("document.querySelector('[data-claim=\"claim/ci/runner-a\"]')")
 	b.wait("(window.others = [...document.querySelectorAll('.node')].filter((n) => !n.matches(\"[data-node='node/dgx-1']\"))).length === 2")
 	b.Cut()
-	b.wait("document.querySelector('#connection').innerText.startsWith('Connection lost')")
 	if err := b.Client.ResourceV1().ResourceClaims("research").Delete(t.Context(), "notebook-lin", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
