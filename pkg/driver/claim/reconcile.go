@@ -245,7 +245,8 @@ func with(all, more []device.Condition) []device.Condition {
 	return all
 }
 
-// condition reports also whether a statement, about a claim for which this has failed, is to be one now.
+// condition turns a statement about a GPU into a condition, and reports whether that holds now. Failed is what has just failed for the
+// claim that the statement is about.
 func (m *Manager) condition(address string, one rules.Statement, failed error) (c device.Condition, holds bool) {
 	c, holds = conditions[one.Reason]
 	c.PCIAddress, c.Message = address, one.Text

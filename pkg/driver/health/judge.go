@@ -124,8 +124,8 @@ type record struct {
 	Past   []*past  `json:"past,omitempty"`
 	// Absent says that the last reading has found that the GPU works only after a reset.
 	Absent bool `json:"absent,omitempty"`
-	// Wants is the recovery action that the driver wants, as of Asked, and Content since when it
-	// wants none. A driver that was asked and has none has no recovery actions.
+	// Wants is the recovery action that the driver wanted when it was Asked, and Content since when it
+	// has wanted none. Where Asked is set and both others are empty, the driver knows no recovery actions.
 	Wants   gpu.RecoveryAction `json:"wants,omitempty"`
 	Asked   time.Time          `json:"asked,omitzero"`
 	Content time.Time          `json:"content,omitzero"`

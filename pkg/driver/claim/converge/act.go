@@ -263,7 +263,7 @@ func (w *work) destroy(ctx context.Context, a rules.Action) error {
 	return nil
 }
 
-// resetInterval: a time slice that the driver does not know any more cannot have to be taken back.
+// resetInterval takes a time slice back. One that the NVIDIA driver has forgotten needs no reset.
 func (w *work) resetInterval(ctx context.Context, a rules.Action) error {
 	err := w.Sharing.SetInterval(ctx, w.device(a), policy.IntervalDefault)
 	switch {

@@ -75,9 +75,9 @@ func (e *Engine) runRound(ctx context.Context, of *record.Record, gpus []string,
 	return r
 }
 
-// lockOther locks the claim of a task where the GPU's lock is not enough to take something from it: it only observes the GPU, or
-// it was seen to have a CDI spec and no record, and may be prepared on another GPU. It returns nil if a call is at work with the
-// claim, or was since it was seen.
+// lockOther locks the claim of a task where the GPU's lock is not enough: where the claim only observes the GPU, or has a CDI spec
+// and no record, so that it may be being prepared on another GPU. It returns nil if a call is at work with the claim, or has
+// changed it since it was observed.
 func (e *Engine) lockOther(t *rules.Task, seen *observation) (unlock func()) {
 	was := seen.snapshot.Of(t.Claim)
 	switch {

@@ -245,8 +245,8 @@ func (s *Store) ClearGuards(uid types.UID, pciAddress string) error {
 	})
 }
 
-// Sweep writes what could not be written, and removes what says only when a claim was released once no call can be older,
-// and what earlier boots and killed processes have left besides records. Others get their turn in between.
+// Sweep repeats writes that have failed. It removes the times of releases that no older call can follow any more, and what earlier
+// boots and killed processes have left besides records. Other operations get their turn in between.
 func (s *Store) Sweep(now time.Duration) error {
 	uids, err := inTurn(s, "look for records to sweep", func() (uids []types.UID, err error) {
 		known, unlock, err := s.open(true)

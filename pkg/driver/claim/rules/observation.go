@@ -25,8 +25,8 @@ type Part = record.Device
 // Record is what a claim wants or has, on all its GPUs. One that is older than the last release of its claim is Releasing.
 type Record struct {
 	*record.Record
-	// Wanted means that it is only in the memory of a call, Calling that a Prepare for the claim is at work, in any process, and
-	// Outdated that this arrived after the one that wrote the record.
+	// Wanted means that only a call of this process has it, and no file. Calling means that a Prepare for the claim is at work, in any
+	// process. Outdated means that this Prepare is younger than the one that wrote the record.
 	Wanted, Calling, Outdated bool
 	News                      bool // people do not know yet what has become of its MPS sessions
 }

@@ -45,7 +45,7 @@ func (d *decision) survey() {
 			continue
 		}
 		t := Task{Claim: g.Claim.UID, Aim: Unguard, Actions: []Action{d.action(ClearGuard, g.Claim.UID)}}
-		// What cannot be seen is taken back before: a time slice. MIG mode leaves a GPU none.
+		// A time slice cannot be observed, so it is reset first. A GPU in MIG mode has none.
 		if !d.Hardware.Enabled && len(d.started(func(p part) bool { return p.Shared().Interval != "" })) == 0 {
 			t.Actions = append([]Action{d.action(ResetInterval, g.Claim.UID)}, t.Actions...)
 		}

@@ -14,7 +14,7 @@ import (
 type Pace struct {
 	// TellLatest is after what time a taint without effect is written by itself, and TellOnce how often at most for a slice.
 	TellLatest, TellOnce Time
-	// Hold is how long a taint stays that nobody wants any more and that has ended before in HoldForgotten. The first time it goes at once.
+	// Hold is how long a taint stays after its cause has ended, if it had ended before within HoldForgotten. The first time it goes at once.
 	Hold, HoldForgotten Time
 	// Repair is the time before what others have changed is put back for the second time, and RepairMost at most. Others must
 	// have changed nothing for RepairForgotten, so that it is done at once again.
@@ -54,15 +54,16 @@ type ending struct {
 // written is what was answered last when a slice was written.
 type written struct {
 	version string
-	// news is when the latest taint was wanted that the slice has and that keeps pods away, told when taints without effect were written last.
+	// news is when the newest of the slice's taints that keep pods away was first wanted, and told when taints without effect were last
+	// written.
 	news, told Time
 }
 
 // Memory is what Decide remembers for pace. With a new one the same is written, perhaps at another time. It is for one goroutine.
 type Memory struct {
 	p *Pace
-	// doubt asks for a list. heard means that others may have changed something since the last comparison, and repaired that a write
-	// has succeeded since others were last slowed down.
+	// doubt asks for a list of what is stored. heard means that others may have changed something since the last comparison, and
+	// repaired that a write has succeeded since repairs were last slowed down.
 	doubt, heard, repaired bool
 	// said is when a taint was first wanted, and ended when one was not any more.
 	said  map[wantedTaint]Time
