@@ -7,19 +7,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/driver/partition"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/node/host"
 )
 
 // The tests here find out by themselves which effects a call has, so that a new
@@ -104,6 +110,15 @@ func (b *box) wantStateButMode(t *testing.T, when string, want []string) {
 	got := slices.DeleteFunc(b.state(), func(s string) bool { return strings.HasPrefix(s, "MIG mode of ") && !slices.Contains(want, s) })
 	if !slices.Equal(got, want) {
 		t.Errorf("%s: left\n%q, want\n%q", when, got, want)
+	}
+}
+
+// strike sets a hook before or after each effect.
+func (b *box) strike(after bool, hook func(effect string) error) {
+	if after {
+		b.hooks(nil, hook)
+	} else {
+		b.hooks(hook, nil)
 	}
 }
 
@@ -266,11 +281,7 @@ func killOnce(t *testing.T, l layout, op operation, n int, after bool, continuat
 		}
 	}
 	m := b.manager()
-	if die := at(n, b.die); after {
-		b.hooks(nil, die)
-	} else {
-		b.hooks(die, nil)
-	}
+	b.strike(after, at(n, b.die))
 	if err := op.all(t.Context(), m, claims); err != nil && !b.killed() {
 		t.Errorf("%s: %v", when, err)
 	}
@@ -304,11 +315,7 @@ func TestKilledWithDamagedRecord(t *testing.T) {
 			m := b.manager()
 			mustPrepare(t, m, claim)
 			write(t, m.store.Path("u1"), "{")
-			if die := at(n, b.die); after {
-				b.hooks(nil, die)
-			} else {
-				b.hooks(die, nil)
-			}
+			b.strike(after, at(n, b.die))
 			_ = runPrepare(t.Context(), m, claim)
 			b.hooks(nil, nil)
 			if !b.killed() {
@@ -356,6 +363,7 @@ func failOnce(t *testing.T, l layout, op operation, n int, after bool, when stri
 	if op.prepared {
 		mustPrepare(t, b.manager(), claim)
 	}
+	prepared := b.state()
 	struck := ""
 	strike := at(n, func() error { return errFault })
 	fail := func(effect string) error {
@@ -366,11 +374,7 @@ func failOnce(t *testing.T, l layout, op operation, n int, after bool, when stri
 		return err
 	}
 	m := b.manager()
-	if after {
-		b.hooks(nil, fail)
-	} else {
-		b.hooks(fail, nil)
-	}
+	b.strike(after, fail)
 	err := op.run(t.Context(), m, claim)
 	b.hooks(nil, nil)
 	if struck == "" {
@@ -390,8 +394,11 @@ func failOnce(t *testing.T, l layout, op operation, n int, after bool, when stri
 	case err == nil:
 		t.Errorf("%s: no error", when)
 	}
-	if !op.prepared && err != nil {
+	switch {
+	case !op.prepared && err != nil:
 		b.wantStateButMode(t, when, want)
+	case op.prepared && !op.undoes:
+		b.wantState(t, when, prepared) // its containers may be running
 	}
 	// Once the fault is gone, all is well without a new process.
 	if err := op.run(t.Context(), m, claim); err != nil {
@@ -448,4 +455,278 @@ func TestFaultPersists(t *testing.T) {
 		}
 	}
 	wantCases(t, cases, 101)
+}
+
+// doAt makes a hook that does something at each effect of this name.
+func doAt(effect string, do func()) func(string) error {
+	return func(e string) error {
+		if e == effect {
+			do()
+		}
+		return nil
+	}
+}
+
+// losses are what somebody else removes of the partition at addressA0.
+var losses = map[string]func(b *box){
+	"all of it": func(b *box) { b.removeForeign(addressA0) },
+	"compute instance": func(b *box) {
+		b.change(addressA0, func(i *gpu.Instance) {
+			delete(b.exclusive, i.Compute[0].UUID)
+			i.Compute = nil
+		})
+	},
+}
+
+// A partition is made again, and its session is started again. Wherever the call stops, the next release leaves nothing.
+func TestStoppedWhileMadeAgain(t *testing.T) {
+	for lossName, lose := range losses {
+		for name, test := range map[string]struct {
+			device string
+			stop   func(b *box)
+		}{
+			"killed": {sliceA0, func(b *box) { b.hooks(nil, b.killAt("create compute instance")) }},
+			"killed in the second attempt": {sliceA0, func(b *box) {
+				// The first one cannot write down what it is about to do.
+				b.hooks(failTimes("write prepared", 1, gpu.ErrTimeout), b.killAt("create compute instance"))
+			}},
+			"no session": {mpsSliceA0, func(b *box) { b.hooks(failTimes("start session", 1, errFault), nil) }},
+			"panic": {mpsSliceA0, func(b *box) {
+				b.hooks(func(effect string) error {
+					if effect == "start session" {
+						panic("a defect")
+					}
+					return nil
+				}, nil)
+			}},
+		} {
+			runInBubble(t, name+", "+lossName, func(t *testing.T) {
+				b := newBox(t)
+				claim := newClaim("u1", test.device)
+				m := b.manager()
+				mustPrepare(t, m, claim)
+				lose(b)
+				b.locked(func() { delete(b.sessions, sliceA0) })
+				test.stop(b)
+				wantStopped(t, m, claim)
+				b.hooks(nil, nil)
+				mustUnprepare(t, b.manager(), "u1")
+				b.wantNothing()
+			})
+		}
+	}
+}
+
+// wantStopped prepares a claim, which fails or panics.
+func wantStopped(t *testing.T, m *Manager, claim *resourceapi.ResourceClaim) {
+	t.Helper()
+	defer func() { _ = recover() }()
+	if err := runPrepare(t.Context(), m, claim); err == nil {
+		t.Error("it was not stopped")
+	}
+}
+
+// powerLosses are what a power loss may leave of a file of which the disk was not waited for.
+var powerLosses = map[string]func(path string, was []byte) error{
+	"lost":      func(path string, _ []byte) error { return os.Remove(path) },
+	"empty":     func(path string, _ []byte) error { return os.WriteFile(path, nil, 0o600) },
+	"zeros":     func(path string, was []byte) error { return os.WriteFile(path, make([]byte, len(was)), 0o600) },
+	"half":      func(path string, was []byte) error { return os.WriteFile(path, was[:len(was)/2], 0o600) },
+	"untouched": func(path string, was []byte) error { return os.WriteFile(path, was, 0o600) },
+	"as it was before": func(path string, was []byte) error {
+		return os.WriteFile(path, []byte(rehead(string(was), "state=prepared ", "state=preparing")), 0o600)
+	},
+	"not finished": func(path string, was []byte) error {
+		temporary := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".tmp")
+		return errors.Join(os.Remove(path), os.WriteFile(temporary, was[:len(was)/2], 0o600))
+	},
+}
+
+// No record waits for the disk. Whatever a power loss leaves of it, nothing is
+// left of claims, none is in the way of another, and all can be prepared again.
+func TestPowerLoss(t *testing.T) {
+	cases := 0
+	for layoutName, l := range layouts {
+		for lossName, lose := range powerLosses {
+			t.Run(layoutName+"/"+lossName, func(t *testing.T) {
+				b, _ := scene(t, l)
+				claims := l.newClaims()
+				for _, claim := range claims {
+					mustPrepare(t, b.manager(), claim)
+				}
+				uids := []types.UID{"beside"}
+				for _, claim := range claims {
+					uids = append(uids, claim.UID)
+				}
+				for _, uid := range uids {
+					spoil(t, b.store().Path(uid), lose)
+				}
+				b.boot("boot-2")
+				want := b.hardware()
+
+				m := b.manager()
+				mustReconcile(t, m)
+				for _, claim := range claims {
+					mustPrepare(t, m, claim)
+				}
+				for _, uid := range uids {
+					mustUnprepare(t, m, uid)
+				}
+				b.wantState(t, "released", want)
+				if snapshot := m.store.Snapshot(); len(snapshot.Guards) > 0 {
+					t.Errorf("damaged records count in the next boot: %+v", snapshot.Guards)
+				}
+				cases++
+			})
+		}
+	}
+	wantCases(t, cases, len(layouts)*len(powerLosses))
+}
+
+// spoil changes a file that may not be there.
+func spoil(t *testing.T, path string, lose func(path string, was []byte) error) {
+	t.Helper()
+	was, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	if err == nil {
+		err = lose(path, was)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A release needs no space on the disk, whatever kind of claim it is.
+func TestReleaseOnFullDisk(t *testing.T) {
+	cases := 0
+	for name, l := range layouts {
+		t.Run(name, func(t *testing.T) {
+			b, want := scene(t, l)
+			claims := l.newClaims()
+			for _, claim := range claims {
+				mustPrepare(t, b.manager(), claim)
+			}
+			m := b.manager()
+			b.hooks(fullDisk, nil)
+			for _, claim := range claims {
+				mustUnprepare(t, m, claim.UID)
+			}
+			b.wantState(t, "released", want)
+			// A call that is late is refused all the same.
+			if _, err := m.Prepare(arrivedAt(t.Context(), -1), claims[0]); err == nil {
+				t.Error("a call from before the release was let through")
+			}
+			b.hooks(nil, nil)
+			cases++
+		})
+	}
+	if cases < 20 {
+		t.Errorf("%d cases", cases)
+	}
+}
+
+// A release waits for no call of the claim that hangs in another process, and comes to its end on a full disk.
+func TestReleaseWhileClaimIsHeldElsewhere(t *testing.T) {
+	for name, hook := range map[string]func(string) error{"disk": nil, "full disk": fullDisk} {
+		runInBubble(t, name, func(t *testing.T) {
+			b, m := newNode(t)
+			mustPrepare(t, m, newClaim("u1", sliceA0, sliceB0))
+			giveBack, err := b.manager().locks.TryClaim("u1")
+			if err != nil || giveBack == nil {
+				t.Fatalf("the claim is not free: %v", err)
+			}
+			b.hooks(hook, nil)
+			began := time.Now()
+			mustUnprepare(t, m, "u1")
+			wantWithin(t, began, 0)
+			b.wantNothing()
+			b.hooks(nil, nil)
+			giveBack()
+			mustPrepare(t, m, newClaim("u1", sliceA0, sliceB0))
+			b.endAll(m, "u1")
+		})
+	}
+}
+
+// fullDisk is a hook before effects.
+func fullDisk(effect string) error {
+	if strings.HasPrefix(effect, "write ") {
+		return &os.PathError{Op: "write", Path: "journal", Err: unix.ENOSPC}
+	}
+	return nil
+}
+
+// A tenant cannot fill the disk that the journal is on through what its container can
+// write to.
+func TestTenantCannotFillTheJournal(t *testing.T) {
+	b := newBox(t)
+	must(t, os.MkdirAll(b.dataDir(), 0o750))
+	if err := unix.Mount("disk", b.dataDir(), "tmpfs", 0, "size=2m"); err != nil {
+		t.Skipf("cannot mount: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(b.dataDir(), unix.MNT_DETACH) })
+	m := b.manager()
+	m.engine.Specs.Unmount = host.RemoveTmpfs
+	m.engine.Specs.Mount = func(path string, bytes int64) error { return host.MountTmpfs("partage", path, bytes, "") }
+	mustPrepare(t, m, newClaim("attacker", turnsC))
+	for _, d := range b.spec("attacker") {
+		for _, mount := range d.Mounts {
+			if !mount.ReadOnly {
+				fill(t, filepath.Join(mount.HostPath, "fill"))
+			}
+		}
+	}
+	mustPrepare(t, m, newClaim("other", sliceB0))
+	b.endAll(m, "other", "attacker")
+	if entries, err := os.ReadDir(filepath.Join(b.dataDir(), "limits")); err != nil || len(entries) > 0 {
+		t.Errorf("left: %v, %v", entries, err)
+	}
+}
+
+// fill writes until there is no space.
+func fill(t *testing.T, path string) {
+	t.Helper()
+	file, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	for total := 0; err == nil; total += 4096 {
+		if _, err = file.Write(make([]byte, 4096)); total > 1<<30 {
+			t.Fatal("a gigabyte fits")
+		}
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestNotWrittenAfterReboot: a claim whose record is of an earlier boot, and cannot be written anew, has no CDI spec.
+func TestNotWrittenAfterReboot(t *testing.T) {
+	b := newBox(t)
+	mustPrepare(t, b.manager(), newClaim("u1", wholeC))
+	b.boot("boot-2")
+	m := b.manager()
+	b.hooks(failTimes("write prepared", 1, errFault), nil)
+	wantIs(t, runPrepare(t.Context(), m, newClaim("u1", wholeC)), errFault)
+	if spec := b.spec("u1"); len(spec) > 0 {
+		t.Errorf("there is a CDI spec: %v", spec)
+	}
+	mustPrepare(t, m, newClaim("u1", wholeC))
+	b.endAll(m, "u1")
+}
+
+// A disk is full, and a GPU is in use: the release is written down all the same, and comes to its end after a restart.
+func TestPendingReleaseOnFullDisk(t *testing.T) {
+	b, m := newNode(t)
+	mustPrepare(t, m, newClaim("u1", sliceA0, sliceB0))
+	b.occupy(addressB0)
+	b.hooks(fullDisk, nil)
+	mustUnprepare(t, m, "u1")
+	b.hooks(nil, nil)
+	b.run(pciB)
+	mustReconcile(t, b.manager())
+	b.wantNothing()
 }

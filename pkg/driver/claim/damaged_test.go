@@ -15,14 +15,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/driver/claim/rules"
 	"github.com/partage-dev/partage/pkg/gpu"
-	"github.com/partage-dev/partage/pkg/node/host"
 )
 
 // rehead changes the head of a record, so that it is one that somebody could have written.
@@ -37,12 +35,6 @@ func rebody(text string) string {
 	head, body, _ := strings.Cut(text, "\n")
 	at := strings.Index(head, "body=")
 	return rehead(text, head[at:at+13], fmt.Sprintf("body=%08x", crc32.ChecksumIEEE([]byte(body))))
-}
-
-// otherVersion makes the record of a claim one that a later version has written. Its GPUs are known.
-func otherVersion(t *testing.T, m *Manager, uid string) {
-	t.Helper()
-	write(t, recordPath(m, types.UID(uid)), rehead(recordText(t, m, types.UID(uid)), "claim-record/1", "claim-record/2"))
 }
 
 // damage makes the body of a record unreadable. Its GPUs are known.
@@ -74,15 +66,13 @@ func TestDamagedRecord(t *testing.T) {
 		"other version": func(text string) string { return rehead(text, "claim-record/1", "claim-record/2") },
 	} {
 		runInBubble(t, name, func(t *testing.T) {
-			b := newBox(t)
-			m := b.manager()
+			b, m := newNode(t)
 			mustPrepare(t, m, newClaim("u1", sliceA0))
 			write(t, m.store.Path("u1"), damage(recordText(t, m, "u1")))
 
 			mustPrepare(t, m, newClaim("u2", sliceA4))
 			// The place of the claim is not given away, nor is it taken for a partition of somebody else's.
-			_, err := m.Prepare(t.Context(), newClaim("u3", sliceA0))
-			wantError(t, err, "was not made by this driver", "records/u1.boot-1")
+			wantError(t, runPrepare(t.Context(), m, newClaim("u3", sliceA0)), "was not made by this driver", "records/u1.boot-1")
 			// Whole GPUs and shares that the record may be about wait.
 			for _, device := range []string{share, wholeA} {
 				start := time.Now()
@@ -90,11 +80,11 @@ func TestDamagedRecord(t *testing.T) {
 					t.Errorf("%s after %s: %v", device, time.Since(start), err)
 				}
 			}
-			for _, when := range []string{"before", "after"} {
+			for range 2 {
 				status := survey(t.Context(), m)
 				said := fmt.Sprintf("%+v", status.Conditions)
 				if len(status.Static) != 0 || !strings.Contains(said, "records/u1.boot-1") || !strings.Contains(said, "occupied") {
-					t.Errorf("%s people are told: %+v", when, status)
+					t.Errorf("people are told: %+v", status)
 				}
 				mustReconcile(t, m)
 			}
@@ -106,9 +96,7 @@ func TestDamagedRecord(t *testing.T) {
 			if now, _ := b.look(addressA0); now != live || b.count(pciA) != 2 {
 				t.Errorf("instances: %v", b.state())
 			}
-			if files := b.guards(); len(files) > 0 {
-				t.Errorf("all is known again, and there are %v", files)
-			}
+			b.wantGuards(0)
 			mustUnprepare(t, m, "u1")
 			mustUnprepare(t, m, "u2")
 			b.wantStatements(m)
@@ -120,61 +108,26 @@ func TestDamagedRecord(t *testing.T) {
 // A claim whose record cannot be read is released: the pod ends. What it may have is not known, so that it stays, and so
 // does the file, until nothing is there that it could be about.
 func TestDamagedRecordIsUnprepared(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
+	b, m := newNode(t)
 	mustPrepare(t, m, newClaim("u1", sliceA0))
 	mustPrepare(t, m, newClaim("other", sliceA4))
 	damage(t, m, "u1")
 	for range 2 {
 		mustUnprepare(t, m, "u1")
 		mustReconcile(t, m)
-		if b.spec("u1") != nil {
-			t.Error("the spec is left")
-		}
-		if _, found := b.look(addressA0); !found || len(b.guards()) != 1 {
-			t.Errorf("left: %v", b.state())
-		}
+		b.wantNoSpec("u1")
+		b.wantAt(addressA0, true, "it may be in use")
+		b.wantGuards(1)
 	}
 	b.removeForeign(addressA0) // an administrator, as the message says
 	mustReconcile(t, m)
-	if files := b.guards(); len(files) > 0 {
-		t.Errorf("nothing of the claim is left, and there are %v", files)
-	}
-	mustUnprepare(t, m, "other")
-	b.wantNothing()
-	// With the next boot the partitions are gone, and the files mean nothing.
-	mustPrepare(t, m, newClaim("u1", sliceA0))
-	damage(t, m, "u1")
-	mustUnprepare(t, m, "u1")
-	b.boot("boot-2")
-	m = b.manager()
-	mustReconcile(t, m)
-	b.makeForeign(addressA0)
-	if status := survey(t.Context(), m); len(status.Static) != 1 || len(status.Conditions) != 0 {
-		t.Errorf("after a reboot: %+v", status)
-	}
-}
-
-// A record that was damaged by a loss of power is about nothing that exists.
-func TestDamagedByLossOfPower(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	mustPrepare(t, m, newClaim("u1", sliceA0))
-	write(t, m.store.Path("u1"), "")
-	b.boot("boot-2")
-	m = b.manager()
-	mustReconcile(t, m)
-	mustUnprepare(t, m, "u1")
-	b.makeForeign(addressA4)
-	if s := survey(t.Context(), m); len(s.Static) != 1 || len(s.Conditions) != 0 {
-		t.Errorf("got %+v", s)
-	}
+	b.wantGuards(0)
+	b.endAll(m, "other")
 }
 
 // A damaged record of a whole GPU's claim says nothing about partitions of others, and goes with the claim.
 func TestDamagedRecordOfWholeGPU(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
+	b, m := newNode(t)
 	mustPrepare(t, m, newClaim("u1", wholeC))
 	damage(t, m, "u1")
 	b.makeForeign(addressA4)
@@ -183,91 +136,34 @@ func TestDamagedRecordOfWholeGPU(t *testing.T) {
 	}
 	mustUnprepare(t, m, "u1")
 	mustReconcile(t, m)
-	if files := b.guards(); len(files) > 0 {
-		t.Errorf("the claim is released, and there are %v", files)
-	}
+	b.wantGuards(0)
 }
 
 // TestPrepareAfterDamagedRecord: the next claim does not wait for a round where nothing is left of one whose record could not be read.
 func TestPrepareAfterDamagedRecord(t *testing.T) {
 	for _, device := range []string{wholeA, mpsA, sliceA0} {
 		runInBubble(t, device, func(t *testing.T) {
-			b := newBox(t)
-			m := b.manager()
+			b, m := newNode(t)
 			mustPrepare(t, m, newClaim("u1", wholeA))
 			damage(t, m, "u1")
 			mustUnprepare(t, m, "u1")
 			start := time.Now()
 			mustPrepare(t, m, newClaim("u2", device))
-			if took := time.Since(start); took > 0 {
-				t.Errorf("it took %s", took)
-			}
-			mustUnprepare(t, m, "u2")
-			b.wantNothing()
+			wantWithin(t, start, 0)
+			b.endAll(m, "u2")
 		})
-	}
-}
-
-// A damaged record of an MPS share. The supervisor is started anew, so there is no session, but the compute mode is still
-// there: what is left keeps the file.
-func TestDamagedRecordWithMode(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	mustPrepare(t, m, newClaim("u1", mpsA))
-	damage(t, m, "u1")
-	mustUnprepare(t, m, "u1")
-	b.mu.Lock()
-	clear(b.sessions)
-	b.mu.Unlock()
-	mustUnprepare(t, m, "u1")
-	if left := b.hardware(); len(left) > 0 && len(b.guards()) == 0 {
-		t.Errorf("nothing is known any more of %v", left)
-	}
-	mustPrepare(t, m, newClaim("u1", mpsA))
-	mustUnprepare(t, m, "u1")
-	b.wantNothing()
-}
-
-// TestDamagedRecordOfSession: a session that no record names is that of a claim whose record cannot be read. It ends with the claim, and
-// not while another such claim may have it.
-func TestDamagedRecordOfSession(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	for _, uid := range []string{"u1", "u2"} {
-		mustPrepare(t, m, newClaim(uid, mpsA))
-	}
-	damage(t, m, "u1")
-	damage(t, m, "u2")
-	before := b.hardware()
-	mustUnprepare(t, m, "u1")
-	_ = m.cleanUp(t.Context())
-	if diff := cmp.Diff(before, b.hardware()); diff != "" {
-		t.Errorf("while the other claim may have it: -want +got:\n%s", diff)
-	}
-	mustUnprepare(t, m, "u2")
-	mustReconcile(t, m)
-	if left := append(b.hardware(), b.guards()...); len(left) > 0 {
-		t.Errorf("left: %v", left)
 	}
 }
 
 // TestDamagedRecordWithUnknownMode: a GPU that could not be discovered has no UUID, by which its compute mode is asked for. What
 // may be left of the claim was not looked at, so that the record stays.
 func TestDamagedRecordWithUnknownMode(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
+	b, m := newNode(t)
 	mustPrepare(t, m, newClaim("u1", mpsA))
 	damage(t, m, "u1")
-	b.mu.Lock()
-	clear(b.sessions) // the supervisor was started anew; the compute mode stays
-	b.mu.Unlock()
-
+	b.locked(func() { clear(b.sessions) }) // the supervisor was started anew; the compute mode stays
 	m = b.bareManager()
-	without, err := device.NewInventory(testNode().Without(pciA), device.Terms{Policy: testPolicy()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	m.SetInventory(without)
+	m.SetInventory(inventoryOf(t, testNode().Without(pciA), device.Terms{Policy: testPolicy()}))
 	mustUnprepare(t, m, "u1")
 	for range 2 {
 		_ = m.cleanUp(t.Context()) // what is left is said by the guards
@@ -285,8 +181,7 @@ func TestDamagedRecordBesideLostGPU(t *testing.T) {
 		"head": func(t *testing.T, m *Manager, uid string) { t.Helper(); write(t, m.store.Path(types.UID(uid)), "") },
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBox(t)
-			m := b.manager()
+			b, m := newNode(t)
 			mustPrepare(t, m, configure(newClaim("u1", wholeA, wholeC), fromClaim, gpuLong))
 			damage(t, m, "u1")
 			b.breakDown(pciC, gpu.ErrLost)
@@ -304,9 +199,7 @@ func TestDamagedRecordBesideLostGPU(t *testing.T) {
 				}
 				mustUnprepare(t, m, "u2")
 			}
-			if len(b.guards()) != 1 {
-				t.Errorf("the GPU that is lost may have something of it, and there are %v", b.guards())
-			}
+			b.wantGuards(1) // the GPU that is lost may have something of it
 			b.breakDown(pciC, nil)
 			mustReconcile(t, m)
 			if files := b.guards(); len(files) > 0 && name == "body" || len(b.hardware()) > 0 {
@@ -316,37 +209,6 @@ func TestDamagedRecordBesideLostGPU(t *testing.T) {
 			mustUnprepare(t, m, "u2")
 		})
 	}
-}
-
-// TestDamagedRecordAgain: what is written after a release, by another version of the driver for example, is not about what was released.
-func TestDamagedRecordAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBox(t)
-		m := b.manager()
-		mustPrepare(t, m, newClaim("u1", sliceA0, wholeC))
-		damage(t, m, "u1")
-		b.breakDown(pciC, gpu.ErrLost)
-		b.removeForeign(addressA0)
-		_ = m.Unprepare(t.Context(), "u1")
-		_ = m.cleanUp(t.Context())
-		write(t, m.store.Path("u1"), "") // it was prepared again
-		b.makeForeign(addressA0)
-		for range 2 {
-			_ = m.cleanUp(t.Context())
-			if s := survey(t.Context(), m); len(s.Static) > 0 {
-				t.Errorf("what may be the claim's is published as somebody else's: %+v", s)
-			}
-			_ = m.Unprepare(t.Context(), "u1")
-		}
-		b.breakDown(pciC, nil)
-
-		mustPrepare(t, m, newClaim("u2", wholeB))
-		mustUnprepare(t, m, "u2")
-		mustPrepare(t, m, newClaim("u2", wholeB))
-		write(t, m.store.Path("u2"), "")
-		_ = m.cleanUp(t.Context())
-		wantError(t, runPrepare(cancelled(t), m, newClaim("u3", wholeB)), "device "+wholeB)
-	})
 }
 
 // cancelled is the context of a call that asks once, and waits for nothing: it is for synthetic time.
@@ -359,8 +221,7 @@ func cancelled(t *testing.T) context.Context {
 
 // TestDamagedRecordAfterReboot: the record of an earlier boot, which a preparation leaves, does not keep what cannot be read of this one.
 func TestDamagedRecordAfterReboot(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
+	b, m := newNode(t)
 	mustPrepare(t, m, newClaim("u1", wholeC))
 	b.boot("boot-2")
 	m = b.manager()
@@ -368,17 +229,13 @@ func TestDamagedRecordAfterReboot(t *testing.T) {
 	damage(t, m, "u1")
 	mustUnprepare(t, m, "u1")
 	mustReconcile(t, m)
-	mustReconcile(t, m)
-	if files := b.guards(); len(files) > 0 {
-		t.Errorf("left: %v", files)
-	}
+	b.wantGuards(0)
 	mustPrepare(t, m, newClaim("u2", wholeC))
 }
 
 // TestDamagedRecordOfSessionBesideLostGPU: a session on two GPUs ends without one that is lost.
 func TestDamagedRecordOfSessionBesideLostGPU(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
+	b, m := newNode(t)
 	mustPrepare(t, m, configure(newClaim("u1", wholeA, wholeC), fromClaim, gpuMPS))
 	damage(t, m, "u1")
 	b.breakDown(pciC, gpu.ErrLost)
@@ -390,8 +247,7 @@ func TestDamagedRecordOfSessionBesideLostGPU(t *testing.T) {
 // TestDamagedRecordWithoutSupervisor checks that sessions do not count as gone while the supervisor does not answer.
 func TestDamagedRecordWithoutSupervisor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBox(t)
-		m := b.manager()
+		b, m := newNode(t)
 		mustPrepare(t, m, newClaim("u1", mpsA))
 		damage(t, m, "u1")
 		mustUnprepare(t, m, "u1")
@@ -430,8 +286,7 @@ func TestReconcileGoesOn(t *testing.T) {
 // The claim is allocated anew, elsewhere. What is not known to be gone of what its unreadable record was about is not
 // published as somebody else's partition.
 func TestDamagedAndAllocatedElsewhere(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
+	b, m := newNode(t)
 	mustPrepare(t, m, newClaim("u1", sliceA0))
 	damage(t, m, "u1")
 	mustUnprepare(t, m, "u1")
@@ -445,22 +300,9 @@ func TestDamagedAndAllocatedElsewhere(t *testing.T) {
 	}
 }
 
-// What a process leaves that is killed while it writes its first record goes.
-func TestReconcileRemovesUnfinishedRecord(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	mustPrepare(t, m, newClaim("u2", wholeC))
-	write(t, host.TemporaryName(m.store.Path("u1")), "partage-claim-rec")
-	mustReconcile(t, m)
-	b.wantWarnings()
-	mustUnprepare(t, m, "u2")
-	b.wantNothing()
-}
-
 // A record of an older version that lacks newer fields is still the same claim: it must not be torn down under running pods.
 func TestOldRecordIsRecognised(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
+	b, m := newNode(t)
 	mustPrepare(t, m, newClaim("u1", sliceA0))
 	err := m.store.Update("u1", func(r *record.Record) error {
 		r.Devices[0].DynamicMIG, r.Devices[0].CDIDevice, r.Devices[0].Partition.Profile = false, "", ""
@@ -471,8 +313,6 @@ func TestOldRecordIsRecognised(t *testing.T) {
 	}
 	b.hooks(nil, nil)
 	mustPrepare(t, m, newClaim("u1", sliceA0))
-	if seen := b.onHardware(); len(seen) > 0 {
-		t.Errorf("effects: %q", seen)
-	}
+	b.wantWithoutEffects()
 	mustUnprepare(t, m, "u1")
 }

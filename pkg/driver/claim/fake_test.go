@@ -92,9 +92,7 @@ func newBox(t testing.TB) *box {
 		// Device nodes of NVIDIA's take root to make, so that they are all links to
 		// one that is there on every Linux machine, 1:3.
 		path := filepath.Join(b.root, "dev", "nvidia"+strconv.Itoa(minor))
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.Symlink("/dev/null", path)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.Symlink("/dev/null", path)))
 	}
 	return b
 }
@@ -117,10 +115,7 @@ func (b *box) boot(id string) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	b.mu.Lock()
-	clear(b.specs)
-	b.shares = newShares()
-	b.mu.Unlock()
+	b.locked(func() { clear(b.specs); b.shares = newShares() })
 	b.reset()
 }
 
@@ -150,9 +145,7 @@ func (b *box) bareManager() *Manager {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	b.mu.Lock()
-	b.dead = false
-	b.mu.Unlock()
+	b.locked(func() { b.dead = false })
 	return m
 }
 
@@ -470,3 +463,68 @@ func (b *box) foreignStatus() device.Status {
 type holders struct{}
 
 func (holders) Describe(context.Context, string, int, []gpu.Process) string { return "somebody" }
+
+// locked changes a machine while nobody else does.
+func (b *box) locked(change func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	change()
+}
+
+// occupy lets a process run on a partition.
+func (b *box) occupy(at partition.Address) {
+	live, _ := b.look(at)
+	b.run(at.PCIAddress, gpu.Process{PID: 1, InstanceID: live.InstanceID})
+}
+
+// endAll releases claims, which are all that have something.
+func (b *box) endAll(m *Manager, uids ...types.UID) {
+	b.t.Helper()
+	for _, uid := range uids {
+		if err := m.Unprepare(b.t.Context(), uid); err != nil {
+			b.t.Errorf("unprepare %s: %v", uid, err)
+		}
+	}
+	b.wantNothing()
+}
+
+func (b *box) wantAt(at partition.Address, want bool, otherwise string) {
+	b.t.Helper()
+	if _, found := b.look(at); found != want {
+		b.t.Errorf("%s: %v", otherwise, b.state())
+	}
+}
+
+func (b *box) wantNoSpec(uid types.UID) {
+	b.t.Helper()
+	if spec := b.spec(uid); len(spec) > 0 {
+		b.t.Errorf("claim %s has a CDI spec: %+v", uid, spec)
+	}
+}
+
+// wantRecord fails unless the record of a claim has this state, or there is none.
+func (b *box) wantRecord(uid types.UID, state record.State) {
+	b.t.Helper()
+	r, err := b.store().Read(uid)
+	if err != nil || r == nil != (state == "") || r != nil && r.State != state {
+		b.t.Errorf("claim %s has the record %+v, %v, want %q", uid, r, err, state)
+	}
+}
+
+// wantGuards fails unless so many files cannot be read.
+func (b *box) wantGuards(want int) {
+	b.t.Helper()
+	if guards := b.guards(); len(guards) != want {
+		b.t.Errorf("there are %v: %v", guards, b.state())
+	}
+}
+
+// lockGPU takes the lock of a GPU, as a claim at work does.
+func (b *box) lockGPU(m *Manager, pciAddress string) (release func()) {
+	b.t.Helper()
+	release, err := m.locks.GPUs(b.t.Context(), []string{pciAddress})
+	if err != nil || release == nil {
+		b.t.Fatalf("GPU %s is not free: %v", pciAddress, err)
+	}
+	return release
+}

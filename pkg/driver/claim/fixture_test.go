@@ -10,6 +10,8 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
 
+	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/test/claimtest"
 )
 
@@ -36,11 +38,7 @@ const (
 	turnsC      = claimtest.TurnsC
 	mpsSliceA0  = claimtest.MPSSliceA0
 	turnSliceA0 = claimtest.TurnSliceA0
-	fromClass   = claimtest.FromClass
 	fromClaim   = claimtest.FromClaim
-	gpuConfig   = claimtest.GPUConfig
-	migConfig   = claimtest.MIGConfig
-	gpuSlicing  = claimtest.GPUSlicing
 	gpuMPS      = claimtest.GPUMPS
 	gpuBad      = claimtest.GPUBad
 	gpuLong     = claimtest.GPULong
@@ -68,4 +66,34 @@ func runInBubble(t *testing.T, name string, test func(t *testing.T)) {
 func TestMain(m *testing.M) {
 	klog.SetLogger(logr.Discard())
 	m.Run()
+}
+
+// newNode makes a machine and starts a plugin on it.
+func newNode(t testing.TB) (*box, *Manager) {
+	t.Helper()
+	b := newBox(t)
+	return b, b.manager()
+}
+
+func inventoryOf(t testing.TB, node *gpu.Node, terms device.Terms) *device.Inventory {
+	t.Helper()
+	inventory, err := device.NewInventory(node, terms)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return inventory
+}
+
+// newPair makes a machine on which two plugins run, as during an upgrade.
+func newPair(t testing.TB) (b *box, one, other *Manager) {
+	t.Helper()
+	b = newBox(t)
+	return b, b.manager(), b.manager()
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -4,32 +4,33 @@
 package claim
 
 import (
-	"context"
 	"errors"
 	"slices"
-	"sync/atomic"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// hangAt makes the nth effect of this name the call that does not return.
-func (b *box) hangAt(effect string, nth int, pciAddress string) (comeBack func()) {
+// hangAt makes the first effect of this name the call that does not return.
+func (b *box) hangAt(effect, pciAddress string) (comeBack func()) {
 	done := make(chan func(), 1)
-	var count atomic.Int32
-	b.hooks(func(e string) error {
-		if e != effect || int(count.Add(1)) != nth {
-			return nil
+	var once sync.Once
+	b.hooks(func(e string) (err error) {
+		if e == effect {
+			once.Do(func() {
+				call, back := b.hang(pciAddress)
+				done <- back
+				err = call
+			})
 		}
-		call, back := b.hang(pciAddress)
-		done <- back
-		return call
+		return err
 	}, nil)
 	return func() { (<-done)() }
 }
@@ -64,10 +65,9 @@ func (b *box) hangOn(effect, pciAddress string) (comeBack func()) {
 // taken back.
 func TestPrepareHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBox(t)
-		m, other := b.manager(), b.manager()
+		b, m, other := newPair(t)
 		comeBack := b.hangOn("create instance", pciB)
-		_, err := m.Prepare(t.Context(), newClaim("u1", sliceA0, sliceB0))
+		err := runPrepare(t.Context(), m, newClaim("u1", sliceA0, sliceB0))
 		var call *gpu.PendingError
 		if !errors.As(err, &call) || call.PCIAddress != pciB {
 			t.Errorf("got %v", err)
@@ -84,34 +84,16 @@ func TestPrepareHangs(t *testing.T) {
 			mustUnprepare(t, free, "free")
 		}
 		for _, claim := range []string{"u1", "u2"} {
-			if _, err := m.Prepare(t.Context(), newClaim(claim, sliceA4, sliceB0)); !errors.Is(err, gpu.ErrHung) {
-				t.Errorf("claim %s: got %v", claim, err)
-			}
+			wantIs(t, runPrepare(t.Context(), m, newClaim(claim, sliceA4, sliceB0)), gpu.ErrHung)
 		}
-		if waited := time.Since(start); waited > 0 {
-			t.Errorf("others have waited for %s", waited)
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		_, err = other.Prepare(ctx, newClaim("u3", wholeB))
-		cancel()
-		wantError(t, err, "GPU "+pciB+" is busy")
-
-		status := survey(t.Context(), m)
-		if len(status.Conditions) != 2 || status.Conditions[0].Reason != device.Unresponsive || status.Conditions[0].PCIAddress != pciB ||
-			status.Conditions[1].Reason != device.ReleasePending || status.Conditions[1].Where == nil {
-			t.Errorf("survey: %+v", status)
-		}
+		wantWithin(t, start, 0)
+		wantError(t, runPrepare(cancelled(t), other, newClaim("u3", wholeB)), "GPU "+pciB+" is busy")
+		wantFindings(t, m, "unresponsive "+pciB+" whole", "release-pending "+pciB+" 19@0:1")
 		mustUnprepare(t, m, "u1") // pods can end
-		if diff := cmp.Diff([]string{"MIG mode of " + pciB, "record of u1"}, b.state()); diff != "" {
-			t.Errorf("-want +got:\n%s", diff)
-		}
-		if err := m.cleanUp(t.Context()); !errors.Is(err, gpu.ErrHung) {
-			t.Errorf("reconcile: got %v", err)
-		}
+		wantEqual(t, []string{"MIG mode of " + pciB, "record of u1"}, b.state())
+		wantIs(t, m.cleanUp(t.Context()), gpu.ErrHung)
 
-		b.mu.Lock()
-		err = b.place(addressB0)
-		b.mu.Unlock()
+		b.locked(func() { err = b.place(addressB0) })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -121,9 +103,7 @@ func TestPrepareHangs(t *testing.T) {
 		b.wantNothing()
 		mustPrepare(t, other, newClaim("u3", wholeB))
 		mustUnprepare(t, m, "u3")
-		if status := survey(t.Context(), m); len(status.Conditions) > 0 {
-			t.Errorf("survey at the end: %+v", status)
-		}
+		wantFindings(t, m)
 	})
 }
 
@@ -131,8 +111,7 @@ func TestPrepareHangs(t *testing.T) {
 // nothing, but its record says what the release has left.
 func TestReleaseBehindHungGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBox(t)
-		m := b.manager()
+		b, m := newNode(t)
 		mustPrepare(t, m, newClaim("u1", sliceA0))
 		mustPrepare(t, m, newClaim("u2", sliceB0))
 		mustReconcile(t, m)
@@ -143,16 +122,12 @@ func TestReleaseBehindHungGPU(t *testing.T) {
 		mustUnprepare(t, m, "u1")
 		b.pass(time.Minute)
 		want := []string{"release-pending " + pciA + " 19@0:1", "unresponsive " + pciB + " whole", "release-pending " + pciB + " 19@0:1"}
-		if diff := cmp.Diff(want, findings(survey(t.Context(), m))); diff != "" {
-			t.Errorf("-want +got:\n%s", diff)
-		}
+		wantFindings(t, m, want...)
 		backB()
 		backA()
 		synctest.Wait()
 		mustReconcile(t, m)
-		if got := findings(survey(t.Context(), m)); len(got) > 0 {
-			t.Errorf("after the release: %q", got)
-		}
+		wantFindings(t, m)
 		b.wantNothing()
 	})
 }
@@ -161,8 +136,7 @@ func TestReleaseBehindHungGPU(t *testing.T) {
 // go.
 func TestUnprepareHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBox(t)
-		m := b.manager()
+		b, m := newNode(t)
 		mustPrepare(t, m, newClaim("u1", sliceA0, sliceB0, wholeC))
 		comeBack := b.hangOn("destroy instance", pciA)
 		mustUnprepare(t, m, "u1")
@@ -178,109 +152,12 @@ func TestUnprepareHangs(t *testing.T) {
 		mustPrepare(t, m, newClaim("u2", sliceB0, wholeC))
 		mustUnprepare(t, m, "u2")
 		mustUnprepare(t, m, "u1")
-		if waited := time.Since(start); waited > 0 {
-			t.Errorf("others have waited for %s", waited)
-		}
+		wantWithin(t, start, 0)
 		comeBack()
 		synctest.Wait()
 		// The next claim for the place does not need Reconcile.
 		mustPrepare(t, m, newClaim("u3", halfA0))
-		mustUnprepare(t, m, "u3")
-		b.wantNothing()
-	})
-}
-
-// What a killed plugin left on two GPUs is in the way of nobody on the one that
-// works.
-func TestAbandonedOnHangingGPU(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBox(t)
-		b.kill(t, "write spec", "dead", sliceA0, sliceB0)
-		m := b.manager()
-		_, comeBack := b.hang(pciB)
-		start := time.Now()
-		mustPrepare(t, m, newClaim("u1", halfA0))
-		if _, err := m.Prepare(t.Context(), newClaim("u2", sliceB0)); !errors.Is(err, gpu.ErrHung) {
-			t.Errorf("got %v", err)
-		}
-		if waited := time.Since(start); waited > time.Microsecond {
-			t.Errorf("waited for %s", waited)
-		}
-		comeBack()
-		synctest.Wait()
-		mustPrepare(t, m, newClaim("u2", sliceB0))
-		mustUnprepare(t, m, "u1")
-		mustUnprepare(t, m, "u2")
-		b.wantNothing()
-	})
-}
-
-// Those who wait for the GPU already are told as well.
-func TestHangWakesThoseWhoWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBox(t)
-		m := b.manager()
-		proceed := make(chan struct{})
-		var comeBack func()
-		b.hooks(func(e string) error {
-			if e != "create instance" {
-				return nil
-			}
-			<-proceed
-			call, back := b.hang(pciA)
-			comeBack = back
-			return call
-		}, nil)
-		results := make(chan error)
-		prepare := func(uid, device string) {
-			_, err := m.Prepare(t.Context(), newClaim(uid, device))
-			results <- err
-		}
-		go prepare("u1", sliceA0)
-		synctest.Wait()
-		go prepare("u2", sliceA4)
-		go prepare("u3", sliceA1)
-		synctest.Wait()
-		start := time.Now()
-		close(proceed)
-		for range 3 {
-			if err := <-results; !errors.Is(err, gpu.ErrHung) {
-				t.Errorf("got %v", err)
-			}
-		}
-		if waited := time.Since(start); waited > time.Microsecond {
-			t.Errorf("waited for %s", waited)
-		}
-		b.hooks(nil, nil)
-		comeBack()
-		synctest.Wait()
-		mustReconcile(t, m)
-		b.wantNothing()
-	})
-}
-
-// What a whole GPU has to be taken back is not known before it answers. Nothing else of the claim waits.
-func TestWholeHangs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBox(t)
-		b.leaveModeOn(pciA)
-		m := b.manager()
-		comeBack := b.hangOn("mode off", pciA)
-		if _, err := m.Prepare(t.Context(), newClaim("u1", wholeA, wholeB)); !errors.Is(err, gpu.ErrHung) {
-			t.Errorf("got %v", err)
-		}
-		b.hooks(nil, nil)
-		b.wantState(t, "not prepared", []string{"MIG mode of " + pciA, "record of u1"})
-		mustPrepare(t, m, newClaim("u2", wholeB))
-		if _, err := m.Prepare(t.Context(), newClaim("u1", sliceA0)); !errors.Is(err, gpu.ErrHung) {
-			t.Errorf("got %v", err)
-		}
-		comeBack()
-		synctest.Wait()
-		mustPrepare(t, m, newClaim("u1", sliceA0))
-		mustUnprepare(t, m, "u1")
-		mustUnprepare(t, m, "u2")
-		b.wantNothing()
+		b.endAll(m, "u3")
 	})
 }
 
@@ -288,29 +165,142 @@ func TestWholeHangs(t *testing.T) {
 // from here, so the pod ends and what waits for the GPU stays written down.
 func TestUnprepareWhileAnotherProcessHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBox(t)
-		m, other := b.manager(), b.manager()
+		b, m, other := newPair(t)
 		mustPrepare(t, other, newClaim("run", sliceA4, sliceB0))
 		comeBack := b.hangOn("create instance", pciA)
-		if _, err := m.Prepare(t.Context(), newClaim("u1", sliceA0)); !errors.Is(err, gpu.ErrHung) {
-			t.Fatal(err)
-		}
-		b.hooks(nil, nil)
-		ctx, cancel := context.WithTimeout(t.Context(), 45*time.Second)
-		defer cancel()
-		if err := other.Unprepare(ctx, "run"); err != nil {
-			t.Errorf("the pod cannot end: %v", err)
-		}
-		if b.count(pciB) != 0 {
-			t.Error("the partition on the GPU that works is still there")
-		}
+		wantIs(t, runPrepare(t.Context(), m, newClaim("u1", sliceA0)), gpu.ErrHung)
+		start := time.Now()
+		mustUnprepare(t, other, "run")
+		wantWithin(t, start, 20*time.Second)
+		b.wantAt(addressB0, false, "that GPU works")
 		comeBack()
 		synctest.Wait()
-		for _, m := range []*Manager{m, other} {
-			if err := m.cleanUp(t.Context()); err != nil {
-				t.Error(err)
-			}
-		}
+		mustReconcile(t, m)
+		mustReconcile(t, other)
 		b.wantNothing()
+	})
+}
+
+// ownAndMore has a session on two GPUs, and a time slice on a third one.
+func ownAndMore() *resourceapi.ResourceClaim {
+	return configure(configure(newClaim("u1", wholeA, wholeB, wholeC), fromClaim, gpuMPS, "r0", "r1"), fromClaim, gpuLong, "r2")
+}
+
+// A session on several GPUs cannot be ended on one of them: what has nothing to do with it does not wait.
+func TestSessionHangs(t *testing.T) {
+	for _, effect := range []string{"stop session", "default mode"} {
+		synctest.Test(t, func(t *testing.T) {
+			b, m := newNode(t)
+			mustPrepare(t, m, ownAndMore())
+			comeBack := b.hangAt(effect, pciB)
+			start := time.Now()
+			mustUnprepare(t, m, "u1")
+			b.hooks(nil, nil)
+			r, err := m.store.Read("u1")
+			if err != nil || r == nil || !slices.Contains(marked(r), wholeB) || b.spec("u1") != nil {
+				t.Errorf("%s: left %+v, %v", effect, r, err)
+			}
+			mustPrepare(t, m, newClaim("u2", turnsC))
+			mustUnprepare(t, m, "u2")
+			wantIs(t, runPrepare(t.Context(), m, newClaim("u3", mpsB)), gpu.ErrHung)
+			wantWithin(t, start, time.Microsecond)
+			comeBack()
+			synctest.Wait()
+			mustPrepare(t, m, newClaim("u3", mpsB))
+			mustUnprepare(t, m, "u3")
+			mustReconcile(t, m)
+			b.wantNothing()
+		})
+	}
+}
+
+// Another process holds one of the GPUs of a session: the pod ends.
+func TestSessionIsBusyElsewhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, m, other := newPair(t)
+		mustPrepare(t, m, ownAndMore())
+		release := b.lockGPU(other, pciB)
+		mustUnprepare(t, m, "u1")
+		if b.spec("u1") != nil || slices.Contains(b.state(), "interval Long of GPU-c") {
+			t.Errorf("left: %v", b.state())
+		}
+		release()
+		mustReconcile(t, other)
+		b.wantNothing()
+	})
+}
+
+// A supervisor that takes calls and does not answer is like none: pods end.
+func TestSupervisorHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, m := newNode(t)
+		mustPrepare(t, m, portion("small", mpsA, "1Gi", "10"))
+		mustPrepare(t, m, portion("large", mpsA, "3Gi", "30"))
+		mustPrepare(t, m, configure(newClaim("own", wholeB), fromClaim, gpuMPS))
+		b.mute = true
+		for _, uid := range []types.UID{"large", "small", "own"} {
+			start := time.Now()
+			mustUnprepare(t, m, uid)
+			wantWithin(t, start, 5*time.Second)
+		}
+		b.mute = false
+		mustReconcile(t, m)
+		b.wantNothing()
+	})
+}
+
+// TestSupervisorHangsForOthers: nobody looks after a GPU behind a supervisor that does not answer while a claim that has nothing
+// of MPS waits for it.
+func TestSupervisorHangsForOthers(t *testing.T) {
+	for name, look := range map[string]func(t *testing.T, m *Manager){
+		"survey":    func(t *testing.T, m *Manager) { t.Helper(); survey(t.Context(), m) },
+		"reconcile": func(t *testing.T, m *Manager) { t.Helper(); _ = m.cleanUp(t.Context()) },
+	} {
+		runInBubble(t, name, func(t *testing.T) {
+			b, m := newNode(t)
+			mustPrepare(t, m, newClaim("u1", wholeC))
+			b.silence(true)
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				for range 3 {
+					look(t, m)
+				}
+			}()
+			synctest.Wait()
+			start := time.Now()
+			mustUnprepare(t, m, "u1")
+			for range 8 {
+				mustPrepare(t, m, newClaim("u2", sliceB0, wholeC))
+				mustUnprepare(t, m, "u2")
+				wantWithin(t, start, 0)
+				time.Sleep(time.Second)
+				start = time.Now()
+			}
+			b.silence(false)
+			<-done
+			mustReconcile(t, m)
+			b.wantNothing()
+		})
+	}
+}
+
+// TestSupervisorAnswersAgain: a claim with a session asks itself, whatever others have found, and its neighbour on the GPU waits for no
+// supervisor that was found to be silent.
+func TestSupervisorAnswersAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, m := newNode(t)
+		mustPrepare(t, m, newClaim("u1", mpsSliceA0))
+		b.silence(true)
+		m.convergeGPU(t.Context(), pciB, nothing) // it notices
+		start := time.Now()
+		mustPrepare(t, m, newClaim("u2", sliceA4))
+		mustUnprepare(t, m, "u2")
+		wantWithin(t, start, 0)
+		b.silence(false)
+		start = time.Now()
+		mustPrepare(t, m, newClaim("u3", mpsB))
+		b.endAll(m, "u3", "u1")
+		wantWithin(t, start, 0)
 	})
 }

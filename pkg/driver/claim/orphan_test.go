@@ -6,25 +6,32 @@ package claim
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/go-logr/logr/funcr"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
+	"github.com/partage-dev/partage/pkg/driver/claim/rules"
 	"github.com/partage-dev/partage/pkg/driver/partition"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // A claim that does not exist any more is left to the kubelet for a while, counted
 // from when this process saw it.
 func TestOrphanGrace(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
+	b, m := newNode(t)
 	mustPrepare(t, m, newClaim("u1", sliceA0, wholeC))
 	mustPrepare(t, m, newClaim("u2", sliceA4))
 	before := b.state()
@@ -54,23 +61,17 @@ func TestOrphanGrace(t *testing.T) {
 
 	b.wantWarnings()
 	mustReconcile(t, m)
-	if diff := cmp.Diff([]string{"MIG mode of " + pciA, "instance " + addressA4.String() + " complete=true", "record of u2", "spec of u2"}, b.state()); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	wantEqual(t, []string{"MIG mode of " + pciA, "instance " + addressA4.String() + " complete=true", "record of u2", "spec of u2"}, b.state())
 	b.wantWarnings([]string{"u1 OrphanedClaimReleased", "default/claim-u1"})
 	// A Prepare that was on its way comes too late.
-	_, err := m.Prepare(arrivedAt(t.Context(), b.clock()-time.Second), newClaim("u1", sliceA0))
-	wantError(t, err, "out of date")
+	wantError(t, runPrepare(arrivedAt(t.Context(), b.clock()-time.Second), m, newClaim("u1", sliceA0)), "out of date")
 	mustReconcile(t, other)
-	mustUnprepare(t, m, "u1")
-	mustUnprepare(t, m, "u2")
-	b.wantNothing()
+	b.endAll(m, "u1", "u2")
 }
 
 // A claim that is back was never gone: another API server was behind.
 func TestOrphanIsBack(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
+	b, m := newNode(t)
 	mustPrepare(t, m, newClaim("u1", sliceA0))
 	before := b.state()
 	for range 3 {
@@ -127,9 +128,7 @@ func TestOrphanInUse(t *testing.T) {
 			}
 			b.wantState(t, "in use", before)
 			b.wantStatements(m, []string{"u1 OrphanedClaimInUse", "default/claim-u1", "process 4711 (", "process 4712 ("})
-			if diff := cmp.Diff(test.taint, findings(survey(t.Context(), m))); diff != "" {
-				t.Errorf("the scheduler takes its device for free: -want +got:\n%s", diff)
-			}
+			wantFindings(t, m, test.taint...)
 
 			b.breakDown(pciA, gpu.ErrUnknown)
 			wantError(t, reconcile(t, m), "claim u1", "no", pciA)
@@ -172,80 +171,15 @@ func TestOrphanWithPods(t *testing.T) {
 	wantError(t, reconcile(t, m), "claim u1", "no answer")
 	b.wantState(t, "nobody knows", before)
 	b.wantStatements(m, []string{"u1 OrphanedClaimInUse", "train-0"}) // what was known last
-	if diff := cmp.Diff([]string{"release-pending " + pciC + " whole"}, findings(survey(t.Context(), m))); diff != "" {
-		t.Errorf("nobody knows whether it is free: -want +got:\n%s", diff)
-	}
+	wantFindings(t, m, "release-pending "+pciC+" whole")
 	unknown = nil
 	mustReconcile(t, m)
 	b.wantNothing()
 }
 
-// A GPU that never tells its processes does not keep claims for ever.
-func TestOrphanWithoutProcessList(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	mustPrepare(t, m, newClaim("u1", wholeC))
-	b.deleteClaim("u1")
-	mustReconcile(t, m)
-	b.pass(DefaultOrphanGrace)
-	b.breakDown(pciC, gpu.ErrNotSupported)
-	mustReconcile(t, m)
-	b.wantNothing()
-}
-
-// TestOrphanOnLostGPU: what an orphan has on a GPU that answers is given back; the rest waits until the other one is back.
-func TestOrphanOnLostGPU(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	mustPrepare(t, m, newClaim("u1", sliceA0, wholeC))
-	b.deleteClaim("u1")
-	mustReconcile(t, m)
-	b.pass(DefaultOrphanGrace)
-	b.breakDown(pciC, gpu.ErrUnknown)
-	wantError(t, reconcile(t, m), "claim u1", pciC)
-	if b.spec("u1") == nil || b.count(pciA) == 0 {
-		t.Errorf("one of its GPUs fails to answer for a moment, and it was released: %v", b.state())
-	}
-	b.breakDown(pciC, gpu.ErrLost)
-	_ = reconcile(t, m)
-	if diff := cmp.Diff([]string{"record of u1"}, b.state()); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
-	b.wantWarnings([]string{"u1 OrphanedClaimReleased"})
-	mustPrepare(t, m, newClaim("u2", wholeA))
-	mustUnprepare(t, m, "u2")
-	b.breakDown(pciC, nil)
-	mustReconcile(t, m)
-	b.wantNothing()
-}
-
-// TestOrphanOnFailingGPU: one that has to be reset does not keep the rest of an orphan, and one that fails keeps nothing of what only
-// observes it.
-func TestOrphanOnFailingGPU(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	mustPrepare(t, m, newClaim("u1", sliceA0, wholeC))
-	mustPrepare(t, m, admin(newClaim("u2", wholeC)))
-	b.deleteClaim("u1")
-	b.deleteClaim("u2")
-	mustReconcile(t, m)
-	b.breakDown(pciC, gpu.ErrUnknown)
-	b.pass(DefaultOrphanGrace)
-	_ = reconcile(t, m)
-	if b.spec("u1") == nil || b.spec("u2") != nil {
-		t.Errorf("after the time of grace: %v", b.state())
-	}
-	b.breakDown(pciC, gpu.ErrResetRequired)
-	_ = reconcile(t, m)
-	if diff := cmp.Diff([]string{"record of u1"}, b.state()); diff != "" {
-		t.Errorf("when it has to be reset: -want +got:\n%s", diff)
-	}
-}
-
 // TestOrphanWithCall: what a call is at work with is left to it.
 func TestOrphanWithCall(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
+	b, m := newNode(t)
 	mustPrepare(t, m, newClaim("u1", wholeC))
 	before := b.state()
 	b.deleteClaim("u1")
@@ -263,30 +197,9 @@ func TestOrphanWithCall(t *testing.T) {
 	b.wantNothing()
 }
 
-// TestOrphanPreparedMeanwhile: what is prepared anew while an orphan is released stays.
-func TestOrphanPreparedMeanwhile(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	mustPrepare(t, m, newClaim("u1", sliceA0))
-	r, err := m.store.Read("u1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.pass(time.Second)
-	mustPrepare(t, m, newClaim("u1", sliceA0))
-	want := b.state()
-	if err := m.orphans.release(t.Context(), r, r.Arrived+1); err != nil {
-		t.Error(err)
-	}
-	mustReconcile(t, m)
-	b.wantState(t, "it was prepared anew", want)
-	b.wantWarnings()
-}
-
 // TestOrphanOfEarlierBoot: nothing of an earlier boot is left that somebody may use.
 func TestOrphanOfEarlierBoot(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
+	b, m := newNode(t)
 	mustPrepare(t, m, newClaim("gone", sliceA0, wholeC))
 	mustPrepare(t, m, newClaim("stays", sliceA4))
 	b.boot("boot-2")
@@ -298,15 +211,12 @@ func TestOrphanOfEarlierBoot(t *testing.T) {
 	mustReconcile(t, m)
 	b.pass(DefaultOrphanGrace)
 	mustReconcile(t, m)
-	if diff := cmp.Diff([]string{"MIG mode of " + pciA, "instance " + addressA0.String() + " complete=true", "record of new", "record of stays", "spec of new"}, b.state()); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	wantEqual(t, []string{"MIG mode of " + pciA, "instance " + addressA0.String() + " complete=true", "record of new", "record of stays", "spec of new"}, b.state())
 }
 
 // TestOrphanOfOldAnswer: a claim that the API server knows again is not released on what it said before.
 func TestOrphanOfOldAnswer(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
+	b, m := newNode(t)
 	mustPrepare(t, m, newClaim("u1", wholeA))
 	b.deleteClaim("u1") // the API server was restored from a backup that is older than the claim
 	mustReconcile(t, m)
@@ -324,21 +234,6 @@ func TestOrphanOfOldAnswer(t *testing.T) {
 	}
 }
 
-// TestOrphanReleasedMeanwhile: what the kubelet has released while the API server was asked is no orphan.
-func TestOrphanReleasedMeanwhile(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	mustPrepare(t, m, newClaim("u1", sliceA0))
-	b.deleteClaim("u1")
-	mustReconcile(t, m)
-	b.pass(DefaultOrphanGrace)
-	m.orphans.cluster = during{b, func() { mustUnprepare(t, m, "u1") }}
-	mustReconcile(t, m)
-	if slices.ContainsFunc(b.warnings, func(w string) bool { return strings.Contains(w, ReasonOrphanReleased) }) {
-		t.Errorf("the kubelet has released it: %q", b.warnings)
-	}
-}
-
 // during does something while the API server is asked.
 type during struct {
 	*box
@@ -352,8 +247,7 @@ func (d during) Claim(ctx context.Context, ref Ref) (*resourceapi.ResourceClaim,
 
 // TestOrphansRecordsUnreadable: a claim whose record cannot be read is not asked about again at once.
 func TestOrphansRecordsUnreadable(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
+	_, m := newNode(t)
 	mustPrepare(t, m, newClaim("u1", wholeC))
 	o := m.orphans
 	o.next()
@@ -363,11 +257,408 @@ func TestOrphansRecordsUnreadable(t *testing.T) {
 		t.Fatalf("claim %v is asked about next, at %v", first, due)
 	}
 	folder := filepath.Dir(m.store.Path("u1"))
-	if err := errors.Join(os.Rename(folder, folder+".away"), os.WriteFile(folder, nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.Rename(folder, folder+".away"), os.WriteFile(folder, nil, 0o600)))
 	o.ask(t.Context(), first)
 	if next, due := o.next(); next != nil || !due.After(time.Now()) {
 		t.Errorf("claim %v is asked about again at once", next)
 	}
+}
+
+// TestOrphanMeanwhile: what was released or prepared anew while the API server was asked is no orphan.
+func TestOrphanMeanwhile(t *testing.T) {
+	for name, test := range map[string]struct {
+		happens func(t *testing.T, b *box, m *Manager)
+		left    int
+	}{
+		"released":       {func(t *testing.T, _ *box, m *Manager) { mustUnprepare(t, m, "u1") }, 0},
+		"prepared again": {func(t *testing.T, _ *box, m *Manager) { mustPrepare(t, m, newClaim("u1", sliceA0)) }, 1},
+		"allocated anew": {func(t *testing.T, b *box, m *Manager) {
+			mustUnprepare(t, m, "u1")
+			b.pass(time.Millisecond)
+			mustPrepare(t, m, newClaim("u1", sliceA4))
+		}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, m := newNode(t)
+			mustPrepare(t, m, newClaim("u1", sliceA0))
+			b.deleteClaim("u1")
+			mustReconcile(t, m)
+			b.pass(DefaultOrphanGrace)
+			m.orphans.cluster = during{b, func() { test.happens(t, b, m) }}
+			mustReconcile(t, m)
+			b.wantWarnings()
+			if b.count(pciA) != test.left || len(b.spec("u1")) != test.left {
+				t.Errorf("left: %v", b.state())
+			}
+		})
+	}
+}
+
+// TestOrphanOnFailingGPU: one that is lost, or has to be reset, does not keep what an orphan has elsewhere, nor what only observes it. One
+// that fails for a moment does.
+func TestOrphanOnFailingGPU(t *testing.T) {
+	for _, out := range []error{gpu.ErrLost, gpu.ErrResetRequired} {
+		b, m := newNode(t)
+		mustPrepare(t, m, newClaim("u1", sliceA0, wholeC))
+		mustPrepare(t, m, admin(newClaim("u2", wholeC)))
+		b.deleteClaim("u1")
+		b.deleteClaim("u2")
+		mustReconcile(t, m)
+		b.pass(DefaultOrphanGrace)
+		b.breakDown(pciC, gpu.ErrUnknown)
+		wantError(t, reconcile(t, m), "claim u1", pciC)
+		if b.spec("u1") == nil || b.count(pciA) == 0 || b.spec("u2") != nil {
+			t.Errorf("after the time of grace: %v", b.state())
+		}
+		b.breakDown(pciC, out)
+		_ = reconcile(t, m)
+		wantEqual(t, []string{"record of u1"}, b.state())
+		b.wantWarnings([]string{"u1 OrphanedClaimReleased"}, []string{"u2 OrphanedClaimReleased"})
+		mustPrepare(t, m, newClaim("u3", wholeA))
+		mustUnprepare(t, m, "u3")
+		b.breakDown(pciC, nil)
+		mustReconcile(t, m)
+		b.wantNothing()
+	}
+}
+
+// TestOrphanReleased: a claim that is not allocated here any more is released as one that does not exist, also on a full disk and on a GPU
+// that never tells its processes.
+func TestOrphanReleased(t *testing.T) {
+	for name, happens := range map[string]func(b *box){
+		"deallocated":     func(b *box) { b.locked(func() { b.deallocated["u1"] = true }) },
+		"full disk":       func(b *box) { b.deleteClaim("u1"); b.hooks(fullDisk, nil) },
+		"no process list": func(b *box) { b.deleteClaim("u1"); b.breakDown(pciC, gpu.ErrNotSupported) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, m := newNode(t)
+			mustPrepare(t, m, newClaim("u1", wholeC))
+			happens(b)
+			mustReconcile(t, m)
+			b.pass(DefaultOrphanGrace - time.Second)
+			mustReconcile(t, m)
+			if b.spec("u1") == nil {
+				t.Error("released before its time")
+			}
+			b.pass(time.Second)
+			mustReconcile(t, m)
+			b.wantNothing()
+		})
+	}
+}
+
+// answers is an API server.
+type answers func(ref Ref) (*resourceapi.ResourceClaim, error)
+
+func (a answers) Claim(_ context.Context, ref Ref) (*resourceapi.ResourceClaim, error) { return a(ref) }
+
+// asker is a node with claims, and the questions that it asks.
+type asker struct {
+	*box
+	m     *Manager
+	start time.Time
+	begin sync.Once
+
+	mu sync.Mutex
+	// troubles and recoveries are how often they were logged.
+	troubles, recoveries int
+	// asked are the times of all questions, byClaim those of each claim.
+	asked   []time.Duration
+	byClaim map[types.UID][]time.Duration
+}
+
+// newAsker makes a node whose plugin finds n prepared claims. It is for a synctest bubble.
+func newAsker(t *testing.T, n int) *asker {
+	t.Helper()
+	a := &asker{box: newBox(t), start: time.Now(), byClaim: map[types.UID][]time.Duration{}}
+	a.m = a.manager()
+	mustPrepare(t, a.m, newClaim("c0", wholeC))
+	r, err := a.m.store.Read("c0")
+	must(t, err)
+	for i := 1; i < n; i++ {
+		// What devices they have makes no difference here.
+		r.Claim.UID = types.UID(fmt.Sprint("c", i))
+		must(t, a.m.store.Put(r, func(*record.Record) error { return nil }))
+	}
+	clock := func() time.Duration { return time.Since(a.start) + a.clock() }
+	a.m.clock, a.m.engine.Clock, a.m.orphans.cluster = clock, clock, a
+	return a
+}
+
+func (a *asker) Claim(ctx context.Context, ref Ref) (*resourceapi.ResourceClaim, error) {
+	a.mu.Lock()
+	a.asked = append(a.asked, time.Since(a.start))
+	a.byClaim[ref.UID] = append(a.byClaim[ref.UID], time.Since(a.start))
+	a.mu.Unlock()
+	return a.box.Claim(ctx, ref)
+}
+
+// run lets the node ask for a while. It does not ask when this returns.
+func (a *asker) run(t *testing.T, d time.Duration) {
+	t.Helper()
+	a.begin.Do(func() {
+		var running sync.WaitGroup
+		running.Go(func() { a.m.ReleaseOrphans(klog.NewContext(t.Context(), funcr.New(a.log, funcr.Options{}))) })
+		t.Cleanup(running.Wait)
+	})
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// log counts what is said.
+func (a *asker) log(_, args string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case strings.Contains(args, "Claims are left alone"):
+		a.troubles++
+	case strings.Contains(args, "It is known again"):
+		a.recoveries++
+	}
+}
+
+func (a *asker) said() (troubles, recoveries int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.troubles, a.recoveries
+}
+
+// answer makes the API server answer with an error or not.
+func (a *asker) answer(err error) {
+	a.box.mu.Lock()
+	defer a.box.mu.Unlock()
+	a.clusterErr = err
+}
+
+// about are the times of the questions about a claim.
+func (a *asker) about(uid types.UID) []time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.byClaim[uid])
+}
+
+// between is how many questions there were.
+func (a *asker) between(from, to time.Duration) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	n := 0
+	for _, at := range a.asked {
+		if at >= from && at < to {
+			n++
+		}
+	}
+	return n
+}
+
+// most is how many questions there were in any time as long as this.
+func (a *asker) most(d time.Duration) int {
+	most := 0
+	for _, at := range slices.Clone(a.asked) {
+		most = max(most, a.between(at, at+d))
+	}
+	return most
+}
+
+const (
+	bigCluster  = 5000
+	fullNode    = 56
+	allRequests = 300 // per second, of all nodes of a big cluster
+)
+
+// TestQuestionsOfFullNode: those of a big cluster of such nodes are few, also while all
+// plugins start, and none of its claims is forgotten.
+func TestQuestionsOfFullNode(t *testing.T) {
+	const hours = 6 * time.Hour
+	synctest.Test(t, func(t *testing.T) {
+		a := newAsker(t, fullNode)
+		a.run(t, hours)
+		perSecond := float64(len(a.asked)) / hours.Seconds() * bigCluster
+		t.Logf("%d questions in %v; %.0f per second for %d nodes; every 30 s it would be %d times as many",
+			len(a.asked), hours, perSecond, bigCluster, fullNode*int(hours/(30*time.Second))/len(a.asked))
+		if perSecond > allRequests {
+			t.Errorf("%.0f requests per second, want %d at most", perSecond, allRequests)
+		}
+		// Chance decides how many of them come in one minute, but not beyond the budget.
+		if first := a.between(0, DefaultCheckInterval); first > fullNode*3/2 {
+			t.Errorf("%d questions in the %v after the start", first, DefaultCheckInterval)
+		}
+		if most, limit := a.most(time.Minute), inquiryBurst+5; most > limit {
+			t.Errorf("%d questions in a minute, want %d at most", most, limit)
+		}
+		for uid, times := range a.byClaim {
+			last := time.Duration(0)
+			for _, at := range append(times, hours) {
+				if at-last > DefaultCheckInterval*5/4 {
+					t.Errorf("claim %s was not asked about between %v and %v", uid, last, at)
+				}
+				last = at
+			}
+		}
+		if len(a.byClaim) != fullNode {
+			t.Errorf("%d claims were asked about, want %d", len(a.byClaim), fullNode)
+		}
+	})
+}
+
+// TestVanishedWhilePluginWasDown: the devices of a claim are released within one interval
+// and the grace period.
+func TestVanishedWhilePluginWasDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAsker(t, 3)
+		a.deleteClaim("c1")
+		a.run(t, DefaultCheckInterval+DefaultOrphanGrace+time.Minute)
+		if left := a.m.claims(); slices.Contains(left, "c1") || len(left) != 2 {
+			t.Errorf("left are %v", left)
+		}
+		if times := a.byClaim["c1"]; len(times) != 2 {
+			t.Errorf("asked at %v, want twice: to see it, and when the grace was over", times)
+		}
+	})
+}
+
+// TestClaimInTheWay: it is asked about at once, and released after the grace period.
+func TestClaimInTheWay(t *testing.T) {
+	for device, n := range map[string]int{sliceA0: 1, mpsA: policy.DefaultClients} {
+		runInBubble(t, device, func(t *testing.T) {
+			a := newAsker(t, 1)
+			var claims []types.UID
+			for i := range n {
+				claims = append(claims, types.UID(fmt.Sprint("u", i)))
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			var running sync.WaitGroup
+			running.Go(func() { a.m.ReleaseOrphans(ctx) })
+			synctest.Wait()
+			// Their turns come much later, while those of claims that the plugin finds come by chance:
+			// one that was just asked about is not asked about again at once.
+			for _, uid := range claims {
+				mustPrepare(t, a.m, newClaim(string(uid), device))
+			}
+			time.Sleep(time.Minute)
+			gone := claims[len(claims)-1]
+			a.deleteClaim(gone)
+			begun := time.Since(a.start)
+			wantIs(t, runPrepare(t.Context(), a.m, newClaim("new", device)), rules.ErrTaken)
+			if asked := a.about(gone); len(asked) == 0 || asked[0]-begun > time.Second {
+				t.Errorf("asked at %v, which should be soon after %v", asked, begun)
+			}
+			// The kubelet comes back every minute or so.
+			err := rules.ErrTaken
+			for err != nil && time.Since(a.start)-begun < 2*DefaultOrphanGrace {
+				time.Sleep(time.Minute)
+				err = runPrepare(t.Context(), a.m, newClaim("new", device))
+			}
+			wantIs(t, err, nil)
+			// Others were asked about once.
+			for _, uid := range claims[:len(claims)-1] {
+				if n := len(a.about(uid)); n > 3 {
+					t.Errorf("claim %s was asked about %d times", uid, n)
+				}
+			}
+			cancel()
+			running.Wait()
+		})
+	}
+}
+
+// TestNoAnswers: a cluster whose API server is in trouble is asked less, not more, and not
+// all at once when it is back.
+func TestNoAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAsker(t, fullNode)
+		a.answer(errors.New("connection refused"))
+		const away, after = 3 * time.Hour, time.Hour
+		a.run(t, away)
+		if troubles, recoveries := a.said(); troubles != 1 || recoveries != 0 {
+			t.Errorf("it was said %d times, want once", troubles)
+		}
+		perSecond := float64(a.between(0, 24*time.Hour)) / away.Seconds() * bigCluster
+		t.Logf("%.0f per second for %d nodes while there is no answer", perSecond, bigCluster)
+		if perSecond > allRequests {
+			t.Errorf("%.0f requests per second, want %d at most", perSecond, allRequests)
+		}
+		before := a.between(0, 24*time.Hour)
+		a.answer(nil)
+		a.run(t, after)
+		if n := a.between(0, 24*time.Hour) - before; float64(n)/after.Seconds()*bigCluster > allRequests {
+			t.Errorf("%d questions in the hour after", n)
+		}
+		if most, limit := a.most(time.Minute), inquiryBurst+5; most > limit {
+			t.Errorf("%d questions in a minute, want %d at most", most, limit)
+		}
+		if troubles, recoveries := a.said(); troubles != 1 || recoveries != 1 {
+			t.Errorf("it was said %d times that there are answers, want once", recoveries)
+		}
+	})
+}
+
+// TestNoAnswerAboutOrphan: a claim that was seen to be gone is asked about again soon.
+func TestNoAnswerAboutOrphan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAsker(t, 1)
+		a.deleteClaim("c0")
+		a.run(t, DefaultCheckInterval+time.Minute)
+		seen := a.about("c0")[0]
+		a.answer(errors.New("connection refused"))
+		a.run(t, seen+DefaultOrphanGrace+10*time.Minute-time.Since(a.start))
+		a.answer(nil)
+		a.run(t, 2*recheckPause)
+		a.wantNothing()
+	})
+}
+
+// TestNobodyWaitsForQuestions: the API server does not answer one.
+func TestNobodyWaitsForQuestions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAsker(t, 1)
+		mustPrepare(t, a.m, newClaim("u1", sliceA0))
+		ctx, cancel := context.WithCancel(t.Context())
+		a.m.orphans.cluster = answers(func(Ref) (*resourceapi.ResourceClaim, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		})
+		var running sync.WaitGroup
+		running.Go(func() { a.m.ReleaseOrphans(ctx) })
+		time.Sleep(DefaultCheckInterval)
+		synctest.Wait()
+		begun := time.Now()
+		wantIs(t, a.m.cleanUp(t.Context()), nil)
+		mustPrepare(t, a.m, newClaim("u1", sliceA0))
+		mustPrepare(t, a.m, newClaim("u2", sliceA4))
+		mustUnprepare(t, a.m, "u1")
+		wantWithin(t, begun, 0)
+		cancel()
+		running.Wait()
+	})
+}
+
+// A GPU whose driver cannot list processes is not given away under a container: the
+// kernel knows who has it open.
+func TestOrphanOnGPUWithoutProcessList(t *testing.T) {
+	b, m := newNode(t)
+	mustPrepare(t, m, newClaim("u1", wholeC))
+	b.processesErr = gpu.ErrNotSupported
+	descriptor := filepath.Join(b.root, "proc/5004711/fd/5") // no process has this ID: the manager leaves its own out
+	must(t, os.MkdirAll(filepath.Dir(descriptor), 0o755))
+	must(t, os.Symlink("/dev/nvidia1", descriptor))
+	b.deleteClaim("u1")
+	mustReconcile(t, m)
+	b.pass(DefaultOrphanGrace)
+	wantError(t, reconcile(t, m), "is kept, because processes use", "process 5004711")
+	b.wantRecord("u1", record.Prepared)
+	must(t, os.Remove(descriptor))
+	mustReconcile(t, m)
+	b.wantNothing()
+}
+
+// A GPU can get another minor while the driver runs, when its kernel module is loaded
+// again. The CDI spec is of this moment and not of the last discovery.
+func TestMinorOfThisMoment(t *testing.T) {
+	b, m := newNode(t)
+	b.put("proc/driver/nvidia/gpus/"+pciC+"/information", "Device Minor: \t 0\n")
+	mustPrepare(t, m, newClaim("u1", wholeC))
+	if nodes := b.spec("u1")[0].Nodes; nodes[0].Path != "/dev/nvidia0" {
+		t.Errorf("got %+v", nodes)
+	}
+	b.endAll(m, "u1")
 }

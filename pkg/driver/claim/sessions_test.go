@@ -5,8 +5,8 @@ package claim
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -22,6 +22,7 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/cdi/hook"
 	"github.com/partage-dev/partage/pkg/driver/claim/converge"
+	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/driver/sharing"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
@@ -32,6 +33,14 @@ var ownMPSOfOne = strings.ReplaceAll(ownMPS, `{"1":"5Gi"}`, `{"0":"5Gi"}`)
 
 func portion(uid, device, memory, percent string) *resourceapi.ResourceClaim {
 	return newShare(uid, device, map[resourceapi.QualifiedName]string{"memory": memory, "smPercent": percent})
+}
+
+// wantWithoutEffects fails if something was done to the hardware since the hooks were set.
+func (b *box) wantWithoutEffects() {
+	b.t.Helper()
+	if seen := b.onHardware(); len(seen) > 0 {
+		b.t.Errorf("effects: %q", seen)
+	}
 }
 
 // wantLimits fails unless a session has these limits, and was started once.
@@ -54,8 +63,7 @@ func (b *box) wantLimits(when, id string, percent int, gib int64) {
 // The server's limits are those of the largest share, whoever comes and goes.
 func TestLargestShare(t *testing.T) {
 	for _, device := range []string{mpsA, mpsSliceA0} {
-		b := newBox(t)
-		m := b.manager()
+		b, m := newNode(t)
 		id := strings.TrimSuffix(device, "-mps")
 		mustPrepare(t, m, portion("small", device, "1Gi", "30"))
 		b.wantLimits("one", id, 30, 1)
@@ -67,14 +75,13 @@ func TestLargestShare(t *testing.T) {
 		b.wantLimits("without the first", id, 20, 3)
 
 		// The limits stay where they are if they cannot be changed, and nobody waits.
-		b.hooks(failAt("set limits"), nil)
+		b.hooks(failTimes("set limits", always, errFault), nil)
 		mustUnprepare(t, m, "large")
 		b.hooks(nil, nil)
 		b.wantLimits("not changed", id, 20, 3)
 		mustPrepare(t, m, portion("middle", device, "2Gi", "20"))
 		b.wantLimits("looked after", id, 20, 2)
-		mustUnprepare(t, m, "middle")
-		b.wantNothing()
+		b.endAll(m, "middle")
 	}
 }
 
@@ -82,13 +89,10 @@ func TestLargestShare(t *testing.T) {
 // the driver keeps: they keep their limits, whatever they are asked for again, and nothing
 // of theirs is touched.
 func TestLessMemoryIsOffered(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
+	b, m := newNode(t)
 	const most = "79Gi" // of 80, which the fixture's GPU does not offer
 	old := []*resourceapi.ResourceClaim{portion("u1", mpsA, most, "25"), portion("u2", mpsA, "1Gi", "25")}
-	if d, _ := testInventory(t).Lookup(mpsA); d.Share.MaxMemoryBytes >= 79<<30 {
-		t.Fatalf("%d bytes are offered, this test needs less", d.Share.MaxMemoryBytes)
-	}
+
 	var prepared [][]LiveDevice
 	for _, claim := range old {
 		prepared = append(prepared, mustPrepare(t, m, claim))
@@ -100,75 +104,20 @@ func TestLessMemoryIsOffered(t *testing.T) {
 	b.hooks(nil, nil)
 	mustReconcile(t, next)
 	for i, claim := range old {
-		if diff := cmp.Diff(prepared[i], mustPrepare(t, next, claim)); diff != "" {
-			t.Errorf("claim %d is prepared otherwise (-before +now):\n%s", i, diff)
-		}
+		wantEqual(t, prepared[i], mustPrepare(t, next, claim))
 	}
-	if seen := b.onHardware(); len(seen) > 0 {
-		t.Errorf("effects of the new version: %v", seen)
-	}
+	b.wantWithoutEffects()
 	b.wantLimits("with the new version", wholeA, 25, 79)
-	if diff := cmp.Diff(before, b.limitsOfSpec("u1")); diff != "" {
-		t.Errorf("limits of the container (-before +now):\n%s", diff)
-	}
+	wantEqual(t, before, b.limitsOfSpec("u1"))
 	mustUnprepare(t, next, "u1")
 	b.wantLimits("without the large one", wholeA, 25, 1)
-	mustUnprepare(t, next, "u2")
-	b.wantNothing()
-}
-
-// What could not be tightened when a share was released is tightened later.
-func TestLimitsAreAligned(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	mustPrepare(t, m, portion("small", mpsA, "1Gi", "10"))
-	mustPrepare(t, m, portion("large", mpsA, "3Gi", "30"))
-	mustPrepare(t, m, configure(newClaim("own", wholeB), fromClaim, ownMPSOfOne))
-	b.away(true)
-	mustUnprepare(t, m, "large")
-	b.away(false)
-	b.wantLimits("while the supervisor was away", wholeA, 30, 3)
-	mustReconcile(t, m)
-	b.wantLimits("later", wholeA, 10, 1)
-	b.hooks(nil, nil)
-	mustReconcile(t, m)
-	if seen := b.onHardware(); len(seen) > 0 {
-		t.Errorf("effects of looking again: %v", seen)
-	}
-	b.wantWarnings()
-}
-
-// Two shares in one claim: the session has what the larger one needs.
-func TestTwoSharesOfOneClaim(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	claim := newClaim("u1", mpsA, mpsA)
-	for i, memory := range []string{"1Gi", "2Gi"} {
-		claim.Status.Allocation.Devices.Results[i].ConsumedCapacity = portion("", mpsA, memory, "40").Status.Allocation.Devices.Results[0].ConsumedCapacity
-	}
-	prepared := mustPrepare(t, m, claim)
-	if len(prepared) != 2 || prepared[0].CDIDevice == prepared[1].CDIDevice {
-		t.Errorf("prepared %+v", prepared)
-	}
-	b.wantLimits("both", wholeA, 40, 2)
-	var markers []string
-	for _, line := range b.edits("u1") {
-		if strings.Contains(line, hook.MPSMarkerPrefix) {
-			markers = append(markers, line)
-		}
-	}
-	if len(markers) != 2 || markers[0] == markers[1] {
-		t.Errorf("a container with both is not noticed: %v", markers)
-	}
-	mustUnprepare(t, m, "u1")
-	b.wantNothing()
+	b.endAll(next, "u2")
 }
 
 // Limits by index count the devices of their configuration, also where each of them is
 // in a session of its own.
 func TestLimitsByIndex(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
+	b, m := newNode(t)
 	claim := configure(newClaim("u1", wholeB, sliceA0, sliceA4), fromClaim, strings.ReplaceAll(migMPS,
 		`"mpsConfig":{`, `"mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"0":"1Gi","1":"2Gi"},`))
 	for range 2 {
@@ -176,25 +125,7 @@ func TestLimitsByIndex(t *testing.T) {
 		b.wantLimits("the first", sliceA0, 0, 1)
 		b.wantLimits("the second", sliceA4, 0, 2)
 	}
-	mustUnprepare(t, m, "u1")
-	b.wantNothing()
-}
-
-// A mode that somebody else has set is left alone; one that may be this driver's is
-// not.
-func TestModeOfOthers(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	b.exclusive["GPU-a"] = true
-	before := b.state()
-	_, err := m.Prepare(t.Context(), newClaim("u1", mpsA))
-	wantError(t, err, "device "+mpsA, "was not set by this driver")
-	b.wantState(t, "refused", before)
-	// The claim whose record is damaged may have set it.
-	write(t, m.store.Path("u1"), "{")
-	mustPrepare(t, m, newClaim("u1", mpsA))
-	mustUnprepare(t, m, "u1")
-	b.wantNothing()
+	b.endAll(m, "u1")
 }
 
 // Claims of one GPU come and go in two processes at once.
@@ -218,9 +149,7 @@ func TestManySharesAtOnce(t *testing.T) {
 				if s := b.running(id); s == nil {
 					t.Errorf("claim %s is prepared and session %s does not run", uid, id)
 				}
-				if err := managers[(i+1)%2].Unprepare(t.Context(), types.UID(uid)); err != nil {
-					t.Errorf("unprepare: %v", err)
-				}
+				wantIs(t, managers[(i+1)%2].Unprepare(t.Context(), types.UID(uid)), nil)
 			}
 		})
 	}
@@ -229,103 +158,17 @@ func TestManySharesAtOnce(t *testing.T) {
 	b.wantWarnings()
 }
 
-// Whoever loses a server is told, once for each time.
-func TestLosses(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	mustPrepare(t, m, newClaim("u1", mpsA))
-	mustPrepare(t, m, newClaim("u2", mpsA))
-	mustPrepare(t, m, newClaim("beside", mpsB))
-	told := [][]string{{"u1 MPSServerLost", mpsA, "the daemon ended", "must be restarted"}, {"u2 MPSServerLost", mpsA}}
-	for range 2 {
-		b.lose(wholeA, mps.Running)
-		mustReconcile(t, m)
-		b.wantWarnings(told...)
-		mustReconcile(t, m)
-		mustReconcile(t, b.manager())
-		b.wantWarnings()
-	}
-	// Who comes later has not lost anything.
-	mustPrepare(t, m, newClaim("u3", mpsA))
-	mustReconcile(t, b.manager())
-	b.wantWarnings()
-
-	// Also when the kubelet asks first.
-	b.lose(wholeA, mps.Running)
-	mustPrepare(t, m, newClaim("u1", mpsA))
-	b.wantWarnings(told[0])
-	mustReconcile(t, m)
-	b.wantWarnings(told[1], []string{"u3 MPSServerLost"})
-
-	// And when it has to ask again.
-	b.lose(wholeA, mps.Running)
-	b.hooks(failAt("write spec"), nil)
-	for range 2 {
-		_, err := m.Prepare(t.Context(), newClaim("u1", mpsA))
-		wantError(t, err, errFault.Error())
-	}
-	b.hooks(nil, nil)
-	b.wantWarnings(told[0])
-	mustReconcile(t, m)
-	b.wantWarnings(told[1], []string{"u3 MPSServerLost"})
-
-	// And while the GPU does not answer: it may be why.
-	b.lose(wholeA, mps.Running)
-	b.breakDown(pciA, gpu.ErrLost)
-	wantError(t, m.cleanUp(t.Context()), pciA)
-	b.wantWarnings(append(told, []string{"u3 MPSServerLost"})...)
-}
-
-// Whoever goes on with a server of which a client was killed is told, once for each time.
-func TestKills(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	mustPrepare(t, m, newClaim("u1", mpsA))
-	mustPrepare(t, m, newClaim("u2", mpsA))
-	mustPrepare(t, m, newClaim("beside", mpsB))
-	killed := func(kills int) {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.sessions[wholeA].kills = kills
-	}
-	told := [][]string{{"u1 MPSClientKilled", mpsA, "one was killed", "undefined"}, {"u2 MPSClientKilled", mpsA}}
-	for kills := range 2 {
-		killed(kills + 1)
-		mustReconcile(t, m)
-		b.wantWarnings(told...)
-		mustReconcile(t, m)
-		mustReconcile(t, b.manager())
-		b.wantWarnings()
-	}
-	// Who comes later shares no server with those that were killed before.
-	mustPrepare(t, m, newClaim("u3", mpsA))
-	mustReconcile(t, b.manager())
-	b.wantWarnings()
-	// The session was made again.
-	killed(0)
-	mustReconcile(t, m)
-	b.wantWarnings()
-	killed(1)
-	mustReconcile(t, m)
-	b.wantWarnings(append(told, []string{"u3 MPSClientKilled"})...)
-}
-
 // A server is replaced at once when any of its shares was prepared under such a policy, and
 // those of a claim's own devices never are.
 func TestReactionToKills(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
+	b, m := newNode(t)
 	mustPrepare(t, m, newClaim("before", mpsA))
 	if got := b.running(wholeA).OnClientKilled; got != "" {
 		t.Errorf("by default, got %q", got)
 	}
 	p := testPolicy()
 	p.Default.MPS.OnClientKilled = policy.KilledRestart
-	inventory, err := device.NewInventory(testNode(), device.Terms{Policy: p})
-	if err != nil {
-		t.Fatal(err)
-	}
-	m.SetInventory(inventory)
+	m.SetInventory(inventoryOf(t, testNode(), device.Terms{Policy: p}))
 	mustPrepare(t, m, newClaim("after", mpsA))
 	mustPrepare(t, m, configure(newClaim("own", wholeB), fromClaim, ownMPSOfOne))
 	if got := b.running(wholeA).OnClientKilled; got != mps.RestartServer {
@@ -339,43 +182,16 @@ func TestReactionToKills(t *testing.T) {
 // belowNormal is a configuration with a priority and nothing else.
 const belowNormal = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS","mpsConfig":{"defaultClientPriority":"BelowNormal"}}}`
 
-// The priority of a session that claims share follows them, also where a supervisor has missed
-// one that went.
-func TestPriorityFollowsClaims(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	has := func(want policy.ClientPriority) {
-		t.Helper()
-		if got := b.running(wholeA).ClientPriority; policy.ClientPriority(got) != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
-	}
-	online := newClaim("online", mpsA)
-	mustPrepare(t, m, configure(newClaim("batch", mpsA), fromClaim, belowNormal))
-	has(policy.PriorityBelowNormal)
-	mustPrepare(t, m, online)
-	has(policy.PriorityNormal)
-	mustUnprepare(t, m, online.UID)
-	has(policy.PriorityBelowNormal)
-	b.running(wholeA).ClientPriority = ""
-	mustReconcile(t, m)
-	has(policy.PriorityBelowNormal)
-}
-
 // A session that does not exist any more is made again.
 func TestSessionGone(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
+	b, m := newNode(t)
 	mustPrepare(t, m, newClaim("u1", mpsA))
 	mustPrepare(t, m, newClaim("u2", mpsA))
 	own := configure(newClaim("u3", wholeB, wholeC), fromClaim, gpuMPS)
 	mustPrepare(t, m, own)
 	before := b.state()
 	vanish := func() {
-		b.mu.Lock()
-		clear(b.sessions)
-		b.exclusive["GPU-c"] = false
-		b.mu.Unlock()
+		b.locked(func() { clear(b.sessions); b.exclusive["GPU-c"] = false })
 	}
 	vanish()
 	_ = m.cleanUp(t.Context()) // of the GPUs of a session one may be busy with the other
@@ -387,7 +203,7 @@ func TestSessionGone(t *testing.T) {
 
 	// It is told once, however often it cannot be started.
 	vanish()
-	b.hooks(failAt("start session"), nil)
+	b.hooks(failTimes("start session", always, errFault), nil)
 	for range 2 {
 		wantError(t, m.cleanUp(t.Context()), "device "+mpsA)
 	}
@@ -398,10 +214,7 @@ func TestSessionGone(t *testing.T) {
 	mustReconcile(t, m)
 	b.wantState(t, "started at last", before)
 	b.wantWarnings()
-	for _, uid := range []types.UID{"u1", "u2", "u3"} {
-		mustUnprepare(t, m, uid)
-	}
-	b.wantNothing()
+	b.endAll(m, "u1", "u2", "u3")
 }
 
 // A supervisor that starts at the same moment is waited for.
@@ -420,70 +233,9 @@ func TestSupervisorComes(t *testing.T) {
 	}
 }
 
-// Without a supervisor MPS is refused with a reason, and claims end.
-func TestNoSupervisor(t *testing.T) {
-	// However slow the machine is, there is time for all that does not wait.
-	synctest.Test(t, testNoSupervisor)
-}
-
-func testNoSupervisor(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	b.away(true)
-	for _, claim := range []*resourceapi.ResourceClaim{
-		newClaim("u1", mpsA), newClaim("u1", mpsSliceA0), configure(newClaim("u1", wholeA, wholeB), fromClaim, gpuMPS),
-	} {
-		b.hooks(nil, nil)
-		soon, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		_, err := m.Prepare(soon, claim)
-		cancel()
-		wantError(t, err, "MPS supervisor", "DaemonSet of the mps-supervisor", "device gpu-0000-")
-		if !errors.Is(err, sharing.ErrNoSupervisor) || len(b.onHardware()) > 0 {
-			t.Errorf("got %v after %v", err, b.onHardware())
-		}
-	}
-	b.wantNothing()
-	mustReconcile(t, m) // nobody needs it
-	mustPrepare(t, m, newClaim("u0", turnsC))
-
-	b.away(false)
-	mustPrepare(t, m, newClaim("u1", mpsA))
-	mustPrepare(t, m, newClaim("u2", mpsA))
-	mustPrepare(t, m, newClaim("u3", sliceB0+"-mps"))
-	b.away(true)
-	first := m.cleanUp(t.Context())
-	wantError(t, first, "MPS supervisor", wholeA, wholeB)
-	if strings.Count(first.Error(), "is the DaemonSet") != 2 {
-		t.Errorf("it is said for each claim, and not for each GPU: %v", first)
-	}
-	for _, uid := range []types.UID{"u2", "u1", "u3"} {
-		mustUnprepare(t, m, uid)
-	}
-	for _, uid := range []types.UID{"u1", "u2", "u3"} {
-		if b.spec(uid) != nil {
-			t.Errorf("claim %s has a CDI spec", uid)
-		}
-	}
-	// The first to go was not the last of its GPU, so there is nothing to wait for.
-	if r, err := m.store.Read("u2"); r != nil || err != nil {
-		t.Errorf("u2: %+v, %v", r, err)
-	}
-	wantError(t, m.cleanUp(t.Context()), "claim default/claim-u1", "claim default/claim-u3", "MPS supervisor")
-	_, err := m.Prepare(t.Context(), newClaim("whole", wholeA))
-	wantError(t, err, "device "+wholeA, mpsA, "being released")
-
-	b.away(false)
-	mustPrepare(t, m, newClaim("whole", wholeA))
-	mustReconcile(t, m)
-	mustUnprepare(t, m, "whole")
-	mustUnprepare(t, m, "u0")
-	b.wantNothing()
-}
-
 // What nobody has is ended, if it is known whose GPU it is.
 func TestSweepSessions(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
+	b, m := newNode(t)
 	mustPrepare(t, m, newClaim("u1", mpsB))
 	before := b.state()
 	stray := func(id, uuid string) {
@@ -500,9 +252,7 @@ func TestSweepSessions(t *testing.T) {
 	if b.running(wholeA) == nil || b.running(sliceB0) == nil {
 		t.Error("a session was ended that may be that of a claim whose record is damaged")
 	}
-	if err := os.Remove(m.store.Path("damaged")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(m.store.Path("damaged")))
 	mustReconcile(t, m)
 	b.wantState(t, "swept", before)
 
@@ -510,36 +260,6 @@ func TestSweepSessions(t *testing.T) {
 	strange := b.state()
 	mustReconcile(t, m)
 	b.wantState(t, "not this node's", strange)
-}
-
-// A session on several GPUs that nobody has is ended, and their modes are set back.
-func TestSweepSessionOfTwoGPUs(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	b.sessions[wholeA] = &runningSession{phase: mps.Running, Spec: mps.Spec{ID: wholeA, Devices: []string{"GPU-a", "GPU-c"}}}
-	b.exclusive["GPU-a"], b.exclusive["GPU-c"] = true, true
-	mustReconcile(t, m)
-	b.wantNothing()
-}
-
-// Whoever has a record that cannot be read may be a client.
-func TestLastKnownShare(t *testing.T) {
-	for _, device := range []string{mpsA, mpsSliceA0} {
-		b := newBox(t)
-		m := b.manager()
-		mustPrepare(t, m, newClaim("u1", device))
-		mustPrepare(t, m, newClaim("u2", device))
-		otherVersion(t, m, "u2")
-		mustUnprepare(t, m, "u1")
-		wantError(t, m.cleanUp(t.Context()), "claim default/claim-u1", "cannot be read", "u2.boot-1")
-		if b.spec("u1") != nil || len(b.sessions) != 1 {
-			t.Errorf("left: %v", b.state())
-		}
-		mustPrepare(t, m, newClaim("u2", device))
-		mustReconcile(t, m)
-		mustUnprepare(t, m, "u2")
-		b.wantNothing()
-	}
 }
 
 // findingsOf are those about MPS, without those about GPUs.
@@ -577,8 +297,7 @@ func TestSurveySessions(t *testing.T) {
 			"mps-unavailable " + pciA + " whole mps", "mps-unavailable " + pciB + " whole mps", "mps-unavailable " + pciC + " whole mps"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBox(t)
-			m := b.manager()
+			b, m := newNode(t)
 			mustPrepare(t, m, test.claim)
 			if test.loses {
 				b.lose(test.id, test.phase)
@@ -587,44 +306,14 @@ func TestSurveySessions(t *testing.T) {
 			b.away(test.phase == "")
 			survey(t.Context(), m)
 			b.pass((5 * time.Second))
-			if diff := cmp.Diff(test.want, mpsFindings(survey(t.Context(), m))); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			wantEqual(t, test.want, mpsFindings(survey(t.Context(), m)))
 		})
 	}
 }
 
-// A session that may be that of a claim whose record cannot be read holds its device until that is released,
-// which nobody else must get. One that a known claim has is that claim's.
-func TestSurveySessionOfDamagedRecord(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	mustPrepare(t, m, newClaim("u1", mpsA))
-	mustPrepare(t, m, newClaim("u2", mpsB))
-	damage(t, m, "u1")
-	wantError(t, m.cleanUp(t.Context()), "MPS session "+wholeA, "records/u1.boot-1")
-	conditions := survey(t.Context(), m).Conditions
-	for _, c := range conditions {
-		if c.PCIAddress != pciA || c.Reason != device.ReleasePending || !strings.Contains(c.Message, "records/u1.boot-1") {
-			t.Errorf("got %+v", c)
-		}
-	}
-	if len(conditions) != 2 {
-		t.Errorf("got %+v", conditions)
-	}
-	mustUnprepare(t, m, "u1")
-	mustReconcile(t, m)
-	if conditions := survey(t.Context(), m).Conditions; len(conditions) != 0 {
-		t.Errorf("released: %+v", conditions)
-	}
-	mustUnprepare(t, m, "u2")
-	b.wantNothing()
-}
-
 // Servers are no users. Nor is anybody on a GPU that others have shares of.
 func TestOrphanWithShares(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
+	b, m := newNode(t)
 	mustPrepare(t, m, newClaim("u1", mpsA))
 	mustPrepare(t, m, newClaim("u2", mpsA))
 	server, client := gpu.Process{PID: 4242, InstanceID: -1}, gpu.Process{PID: 77, InstanceID: -1}
@@ -644,99 +333,12 @@ func TestOrphanWithShares(t *testing.T) {
 	b.wantNothing()
 }
 
-// What claims had before the machine was started anew they will have again.
-func TestInUse(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	mustPrepare(t, m, newClaim("u1", mpsA, sliceB0))
-	b.boot("boot-2")
-	m = b.manager()
-	mustPrepare(t, m, admin(newClaim("u2", mpsA)))
-	mustPrepare(t, m, newClaim("u3", wholeC))
-	got, err := m.InUse()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]string{mpsA, sliceB0, wholeC}, got); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
-}
-
-// TestSupervisorThatBeginsLater is not reported at once: the two start together
-// with the node. One that is away is, until it answers.
-func TestSupervisorThatBeginsLater(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	tainted := func() int { return len(survey(t.Context(), m).Conditions) }
-	b.away(true)
-	if got := tainted(); got != 0 || len(m.Unlooked()) != 3 {
-		t.Errorf("%d conditions at once, unlooked are %v", got, m.Unlooked())
-	}
-	b.pass((5 * time.Second))
-	if got := tainted(); got != 3 || len(m.Unlooked()) > 0 { // one for each GPU
-		t.Errorf("%d conditions while it is away, unlooked are %v", got, m.Unlooked())
-	}
-	b.away(false)
-	if got := tainted(); got != 0 {
-		t.Errorf("%d conditions when it is back", got)
-	}
-	b.away(true)
-	if got := tainted(); got != 0 || len(m.Unlooked()) > 0 {
-		t.Errorf("%d conditions at once, the second time, unlooked are %v", got, m.Unlooked())
-	}
-}
-
-// Of a record that cannot be read nobody knows which devices it is about.
-func TestInUseNotKnown(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	mustPrepare(t, m, newClaim("u1", sliceB0))
-	write(t, m.store.Path("u2"), "partage-claim-record/9")
-	got, err := m.InUse()
-	wantError(t, err, "u2.boot-1")
-	if diff := cmp.Diff([]string{sliceB0}, got); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
-}
-
-// TestSessionIsBackForOthers: a session that a claim has started again is there for all that share it, whatever becomes of
-// that claim.
-func TestSessionIsBackForOthers(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	mustPrepare(t, m, newClaim("u1", mpsA))
-	mustPrepare(t, m, newClaim("u2", mpsA))
-	b.mu.Lock()
-	clear(b.sessions)
-	b.mu.Unlock()
-	b.hooks(failAt("start session"), nil)
-	wantError(t, m.cleanUp(t.Context()), "device "+mpsA) // people are told
-	b.hooks(failAt("write spec"), nil)
-	if err := runPrepare(t.Context(), m, newClaim("u3", mpsA)); err == nil {
-		t.Error("the spec cannot be written")
-	}
-	b.hooks(nil, nil)
-	mustReconcile(t, m)
-	claims, err := m.Live()
-	if err != nil || len(claims) != 2 {
-		t.Fatalf("got %+v, %v", claims, err)
-	}
-	for _, c := range claims {
-		if s := c.Devices[0].Session; s == nil || !s.Running {
-			t.Errorf("claim %s: session %+v", c.Claim.UID, s)
-		}
-	}
-}
-
 // TestPrepareAgainBehindMuteSupervisor: the kubelet gets a reason before its own time is over.
 func TestPrepareAgainBehindMuteSupervisor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBox(t)
-		m := b.manager()
+		b, m := newNode(t)
 		mustPrepare(t, m, portion("share", mpsA, "1Gi", "10"))
-		b.mu.Lock()
-		b.mute = true
-		b.mu.Unlock()
+		b.locked(func() { b.mute = true })
 		ctx, cancel := context.WithTimeout(t.Context(), kubeletTime)
 		defer cancel()
 		began := time.Now()
@@ -772,8 +374,7 @@ func TestSessionOfTwoGPUsIsToldOnce(t *testing.T) {
 		"servers lost": {loses, loses}, "server lost, session gone": {loses, ends}, "clients killed": {kills, kills},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBox(t)
-			m := b.manager()
+			b, m := newNode(t)
 			mustPrepare(t, m, configure(newClaim("u1", wholeA, wholeC), fromClaim, gpuMPS))
 			l := &lateLook{Partitions: m.engine.Partitions, gpu: pciA, looks: make(chan struct{}), resume: make(chan struct{})}
 			m.engine.Partitions = l
@@ -796,4 +397,346 @@ func TestSessionOfTwoGPUsIsToldOnce(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Two shares in one claim: the session has what the larger one needs, and no container can have both.
+func TestTwoSharesOfOneClaim(t *testing.T) {
+	b, m := newNode(t)
+	claim := newClaim("u1", mpsA, mpsA)
+	for i, memory := range []string{"1Gi", "2Gi"} {
+		claim.Status.Allocation.Devices.Results[i].ConsumedCapacity = portion("", mpsA, memory, "40").Status.Allocation.Devices.Results[0].ConsumedCapacity
+	}
+	prepared := mustPrepare(t, m, claim)
+	if len(prepared) != 2 || prepared[0].CDIDevice == prepared[1].CDIDevice {
+		t.Errorf("prepared %+v", prepared)
+	}
+	b.wantLimits("both", wholeA, 40, 2)
+	markers := slices.DeleteFunc(b.edits("u1"), func(line string) bool { return !strings.Contains(line, hook.MPSMarkerPrefix) })
+	if len(markers) != 2 || markers[0] == markers[1] {
+		t.Errorf("a container with both is not noticed: %v", markers)
+	}
+	b.endAll(m, "u1")
+}
+
+// Whoever loses a server, or goes on with one of which a client was killed, is told, once for each time.
+func TestLossesAndKills(t *testing.T) {
+	for reason, test := range map[string]struct {
+		happens func(*runningSession)
+		says    []string
+	}{
+		"MPSServerLost":   {func(s *runningSession) { s.losses++ }, []string{"the daemon ended", "must be restarted"}},
+		"MPSClientKilled": {func(s *runningSession) { s.kills++ }, []string{"one was killed", "undefined"}},
+	} {
+		b, m := newNode(t)
+		mustPrepare(t, m, newClaim("u1", mpsA))
+		mustPrepare(t, m, newClaim("u2", mpsA))
+		mustPrepare(t, m, newClaim("beside", mpsB))
+		told := [][]string{append(test.says, "u1 "+reason, mpsA), {"u2 " + reason, mpsA}}
+		for range 2 {
+			b.locked(func() { test.happens(b.sessions[wholeA]) })
+			mustReconcile(t, m)
+			b.wantWarnings(told...)
+			mustReconcile(t, m)
+			mustReconcile(t, b.manager())
+			b.wantWarnings()
+		}
+		// Nothing of that has happened to who comes later, nor to anybody while the server is a new one.
+		mustPrepare(t, m, newClaim("u3", mpsA))
+		mustReconcile(t, b.manager())
+		b.wantWarnings()
+		b.locked(func() { b.sessions[wholeA].losses, b.sessions[wholeA].kills = 0, 0 })
+		mustReconcile(t, m)
+		b.wantWarnings()
+		b.locked(func() { test.happens(b.sessions[wholeA]) })
+		mustReconcile(t, m)
+		b.wantWarnings(append(told, []string{"u3 " + reason})...)
+	}
+}
+
+// A loss is told once although the kubelet asks first, or has to ask again, and while the GPU does not answer: it may be why.
+func TestLossIsToldByPrepare(t *testing.T) {
+	b, m := newNode(t)
+	mustPrepare(t, m, newClaim("u1", mpsA))
+	mustPrepare(t, m, newClaim("u2", mpsA))
+	for _, fault := range []func(string) error{nil, failTimes("write spec", 2, errFault)} {
+		b.lose(wholeA, mps.Running)
+		b.hooks(fault, nil)
+		_ = runPrepare(t.Context(), m, newClaim("u1", mpsA))
+		_ = runPrepare(t.Context(), m, newClaim("u1", mpsA))
+		b.wantWarnings([]string{"u1 MPSServerLost"})
+		mustReconcile(t, m)
+		b.wantWarnings([]string{"u2 MPSServerLost"})
+	}
+	b.lose(wholeA, mps.Running)
+	b.breakDown(pciA, gpu.ErrLost)
+	wantError(t, m.cleanUp(t.Context()), pciA)
+	b.wantWarnings([]string{"u1 MPSServerLost"}, []string{"u2 MPSServerLost"})
+}
+
+// The priority of a session that claims share follows them, also where a supervisor has missed one that went.
+func TestPriorityFollowsClaims(t *testing.T) {
+	b, m := newNode(t)
+	has := func(want policy.ClientPriority) {
+		t.Helper()
+		wantEqual(t, want, policy.ClientPriority(b.running(wholeA).ClientPriority))
+	}
+	mustPrepare(t, m, configure(newClaim("batch", mpsA), fromClaim, belowNormal))
+	has(policy.PriorityBelowNormal)
+	mustPrepare(t, m, newClaim("online", mpsA))
+	has(policy.PriorityNormal)
+	mustUnprepare(t, m, "online")
+	has(policy.PriorityBelowNormal)
+	b.running(wholeA).ClientPriority = ""
+	mustReconcile(t, m)
+	has(policy.PriorityBelowNormal)
+}
+
+// Without a supervisor MPS is refused with a reason, and pods end.
+func TestNoSupervisor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, m := newNode(t)
+		b.away(true)
+		for _, claim := range []*resourceapi.ResourceClaim{
+			newClaim("u1", mpsA), newClaim("u1", mpsSliceA0), configure(newClaim("u1", wholeA, wholeB), fromClaim, gpuMPS),
+		} {
+			b.hooks(nil, nil)
+			err := runPrepare(cancelled(t), m, claim)
+			wantError(t, err, "DaemonSet of the mps-supervisor", "device gpu-0000-")
+			wantIs(t, err, sharing.ErrNoSupervisor)
+			b.wantWithoutEffects()
+		}
+		b.wantNothing()
+		mustReconcile(t, m) // nobody needs it
+		mustPrepare(t, m, newClaim("u0", turnsC))
+
+		b.away(false)
+		mustPrepare(t, m, newClaim("u1", mpsA))
+		mustPrepare(t, m, newClaim("u2", mpsA))
+		mustPrepare(t, m, newClaim("u3", sliceB0+"-mps"))
+		b.away(true)
+		first := m.cleanUp(t.Context())
+		wantError(t, first, wholeA, wholeB)
+		if strings.Count(first.Error(), "is the DaemonSet") != 2 {
+			t.Errorf("it is said for each claim, and not for each GPU: %v", first)
+		}
+		for _, uid := range []types.UID{"u2", "u1", "u3"} {
+			mustUnprepare(t, m, uid)
+			b.wantNoSpec(uid)
+		}
+		b.wantRecord("u2", "") // it was not the last of its GPU, so there was nothing to wait for
+		wantError(t, m.cleanUp(t.Context()), "claim default/claim-u1", "claim default/claim-u3", "MPS supervisor")
+		wantError(t, runPrepare(t.Context(), m, newClaim("whole", wholeA)), "device "+wholeA, mpsA, "being released")
+		b.away(false)
+		mustPrepare(t, m, newClaim("whole", wholeA))
+		mustReconcile(t, m)
+		b.endAll(m, "whole", "u0")
+	})
+}
+
+// A session on several GPUs that nobody has is ended, and their modes are set back.
+func TestSweepSessionOfTwoGPUs(t *testing.T) {
+	b, m := newNode(t)
+	b.sessions[wholeA] = &runningSession{phase: mps.Running, Spec: mps.Spec{ID: wholeA, Devices: []string{"GPU-a", "GPU-c"}}}
+	b.exclusive["GPU-a"], b.exclusive["GPU-c"] = true, true
+	mustReconcile(t, m)
+	b.wantNothing()
+}
+
+// A session that may be that of a claim whose record cannot be read holds its device until that is released, which nobody else must get. One
+// that a known claim has is that claim's.
+func TestSurveySessionOfDamagedRecord(t *testing.T) {
+	b, m := newNode(t)
+	mustPrepare(t, m, newClaim("u1", mpsA))
+	mustPrepare(t, m, newClaim("u2", mpsB))
+	damage(t, m, "u1")
+	wantError(t, m.cleanUp(t.Context()), "MPS session "+wholeA, "records/u1.boot-1")
+	pending := "release-pending " + pciA + " whole"
+	wantFindings(t, m, pending, pending)
+	mustUnprepare(t, m, "u1")
+	mustReconcile(t, m)
+	wantFindings(t, m)
+	b.endAll(m, "u2")
+}
+
+// What claims had before the machine was started anew they will have again. Of a record that cannot be read nobody knows which devices it is
+// about.
+func TestInUse(t *testing.T) {
+	b, m := newNode(t)
+	mustPrepare(t, m, newClaim("u1", mpsA, sliceB0))
+	b.boot("boot-2")
+	m = b.manager()
+	mustPrepare(t, m, admin(newClaim("u2", mpsA)))
+	mustPrepare(t, m, newClaim("u3", wholeC))
+	got, err := m.InUse()
+	wantIs(t, err, nil)
+	wantEqual(t, []string{mpsA, sliceB0, wholeC}, got)
+	write(t, m.store.Path("u4"), "partage-claim-record/9")
+	got, err = m.InUse()
+	wantError(t, err, "u4.boot-2")
+	wantEqual(t, []string{mpsA, sliceB0, wholeC}, got)
+}
+
+// TestSupervisorThatBeginsLater is not reported at once: the two start together with the node. One that is away is, until it answers.
+func TestSupervisorThatBeginsLater(t *testing.T) {
+	b, m := newNode(t)
+	want := func(conditions, unlooked int) {
+		t.Helper()
+		if got := survey(t.Context(), m).Conditions; len(got) != conditions || len(m.Unlooked()) != unlooked {
+			t.Errorf("got %+v, unlooked are %v", got, m.Unlooked())
+		}
+	}
+	b.away(true)
+	want(0, 3)
+	b.pass(5 * time.Second)
+	want(3, 0) // one for each GPU
+	b.away(false)
+	want(0, 0)
+	b.away(true)
+	want(0, 0) // at once, the second time
+}
+
+// TestSessionIsBackForOthers: a session that a claim has started again is there for all that share it, whatever becomes of that claim.
+func TestSessionIsBackForOthers(t *testing.T) {
+	b, m := newNode(t)
+	mustPrepare(t, m, newClaim("u1", mpsA))
+	mustPrepare(t, m, newClaim("u2", mpsA))
+	b.locked(func() { clear(b.sessions) })
+	b.hooks(failTimes("start session", always, errFault), nil)
+	wantError(t, m.cleanUp(t.Context()), "device "+mpsA) // people are told
+	b.hooks(failTimes("write spec", always, errFault), nil)
+	wantIs(t, runPrepare(t.Context(), m, newClaim("u3", mpsA)), errFault)
+	b.hooks(nil, nil)
+	mustReconcile(t, m)
+	for _, uid := range []string{"u1", "u2"} {
+		if s := liveOf(t, m, uid).Session; s == nil || !s.Running {
+			t.Errorf("claim %s: session %+v", uid, s)
+		}
+	}
+}
+
+// Somebody removes the partition under its shares.
+func TestSharedPartitionGone(t *testing.T) {
+	for _, device := range []string{mpsSliceA0, turnSliceA0} {
+		runInBubble(t, device, func(t *testing.T) {
+			b, m := newNode(t)
+			mustPrepare(t, m, newClaim("u1", device))
+			mustPrepare(t, m, newClaim("u2", device))
+			b.removeForeign(addressA0)
+			for _, uid := range []string{"u3", "u1"} {
+				wantError(t, runPrepare(t.Context(), m, newClaim(uid, device)), "device "+device, "claim default/claim-u", "has lost its share")
+			}
+			if now, found := b.look(addressA0); found {
+				t.Errorf("%s: made %+v", device, now)
+			}
+			survey(t.Context(), m)
+			wantError(t, m.cleanUp(t.Context()), "device "+device, "was removed by somebody else")
+			for _, uid := range []string{"u1", "u2"} {
+				if !slices.ContainsFunc(m.Statements(), func(s Statement) bool { return string(s.Claim.UID) == uid && s.Reason == ReasonPartitionGone }) {
+					t.Errorf("nothing is said of claim %s: %+v", uid, m.Statements())
+				}
+			}
+			if b.spec("u1") != nil || b.spec("u2") != nil {
+				t.Error("a claim without its partition has a CDI spec")
+			}
+			// The last one has it again, as one that has a partition alone.
+			mustUnprepare(t, m, "u2")
+			for _, uid := range []string{"u1", "u3"} {
+				mustPrepare(t, m, newClaim(uid, device))
+			}
+			b.endAll(m, "u3", "u1")
+		})
+	}
+}
+
+// What a release could not remove is there for the next share.
+func TestShareOfLeftPartition(t *testing.T) {
+	for _, device := range []string{mpsSliceA0, turnSliceA0} {
+		runInBubble(t, device, func(t *testing.T) {
+			b, m := newNode(t)
+			mustPrepare(t, m, newClaim("u1", device))
+			live, _ := b.look(addressA0)
+			b.run(pciA, gpu.Process{PID: 77, InstanceID: live.InstanceID})
+			mustUnprepare(t, m, "u1") // the pod ends
+			b.wantRecord("u1", record.Releasing)
+			mustPrepare(t, m, newClaim("u2", device))
+			mustReconcile(t, m) // it is the second one's now
+			b.run(pciA)
+			if now, found := b.look(addressA0); !found || now != live {
+				t.Errorf("%s: the partition is %+v, was %+v", device, now, live)
+			}
+			b.wantRecord("u1", "")
+			b.endAll(m, "u2")
+		})
+	}
+}
+
+func (b *box) wantInterval(when, uuid string, want policy.Interval) {
+	b.t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if got := b.intervals[uuid]; got != want {
+		b.t.Errorf("%s: the time slice of %s is %q, want %q", when, uuid, got, want)
+	}
+}
+
+// under is a plugin that publishes devices on these terms.
+func (b *box) under(terms device.Terms) *Manager {
+	b.t.Helper()
+	m := b.manager()
+	m.SetInventory(inventoryOf(b.t, testNode(), terms))
+	return m
+}
+
+// A time slice that is refused leaves nothing. What somebody has set by hand on the GPU is the driver's by then.
+func TestIntervalNotSet(t *testing.T) {
+	for _, refusal := range []error{gpu.ErrNoPermission, gpu.ErrNotSupported, gpu.ErrInvalid, fmt.Errorf("no nvidia-smi: %w", fs.ErrNotExist)} {
+		b, m := newNode(t)
+		b.intervals["GPU-a"], b.intervals["GPU-c"] = policy.IntervalMedium, policy.IntervalMedium
+		b.hooks(failTimes("interval Short", always, refusal), nil)
+		err := runPrepare(t.Context(), m, newClaim("u1", turnsC))
+		wantIs(t, err, refusal)
+		wantError(t, err, "device "+turnsC)
+		b.hooks(nil, nil)
+		b.wantInterval("of another GPU", "GPU-a", policy.IntervalMedium)
+		b.wantRecord("u1", "")
+	}
+}
+
+// A claim that owns GPUs sets them all, and no others.
+func TestOwnInterval(t *testing.T) {
+	b, m := newNode(t)
+	b.intervals["GPU-b"] = policy.IntervalShort
+	before := b.state()
+	claim := configure(newClaim("u1", wholeA, wholeC), fromClaim, gpuLong)
+	mustPrepare(t, m, claim)
+	mustPrepare(t, m, newClaim("u2", wholeB))
+	for uuid, want := range map[string]policy.Interval{"GPU-a": policy.IntervalLong, "GPU-b": policy.IntervalShort, "GPU-c": policy.IntervalLong} {
+		b.wantInterval("prepared", uuid, want)
+	}
+	mustUnprepare(t, m, "u1")
+	mustUnprepare(t, m, "u2")
+	b.wantState(t, "released", before)
+}
+
+// TestLimitsComeLater: claims for turns of which the scheduler counted nothing, because nothing limited such
+// shares, stay as they are when the operator names an interposer library: prepared again, and after a
+// reboot. They are not limited, and claims that come then are.
+func TestLimitsComeLater(t *testing.T) {
+	b := newBox(t)
+	old := newShare("u1", turnsA, map[resourceapi.QualifiedName]string{"shares": "1", "memory": "0", "smPercent": "0", "multiprocessors": "0"})
+	mustPrepare(t, b.under(device.Terms{Policy: testPolicy()}), old)
+	limiting := device.Terms{Policy: testPolicy(), Limited: true}
+	m := b.under(limiting)
+	mustPrepare(t, m, old)
+	b.boot("boot-2")
+	m = b.under(limiting)
+	mustPrepare(t, m, old)
+	mustPrepare(t, m, newShare("u2", turnsA, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "25"}))
+	for uid, limited := range map[types.UID]bool{"u1": false, "u2": true} {
+		if got := liveOf(t, m, string(uid)).Limits != nil; got != limited {
+			t.Errorf("claim %s is limited: %t, want %t", uid, got, limited)
+		}
+		mustUnprepare(t, m, uid)
+	}
+	b.wantNothing()
 }

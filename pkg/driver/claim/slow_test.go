@@ -5,13 +5,17 @@ package claim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/driver/cdi"
@@ -67,22 +71,20 @@ func (s *slowness) nothing() {
 // caller's time is over, and once it is made it takes its time whatever the caller wants.
 func (s *slowness) call(ctx context.Context, pciAddress string) error {
 	d := s.onGPU(pciAddress)
-	if d == 0 {
-		return nil
+	each := s.of(&s.each)
+	if each == 0 {
+		each = d
 	}
-	if err := ctx.Err(); err != nil {
-		s.count(&s.late)
-		return &gpu.Error{Call: "nvmlAnything", PCIAddress: pciAddress, Text: "not attempted: " + err.Error(), Err: err}
-	}
-	s.count(&s.took)
-	for each := s.of(&s.each); each > 0 && d > each; d -= each {
-		time.Sleep(each)
+	for left := d; left > 0; left -= each {
 		if err := ctx.Err(); err != nil {
 			s.count(&s.late)
 			return &gpu.Error{Call: "nvmlAnything", PCIAddress: pciAddress, Text: "not attempted: " + err.Error(), Err: err}
 		}
+		if left == d { // it is one call to its caller
+			s.count(&s.took)
+		}
+		time.Sleep(min(each, left))
 	}
-	time.Sleep(d)
 	return nil
 }
 
@@ -92,9 +94,10 @@ type process struct {
 	calls *call.Queues
 }
 
-// left returns the error of a call, having left the calls in it that do not return in the queues of the process.
+// left returns the error of a call, having left the call in the queues of the process if it does not return.
 func (p process) left(err error) error {
-	for _, out := range outIn(err) {
+	var out *gpu.PendingError
+	if errors.As(err, &out) {
 		_, _ = call.Do(context.Background(), p.calls.GPU(out.PCIAddress), out.Call, func() (bool, error) {
 			<-out.Done
 			return true, nil
@@ -103,77 +106,50 @@ func (p process) left(err error) error {
 	return err
 }
 
-// outIn finds all of them: a session may be on several GPUs.
-func outIn(err error) []*gpu.PendingError {
-	switch e := err.(type) { //nolint:errorlint // this walks through the wrapped ones
-	case *gpu.PendingError:
-		return []*gpu.PendingError{e}
-	case interface{ Unwrap() error }:
-		return outIn(e.Unwrap())
-	case interface{ Unwrap() []error }:
-		var all []*gpu.PendingError
-		for _, wrapped := range e.Unwrap() {
-			all = append(all, outIn(wrapped)...)
-		}
-		return all
+// slowly makes a call on a GPU, which takes its time.
+func slowly[T any](ctx context.Context, p process, pciAddress string, do func() (T, error)) (answer T, err error) {
+	if err = p.slow.call(ctx, pciAddress); err != nil {
+		return answer, err
 	}
-	return nil
+	answer, err = do()
+	return answer, p.left(err)
+}
+
+// slowlyDo is for calls that only succeed or fail.
+func (p process) slowlyDo(ctx context.Context, pciAddress string, do func() error) error {
+	_, err := slowly(ctx, p, pciAddress, func() (bool, error) { return true, do() })
+	return err
 }
 
 // slowGPUs are the GPUs of a box as the driver's library reaches them.
 type slowGPUs struct{ process }
 
-func (b slowGPUs) MIGState(ctx context.Context, pciAddress string) (gpu.MIGState, error) {
-	if err := b.slow.call(ctx, pciAddress); err != nil {
-		return gpu.MIGState{}, err
-	}
-	answer, err := b.box.MIGState(ctx, pciAddress)
-	return answer, b.left(err)
+func (b slowGPUs) MIGState(ctx context.Context, at string) (gpu.MIGState, error) {
+	return slowly(ctx, b.process, at, func() (gpu.MIGState, error) { return b.box.MIGState(ctx, at) })
 }
 
-func (b slowGPUs) Processes(ctx context.Context, pciAddress string) ([]gpu.Process, error) {
-	if err := b.slow.call(ctx, pciAddress); err != nil {
-		return nil, err
-	}
-	answer, err := b.box.Processes(ctx, pciAddress)
-	return answer, b.left(err)
+func (b slowGPUs) Processes(ctx context.Context, at string) ([]gpu.Process, error) {
+	return slowly(ctx, b.process, at, func() ([]gpu.Process, error) { return b.box.Processes(ctx, at) })
 }
 
-func (b slowGPUs) SetMIGMode(ctx context.Context, pciAddress string, enabled bool) error {
-	if err := b.slow.call(ctx, pciAddress); err != nil {
-		return err
-	}
-	return b.left(b.box.SetMIGMode(ctx, pciAddress, enabled))
+func (b slowGPUs) SetMIGMode(ctx context.Context, at string, enabled bool) error {
+	return b.slowlyDo(ctx, at, func() error { return b.box.SetMIGMode(ctx, at, enabled) })
 }
 
-func (b slowGPUs) CreateInstance(ctx context.Context, pciAddress string, profileID uint32, at gpu.Placement) (int, error) {
-	if err := b.slow.call(ctx, pciAddress); err != nil {
-		return 0, err
-	}
-	answer, err := b.box.CreateInstance(ctx, pciAddress, profileID, at)
-	return answer, b.left(err)
+func (b slowGPUs) CreateInstance(ctx context.Context, at string, profileID uint32, where gpu.Placement) (int, error) {
+	return slowly(ctx, b.process, at, func() (int, error) { return b.box.CreateInstance(ctx, at, profileID, where) })
 }
 
-func (b slowGPUs) CreateComputeInstance(ctx context.Context, pciAddress string, instanceID int) (gpu.ComputeInstance, error) {
-	if err := b.slow.call(ctx, pciAddress); err != nil {
-		return gpu.ComputeInstance{}, err
-	}
-	answer, err := b.box.CreateComputeInstance(ctx, pciAddress, instanceID)
-	return answer, b.left(err)
+func (b slowGPUs) CreateComputeInstance(ctx context.Context, at string, instanceID int) (gpu.ComputeInstance, error) {
+	return slowly(ctx, b.process, at, func() (gpu.ComputeInstance, error) { return b.box.CreateComputeInstance(ctx, at, instanceID) })
 }
 
-func (b slowGPUs) DestroyComputeInstance(ctx context.Context, pciAddress string, instanceID, computeID int) error {
-	if err := b.slow.call(ctx, pciAddress); err != nil {
-		return err
-	}
-	return b.left(b.box.DestroyComputeInstance(ctx, pciAddress, instanceID, computeID))
+func (b slowGPUs) DestroyComputeInstance(ctx context.Context, at string, instanceID, computeID int) error {
+	return b.slowlyDo(ctx, at, func() error { return b.box.DestroyComputeInstance(ctx, at, instanceID, computeID) })
 }
 
-func (b slowGPUs) DestroyInstance(ctx context.Context, pciAddress string, instanceID int) error {
-	if err := b.slow.call(ctx, pciAddress); err != nil {
-		return err
-	}
-	return b.left(b.box.DestroyInstance(ctx, pciAddress, instanceID))
+func (b slowGPUs) DestroyInstance(ctx context.Context, at string, instanceID int) error {
+	return b.slowlyDo(ctx, at, func() error { return b.box.DestroyInstance(ctx, at, instanceID) })
 }
 
 // slowSharing is what makes the devices of a box shared: compute modes are set through the
@@ -191,34 +167,26 @@ func (b slowSharing) Ensure(ctx context.Context, spec mps.Spec, devices []sharin
 }
 
 func (b slowSharing) Mode(ctx context.Context, d sharing.Device) (gpu.ComputeMode, error) {
-	if err := b.slow.call(ctx, d.PCIAddress); err != nil {
-		return "", err
-	}
-	answer, err := b.box.Mode(ctx, d)
-	return answer, b.left(err)
+	return slowly(ctx, b.process, d.PCIAddress, func() (gpu.ComputeMode, error) { return b.box.Mode(ctx, d) })
 }
 
 func (b slowSharing) SetExclusive(ctx context.Context, d sharing.Device, exclusive bool) error {
-	if err := b.slow.call(ctx, d.PCIAddress); err != nil {
-		return err
-	}
-	return b.left(b.box.SetExclusive(ctx, d, exclusive))
+	return b.slowlyDo(ctx, d.PCIAddress, func() error { return b.box.SetExclusive(ctx, d, exclusive) })
 }
 
 func (b slowSharing) SetInterval(ctx context.Context, d sharing.Device, interval sharing.Interval) error {
-	if err := b.slow.call(ctx, d.PCIAddress); err != nil {
-		return err
-	}
-	if takes := b.slow.of(&b.slow.smi); takes > 0 {
-		b.slow.count(&b.slow.took)
-		select {
-		case <-time.After(takes):
-		case <-ctx.Done():
-			b.slow.count(&b.slow.late)
-			return &gpu.Error{Call: "nvidia-smi compute-policy", PCIAddress: d.PCIAddress, Text: "killed: " + ctx.Err().Error(), Err: ctx.Err()}
+	return b.slowlyDo(ctx, d.PCIAddress, func() error {
+		if takes := b.slow.of(&b.slow.smi); takes > 0 {
+			b.slow.count(&b.slow.took)
+			select {
+			case <-time.After(takes):
+			case <-ctx.Done():
+				b.slow.count(&b.slow.late)
+				return &gpu.Error{Call: "nvidia-smi compute-policy", PCIAddress: d.PCIAddress, Text: "killed: " + ctx.Err().Error(), Err: ctx.Err()}
+			}
 		}
-	}
-	return b.left(b.box.SetInterval(ctx, d, interval))
+		return b.box.SetInterval(ctx, d, interval)
+	})
 }
 
 func (b slowSharing) End(ctx context.Context, id string) error { return b.left(b.box.End(ctx, id)) }
@@ -350,8 +318,7 @@ func TestReleaseTime(t *testing.T) {
 	for parts := 1; parts <= 4; parts++ {
 		for takes := time.Second; takes <= 17*time.Second; takes += time.Second {
 			synctest.Test(t, func(t *testing.T) {
-				b := newBox(t)
-				m := b.manager()
+				b, m := newNode(t)
 				var devices []string
 				for i := range parts {
 					devices = append(devices, fmt.Sprintf("%s-mig-1g10gb-%d", wholeA, i))
@@ -376,4 +343,279 @@ func TestReleaseTime(t *testing.T) {
 	if worst.took > 0 {
 		t.Errorf("a release was answered after %s: %d partitions, each look or change of the GPU takes %s (calls of 0.5 s)", worst.took, worst.parts, worst.takes)
 	}
+}
+
+// delay lets an effect take its time, on one GPU or on all.
+func (b *box) delay(pciAddress, effect string, takes time.Duration) {
+	b.beforeEffect(func(address, e string) error {
+		if (pciAddress == "" || address == pciAddress) && e == effect {
+			time.Sleep(takes)
+		}
+		return nil
+	})
+}
+
+// makeSlow lets each call on GPU A take this long, in the time of a bubble.
+func (b *box) makeSlow(each time.Duration) {
+	b.slow.mu.Lock()
+	defer b.slow.mu.Unlock()
+	b.slow.gpus = map[string]time.Duration{pciA: each}
+}
+
+// TestSlowGPUHoldsUpNobody: one GPU is slow, so that calls for its claims are at work on it for minutes, and the driver looks
+// at all GPUs as ever. Claims of another one do not wait.
+func TestSlowGPUHoldsUpNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, m := newNode(t)
+		b.makeSlow(20 * time.Second)
+		ctx, stop := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		repeat := func(do func()) {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					do()
+				}
+			})
+		}
+		repeat(func() {
+			_, _ = m.Prepare(ctx, newClaim("slow", sliceA0))
+			_ = m.Unprepare(ctx, "slow")
+		})
+		repeat(func() {
+			survey(ctx, m)
+			time.Sleep(10 * time.Second)
+			b.pass(10 * time.Second)
+		})
+		time.Sleep(time.Minute)
+		var longest time.Duration
+		for range 60 {
+			began := time.Now()
+			mustPrepare(t, m, newClaim("beside", sliceB0))
+			mustUnprepare(t, m, "beside")
+			longest = max(longest, time.Since(began))
+			time.Sleep(time.Second)
+		}
+		if longest > time.Second {
+			t.Errorf("GPU A is slow, and a claim of GPU B waits for %s", longest)
+		}
+		stop()
+		wg.Wait()
+	})
+}
+
+// TestSlowReleaseIsTainted: the record of a claim says that it is being released long before anybody has looked at its GPU. What a
+// release is still at work on is not tainted: as a rule it is free before anybody else wants it.
+func TestSlowReleaseIsTainted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, m := newNode(t)
+		mustPrepare(t, m, newClaim("u1", sliceA0))
+		mustReconcile(t, m)
+		b.makeSlow(20 * time.Second)
+		began := time.Now()
+		released := make(chan error)
+		go func() { released <- m.Unprepare(t.Context(), "u1") }()
+		time.Sleep(5 * time.Second)
+		b.pass(5 * time.Second)
+		wantFindings(t, m)
+		wantIs(t, <-released, nil)
+		b.pass(time.Since(began) - 5*time.Second)
+		for len(findings(survey(t.Context(), m))) == 0 && time.Since(began) < 10*time.Minute {
+			time.Sleep(time.Second)
+			b.pass(time.Second)
+		}
+		wantWithin(t, began, 30*time.Second)
+		b.slow.nothing()
+		time.Sleep(gpuTime) // what goes on without a caller ends
+		mustReconcile(t, m)
+		wantFindings(t, m)
+		b.wantNothing()
+	})
+}
+
+// TestSlowGPUTaintsNoOther: what is released of another GPU while a look waits for the slow one is free.
+func TestSlowGPUTaintsNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, m := newNode(t)
+		for range 10 { // it was by chance
+			mustPrepare(t, m, newClaim("u1", sliceB0))
+			b.hooks(failTimes("destroy instance", always, errors.New("not now")), nil)
+			mustUnprepare(t, m, "u1")
+			b.hooks(nil, nil)
+			b.pass(time.Minute)
+			b.makeSlow(20 * time.Second)
+			if status, err := m.Reconcile(t.Context()); err != nil || len(findings(status)) > 0 {
+				t.Errorf("GPU A is slow, GPU B is not: %q, %v", findings(status), err)
+			}
+			b.slow.nothing()
+			time.Sleep(gpuTime) // what goes on without a caller ends
+		}
+		b.wantNothing()
+	})
+}
+
+// TestSlowReleaseOfShare: the rest of a device that claims share may be given out, also while a share is released.
+func TestSlowReleaseOfShare(t *testing.T) {
+	for _, stays := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			b, m := newNode(t)
+			mustPrepare(t, m, newClaim("goes", mpsA))
+			if stays {
+				mustPrepare(t, m, newClaim("stays", mpsA))
+			}
+			mustReconcile(t, m)
+			b.makeSlow(20 * time.Second)
+			mustUnprepare(t, m, "goes")
+			b.pass(time.Minute)
+			if got := findings(survey(t.Context(), m)); (len(got) == 0) != stays {
+				t.Errorf("another claim has a share: %t; %q", stays, got)
+			}
+			b.slow.nothing()
+			time.Sleep(gpuTime) // what goes on without a caller ends
+		})
+	}
+}
+
+// TestReleaseOnSlowGPU: each call takes its time and none hangs. The release comes to its end although no run of it has the time to do all of
+// it.
+func TestReleaseOnSlowGPU(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, m := newNode(t)
+		mustPrepare(t, m, newClaim("u1", sliceA0, sliceB0))
+		// To read what is on a GPU with seven partitions takes 36 calls of NVML. Here each takes 1.3 s.
+		b.makeSlow(36 * 1300 * time.Millisecond)
+		b.slow.each = 1300 * time.Millisecond
+		for range 20 {
+			_ = m.Unprepare(t.Context(), "u1")
+			_ = m.cleanUp(t.Context())
+			time.Sleep(time.Minute)
+			b.pass(2 * time.Minute)
+		}
+		b.wantNothing()
+		b.slow.nothing()
+		time.Sleep(gpuTime) // what goes on without a caller ends
+	})
+}
+
+// A claim on two GPUs gets them although claims on one each come and go without end.
+func TestClaimOnTwoGPUsIsNotStarved(t *testing.T) {
+	for name, test := range map[string]struct {
+		claim   *resourceapi.ResourceClaim
+		pause   time.Duration
+		traffic []string
+	}{
+		"partitions": {newClaim("two", sliceA0, sliceB0), time.Millisecond,
+			[]string{wholeA + "-mig-1g10gb-1", wholeA + "-mig-1g10gb-2", wholeB + "-mig-1g10gb-1", wholeB + "-mig-1g10gb-2"}},
+		// Only the locks are in its way.
+		"MPS session": {configure(newClaim("two", wholeA, wholeB), fromClaim, gpuMPS), 100 * time.Millisecond, []string{wholeC}},
+	} {
+		runInBubble(t, name, func(t *testing.T) {
+			b, m := newNode(t)
+			b.beforeEffect(func(_, effect string) error {
+				if effect == "create instance" || effect == "destroy instance" {
+					time.Sleep(time.Second)
+				}
+				return nil
+			})
+			ctx, stop := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			for w, device := range test.traffic {
+				wg.Go(func() {
+					time.Sleep(time.Duration(w) * 300 * time.Millisecond)
+					for n := 0; ctx.Err() == nil; n++ {
+						uid := fmt.Sprintf("w%d-%d", w, n)
+						wantIs(t, runPrepare(t.Context(), m, newClaim(uid, device)), nil)
+						_ = m.Unprepare(t.Context(), types.UID(uid))
+						time.Sleep(test.pause)
+					}
+				})
+			}
+			time.Sleep(5 * time.Second)
+			call, cancel := context.WithTimeout(t.Context(), 45*time.Second)
+			defer cancel()
+			wantIs(t, runPrepare(call, m, test.claim), nil)
+			stop()
+			wg.Wait()
+			b.endAll(m, "two")
+		})
+	}
+}
+
+// 32 partitions on two GPUs are made at the same time on both.
+func TestGroupsAreMadeAtTheSameTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, m := newNode(t)
+		b.delay("", "create instance", 2*time.Second)
+		var devices []string
+		for i := range 7 {
+			devices = append(devices, fmt.Sprintf("%s-mig-1g10gb-%d", wholeA, i), fmt.Sprintf("%s-mig-1g10gb-%d", wholeB, i))
+		}
+		start := time.Now()
+		mustPrepare(t, m, newClaim("u1", devices...))
+		wantEqual(t, 14*time.Second, time.Since(start)) // 7 on each
+		b.endAll(m, "u1")
+	})
+}
+
+// TestJointTaskKeepsNoGPU: what is due on several GPUs together does not wait for one of them while it has another.
+func TestJointTaskKeepsNoGPU(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, m := newNode(t)
+		mustPrepare(t, m, configure(newClaim("u1", wholeA, wholeC), fromClaim, gpuMPS))
+		must(t, os.Remove(m.store.Path("u1"))) // its session is nobody's now
+		release := b.lockGPU(b.manager(), pciC)
+		start := time.Now()
+		wantIs(t, m.cleanUpGPU(t.Context(), pciA), nil)
+		wantWithin(t, start, 2*time.Second)
+		release()
+		mustReconcile(t, m)
+		b.wantNothing()
+	})
+}
+
+// TestOtherGPUFails: a GPU of a claim that waited when another one failed does not say that it has waited for long.
+func TestOtherGPUFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, m := newNode(t)
+		mustPrepare(t, m, newClaim("u1", sliceB0))
+		b.beforeEffect(func(_, effect string) error {
+			if effect == "create instance" {
+				time.Sleep(3 * time.Second)
+				return gpu.ErrNoPermission
+			}
+			return nil
+		})
+		err := runPrepare(t.Context(), m, newClaim("u2", sliceA0, sliceB0))
+		wantError(t, err, "no permission")
+		if err != nil && strings.Contains(err.Error(), sliceB0) {
+			t.Errorf("it did not wait to the end for the place on GPU B: %v", err)
+		}
+	})
+}
+
+// A GPU that is slow does not hold up the claims of another, also where a claim has both.
+func TestSlowGPUOfAClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, m := newNode(t)
+		beside := func(device string) {
+			t.Helper()
+			synctest.Wait()
+			start := time.Now()
+			mustPrepare(t, m, newClaim("u2", device))
+			mustUnprepare(t, m, "u2")
+			wantWithin(t, start, 0)
+		}
+		b.delay(pciA, "create instance", 20*time.Second)
+		done := goPrepare(t, m, newClaim("u1", sliceA0, sliceB0))
+		beside(wholeB + "-mig-1g10gb-1")
+		wantIs(t, <-done, nil)
+		// Nor does it hold up the release of the other part.
+		b.delay(pciA, "destroy instance", 20*time.Second)
+		released := make(chan error)
+		go func() { released <- m.Unprepare(t.Context(), "u1") }()
+		beside(sliceB0)
+		wantIs(t, <-released, nil)
+		b.beforeEffect(nil)
+		mustReconcile(t, m) // what the release had no time for
+		b.wantNothing()
+	})
 }

@@ -7,18 +7,26 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/driver/cdi"
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/driver/partition"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/node/host"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
@@ -41,6 +49,11 @@ func findings(s device.Status) []string {
 		lines = append(lines, fmt.Sprintf("%s %s %s", c.Reason, c.PCIAddress, where))
 	}
 	return lines
+}
+
+func wantFindings(t *testing.T, m *Manager, want ...string) {
+	t.Helper()
+	wantEqual(t, want, findings(survey(t.Context(), m)))
 }
 
 // static is the line of somebody else's partition.
@@ -84,22 +97,7 @@ var surveyTests = map[string]struct {
 		want: []string{"occupied " + pciA + " 19@0:1"},
 		says: []string{"GPU instance 7 (profile 19, placement 0:1)", "no compute instance", "nvidia-smi mig -dgi"},
 	},
-	"divided": {
-		arrange: func(_ *testing.T, b *box) {
-			b.makeForeign(addressA0)
-			b.change(addressA0, func(i *gpu.Instance) { i.Compute = append(i.Compute, gpu.ComputeInstance{ID: 1, UUID: "MIG-x"}) })
-		},
-		want: []string{"occupied " + pciA + " 19@0:1"},
-		says: []string{"2 compute instances"},
-	},
-	"without UUID": {
-		arrange: func(_ *testing.T, b *box) {
-			b.makeForeign(addressA0)
-			b.change(addressA0, func(i *gpu.Instance) { i.Compute[0].UUID = "" })
-		},
-		want: []string{"occupied " + pciA + " 19@0:1"},
-		says: []string{"UUID"},
-	},
+
 	"static in use": {
 		arrange: func(t *testing.T, b *box) {
 			b.makeForeign(addressA0)
@@ -170,8 +168,7 @@ var surveyTests = map[string]struct {
 		arrange: func(t *testing.T, b *box) {
 			m := b.manager()
 			mustPrepare(t, m, newClaim("u1", sliceA0, sliceA4))
-			live, _ := b.look(addressA4)
-			b.run(pciA, gpu.Process{PID: 1, InstanceID: live.InstanceID})
+			b.occupy(addressA4)
 			mustUnprepare(t, m, "u1")
 		},
 		want: []string{"release-pending " + pciA + " 19@0:1", "release-pending " + pciA + " 19@4:1"},
@@ -186,9 +183,7 @@ var surveyTests = map[string]struct {
 		arrange: func(t *testing.T, b *box) {
 			b.kill(t, "create instance", "u1", sliceA0)
 			release, err := b.manager().locks.Claim(t.Context(), "u1")
-			if err != nil {
-				t.Fatal(err)
-			}
+			wantIs(t, err, nil)
 			t.Cleanup(release)
 		},
 	},
@@ -210,17 +205,13 @@ func TestSurvey(t *testing.T) {
 			before := b.state()
 			b.hooks(nil, nil)
 			status := survey(t.Context(), m)
-			if diff := cmp.Diff(test.want, findings(status)); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			wantEqual(t, test.want, findings(status))
 			for _, part := range test.says {
 				if !slices.ContainsFunc(status.Conditions, func(c device.Condition) bool { return strings.Contains(c.Message, part) }) {
 					t.Errorf("%q is not said in %+v", part, status.Conditions)
 				}
 			}
-			if diff := cmp.Diff(findings(status), findings(survey(t.Context(), m))); diff != "" {
-				t.Errorf("the second time, -before +now:\n%s", diff)
-			}
+			wantFindings(t, m, test.want...)
 			if effects := b.seen(); len(effects) > 0 {
 				t.Errorf("effects: %v", effects)
 			}
@@ -244,9 +235,7 @@ func TestSurveyOfSilence(t *testing.T) {
 		}
 		b.breakDown(pciA, nil)
 		b.removeForeign(addressA0)
-		if got := findings(survey(t.Context(), m)); len(got) > 0 {
-			t.Errorf("%v: when it answers again: %q", err, got)
-		}
+		wantFindings(t, m)
 	}
 }
 
@@ -287,9 +276,7 @@ func TestSurveyOfTrouble(t *testing.T) {
 			}
 		}
 		b.breakDown(pciA, nil)
-		if diff := cmp.Diff(healthy, findings(survey(t.Context(), m))); diff != "" {
-			t.Errorf("%v, when it is over: -want +got:\n%s", err, diff)
-		}
+		wantFindings(t, m, healthy...)
 	}
 }
 
@@ -298,60 +285,43 @@ func TestSurveyOfBusyGPU(t *testing.T) {
 	b := newBox(t)
 	b.makeForeign(addressA0)
 	m := b.manager()
-	before := findings(survey(t.Context(), m))
-	release, err := b.manager().locks.GPUs(t.Context(), []string{pciA})
-	if err != nil {
-		t.Fatal(err)
-	}
+	wantFindings(t, m, static(addressA0))
+	release := b.lockGPU(b.manager(), pciA)
 	b.removeForeign(addressA0)
 	b.makeForeign(addressB0)
-	want := append(before, static(addressB0))
-	if diff := cmp.Diff(want, findings(survey(t.Context(), m))); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	wantFindings(t, m, static(addressA0), static(addressB0))
 	release()
-	if diff := cmp.Diff(want[1:], findings(survey(t.Context(), m))); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	wantFindings(t, m, static(addressB0))
 }
 
 // A survey that is called off blames no GPU for it, and before there are any GPUs
 // there is nothing to say.
 func TestSurveyIsCalledOff(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
+	b, m := newNode(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	b.breakDown(pciA, context.Canceled)
 	if status := survey(ctx, m); len(findings(status)) > 0 {
 		t.Errorf("got %+v", status)
 	}
-	if status := survey(t.Context(), b.bareManager()); len(findings(status)) > 0 {
-		t.Errorf("without inventory: got %+v", status)
-	}
+	wantFindings(t, b.bareManager())
 }
 
 var addressB0 = partition.Address{PCIAddress: pciB, ProfileID: 19, Placement: gpu.Placement{Start: 0, Size: 1}}
 
 // TestRefusalIsOver: what was refused because somebody used a GPU is not said of those who have it now.
 func TestRefusalIsOver(t *testing.T) {
-	b := newBox(t)
-	m := b.manager()
-	b.run(pciA, gpu.Process{PID: 4711, InstanceID: -1}) // outside of pods
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	_, err := m.Prepare(ctx, newClaim("u1", sliceA0))
-	cancel()
-	if err == nil {
-		t.Fatal("it was not refused")
-	}
-	mustUnprepare(t, m, "u1")
-	b.run(pciA)
-	mustPrepare(t, m, newClaim("u2", wholeA))
-	b.run(pciA, gpu.Process{PID: 5000, InstanceID: -1}) // that of claim u2
-	b.pass(time.Hour)
-	for _, c := range survey(t.Context(), m).Conditions {
-		t.Errorf("process 4711 has ended an hour ago: %s %s: %s", c.Reason, c.Kind, c.Message)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		b, m := newNode(t)
+		b.run(pciA, gpu.Process{PID: 4711, InstanceID: -1}) // outside of pods
+		wantIs(t, runPrepare(cancelled(t), m, newClaim("u1", sliceA0)), gpu.ErrInUse)
+		mustUnprepare(t, m, "u1")
+		b.run(pciA)
+		mustPrepare(t, m, newClaim("u2", wholeA))
+		b.run(pciA, gpu.Process{PID: 5000, InstanceID: -1}) // that of claim u2
+		b.pass(time.Hour)
+		wantFindings(t, m)
+	})
 }
 
 // opened says of a GPU that a process has had its node open for too long to count.
@@ -370,19 +340,440 @@ func TestSurveyOfOpenNode(t *testing.T) {
 	o := b.options()
 	o.Users = opened{"process 4711 in pod monitoring/agent", pciA}
 	m, err := NewManager(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	m.SetInventory(testInventory(t))
-	said := survey(t.Context(), m).Conditions
-	if diff := cmp.Diff([]string{"opened " + pciA + " whole"}, findings(device.Status{Conditions: said})); diff != "" {
-		t.Fatalf("-want +got:\n%s", diff)
-	}
-	if c := said[0]; c.EffectInForce() != policy.EffectNone || !strings.Contains(c.Message, "pod monitoring/agent") {
+	wantFindings(t, m, "opened "+pciA+" whole")
+	if c := survey(t.Context(), m).Conditions[0]; c.EffectInForce() != policy.EffectNone || !strings.Contains(c.Message, "pod monitoring/agent") {
 		t.Errorf("got %+v", c)
 	}
 	mustPrepare(t, m, newClaim("u1", wholeA))
-	for _, c := range survey(t.Context(), m).Conditions {
-		t.Errorf("it was there before the claim: %+v", c)
+	wantFindings(t, m) // it was there before the claim
+}
+
+func TestReboot(t *testing.T) {
+	b, m := newNode(t)
+	mustPrepare(t, m, newClaim("stays", sliceA0, wholeC))
+	mustPrepare(t, m, newClaim("goes", sliceA4))
+	b.boot("boot-2")
+
+	m = b.manager()
+	// A spec that has survived names device numbers of the earlier boot.
+	b.specs["stays"] = []cdi.Device{{Name: "stale"}}
+	mustReconcile(t, m)
+	if len(b.specs) != 0 || b.count(pciA) != 0 {
+		t.Errorf("left or made: %v", b.state())
+	}
+	// The place of a claim that was not released is taken by another: that one
+	// must keep it.
+	mustPrepare(t, m, newClaim("new", sliceA4))
+	mustUnprepare(t, m, "goes")
+	b.wantAt(addressA4, true, "the release of a claim of an earlier boot destroyed another claim's partition")
+	mustPrepare(t, m, newClaim("stays", sliceA0, wholeC))
+	if len(b.specs["stays"]) != 2 || b.count(pciA) != 2 {
+		t.Errorf("not made again: %v", b.state())
+	}
+	b.endAll(m, "stays", "new")
+}
+
+func TestReconcileRewritesSpecs(t *testing.T) {
+	b := newBox(t)
+	mustPrepare(t, b.manager(), newClaim("u1", sliceA0, wholeC))
+	want := b.specs["u1"]
+	b.locked(func() { clear(b.specs) })
+	_ = b.bareManager().cleanUp(t.Context()) // it knows no GPU
+	m := b.manager()
+	mustReconcile(t, m)
+	wantEqual(t, want, b.specs["u1"])
+	b.specs["u1"] = nil
+	mustReconcile(t, m)
+	wantEqual(t, want, b.specs["u1"])
+}
+
+// A claim that a call is at work on is left to it, and does not hold up others.
+func TestReconcilePassesOverCalls(t *testing.T) {
+	b, m := newNode(t)
+	entered, leave := make(chan struct{}), make(chan struct{})
+	b.hooks(doAt("create compute instance", func() { close(entered); <-leave }), nil)
+	done := goPrepare(t, m, newClaim("u1", sliceA0))
+	<-entered
+	write(t, host.TemporaryName(m.store.Path("u2")), "{")
+	for _, other := range []*Manager{m, b.manager()} {
+		mustReconcile(t, other)
+	}
+	wantEqual(t, []string{"instance " + addressA0.String() + " complete=false", "record of u1"}, b.state()[1:])
+	close(leave)
+	wantIs(t, <-done, nil)
+}
+
+// TestLeftWhileBusy: while a call keeps a GPU for long, what was left there is not said to be cleaned up.
+func TestLeftWhileBusy(t *testing.T) {
+	for name, other := range map[string]bool{"this process": false, "another process": true} {
+		runInBubble(t, name, func(t *testing.T) {
+			b, m := newNode(t)
+			mustPrepare(t, m, newClaim("u1", sliceA0))
+			b.hooks(failTimes("destroy instance", always, gpu.ErrInUse), nil)
+			mustUnprepare(t, m, "u1")
+			wantError(t, m.cleanUp(t.Context()), "claim default/claim-u1")
+			holder := m
+			if other {
+				holder = b.manager()
+			}
+			release := b.lockGPU(holder, pciA)
+			for range 10 {
+				if err := m.cleanUp(t.Context()); err == nil {
+					t.Error("everything is said to be cleaned up")
+				}
+				if got := findings(survey(t.Context(), m)); len(got) != 1 {
+					t.Errorf("taints %q", got)
+				}
+				time.Sleep(30 * time.Second)
+			}
+			release()
+			b.hooks(nil, nil)
+			time.Sleep(5 * time.Minute)
+			mustReconcile(t, m)
+			b.wantNothing()
+		})
+	}
+}
+
+func write(t *testing.T, path, content string) {
+	t.Helper()
+	must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o750), os.WriteFile(path, []byte(content), 0o600)))
+}
+
+// TestOtherDevicesOfThePlace: what is said of some devices of a GPU says nothing of the others.
+func TestOtherDevicesOfThePlace(t *testing.T) {
+	all := device.Condition{PCIAddress: pciA, Reason: device.ReleasePending}
+	undivided, partitions := all, all
+	undivided.Undivided, partitions.Kind = true, device.Partition
+	for _, said := range []device.Condition{undivided, partitions} {
+		if got := with([]device.Condition{said}, []device.Condition{all, said}); len(got) != 2 || got[1] != all {
+			t.Errorf("beside %+v: %+v", said, got)
+		}
+	}
+}
+
+// TestManyOutdatedSpecs: all of them are written again in one round, however many claims observe a GPU.
+func TestManyOutdatedSpecs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, m := newNode(t)
+		for i := range 120 {
+			mustPrepare(t, m, admin(newClaim(fmt.Sprint("u", i), wholeC)))
+		}
+		for uid := range b.specs {
+			b.specs[uid] = nil // the driver was upgraded
+		}
+		must(t, m.cleanUpGPU(t.Context(), pciC))
+		for uid := range b.specs {
+			if b.spec(uid) == nil {
+				t.Errorf("the spec of %s is not up to date", uid)
+			}
+		}
+	})
+}
+
+// TestReconcileBehindMuteSupervisor: a supervisor that does not answer keeps no GPU from being looked after, nor the plugin from getting ready.
+func TestReconcileBehindMuteSupervisor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, m := newNode(t)
+		mustPrepare(t, m, portion("share", mpsA, "1Gi", "10"))
+		mustPrepare(t, m, newClaim("u2", sliceB0))
+		b.hooks(failTimes("destroy instance", 1, errFault), nil)
+		mustUnprepare(t, m, "u2")
+		b.wantAt(addressB0, true, "it failed")
+		b.silence(true)
+		start := time.Now()
+		_ = m.cleanUp(t.Context())
+		wantWithin(t, start, time.Hour)
+		b.wantAt(addressB0, false, "it has nothing to do with MPS")
+	})
+}
+
+// An instance that hangs in the kernel cannot be killed and keeps its locks. The one that follows tells of it.
+func TestSurveyOfGPUThatNobodyGivesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, hangs, m := newPair(t)
+		release := b.lockGPU(hangs, pciA)
+		const elsewhereLimit = 2 * time.Minute
+		for _, test := range []struct {
+			after time.Duration
+			want  []string
+		}{
+			{0, nil},
+			{elsewhereLimit - 10*time.Second, nil},
+			{20 * time.Second, []string{"unresponsive " + pciA + " whole"}},
+		} {
+			time.Sleep(test.after)
+			wantFindings(t, m, test.want...)
+			if unlooked := m.Unlooked(); len(unlooked) > 0 != (test.want == nil) {
+				t.Errorf("after %s: unlooked are %v", test.after, unlooked)
+			}
+		}
+		release()
+		wantFindings(t, m)
+		// One that this process has is a claim at work, however long.
+		defer b.lockGPU(m, pciA)()
+		for range 2 {
+			wantFindings(t, m)
+			time.Sleep(2 * elsewhereLimit)
+		}
+	})
+}
+
+// TestPartitionGoneIsSaid as long as the claim is there.
+func TestPartitionGoneIsSaid(t *testing.T) {
+	b, m := newNode(t)
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	b.wantStatements(m)
+	b.removeForeign(addressA0)
+	said := []string{"u1 PartitionGone", sliceA0, "delete the pods"}
+	b.wantStatements(m, said)
+	for range 2 {
+		wantError(t, m.cleanUp(t.Context()), "was removed by somebody else")
+		b.wantStatements(m, said)
+	}
+	mustUnprepare(t, m, "u1")
+	b.wantStatements(m)
+}
+
+// A GPU is reset, or somebody removes a partition, and the next partition gets the ids
+// of the one that is gone. The CDI spec of the claim that had that must not come to name
+// the other claim's, at no moment.
+
+// loseAndReuse removes the partition of a claim. The next one gets the ids that the first
+// of the GPU had.
+func (b *box) loseAndReuse() {
+	b.removeForeign(addressA0)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.nextID = 7
+}
+
+// wantOwnNodes fails if the specs of two claims name the same nodes.
+func (b *box) wantOwnNodes(when string, one, other types.UID) {
+	b.t.Helper()
+	a, c := b.spec(one), b.spec(other)
+	if len(a) > 0 && len(c) > 0 && reflect.DeepEqual(a[0].Nodes, c[0].Nodes) {
+		b.t.Errorf("%s: the spec of %s names the partition of %s: %v", when, one, other, a[0].Nodes)
+	}
+}
+
+// Who only observes a partition must not come to observe another claim's.
+func TestObserverOutlivesPartition(t *testing.T) {
+	b, m := newNode(t)
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	mustPrepare(t, m, admin(newClaim("watch", sliceA0)))
+	mustUnprepare(t, m, "u1")
+	b.locked(func() { b.nextID = 7 })
+	mustPrepare(t, m, newClaim("u2", sliceA4))
+	b.wantOwnNodes("made", "watch", "u2")
+	survey(t.Context(), m)
+	_ = m.cleanUp(t.Context())
+	b.wantOwnNodes("reconciled", "watch", "u2")
+	if len(b.spec("watch")) > 0 {
+		t.Error("the observer has a spec, and the partition is gone")
+	}
+	b.endAll(m, "watch", "u2")
+}
+
+// A partition of one group is lost, and its ids are used again, while another group of the
+// claim is still being made.
+func TestPartitionLostWhileOtherGroupsAreMade(t *testing.T) {
+	b, m := newNode(t)
+	made := make(chan struct{})
+	b.hooks(nil, func(effect string) error {
+		if effect == "create compute instance" {
+			close(made)
+			b.hooks(nil, nil)
+		}
+		return nil
+	})
+	b.beforeEffect(func(pciAddress, effect string) error {
+		if pciAddress != pciB || effect != "create compute instance" {
+			return nil
+		}
+		<-made
+		b.loseAndReuse()
+		b.beforeEffect(nil)
+		mustPrepare(t, b.manager(), newClaim("u2", sliceA4))
+		return nil
+	})
+	mustPrepare(t, m, newClaim("u1", sliceA0, sliceB0)) // it is made again
+	b.wantOwnNodes("prepared", "u1", "u2")
+	if len(b.spec("u1")) != 2 || b.count(pciA) != 2 {
+		t.Errorf("left: %v", b.state())
+	}
+	b.endAll(m, "u2", "u1")
+}
+
+// The CDI spec of a claim whose partition is gone cannot be removed. It names no partition that is made next.
+func TestStaleSpecStays(t *testing.T) {
+	b, m := newNode(t)
+	mustPrepare(t, m, newClaim("u1", sliceA0))
+	b.loseAndReuse()
+	b.hooks(failTimes("remove spec", always, unix.EIO), nil)
+	_ = runPrepare(t.Context(), m, newClaim("u2", sliceA4))
+	b.wantOwnNodes("made", "u1", "u2")
+}
+
+// onHardware are those of the effects that change a GPU.
+func (b *box) onHardware() []string {
+	return slices.DeleteFunc(b.seen(), func(e string) bool {
+		return !slices.Contains([]string{"mode on", "mode off", "create instance", "create compute instance", "destroy compute instance", "destroy instance",
+			"exclusive mode", "default mode", "start session", "stop session", "set limits", "interval Short", "interval Long", "interval Default"}, e)
+	})
+}
+
+func TestStatic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox(t)
+		b.makeForeign(addressA0)
+		before := b.state()
+		live, _ := b.look(addressA0)
+		m := b.manager()
+		b.hooks(nil, nil)
+		prepared := mustPrepare(t, m, newClaim("u1", staticA0))
+		if len(prepared) != 1 || prepared[0].Device != staticA0 || prepared[0].Admin {
+			t.Errorf("got %+v", prepared)
+		}
+		// The nodes are the GPU and the two capabilities, as for any partition.
+		if spec := b.spec("u1"); len(spec) != 1 || len(spec[0].Nodes) != 3 {
+			t.Errorf("spec: %+v", spec)
+		}
+		r, err := m.store.Read("u1")
+		must(t, err)
+		if d := r.Devices[0]; d.Type != record.Static || d.Partition.Made == nil || *d.Partition.Made != live {
+			t.Errorf("record: %+v", d)
+		}
+		mustPrepare(t, m, newClaim("u1", staticA0))
+		mustReconcile(t, m)
+		// It is taken like any other device.
+		for _, device := range []string{staticA0, halfA0, wholeA} {
+			wantError(t, runPrepare(cancelled(t), m, newClaim("u2", device)), device, "default/claim-u1")
+		}
+		mustUnprepare(t, m, "u1")
+		b.wantWithoutEffects()
+		b.wantState(t, "at the end", before)
+	})
+}
+
+func TestAdmin(t *testing.T) {
+	b := newBox(t)
+	b.makeForeign(addressA4)
+	m := b.manager()
+	wantError(t, runPrepare(t.Context(), m, admin(newClaim("early", sliceA0))), sliceA0, "admin access does not make one")
+
+	mustPrepare(t, m, newClaim("owner", sliceA0))
+	mustPrepare(t, m, newClaim("static", sliceA4+"-static"))
+	mustPrepare(t, m, newClaim("whole", wholeB))
+	watched := []string{sliceA0, sliceA4 + "-static", wholeA, wholeB, wholeB + "-observer"}
+	before := b.state()
+	b.hooks(nil, nil)
+	prepared := mustPrepare(t, m, admin(newClaim("watch", watched...)))
+	for _, d := range prepared {
+		if !d.Admin {
+			t.Errorf("got %+v", d)
+		}
+	}
+	if diff := cmp.Diff([]string{"write spec", "write prepared"}, slices.DeleteFunc(b.seen(), func(e string) bool { return strings.HasSuffix(e, " preparing") })); diff != "" || len(prepared) != 5 {
+		t.Errorf("%d devices, effects: -want +got:\n%s", len(prepared), diff)
+	}
+	if diff := cmp.Diff(b.spec("owner")[0].Nodes, b.spec("watch")[1].Nodes); diff != "" {
+		t.Errorf("the observer sees other nodes: %s", diff)
+	}
+	// The observer is in nobody's way.
+	mustPrepare(t, m, newClaim("next", wholeA+"-mig-1g10gb-1"))
+	mustUnprepare(t, m, "next")
+	b.hooks(nil, nil)
+	mustPrepare(t, m, admin(newClaim("watch", watched...)))
+	mustReconcile(t, m)
+	if status := survey(t.Context(), m); len(status.Conditions) > 0 || len(status.Static) != 1 {
+		t.Errorf("survey: %+v", status)
+	}
+	b.deleteClaim("watch")
+	mustReconcile(t, m)
+	b.pass(DefaultOrphanGrace)
+	b.run(pciB, gpu.Process{PID: 4711, InstanceID: -1}) // the owner's
+	mustReconcile(t, m)
+	b.wantWithoutEffects()
+	b.wantState(t, "released as an orphan", before)
+
+}
+
+// TestAdminOnHungGPU: a claim does not wait for a GPU that it only looks at.
+func TestAdminOnHungGPU(t *testing.T) {
+	b, m := newNode(t)
+	_, comeBack := b.hang(pciB)
+	survey(t.Context(), m)
+	mustPrepare(t, m, admin(newClaim("watch", wholeB)))
+	b.endAll(m, "watch")
+	comeBack()
+}
+
+// foreignInstances are what somebody else may have made at addressA0.
+var foreignInstances = map[string]func(*gpu.Instance){
+	"complete": func(*gpu.Instance) {},
+	"bare":     func(i *gpu.Instance) { i.Compute = nil },
+	"divided":  func(i *gpu.Instance) { i.Compute = append(i.Compute, gpu.ComputeInstance{ID: 1, UUID: "MIG-second"}) },
+}
+
+func TestStaticIsNotThere(t *testing.T) {
+	for _, change := range []string{"gone", "bare", "divided"} {
+		b := newBox(t)
+		b.makeForeign(addressA0)
+		m := b.manager()
+		mustPrepare(t, m, newClaim("had", staticA0, sliceA4))
+		left := 1
+		if change == "gone" {
+			b.removeForeign(addressA0)
+			left = 0
+		} else {
+			b.change(addressA0, foreignInstances[change])
+		}
+		for _, uid := range []string{"had", "late"} {
+			wantError(t, runPrepare(t.Context(), m, newClaim(uid, staticA0, sliceA4)), "device "+staticA0, "is not there any more")
+			mustUnprepare(t, m, types.UID(uid))
+			if b.count(pciA) != left {
+				t.Errorf("%s: left are %v", change, b.state())
+			}
+		}
+	}
+}
+
+func TestForeignPartition(t *testing.T) {
+	for _, change := range foreignInstances {
+		b, m := newNode(t)
+		b.makeForeign(addressA0)
+		b.change(addressA0, change)
+		before := b.state()
+		for _, device := range []string{sliceA0, mpsSliceA0, turnSliceA0} {
+			wantError(t, runPrepare(t.Context(), m, newClaim("u1", device)), "device "+device, "was not made by this driver")
+		}
+		wantError(t, runPrepare(t.Context(), m, newClaim("u1", wholeA)), "device "+wholeA)
+		b.wantState(t, "refused", before)
+		// It is in nobody's way elsewhere, and does not go with ours.
+		mustPrepare(t, m, newClaim("u2", sliceA4))
+		mustReconcile(t, m)
+		mustUnprepare(t, m, "u2")
+		b.wantState(t, "at the end", before)
+	}
+}
+
+// TestStaticPartitionInUse: a partition that nobody destroys is given out again when it is idle, like a whole GPU.
+func TestStaticPartitionInUse(t *testing.T) {
+	for _, device := range []string{wholeC, staticA0} {
+		runInBubble(t, device, func(t *testing.T) {
+			b := newBox(t)
+			b.makeForeign(addressA0)
+			m := b.manager()
+			mustPrepare(t, m, newClaim("u1", device))
+			b.put("proc/4711/cgroup", "0::/kubepods/burstable/pod3f2a1b4c-0000-4000-8000-000000000001/"+strings.Repeat("0123456789abcdef", 4)+"\n")
+			live, _ := b.look(addressA0)
+			b.run(pciA, gpu.Process{PID: 4711, InstanceID: live.InstanceID})
+			b.run(pciC, gpu.Process{PID: 4711, InstanceID: -1})
+			mustUnprepare(t, m, "u1")
+			wantIs(t, runPrepare(t.Context(), m, newClaim("u2", device)), gpu.ErrInUse)
+		})
 	}
 }

@@ -80,11 +80,7 @@ func (w *walk) step(t *testing.T) {
 	switch r.IntN(6) {
 	case 0:
 		n := 1 + r.IntN(14)
-		if r.IntN(2) == 0 {
-			b.hooks(at(n, b.die), nil)
-		} else {
-			b.hooks(nil, at(n, b.die))
-		}
+		b.strike(r.IntN(2) > 0, at(n, b.die))
 		fault = fmt.Sprint("kill ", n)
 	case 1, 2:
 		n, e := 1+r.IntN(14), effects[r.IntN(len(effects))]
@@ -103,11 +99,7 @@ func (w *walk) step(t *testing.T) {
 			}
 			return nil
 		}
-		if after {
-			b.hooks(nil, hook)
-		} else {
-			b.hooks(hook, nil)
-		}
+		b.strike(after, hook)
 		fault = fmt.Sprintf("fault %d x%d %v after=%v", n, times, e, after)
 	}
 	ctx, cancel := w.nextSlow(t.Context())
@@ -211,9 +203,7 @@ func (w *walk) act(ctx context.Context, t *testing.T, i, k, c int, away bool, fa
 		op = w.lose(m)
 	default:
 		op = "sessions lost"
-		b.mu.Lock()
-		clear(b.sessions)
-		b.mu.Unlock()
+		b.locked(func() { clear(b.sessions) })
 	}
 }
 

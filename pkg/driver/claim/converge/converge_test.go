@@ -5,13 +5,19 @@ package converge
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
@@ -121,6 +127,22 @@ func release(t *testing.T, e *Engine, uid types.UID) error {
 	return errors.Join(err, e.Specs.Remove(t.Context(), uid), e.Finish(t.Context(), r, r.GPUs()))
 }
 
+func mustPrepare(t *testing.T, e *Engine, uid types.UID, devices ...string) *record.Record {
+	t.Helper()
+	r, err := e.Prepare(t.Context(), wanted(e, uid, devices...))
+	if err != nil {
+		t.Fatalf("prepare %s: %v", uid, err)
+	}
+	return r
+}
+
+func mustRelease(t *testing.T, e *Engine, uid types.UID) {
+	t.Helper()
+	if err := release(t, e, uid); err != nil {
+		t.Errorf("release %s: %v", uid, err)
+	}
+}
+
 func wantLeft(t *testing.T, m *machine, when string, want []string) {
 	t.Helper()
 	if got := m.left(); !slices.Equal(got, want) {
@@ -216,29 +238,26 @@ func struckAt(t *testing.T, name string, layout [][]string, n int, dies, prepare
 }
 
 // TestFirstInstanceInUse shows that the mode stays while somebody's memory keeps the first instance from being made.
-func TestFirstInstanceInUse(t *testing.T) { synctest.Test(t, testFirstInstanceInUse) }
-
-func testFirstInstanceInUse(t *testing.T) {
-	m := newMachine(t)
-	e := m.engine()
-	m.users[pciA] = "process 4711 (python)"
-	_, err := e.Prepare(t.Context(), wanted(e, "u", "A slice0"))
-	if !errors.Is(err, gpu.ErrInUse) {
-		t.Errorf("got %v, want the driver's refusal", err)
-	}
-	if modes := len(slices.DeleteFunc(slices.Clone(m.effects), func(name string) bool { return name != "mode" })); modes != 1 {
-		t.Errorf("the mode was changed %d times", modes)
-	}
-	wantLeft(t, m, "refused", []string{"MIG mode of " + pciA})
+func TestFirstInstanceInUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(t)
+		e := m.engine()
+		m.users[pciA] = "process 4711 (python)"
+		if _, err := e.Prepare(t.Context(), wanted(e, "u", "A slice0")); !errors.Is(err, gpu.ErrInUse) {
+			t.Errorf("got %v, want the driver's refusal", err)
+		}
+		if modes := len(slices.DeleteFunc(slices.Clone(m.effects), func(name string) bool { return name != "mode" })); modes != 1 {
+			t.Errorf("the mode was changed %d times", modes)
+		}
+		wantLeft(t, m, "refused", []string{"MIG mode of " + pciA})
+	})
 }
 
 // TestInPlaceOfAnother shows that a partition that somebody else has made in the place of a claim's is left alone.
 func TestInPlaceOfAnother(t *testing.T) {
 	m := newMachine(t)
 	e := m.engine()
-	if _, err := e.Prepare(t.Context(), wanted(e, "u", "A slice0")); err != nil {
-		t.Fatal(err)
-	}
+	mustPrepare(t, e, "u", "A slice0")
 	there := m.instances[pciA]
 	m.instances[pciA] = nil
 	said, err := e.Converge(t.Context(), pciA, everything)
@@ -253,9 +272,7 @@ func TestInPlaceOfAnother(t *testing.T) {
 	}
 	m.instances[pciA] = there // the same UUID, and the same ID
 	settle(t, e)
-	if err := release(t, e, "u"); err != nil {
-		t.Error(err)
-	}
+	mustRelease(t, e, "u")
 	wantLeft(t, m, "released", []string{"MIG mode of " + pciA, "instance 0 of " + pciA + " complete=true"})
 }
 
@@ -263,16 +280,11 @@ func TestInPlaceOfAnother(t *testing.T) {
 func TestWaitsForPlace(t *testing.T) {
 	m := newMachine(t)
 	e := m.engine()
-	if _, err := e.Prepare(t.Context(), wanted(e, "first", "A slice0")); err != nil {
-		t.Fatal(err)
-	}
+	mustPrepare(t, e, "first", "A slice0")
 	if _, err := e.Store.Release("first", e.Clock()); err != nil {
 		t.Fatal(err)
 	}
-	r, err := e.Prepare(t.Context(), wanted(e, "second", "A slice0"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := mustPrepare(t, e, "second", "A slice0")
 	if made := r.Devices[0].Partition.Made; made == nil || made.UUID != "MIG-"+pciA+"-0" {
 		t.Errorf("got %+v", made)
 	}
@@ -285,9 +297,7 @@ func TestWaitsForPlace(t *testing.T) {
 func TestNamesakes(t *testing.T) {
 	m := newMachine(t)
 	e := m.engine()
-	if _, err := e.Prepare(t.Context(), wanted(e, "u", "A slice0")); err != nil {
-		t.Fatal(err)
-	}
+	mustPrepare(t, e, "u", "A slice0")
 	m.instances[pciA], m.nextID = nil, 7
 	m.fail = func(effect string) error {
 		if effect == "create compute" && len(m.specs) > 0 {
@@ -295,9 +305,7 @@ func TestNamesakes(t *testing.T) {
 		}
 		return nil
 	}
-	if _, err := e.Prepare(t.Context(), wanted(e, "other", "A slice4")); err != nil {
-		t.Fatal(err)
-	}
+	mustPrepare(t, e, "other", "A slice4")
 	if got := partition.Instance(gpu.MIGState{Instances: m.instances[pciA]}, partition.Address{PCIAddress: pciA, ProfileID: 19, Placement: gpu.Placement{Start: 4, Size: 1}}); got == nil || got.ID != 7 {
 		t.Errorf("got %+v, want the ID of the first one", got)
 	}
@@ -318,9 +326,7 @@ func TestAllocatedAnew(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t)
 			e := m.engine()
-			if _, err := e.Prepare(t.Context(), wanted(e, "u", test.first...)); err != nil {
-				t.Fatal(err)
-			}
+			mustPrepare(t, e, "u", test.first...)
 			started := len(m.effects)
 			call := wanted(e, "u", test.second...)
 			r, err := e.Prepare(t.Context(), call)
@@ -334,39 +340,28 @@ func TestAllocatedAnew(t *testing.T) {
 				t.Errorf("it was made again: %v", effects)
 			}
 			settle(t, e)
-			if err := release(t, e, "u"); err != nil {
-				t.Error(err)
-			}
+			mustRelease(t, e, "u")
 			wantLeft(t, m, "released", nil)
 		})
 	}
 }
 
 // TestAllocatedAnewInUse shows that nothing is taken from running processes because their claim is allocated other devices.
-func TestAllocatedAnewInUse(t *testing.T) { synctest.Test(t, testAllocatedAnewInUse) }
-
-func testAllocatedAnewInUse(t *testing.T) {
-	m := newMachine(t)
-	e := m.engine()
-	if _, err := e.Prepare(t.Context(), wanted(e, "u", "A own", "B own")); err != nil {
-		t.Fatal(err)
-	}
-	m.users[pciA] = "process 4711 (python)"
-	if _, err := e.Prepare(t.Context(), wanted(e, "u", "A whole")); err == nil || !strings.Contains(err.Error(), "process 4711") && !strings.Contains(err.Error(), "released first") {
-		t.Errorf("got %v", err)
-	}
-	if len(m.exclusive) == 0 || !m.exclusive[pciA] {
-		t.Error("the compute mode of a GPU in use was set back")
-	}
-	clear(m.users)
-	if _, err := e.Prepare(t.Context(), wanted(e, "u", "A whole")); err != nil {
-		t.Error(err)
-	}
-	settle(t, e)
-	if err := release(t, e, "u"); err != nil {
-		t.Error(err)
-	}
-	wantLeft(t, m, "released", nil)
+func TestAllocatedAnewInUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(t)
+		e := m.engine()
+		mustPrepare(t, e, "u", "A own", "B own")
+		m.users[pciA] = "process 4711 (python)"
+		if _, err := e.Prepare(t.Context(), wanted(e, "u", "A whole")); err == nil || !m.exclusive[pciA] {
+			t.Errorf("got %v, and the compute mode of a GPU in use is exclusive: %t", err, m.exclusive[pciA])
+		}
+		clear(m.users)
+		mustPrepare(t, e, "u", "A whole")
+		settle(t, e)
+		mustRelease(t, e, "u")
+		wantLeft(t, m, "released", nil)
+	})
 }
 
 // TestPreparedMeanwhile shows that a claim that is prepared on one GPU while another is observed keeps its CDI spec.
@@ -390,9 +385,7 @@ func TestPreparedMeanwhile(t *testing.T) {
 func TestNoComputeMode(t *testing.T) {
 	m := newMachine(t)
 	e := m.engine()
-	if _, err := e.Prepare(t.Context(), wanted(e, "u", "A mps")); err != nil {
-		t.Fatal(err)
-	}
+	mustPrepare(t, e, "u", "A mps")
 	m.noMode = true
 	if err := release(t, e, "u"); !errors.Is(err, gpu.ErrNotSupported) {
 		t.Errorf("released: %v", err)
@@ -438,9 +431,7 @@ func TestLimitsStay(t *testing.T) {
 	m := newMachine(t)
 	e := m.engine()
 	for uid, share := range map[types.UID]string{"small": "A mps", "large": "A half"} {
-		if _, err := e.Prepare(t.Context(), wanted(e, uid, share)); err != nil {
-			t.Fatal(err)
-		}
+		mustPrepare(t, e, uid, share)
 	}
 	m.fail = func(effect string) error {
 		if effect == "start session" {
@@ -482,4 +473,182 @@ func TestSmallerComputeInstance(t *testing.T) {
 			t.Errorf("a compute instance of 1 slice in a profile of %d: a device: %t", slices, got)
 		}
 	}
+}
+
+// TestTwoProcesses prepares and releases claims at the same time in two processes, as during an upgrade, where effects fail
+// now and then, while both converge all GPUs. Whatever the order, claims get what they want or an error, no two have the
+// same place, and nothing is left.
+func TestTwoProcesses(t *testing.T) {
+	m := newMachine(t)
+	engines := []*Engine{m.engine(), m.engine()}
+	var mu sync.Mutex
+	random := rand.New(rand.NewPCG(1, 2))
+	m.mu.Lock()
+	m.fail = func(string) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if random.IntN(40) == 0 {
+			return errors.New("it fails now and then")
+		}
+		return nil
+	}
+	m.mu.Unlock()
+	wants := [][]string{
+		{"A slice0"}, {"A slice4", "B slice0"}, {"B slice4"}, {"A slice4"}, {"B mps"}, {"B half"}, {"A turns"}, {"A own", "B own"},
+		{"A look"}, {"A look", "B look"}, {"B slice0", "A look"},
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var wg sync.WaitGroup
+	prepared := make([]int, len(wants))
+	for i, devices := range wants {
+		e, uid := engines[i%2], types.UID(fmt.Sprintf("u%d", i))
+		wg.Go(func() {
+			for range 3 {
+				// A claim that is in the way does not go before its own round is over.
+				limited, cancel := context.WithTimeout(ctx, time.Second)
+				unlock, err := e.Locks.Claim(limited, uid)
+				if err != nil {
+					t.Error(err)
+				} else {
+					if _, err := e.Prepare(limited, wanted(e, uid, devices...)); err == nil {
+						prepared[i]++
+						if r, err := e.Store.Read(uid); err != nil || r == nil || r.State != record.Prepared || !m.hasSpec(uid) {
+							t.Errorf("claim of %v is prepared, and its record is %+v, %v; CDI spec: %t", devices, r, err, m.hasSpec(uid))
+						}
+					}
+					unlock()
+				}
+				cancel()
+				_ = release(t, e, uid) // what fails is left to the loops
+			}
+		})
+	}
+	loops, stop := context.WithCancel(ctx)
+	var looping sync.WaitGroup
+	for i, e := range engines {
+		looping.Go(func() {
+			for loops.Err() == nil {
+				_, _ = e.Converge(loops, []string{pciA, pciB}[i], everything)
+				_, _ = e.Converge(loops, []string{pciB, pciA}[i], everything)
+			}
+		})
+	}
+	wg.Wait()
+	stop()
+	looping.Wait()
+	m.heal()
+	for _, e := range engines {
+		for _, address := range []string{pciA, pciB} {
+			if said, err := e.Converge(t.Context(), address, everything); err != nil || said == nil {
+				t.Errorf("GPU %s: busy %t, %v", address, said == nil, err)
+			} else if len(said.Tasks) > 0 {
+				t.Errorf("GPU %s: left to do: %+v", address, said.Tasks)
+			}
+		}
+	}
+	// That a mode cannot be turned off keeps no claim: the next one of the whole GPU turns it off.
+	clear(m.modes)
+	wantLeft(t, m, "at the end", nil)
+	for i, devices := range wants {
+		e, uid := engines[i%2], types.UID(fmt.Sprintf("u%d", i))
+		mustPrepare(t, e, uid, devices...)
+		mustRelease(t, e, uid)
+	}
+	wantLeft(t, m, "afterwards", nil)
+	t.Logf("prepared %v", prepared)
+}
+
+// TestNotLeftOver: a claim that only observes a GPU is prepared without its lock. What was seen of it may be over by then, and
+// is not taken for what is left of it.
+func TestNotLeftOver(t *testing.T) {
+	for name, leave := range map[string]func(*Engine){
+		"being prepared": func(*Engine) {},
+		"being released": func(e *Engine) { _, _ = e.Store.Release("u", e.Clock()) },
+	} {
+		t.Run(name, func(t *testing.T) { notLeftOver(t, leave) })
+	}
+}
+
+func notLeftOver(t *testing.T, leave func(*Engine)) {
+	t.Helper()
+	m := newMachine(t)
+	killed, one, other := m.engine(), m.engine(), m.engine()
+	m.strike(3, true) // before the claim is noted as prepared
+	if _, err := killed.Prepare(t.Context(), wanted(killed, "u", "A look", "B look")); err == nil {
+		t.Fatal("the process was not killed")
+	}
+	m.heal()
+	leave(one)
+	prepare := func() {
+		unlock, err := one.Locks.Claim(t.Context(), "u")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer unlock()
+		if _, err := one.Prepare(t.Context(), wanted(one, "u", "A look", "B look")); err != nil {
+			t.Error(err)
+		}
+	}
+	other.Users = hooked{hardware{m}, sync.OnceFunc(prepare)}
+	if _, err := other.Converge(t.Context(), pciA, everything); err != nil {
+		t.Error(err)
+	}
+	settle(t, other)
+	wantLeft(t, m, "prepared while another process had observed what was left", []string{"record of u", "spec of u"})
+}
+
+// hooked does something when it was already read what records say.
+type hooked struct {
+	hardware
+
+	hook func()
+}
+
+func (h hooked) Users(ctx context.Context, pciAddress string, claims []*record.Record, orphan *record.Record) (string, map[int]string, string) {
+	h.hook()
+	return h.hardware.Users(ctx, pciAddress, claims, orphan)
+}
+
+// TestUsersOf shows who is found on the devices of a claim, as if it did not exist.
+func TestUsersOf(t *testing.T) {
+	for _, devices := range [][]string{{"A slice0"}, {"A whole"}, {"A mps"}, {"A own", "B own"}} {
+		m := newMachine(t)
+		e := m.engine()
+		r := mustPrepare(t, e, "u", devices...)
+		for _, users := range []string{"process 4711", ""} {
+			m.users[pciA] = users
+			got, err := e.UsersOf(t.Context(), r, pciA)
+			want := ""
+			if users != "" && devices[0] != "A slice0" { // the users of partitions are found by instance
+				want = r.Devices[0].Device + ": " + users
+			}
+			if got != want || err != nil {
+				t.Errorf("%v, users %q: got %q, %v", devices, users, got, err)
+			}
+		}
+	}
+}
+
+// TestFinishUnreadable: a release that waits is not over because the record cannot be read.
+func TestFinishUnreadable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(t)
+		e := m.engine()
+		mustPrepare(t, e, "u", "A")
+		m.users[pciA] = "process 4711"
+		known, err := e.Store.Release("u", m.clock())
+		if err != nil {
+			t.Fatal(err)
+		}
+		folder := filepath.Join(m.root, "records")
+		e.Users = hooked{hardware{m}, func() {
+			_ = os.Rename(folder, folder+"-aside")
+			_ = os.WriteFile(folder, nil, 0o600)
+		}}
+		if err = e.Finish(t.Context(), known.Of("u"), []string{pciA}); err == nil {
+			t.Errorf("something is left, and it is said that nothing is: %v", m.left())
+		}
+	})
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -53,6 +54,13 @@ func makeCall(t *testing.T, l *Locks, pciAddress string, patience time.Duration)
 	}()
 	synctest.Wait()
 	return func() { close(gate); synctest.Wait() }, failed
+}
+
+func wantGivenUp(t *testing.T, gaveUp <-chan error) {
+	t.Helper()
+	if err := <-gaveUp; err == nil {
+		t.Error("the call has an answer")
+	}
 }
 
 // TestEverythingRemoved shows that two processes do not work on one GPU although somebody has removed all that is in the
@@ -150,10 +158,7 @@ func TestLocksWaitNoLongerThanAllowed(t *testing.T) {
 
 func testLocksWait(t *testing.T) {
 	a, b := twoProcesses(t)
-	release, err := a.GPUs(t.Context(), []string{pciA, pciB})
-	if err != nil {
-		t.Fatal(err)
-	}
+	release := take(t, a, []string{pciA, pciB})
 	for name, l := range map[string]*Locks{"same process": a, "other process": b} {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		start := time.Now()
@@ -167,11 +172,7 @@ func testLocksWait(t *testing.T) {
 			t.Errorf("%s: held by another process: got %v (%v), want %v", name, errors.Is(err, ErrElsewhere), err, elsewhere)
 		}
 		// Another GPU is free.
-		free, err := l.GPUs(t.Context(), []string{pciC})
-		if err != nil {
-			t.Fatal(err)
-		}
-		free()
+		take(t, l, []string{pciC})()
 	}
 	release()
 	cancelled, cancel := context.WithCancel(t.Context())
@@ -179,11 +180,7 @@ func testLocksWait(t *testing.T) {
 	if _, err := a.GPUs(cancelled, []string{pciA}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
-	all, err := b.GPUs(t.Context(), []string{pciA, pciB, pciC})
-	if err != nil {
-		t.Fatal(err)
-	}
-	all()
+	take(t, b, []string{pciA, pciB, pciC})()
 }
 
 // TestLocksWaitHoldingNothing shows that a caller that waits for a busy GPU does not
@@ -197,10 +194,7 @@ func TestLocksWaitHoldingNothing(t *testing.T) {
 				if other {
 					holder = b
 				}
-				release, err := holder.GPUs(t.Context(), []string{pciB})
-				if err != nil {
-					t.Fatal(err)
-				}
+				release := take(t, holder, []string{pciB})
 				both := make(chan func())
 				go func() {
 					r, err := a.GPUs(t.Context(), []string{pciA, pciB})
@@ -211,11 +205,7 @@ func TestLocksWaitHoldingNothing(t *testing.T) {
 				}()
 				synctest.Wait()
 				for _, l := range []*Locks{a, b} {
-					free, err := l.GPUs(t.Context(), []string{pciA})
-					if err != nil {
-						t.Fatal(err)
-					}
-					free()
+					take(t, l, []string{pciA})()
 				}
 				release()
 				(<-both)()
@@ -229,10 +219,7 @@ func TestLocksWaitHoldingNothing(t *testing.T) {
 func TestHungCallKeepsItsGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := twoProcesses(t)
-		release, err := a.GPUs(t.Context(), []string{pciA, pciB})
-		if err != nil {
-			t.Fatal(err)
-		}
+		release := take(t, a, []string{pciA, pciB})
 		waiter := ask(t, a, pciA, pciB)
 		letGo, gaveUp := makeCall(t, a, pciB, call.SlowAfter)
 		if waiter.got() != nil {
@@ -259,11 +246,7 @@ func TestHungCallKeepsItsGPU(t *testing.T) {
 			release = func() {}
 		}
 		for _, l := range []*Locks{a, b} {
-			free, err := l.GPUs(t.Context(), []string{pciA, pciC})
-			if err != nil {
-				t.Fatal(err)
-			}
-			free()
+			take(t, l, []string{pciA, pciC})()
 		}
 		letGo()
 		for _, l := range []*Locks{a, b} {
@@ -279,9 +262,7 @@ func TestWaiterHearsOfHungCall(t *testing.T) {
 		release := mustTake(t, l, pciA)
 		letGo, gaveUp := makeCall(t, l, pciA, call.SlowAfter)
 		waiter := ask(t, l, pciA)
-		if err := <-gaveUp; err == nil {
-			t.Error("the call has an answer")
-		}
+		wantGivenUp(t, gaveUp)
 		release()
 		if got := waiter.got(); got == nil || !gpu.IsPending(got.err) {
 			t.Errorf("got %+v", got)
@@ -295,9 +276,7 @@ func TestSlowCallBecomesHung(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, _ := twoProcesses(t)
 		letGo, gaveUp := makeCall(t, l, pciA, call.SlowAfter)
-		if err := <-gaveUp; err == nil {
-			t.Error("the call has an answer")
-		}
+		wantGivenUp(t, gaveUp)
 		for _, want := range []error{gpu.ErrSlow, gpu.ErrHung} {
 			if _, err := try(l, pciA); !errors.Is(err, want) || errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("got %v, want that it %v", err, want)
@@ -313,11 +292,7 @@ func TestSlowCallBecomesHung(t *testing.T) {
 func TestNoGPUs(t *testing.T) {
 	a, b := twoProcesses(t)
 	defer mustTake(t, a, pciA)()
-	release, err := b.GPUs(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	release()
+	take(t, b, nil)()
 }
 
 func TestTryClaim(t *testing.T) {
@@ -346,9 +321,7 @@ func TestCallThatIsNotSlowIsWaitedFor(t *testing.T) {
 		a, b := twoProcesses(t)
 		release := mustTake(t, a, pciA)
 		letGo, gaveUp := makeCall(t, a, pciA, time.Second)
-		if err := <-gaveUp; err == nil {
-			t.Error("the call has an answer")
-		}
+		wantGivenUp(t, gaveUp)
 		release()
 		if _, err := try(b, pciA); !errors.Is(err, ErrBusy) || b.elsewhere(gpuLock(pciA)) == nil {
 			t.Errorf("other process: got the lock, or %v", err)
@@ -391,5 +364,231 @@ func TestAlone(t *testing.T) {
 	}
 	if !l.Alone() {
 		t.Error("the other process has ended")
+	}
+}
+
+// request waits for the locks of GPUs in a goroutine of its own.
+type request struct {
+	cancel context.CancelFunc
+	result chan result
+}
+
+type result struct {
+	release func()
+	err     error
+}
+
+func ask(t *testing.T, l *Locks, addresses ...string) request {
+	ctx, cancel := context.WithCancel(t.Context())
+	r := request{cancel: cancel, result: make(chan result, 1)}
+	go func() {
+		release, err := l.GPUs(ctx, addresses)
+		r.result <- result{release, err}
+	}()
+	synctest.Wait()
+	return r
+}
+
+// got returns the outcome, or nil while the request waits.
+func (r request) got() *result {
+	synctest.Wait()
+	select {
+	case got := <-r.result:
+		return &got
+	default:
+		return nil
+	}
+}
+
+// try does not wait.
+func try(l *Locks, address string) (release func(), err error) {
+	w := &waiter{names: []name{gpuLock(address)}}
+	_, err = l.take(w)
+	return func() { l.release(w.names) }, err
+}
+
+// take waits for the locks of GPUs.
+func take(t *testing.T, l *Locks, addresses []string) (release func()) {
+	t.Helper()
+	release, err := l.GPUs(t.Context(), addresses)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return release
+}
+
+func mustTake(t *testing.T, l *Locks, address string) func() {
+	t.Helper()
+	release, err := try(l, address)
+	if err != nil {
+		t.Fatalf("GPU %s: not free, %v", address, err)
+	}
+	return release
+}
+
+// TestNobodyIsStarved shows that traffic on two GPUs, which are never free at the same time, does not starve a caller.
+func TestNobodyIsStarved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, _ := twoProcesses(t)
+		stop := traffic(t, l, pciA, pciB)
+		began := time.Now()
+		for range 3 {
+			take(t, l, []string{pciA, pciB})()
+		}
+		if waited := time.Since(began); waited > 3*2*turn {
+			t.Errorf("waited for %s", waited)
+		}
+		stop()
+	})
+}
+
+// traffic keeps each of these GPUs busy all the time, until it is stopped.
+func traffic(t *testing.T, l *Locks, addresses ...string) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	for _, address := range slices.Concat(addresses, addresses) {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				if release, err := l.GPUs(ctx, []string{address}); err == nil {
+					time.Sleep(time.Second + time.Millisecond)
+					release()
+				}
+			}
+		})
+		time.Sleep(401 * time.Millisecond)
+	}
+	return func() {
+		cancel()
+		all.Wait()
+	}
+}
+
+// TestWaiterForSlowGPU shows that who waits for a GPU that is slow keeps others from another one for a turn at most.
+func TestWaiterForSlowGPU(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, _ := twoProcesses(t)
+		releaseA := mustTake(t, l, pciA)
+		both := []request{ask(t, l, pciA, pciB), ask(t, l, pciB, pciA)}
+		var longest time.Duration
+		for range 100 {
+			began := time.Now()
+			release := take(t, l, []string{pciB})
+			longest = max(longest, time.Since(began))
+			release()
+			time.Sleep(100 * time.Millisecond)
+		}
+		if longest > turn+2*poll {
+			t.Errorf("a claim of GPU B has waited for %s", longest)
+		}
+		if both[0].got() != nil || both[1].got() != nil {
+			t.Error("GPU A is held")
+		}
+		releaseA()
+		for len(both) > 0 {
+			time.Sleep(turn)
+			both = slices.DeleteFunc(both, func(r request) bool {
+				got := r.got()
+				if got != nil && got.err == nil {
+					got.release()
+				}
+				return got != nil
+			})
+		}
+	})
+}
+
+// preferred makes a waiter for A and B who comes first. A is held.
+func preferred(t *testing.T, l *Locks) (waiter request, releaseA func()) {
+	t.Helper()
+	releaseA = mustTake(t, l, pciA)
+	waiter = ask(t, l, pciA, pciB)
+	mustTake(t, l, pciB)()
+	time.Sleep(turn + 2*poll)
+	if waiter.got() != nil {
+		t.Fatal("the waiter has locks that are not free")
+	}
+	return waiter, releaseA
+}
+
+// TestWhoHasWaitedComesFirst shows who gets what when somebody has waited for long.
+func TestWhoHasWaitedComesFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, _ := twoProcesses(t)
+		waiter, releaseA := preferred(t, l)
+		if _, err := try(l, pciB); !errors.Is(err, ErrBusy) || l.elsewhere(gpuLock(pciB)) != nil {
+			t.Fatalf("a newer one came first, %v", err)
+		}
+		newer := ask(t, l, pciB)
+		if newer.got() != nil {
+			t.Fatal("a newer waiter came first")
+		}
+		// What it does not wait for is free.
+		mustTake(t, l, pciC)()
+		releaseA()
+		first := waiter.got()
+		if first == nil || first.err != nil {
+			t.Fatalf("with all its locks free, the waiter has %+v", first)
+		}
+		if newer.got() != nil {
+			t.Error("two hold one lock")
+		}
+		first.release()
+		second := newer.got()
+		if second == nil || second.err != nil {
+			t.Fatalf("the newer waiter has %+v", second)
+		}
+		second.release()
+		mustTake(t, l, pciA)()
+	})
+}
+
+// TestGivingUpLetsOthersIn shows that those who waited behind another one get
+// their locks as soon as it stops waiting, for either reason.
+func TestGivingUpLetsOthersIn(t *testing.T) {
+	for name, stop := range map[string]func(*testing.T, *Locks, request) (end func(), want error){
+		"cancelled": func(_ *testing.T, _ *Locks, waiter request) (func(), error) {
+			waiter.cancel()
+			return func() {}, context.Canceled
+		},
+		"call hangs": func(t *testing.T, l *Locks, _ request) (func(), error) {
+			end, gaveUp := makeCall(t, l, pciA, call.SlowAfter)
+			wantGivenUp(t, gaveUp)
+			return end, gpu.ErrSlow
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l, _ := twoProcesses(t)
+				waiter, releaseA := preferred(t, l)
+				newer := ask(t, l, pciB)
+				if newer.got() != nil {
+					t.Fatal("a newer waiter came first")
+				}
+				end, want := stop(t, l, waiter)
+				time.Sleep(2 * poll)
+				if got := waiter.got(); got == nil || !errors.Is(got.err, want) {
+					t.Errorf("the waiter has %+v, want %v", got, want)
+				}
+				if got := newer.got(); got == nil || got.err != nil {
+					t.Errorf("the newer waiter has %+v", got)
+				}
+				releaseA()
+				end()
+			})
+		})
+	}
+}
+
+// TestOffsetsStay: the bytes of locks are a protocol between two versions of the plugin that
+// run side by side during an upgrade. With others they would work on the same GPU at the same time.
+func TestOffsetsStay(t *testing.T) {
+	for n, want := range map[name]int64{
+		claimLock("0f2dbd0e-7f5b-4b0e-8f2b-4f6c3b1f6f5a"): 931792883910321804,
+		gpuLock("0000:1b:00.0"):                           4450363530803340680,
+	} {
+		if got := n.offset(); got != want {
+			t.Errorf("%s: byte %d, want %d", n, got, want)
+		}
 	}
 }

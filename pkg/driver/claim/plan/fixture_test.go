@@ -16,7 +16,6 @@ const (
 	driverName = claimtest.DriverName
 	poolName   = claimtest.PoolName
 	pciA       = claimtest.PCIA
-	pciB       = claimtest.PCIB
 	pciC       = claimtest.PCIC
 	wholeA     = claimtest.WholeA
 	wholeB     = claimtest.WholeB
@@ -24,14 +23,11 @@ const (
 	sliceA0    = claimtest.SliceA0
 	sliceA1    = claimtest.SliceA1
 	sliceA4    = claimtest.SliceA4
-	halfA0     = claimtest.HalfA0
 	halfA4     = claimtest.HalfA4
 	sliceB0    = claimtest.SliceB0
 	staticA0   = claimtest.StaticA0
 
 	mpsA        = claimtest.MPSA
-	mpsB        = claimtest.MPSB
-	turnsA      = claimtest.TurnsA
 	turnsC      = claimtest.TurnsC
 	mpsSliceA0  = claimtest.MPSSliceA0
 	turnSliceA0 = claimtest.TurnSliceA0

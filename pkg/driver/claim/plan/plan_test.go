@@ -6,16 +6,21 @@ package plan
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/api"
+	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/claimtest"
 )
 
 func planFor(t *testing.T, claim *resourceapi.ResourceClaim) (*record.Record, error) {
@@ -74,11 +79,6 @@ func withResults(results ...resourceapi.DeviceRequestAllocationResult) *resource
 func TestPlan(t *testing.T) {
 	other := result("r9", "channel-0")
 	other.Driver = "compute-domain.nvidia.com"
-	adminResult := func(request, device string) resourceapi.DeviceRequestAllocationResult {
-		r := result(request, device)
-		r.AdminAccess = ptr.To(true)
-		return r
-	}
 	share := func(request, device string, id types.UID) resourceapi.DeviceRequestAllocationResult {
 		r := result(request, device)
 		r.ShareID = &id
@@ -97,17 +97,17 @@ func TestPlan(t *testing.T) {
 			[]string{"r3 " + sliceA0, "r1 " + sliceA4, "r2 " + sliceB0, "r0 " + wholeC},
 		},
 		"subrequest": {withResults(result("gpu/small", sliceA0)), []string{"gpu/small " + sliceA0}},
-		"admin":      {withResults(adminResult("watch", wholeA)), []string{"watch " + wholeA + " admin"}},
-		"observer":   {withResults(adminResult("watch", wholeA+"-observer")), []string{"watch " + wholeA + "-observer admin"}},
+		"admin":      {withResults(observed("watch", wholeA)), []string{"watch " + wholeA + " admin"}},
+		"observer":   {withResults(observed("watch", wholeA+"-observer")), []string{"watch " + wholeA + "-observer admin"}},
 		"observer of parts": {
-			withResults(adminResult("watch", wholeA+"-observer"), result("use", sliceA0)),
+			withResults(observed("watch", wholeA+"-observer"), result("use", sliceA0)),
 			[]string{"watch " + wholeA + "-observer admin", "use " + sliceA0},
 		},
-		"admin overlaps":  {withResults(adminResult("watch", wholeA), result("use", sliceA0)), []string{"watch " + wholeA + " admin", "use " + sliceA0}},
-		"admin and owner": {withResults(adminResult("watch", wholeA), result("use", wholeA)), []string{"use,watch " + wholeA}},
+		"admin overlaps":  {withResults(observed("watch", wholeA), result("use", sliceA0)), []string{"watch " + wholeA + " admin", "use " + sliceA0}},
+		"admin and owner": {withResults(observed("watch", wholeA), result("use", wholeA)), []string{"use,watch " + wholeA}},
 		// What it looks at has to be made first.
 		"admin and share": {
-			withResults(adminResult("watch", sliceA0), adminResult("a", mpsSliceA0), share("b", mpsSliceA0, "z")),
+			withResults(observed("watch", sliceA0), observed("a", mpsSliceA0), share("b", mpsSliceA0, "z")),
 			[]string{"b " + mpsSliceA0 + " share z", "watch " + sliceA0 + " admin", "a " + mpsSliceA0 + " share share-a admin"},
 		},
 		"shares": {
@@ -145,9 +145,8 @@ func TestPlanRefuses(t *testing.T) {
 		"overlapping placement": {newClaim("u1", halfA4, sliceA4), "which overlap"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := planFor(t, test.claim); err == nil || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("got %v, want %q", err, test.want)
-			}
+			_, err := planFor(t, test.claim)
+			claimtest.WantError(t, err, test.want)
 		})
 	}
 }
@@ -273,9 +272,8 @@ func TestPlanConfigs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if test.err != "" {
-				if _, err := planFor(t, test.claim); err == nil || !strings.Contains(err.Error(), test.err) {
-					t.Errorf("got  %v\nwant %s", err, test.err)
-				}
+				_, err := planFor(t, test.claim)
+				claimtest.WantError(t, err, test.err)
 				return
 			}
 			if diff := cmp.Diff(test.want, configured(t, test.claim)); diff != "" {
@@ -294,11 +292,14 @@ func TestPlanIgnoresConfigsOfOthers(t *testing.T) {
 	}
 }
 
+// A configuration that cannot be carried out is told by the same type of error as one that cannot be read.
 func TestPlanErrorTypes(t *testing.T) {
-	_, err := planFor(t, configure(newClaim("u1", wholeA), fromClaim, gpuBad))
-	var invalid *api.InvalidError
-	if !errors.As(err, &invalid) {
-		t.Errorf("got %T", err)
+	for _, bad := range []string{gpuBad, strings.ReplaceAll(ownMPS, `{"1":"5Gi"}`, `{"7":"5Gi"}`)} {
+		_, err := planFor(t, configure(newClaim("u1", wholeA), fromClaim, bad))
+		var invalid *api.InvalidError
+		if !errors.As(err, &invalid) {
+			t.Errorf("got %T: %v", err, err)
+		}
 	}
 }
 
@@ -323,5 +324,113 @@ func TestPlanOrderIsTotal(t *testing.T) {
 		if got != want {
 			t.Errorf("got %s, want %s", got, want)
 		}
+	}
+}
+
+func whole(name string) record.Device {
+	return record.Device{Device: name, Type: device.Whole, PCIAddress: claimtest.PCIA}
+}
+
+func slice(address string, start, size int) record.Device {
+	return record.Device{Type: device.Partition, PCIAddress: address, Partition: &record.Partition{Place: record.Place{ProfileID: 19, Placement: gpu.Placement{Start: start, Size: size}}}}
+}
+
+func share(name, id string, kind device.Kind) record.Device {
+	return record.Device{Device: name, Type: kind, PCIAddress: claimtest.PCIA, ShareID: ptr.To(types.UID(id))}
+}
+
+func TestOverlap(t *testing.T) {
+	admin, turns := whole("a"), share("turns", "s1", device.TimeSlice)
+	admin.Admin = true
+	for name, test := range map[string]struct {
+		a, b record.Device
+		want bool
+	}{
+		"the same place":         {slice(claimtest.PCIA, 0, 1), slice(claimtest.PCIA, 0, 1), true},
+		"beside":                 {slice(claimtest.PCIA, 0, 1), slice(claimtest.PCIA, 4, 1), false},
+		"inside":                 {slice(claimtest.PCIA, 0, 1), slice(claimtest.PCIA, 0, 4), true},
+		"whole and part":         {whole("a"), slice(claimtest.PCIA, 4, 1), true},
+		"whole and whole":        {whole("a"), whole("a"), true},
+		"another GPU":            {slice(claimtest.PCIA, 0, 1), slice(claimtest.PCIB, 0, 1), false},
+		"observed":               {admin, whole("a"), false},
+		"shares of one device":   {turns, share("turns", "s2", device.TimeSlice), false},
+		"one share twice":        {turns, share("turns", "s1", device.TimeSlice), true},
+		"shares of two kinds":    {turns, share("mps", "s2", device.MPS), true},
+		"share and the whole":    {turns, whole("a"), true},
+		"share and a partition":  {turns, slice(claimtest.PCIA, 0, 1), true},
+		"same name, not a share": {whole("turns"), turns, true},
+	} {
+		if got := overlap(&test.a, &test.b); got != test.want || overlap(&test.b, &test.a) != test.want {
+			t.Errorf("%s: got %v, want %v both ways", name, got, test.want)
+		}
+	}
+}
+
+// observed is a result with admin access.
+func observed(request, device string) resourceapi.DeviceRequestAllocationResult {
+	r := result(request, device)
+	r.AdminAccess = ptr.To(true)
+	return r
+}
+
+// TestObserverDoesNotConfigure: what a claim's request with admin access brings along, from its
+// class or from the claim, changes nothing of the same device that another of its requests has.
+func TestObserverDoesNotConfigure(t *testing.T) {
+	share := result("use", mpsA)
+	share.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("10Gi"), "smPercent": resource.MustParse("50")}
+	watchedShare := observed("watch", mpsA)
+	watchedShare.ShareID = share.ShareID
+	both := []resourceapi.DeviceRequestAllocationResult{observed("watch", wholeA), result("use", wholeA)}
+	const limits = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS","mpsConfig":{` +
+		`"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"10Gi"}}}`
+	cases := 0
+	for name, test := range map[string]struct {
+		results   []resourceapi.DeviceRequestAllocationResult
+		configure func(*resourceapi.ResourceClaim)
+	}{
+		"the owner has MPS, the observer's class has none": {both, func(c *resourceapi.ResourceClaim) {
+			configure(configure(c, fromClass, gpuConfig, "watch"), fromClaim, limits, "use")
+		}},
+		"the owner has none, the observer's class has MPS": {both, func(c *resourceapi.ResourceClaim) {
+			configure(c, fromClass, gpuMPS, "watch")
+		}},
+		"classes with different settings": {both, func(c *resourceapi.ResourceClaim) {
+			configure(configure(c, fromClass, gpuLong, "watch"), fromClass, gpuMPS, "use")
+		}},
+		"one for all requests": {both, func(c *resourceapi.ResourceClaim) {
+			configure(c, fromClaim, gpuLong)
+		}},
+		"a share": {[]resourceapi.DeviceRequestAllocationResult{watchedShare, share}, func(c *resourceapi.ResourceClaim) {
+			configure(c, fromClass, gpuPriority("BelowNormal"), "watch")
+		}},
+	} {
+		// As if nobody observed.
+		alone := withResults(test.results[1])
+		test.configure(alone)
+		want, err := planFor(t, alone)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		backwards := slices.Clone(test.results)
+		slices.Reverse(backwards)
+		for order, results := range map[string][]resourceapi.DeviceRequestAllocationResult{"observer first": test.results, "owner first": backwards} {
+			cases++
+			claim := withResults(results...)
+			test.configure(claim)
+			got, err := planFor(t, claim)
+			if err != nil {
+				t.Errorf("%s, %s: %v", name, order, err)
+				continue
+			}
+			for i := range got.Devices {
+				got.Devices[i].Requests = slices.DeleteFunc(got.Devices[i].Requests, func(r string) bool { return r == "watch" })
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("%s, %s: the observer changes what the owner gets: -alone +observed:\n%s", name, order, diff)
+			}
+		}
+	}
+	if t.Logf("%d cases", cases); cases != 10 {
+		t.Errorf("%d cases", cases)
 	}
 }

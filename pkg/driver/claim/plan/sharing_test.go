@@ -4,14 +4,12 @@
 package plan
 
 import (
-	"errors"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/partage-dev/partage/pkg/api"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
@@ -322,10 +320,6 @@ func TestPlanSharingRefuses(t *testing.T) {
 		"index too high":    {configure(newClaim("u1", wholeA, wholeB), fromClaim, limit("GpuConfig", "2")), nil, []string{"device " + wholeA, `"2"`, "0: GPU-a, 1: GPU-b"}},
 		"UUID of another":   {configure(newClaim("u1", wholeA), fromClaim, limit("GpuConfig", "GPU-b")), nil, []string{"device " + wholeA, "GPU-b"}},
 		"partition by UUID": {configure(newClaim("u1", sliceA0), fromClaim, limit("MigDeviceConfig", "MIG-x")), nil, []string{"device " + sliceA0, "MIG-x"}},
-		"MPS and turns":     {newClaim("u1", mpsA, turnsA), nil, []string{mpsA, turnsA, "overlap"}},
-		"MPS and whole":     {newClaim("u1", mpsA, wholeA), nil, []string{mpsA, wholeA, "overlap"}},
-		"MPS and partition": {newClaim("u1", mpsA, sliceA0), nil, []string{mpsA, sliceA0, "overlap"}},
-		"part of a part":    {newClaim("u1", mpsSliceA0, halfA0), nil, []string{mpsSliceA0, halfA0, "overlap"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inventory := test.inventory
@@ -333,25 +327,7 @@ func TestPlanSharingRefuses(t *testing.T) {
 				inventory = testInventory(t)
 			}
 			_, err := New(test.claim, Node{Driver: driverName, Pool: poolName, Inventory: inventory})
-			if err == nil {
-				t.Fatal("no error")
-			}
-			for _, want := range test.want {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("%v lacks %q", err, want)
-				}
-			}
+			claimtest.WantError(t, err, test.want...)
 		})
-	}
-}
-
-// A configuration that cannot be carried out is told by the same type of error as
-// one that cannot be read.
-func TestLimitsErrorType(t *testing.T) {
-	bad := strings.ReplaceAll(ownMPS, `{"1":"5Gi"}`, `{"7":"5Gi"}`)
-	_, err := planFor(t, configure(newClaim("u1", wholeA), fromClaim, bad))
-	var invalid *api.InvalidError
-	if !errors.As(err, &invalid) {
-		t.Errorf("got %T: %v", err, err)
 	}
 }

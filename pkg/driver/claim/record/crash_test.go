@@ -5,9 +5,17 @@ package record
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/gofrs/flock"
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // TestLife checks what each step of a claim's life leaves, and which steps take no space.
@@ -174,6 +182,182 @@ func TestLockRefused(t *testing.T) {
 	must(t, os.Remove(dir+"/records"))
 	must(t, release(1)(s))
 	if got, want := view(open(t, dir, OS{})), "released 3"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// held are files of a disk that does not answer writes while it is frozen.
+type held struct {
+	OS
+	frozen chan struct{}
+}
+
+func (h *held) thaw() { close(h.frozen); h.frozen = nil }
+
+func (h *held) wait() {
+	if h.frozen != nil {
+		<-h.frozen
+	}
+}
+
+func (h *held) Replace(path string, data []byte) error { h.wait(); return h.OS.Replace(path, data) }
+
+func (h *held) WriteHead(path string, data []byte) error { h.wait(); return h.OS.WriteHead(path, data) }
+
+// took returns what an action says, and for how long it was waited.
+func took(action func() error) (time.Duration, error) {
+	began := time.Now()
+	err := action()
+	return time.Since(began), err
+}
+
+func wantNoAnswer(t *testing.T, what string, within time.Duration, action func() error) {
+	t.Helper()
+	waited, err := took(action)
+	if err == nil || !strings.Contains(err.Error(), "the disk does not answer") {
+		t.Errorf("%s: got error %v, want that the disk does not answer", what, err)
+	}
+	if waited > within {
+		t.Errorf("%s: waited for %s, want %s at most", what, waited, within)
+	}
+}
+
+// TestHungDisk: a write that does not return keeps its caller for a while and all others not at all. What was released meanwhile
+// is known, and written when the disk answers again, after what was at work.
+func TestHungDisk(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		files := &held{}
+		s := open(t, dir, files)
+		must(t, put(s, pair(1)))
+		files.frozen = make(chan struct{})
+
+		late := make(chan error)
+		behind := make(chan struct{})
+		go func() { late <- s.Update(uid, prepared) }()
+		go func() {
+			synctest.Wait() // the first one is at work
+			wantNoAnswer(t, "behind the write", 2*diskTime, func() error {
+				return s.Update(uid, func(*Record) error { t.Error("a change is made whose caller was told that it was not"); return nil })
+			})
+			close(behind)
+		}()
+		wantNoAnswer(t, "the write", 2*diskTime, func() error { return <-late })
+		<-behind
+
+		wantNoAnswer(t, "write", 0, func() error { return cleared(s, pciA) })
+		wantNoAnswer(t, "read", 0, func() error { _, err := s.Read(uid); return err })
+		wantNoAnswer(t, "sweep", 0, func() error { return s.Sweep(1) })
+		wantNoAnswer(t, "release", 0, func() error { _, err := s.Release(uid, 5); return err })
+		if all := s.Snapshot(); all.Err == nil || len(all.Guards) != 1 || all.Guards[0].GPUs != nil {
+			t.Errorf("got %+v, want a guard of all GPUs", all)
+		}
+		if !s.Released(uid, 4) || s.Released(uid, 5) {
+			t.Error("it is not known when the claim was released")
+		}
+
+		files.thaw()
+		synctest.Wait()
+		const want = "releasing 1 -- made; released 5"
+		if got := view(s); got != want {
+			t.Errorf("when the disk answers again: got %q, want %q", got, want)
+		}
+		must(t, s.Sweep(6))
+		if got := view(open(t, dir, OS{})); got != want {
+			t.Errorf("to another process after a sweep: got %q, want %q", got, want)
+		}
+	})
+}
+
+// TestHungRead: the disk hangs while what is there is read. The change is not made later, of which the caller was told that it
+// was not; the release is known, and written by a sweep.
+func TestHungRead(t *testing.T) {
+	t.Parallel()
+	s := open(t, t.TempDir(), OS{})
+	must(t, put(s, pair(1)))
+	fifo := s.Path(uid) + ".1"
+	must(t, unix.Mkfifo(fifo, 0o600))
+	changed := false
+	wantNoAnswer(t, "update", 2*diskTime, func() error {
+		return s.Update(uid, func(*Record) error { changed = true; return nil })
+	})
+	wantNoAnswer(t, "release", diskTime, func() error { _, err := s.Release(uid, 5); return err })
+	file, err := os.OpenFile(fifo, os.O_WRONLY, 0) // who reads it goes on
+	must(t, err)
+	must(t, os.Remove(fifo))
+	must(t, file.Close())
+	for _, err := s.Read(uid); err != nil; _, err = s.Read(uid) {
+		if t.Context().Err() != nil {
+			t.Fatal(err)
+		}
+	}
+	if changed {
+		t.Error("a change was made of which its caller was told that it was not")
+	}
+	must(t, s.Sweep(6))
+	if got, want := view(open(t, filepath.Dir(s.folder), OS{})), "releasing 1 --; released 5"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestPanicInChange: a defect in a change does not keep its caller, who has locks.
+func TestPanicInChange(t *testing.T) {
+	s := open(t, t.TempDir(), OS{})
+	must(t, put(s, pair(1)))
+	if err := s.Update(uid, func(*Record) error { panic("a defect") }); err == nil || !strings.Contains(err.Error(), "a defect") {
+		t.Errorf("got %v, want the defect", err)
+	}
+	if got := view(s); got != "preparing 1 --" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// slow are files that take a second to be removed.
+type slow struct{ OS }
+
+func (slow) Remove(path string) error { time.Sleep(time.Second); return OS{}.Remove(path) }
+
+// TestLongSweep: others get their turn while many files are swept on a disk that is slow, and answers.
+func TestLongSweep(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		s := open(t, dir, slow{})
+		must(t, put(s, pair(1)))
+		for i := range 40 {
+			_, err := s.Release(types.UID(fmt.Sprintf("old-%d", i)), 1)
+			must(t, err)
+		}
+		swept := make(chan error, 1)
+		go func() { swept <- s.Sweep(2 + life) }()
+		time.Sleep(diskTime + time.Second)
+		if waited, err := took(func() error { _, err := s.Read(uid); return err }); err != nil || waited > 2*time.Second {
+			t.Errorf("a read beside it: %v after %s", err, waited)
+		}
+		must(t, <-swept)
+	})
+}
+
+// TestLockedElsewhere: a process that is stopped while it has the lock is waited for once, until it lets go.
+func TestLockedElsewhere(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s := open(t, dir, OS{})
+	must(t, put(s, pair(1)))
+	stopped := flock.New(s.folder, flock.SetFlag(os.O_RDONLY))
+	if locked, err := stopped.TryLock(); !locked || err != nil {
+		t.Fatal(locked, err)
+	}
+	for _, most := range []time.Duration{2 * diskTime, diskTime / 2, diskTime / 2} {
+		wantNoAnswer(t, "release", most, func() error { _, err := s.Release(uid, 5); return err })
+	}
+	must(t, stopped.Unlock())
+	for _, err := s.Read(uid); err != nil; _, err = s.Read(uid) {
+		if t.Context().Err() != nil {
+			t.Fatal(err)
+		}
+	}
+	must(t, s.Sweep(6))
+	if got, want := view(open(t, dir, OS{})), "releasing 1 --; released 5"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 )
 
 // TestTwoProcesses checks that no change of two processes at work on one claim is lost, and that nobody reads half of one.
@@ -86,18 +85,11 @@ func TestReadAtOnce(t *testing.T) {
 	}
 }
 
-// TestLockElsewhere checks that a process that keeps the lock, because it is stopped, delays others and no more.
-func TestLockElsewhere(t *testing.T) {
+// TestFolderRemoved checks that the folder of records is made again.
+func TestFolderRemoved(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir, OS{})
 	must(t, put(s, pair(1)))
-	folder, err := os.Open(filepath.Dir(s.Path(uid)))
-	must(t, err)
-	must(t, unix.Flock(int(folder.Fd()), unix.LOCK_EX))
-	result := make(chan error, 1)
-	go func() { result <- s.Update(uid, started) }()
-	must(t, folder.Close())
-	must(t, <-result)
 	must(t, os.RemoveAll(filepath.Dir(s.Path(uid))))
 	must(t, s.Put(pair(3), started))
 	if got, want := view(open(t, dir, OS{})), "preparing 3 ++"; got != want {
@@ -233,9 +225,7 @@ func TestTwoVersions(t *testing.T) {
 			must(t, cleared(s, ""))
 			must(t, s.Sweep(9+life))
 			must(t, s.Sweep(9+life))
-			if left, err := os.ReadDir(filepath.Dir(s.Path(uid))); err != nil || len(left) > 0 {
-				t.Errorf("left: %v, %v", left, err)
-			}
+			wantEmpty(t, s)
 		})
 	}
 }
@@ -252,9 +242,7 @@ func TestSweep(t *testing.T) {
 		}
 	}
 	must(t, s.Sweep(5+life))
-	if left, err := os.ReadDir(filepath.Dir(s.Path(uid))); err != nil || len(left) > 0 {
-		t.Errorf("left: %v, %v", left, err)
-	}
+	wantEmpty(t, s)
 }
 
 // TestEarlierBoots checks that records of another boot are known until their claims are released, and that nothing else of it is left.
@@ -263,21 +251,13 @@ func TestEarlierBoots(t *testing.T) {
 		do   func(*Store) error
 		want string
 	}{
-		"nothing":        {func(*Store) error { return nil }, "earlier boot-0 prepared"},
-		"swept":          {sweep, "earlier boot-0 prepared"},
-		"prepared again": {save(1), "preparing 1 --"},
-		"released":       {release(3), "released 3"},
-		"cleared":        {clearAll, ""},
-		"released and cleared": {func(s *Store) error {
-			_, err := s.Release(uid, 3)
-			must(t, err)
-			return cleared(s, pciA)
-		}, "released 3"},
-		"released and swept": {func(s *Store) error {
-			_, err := s.Release(uid, 3)
-			must(t, err)
-			return s.Sweep(3 + life)
-		}, ""},
+		"nothing":              {func(*Store) error { return nil }, "earlier boot-0 prepared"},
+		"swept":                {sweep, "earlier boot-0 prepared"},
+		"prepared again":       {save(1), "preparing 1 --"},
+		"released":             {release(3), "released 3"},
+		"cleared":              {clearAll, ""},
+		"released and cleared": {func(s *Store) error { return errors.Join(release(3)(s), cleared(s, pciA)) }, "released 3"},
+		"released and swept":   {func(s *Store) error { return errors.Join(release(3)(s), s.Sweep(3+life)) }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -300,9 +280,7 @@ func TestEarlierBoots(t *testing.T) {
 			must(t, cleared(s, ""))
 			must(t, s.Sweep(9+life))
 			must(t, s.Sweep(9+life))
-			if left, err := os.ReadDir(filepath.Dir(s.Path(uid))); err != nil || len(left) > 0 {
-				t.Errorf("left: %v, %v", left, err)
-			}
+			wantEmpty(t, s)
 		})
 	}
 }
@@ -373,16 +351,17 @@ func TestLook(t *testing.T) {
 // TestSweepUnfinished: what a killed process was about to put in place goes.
 func TestSweepUnfinished(t *testing.T) {
 	dir := t.TempDir()
-	s, err := Open(dir, "boot-1", OS{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := open(t, dir, OS{})
 	left := filepath.Join(dir, "records", ".uid.boot-1.tmp")
-	if err := errors.Join(os.MkdirAll(filepath.Dir(left), 0o750), os.WriteFile(left, nil, 0o600), s.Sweep(0)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(left); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("it is left: %v", err)
+	must(t, errors.Join(os.MkdirAll(filepath.Dir(left), 0o750), os.WriteFile(left, nil, 0o600), s.Sweep(0)))
+	wantEmpty(t, s)
+}
+
+// wantEmpty fails unless no file is left.
+func wantEmpty(t *testing.T, s *Store) {
+	t.Helper()
+	if left, err := os.ReadDir(filepath.Dir(s.Path(uid))); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
 	}
 }
 

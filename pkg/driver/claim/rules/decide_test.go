@@ -54,7 +54,8 @@ var errSilent = errors.New("no answer on the socket")
 
 // TestVerdicts shows what people read when a claim does not get what it wants, and what other programs can tell apart.
 func TestVerdicts(t *testing.T) {
-	fixed, mps := aPartition(0), whole()
+	fixed, mps, turns := aPartition(0), whole(), whole()
+	turns.Type, turns.Clients = device.TimeSlice, 1
 	fixed.DynamicMIG = false
 	mps.Type, mps.Sharing = device.MPS, &record.Sharing{Session: "gpu"}
 	other := aRecord("o", record.Prepared, aPartition(0))
@@ -74,14 +75,15 @@ func TestVerdicts(t *testing.T) {
 		"divided": {wants(whole()), func(o *Observation) {
 			o.Hardware.MIGState = instances(instance(7, 0, gpu.ComputeInstance{UUID: "MIG-1"}))
 		}, Refused, partition.ErrDivided, "the GPU is partitioned"},
-		"fixed mode":     {wants(fixed), func(*Observation) {}, Refused, nil, "nvidia-smi -i 0000:1b:00.0 -mig 1"},
-		"compute mode":   {wants(mps), func(o *Observation) { o.Hardware.Exclusive = true }, Refused, nil, "-c DEFAULT"},
-		"no supervisor":  {wants(mps), func(o *Observation) { o.Unsupervised = errSilent }, Waiting, errSilent, "no answer on the socket"},
-		"guarded":        {wants(whole()), func(o *Observation) { o.Guards = []record.Guard{guard} }, Waiting, ErrGuarded, "(/data/file): remove it"},
-		"in use":         {wants(whole()), func(o *Observation) { o.Hardware.Users = "process 4711 (python)" }, Waiting, gpu.ErrInUse, "process 4711 (python)"},
-		"fabric":         {wants(whole()), func(o *Observation) { o.Hardware.Fabric = "in progress" }, Waiting, gpu.ErrFabricPending, "(in progress)"},
-		"out of service": {wants(whole()), func(o *Observation) { o.Hardware.Err = errSilent }, Pending, errSilent, "no answer on the socket"},
-		"room":           {wants(aPartition(0)), func(*Observation) {}, Working, nil, ""},
+		"too many of its own": {wants(turns, turns), func(*Observation) {}, Refused, nil, "2 shares of it, and it has 1"},
+		"fixed mode":          {wants(fixed), func(*Observation) {}, Refused, nil, "nvidia-smi -i 0000:1b:00.0 -mig 1"},
+		"compute mode":        {wants(mps), func(o *Observation) { o.Hardware.Exclusive = true }, Refused, nil, "-c DEFAULT"},
+		"no supervisor":       {wants(mps), func(o *Observation) { o.Unsupervised = errSilent }, Waiting, errSilent, "no answer on the socket"},
+		"guarded":             {wants(whole()), func(o *Observation) { o.Guards = []record.Guard{guard} }, Waiting, ErrGuarded, "(/data/file): remove it"},
+		"in use":              {wants(whole()), func(o *Observation) { o.Hardware.Users = "process 4711 (python)" }, Waiting, gpu.ErrInUse, "process 4711 (python)"},
+		"fabric":              {wants(whole()), func(o *Observation) { o.Hardware.Fabric = "in progress" }, Waiting, gpu.ErrFabricPending, "(in progress)"},
+		"out of service":      {wants(whole()), func(o *Observation) { o.Hardware.Err = errSilent }, Pending, errSilent, "no answer on the socket"},
+		"room":                {wants(aPartition(0)), func(*Observation) {}, Working, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := Observation{GPU: pci, Boot: boot, Records: []Record{test.want}}
@@ -115,7 +117,7 @@ func TestSeveralParts(t *testing.T) {
 		return all
 	}
 	want := []Do{Announce, EnableMIG, Start, CreateGI, DropNamesakes, CreateCI, Start, CreateGI, DropNamesakes, CreateCI, Start, WriteSpec, MarkPrepared}
-	if got := do(Decide(o)); !equal(got, want) {
+	if got := do(Decide(o)); !slices.Equal(got, want) {
 		t.Errorf("made by %v, want %v", got, want)
 	}
 	r := &o.Records[0]
@@ -126,21 +128,9 @@ func TestSeveralParts(t *testing.T) {
 	o.Hardware.MIGState = instances(instance(7, 0, gpu.ComputeInstance{UUID: "MIG-1"}), instance(8, 4, gpu.ComputeInstance{UUID: "MIG-2"}))
 	want = []Do{RemoveSpec, DestroyCI, DestroyGI, Unstart, Unstart, DestroyCI, DestroyGI, DisableMIG, Clear}
 	plan := Decide(o)
-	if got := do(plan); !equal(got, want) || plan.Tasks[0].Actions[1].Key != "gpu-shared-second" {
+	if got := do(plan); !slices.Equal(got, want) || plan.Tasks[0].Actions[1].Key != "gpu-shared-second" {
 		t.Errorf("released by %v, want %v", got, want)
 	}
-}
-
-func equal(a, b []Do) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if a[i] != b[i] {
-			return false
-		}
-	}
-	return true
 }
 
 // TestRefusedUnderGuard shows that a partition that somebody made in a place which the claim's process had seen empty is not
@@ -152,7 +142,7 @@ func TestRefusedUnderGuard(t *testing.T) {
 	o.Hardware.MIGState = instances(instance(7, 0, gpu.ComputeInstance{UUID: "MIG-1"}))
 	o.Refused = &Refusal{Action: Action{Do: CreateGI, Claim: "u", GPU: pci, Key: "gpu-mig", Place: slice(0)}, Err: gpu.ErrNoRoom}
 	plan := Decide(o)
-	if len(plan.Tasks) != 1 || !equal([]Do{MarkLost}, []Do{plan.Tasks[0].Actions[0].Do}) {
+	if len(plan.Tasks) != 1 || plan.Tasks[0].Actions[0].Do != MarkLost {
 		t.Fatalf("after the refusal: %+v", plan.Tasks)
 	}
 	o.Refused, o.Records[0].Devices[0].Mark = nil, record.Lost
