@@ -66,7 +66,8 @@ func (b *box) kill(t *testing.T, effect, uid string, devices ...string) {
 	t.Helper()
 	dying := b.manager()
 	b.hooks(nil, b.killAt(effect))
-	if _, err := dying.Prepare(t.Context(), newClaim(uid, devices...)); !errors.Is(err, errKilled) {
+	// That the claim is prepared may have been written down before.
+	if err := runPrepare(t.Context(), dying, newClaim(uid, devices...)); !b.killed() {
 		t.Fatalf("not killed: %v", err)
 	}
 	b.hooks(nil, nil)
@@ -481,12 +482,17 @@ func TestReconcileBehindMuteSupervisor(t *testing.T) {
 		mustPrepare(t, m, newClaim("u2", sliceB0))
 		b.hooks(failTimes("destroy instance", 1, errFault), nil)
 		mustUnprepare(t, m, "u2")
-		b.wantAt(addressB0, true, "it failed")
+		if b.count(pciB) != 1 {
+			t.Fatal("it did not fail")
+		}
 		b.silence(true)
 		start := time.Now()
 		_ = m.cleanUp(t.Context())
-		wantWithin(t, start, time.Hour)
-		b.wantAt(addressB0, false, "it has nothing to do with MPS")
+		wantWithin(t, start, time.Minute)
+		time.Sleep(time.Hour) // what takes longer goes on
+		if b.count(pciB) != 0 {
+			t.Errorf("a partition that has nothing to do with MPS is left: %v", b.state())
+		}
 	})
 }
 
@@ -773,7 +779,7 @@ func TestStaticPartitionInUse(t *testing.T) {
 			b.run(pciA, gpu.Process{PID: 4711, InstanceID: live.InstanceID})
 			b.run(pciC, gpu.Process{PID: 4711, InstanceID: -1})
 			mustUnprepare(t, m, "u1")
-			wantIs(t, runPrepare(t.Context(), m, newClaim("u2", device)), gpu.ErrInUse)
+			wantError(t, runPrepare(t.Context(), m, newClaim("u2", device)), gpu.ErrInUse.Error())
 		})
 	}
 }
