@@ -16,6 +16,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -517,6 +518,41 @@ func TestStoppedWhileMadeAgain(t *testing.T) {
 	}
 }
 
+// TestKilledWhileMadeAgainForHalfAClaim: a process is killed while it prepares a claim on two GPUs and has written down what it has made
+// on one. The same holds for the next one, which goes on with the claim.
+func TestKilledWhileMadeAgainForHalfAClaim(t *testing.T) {
+	for name, lose := range losses {
+		runInBubble(t, name, func(t *testing.T) {
+			b, m := newNode(t)
+			mustPrepare(t, m, newClaim("beside", sliceB0))
+			claim := newClaim("u1", sliceA0, sliceB0)
+			done := goPrepare(t, m, claim)
+			synctest.Wait() // for the second GPU
+			b.hooks(nil, b.killAt("mark preparing"))
+			mustUnprepare(t, b.manager(), "beside")
+			wantIs(t, <-done, errKilled)
+			b.hooks(nil, nil)
+			m = b.manager()
+			live, _ := b.look(addressA0)
+			r, err := m.store.Read("u1")
+			if err != nil || r == nil || r.State != record.Preparing || r.Devices[0].Mark != record.Started || live.UUID == "" {
+				t.Fatalf("got %+v, %v", r, err)
+			}
+
+			lose(b)
+			b.hooks(nil, func(string) error {
+				if _, found := b.look(addressA0); found {
+					return b.die()
+				}
+				return nil
+			})
+			wantIs(t, runPrepare(t.Context(), m, claim), errKilled)
+			b.hooks(nil, nil)
+			b.endAll(b.manager(), "u1")
+		})
+	}
+}
+
 // wantStopped prepares a claim, which fails or panics.
 func wantStopped(t *testing.T, m *Manager, claim *resourceapi.ResourceClaim) {
 	t.Helper()
@@ -729,4 +765,47 @@ func TestPendingReleaseOnFullDisk(t *testing.T) {
 	b.run(pciB)
 	mustReconcile(t, b.manager())
 	b.wantNothing()
+}
+
+// TestDropThatWasNotWritten: of a claim with two groups the first is undone, and the disk is full when that is to be written down.
+// Another claim with a share of the same partition is released meanwhile, and leaves the partition to the record that is still there,
+// which is removed without a look when the second group is undone.
+func TestDropThatWasNotWritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, m := newNode(t)
+		mustPrepare(t, m, newShare("u2", mpsSliceA0, map[resourceapi.QualifiedName]string{"smPercent": "10"}))
+		var failing atomic.Bool // the groups of a claim are prepared side by side
+		b.hooks(func(e string) error {
+			switch {
+			case e == "set limits":
+				failing.Store(true)
+				return errFault
+			case failing.Load() && strings.HasPrefix(e, "write preparing"):
+				return unix.ENOSPC
+			}
+			return nil
+		}, nil)
+		goOn := make(chan struct{})
+		b.beforeEffect(func(address, _ string) error {
+			if address == pciB {
+				<-goOn
+				return errFault
+			}
+			return nil
+		})
+		done := goPrepare(t, m, newClaim("u1", mpsSliceA0, sliceB0))
+		synctest.Wait()
+		b.pass(time.Second)
+		mustUnprepare(t, m, "u2")
+		close(goOn)
+		t.Log(<-done)
+		b.beforeEffect(nil)
+		b.hooks(nil, nil)
+		mustUnprepare(t, m, "u1")
+		mustReconcile(t, m)
+		b.wantNothing()
+		if s := survey(t.Context(), m); len(s.Static) > 0 {
+			t.Errorf("published as somebody else's: %+v", s.Static)
+		}
+	})
 }

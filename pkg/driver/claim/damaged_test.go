@@ -316,3 +316,33 @@ func TestOldRecordIsRecognised(t *testing.T) {
 	b.wantWithoutEffects()
 	mustUnprepare(t, m, "u1")
 }
+
+// TestDamagedRecordAgain: what is written after a release, by another version of the driver for example, is not about what was released.
+func TestDamagedRecordAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, m := newNode(t)
+		mustPrepare(t, m, newClaim("u1", sliceA0, wholeC))
+		damage(t, m, "u1")
+		b.breakDown(pciC, gpu.ErrLost)
+		b.removeForeign(addressA0)
+		_ = m.Unprepare(t.Context(), "u1")
+		_ = m.cleanUp(t.Context())
+		write(t, m.store.Path("u1"), "") // it was prepared again
+		b.makeForeign(addressA0)
+		for range 2 {
+			_ = m.cleanUp(t.Context())
+			if s := survey(t.Context(), m); len(s.Static) > 0 {
+				t.Errorf("what may be the claim's is published as somebody else's: %+v", s)
+			}
+			_ = m.Unprepare(t.Context(), "u1")
+		}
+		b.breakDown(pciC, nil)
+
+		mustPrepare(t, m, newClaim("u2", wholeB))
+		mustUnprepare(t, m, "u2")
+		mustPrepare(t, m, newClaim("u2", wholeB))
+		write(t, m.store.Path("u2"), "")
+		_ = m.cleanUp(t.Context())
+		wantError(t, runPrepare(cancelled(t), m, newClaim("u3", wholeB)), "device "+wholeB)
+	})
+}

@@ -5,6 +5,7 @@ package claim
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -104,6 +105,38 @@ func TestPrepareHangs(t *testing.T) {
 		mustPrepare(t, other, newClaim("u3", wholeB))
 		mustUnprepare(t, m, "u3")
 		wantFindings(t, m)
+	})
+}
+
+// TestHangWakesThoseWhoWait: those who wait for the GPU already are told as well.
+func TestHangWakesThoseWhoWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, m := newNode(t)
+		proceed := make(chan struct{})
+		var comeBack func()
+		b.hooks(func(e string) (err error) {
+			if e == "create instance" {
+				<-proceed
+				err, comeBack = b.hang(pciA)
+			}
+			return err
+		}, nil)
+		results := make(chan error)
+		for uid, device := range map[string]string{"u1": sliceA0, "u2": sliceA4, "u3": sliceA1} {
+			go func() { results <- runPrepare(t.Context(), m, newClaim(uid, device)) }()
+			synctest.Wait()
+		}
+		start := time.Now()
+		close(proceed)
+		for range 3 {
+			wantIs(t, <-results, gpu.ErrHung)
+		}
+		wantWithin(t, start, time.Microsecond)
+		b.hooks(nil, nil)
+		comeBack()
+		synctest.Wait()
+		mustReconcile(t, m)
+		b.wantNothing()
 	})
 }
 
@@ -212,6 +245,37 @@ func TestSessionHangs(t *testing.T) {
 			b.wantNothing()
 		})
 	}
+}
+
+// TestSessionHangsTwice: calls may be out on several GPUs of one session. None of them is free before its own has returned.
+func TestSessionHangsTwice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, m := newNode(t)
+		var backs []func()
+		b.hooks(func(e string) error {
+			if e != "start session" {
+				return nil
+			}
+			callA, backA := b.hang(pciA)
+			callB, backB := b.hang(pciB)
+			backs = append(backs, backA, backB)
+			return fmt.Errorf("twice: %w", errors.Join(fmt.Errorf("first: %w", callA), errFault, callB))
+		}, nil)
+		wantIs(t, runPrepare(t.Context(), m, configure(newClaim("u1", wholeA, wholeB), fromClaim, gpuMPS)), gpu.ErrHung)
+		b.hooks(nil, nil)
+		for i, free := range []bool{false, true} {
+			backs[i]()
+			synctest.Wait()
+			if release, err := m.locks.GPUs(t.Context(), []string{pciB}); (err == nil) != free {
+				t.Errorf("%d calls out, the second GPU: %v", 1-i, err)
+			} else if release != nil {
+				release()
+			}
+		}
+		mustUnprepare(t, m, "u1")
+		mustReconcile(t, m)
+		b.wantNothing()
+	})
 }
 
 // Another process holds one of the GPUs of a session: the pod ends.

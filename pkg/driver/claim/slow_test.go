@@ -619,3 +619,68 @@ func TestSlowGPUOfAClaim(t *testing.T) {
 		b.wantNothing()
 	})
 }
+
+// TestGPUsAreIndependent: while a call hangs on one, claims on others come and go, and those that need the same GPU wait no longer
+// than they are told to.
+func TestGPUsAreIndependent(t *testing.T) {
+	b, m, next := newPair(t)
+	entered, leave := make(chan struct{}), make(chan struct{})
+	hang := sync.OnceFunc(func() { close(entered) })
+	b.beforeEffect(func(address, e string) error {
+		if address == pciA && e == "create instance" {
+			hang()
+			<-leave
+		}
+		return nil
+	})
+	done := goPrepare(t, m, newClaim("hangs", sliceA0))
+	<-entered
+	for _, other := range []*Manager{m, next} {
+		mustPrepare(t, other, newClaim("free", sliceB0, wholeC))
+		mustUnprepare(t, other, "free")
+		ctx, cancel := context.WithCancel(t.Context())
+		waiting := make(chan error)
+		go func() { waiting <- runPrepare(ctx, other, newClaim("waits", sliceA4)) }()
+		cancel()
+		wantIs(t, <-waiting, context.Canceled)
+	}
+	select {
+	case err := <-done:
+		t.Errorf("the hanging call returned: %v", err)
+	default:
+	}
+	close(leave)
+	wantIs(t, <-done, nil)
+	b.endAll(m, "hangs")
+}
+
+// TestManyAtOnce: many claims in two processes at once, on the same GPUs. All are prepared, and nothing is left at the end.
+func TestManyAtOnce(t *testing.T) {
+	b, one, other := newPair(t)
+	managers := []*Manager{one, other}
+	var wg sync.WaitGroup
+	var uids []types.UID
+	for i := range 7 {
+		for g, whole := range []string{wholeA, wholeB} {
+			m := managers[(i+g)%2]
+			claim := newClaim(fmt.Sprint("u", i, "-", g), fmt.Sprint(whole, "-mig-1g10gb-", i))
+			uids = append(uids, claim.UID)
+			wg.Go(func() {
+				for range 3 {
+					wantIs(t, runPrepare(t.Context(), m, claim), nil)
+					wantIs(t, m.Unprepare(t.Context(), claim.UID), nil)
+				}
+				wantIs(t, runPrepare(t.Context(), m, claim), nil)
+			})
+		}
+	}
+	wg.Wait()
+	if b.count(pciA) != 7 || b.count(pciB) != 7 {
+		t.Errorf("not all are there: %v", b.state())
+	}
+	for _, uid := range uids {
+		wg.Go(func() { wantIs(t, one.Unprepare(t.Context(), uid), nil) })
+	}
+	wg.Wait()
+	b.wantNothing()
+}
