@@ -240,6 +240,7 @@ func TestPrepareRefuses(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	wantError(t, runPrepare(t.Context(), m, newClaim("u1", "gpu-0000-ff-00-0")), "gpu-0000-ff-00-0")
 	wantError(t, runPrepare(t.Context(), m, newClaim("../../u1", wholeA)), "claim UID")
 	if err := m.Unprepare(t.Context(), "../u1"); err == nil {
 		t.Error("a path was taken for a UID")

@@ -687,6 +687,114 @@ func (b *box) under(terms device.Terms) *Manager {
 	return m
 }
 
+// turning is a plugin under a policy with this interval for shares.
+func (b *box) turning(interval policy.Interval) *Manager {
+	b.t.Helper()
+	p := testPolicy()
+	p.Default.TimeSlice.Interval = interval
+	return b.under(device.Terms{Policy: p})
+}
+
+// The GPU has the time slice that its first share found in the policy, until the last one is gone.
+func TestIntervalOfFirstShare(t *testing.T) {
+	for _, test := range []struct{ first, later, set policy.Interval }{
+		{policy.IntervalShort, policy.IntervalShort, policy.IntervalShort},
+		{policy.IntervalShort, policy.IntervalLong, policy.IntervalShort},
+		{policy.IntervalShort, policy.IntervalDefault, policy.IntervalShort},
+		{policy.IntervalDefault, policy.IntervalLong, ""},
+	} {
+		b := newBox(t)
+		mustPrepare(t, b.turning(test.first), newClaim("u1", turnsA))
+		m := b.turning(test.later)
+		b.hooks(nil, nil)
+		for _, uid := range []string{"u2", "u3"} {
+			mustPrepare(t, m, newClaim(uid, turnsA))
+		}
+		if seen := b.onHardware(); len(seen) > 0 {
+			t.Errorf("effects of later shares: %v", seen)
+		}
+		for _, uid := range []types.UID{"u2", "u1", "u3"} {
+			b.wantInterval(fmt.Sprintf("%+v", test), "GPU-a", test.set)
+			mustUnprepare(t, m, uid)
+		}
+		b.wantNothing()
+	}
+}
+
+// killTurning kills a plugin that prepares u1 under a policy of short time slices.
+func (b *box) killTurning(t *testing.T, effect string) {
+	t.Helper()
+	dying := b.turning(policy.IntervalShort)
+	b.hooks(nil, b.killAt(effect))
+	wantIs(t, runPrepare(t.Context(), dying, newClaim("u1", turnsA)), errKilled)
+	b.hooks(nil, nil)
+}
+
+// TestIntervalBehindUnreadableRecord: who leaves a share to a claim whose record cannot be read keeps the note of the time slice.
+func TestIntervalBehindUnreadableRecord(t *testing.T) {
+	b := newBox(t)
+	b.killTurning(t, "interval Short")
+	m := b.turning(policy.IntervalDefault)
+	mustPrepare(t, m, newClaim("u2", turnsA))
+	mustPrepare(t, m, newClaim("u3", turnsA))
+	damage(t, m, "u3")
+	mustUnprepare(t, m, "u1")
+	mustPrepare(t, m, newClaim("u3", turnsA))
+	mustUnprepare(t, m, "u3")
+	mustUnprepare(t, m, "u2")
+	_ = m.cleanUp(t.Context())
+	b.wantNothing()
+}
+
+// What a killed plugin was about to set, or has set, is set back: whatever the policy says by then, and whoever has come meanwhile.
+func TestIntervalOfKilled(t *testing.T) {
+	set := map[policy.Interval]policy.Interval{policy.IntervalDefault: "", policy.IntervalLong: policy.IntervalLong}
+	for _, effect := range []string{"write preparing", "interval Short"} {
+		for later, second := range set {
+			for name, end := range map[string]func(b *box, m *Manager){
+				"prepare": func(_ *box, m *Manager) { mustPrepare(t, m, newClaim("u1", turnsA)); mustUnprepare(t, m, "u1") },
+				"prepare another": func(b *box, m *Manager) {
+					mustPrepare(t, m, newClaim("u2", turnsA))
+					mustReconcile(t, m)
+					b.wantInterval("the second alone", "GPU-a", second)
+					mustUnprepare(t, m, "u2")
+				},
+				"prepare and unprepare another": func(_ *box, m *Manager) {
+					mustPrepare(t, m, newClaim("u2", turnsA)) // it takes with it what the first has left
+					mustUnprepare(t, m, "u2")
+					mustUnprepare(t, m, "u1")
+				},
+				"unprepare": func(_ *box, m *Manager) { mustUnprepare(t, m, "u1") },
+				"reconcile": func(_ *box, m *Manager) { mustReconcile(t, m) },
+			} {
+				b := newBox(t)
+				b.killTurning(t, effect)
+				end(b, b.turning(later))
+				if b.wantNothing(); t.Failed() {
+					t.Fatalf("killed at %s, then %s with %s", effect, name, later)
+				}
+			}
+		}
+	}
+}
+
+// One that could not be set back waits for nobody who does not mind.
+func TestIntervalLeft(t *testing.T) {
+	for later, want := range map[policy.Interval]policy.Interval{policy.IntervalDefault: "", policy.IntervalLong: policy.IntervalLong} {
+		b := newBox(t)
+		m := b.turning(policy.IntervalShort)
+		mustPrepare(t, m, newClaim("u1", turnsA))
+		b.hooks(failTimes("interval Default", always, errFault), nil)
+		mustUnprepare(t, m, "u1")
+		b.hooks(nil, nil)
+		m = b.turning(later)
+		mustPrepare(t, m, newClaim("u2", turnsA))
+		mustReconcile(t, m)
+		b.wantInterval("the second", "GPU-a", want)
+		b.endAll(m, "u2")
+	}
+}
+
 // A time slice that is refused leaves nothing. What somebody has set by hand on the GPU is the driver's by then.
 func TestIntervalNotSet(t *testing.T) {
 	for _, refusal := range []error{gpu.ErrNoPermission, gpu.ErrNotSupported, gpu.ErrInvalid, fmt.Errorf("no nvidia-smi: %w", fs.ErrNotExist)} {
