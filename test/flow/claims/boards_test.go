@@ -14,14 +14,18 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
+	"github.com/partage-dev/partage/pkg/kubectl/sliceset/template"
 	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/catalog"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // update rewrites golden files.
@@ -53,14 +57,9 @@ func TestBoardFacts(t *testing.T) {
 			if *update {
 				writeFacts(t, path, got)
 			}
-			data, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			data := must.Get(os.ReadFile(path))(t)
 			var want gpu.Node
-			if err := yaml.UnmarshalStrict(data, &want); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, yaml.UnmarshalStrict(data, &want))
 			if diff := cmp.Diff(&want, got); diff != "" {
 				t.Errorf("%s (-file +discovered):\n%s", board, diff)
 			}
@@ -85,24 +84,17 @@ func discoverAlone(t *testing.T, board string) *gpu.Node {
 		t.Fatalf("discover %s: %v\n%s", board, err, stderr.String())
 	}
 	var node gpu.Node
-	if err := yaml.UnmarshalStrict(out, &node); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, yaml.UnmarshalStrict(out, &node))
 	return &node
 }
 
 func writeFacts(t *testing.T, path string, node *gpu.Node) {
 	t.Helper()
-	text, err := yaml.Marshal(node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(yaml.Marshal(node))(t)
 	const header = `# SPDX-FileCopyrightText: The Partage Authors
 # SPDX-License-Identifier: Apache-2.0
 `
-	if err := os.WriteFile(path, append([]byte(header), text...), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, append([]byte(header), text...), 0o644))
 }
 
 // printFacts is the other process.
@@ -131,4 +123,76 @@ func discover(root string) (*gpu.Node, error) {
 		return nil, err
 	}
 	return client.Discover(ctx)
+}
+
+// TestSliceTemplates checks that kubectl gpu slices makes of a model what the driver prints on
+// a simulated machine with such GPUs, in places and with UUIDs like those of the template.
+func TestSliceTemplates(t *testing.T) {
+	t.Parallel()
+	compared := 0
+	t.Cleanup(func() {
+		if compared < 16 {
+			t.Errorf("compared %d machines only", compared)
+		}
+	})
+	for _, board := range catalog.Boards() {
+		for _, like := range []template.Machine{{Model: board, Count: 2}, {Model: board, Count: 2, MIG: true}} {
+			name := board
+			if like.MIG {
+				name += " with MIG mode on"
+			}
+			t.Run(name, func(t *testing.T) {
+				if like.MIG && !fixedMode(t, board) {
+					t.Skip("MIG mode is not for an administrator to set")
+				}
+				facts := must.Get(like.Facts())(t)
+				n := harness.NewNode(t, board+"x2", func(m *machine.Machine) {
+					for i := range m.GPUs {
+						m.GPUs[i].PCIAddress, m.GPUs[i].UUID = facts.GPUs[i].PCIAddress, facts.GPUs[i].UUID
+					}
+					if like.MIG {
+						harness.TurnMIGOn(m)
+					}
+				})
+				text := must.Get(os.ReadFile(n.DefaultPolicy()))(t)
+				p := must.Get(policy.Decode(text))(t)
+				got, problems, err := like.Slices(template.Options{Driver: harness.DriverName, Node: harness.NodeName, Policy: p})
+				if err != nil || len(problems) > 0 {
+					t.Fatal(err, problems)
+				}
+				want := printedSlices(t, n, true)
+				for i := range want {
+					for _, d := range want[i].Spec.Devices {
+						delete(d.Attributes, deviceattribute.StandardDeviceAttributePCIeRoot)
+						delete(d.Attributes, deviceattribute.StandardDeviceAttributeNUMANode)
+					}
+				}
+				if diff := cmp.Diff(want, got, quantities()); diff != "" {
+					t.Errorf("slices (-printed by the driver +template):\n%s", diff)
+				}
+				compared++
+			})
+		}
+	}
+}
+
+// fixedMode reports whether the MIG mode of a board is for an administrator to set.
+func fixedMode(t *testing.T, board string) bool {
+	t.Helper()
+	b := must.Get(catalog.Load(board))(t)
+	return b.MIG != nil && b.MIG.ResetToSwitch
+}
+
+// TestAlone: the first process of all that these tests and the drivers see is a part of this program, so that those of other
+// tests on this machine use no GPU here.
+func TestAlone(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("namespaces need root")
+	}
+	self := must.Get(os.Stat("/proc/self/exe"))(t)
+	first := must.Get(os.Stat("/proc/1/exe"))(t)
+	if !os.SameFile(self, first) {
+		t.Error("the first process in /proc is another program")
+	}
 }

@@ -5,14 +5,12 @@ package claims
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -58,6 +56,16 @@ func instanceAt(t testing.TB, n *harness.Node, gpu, start int) int {
 	return instances[at].ID
 }
 
+// untilPodTold waits for an event about a pod.
+func untilPodTold(t testing.TB, p *harness.Driver, n *harness.Node, pod, reason string) {
+	t.Helper()
+	p.UntilTrue(t, "event "+reason+" of the pod", func() bool {
+		return slices.ContainsFunc(n.Events(t), func(e corev1.Event) bool {
+			return e.InvolvedObject.Kind == "Pod" && e.InvolvedObject.Name == pod && e.Reason == reason
+		})
+	})
+}
+
 // untilMonitored waits until an XID that says nothing arrives: the driver keeps none for
 // those who come later.
 func untilMonitored(t testing.TB, p *harness.Driver, n *harness.Node, gpus int) {
@@ -79,12 +87,11 @@ func TestXIDOnPartition(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x2")
 	n.StartSupervisor(t)
-	p := n.Start(t, append(harness.Frequent, n.Policy(t, harness.PartitionSharesPolicy+"health: {xids: [{xid: 48, effect: NoExecute}]}\n"))...)
-	p.Ready(t)
+	p := n.Run(t, append(harness.Frequent, n.Policy(t, harness.PartitionSharesPolicy+"health: {xids: [{xid: 48, effect: NoExecute}]}\n"))...)
 	p.UntilPublished(t, n, 0, 1)
 	claims := map[string]*drapb.Claim{}
 	for i, pod := range []string{"hit", "spared"} {
-		claims[pod] = n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(1, "1g.10gb", i)}))
+		claims[pod] = n.Allocate(t, []harness.Device{harness.Partition(1, "1g.10gb", i)})
 		n.API.Reserve(claims[pod].GetNamespace(), claims[pod].GetName(), pod)
 		p.MustPrepare(t, claims[pod])
 	}
@@ -114,62 +121,11 @@ func TestXIDOnPartition(t *testing.T) {
 	p.UntilClean(t, n)
 }
 
-// TestXIDOfReusedInstance checks that an XID that is received when another claim's partition has
-// the instance taints no partition and evicts nobody, that the XID is not lost, and that a later
-// one is placed again.
-func TestXIDOfReusedInstance(t *testing.T) {
-	t.Parallel()
-	n := harness.NewNode(t, "h100x2")
-	flags := append([]string{n.Policy(t, "health: {quietPeriod: 1h, xids: [{xid: 94, effect: NoExecute}]}\n")}, harness.Frequent...)
-	p := n.Start(t, flags...)
-	p.Ready(t)
-	p.UntilPublished(t, n, 0, 1)
-	all := n.DevicesOf(t, 1)
-	name := harness.DeviceName(n.Address(t, 1), harness.Place{Profile: "1g.10gb", Start: 0})
-	first, second := n.AllocateNamed([]string{name}), n.AllocateNamed([]string{name})
-	p.MustPrepare(t, first)
-	untilMonitored(t, p, n, 2)
-
-	hung := n.Inject(t, machine.Fault{Function: "nvmlEventSetWait_v2", GPU: 1, Hang: true, Effect: machine.Proceed})
-	hung.UntilStruck(t, p)
-	instance := instanceAt(t, n, 1, 0)
-	n.SendXID(t, 1, 94, instance)
-	p.MustUnprepare(t, first)
-	p.UntilClean(t, n)
-	n.API.Reserve(second.GetNamespace(), second.GetName(), "spared")
-	p.MustPrepare(t, second)
-	if now := instanceAt(t, n, 1, 0); now != instance {
-		t.Fatalf("the instance is %d, before %d: nothing is tested", now, instance)
-	}
-	hung.Remove(t)
-	untilTaints(t, p, n, "xid", "94:NoSchedule", all...)
-
-	// The event after the one that a hung call returns is young enough.
-	untilMonitored(t, p, n, 2)
-	p.Until(t, "the taint of the partition", func(context.Context) error {
-		n.SendXID(t, 1, 94, instance)
-		found := false
-		n.API.EachDevice(func(d *resourceapi.Device) {
-			for _, taint := range d.Taints {
-				found = found || d.Name == name && taint.Effect == resourceapi.DeviceTaintEffectNoExecute
-			}
-		})
-		if !found {
-			return fmt.Errorf("%s is not evicted", name)
-		}
-		return nil
-	})
-	p.MustUnprepare(t, second)
-	p.UntilClean(t, n)
-}
-
 // TestXIDOnGPU checks that an XID of the GPU taints all of its devices until it was reset,
 // also across a restart of the driver, and that the other GPU goes on.
 func TestXIDOnGPU(t *testing.T) {
 	t.Parallel()
-	n := harness.NewNode(t, "h100x2")
-	p := n.Start(t, harness.Frequent...)
-	p.Ready(t)
+	n, p := harness.NewDriver(t, "h100x2", harness.Frequent...)
 	p.UntilPublished(t, n, 0, 1)
 	untilMonitored(t, p, n, 2)
 	all := n.DevicesOf(t, 1)
@@ -178,20 +134,14 @@ func TestXIDOnGPU(t *testing.T) {
 	untilTaints(t, p, n, "xid", "95:NoExecute", all...)
 	untilTaints(t, p, n, "recovery-required", "reset:NoSchedule", all...)
 	// What another condition has had published may not be written down yet.
-	p.Until(t, "the history of the GPUs' health", func(context.Context) error {
-		data, err := os.ReadFile(filepath.Join(n.PluginsDir, harness.DriverName, "health.json"))
-		if err == nil && !strings.Contains(string(data), `"xid": 95`) {
-			err = errors.New("the XID is not in it")
-		}
-		return err
+	p.UntilTrue(t, "the history of the GPUs' health", func() bool {
+		data, err := os.ReadFile(filepath.Join(n.DataDir(), "health.json"))
+		return err == nil && strings.Contains(string(data), `"xid": 95`)
 	})
 	p.Kill()
-	p = n.Start(t, harness.Frequent...)
-	p.Ready(t)
+	p = n.Run(t, harness.Frequent...)
 	untilTaints(t, p, n, "xid", "95:NoExecute", all...)
-	claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 0)}))
-	p.MustPrepare(t, claim)
-	p.MustUnprepare(t, claim)
+	p.WantFree(t, n, harness.Partition(0, "1g.10gb", 0))
 	n.Update(t, func(m *machine.Machine) {
 		if err := m.ResetGPU(1); err != nil {
 			t.Error(err)
@@ -200,47 +150,4 @@ func TestXIDOnGPU(t *testing.T) {
 	untilTaints(t, p, n, "xid", "")
 	untilTaints(t, p, n, "recovery-required", "")
 	p.UntilEvent(t, n, "GPURecovered", n.Address(t, 1))
-}
-
-// TestFlappingGPU checks that a GPU that is lost again and again is held back for longer, and
-// is offered again all the same.
-func TestFlappingGPU(t *testing.T) {
-	t.Parallel()
-	n := harness.NewNode(t, "h100x2")
-	p := n.Start(t, harness.Frequent...)
-	p.Ready(t)
-	p.UntilPublished(t, n, 0, 1)
-	all := n.DevicesOf(t, 1)
-	heldBack := func() bool {
-		return slices.ContainsFunc(n.Events(t), func(e corev1.Event) bool { return e.Reason == "GPUHeldBack" })
-	}
-	// It is held back for one second, two, four and so on since its health was last read while it
-	// was lost. On a busy machine the first of them may pass between two readings.
-	for times, end := 0, time.Now().Add(harness.Patience); times < 3 || !heldBack() && time.Now().Before(end); times++ {
-		n.Update(t, func(m *machine.Machine) { m.GPUs[1].Failure = harness.NVMLGPUIsLost })
-		untilTaints(t, p, n, "gpu-lost", ":NoSchedule", all...)
-		n.Update(t, func(m *machine.Machine) { m.GPUs[1].Failure = 0 })
-		untilTaints(t, p, n, "gpu-lost", "")
-	}
-	p.UntilEvent(t, n, "GPUHeldBack", n.Address(t, 1), "the GPU is back, but not for the first time")
-}
-
-// TestClaimOfLostGPU checks that a pod whose GPU fails between allocation and preparation is
-// told what helps.
-func TestClaimOfLostGPU(t *testing.T) {
-	t.Parallel()
-	n := harness.NewNode(t, "h100x2")
-	p := n.Start(t, harness.Frequent...)
-	p.Ready(t)
-	p.UntilPublished(t, n, 0, 1)
-	all := n.DevicesOf(t, 1)
-	claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(1, "1g.10gb", 0)}))
-	n.Update(t, func(m *machine.Machine) { m.GPUs[1].Failure = harness.NVMLGPUIsLost })
-	untilTaints(t, p, n, "gpu-lost", ":NoSchedule", all...)
-	got := p.Prepare(t, claim)[0].GetError()
-	for _, want := range []string{"cannot be used now, the GPU is lost", "delete the pod"} {
-		if !strings.Contains(got, want) {
-			t.Errorf("the kubelet gets %q, want %q", got, want)
-		}
-	}
 }

@@ -9,20 +9,25 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/wait"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestPublished checks that the driver publishes what its slices command prints.
@@ -33,32 +38,22 @@ func TestPublished(t *testing.T) {
 		change  func(*machine.Machine)
 		noGate  bool
 	}{
-		"partitionable":              {machine: "dgx-h100"},
-		"gate off":                   {machine: "dgx-h100", noGate: true},
-		"no MIG":                     {machine: "l4x1"},
-		"Ampere with MIG mode on":    {machine: "a100-80x1", change: harness.TurnMIGOn},
-		"Ampere with the gate off":   {machine: "a100-80x1", change: harness.TurnMIGOn, noGate: true},
-		"no GPU but a driver":        {machine: "l4x1", change: func(m *machine.Machine) { m.GPUs = nil }},
-		"more counters than a slice": {machine: "h100x16"},
+		"partitionable":              {"dgx-h100", unchanged, false},
+		"gate off":                   {"dgx-h100", unchanged, true},
+		"no MIG":                     {"l4x1", unchanged, false},
+		"Ampere with MIG mode on":    {"a100-80x1", harness.TurnMIGOn, false},
+		"Ampere with the gate off":   {"a100-80x1", harness.TurnMIGOn, true},
+		"no GPU but a driver":        {"l4x1", func(m *machine.Machine) { m.GPUs = nil }, false},
+		"more counters than a slice": {"h100x16", unchanged, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			change := test.change
-			if change == nil {
-				change = func(*machine.Machine) {}
-			}
-			n := harness.NewNode(t, test.machine, change)
+			n := harness.NewNode(t, test.machine, test.change)
 			n.API.DropCounters(test.noGate)
-			p := n.Start(t)
-			p.Ready(t)
+			p := n.Run(t)
 			const told = "turn on the feature gate DRAPartitionableDevices"
 			if test.noGate {
-				p.Until(t, "the log of what is left out", func(context.Context) error {
-					if !strings.Contains(p.Log.String(), told) {
-						return errors.New("nothing yet")
-					}
-					return nil
-				})
+				p.WantLog(t, told)
 			}
 			if got := strings.Count(p.Log.String(), told); (got == 1) != test.noGate || got > 1 {
 				t.Errorf("the log has %d lines about the feature gate", got)
@@ -76,26 +71,17 @@ func TestPublished(t *testing.T) {
 }
 
 // printedSlices runs the slices command.
-func printedSlices(t *testing.T, n *harness.Node, partitionable bool) []resourceapi.ResourceSlice {
+func printedSlices(t *testing.T, n *harness.Node, partitionable bool) (all []resourceapi.ResourceSlice) {
 	t.Helper()
-	flag := "--partitionable-devices"
-	if !partitionable {
-		flag += "=false"
-	}
 	var stdout, stderr bytes.Buffer
-	cmd := exec.CommandContext(t.Context(), harness.Built.Driver, "slices", "--node-name="+harness.NodeName, flag,
+	cmd := exec.CommandContext(t.Context(), harness.Built.Driver, "slices", "--node-name="+harness.NodeName, fmt.Sprintf("--partitionable-devices=%t", partitionable),
 		"--driver-root="+n.Root, "--proc-root="+n.Root+"/proc", "--sys-root="+n.Root+"/sys", "--policy-file="+n.DefaultPolicy(),
 		"--kubelet-plugins-dir="+n.PluginsDir, "-v=0")
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil {
+	if err := cmd.Run(); err != nil || stderr.Len() > 0 {
 		t.Fatalf("slices: %v\n%s", err, stderr.String())
 	}
-	if stderr.Len() > 0 {
-		t.Errorf("slices writes to stderr:\n%s", stderr.String())
-	}
-	var all []resourceapi.ResourceSlice
-	decoder := utilyaml.NewYAMLOrJSONDecoder(&stdout, 4096)
-	for {
+	for decoder := utilyaml.NewYAMLOrJSONDecoder(&stdout, 4096); ; {
 		var slice resourceapi.ResourceSlice
 		err := decoder.Decode(&slice)
 		if errors.Is(err, io.EOF) {
@@ -104,10 +90,9 @@ func printedSlices(t *testing.T, n *harness.Node, partitionable bool) []resource
 		if err != nil {
 			t.Fatalf("slices prints what is not YAML: %v", err)
 		}
-		if slice.Kind == "" {
-			continue // what precedes the first document
+		if slice.Kind != "" { // otherwise it is what precedes the first document
+			all = append(all, slice)
 		}
-		all = append(all, slice)
 	}
 }
 
@@ -140,7 +125,7 @@ func quantities() cmp.Option {
 func TestDriverAppears(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1")
-	claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 0)}))
+	claim := n.Allocate(t, []harness.Device{harness.Partition(0, "1g.10gb", 0)})
 	for _, dir := range []string{"usr", "dev"} {
 		harness.Rename(t, filepath.Join(n.Root, dir), filepath.Join(n.Root, dir+".later"))
 	}
@@ -171,29 +156,10 @@ func TestDriverAppears(t *testing.T) {
 }
 
 // reregister connects again, like a kubelet that was restarted.
-func reregister(t *testing.T, n *harness.Node, p *harness.Driver) *harness.Driver {
+func reregister(t *testing.T, n *harness.Node, p *harness.Driver) {
 	t.Helper()
 	uid := p.Cmd.Args[slices.IndexFunc(p.Cmd.Args, func(a string) bool { return strings.HasPrefix(a, "--pod-uid=") })]
 	p.Register(t, n.RegistrarDir, strings.TrimPrefix(uid, "--pod-uid="))
-	return p
-}
-
-// TestRollingUpdate checks that the new instance serves before the old one ends, and that
-// either may be called.
-func TestRollingUpdate(t *testing.T) {
-	t.Parallel()
-	n := harness.NewNode(t, "h100x1")
-	before := n.Start(t)
-	one := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 0)}))
-	two := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 1)}))
-	before.MustPrepare(t, one)
-	after := n.Start(t)
-	after.MustPrepare(t, two)
-	before.MustUnprepare(t, two)
-	before.Stop(t)
-	after.Ready(t)
-	after.MustUnprepare(t, one)
-	n.WantClean(t)
 }
 
 // TestWrongNode checks that the driver ends with an error in one line where the cluster has
@@ -204,18 +170,13 @@ func TestWrongNode(t *testing.T) {
 	var stderr bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), harness.Built.Driver, "--node-name=node-2", "--kubeconfig="+n.Kubeconfig,
 		"--driver-root="+n.Root, "--proc-root="+n.Root+"/proc", "--sys-root="+n.Root+"/sys", "--cdi-root="+n.CDIDir,
-		"--nvidia-cdi-hook="+harness.Built.NVIDIAHook, "--partage-hook="+harness.Built.Hook, "--kubelet-plugins-dir="+n.PluginsDir, "--kubelet-registrar-dir="+n.RegistrarDir,
-		"-v=0")
+		"--nvidia-cdi-hook="+harness.Built.NVIDIAHook, "--partage-hook="+harness.Built.Hook, "--kubelet-plugins-dir="+n.PluginsDir,
+		"--kubelet-registrar-dir="+n.RegistrarDir, "-v=0")
 	cmd.Stderr = &stderr
 	var exit *exec.ExitError
-	if err := cmd.Run(); !errors.As(err, &exit) || exit.ExitCode() != 1 {
-		t.Errorf("the driver ended with %v", err)
-	}
-	// A call that returns meanwhile may say so in the line after that.
-	lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")
-	const want = `gpu-kubelet-plugin: the cluster has no node named "node-2"`
-	if !slices.ContainsFunc(lines, func(line string) bool { return strings.HasPrefix(line, want) }) {
-		t.Errorf("no line says why:\n%s", &stderr)
+	// A call that returns meanwhile may say so in another line.
+	if err := cmd.Run(); !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains("\n"+stderr.String(), "\ngpu-kubelet-plugin: the cluster has no node named \"node-2\"") {
+		t.Errorf("the driver ended with %v:\n%s", err, &stderr)
 	}
 }
 
@@ -255,11 +216,8 @@ func TestKubeletRestart(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := harness.NewNode(t, "h100x1")
-			p := n.Start(t)
-			p.Ready(t)
-			claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 0)}))
-			p.MustPrepare(t, claim)
+			n, p := harness.NewDriver(t, "h100x1")
+			claim, _ := p.NewClaim(t, n, harness.Partition(0, "1g.10gb", 0))
 			restart(t, n, p)
 			untilPrinted(t, p, n)
 			p.WantLog(t, publishedAgain)
@@ -270,108 +228,123 @@ func TestKubeletRestart(t *testing.T) {
 	}
 }
 
-// untilPodTold waits for an event about a pod.
-func untilPodTold(t testing.TB, p *harness.Driver, n *harness.Node, pod, reason string) {
-	t.Helper()
-	p.Until(t, "event "+reason+" of the pod", func(context.Context) error {
-		events := n.Events(t)
-		if !slices.ContainsFunc(events, func(e corev1.Event) bool {
-			return e.InvolvedObject.Kind == "Pod" && e.InvolvedObject.Name == pod && e.Reason == reason
-		}) {
-			return fmt.Errorf("there are %+v", events)
+// TestCordonOfOneGPU: an administrator names GPUs in an annotation of the Node. Pods get no device of these, and those of the
+// others.
+func TestCordonOfOneGPU(t *testing.T) {
+	t.Parallel()
+	n := harness.NewNode(t, "h100x2")
+	n.API.Annotate(harness.NodeName, "partage.dev/cordoned-gpus", n.Address(t, 1))
+	p := n.Run(t)
+	// open are the devices of a GPU that pods may get. That nothing can start MPS on this node does not count.
+	open := func(gpu int) (names []string) {
+		devices := n.Published()
+		for _, name := range n.DevicesOf(t, gpu) {
+			if !slices.ContainsFunc(devices[name].Taints, func(t resourceapi.DeviceTaint) bool {
+				return t.Effect != resourceapi.DeviceTaintEffectNone && !strings.HasSuffix(t.Key, "/mps-unavailable")
+			}) {
+				names = append(names, name)
+			}
 		}
-		return nil
-	})
+		return names
+	}
+	p.UntilTrue(t, "the GPU to be cordoned", func() bool { return len(open(1)) == 0 })
+	if all := n.DevicesOf(t, 0); len(all) == 0 || len(open(0)) != len(all) {
+		t.Errorf("only %v of %v can be allocated of the GPU that is not cordoned", open(0), all)
+	}
 }
 
-// TestGPULost checks that the devices of a lost GPU stay published and are tainted until
-// it is back, that the pods which have them are told, and that the other GPU can be used.
-func TestGPULost(t *testing.T) {
+// renderedChart is what helm makes of the chart with its default values.
+const renderedChart = "../../../deployments/helm/testdata/defaults.golden.yaml"
+
+// chartClasses are the chart's DeviceClasses.
+func chartClasses(t *testing.T) (classes []resourceapi.DeviceClass) {
+	t.Helper()
+	chart := must.Get(os.ReadFile(renderedChart))(t)
+	for decoder := utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(chart), 4096); ; {
+		var class resourceapi.DeviceClass
+		err := decoder.Decode(&class)
+		if errors.Is(err, io.EOF) {
+			return classes
+		}
+		if err == nil && class.Kind == "DeviceClass" { // otherwise an object of another kind
+			classes = append(classes, class)
+		}
+	}
+}
+
+// selected are the published devices that a scheduler may allocate for a request of a class.
+func selected(t *testing.T, n *harness.Node, class *resourceapi.DeviceClass) (names []string) {
+	t.Helper()
+	for name, d := range n.Published() {
+		matches := true
+		for _, selector := range class.Spec.Selectors {
+			program := cel.GetCompiler(cel.Features{EnableConsumableCapacity: true}).CompileCELExpression(selector.CEL.Expression, cel.Options{})
+			if program.Error != nil {
+				t.Fatal(program.Error)
+			}
+			is, _, err := program.DeviceMatches(t.Context(), cel.Device{
+				Driver: harness.DriverName, AllowMultipleAllocations: d.AllowMultipleAllocations, Attributes: d.Attributes, Capacity: d.Capacity,
+			})
+			if err != nil {
+				t.Fatalf("class %s on device %s, which ends the scheduling of pods: %v", class.Name, name, err)
+			}
+			matches = matches && is
+		}
+		if matches {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// TestExtendedResourceNeedsKubelet: a kubelet older than 1.36 does not know extended resources that are devices: it starts a
+// container that asks for nvidia.com/gpu without a GPU, while a device is allocated. So no device of its node is
+// given out for it, whatever the version of the control plane.
+func TestExtendedResourceNeedsKubelet(t *testing.T) {
 	t.Parallel()
-	for reason, code := range map[string]int{"gpu-lost": 15, "reset-required": 16} {
-		t.Run(reason, func(t *testing.T) {
+	for kubelet, want := range map[string]int{"v1.35.9": 0, "v1.36.0": 2, "vunknown": 0} {
+		t.Run(strings.ReplaceAll(kubelet[1:], ".", "-"), func(t *testing.T) {
 			t.Parallel()
 			n := harness.NewNode(t, "h100x2")
-			n.StartSupervisor(t)
-			p := n.Start(t)
-			p.Ready(t)
-			untilPrinted(t, p, n)
-			all := n.DevicesOf(t, 1)
-			fail := func(code int) {
-				t.Helper()
-				if err := n.State.Update(func(m *machine.Machine) error {
-					m.GPUs[1].Failure = code
-					return nil
-				}); err != nil {
-					t.Fatal(err)
+			n.API.SetKubelet(harness.NodeName, kubelet)
+			n.Run(t)
+			got, wanted := map[string]int{}, map[string]int{"nvidia.com/gpu": want, "nvidia.com/gpu.shared": want, "claims": 2}
+			for _, class := range chartClasses(t) {
+				is := ptr.Deref(class.Spec.ExtendedResourceName, "")
+				if class.Name == "gpu.nvidia.com" {
+					got["claims"] += len(selected(t, n, &class))
+				}
+				if _, counts := wanted[is]; counts {
+					got[is] += len(selected(t, n, &class))
 				}
 			}
-			used := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(1, "1g.10gb", 0)}))
-			n.API.Reserve(used.GetNamespace(), used.GetName(), "user")
-			p.MustPrepare(t, used)
-			fail(code)
-			p.UntilTainted(t, n, reason, all)
-			untilPodTold(t, p, n, "user", map[string]string{"gpu-lost": "GPULost", "reset-required": "GPUResetRequired"}[reason])
-			p.UntilEvent(t, n, map[string]string{"gpu-lost": "GPULost", "reset-required": "GPUResetRequired"}[reason], n.Address(t, 1))
-			claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 0)}))
-			p.MustPrepare(t, claim)
-			p.MustUnprepare(t, claim)
-			for _, service := range []string{"liveness", "readiness"} {
-				if err := p.Check(service)(t.Context()); err != nil {
-					t.Error(err)
-				}
-			}
-			fail(0)
-			p.UntilTainted(t, n, reason, nil)
-			untilPrinted(t, p, n)
-			p.UntilEvent(t, n, "GPURecovered", n.Address(t, 1))
-			untilPodTold(t, p, n, "user", "GPURecovered")
-			p.MustUnprepare(t, used)
-			told := 0
-			for _, e := range n.Events(t) {
-				if strings.Contains(e.Message, n.Address(t, 1)) && e.InvolvedObject.Kind == "Node" && e.Type == corev1.EventTypeWarning {
-					told += int(e.Count)
-				}
-			}
-			if told != 1 {
-				t.Errorf("%d events, want one: %+v", told, n.Events(t))
+			if diff := cmp.Diff(wanted, got); diff != "" {
+				t.Errorf("devices that a node with kubelet %s gives out, by extended resource (-want +got):\n%s", kubelet, diff)
 			}
 		})
 	}
 }
 
-// TestDriverUnloaded checks that all devices are tainted and pods can end while the NVIDIA
-// driver is unloaded, and that all recovers by itself.
-func TestDriverUnloaded(t *testing.T) {
+const countLabel = "nvidia.com/gpu.count"
+
+// TestLabelsOfNodeRegisteredAgain: a node that was deleted and has registered again gets its labels when it gets its slices: pods
+// select nodes by them.
+func TestLabelsOfNodeRegisteredAgain(t *testing.T) {
 	t.Parallel()
-	n := harness.NewNode(t, "h100x2")
-	p := n.Start(t)
-	p.Ready(t)
-	claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 0)}))
-	p.MustPrepare(t, claim)
-
-	const driverNotLoaded = 9
-	away := n.Inject(t, machine.Fault{Function: "*", GPU: -1, Code: driverNotLoaded})
-	p.UntilTainted(t, n, "unresponsive", append(n.DevicesOf(t, 0), n.DevicesOf(t, 1)...))
-	p.Until(t, "the driver not to be ready", func(ctx context.Context) error {
-		if err := p.Check("readiness")(ctx); err == nil {
-			return errors.New("it is")
-		}
-		return nil
+	n, p := harness.NewDriver(t, "h100x2", "--node-labels=Write")
+	labelled := func() bool { return n.API.Node(harness.NodeName).Labels[countLabel] == "2" }
+	p.UntilTrue(t, "the labels of the node", labelled)
+	n.API.DeleteNode(harness.NodeName)
+	n.API.DeleteSlices() // the node owned them
+	n.API.AddNode(harness.NodeName)
+	reregister(t, n, p)
+	uid := n.API.Node(harness.NodeName).UID
+	p.UntilTrue(t, "the slices of the node as it is now", func() bool {
+		all := n.API.Slices()
+		return len(all) > 0 && all[0].OwnerReferences[0].UID == uid
 	})
-	if err := p.Check("liveness")(t.Context()); err != nil {
-		t.Error(err)
+	const limit = time.Minute // is reached where the labels come minutes later
+	if err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, limit, true, func(context.Context) (bool, error) { return labelled(), nil }); err != nil {
+		t.Error("a node that has registered again has its slices, and not the labels of its GPUs")
 	}
-	p.MustUnprepare(t, claim)
-
-	away.Remove(t)
-	p.Ready(t)
-	untilPrinted(t, p, n)
-	p.Until(t, "the partition to be removed", func(context.Context) error {
-		if left := n.Instances(t); len(left) > 0 {
-			return fmt.Errorf("left: %+v", left)
-		}
-		return nil
-	})
-	p.MustPrepare(t, claim)
 }

@@ -6,7 +6,6 @@ package claims
 import (
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,32 +13,33 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/dynamic-resource-allocation/api/metadata"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/api"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
-// untilStatus waits until a claim's status is as wanted, and returns it.
-func untilStatus(t *testing.T, n *harness.Node, p *harness.Driver, claim *drapb.Claim, want string, check func([]harness.StatusEntry) bool) []harness.StatusEntry {
+// untilStatus waits until a claim's status has this condition of its only device, and returns it.
+func untilStatus(t *testing.T, n *harness.Node, p *harness.Driver, claim *drapb.Claim, want string) (entry harness.StatusEntry) {
 	t.Helper()
-	var entries []harness.StatusEntry
 	p.Until(t, "the status of claim "+claim.GetName()+": "+want, func(context.Context) error {
-		var err error
-		if entries, err = n.Status(claim.GetNamespace(), claim.GetName()); err != nil {
-			return err
+		entries, err := n.Status(claim.GetNamespace(), claim.GetName())
+		if err == nil && (len(entries) != 1 || entries[0].Ready != want) {
+			err = fmt.Errorf("%+v", entries)
 		}
-		if !check(entries) {
-			return fmt.Errorf("%+v", entries)
+		if err == nil {
+			entry = entries[0]
 		}
-		return nil
+		return err
 	})
-	return entries
+	return entry
 }
 
-// mig returns the UUID of the only partition of a GPU.
+// mig returns the only partition of a GPU.
 func mig(t *testing.T, n *harness.Node, gpu int) machine.GPUInstance {
 	t.Helper()
 	instances := n.Machine(t).GPUs[gpu].MIG.Instances
@@ -53,17 +53,12 @@ func mig(t *testing.T, n *harness.Node, gpu int) machine.GPUInstance {
 // GPU; after a restart it is still right, and nothing is said of what was released meanwhile.
 func TestClaimStatus(t *testing.T) {
 	t.Parallel()
-	n := harness.NewNode(t, "h100x3")
-	p := n.Start(t, harness.ClaimStatusOn, "--poll-interval=100ms")
-	p.Ready(t)
-	partition := n.AllocateNamed([]string{harness.DeviceName(n.Address(t, 0), harness.Place{Profile: "2g.20gb", Start: 2})})
-	whole := n.AllocateNamed([]string{harness.DeviceName(n.Address(t, 1), harness.Place{})})
-	p.MustPrepare(t, partition)
-	p.MustPrepare(t, whole)
+	const ready, lost = "True/Ready", "False/GPULost"
+	n, p := harness.NewDriver(t, "h100x3", harness.ClaimStatusOn, "--poll-interval=100ms")
+	partition, _ := p.NewClaim(t, n, harness.Partition(0, "2g.20gb", 2))
+	whole, _ := p.NewClaim(t, n, harness.Device{GPU: 1})
 
-	ready := func(e []harness.StatusEntry) bool { return len(e) == 1 && e[0].Ready == "True/Ready" }
-	lost := func(e []harness.StatusEntry) bool { return len(e) == 1 && e[0].Ready == "False/GPULost" }
-	got := untilStatus(t, n, p, partition, "ready", ready)[0].DeviceStatus
+	got := untilStatus(t, n, p, partition, ready).DeviceStatus
 	instance := mig(t, n, 0)
 	ci := instance.Compute[0]
 	want := api.DeviceStatus{
@@ -76,25 +71,27 @@ func TestClaimStatus(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" || got.APIVersion != api.StatusVersion {
 		t.Errorf("partition (-want +got):\n%s", diff)
 	}
-	if got := untilStatus(t, n, p, whole, "ready", ready)[0]; got.UUID != n.Machine(t).GPUs[1].UUID || got.ParentUUID != got.UUID || got.Type != "gpu" {
+	if got := untilStatus(t, n, p, whole, ready); got.UUID != n.Machine(t).GPUs[1].UUID || got.ParentUUID != got.UUID || got.Type != "gpu" {
 		t.Errorf("whole GPU: %+v", got)
 	}
 
-	n.Update(t, func(m *machine.Machine) { m.GPUs[1].Failure = harness.NVMLGPUIsLost })
-	untilStatus(t, n, p, whole, "lost", lost)
-	untilStatus(t, n, p, partition, "ready", ready)
-	n.Update(t, func(m *machine.Machine) { m.GPUs[1].Failure = 0 })
-	untilStatus(t, n, p, whole, "ready again", ready)
+	fail := func(code int) {
+		t.Helper()
+		n.Update(t, func(m *machine.Machine) { m.GPUs[1].Failure = code })
+	}
+	fail(harness.NVMLGPUIsLost)
+	untilStatus(t, n, p, whole, lost)
+	untilStatus(t, n, p, partition, ready)
+	fail(0)
+	untilStatus(t, n, p, whole, ready)
 
 	p.MustUnprepare(t, whole)
 	p.Kill()
 	before, released := n.API.Claim(partition.GetNamespace(), partition.GetName()), n.API.Claim(whole.GetNamespace(), whole.GetName())
-	n.Update(t, func(m *machine.Machine) { m.GPUs[1].Failure = harness.NVMLGPUIsLost })
-	p = n.Start(t, harness.ClaimStatusOn)
-	p.Ready(t)
-	second := n.AllocateNamed([]string{harness.DeviceName(n.Address(t, 2), harness.Place{})})
-	p.MustPrepare(t, second)
-	untilStatus(t, n, p, second, "ready", ready)
+	fail(harness.NVMLGPUIsLost)
+	p = n.Run(t, harness.ClaimStatusOn)
+	second, _ := p.NewClaim(t, n, harness.Device{GPU: 2})
+	untilStatus(t, n, p, second, ready)
 	for _, claim := range []*resourceapi.ResourceClaim{before, released} {
 		if diff := cmp.Diff(claim, n.API.Claim(claim.Namespace, claim.Name)); diff != "" {
 			t.Errorf("a status that was right was written again, or one that is not the driver's any more (-before +after):\n%s", diff)
@@ -104,48 +101,28 @@ func TestClaimStatus(t *testing.T) {
 	n.WantClean(t)
 }
 
-// readMetadata reads what programs in a container can know of the device of a claim's only
-// request.
-func readMetadata(t *testing.T, n *harness.Node, claim *drapb.Claim, ids []string) *metadata.DeviceMetadata {
-	t.Helper()
-	read, err := harness.ReadMetadata(n.Container(t, ids...), claim.GetName(), "r0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return read
-}
-
 // TestDeviceMetadata: containers have a file about their devices; it survives the driver, and goes
 // with the claim.
 func TestDeviceMetadata(t *testing.T) {
 	t.Parallel()
-	n := harness.NewNode(t, "h100x3")
-	p := n.Start(t, harness.DeviceMetadataOn)
-	p.Ready(t)
-	name := harness.DeviceName(n.Address(t, 0), harness.Place{Profile: "1g.10gb", Start: 4})
-	claim := n.AllocateNamed([]string{name})
-	ids := p.MustPrepare(t, claim)
+	n, p := harness.NewDriver(t, "h100x3", harness.DeviceMetadataOn)
+	claim, ids := p.NewClaim(t, n, harness.Partition(0, "1g.10gb", 4))
 	if len(ids) != 2 || !strings.HasPrefix(ids[1], harness.DriverName+"/metadata=") {
 		t.Fatalf("CDI ids %v", ids)
 	}
 	check := func(when string) {
 		t.Helper()
-		read := readMetadata(t, n, claim, ids)
-		if len(read.Requests) != 1 || len(read.Requests[0].Devices) != 1 {
-			t.Fatalf("%s: %+v", when, read)
+		read, err := harness.ReadMetadata(n.Container(t, ids...), claim.GetName(), "r0")
+		if err != nil || len(read.Requests) != 1 || len(read.Requests[0].Devices) != 1 {
+			t.Fatalf("%s: %+v, %v", when, read, err)
 		}
 		d := read.Requests[0].Devices[0]
 		text := func(name resourceapi.QualifiedName) string {
-			if value := d.Attributes[name].StringValue; value != nil {
-				return *value
-			}
-			return "nothing"
+			return ptr.Deref(d.Attributes[name].StringValue, "nothing")
 		}
-		if d.Name != name || text("uuid") != mig(t, n, 0).Compute[0].UUID || text("parentUUID") != n.Machine(t).GPUs[0].UUID || text("type") != "mig" {
+		if text("uuid") != mig(t, n, 0).Compute[0].UUID || text("parentUUID") != n.Machine(t).GPUs[0].UUID || text("type") != "mig" ||
+			d.Attributes["gpuInstanceID"].IntValue == nil || d.Attributes["driverVersion"].VersionValue == nil {
 			t.Errorf("%s: %+v", when, read)
-		}
-		if d.Attributes["gpuInstanceID"].IntValue == nil || d.Attributes["driverVersion"].VersionValue == nil {
-			t.Errorf("%s: %+v", when, d.Attributes)
 		}
 	}
 	check("prepared")
@@ -153,8 +130,7 @@ func TestDeviceMetadata(t *testing.T) {
 	// After a reboot the kubelet has the claim prepared again, with another partition.
 	p.Kill()
 	n.Reboot(t)
-	p = n.Start(t, harness.DeviceMetadataOn)
-	p.Ready(t)
+	p = n.Run(t, harness.DeviceMetadataOn)
 	if again := p.MustPrepare(t, claim); !slices.Equal(again, ids) {
 		t.Errorf("CDI ids %v, before the reboot %v", again, ids)
 	}
@@ -162,56 +138,71 @@ func TestDeviceMetadata(t *testing.T) {
 
 	// A driver that does not write such files leaves those of containers that have them.
 	p.Kill()
-	p = n.Start(t)
-	p.Ready(t)
+	p = n.Run(t)
 	check("switched off")
 
 	p.Kill()
-	p = n.Start(t, harness.DeviceMetadataOn)
-	p.Ready(t)
+	p = n.Run(t, harness.DeviceMetadataOn)
 	p.MustUnprepare(t, claim)
-	left, err := os.ReadDir(filepath.Join(n.PluginsDir, harness.DriverName, "dra-device-metadata"))
-	if err != nil || len(left) > 0 {
-		t.Errorf("left: %v, %v", left, err)
+	if left := harness.List(t, filepath.Join(n.DataDir(), "dra-device-metadata")); len(left) > 0 {
+		t.Errorf("left: %v", left)
 	}
 	n.WantClean(t)
 }
 
-// TestClaimStatusOfShares: each claim's status has its own share, with its limits and those of
-// the hardware, and the loss of the server that they have in common.
-func TestClaimStatusOfShares(t *testing.T) {
-	t.Parallel()
-	n := harness.NewNode(t, "h100x1")
-	n.StartSupervisor(t)
-	p := n.Start(t, harness.ClaimStatusOn, harness.DeviceMetadataOn, "--poll-interval=100ms")
-	p.Ready(t)
-	gpu := n.Machine(t).GPUs[0]
+// TestErrorsNameNoOtherTenant: what is in the way of a claim, the kubelet is told without the claims, pods, processes and UIDs of other
+// namespaces, and the log has them. The kubelet puts it into an event of the pod.
+func TestErrorsNameNoOtherTenant(t *testing.T) {
+	// Not in parallel: its program, in a pod without a claim, has a node open that the GPUs of other machines have, too.
+	n, p := harness.NewDriver(t, "h100x4")
+	var secrets []string
+	victim := func(d harness.Device) *drapb.Claim {
+		c := n.Allocate(t, []harness.Device{d})
+		stored := n.API.Claim(c.GetNamespace(), c.GetName())
+		n.API.DeleteClaim(c.GetNamespace(), c.GetName())
+		stored.Namespace, stored.Name, c.Namespace, c.Name = "victim", "secret", "victim", "secret"
+		n.API.SetClaim(stored)
+		secrets = append(secrets, c.GetUid())
+		p.MustPrepare(t, c)
+		return c
+	}
+	victim(harness.Device{GPU: 0})
+	for range 4 {
+		victim(harness.Device{GPU: 1, Kind: harness.TimeSlice})
+	}
+	ended := victim(harness.Device{GPU: 2})
+	program := must.Get(n.StartReady(t.Context(), t, n.Container(t, p.MustPrepare(t, ended)...), "hold", "--memory=1Gi"))(t)
+	pod := uuid.NewUUID()
+	program.InPod(t, pod)
+	p.MustUnprepare(t, ended)
+	n.DamageRecords(t, victim(harness.Device{GPU: 3}).GetUid(), harness.CutOff)
+	secrets = append(secrets, "victim", "secret", string(pod), "cuda-client")
+
 	var claims []*drapb.Claim
-	for _, percent := range []int{10, 25} {
-		claim := n.Allocate(t, []harness.Device{{GPU: 0, Kind: harness.MPS, Memory: 3 << 30, Percent: percent}})
-		ids := p.MustPrepare(t, claim)
-		claims = append(claims, claim)
-		want := &api.LimitsStatus{MemoryBytes: 3 << 30, SMPercent: percent, Multiprocessors: map[int]int{10: 12, 25: 32}[percent], EffectiveSMPercent: map[int]int{10: 9, 25: 24}[percent]}
-		got := untilStatus(t, n, p, claim, "ready", func(e []harness.StatusEntry) bool { return len(e) == 1 && e[0].Ready == "True/Ready" })[0]
-		if diff := cmp.Diff(want, got.Limits); diff != "" || got.UUID != gpu.UUID || got.Type != "mps" || got.MPS == nil || got.MPS.ClientPriority != api.PriorityNormal {
-			t.Errorf("%d%%: %+v (-want +got):\n%s", percent, got, diff)
+	want := []string{
+		"prepared for a claim of another namespace", "all are taken, one of them by a claim of another namespace",
+		"for a claim of another namespace and is in use: a process of a pod that is not named here", "(what the driver's log names)",
+	}
+	for gpu := range want {
+		d := harness.Device{GPU: gpu}
+		if gpu == 1 {
+			d.Kind = harness.TimeSlice
 		}
-		stored := n.API.Claim(claim.GetNamespace(), claim.GetName())
-		if share := stored.Status.Devices[0].ShareID; share == nil || *share != string(*stored.Status.Allocation.Devices.Results[0].ShareID) {
-			t.Errorf("%d%%: share %v", percent, share)
+		claims = append(claims, n.Allocate(t, []harness.Device{d}))
+	}
+	for i, answer := range p.Prepare(t, claims...) {
+		got := answer.GetError()
+		if !strings.Contains(got, want[i]) {
+			t.Errorf("GPU %d: error %q, want %q", i, got, want[i])
 		}
-		d := readMetadata(t, n, claim, ids).Requests[0].Devices[0]
-		if m := d.Attributes["multiprocessors"].IntValue; m == nil || *m != int64(want.Multiprocessors) {
-			t.Errorf("%d%%: metadata %+v", percent, d.Attributes)
+		for _, secret := range secrets {
+			if strings.Contains(got, secret) {
+				t.Errorf("GPU %d: the error names %s: %s", i, secret, got)
+			}
 		}
 	}
-	if err := n.KillMPS(); err != nil {
-		t.Fatal(err)
+	for _, secret := range secrets {
+		p.WantLog(t, secret)
 	}
-	for _, claim := range claims {
-		untilStatus(t, n, p, claim, "a lost server", func(e []harness.StatusEntry) bool {
-			return len(e) == 1 && e[0].Ready == "True/Ready" && e[0].MPS != nil && e[0].MPS.ServersLost > 0
-		})
-	}
-	p.MustUnprepare(t, claims...)
+	program.Stop()
 }
