@@ -9,24 +9,15 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
-	"github.com/partage-dev/partage/test/gpusim/state"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // intrude runs part C on a GPU of the node.
-func intrude(t *testing.T, n *harness.Node, gpu int, args ...string) (partReport, int) {
+func intrude(t *testing.T, n *harness.Node, gpu int, args ...string) partReport {
 	t.Helper()
-	all := append([]string{
-		"--intrusive", "--gpu=" + n.Machine(t).GPUs[gpu].UUID,
-	}, args...)
-	out, code, stderr := run(t, n, all...)
-	if code > 1 {
-		t.Errorf("exit code %d: %s", code, stderr)
-	}
-	return part(t, out, "intrusive."), code
+	return finished(t, n, "intrusive.", append([]string{"--intrusive", "--gpu=" + n.Machine(t).GPUs[gpu].UUID}, args...)...)
 }
 
 // undoFile is how a GPU was, while part C changes it.
@@ -50,24 +41,17 @@ func TestIntrusive(t *testing.T) {
 	n := harness.NewNode(t, "h100-80-sxmx2")
 	before := n.Machine(t)
 	transcript := filepath.Join(t.TempDir(), "transcript")
-	live, _ := intrude(t, n, 1, "--transcript="+transcript)
+	live := intrude(t, n, 1, "--transcript="+transcript)
 	asBefore(t, n, before)
-	replayed, _, stderr := run(t, n, "--replay="+transcript)
-	if diff := cmp.Diff(live, part(t, replayed, "intrusive.")); diff != "" {
-		t.Errorf("replayed: -live +replayed:\n%s%s", diff, stderr)
-	}
+	replays(t, n, transcript, "intrusive.", live)
 	golden(t, "intrusive.json", live)
 }
 
 // recordClaim makes a record of a claim, as the driver has of those that it prepares.
 func recordClaim(t *testing.T, n *harness.Node) {
 	t.Helper()
-	if err := os.MkdirAll(n.RecordsDir(), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(n.RecordsDir(), "0af2."+n.Machine(t).BootID), []byte("{}"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(n.RecordsDir(), 0o700))
+	must.Do(t, os.WriteFile(filepath.Join(n.RecordsDir(), "0af2."+n.Machine(t).BootID), []byte("{}"), 0o600))
 }
 
 // exitCode is what a report wants where nothing could be decided of one of the parts.
@@ -118,52 +102,18 @@ func TestIntrusiveRefuses(t *testing.T) {
 	}
 }
 
-// TestIntrusiveCrash: a run that is killed with a partition made leaves behind how to undo
-// that, and the next one does.
-func TestIntrusiveCrash(t *testing.T) {
-	t.Parallel()
-	n := harness.NewNode(t, "h100-80-sxmx1")
-	before := n.Machine(t)
-	n.Update(t, func(m *machine.Machine) {
-		state.AddFault(m, machine.Fault{Function: "nvmlComputeInstanceDestroy", GPU: 0, Effect: machine.KillBefore, Times: 1, Skip: 2})
-	})
-	out, code, stderr := run(t, n, "--intrusive", "--gpu="+n.Machine(t).GPUs[0].UUID)
-	if code != -1 || len(out) > 0 {
-		t.Fatalf("it was not killed: exit code %d: %s%s", code, out, stderr)
-	}
-	if len(n.Instances(t)) != 1 || !n.MIGMode(t)[0] {
-		t.Errorf("it was killed at another moment: instances %v, MIG mode %v", n.Instances(t), n.MIGMode(t))
-	}
-	if _, err := os.Stat(undoFile(n)); err != nil {
-		t.Errorf("nothing says how to undo it: %v", err)
-	}
-	n.Update(t, func(m *machine.Machine) { m.Faults = nil })
-	r, _ := intrude(t, n, 0)
-	if got := r.find(t, "intrusive.begin", n.Address(t, 0)); got.Verdict != "holds" {
-		t.Errorf("the next run: %+v", got)
-	}
-	if got := r.find(t, "intrusive.as-before", n.Address(t, 0)); got.Verdict != "holds" {
-		t.Errorf("the next run: %+v", got)
-	}
-	asBefore(t, n, before)
-}
-
 // TestIntrusiveTroubles: a profile that cannot be made is a difference, and nothing of the
 // attempt stays.
 func TestIntrusiveTroubles(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100-80-sxmx1")
 	before := n.Machine(t)
-	n.Update(t, func(m *machine.Machine) {
-		state.AddFault(m, machine.Fault{Function: "nvmlGpuInstanceCreateComputeInstance", GPU: 0, Effect: machine.Fail, Code: 23, Times: 1}) // insufficient resources
-	})
-	r, code := intrude(t, n, 0)
-	if code != 1 || r.count("differs") != 1 {
-		t.Errorf("exit code %d, want one difference: %+v", code, r)
+	n.Inject(t, machine.Fault{Function: "nvmlGpuInstanceCreateComputeInstance", GPU: 0, Effect: machine.Fail, Code: 23, Times: 1}) // insufficient resources
+	r := intrude(t, n, 0)
+	if r.count("differs") != 1 {
+		t.Errorf("want one difference: %+v", r)
 	}
-	if got := r.find(t, "intrusive.as-before", n.Address(t, 0)); got.Verdict != "holds" {
-		t.Errorf("%+v", got)
-	}
+	r.wantHolds(t, n.Address(t, 0), "intrusive.as-before")
 	n.Update(t, func(m *machine.Machine) { m.Faults = nil })
 	asBefore(t, n, before)
 }

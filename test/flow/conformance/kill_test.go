@@ -4,7 +4,6 @@
 package conformance
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -17,32 +16,17 @@ import (
 
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
-	"github.com/partage-dev/partage/test/gpusim/state"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // killed runs the command until a fault strikes, and kills it then. What it has started by
 // then goes on, or not.
 func killed(t *testing.T, n *harness.Node, f machine.Fault, args ...string) {
 	t.Helper()
-	f.Hang, f.Effect = true, machine.Proceed
-	fault := n.Inject(t, f)
-	cmd := command(t, n, args...)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	err := harness.Eventually(t.Context(), fault.CheckStruck)
-	if killErr := errors.Join(cmd.Process.Kill(), ignoreExit(cmd.Wait())); err != nil || killErr != nil {
-		t.Fatalf("it was not killed at that moment: %v, %v", err, killErr)
-	}
-	fault.Remove(t)
-}
-
-func ignoreExit(err error) error {
-	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-		return nil
-	}
-	return err
+	during(t, n, f, func(cmd *exec.Cmd) {
+		must.Do(t, errors.Join(cmd.Process.Kill(), ignoreExit(cmd.Wait())))
+	}, args...)
 }
 
 // TestMPSKilled: a run that is killed does not keep the only GPU of a node from the next.
@@ -55,16 +39,7 @@ func TestMPSKilled(t *testing.T) {
 			before := n.Machine(t)
 			work := "--work-dir=" + filepath.Join(shortDir(t), "w")
 			killed(t, n, machine.Fault{Function: function, GPU: 0, Times: 1}, "--mps", work)
-			out, code, stderr := run(t, n, "--mps", work)
-			if code > 1 {
-				t.Errorf("exit code %d: %s", code, stderr)
-			}
-			r := part(t, out, "mps.")
-			for _, check := range []string{"mps.start", "mps.quit"} {
-				if got := r.find(t, check, n.Address(t, 0)); got.Verdict != "holds" {
-					t.Errorf("the next run: %+v", got)
-				}
-			}
+			finished(t, n, "mps.", "--mps", work).wantHolds(t, n.Address(t, 0), "mps.start", "mps.quit")
 			if left := leftProcesses(t, n.Root); len(left) > 0 {
 				t.Errorf("processes are left: %v", left)
 			}
@@ -87,19 +62,12 @@ func TestIntrusiveKilled(t *testing.T) {
 					t.Parallel()
 					n := harness.NewNode(t, "h100-80-sxmx1")
 					before := n.Machine(t)
-					n.Update(t, func(m *machine.Machine) {
-						state.AddFault(m, machine.Fault{Function: function, GPU: 0, Effect: effect, Times: 1, Skip: skip})
-					})
+					n.Inject(t, machine.Fault{Function: function, GPU: 0, Effect: effect, Times: 1, Skip: skip})
 					if _, code, stderr := run(t, n, "--intrusive", "--gpu="+before.GPUs[0].UUID); code != -1 {
 						t.Fatalf("it was not killed: exit code %d: %s", code, stderr)
 					}
 					n.Update(t, func(m *machine.Machine) { m.Faults = nil })
-					r, _ := intrude(t, n, 0)
-					for _, check := range []string{"intrusive.begin", "intrusive.as-before"} {
-						if got := r.find(t, check, n.Address(t, 0)); got.Verdict != "holds" {
-							t.Errorf("the next run: %+v", got)
-						}
-					}
+					intrude(t, n, 0).wantHolds(t, n.Address(t, 0), "intrusive.begin", "intrusive.as-before")
 					asBefore(t, n, before)
 				})
 			}
@@ -118,10 +86,7 @@ func TestIntrusiveKilledWithMPS(t *testing.T) {
 	if len(n.Instances(t)) != 1 {
 		t.Errorf("it was killed at another moment: %v", n.Instances(t))
 	}
-	out, _, stderr := run(t, n, args...)
-	if got := part(t, out, "intrusive.").find(t, "intrusive.as-before", n.Address(t, 0)); got.Verdict != "holds" {
-		t.Errorf("the next run: %+v: %s", got, stderr)
-	}
+	finished(t, n, "intrusive.", args...).wantHolds(t, n.Address(t, 0), "intrusive.as-before")
 	asBefore(t, n, before)
 }
 
@@ -130,9 +95,7 @@ func TestIntrusiveKilledWithMPS(t *testing.T) {
 func TestIntrusiveKilledAndUsed(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100-80-sxmx1")
-	n.Update(t, func(m *machine.Machine) {
-		state.AddFault(m, machine.Fault{Function: "nvmlComputeInstanceDestroy", GPU: 0, Effect: machine.KillBefore, Times: 1})
-	})
+	n.Inject(t, machine.Fault{Function: "nvmlComputeInstanceDestroy", GPU: 0, Effect: machine.KillBefore, Times: 1})
 	args := []string{"--intrusive", "--gpu=" + n.Machine(t).GPUs[0].UUID}
 	if _, code, stderr := run(t, n, args...); code != -1 {
 		t.Fatalf("it was not killed: exit code %d: %s", code, stderr)
@@ -146,39 +109,29 @@ func TestIntrusiveKilledAndUsed(t *testing.T) {
 	untouched(t, n, before)
 }
 
-// TestIntrusiveLive: while the GPU is changed, the plugin of the node prepares no claim on
-// it, and goes on afterwards.
-func TestIntrusiveLive(t *testing.T) {
+// TestLive: while part B or C uses the GPU, the plugin of the node prepares no claim on it, and
+// goes on afterwards.
+func TestLive(t *testing.T) {
 	t.Parallel()
-	n := harness.NewNode(t, "h100-80-sxmx1")
-	p := n.Start(t)
-	claim := n.Allocate(t, []harness.Device{{GPU: 0}})
-	before := n.Machine(t)
-	fault := n.Inject(t, machine.Fault{Function: "mps_client_alloc", GPU: 0, Times: 1, Hang: true, Effect: machine.Proceed})
-	cmd := command(t, n, "--intrusive", "--gpu="+before.GPUs[0].UUID)
-	var stdout bytes.Buffer
-	cmd.Stdout = &stdout
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
+	for name, checks := range map[string][]string{"mps": {"mps.quit"}, "intrusive": {"intrusive.begin", "intrusive.as-before"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n, p := harness.NewDriver(t, "h100-80-sxmx1")
+			args := []string{"--" + name, "--limit=5m"}
+			if name == "intrusive" {
+				args = append(args, "--gpu="+n.Machine(t).GPUs[0].UUID)
+			}
+			claim := n.Allocate(t, []harness.Device{{GPU: 0}})
+			out := during(t, n, machine.Fault{Function: "mps_client_alloc", GPU: 0, Times: 1}, func(*exec.Cmd) {
+				if ids, err := p.TryPrepare(t.Context(), claim, time.Second); err == nil {
+					t.Errorf("a claim was prepared meanwhile: %v", ids)
+				}
+			}, args...)
+			part(t, out, name+".").wantHolds(t, n.Address(t, 0), checks...)
+			p.MustPrepare(t, claim)
+			p.MustUnprepare(t, claim)
+		})
 	}
-	if err := harness.Eventually(t.Context(), fault.CheckStruck); err != nil {
-		t.Fatal(err)
-	}
-	if ids, err := p.TryPrepare(t.Context(), claim, time.Second); err == nil {
-		t.Errorf("a claim was prepared meanwhile: %v", ids)
-	}
-	fault.Remove(t)
-	if err := ignoreExit(cmd.Wait()); err != nil {
-		t.Fatal(err)
-	}
-	r := part(t, stdout.Bytes(), "intrusive.")
-	for _, check := range []string{"intrusive.begin", "intrusive.as-before"} {
-		if got := r.find(t, check, n.Address(t, 0)); got.Verdict != "holds" {
-			t.Errorf("%+v", got)
-		}
-	}
-	p.MustPrepare(t, claim)
-	p.MustUnprepare(t, claim)
 }
 
 // TestIntrusiveUnread: a run whose reader goes away ends, and leaves nothing behind.
@@ -193,43 +146,20 @@ func TestIntrusiveUnread(t *testing.T) {
 	cmd := command(t, n, "--intrusive", "--gpu="+before.GPUs[0].UUID, "--transcript=-")
 	cmd.Stdout = write
 	err = cmd.Start()
-	if err := errors.Join(err, write.Close(), read.Close()); err != nil {
-		t.Fatal(err)
-	}
-	if err := ignoreExit(cmd.Wait()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(err, write.Close(), read.Close()))
+	must.Do(t, ignoreExit(cmd.Wait()))
 	if code := cmd.ProcessState.ExitCode(); code != 2 {
 		t.Errorf("exit code %d, want 2: the transcript could not be written", code)
 	}
 	asBefore(t, n, before)
 }
 
-// shortDir makes a folder whose name is short enough for sockets.
-func shortDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "c")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	return dir
-}
-
 // TestMPSNonsense: no process is killed because a daemon that is wrong calls it its server.
 func TestMPSNonsense(t *testing.T) {
 	t.Parallel()
-	sleep, err := exec.LookPath("sleep")
-	if err != nil {
-		t.Fatal(err)
-	}
+	sleep := must.Get(exec.LookPath("sleep"))(t)
 	bystander := exec.CommandContext(t.Context(), sleep, "infinity")
-	if err := bystander.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, bystander.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- bystander.Wait() }()
 	n := harness.NewNode(t, "h100-80-sxmx1")
@@ -242,9 +172,7 @@ get_server_list) echo ` + strconv.Itoa(bystander.Process.Pid) + `;;
 get_server_status*) echo ACTIVE;;
 esac
 `
-	if err := errors.Join(os.Remove(program), os.WriteFile(program, []byte(script), 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Remove(program), os.WriteFile(program, []byte(script), 0o755)))
 	out, code, stderr := run(t, n, "--mps")
 	if code != 1 {
 		t.Errorf("exit code %d, want 1: %s", code, stderr)

@@ -4,6 +4,7 @@
 package conformance
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,7 +12,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
@@ -19,6 +19,7 @@ import (
 	"github.com/partage-dev/partage/test/flow/fakecri"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
+	"github.com/partage-dev/partage/test/must"
 )
 
 const kitPod = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
@@ -87,11 +88,7 @@ func TestIntrusivePod(t *testing.T) {
 	before := n.Machine(t)
 	r := &fakecri.Runtime{Program: program(t, n), Ended: 2}
 	transcript := filepath.Join(t.TempDir(), "transcript")
-	out, code, stderr := run(t, n, append(onRuntime(t, n, r), "--transcript="+transcript)...)
-	if code > 1 {
-		t.Fatalf("exit code %d: %s", code, stderr)
-	}
-	live := part(t, out, "intrusive.")
+	live := finished(t, n, "intrusive.", append(onRuntime(t, n, r), "--transcript="+transcript)...)
 	if got, want := live.find(t, "intrusive.pod", "1g.10gb"), "fakecri 1.0: 1 device(s), the program goes on"; got.Verdict != "holds" || got.Observed != want {
 		t.Errorf("got %+v, want %q", got, want)
 	}
@@ -100,10 +97,7 @@ func TestIntrusivePod(t *testing.T) {
 	}
 	asBefore(t, n, before)
 	noPod(t, n, r)
-	replayed, _, stderr := run(t, n, "--replay="+transcript)
-	if diff := cmp.Diff(live, part(t, replayed, "intrusive.")); diff != "" {
-		t.Errorf("replayed: -live +replayed:\n%s%s", diff, stderr)
-	}
+	replays(t, n, transcript, "intrusive.", live)
 }
 
 // TestIntrusivePodDiffers: what a container gets instead of the device is a difference.
@@ -174,30 +168,16 @@ func TestIntrusivePodKilled(t *testing.T) {
 	}}
 	args := onRuntime(t, n, r)
 	cmd := command(t, n, args...)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 	<-runs
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	if err := ignoreExit(cmd.Wait()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(cmd.Process.Kill(), ignoreExit(cmd.Wait())))
 	close(killed)
 	if len(r.Pods()) != 1 || len(n.Instances(t)) != 1 {
 		t.Errorf("it was killed at another moment: %v, %v", r.Pods(), n.Instances(t))
 	}
-	out, code, stderr := run(t, n, args...)
-	if code > 1 {
-		t.Errorf("exit code %d: %s", code, stderr)
-	}
-	report := part(t, out, "intrusive.")
-	for check, subject := range map[string]string{"intrusive.begin": n.Address(t, 0), "intrusive.pod": "1g.10gb", "intrusive.as-before": n.Address(t, 0)} {
-		if got := report.find(t, check, subject); got.Verdict != "holds" {
-			t.Errorf("the next run: %+v", got)
-		}
-	}
+	report := finished(t, n, "intrusive.", args...)
+	report.wantHolds(t, n.Address(t, 0), "intrusive.begin", "intrusive.as-before")
+	report.wantHolds(t, "1g.10gb", "intrusive.pod")
 	asBefore(t, n, before)
 	noPod(t, n, r)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
+	"github.com/partage-dev/partage/test/must"
 )
 
 var uuid = regexp.MustCompile(`UUID: (?:GPU|MIG)-(\S+)`)
@@ -83,10 +84,7 @@ func TestProbeOnItsDeviceOnly(t *testing.T) {
 	before := n.Machine(t).Processes
 	program := probe.Program{Path: harness.Built.Probe, Device: n.Machine(t).GPUs[1].UUID, Env: []string{"CUDA_MPS_PIPE_DIRECTORY=/nonexistent"}}
 	o := probe.Options{Library: filepath.Join(sysroot.LibraryDir(n.Root), "libcuda.so.1"), Allocate: 64 << 20, Hold: true}
-	run, err := program.Start(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	run := must.Get(program.Start(t.Context(), o))(t)
 	if events, err := run.Until(t.Context(), probe.Holding); err != nil || events[len(events)-1].Kind != probe.Holding {
 		t.Errorf("got %+v, %v", events, err)
 	}

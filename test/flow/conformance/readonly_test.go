@@ -21,6 +21,7 @@ import (
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
+	"github.com/partage-dev/partage/test/must"
 )
 
 var record = flag.Bool("record", false, "write a transcript for the golden files of pkg/conformance")
@@ -177,9 +178,7 @@ func withOldMPS(t *testing.T, n *harness.Node) {
 	t.Helper()
 	program := filepath.Join(n.Root, "usr/bin/nvidia-cuda-mps-control")
 	removeFile(t, program)
-	if err := os.WriteFile(program, []byte("#!/bin/sh\necho -f\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(program, []byte("#!/bin/sh\necho -f\n"), 0o755))
 }
 
 func remove(path string) func(*testing.T, *harness.Node) {
@@ -191,9 +190,7 @@ func remove(path string) func(*testing.T, *harness.Node) {
 
 func removeFile(t *testing.T, path string) {
 	t.Helper()
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(path))
 }
 
 // hold keeps a node open in this process. No kernel driver is behind it, so that it is
@@ -201,10 +198,7 @@ func removeFile(t *testing.T, path string) {
 func hold(path string) func(*testing.T, *harness.Node) {
 	return func(t *testing.T, n *harness.Node) {
 		t.Helper()
-		fd, err := unix.Open(filepath.Join(n.Root, path), unix.O_PATH|unix.O_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		fd := must.Get(unix.Open(filepath.Join(n.Root, path), unix.O_PATH|unix.O_CLOEXEC, 0))(t)
 		t.Cleanup(func() { _ = unix.Close(fd) })
 	}
 }
@@ -241,9 +235,7 @@ func TestReplay(t *testing.T) {
 	path := func(name string) string { return filepath.Join(dir, name) }
 	live, code := examine(t, n, "--transcript="+path("t"), "--catalogue-patch="+path("live"))
 	remove("proc")(t, n)
-	if err := os.MkdirAll(filepath.Join(n.Root, "proc"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Join(n.Root, "proc"), 0o755))
 	replayed, again := examine(t, n, "--replay="+path("t"), "--catalogue-patch="+path("replayed"))
 	if diff := cmp.Diff(text(t, live.WriteTable), text(t, replayed.WriteTable)); diff != "" || code != again {
 		t.Errorf("exit codes %d and %d (-live +replayed):\n%s", code, again, diff)
@@ -256,18 +248,13 @@ func TestReplay(t *testing.T) {
 func text(t *testing.T, write func(io.Writer) error) string {
 	t.Helper()
 	var out bytes.Buffer
-	if err := write(&out); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, write(&out))
 	return out.String()
 }
 
 func read(t *testing.T, path string) string {
 	t.Helper()
-	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Get(os.ReadFile(path))(t)
 	return string(content)
 }
 
@@ -312,25 +299,18 @@ func TestRecord(t *testing.T) {
 	out := []string{encode(t, header)}
 	for _, line := range lines[1:] {
 		var entry conformance.Entry
-		if err := json.Unmarshal([]byte(line), &entry); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, json.Unmarshal([]byte(line), &entry))
 		if answer, ok := aNode[entry.Question]; ok {
 			entry.Answer, entry.Failure = json.RawMessage(encode(t, answer)), nil
 			line = encode(t, entry)
 		}
 		out = append(out, line)
 	}
-	if err := os.WriteFile("../../../pkg/conformance/testdata/simulated.jsonl", []byte(strings.Join(out, "\n")+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile("../../../pkg/conformance/testdata/simulated.jsonl", []byte(strings.Join(out, "\n")+"\n"), 0o600))
 }
 
 func encode(t *testing.T, value any) string {
 	t.Helper()
-	data, err := json.Marshal(value)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(json.Marshal(value))(t)
 	return string(data)
 }
