@@ -225,13 +225,13 @@ test-packages: build
 
 .PHONY: test-plain
 test-plain:
-	$(call quiet,$(OUT)/test-plain.log,$(PLAIN))
+	$(call quiet,$(OUT)/test-plain.log,-timeout 25m $(PLAIN))
 	@# Without cmd/kube, which has no tests and imports all of Kubernetes.
 	cd test/cluster && CGO_ENABLED=0 go test ./cmd/cluster ./internal/...
 
 .PHONY: test-race
 test-race:
-	$(call quiet,$(OUT)/test-race.log,-race -timeout 15m $(RACE))
+	$(call quiet,$(OUT)/test-race.log,-race -timeout 25m $(RACE))
 
 .PHONY: test-allocators
 test-allocators: ## Run what is published through the allocators of older Kubernetes versions
