@@ -52,11 +52,11 @@ type Answer struct {
 // searched. When a search exceeds the time limit, nodes that were not reached yet are not searched: neither does the scheduler get any
 // further.
 func (p *Planner) OnNodes(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) []Answer {
-	kinds := p.Kinds(nodes, claims...)
+	kinds := p.Kinds(nodes, claims...) //nolint:contextcheck // what is counted in parallel ends by itself
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	firsts := make([]Answer, len(kinds))
-	inParallel(len(kinds), func(i int) {
+	inParallel(len(kinds), func(i int) { //nolint:contextcheck // what is counted in parallel ends by itself
 		if firsts[i] = p.OnNode(ctx, kinds[i][0], claims); firsts[i].Verdict == TimedOut {
 			stop()
 		}

@@ -130,7 +130,7 @@ func (o *Options) Repeat(ctx context.Context, show func() error) error {
 		return false, err
 	})
 	if ctx.Err() != nil {
-		return nil
+		return nil //nolint:nilerr // completion has no errors to tell
 	}
 	return err
 }

@@ -265,7 +265,7 @@ type Explain func(context.Context, *fleet.Model) func(*corev1.Pod) view.Explanat
 // are read from the client.
 func ByAllocator(client kubernetes.Interface) Explain {
 	return func(ctx context.Context, m *fleet.Model) func(*corev1.Pod) view.Explanation {
-		x := explain.New(m, time.Now())
+		x := explain.New(m, time.Now()) //nolint:contextcheck // what is counted in parallel ends by itself
 		x.ReadFrom(ctx, client)
 		return func(pod *corev1.Pod) view.Explanation { return explanationOf(x.Pod(ctx, pod)) }
 	}

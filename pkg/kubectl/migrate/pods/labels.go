@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package pods
+package pods //nolint:revive // the labels are one table
 
 import (
 	"cmp"
@@ -268,7 +268,7 @@ var rules = map[string]rule{
 var migLabel = regexp.MustCompile(`^mig-[0-9]{1,2}g\.[0-9]{1,4}gb[a-z.-]*\.(count|product)$`)
 
 // translate translates a requirement. Those that are not about GPUs stay.
-func (s *selection) translate(r requirement) (outcome, error) {
+func (s *selection) translate(r requirement) (outcome, error) { //nolint:cyclop // one case for each label
 	name, ours := strings.CutPrefix(r.Key, domain)
 	operator, known := compared[r.Operator]
 	switch {

@@ -83,7 +83,7 @@ func shared(b *Block) int64 {
 
 // blocksOf cuts the strip of a GPU into blocks: what claims have, partitions that exist without
 // a claim, what is blocked, and what is free.
-func blocksOf(g *fleet.GPU, driver string, u usages) []Block {
+func blocksOf(g *fleet.GPU, driver string, u usages) []Block { //nolint:cyclop // one case for each kind of block
 	size := max(1, len(g.Cells))
 	var blocks []Block
 	taken := make([]bool, size)
