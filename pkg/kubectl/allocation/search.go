@@ -10,9 +10,9 @@ import (
 	"runtime"
 	"slices"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/dynamic-resource-allocation/structured"
 )
 
@@ -52,11 +52,11 @@ type Answer struct {
 // searched. When a search exceeds the time limit, nodes that were not reached yet are not searched: neither does the scheduler get any
 // further.
 func (p *Planner) OnNodes(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) []Answer {
-	kinds := p.Kinds(nodes, claims...) //nolint:contextcheck // what is counted in parallel ends by itself
+	kinds := p.Kinds(nodes, claims...)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	firsts := make([]Answer, len(kinds))
-	inParallel(len(kinds), func(i int) { //nolint:contextcheck // what is counted in parallel ends by itself
+	inParallel(len(kinds), func(i int) {
 		if firsts[i] = p.OnNode(ctx, kinds[i][0], claims); firsts[i].Verdict == TimedOut {
 			stop()
 		}
@@ -105,7 +105,15 @@ func (a Answer) of(node *corev1.Node) Answer {
 
 // inParallel calls f for each number below n, on all processors.
 func inParallel(n int, f func(int)) {
-	workqueue.ParallelizeUntil(context.Background(), runtime.GOMAXPROCS(0), n, f)
+	var all errgroup.Group
+	all.SetLimit(runtime.GOMAXPROCS(0))
+	for i := range n {
+		all.Go(func() error {
+			f(i)
+			return nil
+		})
+	}
+	_ = all.Wait() // none fails
 }
 
 // Anywhere reports whether claims fit on one of the nodes, and on which. It stops at the first.

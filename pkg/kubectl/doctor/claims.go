@@ -4,20 +4,11 @@
 package doctor
 
 import (
-	"cmp"
-	"context"
-	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
-	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/dynamic-resource-allocation/cel"
-
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
-	"github.com/partage-dev/partage/pkg/policy"
 )
 
 var claimChecks = []Check{
@@ -68,155 +59,6 @@ func claimsDevices(f *Facts) (found findings) {
 		found.add(Error, fmt.Sprintf("It has the device %s of the pool %s, which no ResourceSlice has", h.Result.Device, h.Result.Pool),
 			"If the driver has just started, wait. Otherwise the GPU is gone, or another driver gave it: delete the claim's pods, and replace the claim if it was not made from a template",
 			refTo("resourceclaim", h.Claim))
-	}
-	return found
-}
-
-var classChecks = []Check{
-	{ID: "device-classes", Title: "the chart's classes are there", needs: []string{classes, slicesOf}, run: classesExist},
-	{ID: "class-selectors", Title: "the chart's classes select the driver's devices", needs: []string{classes, slicesOf}, run: classesSelect},
-	{ID: "extended-resources", Title: "no two classes have the same extended resource", needs: []string{classes}, run: extendedResources},
-	{ID: "claimed-classes", Title: "claims and templates ask for classes that exist", needs: []string{classes, claims, templates}, parts: []string{claims, templates}, run: claimedClasses},
-}
-
-// chartClass is a class that the chart makes for a type of device.
-type chartClass struct{ name, deviceType string }
-
-var chartClasses = []chartClass{
-	{"gpu.nvidia.com", "gpu"}, {"mig.nvidia.com", "mig"}, {"mps.partage.dev", "mps"}, {"timeslice.partage.dev", "timeslice"}, {"observer.partage.dev", "observer"},
-}
-
-// example returns one device of a type, or nil.
-func (f *Facts) example(deviceType string) *fleet.Device {
-	for d := range f.Devices() {
-		if d.Type == deviceType {
-			return d
-		}
-	}
-	return nil
-}
-
-func classesExist(f *Facts) (found findings) {
-	for _, c := range chartClasses {
-		if f.Class(c.name) == nil && f.example(c.deviceType) != nil {
-			found.add(Warning, "It does not exist, and there are devices of the type "+c.deviceType,
-				"Run helm upgrade, which makes it unless the chart's deviceClasses.create is false: then make a class of your own", Ref{Kind: "deviceclass", Name: c.name})
-		}
-	}
-	return found
-}
-
-func classesSelect(f *Facts) (found findings) {
-	for _, c := range chartClasses {
-		class, device := f.Class(c.name), f.example(c.deviceType)
-		if class == nil || device == nil {
-			continue
-		}
-		at := refTo("deviceclass", class)
-		matches, err := selects(class, f.Driver, device.Published)
-		switch {
-		case err != nil:
-			found.add(Error, fmt.Sprintf("Its selector cannot be evaluated for devices of the type %s: %s", c.deviceType, said(err.Error())),
-				"Delete the class, and run helm upgrade, which creates it again", at)
-		case !matches:
-			found.add(Error, fmt.Sprintf("It selects no devices of the type %s of the driver %s: it is of another driver, or was changed", c.deviceType, f.Driver),
-				"Delete the class, and run helm upgrade, which creates it again; or give the other driver's class another name", at)
-		}
-	}
-	return found
-}
-
-// selects reports whether a class selects a device.
-func selects(class *resourceapi.DeviceClass, driver string, d *resourceapi.Device) (bool, error) {
-	compiler := cel.GetCompiler(cel.Features{EnableConsumableCapacity: true})
-	input := cel.Device{Driver: driver, AllowMultipleAllocations: d.AllowMultipleAllocations, Attributes: d.Attributes, Capacity: d.Capacity}
-	for _, s := range class.Spec.Selectors {
-		if s.CEL == nil {
-			return false, errors.New("the selector is of a kind that is not known")
-		}
-		compiled := compiler.CompileCELExpression(s.CEL.Expression, cel.Options{DisableCostEstimation: true})
-		if compiled.Error != nil {
-			return false, compiled.Error
-		}
-		// One device of memory: nothing to cancel.
-		matches, _, err := compiled.DeviceMatches(context.Background(), input)
-		if err != nil || !matches {
-			return false, err
-		}
-	}
-	return true, nil
-}
-
-func extendedResources(f *Facts) (found findings) {
-	classes := f.ByExtendedResource()
-	for _, name := range slices.Sorted(maps.Keys(classes)) {
-		for _, c := range classes[name] {
-			if len(classes[name]) > 1 {
-				found.add(Error, fmt.Sprintf("It has the extended resource %s as other classes have: pods that ask for it get devices of one of them", name),
-					"Let one class keep the name: deviceClasses.gpu.extendedResourceName=\"\" in the chart, or change the other class", refTo("deviceclass", c))
-			}
-		}
-	}
-	return found
-}
-
-func claimedClasses(f *Facts) (found findings) {
-	look := func(at Ref, spec *resourceapi.ResourceClaimSpec) {
-		for _, name := range classesIn(spec) {
-			if f.Class(name) != nil {
-				continue
-			}
-			remedy := "Correct the name, or make the class; kubectl get deviceclasses shows those that there are"
-			if slices.ContainsFunc(chartClasses, func(c chartClass) bool { return c.name == name }) {
-				remedy = "Install the driver, whose chart makes the class, or delete what asks for it"
-			}
-			found.add(Error, fmt.Sprintf("It asks for the class %s, which does not exist: its pods wait", name), remedy, at)
-		}
-	}
-	for _, t := range f.Templates {
-		look(refTo("resourceclaimtemplate", t), &t.Spec.Spec)
-	}
-	for _, c := range f.Claims {
-		if c.Status.Allocation == nil {
-			look(refTo("resourceclaim", c), &c.Spec)
-		}
-	}
-	return found
-}
-
-// classesIn returns the classes that a claim asks for.
-func classesIn(spec *resourceapi.ResourceClaimSpec) []string {
-	var names []string
-	for _, a := range fleet.AsksOf(&spec.Devices) {
-		names = append(names, *a.Class)
-	}
-	slices.Sort(names)
-	return slices.Compact(names)
-}
-
-var policyChecks = []Check{
-	{ID: "sharing-policy", Title: "the sharing policy is valid", needs: []string{driverPlace, daemonSets, configMaps}, parts: []string{daemonSets}, run: policyValid},
-}
-
-func policyValid(f *Facts) (found findings) {
-	refs := slices.SortedFunc(maps.Keys(f.Policies), func(a, b Ref) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	})
-	for _, at := range refs {
-		config := f.Policies[at]
-		const upgrade = "Run helm upgrade with the policy that you want (docs/how-to/policy.md)"
-		if config == nil {
-			found.add(Error, "It does not exist: pods of the driver do not start", upgrade, at)
-			continue
-		}
-		text, has := config.Data[policyKey]
-		if !has {
-			found.add(Error, "It has no "+policyKey+": the driver keeps the last policy, and after a restart publishes nothing", upgrade, at)
-			continue
-		}
-		if _, err := policy.Decode([]byte(text)); err != nil {
-			found.add(Error, "The driver keeps the last policy, and after a restart publishes nothing: "+said(err.Error()), upgrade, at)
-		}
 	}
 	return found
 }

@@ -97,7 +97,7 @@ func (c *command) explain(ctx context.Context, client kubernetes.Interface, name
 			_, _ = fmt.Fprintln(c.ErrOut, "not looked at, because they ask for no devices:", strings.Join(m.Ignored, ", "))
 		}
 	}
-	x := New(fleet.New(snapshot, c.Driver), time.Now()) //nolint:contextcheck // what is counted in parallel ends by itself
+	x := New(fleet.New(snapshot, c.Driver), time.Now())
 	x.ReadFrom(ctx, client)
 	switch {
 	case m == nil && argument == "":

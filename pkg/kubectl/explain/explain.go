@@ -101,7 +101,7 @@ func (e *Explanation) settle() *Explanation {
 
 // Claim explains a claim.
 func (x *Explainer) Claim(ctx context.Context, c *resourceapi.ResourceClaim) *Explanation {
-	s := x.begin("ResourceClaim", c) //nolint:contextcheck // what is counted in parallel ends by itself
+	s := x.begin("ResourceClaim", c)
 	s.own, s.nodes = []*resourceapi.ResourceClaim{c}, x.planner.Cluster.Nodes
 	if c.Status.Allocation != nil {
 		s.Verdict, s.Allocations = Allocated, allocations(s)
@@ -118,7 +118,7 @@ func (x *Explainer) Claim(ctx context.Context, c *resourceapi.ResourceClaim) *Ex
 
 // Pod explains a pod.
 func (x *Explainer) Pod(ctx context.Context, pod *corev1.Pod) *Explanation {
-	s := x.begin("Pod", pod) //nolint:contextcheck // what is counted in parallel ends by itself
+	s := x.begin("Pod", pod)
 	if fleet.Ended(pod) {
 		s.Verdict = Finished
 		return s.Explanation
