@@ -5,6 +5,7 @@ package nvml
 
 import (
 	"errors"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -84,7 +85,6 @@ func TestSimulatedLimitMemory(t *testing.T) {
 	if err := c.LimitMemory(t.Context(), g.PCIAddress, g.UUID, pod+"-none", mib, mib); err == nil || !strings.Contains(err.Error(), pod+"-none") {
 		t.Errorf("of no cgroup: %v", err)
 	}
-	other := cgroup.Make(t, tree, "other")
 	for name, fault := range map[string]machine.Fault{
 		"a driver that does nothing and says so": {Function: setMemoryLimits, Code: 3},
 		"a driver that only says that it does":   {Function: setMemoryLimits, Effect: machine.Pretend},
@@ -92,6 +92,7 @@ func TestSimulatedLimitMemory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			fault.ID = 1
+			other := cgroup.Make(t, tree, fmt.Sprintf("code %d, effect %q", fault.Code, fault.Effect))
 			update(t, file, func(m *machine.Machine) { m.Faults = []machine.Fault{fault} })
 			defer update(t, file, func(m *machine.Machine) { m.Faults = nil })
 			if err := c.LimitMemory(t.Context(), g.PCIAddress, g.UUID, other, mib, mib); err == nil {

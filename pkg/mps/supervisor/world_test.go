@@ -103,7 +103,7 @@ func (w *world) install() {
 func options(dir, root string) Options {
 	return Options{
 		Dir: dir, Roots: host.Roots{Driver: root, Dev: host.AutoDev},
-		CheckInterval: 50 * time.Millisecond, StartLimit: 30 * time.Second, CommandLimit: 8 * time.Second, EndLimit: 4 * time.Second,
+		CheckInterval: 50 * time.Millisecond, StartLimit: 2 * time.Minute, CommandLimit: time.Minute, EndLimit: 4 * time.Second,
 		FirstPause: 100 * time.Millisecond, LongestPause: 400 * time.Millisecond,
 	}
 }

@@ -97,13 +97,14 @@ func shortDir(t *testing.T) string {
 	return dir
 }
 
-// command is the command for a node's machine.
+// command is the command for a node's machine. Its limit is for a machine that is busy; tests in which something does
+// not answer have one of their own.
 func command(t *testing.T, n *harness.Node, args ...string) *exec.Cmd {
 	t.Helper()
 	all := append([]string{
 		"conformance", "--output=json",
 		"--driver-root=" + n.Root, "--dev-root=" + n.Root, "--sys-root=" + filepath.Join(n.Root, "sys"), "--proc-root=" + filepath.Join(n.Root, "proc"),
-		"--work-dir=" + filepath.Join(shortDir(t), "w"), "--timeout=10m", "--pod-uid=" + kitPod, "--kubelet-plugins-dir=" + n.PluginsDir,
+		"--work-dir=" + filepath.Join(shortDir(t), "w"), "--limit=1m", "--timeout=10m", "--pod-uid=" + kitPod, "--kubelet-plugins-dir=" + n.PluginsDir,
 		"--cdi-root=" + n.CDIDir, "--nvidia-cdi-hook=" + harness.Built.NVIDIAHook, "--partage-hook=" + harness.Built.Hook,
 		"--runtime-endpoint=unix:///nonexistent/runtime.sock", // not the machine's
 	}, args...)

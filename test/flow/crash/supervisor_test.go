@@ -7,6 +7,7 @@ import (
 	"context"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/flow/killpoint"
@@ -187,29 +188,22 @@ func (s *supervisorScene) crash(t *testing.T, n int) (call chan error) {
 		s.prepareAgain(t)
 	}
 	s.supervisor.Points.Arm(n)
+	ctx, cancel := context.WithTimeout(t.Context(), harness.KubeletTimeout)
 	call = make(chan error, 1)
 	done := make(chan struct{})
 	go func() {
-		call <- s.try(t.Context(), p)
+		defer cancel()
+		call <- s.operation.call(ctx, p, s.claims)
 		close(done)
 	}()
 	select {
 	case <-s.supervisor.Exited:
+		if !s.operation.prepared { // a release never waits for a supervisor; a Prepare is not to wait for one that never comes back
+			time.AfterFunc(5*harness.ShortTimeout, cancel)
+		}
 	case <-done:
 	}
 	return call
-}
-
-// try is the operation, with a limit that leaves it no time for a supervisor that
-// never comes back.
-func (s *supervisorScene) try(ctx context.Context, p *harness.Driver) error {
-	limit := 5 * harness.ShortTimeout
-	if s.operation.prepared { // a release never waits for a supervisor
-		limit = harness.KubeletTimeout
-	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	return s.operation.call(ctx, p, s.claims)
 }
 
 // besideWorks fails if a program of the claims beside noticed anything.
