@@ -96,7 +96,7 @@ func TestSocketOfAnother(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w, s, before := started(t)
+			w, s, before := started(t, hasty)
 			daemon := daemonOf(t, s, one.ID)
 			f := w.folder(one.ID)
 			replace(t, f.daemonPipe(), f.clientPipe())

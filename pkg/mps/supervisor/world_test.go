@@ -250,7 +250,7 @@ func (w *world) keeps(id string) bool {
 // eventually waits until a question about the world is answered with yes.
 func eventually(t testing.TB, what string, question func() bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	if wait.Until(ctx, func() (bool, error) { return question(), nil }) != nil {
 		t.Fatalf("waited in vain: %s", what)
