@@ -172,6 +172,30 @@ func TestPanels(t *testing.T) {
 	t.Logf("%d cases", queries)
 }
 
+// TestFleetAlerts: what fires in the fleet is what the rules say of it. All of it has lasted for long enough.
+func TestFleetAlerts(t *testing.T) {
+	server, err := prometheus.Start(t.Context(), root, t.TempDir(), hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Stop)
+	firing := 0
+	for _, a := range alerts(t, shipped(t, "partage", "partage")) {
+		want, err := samples(t.Context(), server, grafana.Target{Expr: a.Expr, Instant: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := samples(t.Context(), server, grafana.Target{Expr: fmt.Sprintf("ALERTS{alertname=%q}", a.Alert), Instant: true})
+		if err != nil || got != want {
+			t.Errorf("%s: fires %d times in the fleet, %v, and %d times by the rule", a.Alert, got, err, want)
+		}
+		firing += got
+	}
+	if t.Logf("%d cases", firing); firing < 3 {
+		t.Errorf("only %d alerts fire", firing)
+	}
+}
+
 // choices are the values of the variables of a dashboard that is about one node or claim.
 func choices(t *testing.T, api v1.API, dashboard string) (all []map[string]string) {
 	t.Helper()

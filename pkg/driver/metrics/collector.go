@@ -22,6 +22,9 @@ import (
 // collector makes the metrics that follow from what is known now.
 type collector struct{ *Metrics }
 
+// Collector makes the metrics that follow from what is known, and no others. Dashboards are tested with it.
+func (m *Metrics) Collector() prometheus.Collector { return &collector{m} }
+
 // collected are their definitions.
 var collected = []Definition{
 	claimInfo, claimPod, claimMemoryUsed, claimMemoryPeak, claimMemoryLimit, claimMemoryRequested, claimUtilization, claimProcesses,

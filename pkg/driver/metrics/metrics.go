@@ -116,7 +116,7 @@ func New(o Options) *Metrics {
 	build.WithLabelValues(o.Version, runtime.Version()).Set(1)
 	requests, duration, inflight := newCounter(draRequests), newHistogram(draDuration, draBuckets), newGauge(draInflight)
 	m.registry.MustRegister(m.steps, reconcile, publish, event, published, build, m.neighbours, m.extended, requests, duration, inflight,
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), &collector{m})
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), m.Collector())
 	for _, one := range []struct {
 		name                            Operation
 		took, failures, draFailureTotal Definition

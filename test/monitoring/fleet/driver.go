@@ -4,6 +4,7 @@
 package fleet
 
 import (
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -28,12 +29,11 @@ var (
 	}
 )
 
-// driver writes what the driver of a node says about itself.
-func (r *recording) driver(node string, asked []claim) {
-	base := scraped(node)
-	count := func(share float64) func(time.Duration) float64 {
-		rate := claimsPerHour[node] * share
-		return func(before time.Duration) float64 { return math.Floor((48*time.Hour - before).Hours() * rate) }
+// driver writes what the driver of a node says about its own work.
+func (r *recording) driver(n *node) {
+	base := scraped(n.name)
+	count := func(share float64) float64 {
+		return math.Floor((48*time.Hour - r.before).Hours() * claimsPerHour[n.name] * share)
 	}
 	r.histogram("partage_prepare_duration_seconds", base.with(labels{"result": "success"}), count(1), prepares)
 	r.histogram("partage_unprepare_duration_seconds", base.with(labels{"result": "success"}), count(0.98), unprepares)
@@ -47,59 +47,21 @@ func (r *recording) driver(node string, asked []claim) {
 	r.add("partage_prepare_failures_total", base.with(labels{"reason": "gpu_in_use"}), count(0.02))
 	r.add("partage_unprepare_failures_total", base.with(labels{"reason": "timeout"}), count(0.01))
 	r.add("partage_reconcile_errors_total", base, count(0.005))
-	r.add("partage_build_info", base.with(labels{"version": "0.1.0", "goversion": "go1.26.0"}), always(1))
-	r.add("partage_published_slices", base, always(9))
-
-	there := func(kind string) func(time.Duration) float64 {
-		return func(before time.Duration) float64 {
-			n := 0
-			for _, c := range asked {
-				if c.gpu.node == node && c.has(before) && (kind == "" || c.kind == kind) {
-					n++
-				}
-			}
-			return float64(n)
-		}
-	}
-	r.add("partage_journal_records", base.with(labels{"state": "prepared"}), there(""))
-	r.add("partage_journal_records", base.with(labels{"state": "unreadable"}), always(0))
-	servers := map[string]bool{}
-	for _, c := range asked {
-		if c.gpu.node == node && c.kind == "mps" {
-			servers[c.gpu.address] = true
-		}
-	}
-	r.add("partage_mps_servers", base.with(labels{"state": "running"}), always(float64(len(servers))))
-	r.add("partage_mps_servers", base.with(labels{"state": "faulted"}), always(0))
-	r.add("up", base, always(1))
-	if node == "hgx-2" {
-		r.add("ALERTS", labels{"alertname": "PartageGPULost", "alertstate": "firing", "severity": "critical", "node": node, "gpu": "0000:88:00.0"},
-			func(before time.Duration) float64 {
-				if before >= 100*time.Minute {
-					return absent
-				}
-				return 1
-			})
-	}
+	r.add("partage_build_info", base.with(labels{"version": "0.1.0", "goversion": "go1.26.0"}), 1)
+	r.add("partage_published_slices", base, float64(n.published))
+	r.add("up", base, 1)
 }
 
-// histogram writes the series of a histogram.
-func (r *recording) histogram(name string, base labels, count func(time.Duration) float64, of fractions) {
-	var bounds []float64
-	for bound := range of {
-		bounds = append(bounds, bound)
-	}
-	slices.Sort(bounds)
+// histogram writes the samples of a histogram.
+func (r *recording) histogram(name string, base labels, count float64, of fractions) {
 	mean, last := 0.0, 0.0
-	for _, bound := range bounds {
+	for _, bound := range slices.Sorted(maps.Keys(of)) {
 		if !math.IsInf(bound, 1) {
 			mean += (of[bound] - last) * bound / 2
 		}
 		last = of[bound]
-		r.add(name+"_bucket", base.with(labels{"le": strconv.FormatFloat(bound, 'g', -1, 64)}), func(before time.Duration) float64 {
-			return math.Floor(count(before) * of[bound])
-		})
+		r.add(name+"_bucket", base.with(labels{"le": strconv.FormatFloat(bound, 'g', -1, 64)}), math.Floor(count*last))
 	}
 	r.add(name+"_count", base, count)
-	r.add(name+"_sum", base, func(before time.Duration) float64 { return count(before) * mean })
+	r.add(name+"_sum", base, count*mean)
 }

@@ -14,17 +14,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
-
-// absent is the value of a series at a time at which it has none.
-var absent = math.NaN()
-
-// recording collects the samples of all series.
-type recording struct {
-	out        *bufio.Writer
-	start, end time.Time
-	step       time.Duration
-}
 
 // labels are those of a series.
 type labels map[string]string
@@ -44,79 +36,80 @@ func (l labels) String() string {
 	return strings.Join(pairs, ",")
 }
 
-// add writes the samples of a series, whose value is a function of the time before the end.
-func (r *recording) add(name string, l labels, value func(before time.Duration) float64) {
-	series := name + "{" + l.String() + "} "
-	for at := r.start; !at.After(r.end); at = at.Add(r.step) {
-		if v := value(r.end.Sub(at)); !math.IsNaN(v) {
-			_, _ = r.out.WriteString(series + strconv.FormatFloat(v, 'g', -1, 64) + " " + strconv.FormatInt(at.Unix(), 10) + "\n")
-		}
-	}
+// recording collects the samples of all series.
+type recording struct {
+	out *bufio.Writer
+	// before is how long before the end the samples are.
+	before time.Duration
 }
 
-// always is a value that does not change.
-func always(value float64) func(time.Duration) float64 {
-	return func(time.Duration) float64 { return value }
-}
-
-// wave goes up and down around 1, each one differently.
-func wave(name string) func(before time.Duration) float64 {
-	sum := fnv.New32a()
-	_, _ = sum.Write([]byte(name))
-	phase := float64(sum.Sum32()%1000) / 1000 * 2 * math.Pi
-	return func(before time.Duration) float64 {
-		minutes := before.Minutes()
-		return 1 + 0.06*math.Sin(minutes/31+phase) + 0.03*math.Sin(minutes/7+2*phase) + 0.01*math.Sin(minutes/2.3+3*phase)
-	}
+// add writes a sample.
+func (r *recording) add(name string, l labels, value float64) {
+	_, _ = r.out.WriteString(name + "{" + l.String() + "} " + strconv.FormatFloat(value, 'g', -1, 64) + " " +
+		strconv.FormatInt(End.Add(-r.before).Unix(), 10) + "\n")
 }
 
 // Write writes what was recorded in some time before End, in the OpenMetrics format.
 func Write(w io.Writer, duration, step time.Duration) error {
-	r := &recording{out: bufio.NewWriter(w), start: End.Add(-duration), end: End, step: step}
-	all := gpus()
-	asked := claims(all)
-	for _, key := range slices.Sorted(maps.Keys(all)) {
-		r.gpu(all[key], asked)
+	all, err := nodes()
+	if err != nil {
+		return err
 	}
-	for _, c := range asked {
-		r.claim(c)
-	}
-	for _, node := range []string{"dgx-1", "hgx-2", "edge-3"} {
-		r.driver(node, asked)
+	r := &recording{out: bufio.NewWriter(w)}
+	for r.before = duration; r.before >= 0; r.before -= step {
+		for _, n := range all {
+			if err := r.scrape(n); err != nil {
+				return err
+			}
+			r.driver(n)
+		}
+		for _, a := range alerts {
+			if r.before <= a.since && r.before >= a.until {
+				r.add("ALERTS", a.labels.with(labels{"alertname": a.name, "alertstate": "firing", "severity": a.severity}), 1)
+			}
+		}
 	}
 	_, _ = r.out.WriteString("# EOF\n")
 	return r.out.Flush()
 }
 
+// scrape writes the metrics of GPUs and claims.
+func (r *recording) scrape(n *node) error {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(n.collector(r.before))
+	families, err := registry.Gather()
+	if err != nil {
+		return fmt.Errorf("node %s: %w", n.name, err)
+	}
+	for _, family := range families {
+		for _, m := range family.GetMetric() {
+			l := scraped(n.name)
+			for _, pair := range m.GetLabel() {
+				l[pair.GetName()] = pair.GetValue()
+			}
+			// One of them is nil, and has the value 0.
+			r.add(family.GetName(), l, m.GetGauge().GetValue()+m.GetCounter().GetValue())
+		}
+	}
+	return nil
+}
+
 // scraped are the labels that the scrape adds.
 func scraped(node string) labels {
-	return labels{"node": node, "pod": daemonSet + "-" + node[:3], "namespace": namespace, "job": "partage-metrics", "container": "plugin", "instance": node + ":9485"}
-}
-
-// has reports whether the claim is there at a time.
-func (c claim) has(before time.Duration) bool { return before <= c.since && before >= c.until }
-
-// while makes a value that is absent while the claim is.
-func (c claim) while(value func(time.Duration) float64) func(time.Duration) float64 {
-	return func(before time.Duration) float64 {
-		if !c.has(before) {
-			return absent
-		}
-		return value(before)
+	const namespace, daemonSet = "partage", "partage-gpu-kubelet-plugin"
+	return labels{
+		"node": node, "pod": daemonSet + "-" + node[:3], "namespace": namespace,
+		"job": "partage-metrics", "container": "plugin", "instance": node + ":9485",
 	}
 }
 
-// device names the device as the driver does.
-func (c claim) device() string {
-	name := "gpu-" + strings.NewReplacer(":", "-", ".", "-").Replace(c.gpu.address)
-	switch c.kind {
-	case "gpu":
-		return name
-	case "mig":
-		return fmt.Sprintf("%s-mig-%s-%d", name, strings.ReplaceAll(c.profile, ".", ""), c.first)
-	default:
-		return name + "-" + c.kind
-	}
+// wave goes up and down around 1, each one differently.
+func wave(name string, before time.Duration) float64 {
+	sum := fnv.New32a()
+	_, _ = sum.Write([]byte(name))
+	phase := float64(sum.Sum32()%1000) / 1000 * 2 * math.Pi
+	minutes := before.Minutes()
+	return 1 + 0.06*math.Sin(minutes/31+phase) + 0.03*math.Sin(minutes/7+2*phase) + 0.01*math.Sin(minutes/2.3+3*phase)
 }
 
 // uuid makes a UUID of a name.

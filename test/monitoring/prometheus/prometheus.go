@@ -70,8 +70,9 @@ func Start(ctx context.Context, root, dir string, samples func(io.Writer) error)
 	if out, err := Promtool(ctx, root, dir, "tsdb", "create-blocks-from", "--quiet", "openmetrics", "samples", "data"); err != nil {
 		return nil, fmt.Errorf("%w\n%s", err, out)
 	}
-	// The samples are of a fixed time, which the retention must reach.
-	return Run(ctx, root, dir, nil, "--storage.tsdb.retention.time=100y")
+	// The samples are of a fixed time, which the retention must reach. A series that ends does not say so, as it would
+	// when it was scraped: it must not last for longer than the minute until the next sample.
+	return Run(ctx, root, dir, nil, "--storage.tsdb.retention.time=100y", "--query.lookback-delta=59s")
 }
 
 // Run starts a server in a folder with a configuration, whose paths are relative to the
