@@ -121,6 +121,9 @@ func (p *Page) measure(ctx context.Context) (*scrape.Result, error) {
 	model := fleet.New(snapshot, fleets.Driver)
 	used := map[*fleet.GPU]int64{}
 	for i, h := range model.Holdings {
+		if len(h.Pods) == 0 {
+			continue // no pod is there, for which it would be prepared
+		}
 		c := scrape.Claim{ID: scrape.IDOf(h), Utilization: new(float64(23*i%97) / 100), Idle: new(time.Duration(0))}
 		if i%6 == 4 {
 			c.Utilization, c.Idle = new(0.0), new(time.Since(noon)+time.Duration(i)*time.Hour)

@@ -89,6 +89,10 @@ func (p picture) take(ctx context.Context, file string) (err error) {
 	if err := page.Wait(p.shown); err != nil {
 		return err
 	}
+	// What claims use comes last.
+	if err := page.Wait(`document.querySelector('#summary').innerText.match(/Memory used\s+[1-9][0-9]* GiB of/)`); err != nil {
+		return err
+	}
 	// What moves has come to rest.
 	if err := page.Wait("document.getAnimations().every((a) => a.playState === 'finished')"); err != nil {
 		return err
