@@ -113,7 +113,8 @@ func (w *Writer) Set(claims []Claim) {
 	for _, c := range claims {
 		e := before[c.Ref.UID]
 		if e == nil {
-			e = &entry{budget: rate.NewLimiter(rate.Every(writeInterval), burst)}
+			n := max(1, len(c.Devices))
+			e = &entry{budget: rate.NewLimiter(rate.Limit(n)*rate.Every(writeInterval), n*burst)}
 			if before != nil {
 				e.believe(nil)
 			}
@@ -242,8 +243,8 @@ func (w *Writer) failed(ctx context.Context, ref claim.Ref, err error) {
 // condition should be True."
 const ConditionReady = "Ready"
 
-// A claim is written burst times at once, and then once in writeInterval: a device may be ready
-// and not ready every few seconds.
+// A claim is written burst times at once for each of its devices, and then once in writeInterval: a device may be
+// ready and not ready every few seconds.
 const burst, writeInterval = 5, 5 * time.Minute
 
 // Claim is what there is to say about a prepared claim.

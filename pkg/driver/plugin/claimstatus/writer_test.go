@@ -315,6 +315,29 @@ func TestFlapping(t *testing.T) {
 	}
 }
 
+// TestManyDevices: what happened to one device of a claim does not keep the others from being written.
+func TestManyDevices(t *testing.T) {
+	inRig(t, func(t *testing.T, r *rig) {
+		w := r.start()
+		names := strings.Fields("a b c d e f g h")
+		c := ready(r.claim("c", names...), names...)
+		w.say(c)
+		for i := range names {
+			broken := c.lost()
+			copy(broken.Devices, c.Devices[:i])
+			copy(broken.Devices[i+1:], c.Devices[i+1:])
+			w.say(broken)
+			if got := r.entriesOf("c"); strings.Count(got, "Ready=False") != 1 {
+				t.Errorf("device %s is broken: %s", names[i], got)
+			}
+			w.say(c)
+			if got := r.entriesOf("c"); strings.Contains(got, "Ready=False") {
+				t.Errorf("device %s works again: %s", names[i], got)
+			}
+		}
+	})
+}
+
 // TestClaimGone: a claim that was deleted, or has another one in its place, is left alone.
 func TestClaimGone(t *testing.T) {
 	inRig(t, func(_ *testing.T, r *rig) {
