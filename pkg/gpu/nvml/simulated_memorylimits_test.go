@@ -92,7 +92,7 @@ func TestSimulatedLimitMemory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			fault.ID = 1
-			other := cgroup.Make(t, tree, fmt.Sprintf("code %d, effect %q", fault.Code, fault.Effect))
+			other := cgroup.Make(t, tree, fmt.Sprintf("code %d, effect %d", fault.Code, fault.Effect))
 			update(t, file, func(m *machine.Machine) { m.Faults = []machine.Fault{fault} })
 			defer update(t, file, func(m *machine.Machine) { m.Faults = nil })
 			if err := c.LimitMemory(t.Context(), g.PCIAddress, g.UUID, other, mib, mib); err == nil {
