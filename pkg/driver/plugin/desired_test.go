@@ -60,7 +60,7 @@ func newIdleStepper(t *testing.T) *stepper {
 	}
 	s.loop.desired.now = func() time.Time { return s.now }
 	s.plugin.service.startup.finish()
-	s.plugin.service.others.firstLook(quiet)
+	s.plugin.service.neighbours.firstScan(quiet)
 	s.plugin.node.now.Store(nodeOf("v1.36.0")) // Run reads the node
 	return s
 }

@@ -36,13 +36,13 @@ type fakeForeign struct {
 	mu     sync.Mutex
 	claims []unclaimed.Claim
 	err    error
-	looks  int
+	scans  int
 }
 
 func (f *fakeForeign) find(context.Context) ([]unclaimed.Claim, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.looks++
+	f.scans++
 	return slices.Clone(f.claims), f.err
 }
 
@@ -149,11 +149,11 @@ func TestForeignClaimFirst(t *testing.T) {
 	foreign.set(fmt.Errorf("%w: it has not read its pods yet", unclaimed.ErrKubelet))
 	r.start(t)
 	kubelet := r.register(t)
-	r.until(t, "several looks", func(context.Context) error {
+	r.until(t, "several scans", func(context.Context) error {
 		foreign.mu.Lock()
 		defer foreign.mu.Unlock()
-		if foreign.looks < 3 {
-			return fmt.Errorf("%d looks", foreign.looks)
+		if foreign.scans < 3 {
+			return fmt.Errorf("%d scans", foreign.scans)
 		}
 		return nil
 	})
@@ -243,7 +243,7 @@ func TestPrepareBeforeForeignClaimsAreKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		foreign := &fakeForeign{}
 		foreign.set(nil, unclaimed.Claim{Namespace: "ml", Name: "train", Devices: []string{"gpu-0"}, Pods: []string{"train-0"}})
-		f := newOthers(foreign.find, noSoftware, time.Hour, loop.NewTrigger())
+		m := newNeighbourMonitor(foreign.find, noSoftware, time.Hour, loop.NewTrigger())
 		var node *gpu.Node
 		gpus := func() []gpu.GPU {
 			if node == nil {
@@ -252,7 +252,7 @@ func TestPrepareBeforeForeignClaimsAreKnown(t *testing.T) {
 			return node.GPUs
 		}
 		refuse := func(c *resourceapi.ResourceClaim, own []resourceapi.DeviceRequestAllocationResult) error {
-			return f.refuse(t.Context(), c.UID, own, gpus, prepared)
+			return m.refuse(t.Context(), c.UID, own, gpus, prepared)
 		}
 		c := &resourceapi.ResourceClaim{ObjectMeta: objectMeta("early")}
 		answer := make(chan error)
@@ -268,11 +268,11 @@ func TestPrepareBeforeForeignClaimsAreKnown(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if err := f.refuse(ctx, c.UID, own(false, first), gpus, prepared); !errors.Is(err, context.Canceled) {
+		if err := m.refuse(ctx, c.UID, own(false, first), gpus, prepared); !errors.Is(err, context.Canceled) {
 			t.Errorf("a call that was given up: %v", err)
 		}
 
-		f.firstLook(t.Context())
+		m.firstScan(t.Context())
 		var final *claim.RefusedError
 		if err := <-answer; err == nil || errors.As(err, &final) {
 			t.Errorf("it is not known which GPU gpu-0 is: %v", err)
@@ -290,7 +290,7 @@ func TestPrepareBeforeForeignClaimsAreKnown(t *testing.T) {
 		}
 		// The taints are not published yet.
 		foreign.set(nil, unclaimed.Claim{Namespace: "ml", Name: "late", Devices: []string{"gpu-1"}})
-		_ = f.look(t.Context())
+		_ = m.scan(t.Context())
 		if err := refuse(c, own(false, first)); err != nil {
 			t.Error(err)
 		}
@@ -298,7 +298,7 @@ func TestPrepareBeforeForeignClaimsAreKnown(t *testing.T) {
 			t.Errorf("the GPU is in use: %v", err)
 		}
 		foreign.set(nil)
-		_ = f.look(t.Context())
+		_ = m.scan(t.Context())
 		node = nil
 		if err := refuse(c, own(false, first)); err != nil {
 			t.Error(err)
@@ -346,20 +346,20 @@ func TestForeignClaimsPanic(t *testing.T) {
 	t.Parallel()
 	foreign, broken := &fakeForeign{}, false
 	foreign.set(nil, unclaimed.Claim{Namespace: "ml", Name: "train", Devices: []string{"gpu-0"}})
-	f := newOthers(func(ctx context.Context) ([]unclaimed.Claim, error) {
+	m := newNeighbourMonitor(func(ctx context.Context) ([]unclaimed.Claim, error) {
 		if broken {
 			panic("a defect")
 		}
 		return foreign.find(ctx)
 	}, noSoftware, time.Hour, loop.NewTrigger())
-	if err := f.look(t.Context()); err != nil {
+	if err := m.scan(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	broken = true
-	if err := f.look(t.Context()); err == nil {
+	if err := m.scan(t.Context()); err == nil {
 		t.Error("the defect is not told")
 	}
-	if got := foreignConditions(f.now.Load().claims, testNodeWith(firstGPU).GPUs); len(got) != 1 {
+	if got := foreignConditions(m.latest.Load().claims, testNodeWith(firstGPU).GPUs); len(got) != 1 {
 		t.Errorf("conditions %+v", got)
 	}
 }

@@ -104,7 +104,7 @@ func (l *gpuLoop) run(ctx context.Context) {
 		}
 	}
 	// Nothing is offered before it is known which GPUs another driver has given away.
-	l.others.await(ctx)
+	l.neighbours.awaitFirstScan(ctx)
 	// Claims can have partitions that others made, which only looking finds.
 	l.look(ctx)
 	l.startup.finish()
@@ -264,7 +264,7 @@ func unknownLeft(unlooked []string) (all []device.Condition) {
 // known joins what is known now.
 func (l *gpuLoop) known() *known {
 	k := &known{
-		node: l.desired.node.now.Load(), around: *l.others.now.Load(), policy: cmp.Or(l.desired.policy, noPolicy), policyErr: l.desired.policyErr,
+		node: l.desired.node.now.Load(), neighbours: *l.neighbours.latest.Load(), policy: cmp.Or(l.desired.policy, noPolicy), policyErr: l.desired.policyErr,
 		gpus: &l.gpus, inventory: l.inventory, complete: l.desired.complete, enough: l.survey.enough, survey: l.survey.Status,
 		said: l.now.states, now: time.Now(),
 	}

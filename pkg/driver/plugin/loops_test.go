@@ -105,7 +105,7 @@ func (b *bubble) Stored(context.Context) ([]resourceapi.ResourceSlice, error) { 
 // run runs the loops until end is called.
 func (b *bubble) run() (end func()) {
 	ctx, cancel := context.WithCancel(b.ctx)
-	go b.service.others.run(ctx)
+	go b.service.neighbours.run(ctx)
 	go b.gpus.run(ctx)
 	return func() {
 		cancel()

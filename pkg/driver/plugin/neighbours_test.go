@@ -46,8 +46,8 @@ func (n *neighbourhood) change(to func()) {
 	to()
 }
 
-func (n *neighbourhood) neighbours() *neighbours {
-	return &neighbours{
+func (n *neighbourhood) finder() *softwareFinder {
+	return &softwareFinder{
 		node: func() *corev1.Node {
 			n.mu.Lock()
 			defer n.mu.Unlock()
@@ -111,20 +111,20 @@ func TestNeighbours(t *testing.T) {
 		first.Status.Allocatable = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8")}
 		open := unclaimed.Access{Runtime: "/bin/x", Through: "/bin/x", Config: "/etc/x", Accepts: true}
 		n := &neighbourhood{access: open, events: &fakeEvents{}, observed: map[string]bool{}}
-		around, board := newOthers(withoutForeign, n.neighbours().find, 30*time.Second, loop.NewTrigger()), events.NewBoard(n.events.Tell)
+		monitor, board := newNeighbourMonitor(withoutForeign, n.finder().find, 30*time.Second, loop.NewTrigger()), events.NewBoard(n.events.Tell)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			around.run(ctx)
+			monitor.run(ctx)
 		}()
 		go func() {
 			for {
 				select {
 				case <-ctx.Done():
 					return
-				case <-around.changed:
-					w := want(&known{around: *around.now.Load()})
+				case <-monitor.changed:
+					w := want(&known{neighbours: *monitor.latest.Load()})
 					board.Say(ctx, "node", w.events, w.over)
 				}
 			}

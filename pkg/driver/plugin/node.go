@@ -130,8 +130,8 @@ func extendedResources(node *corev1.Node) (known bool, err error) {
 
 // nodeStatements say what holds of the node.
 func nodeStatements(k *known) (all []events.Statement) {
-	for _, kind := range slices.Sorted(maps.Keys(k.around.software)) {
-		if f := k.around.software[kind]; f.There {
+	for _, kind := range slices.Sorted(maps.Keys(k.neighbours.software)) {
+		if f := k.neighbours.software[kind]; f.There {
 			all = append(all, events.Statement{Key: kind, Event: events.Event{Reason: neighbourReasons[kind], Text: sentences(f.Text)}})
 		}
 	}

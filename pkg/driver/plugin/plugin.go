@@ -7,7 +7,7 @@
 //	gpu_loop.go      cleans up, joins what is known of the GPUs, and hands it on, whatever has changed
 //	gpus.go          what was discovered of them, also by an earlier process
 //	gpu_health.go    what package health finds out
-//	others.go        which of them another driver with the same name has given away, and what else on the node gives out GPUs
+//	neighbours.go    which of them another driver with the same name has given away, and what else on the node gives out GPUs
 //	node.go          watches the Node: its identity, its labels, which GPUs are cordoned, and what its kubelet can do
 //	desired.go       which devices are to be published
 //	want.go          what slices, taints, the status of claims, the kubelet, events, labels of the node and metrics should be, given all of this
@@ -139,13 +139,13 @@ const (
 
 // shared is what the parts of the driver have in common.
 type shared struct {
-	options   *Options
-	readiness *readiness
-	startup   *startup
-	board     *events.Board
-	others    *others
-	states    *deviceStates
-	requested *requestedDevices
+	options    *Options
+	readiness  *readiness
+	startup    *startup
+	board      *events.Board
+	neighbours *neighbourMonitor
+	states     *deviceStates
+	requested  *requestedDevices
 	// pollNow asks for a poll of the GPUs, which cleans up, too.
 	pollNow loop.Trigger
 	// stop ends Run with an error.
@@ -184,13 +184,13 @@ func New(o Options) *Plugin {
 		},
 	})
 	p.node = newOwnNode(o.KubeClient, o.NodeName, p.pollNow, func(err error) { p.stop(err) })
-	software := &neighbours{node: p.node.now.Load, runtime: o.Runtime, observe: o.Metrics.SetNeighbour}
+	software := &softwareFinder{node: p.node.now.Load, runtime: o.Runtime, observe: o.Metrics.SetNeighbour}
 	if o.PodUID != "" { // without it this driver has the socket that the other one would have
 		software.otherDriver = func(ctx context.Context) unclaimed.Finding {
 			return unclaimed.OtherDriver(ctx, o.RegistrarDir, o.DriverName)
 		}
 	}
-	p.others = newOthers(o.ForeignClaims, software.find, 3*o.PollInterval, p.pollNow)
+	p.neighbours = newNeighbourMonitor(o.ForeignClaims, software.find, 3*o.PollInterval, p.pollNow)
 	p.gpus = &gpuLoop{
 		shared: all, publish: p.publish, health: p.newMonitor(),
 		discovery: discoverer{hardware: o.Hardware, interval: o.PollInterval, opened: p.startup.opened, found: make(chan discovery, 1)},
@@ -269,7 +269,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	// The kubelet need not wait for the API server, which may be slow.
 	running.Go(func() { p.node.watch.Run(loops) })
 	running.Go(func() { p.gpus.health.Run(loops) })
-	running.Go(func() { p.others.run(loops) })
+	running.Go(func() { p.neighbours.run(loops) })
 	running.Go(func() { p.gpus.run(loops) })
 	running.Go(func() {
 		<-p.startup.done

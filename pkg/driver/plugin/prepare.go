@@ -79,7 +79,7 @@ func (s *draService) prepare(ctx context.Context, c *resourceapi.ResourceClaim) 
 	waited()
 
 	var prepared []claim.LiveDevice
-	err := s.others.refuse(ctx, c.UID, own, s.startup.gpus, s.isPrepared)
+	err := s.neighbours.refuse(ctx, c.UID, own, s.startup.gpus, s.isPrepared)
 	if err == nil {
 		prepared, err = s.options.Claims.Prepare(ctx, c)
 	}

@@ -71,7 +71,7 @@ func TestClaimsBesideAGPUThatHangs(t *testing.T) {
 	})
 	r.build(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	r.plugin.service.others.firstLook(ctx)
+	r.plugin.service.neighbours.firstScan(ctx)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

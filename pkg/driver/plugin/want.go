@@ -26,9 +26,9 @@ import (
 // known is what all sources say holds now. None of it says who has changed what, or what was said before, but for the words that
 // users of devices read.
 type known struct {
-	// node is nil as long as it was not read, and around is what else on it gives out its GPUs.
-	node   *corev1.Node
-	around around
+	// node is nil until it was read, and neighbours are what else on it gives out its GPUs.
+	node       *corev1.Node
+	neighbours neighbours
 	// policy is the last valid one, or noPolicy, and policyErr why the present one is not.
 	policy    *policy.Policy
 	policyErr error
@@ -89,7 +89,7 @@ func want(k *known) *wanted {
 // status says what holds of the GPUs, and which GPUs that are to be cordoned are none.
 func (k *known) status() (status device.Status, unknown []events.Statement) {
 	cordoned, unknown := cordon(k.node, k.gpus.node)
-	foreign := foreignConditions(k.around.claims, k.gpus.node.GPUs)
+	foreign := foreignConditions(k.neighbours.claims, k.gpus.node.GPUs)
 	return device.Status{
 		Static:     k.survey.Static,
 		Conditions: join(&k.policy.Health, k.gpus.conditions(), k.survey.Conditions, k.health, foreign, cordoned),
@@ -105,7 +105,7 @@ func (w *wanted) over(was events.Statement) (e events.Event, is bool) {
 		knows, err := extendedResources(w.node)
 		return events.Event{Type: corev1.EventTypeNormal, Reason: reasonExtendedOn, Text: "The kubelet gives pods " + aboutExtended + "."}, knows && err == nil
 	case unclaimed.Kind:
-		return events.Event{Type: corev1.EventTypeNormal, Reason: goneReasons[key], Text: sentences(w.around.software[key].Text)}, true
+		return events.Event{Type: corev1.EventTypeNormal, Reason: goneReasons[key], Text: sentences(w.neighbours.software[key].Text)}, true
 	case unlistedKey:
 		return events.Event{
 			Type: corev1.EventTypeNormal, Reason: recoveryReason(device.Lost), Subjects: was.Subjects,

@@ -24,7 +24,7 @@ func everything(now time.Time) *known {
 	}, []claim.LiveClaim{uses(ref, firstName, firstGPU, nil)})
 	k.node, k.now, k.policyErr = nodeOf("v1.35.9"), now, errors.New("odd")
 	k.node.Annotations = map[string]string{api.CordonAnnotation: secondGPU + " gpu-1"}
-	k.around = around{
+	k.neighbours = neighbours{
 		software: map[unclaimed.Kind]unclaimed.Finding{unclaimed.DevicePlugin: {Kind: unclaimed.DevicePlugin, There: true, Text: "it is there"}},
 		claims:   []unclaimed.Claim{{Namespace: "n", Name: "c", Devices: []string{"gpu-1"}}},
 	}

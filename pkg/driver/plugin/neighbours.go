@@ -36,89 +36,89 @@ import (
 type ForeignClaims func(ctx context.Context) ([]unclaimed.Claim, error)
 
 const (
-	// firstLookTimeout is for how long the kubelet may keep the GPUs from being published: it
-	// knows which of them are in use.
-	firstLookTimeout = 15 * time.Second
-	firstLookPause   = 500 * time.Millisecond
+	// firstScanTimeout is how long the GPUs stay unpublished while the kubelet, which knows the claims of
+	// the other driver, does not answer.
+	firstScanTimeout = 15 * time.Second
+	firstScanPause   = 500 * time.Millisecond
 )
 
-// around is what else gives out GPUs of the node: claims of another driver with this driver's name, and other software, the last finding of
-// each kind. It is never modified.
-type around struct {
+// neighbours are what else gives out GPUs of the node: claims of another driver with this driver's name, and other software, with the latest
+// finding of each kind. It is never modified.
+type neighbours struct {
 	claims   []unclaimed.Claim
 	software map[unclaimed.Kind]unclaimed.Finding
 }
 
-// others follows that. Devices of such claims have names that this driver does not publish, so that the scheduler takes their GPUs for
-// free; they become conditions.
-type others struct {
-	find     ForeignClaims
-	software func(ctx context.Context) []unclaimed.Finding
-	interval time.Duration
-	// changed asks to hand on what has changed.
+// neighbourMonitor scans for neighbours again and again. Devices of claims of another driver have names that this driver does not publish, so
+// the scheduler takes their GPUs for free. That is why these claims become conditions of the GPUs.
+type neighbourMonitor struct {
+	findClaims   ForeignClaims
+	findSoftware func(ctx context.Context) []unclaimed.Finding
+	interval     time.Duration
+	// changed is fired when a scan finds something else than the one before.
 	changed loop.Trigger
-	// known is closed when it is known for the first time what there is, and now is what was found last.
-	known chan struct{}
-	now   atomic.Pointer[around]
+	// firstScanDone is closed after the first scan, and latest is what the latest one has found.
+	firstScanDone chan struct{}
+	latest        atomic.Pointer[neighbours]
 
 	problem logchange.Problem
 	panics  panics.Repeated
 }
 
-func newOthers(find ForeignClaims, software func(context.Context) []unclaimed.Finding, interval time.Duration, changed loop.Trigger) *others {
-	f := &others{find: find, software: software, interval: interval, changed: changed, known: make(chan struct{})}
-	f.now.Store(&around{software: map[unclaimed.Kind]unclaimed.Finding{}})
-	return f
+func newNeighbourMonitor(find ForeignClaims, software func(context.Context) []unclaimed.Finding, interval time.Duration, changed loop.Trigger) *neighbourMonitor {
+	m := &neighbourMonitor{findClaims: find, findSoftware: software, interval: interval, changed: changed, firstScanDone: make(chan struct{})}
+	m.latest.Store(&neighbours{software: map[unclaimed.Kind]unclaimed.Finding{}})
+	return m
 }
 
-// run looks for them until ctx ends.
-func (f *others) run(ctx context.Context) {
-	f.firstLook(ctx)
-	for again := time.Tick(f.interval); ctx.Err() == nil; {
+// run scans until ctx ends.
+func (m *neighbourMonitor) run(ctx context.Context) {
+	m.firstScan(ctx)
+	for again := time.Tick(m.interval); ctx.Err() == nil; {
 		select {
 		case <-ctx.Done():
 		case <-again:
-			before := f.now.Load()
-			_ = f.look(ctx) // it is logged
-			if f.now.Load() != before {
-				f.changed.Fire()
+			before := m.latest.Load()
+			_ = m.scan(ctx) // it is logged
+			if m.latest.Load() != before {
+				m.changed.Fire()
 			}
 		}
 	}
 }
 
-// firstLook looks until the kubelet has answered, though not for ever.
-func (f *others) firstLook(ctx context.Context) {
-	defer close(f.known)
-	_ = wait.PollUntilContextTimeout(ctx, firstLookPause, firstLookTimeout, true, func(context.Context) (bool, error) {
-		return !errors.Is(f.look(ctx), unclaimed.ErrKubelet), nil
+// firstScan scans until the kubelet has answered, for firstScanTimeout at most.
+func (m *neighbourMonitor) firstScan(ctx context.Context) {
+	defer close(m.firstScanDone)
+	_ = wait.PollUntilContextTimeout(ctx, firstScanPause, firstScanTimeout, true, func(context.Context) (bool, error) {
+		return !errors.Is(m.scan(ctx), unclaimed.ErrKubelet), nil
 	})
 }
 
-// await returns when it is known what there is, or ctx ends.
-func (f *others) await(ctx context.Context) {
+// awaitFirstScan returns after the first scan, or when ctx ends.
+func (m *neighbourMonitor) awaitFirstScan(ctx context.Context) {
 	select {
-	case <-f.known:
+	case <-m.firstScanDone:
 	case <-ctx.Done():
 	}
 }
 
-// look leaves what was known where looking panics.
-func (f *others) look(ctx context.Context) (err error) {
-	defer f.panics.Recover(ctx, &err)
-	before := f.now.Load()
-	found := &around{software: maps.Clone(before.software)}
-	for _, one := range f.software(ctx) {
+// scan finds out which neighbours there are now. If it panics, those found before stay.
+func (m *neighbourMonitor) scan(ctx context.Context) (err error) {
+	defer m.panics.Recover(ctx, &err)
+	before := m.latest.Load()
+	found := &neighbours{software: maps.Clone(before.software)}
+	for _, one := range m.findSoftware(ctx) {
 		found.software[one.Kind] = one
 	}
-	found.claims, err = f.find(ctx)
+	found.claims, err = m.findClaims(ctx)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	f.problem.Log(ctx, err, "It is not known for certain which claims on this node another driver has prepared",
+	m.problem.Log(ctx, err, "It is not known for certain which claims on this node another driver has prepared",
 		"It is known again which claims on this node another driver has prepared")
 	if !reflect.DeepEqual(before, found) {
-		f.now.Store(found)
+		m.latest.Store(found)
 	}
 	return err
 }
@@ -160,14 +160,14 @@ func taintValue(c unclaimed.Claim) string {
 
 // refuse returns why a claim that has these devices of this driver's name and pool cannot be prepared because of another
 // driver. A claim that is prepared keeps what it has.
-func (f *others) refuse(ctx context.Context, uid types.UID, own []resourceapi.DeviceRequestAllocationResult, gpus func() []gpu.GPU, prepared func(types.UID) bool) error {
+func (m *neighbourMonitor) refuse(ctx context.Context, uid types.UID, own []resourceapi.DeviceRequestAllocationResult, gpus func() []gpu.GPU, prepared func(types.UID) bool) error {
 	uses, err := ownDevices(own)
 	if err != nil || len(uses) == 0 {
 		return err
 	}
 	select {
-	case <-f.known:
-		if len(f.now.Load().claims) == 0 {
+	case <-m.firstScanDone:
+		if len(m.latest.Load().claims) == 0 {
 			return nil
 		}
 	default: // a call may be let through while the plugin still starts
@@ -175,10 +175,10 @@ func (f *others) refuse(ctx context.Context, uid types.UID, own []resourceapi.De
 	if prepared(uid) {
 		return nil
 	}
-	if f.await(ctx); ctx.Err() != nil {
+	if m.awaitFirstScan(ctx); ctx.Err() != nil {
 		return fmt.Errorf("find out which GPUs claims of another driver have: %w", ctx.Err())
 	}
-	claims, all := f.now.Load().claims, gpus()
+	claims, all := m.latest.Load().claims, gpus()
 	if len(claims) > 0 && all == nil {
 		return foreignError(hasForeign(claims[0]) + "; the GPUs of this node are not known yet, so it may be any of them")
 	}
@@ -241,11 +241,11 @@ var goneReasons = map[unclaimed.Kind]string{
 // RuntimeCheck finds out what containers can have without a claim, given the handlers of the node's container runtime.
 type RuntimeCheck func(handlers []string) (unclaimed.Access, error)
 
-// neighbours finds out what else on the node gives out or partitions its GPUs.
-type neighbours struct {
-	// node is nil as long as it was not read.
+// softwareFinder finds out which other software on the node gives out or partitions its GPUs.
+type softwareFinder struct {
+	// node returns nil until the Node object was read.
 	node func() *corev1.Node
-	// otherDriver looks for a DRA driver of the same name, if this one can be told from it, and runtime at NVIDIA's container runtime.
+	// otherDriver finds a DRA driver of the same name. It is nil where the two cannot be told apart. runtime checks NVIDIA's container runtime.
 	otherDriver func(ctx context.Context) unclaimed.Finding
 	runtime     RuntimeCheck
 	observe     func(kind string, there *bool)
@@ -253,8 +253,8 @@ type neighbours struct {
 	unknown logchange.Problem
 }
 
-// find leaves out what could not be looked at.
-func (n *neighbours) find(ctx context.Context) (found []unclaimed.Finding) {
+// find leaves out software about which nothing could be found out.
+func (n *softwareFinder) find(ctx context.Context) (found []unclaimed.Finding) {
 	if n.otherDriver != nil {
 		found = append(found, n.otherDriver(ctx))
 	}
