@@ -153,9 +153,9 @@ func (m *Manager) devices() *device.Inventory { return cmp.Or(m.inventory.Load()
 
 var errNoInventory = fmt.Errorf("the GPUs of this node are not known yet: %w", gpu.ErrDriverNotLoaded)
 
-// Unlooked lists the GPUs of the inventory of which this process knows nothing yet, because they are slow or busy, or the MPS
+// Unobserved lists the GPUs of the inventory that this process could not observe yet, because they are slow or busy, or the MPS
 // supervisor has not answered.
-func (m *Manager) Unlooked() []string {
+func (m *Manager) Unobserved() []string {
 	return slices.DeleteFunc(m.GPUs(), func(address string) bool { return m.last(address).seen })
 }
 

@@ -579,10 +579,10 @@ func TestInUse(t *testing.T) {
 // TestSupervisorThatBeginsLater is not reported at once: the two start together with the node. One that is away is, until it answers.
 func TestSupervisorThatBeginsLater(t *testing.T) {
 	b, m := newNode(t)
-	want := func(conditions, unlooked int) {
+	want := func(conditions, unobserved int) {
 		t.Helper()
-		if got := survey(t.Context(), m).Conditions; len(got) != conditions || len(m.Unlooked()) != unlooked {
-			t.Errorf("got %+v, unlooked are %v", got, m.Unlooked())
+		if got := survey(t.Context(), m).Conditions; len(got) != conditions || len(m.Unobserved()) != unobserved {
+			t.Errorf("got %+v, unobserved are %v", got, m.Unobserved())
 		}
 	}
 	b.away(true)

@@ -512,8 +512,8 @@ func TestSurveyOfGPUThatNobodyGivesBack(t *testing.T) {
 		} {
 			time.Sleep(test.after)
 			wantFindings(t, m, test.want...)
-			if unlooked := m.Unlooked(); len(unlooked) > 0 != (test.want == nil) {
-				t.Errorf("after %s: unlooked are %v", test.after, unlooked)
+			if unobserved := m.Unobserved(); len(unobserved) > 0 != (test.want == nil) {
+				t.Errorf("after %s: unobserved are %v", test.after, unobserved)
 			}
 		}
 		release()

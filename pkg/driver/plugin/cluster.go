@@ -26,8 +26,8 @@ func BackgroundConfig(config *rest.Config) *rest.Config {
 	return reducedConfig(config, 25, 10, "background")
 }
 
-// StatusConfig returns the configuration of a client for the status of claims: who looks at a claim should not wait for what can
-// wait longer. By default 200 claims take 36 seconds.
+// StatusConfig returns the configuration of a client for the status of claims. It is apart from BackgroundConfig because people read
+// the status: it should not wait for what can wait longer. By default 200 claims take 36 seconds.
 func StatusConfig(config *rest.Config) *rest.Config {
 	return reducedConfig(config, 10, 5, "claim status")
 }

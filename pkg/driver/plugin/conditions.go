@@ -294,8 +294,8 @@ func sentences(all ...string) string {
 	return text.String()
 }
 
-// withoutAddress removes the address of a GPU that the reader is told anyway. Each error
-// on the way may have added it.
+// withoutAddress removes the address of a GPU, which the event has anyway. Each function that
+// returned the error may have added it.
 func withoutAddress(message, pciAddress string) string {
 	name := "GPU " + pciAddress
 	return strings.NewReplacer(" of "+name, "", " on "+name, "", name+": ", "", name+" ", "").Replace(message)

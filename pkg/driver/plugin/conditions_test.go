@@ -31,13 +31,13 @@ func newSpeaker(told *fakeEvents, claims ClaimViewer) *speaker {
 }
 
 // surveyed is what is known of two GPUs when a survey has found a status of them.
-func surveyed(status device.Status, live []claim.LiveClaim) *known {
+func surveyed(status device.Status, live []claim.LiveClaim) *observedState {
 	node := testNodeWith(firstGPU, secondGPU)
 	inventory, err := device.NewInventory(node, device.Terms{})
 	if err != nil {
 		panic(err)
 	}
-	return &known{policy: noPolicy, gpus: &knownGPUs{node: node}, inventory: inventory, enough: true, survey: status, live: live}
+	return &observedState{policy: noPolicy, gpus: &knownGPUs{node: node}, inventory: inventory, enough: true, survey: status, live: live}
 }
 
 func (s *speaker) say(ctx context.Context, status device.Status) {

@@ -72,9 +72,11 @@ type desired struct {
 	panics                      panics.Repeated
 }
 
-// known reports whether it is known what is to be published. Until then what the
-// plugin before this one published stays as it is.
-func (d *desired) known() bool { return d.policy != nil && d.storedKnown && d.node.now.Load() != nil }
+// inputsKnown reports whether all is known that decides what is to be published: the policy, what is stored, and the
+// node. Until then, what the plugin before this one published stays as it is.
+func (d *desired) inputsKnown() bool {
+	return d.policy != nil && d.storedKnown && d.node.now.Load() != nil
+}
 
 // noPolicy offers nothing.
 var noPolicy = &policy.Policy{Health: policy.Builtin().Health}
@@ -82,8 +84,8 @@ var noPolicy = &policy.Policy{Health: policy.Builtin().Health}
 // build makes the inventory of these GPUs.
 func (d *desired) build(ctx context.Context, node *gpu.Node) (inventory *device.Inventory, err error) {
 	defer d.panics.Recover(ctx, &err)
-	complete := d.known()                               // first: the node may be read meanwhile
-	extended, _ := extendedResources(d.node.now.Load()) // an error is told
+	complete := d.inputsKnown()                         // first: the node may be read meanwhile
+	extended, _ := extendedResources(d.node.now.Load()) // an error becomes an event
 	terms := device.Terms{Policy: cmp.Or(d.policy, noPolicy), Limited: d.options.Limited, ExtendedResources: extended, Keep: map[string]bool{}}
 	for name := range d.needed {
 		terms.Keep[name] = true
@@ -119,11 +121,11 @@ func (d *desired) readPolicy(ctx context.Context) {
 type policyKey string
 
 // policyStatements say why the policy is not valid.
-func policyStatements(k *known) []events.Statement {
-	if k.policyErr == nil {
+func policyStatements(o *observedState) []events.Statement {
+	if o.policyErr == nil {
 		return nil
 	}
-	e := events.Event{Reason: reasonPolicyInvalid, Text: k.policyErr.Error()}
+	e := events.Event{Reason: reasonPolicyInvalid, Text: o.policyErr.Error()}
 	return []events.Statement{{Key: policyKey(e.Text), Event: e}}
 }
 
@@ -163,7 +165,7 @@ func (d *desired) updateNeeded(ctx context.Context, inventory *device.Inventory)
 	d.inUse, d.inUseErr = d.options.Claims.InUse()
 	d.markNeeded(d.inUse...)
 	d.inUseProblem.Log(ctx, d.inUseErr, "It is not known which devices claims have, so that all stay", "It is known again which devices claims have")
-	if d.inUseErr != nil || !d.known() {
+	if d.inUseErr != nil || !d.inputsKnown() {
 		d.markNeeded(slices.Collect(maps.Keys(d.needed))...)
 		return
 	}

@@ -75,7 +75,7 @@ func (s *stepper) poll(later time.Duration) {
 	s.now = s.now.Add(later)
 	s.loop.desired.readStored(s.ctx)
 	s.loop.rebuild(s.ctx)
-	s.loop.look(s.ctx)
+	s.loop.reconcile(s.ctx)
 }
 
 // withdrawn returns the names of the withdrawn devices, without that of their GPU.

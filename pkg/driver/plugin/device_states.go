@@ -77,7 +77,7 @@ func (s *deviceStates) set(states []claimState, conditions []device.Condition, s
 	}
 }
 
-// userKey identifies what the users of a claim are told of a device.
+// userKey identifies an event for the users of a claim about one of its devices.
 type userKey struct {
 	claim  types.UID
 	device string
@@ -102,7 +102,7 @@ func userStatements(live []claim.LiveClaim, conditions []device.Condition) (all 
 	return all
 }
 
-// deviceOf is the device that users were told of, or nil if the claim does not have it any more.
+// deviceOf is the device that an event for users was about, or nil if the claim does not have it any more.
 func deviceOf(live []claim.LiveClaim, key userKey) *claim.LiveDevice {
 	for _, l := range live {
 		for i := range l.Devices {
@@ -163,14 +163,14 @@ func (s *deviceStates) trouble(devices []string) string {
 	return ""
 }
 
-// judgeAll says how the devices of claims are, given what was said before.
-func judgeAll(live []claim.LiveClaim, conditions []device.Condition, said []claimState, now time.Time) []claimState {
+// judgeAll returns the states of the devices of claims, given the previous ones.
+func judgeAll(live []claim.LiveClaim, conditions []device.Condition, previous []claimState, now time.Time) []claimState {
 	states := make([]claimState, 0, len(live))
 	for _, c := range live {
 		one := claimState{claim: c.Claim}
 		for _, d := range c.Devices {
 			is := judge(&d, conditions)
-			is.keepMessage(before(said, c.Claim.UID, &d), now)
+			is.keepMessage(before(previous, c.Claim.UID, &d), now)
 			one.devices = append(one.devices, deviceState{d, is})
 		}
 		states = append(states, one)
@@ -178,9 +178,9 @@ func judgeAll(live []claim.LiveClaim, conditions []device.Condition, said []clai
 	return states
 }
 
-// before is what was said last of a device that a claim has.
-func before(said []claimState, uid types.UID, d *claim.LiveDevice) verdict {
-	for _, c := range said {
+// before is the previous verdict on a device that a claim has.
+func before(previous []claimState, uid types.UID, d *claim.LiveDevice) verdict {
+	for _, c := range previous {
 		for i := range c.devices {
 			if was := &c.devices[i]; c.claim.UID == uid && was.Device == d.Device && ptr.Equal(was.ShareID, d.ShareID) {
 				return was.verdict

@@ -63,7 +63,7 @@ func newAPIServer(t *testing.T) *apiServer {
 // fakeClaims remembers what is prepared and can be made to fail.
 type fakeClaims struct {
 	mu         sync.Mutex
-	unlooked   []string
+	unobserved []string
 	inventory  *device.Inventory
 	prepared   map[types.UID]bool
 	status     device.Status
@@ -82,10 +82,10 @@ type fakeClaims struct {
 
 func (f *fakeClaims) Statements() []claim.Statement { return nil }
 
-func (f *fakeClaims) Unlooked() []string {
+func (f *fakeClaims) Unobserved() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.unlooked
+	return f.unobserved
 }
 
 func (f *fakeClaims) SetInventory(i *device.Inventory) {

@@ -27,8 +27,8 @@ type ClaimReconciler interface {
 	// ReleaseOrphans asks the API server about prepared claims until ctx ends, and
 	// releases those that do not have their devices any more.
 	ReleaseOrphans(ctx context.Context)
-	// Unlooked lists the GPUs of which nothing is known yet.
-	Unlooked() []string
+	// Unobserved lists the GPUs that could not be observed yet.
+	Unobserved() []string
 	// InUse lists the devices that claims are known to have, by name. An error says
 	// that there may be more.
 	InUse() ([]string, error)
@@ -37,18 +37,18 @@ type ClaimReconciler interface {
 }
 
 const (
-	// lookPatience is for how long GPUs that are slow, and an MPS supervisor that does not answer, may keep what is stored of all
-	// GPUs from being replaced at the start: it may say more than is known yet. Those are kept back then.
-	lookPatience = 30 * time.Second
-	lookPause    = time.Second
+	// surveyPatience is how long the first publication waits for GPUs that are slow, and for an MPS supervisor that does not answer: the
+	// slices that are stored may have taints whose cause this process has not found yet. After that, unobserved GPUs get a taint.
+	surveyPatience = 30 * time.Second
+	surveyPause    = time.Second
 )
 
 // changesSettle is how long a change of a claim is left alone for others to join it: preparing a claim alone is several.
 const changesSettle = 200 * time.Millisecond
 
-// gpuLoop joins what is known of the GPUs of this node: what was discovered of them, which takes long and seldom changes, what a
-// survey finds at every poll, and what others say. It hands that on, whatever has changed: to claims, to the publisher, to those
-// who have a device, to metrics, and to people.
+// gpuLoop joins what is known of the GPUs of this node: what was discovered, which takes long and seldom changes, what a survey finds at
+// every poll, and what other parts of the plugin say. After each change it propagates the result to all consumers: claims, ResourceSlices,
+// the status of claims, the kubelet, metrics and events.
 type gpuLoop struct {
 	*shared
 	publish func(w *wanted)
@@ -61,7 +61,7 @@ type gpuLoop struct {
 	survey    survey
 	// inventory is of these GPUs, nil until there is one.
 	inventory *device.Inventory
-	// live are the claims that have devices, as far as is known, and now is what was wanted last.
+	// live are the claims that are known to have devices, and now is what was last propagated.
 	live []claim.LiveClaim
 	now  wanted
 
@@ -73,7 +73,7 @@ type survey struct {
 	device.Status
 	// at is when that was.
 	at time.Time
-	// enough says that what is known may take the place of what is stored. awaitedSince is since when it is waited for.
+	// enough says that enough is known to replace the slices that are stored. awaitedSince is when the wait for that began.
 	enough       bool
 	awaitedSince time.Time
 	again        *time.Timer
@@ -99,14 +99,14 @@ func (l *gpuLoop) run(ctx context.Context) {
 		case found := <-l.discovery.found:
 			l.discovery.inProgress = false
 			l.take(ctx, found)
-		case <-l.pollNow: // what holds of the node does not wait for a GPU that does not answer
-			l.handOn(ctx)
+		case <-l.pollNow: // news of the node does not wait for a GPU that does not answer
+			l.propagate(ctx)
 		}
 	}
-	// Nothing is offered before it is known which GPUs another driver has given away.
+	// Nothing is published before it is known which GPUs another driver has given away.
 	l.neighbours.awaitFirstScan(ctx)
-	// Claims can have partitions that others made, which only looking finds.
-	l.look(ctx)
+	// Claims can have partitions that others made, which only a survey finds.
+	l.reconcile(ctx)
 	l.startup.finish()
 
 	var settled <-chan time.Time
@@ -118,7 +118,7 @@ func (l *gpuLoop) run(ctx context.Context) {
 		case found := <-l.discovery.found:
 			l.discovery.inProgress = false
 			l.take(ctx, found)
-			l.look(ctx)
+			l.reconcile(ctx)
 		case <-ticker.C:
 			l.poll(ctx)
 		case <-l.pollNow:
@@ -126,8 +126,8 @@ func (l *gpuLoop) run(ctx context.Context) {
 		case <-changed:
 			changed, settled = nil, time.After(changesSettle)
 		case <-settled:
-			changed, settled = l.options.Claims.Changed(), nil // before it is looked at what claims have
-			l.handOn(ctx)
+			changed, settled = l.options.Claims.Changed(), nil // before propagate reads what claims have
+			l.propagate(ctx)
 		}
 	}
 }
@@ -136,7 +136,7 @@ func (l *gpuLoop) run(ctx context.Context) {
 func (l *gpuLoop) poll(ctx context.Context) {
 	l.desired.readStored(ctx)
 	l.rebuild(ctx)
-	l.look(ctx)
+	l.reconcile(ctx)
 	if l.discovery.isDue(l.gpus.isTrouble(l.survey.Status)) {
 		l.gpus.back = nil
 		l.discovery.begin(ctx)
@@ -186,29 +186,29 @@ func (l *gpuLoop) rebuild(ctx context.Context) {
 	}
 	l.inventory = inventory
 	l.report.log(ctx, inventory, l.desired.policy, &l.gpus)
-	status, _ := l.known().status()
+	status, _ := l.observed().status()
 	l.give(inventory.With(status), status)
 }
 
-// look cleans up, surveys the GPUs, and hands on what is known then. When that fails their conditions stay as they were.
-func (l *gpuLoop) look(ctx context.Context) {
-	found, err := l.reconcile(ctx)
+// reconcile cleans up, surveys the GPUs, and propagates the result. If the survey fails, their conditions stay as they were.
+func (l *gpuLoop) reconcile(ctx context.Context) {
+	found, err := l.reconcileClaims(ctx)
 	if l.inventory != nil && ctx.Err() == nil {
-		l.learn(ctx, found, err)
+		l.takeSurvey(ctx, found, err)
 	}
-	l.handOn(ctx)
+	l.propagate(ctx)
 }
 
-// learn takes what was found on the GPUs, or why that is not known.
-func (l *gpuLoop) learn(ctx context.Context, found device.Status, err error) {
+// takeSurvey takes the result of a survey, or why it failed.
+func (l *gpuLoop) takeSurvey(ctx context.Context, found device.Status, err error) {
 	l.survey.problem.Log(ctx, err, "The GPUs could not be surveyed, their conditions stay as they were", "The GPUs can be surveyed again")
 	switch {
 	case err == nil:
 		l.gpus.compare(l.survey.Status, found)
 		l.survey.Status, l.survey.at = found, time.Now()
-		l.survey.enough = l.survey.enough || !l.awaitsLook(ctx)
+		l.survey.enough = l.survey.enough || !l.awaitsSurvey(ctx)
 		if l.survey.enough && l.gpus.driverGone == nil {
-			l.survey.Conditions = append(l.survey.Conditions, unknownLeft(l.options.Claims.Unlooked())...)
+			l.survey.Conditions = append(l.survey.Conditions, unobservedConditions(l.options.Claims.Unobserved())...)
 		}
 	case !l.survey.enough:
 		// Nothing is known of what must not be allocated.
@@ -216,8 +216,8 @@ func (l *gpuLoop) learn(ctx context.Context, found device.Status, err error) {
 	}
 }
 
-// reconcile cleans up, and says what there is then. That something is left is no reason not to know that.
-func (l *gpuLoop) reconcile(ctx context.Context) (status device.Status, err error) {
+// reconcileClaims cleans up, and returns what is on the GPUs then, also if something could not be cleaned up.
+func (l *gpuLoop) reconcileClaims(ctx context.Context) (status device.Status, err error) {
 	defer l.survey.panics.Recover(ctx, &err)
 	status, left := l.options.Claims.Reconcile(ctx)
 	if ctx.Err() != nil {
@@ -230,29 +230,29 @@ func (l *gpuLoop) reconcile(ctx context.Context) (status device.Status, err erro
 	return status, nil
 }
 
-// awaitsLook reports whether the first publication has to wait for a look at some GPU, and sees to it that there is another soon.
-func (l *gpuLoop) awaitsLook(ctx context.Context) bool {
+// awaitsSurvey reports whether the first publication has to wait until a survey has observed all GPUs, and then has another one made soon.
+func (l *gpuLoop) awaitsSurvey(ctx context.Context) bool {
 	if l.survey.again != nil {
-		l.survey.again.Stop() // one look is asked for, however many there were for other reasons
+		l.survey.again.Stop() // so that there is at most one timer
 	}
-	unlooked := l.options.Claims.Unlooked()
-	if len(unlooked) == 0 || l.gpus.driverGone != nil {
+	unobserved := l.options.Claims.Unobserved()
+	if len(unobserved) == 0 || l.gpus.driverGone != nil {
 		return false
 	}
 	if l.survey.awaitedSince.IsZero() {
 		l.survey.awaitedSince = time.Now()
 	}
-	if time.Since(l.survey.awaitedSince) >= lookPatience {
+	if time.Since(l.survey.awaitedSince) >= surveyPatience {
 		return false
 	}
-	l.readiness.set(ctx, needSlices, fmt.Sprintf("not all GPUs have been looked at yet: %v", unlooked))
-	l.survey.again = time.AfterFunc(lookPause, l.pollNow.Fire)
+	l.readiness.set(ctx, needSlices, fmt.Sprintf("not all GPUs have been looked at yet: %v", unobserved))
+	l.survey.again = time.AfterFunc(surveyPause, l.pollNow.Fire)
 	return true
 }
 
-// unknownLeft keeps GPUs back that nobody has looked at yet.
-func unknownLeft(unlooked []string) (all []device.Condition) {
-	for _, address := range unlooked {
+// unobservedConditions keep GPUs back that could not be observed yet.
+func unobservedConditions(unobserved []string) (all []device.Condition) {
+	for _, address := range unobserved {
 		all = append(all, device.Condition{
 			PCIAddress: address, Reason: device.ReleasePending,
 			Message: "it is not known yet what ended claims have left: a call keeps the GPU, or it is slow",
@@ -261,21 +261,21 @@ func unknownLeft(unlooked []string) (all []device.Condition) {
 	return all
 }
 
-// known joins what is known now.
-func (l *gpuLoop) known() *known {
-	k := &known{
+// observed joins what is known now.
+func (l *gpuLoop) observed() *observedState {
+	o := &observedState{
 		node: l.desired.node.now.Load(), neighbours: *l.neighbours.latest.Load(), policy: cmp.Or(l.desired.policy, noPolicy), policyErr: l.desired.policyErr,
 		gpus: &l.gpus, inventory: l.inventory, complete: l.desired.complete, enough: l.survey.enough, survey: l.survey.Status,
-		said: l.now.states, now: time.Now(),
+		previous: l.now.states, now: time.Now(),
 	}
 	if l.inventory == nil {
-		return k
+		return o
 	}
 	if l.gpus.discovered || l.gpus.driverGone != nil { // before, the hardware is not open, and reading the health of a GPU would fail
-		l.health.Follow(l.gpus.uuids(), k.policy.Health)
+		l.health.Follow(l.gpus.uuids(), o.policy.Health)
 	}
-	k.live, k.statements, k.health = l.live, l.options.Claims.Statements(), l.health.Conditions()
-	return k
+	o.live, o.statements, o.health = l.live, l.options.Claims.Statements(), l.health.Conditions()
+	return o
 }
 
 // give gives claims the devices that they can have now.
@@ -286,8 +286,8 @@ func (l *gpuLoop) give(inventory *device.Inventory, status device.Status) {
 	l.options.Metrics.SetGPUs(inventory, status)
 }
 
-// handOn tells all others what is known now. Before all GPUs were looked at that is less than what is stored.
-func (l *gpuLoop) handOn(ctx context.Context) {
+// propagate hands what is known now to all consumers. Before all GPUs were observed, it does not replace what is stored.
+func (l *gpuLoop) propagate(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
@@ -298,7 +298,7 @@ func (l *gpuLoop) handOn(ctx context.Context) {
 			l.live = live
 		}
 	}
-	l.now = *want(l.known())
+	l.now = *want(l.observed())
 	if l.inventory != nil {
 		l.give(l.now.inventory, l.now.status)
 		if l.survey.enough {
@@ -306,6 +306,6 @@ func (l *gpuLoop) handOn(ctx context.Context) {
 		}
 	}
 	l.publish(&l.now)
-	// Last: who reads an event without its taint takes it for over.
+	// Last: an event whose taint is not there yet would look as if it were over.
 	l.board.Say(ctx, "node", l.now.events, l.now.over)
 }

@@ -111,7 +111,7 @@ func TestTaintBeforeEvent(t *testing.T) {
 	l.gpus.node = testNodeWith(firstGPU)
 	l.inventory, l.survey.enough = inventoryOf(t, l.gpus.node), true
 	l.survey.Status = device.Status{Conditions: []device.Condition{{PCIAddress: firstGPU, Reason: device.Lost}}}
-	l.handOn(t.Context())
+	l.propagate(t.Context())
 	if diff := cmp.Diff([]string{"gpu-lost", "GPULost"}, order); diff != "" {
 		t.Errorf("order (-want +got):\n%s", diff)
 	}
@@ -273,40 +273,40 @@ func TestModeChanged(t *testing.T) {
 	r.untilPublished(t, 8, 2)
 }
 
-// TestFirstPublicationAwaitsLook: what is stored may say more of a GPU than is known while nobody has looked at it, so that it
+// TestFirstPublicationAwaitsSurvey: what is stored may say more of a GPU than is known while it was not observed, so that it
 // stays, though not for ever.
-func TestFirstPublicationAwaitsLook(t *testing.T) {
+func TestFirstPublicationAwaitsSurvey(t *testing.T) {
 	t.Parallel()
 	s := newStepper(t)
-	s.claims.unlooked = []string{firstGPU}
+	s.claims.unobserved = []string{firstGPU}
 	s.claims.status = device.Status{Conditions: []device.Condition{{PCIAddress: firstGPU, Reason: device.Occupied, Message: "one"}}}
 	s.poll(0)
 	if s.claims.inventory != s.loop.now.inventory || len(s.loop.now.status.Conditions) != 1 {
 		t.Error("claims do not get what the survey has found")
 	}
 	if s.handedOn() || s.plugin.readiness.notReady() == "" {
-		t.Error("published before all GPUs have been looked at")
+		t.Error("published before all GPUs have been observed")
 	}
-	<-s.loop.pollNow // there is another look soon
+	<-s.loop.pollNow // there is another survey soon
 	s.poll(0)
 	if s.handedOn() {
-		t.Error("published after a second look that has seen nothing either")
+		t.Error("published after a second survey that has not observed it either")
 	}
-	s.loop.survey.awaitedSince = s.loop.survey.awaitedSince.Add(-lookPatience)
+	s.loop.survey.awaitedSince = s.loop.survey.awaitedSince.Add(-surveyPatience)
 	s.poll(0)
 	if !s.handedOn() {
 		t.Error("not published for ever")
 	}
 	if s.loop.survey.again.Stop() {
-		t.Error("another look is asked for although nothing waits for it")
+		t.Error("another survey is asked for although nothing waits for it")
 	}
 	isUnknown := func(c device.Condition) bool { return c.PCIAddress == firstGPU && c.Reason == device.ReleasePending }
 	if !slices.ContainsFunc(s.loop.now.status.Conditions, isUnknown) {
-		t.Error("a GPU is published as if somebody had looked at it")
+		t.Error("a GPU is published as if it had been observed")
 	}
-	s.claims.unlooked = nil
+	s.claims.unobserved = nil
 	s.poll(0)
 	if slices.ContainsFunc(s.loop.now.status.Conditions, isUnknown) {
-		t.Error("somebody has looked at it")
+		t.Error("kept back although it was observed")
 	}
 }

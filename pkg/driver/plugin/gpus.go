@@ -37,7 +37,7 @@ type knownGPUs struct {
 	// driver knows nothing.
 	missing  []device.Condition
 	unlisted []string
-	// back are those that a survey has found to work again since the last discovery began, which may have read before what it says of them.
+	// back are GPUs that a survey found to work again after the last discovery had begun: what it found about them may be older.
 	back []string
 	// driverGone is why no GPU can be used, or nil.
 	driverGone error
@@ -90,7 +90,7 @@ func (k *knownGPUs) take(ctx context.Context, found *gpu.Node) {
 	k.write(ctx)
 }
 
-// compare notes which GPUs have failed at the survey before and do not any more, nor at the last discovery. They are said to have recovered.
+// compare notes which GPUs had failed in the survey before, and work in this one and in the last discovery. They count as recovered.
 func (k *knownGPUs) compare(before, now device.Status) {
 	for _, was := range before.Conditions {
 		fails := func(c device.Condition) bool { return c.PCIAddress == was.PCIAddress && isFailure(c) }
@@ -214,7 +214,7 @@ const rediscoverAfter = 6
 type discoverer struct {
 	hardware Hardware
 	interval time.Duration
-	// opened is told when the GPUs can be used.
+	// opened is called when the GPUs can be used.
 	opened func()
 	// found has room for the one that may be in progress, which is over when it was received.
 	found      chan discovery
@@ -295,13 +295,13 @@ type unlistedKey string
 
 // gpuStatements say which GPUs the driver does not list, of those that it has never listed: one that was listed before has a condition.
 // And they say which profiles of the policy match nothing on this node: a typing error shows nowhere else.
-func gpuStatements(k *known) (all []events.Statement) {
-	for _, address := range k.gpus.unlisted {
-		if !k.gpus.node.Has(address) {
+func gpuStatements(o *observedState) (all []events.Statement) {
+	for _, address := range o.gpus.unlisted {
+		if !o.gpus.node.Has(address) {
 			all = append(all, events.Statement{Key: unlistedKey(address), Event: events.Event{Reason: reasonUnlisted, Subjects: []string{address}, Text: unlistedText}})
 		}
 	}
-	for _, profile := range k.policy.UnknownProfiles(k.gpus.node.GPUs) {
+	for _, profile := range o.policy.UnknownProfiles(o.gpus.node.GPUs) {
 		all = append(all, events.Statement{Event: events.Event{Reason: reasonUnknownProfiles, Text: profile.String()}})
 	}
 	return all

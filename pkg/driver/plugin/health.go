@@ -80,7 +80,7 @@ func withSocket(path string, call func(grpc.ClientConnInterface) error) (err err
 	return call(conn)
 }
 
-// need is what the plugin needs to be ready. Of several that are missing the first is told.
+// need is what the plugin needs to be ready. The first that is missing is the reason why it is not.
 type need int
 
 const (

@@ -48,7 +48,7 @@ func TestKubelet(t *testing.T) {
 		{node: nodeOf(""), changed: true, told: []string{reasonExtendedOff + ": It is not known"}},
 	} {
 		if step.node != nil {
-			n.look(step.node)
+			n.update(step.node)
 		}
 		changed := false
 		select {
@@ -56,7 +56,7 @@ func TestKubelet(t *testing.T) {
 			changed = true
 		default:
 		}
-		w := want(&known{node: n.now.Load()})
+		w := want(&observedState{node: n.now.Load()})
 		board.Say(t.Context(), "node", w.events, w.over)
 		if knows, _ := extendedResources(n.now.Load()); knows != step.knows || changed != step.changed {
 			t.Errorf("%v: knows %t, changed %t, want %+v", step.node, knows, changed, step)
@@ -77,8 +77,8 @@ func TestKubeletBecomesKnown(t *testing.T) {
 	s.plugin.node.now.Store(nil)
 	s.discover()
 	s.poll(0)
-	s.plugin.node.look(nodeOf("v1.37.1"))
-	s.loop.handOn(s.ctx) // a condition has changed
+	s.plugin.node.update(nodeOf("v1.37.1"))
+	s.loop.propagate(s.ctx) // a condition has changed
 	if s.handedOn() {
 		t.Error("published what was built before the node was read")
 	}
@@ -135,7 +135,7 @@ func TestUnreadNode(t *testing.T) {
 	if s.handedOn() {
 		t.Error("published before the node was read")
 	}
-	s.plugin.node.look(nodeOf("v1.36.0"))
+	s.plugin.node.update(nodeOf("v1.36.0"))
 	s.poll(time.Minute)
 	if !s.handedOn() {
 		t.Fatal("nothing is published")
@@ -162,9 +162,9 @@ func TestExtendedResourcesMetric(t *testing.T) {
 		{nil, ""}, {nodeOf("v1.35.9"), "0"}, {nodeOf("v1.36.0"), "1"}, {nodeOf(""), ""},
 	} {
 		if step.node != nil {
-			r.plugin.node.look(step.node)
+			r.plugin.node.update(step.node)
 		}
-		r.plugin.gpus.handOn(t.Context())
+		r.plugin.gpus.propagate(t.Context())
 		answer, err := http.Get("http://" + listener.Addr().String() + metrics.Path)
 		if err != nil {
 			t.Fatal(err)

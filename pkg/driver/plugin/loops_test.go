@@ -259,8 +259,8 @@ func TestDiscoveryPanics(t *testing.T) {
 	})
 }
 
-// TestUsersAwaitLook: neither the status of claims nor the kubelet is told of devices before enough of the GPUs were looked at.
-func TestUsersAwaitLook(t *testing.T) {
+// TestUsersAwaitSurvey: neither the status of claims nor the kubelet gets anything about devices before enough of the GPUs were observed.
+func TestUsersAwaitSurvey(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBubble(t)
@@ -277,7 +277,7 @@ func TestUsersAwaitLook(t *testing.T) {
 		l.publish, l.gpus.node, l.survey.at = b.Plugin.publish, testNodeWith(firstGPU), time.Now()
 		l.inventory = inventoryOf(t, l.gpus.node)
 		for _, l.survey.enough = range []bool{false, true} {
-			l.handOn(ctx)
+			l.propagate(ctx)
 			synctest.Wait()
 			kubelet, status := !l.states.surveyedAt.IsZero(), len(client.Actions()) > 0
 			if kubelet != l.survey.enough || status != l.survey.enough {

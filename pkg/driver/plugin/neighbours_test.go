@@ -124,7 +124,7 @@ func TestNeighbours(t *testing.T) {
 				case <-ctx.Done():
 					return
 				case <-monitor.changed:
-					w := want(&known{neighbours: *monitor.latest.Load()})
+					w := want(&observedState{neighbours: *monitor.latest.Load()})
 					board.Say(ctx, "node", w.events, w.over)
 				}
 			}

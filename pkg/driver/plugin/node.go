@@ -41,12 +41,12 @@ const (
 type ownNode struct {
 	watch metawatch.Watch[*corev1.NodeList]
 	name  string
-	// changed is fired when anything may have to be told of it that was not. Kubelets write to it every few minutes.
+	// changed is fired when something changes that matters here. Kubelets update their Node every few minutes.
 	changed loop.Trigger
 	// stop ends the driver.
 	stop func(error)
-	// now is nil as long as it was not read, and has no UID while it is not in the cluster. What was known stays while the API server
-	// does not answer.
+	// now is nil until the Node was read, and has no UID while it is not in the cluster. It stays as it is while the API server does
+	// not answer.
 	now atomic.Pointer[corev1.Node]
 }
 
@@ -57,18 +57,18 @@ func newOwnNode(client kubernetes.Interface, name string, changed loop.Trigger, 
 		Changed: func(nodes map[types.UID]metav1.Object) {
 			for _, one := range nodes {
 				if node, is := one.(*corev1.Node); is {
-					n.look(node)
+					n.update(node)
 					return
 				}
 			}
-			n.lose()
+			n.notFound()
 		},
 	}
 	return n
 }
 
-// look takes the node as it is now.
-func (n *ownNode) look(node *corev1.Node) {
+// update takes the node as it is now.
+func (n *ownNode) update(node *corev1.Node) {
 	before := n.now.Swap(node)
 	if before == nil || before.UID != node.UID || before.Annotations[api.CordonAnnotation] != node.Annotations[api.CordonAnnotation] ||
 		kubeletOf(before) != kubeletOf(node) || !maps.Equal(before.Labels, node.Labels) {
@@ -76,20 +76,20 @@ func (n *ownNode) look(node *corev1.Node) {
 	}
 }
 
-// lose takes that there is no such node. If there never was one, nothing that is published for it would ever be used.
-func (n *ownNode) lose() {
+// notFound takes note that the cluster has no such node. If it never had one, the name is wrong, and nothing published would be used.
+func (n *ownNode) notFound() {
 	if n.now.Load() == nil {
 		n.stop(fmt.Errorf("the cluster has no node named %q: --node-name (NODE_NAME) must be the name of the Node object that this machine is", n.name))
 		return
 	}
 	gone := n.now.Load().DeepCopy()
 	gone.ObjectMeta = metav1.ObjectMeta{}
-	n.look(gone)
+	n.update(gone)
 }
 
 func kubeletOf(node *corev1.Node) string { return node.Status.NodeInfo.KubeletVersion }
 
-// cordon keeps pods away from the GPUs that an administrator has named, and says which of them are none.
+// cordon keeps pods away from the GPUs that an administrator has named, and returns events about names that are of no GPU.
 func cordon(node *corev1.Node, gpus *gpu.Node) (conditions []device.Condition, unknown []events.Statement) {
 	if node == nil {
 		return nil, nil
@@ -129,22 +129,22 @@ func extendedResources(node *corev1.Node) (known bool, err error) {
 }
 
 // nodeStatements say what holds of the node.
-func nodeStatements(k *known) (all []events.Statement) {
-	for _, kind := range slices.Sorted(maps.Keys(k.neighbours.software)) {
-		if f := k.neighbours.software[kind]; f.There {
+func nodeStatements(o *observedState) (all []events.Statement) {
+	for _, kind := range slices.Sorted(maps.Keys(o.neighbours.software)) {
+		if f := o.neighbours.software[kind]; f.There {
 			all = append(all, events.Statement{Key: kind, Event: events.Event{Reason: neighbourReasons[kind], Text: sentences(f.Text)}})
 		}
 	}
-	if k.node == nil {
+	if o.node == nil {
 		return all
 	}
 	off := events.Event{Type: corev1.EventTypeNormal, Reason: reasonExtendedOff}
-	switch knows, err := extendedResources(k.node); {
+	switch knows, err := extendedResources(o.node); {
 	case err != nil:
 		off.Text = fmt.Sprintf("It is not known whether the kubelet gives pods %s, so that devices of this node are for claims only (%v).", aboutExtended, err)
 	case !knows:
 		off.Text = fmt.Sprintf("The kubelet %s would start pods that ask for %s, without a device, "+
-			"so that devices of this node are for claims only. Upgrade the kubelet to 1.36 or later.", kubeletOf(k.node), aboutExtended)
+			"so that devices of this node are for claims only. Upgrade the kubelet to 1.36 or later.", kubeletOf(o.node), aboutExtended)
 	default:
 		return all
 	}

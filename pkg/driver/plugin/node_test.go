@@ -114,12 +114,12 @@ func TestNodeMadeAgain(t *testing.T) {
 // TestCordonBeforeDiscovery: which GPUs the node has is not known yet, so that no name is called wrong.
 func TestCordonBeforeDiscovery(t *testing.T) {
 	t.Parallel()
-	k := surveyed(device.Status{}, nil)
-	k.node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{api.CordonAnnotation: "0000:ff:00.0"}}}
-	for _, k.gpus.discovered = range []bool{false, true} {
-		told := slices.ContainsFunc(want(k).events, func(s events.Statement) bool { return s.Reason == reasonCordonUnknown })
-		if told != k.gpus.discovered {
-			t.Errorf("discovered %t: told %t", k.gpus.discovered, told)
+	o := surveyed(device.Status{}, nil)
+	o.node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{api.CordonAnnotation: "0000:ff:00.0"}}}
+	for _, o.gpus.discovered = range []bool{false, true} {
+		told := slices.ContainsFunc(want(o).events, func(s events.Statement) bool { return s.Reason == reasonCordonUnknown })
+		if told != o.gpus.discovered {
+			t.Errorf("discovered %t: told %t", o.gpus.discovered, told)
 		}
 	}
 }

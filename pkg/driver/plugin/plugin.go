@@ -4,15 +4,15 @@
 // Package plugin connects the driver to the kubelet and to the API server.
 //
 //	registration.go  how the kubelet finds the plugin; prepare.go serves its calls, which go to package claim
-//	gpu_loop.go      cleans up, joins what is known of the GPUs, and hands it on, whatever has changed
+//	gpu_loop.go      cleans up, joins all that is known of the GPUs, and propagates it
 //	gpus.go          what was discovered of them, also by an earlier process
 //	gpu_health.go    what package health finds out
 //	neighbours.go    which of them another driver with the same name has given away, and what else on the node gives out GPUs
 //	node.go          watches the Node: its identity, its labels, which GPUs are cordoned, and what its kubelet can do
 //	desired.go       which devices are to be published
 //	want.go          what slices, taints, the status of claims, the kubelet, events, labels of the node and metrics should be, given all of this
-//	conditions.go    what people are told of conditions of the GPUs; they become taints in package device
-//	device_states.go how the devices of claims are, which the kubelet is told
+//	conditions.go    texts for people about conditions of the GPUs; package device makes taints of the conditions
+//	device_states.go the health of the devices of claims, for the kubelet
 //	claimstatus/     writes it to the status of claims
 //	publish/         keeps ResourceSlices in the API server
 //	metadata.go      what containers can read about their devices, in files
@@ -80,7 +80,7 @@ type Options struct {
 	// BootID is that of this boot of the machine.
 	BootID string
 
-	// PollInterval is the time between two looks at the GPUs, which clean up, too.
+	// PollInterval is the time between two polls of the GPUs, which clean up, too.
 	PollInterval time.Duration
 
 	// Policy is the admin's sharing policy.

@@ -23,9 +23,9 @@ import (
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
-// known is what all sources say holds now. None of it says who has changed what, or what was said before, but for the words that
-// users of devices read.
-type known struct {
+// observedState is what is known now, from all sources. It has no history, except for what was last said about devices: without it the
+// messages that users read would change all the time.
+type observedState struct {
 	// node is nil until it was read, and neighbours are what else on it gives out its GPUs.
 	node       *corev1.Node
 	neighbours neighbours
@@ -37,23 +37,23 @@ type known struct {
 	gpus      *knownGPUs
 	inventory *device.Inventory
 	// complete says that everything is known which decides about the devices to publish. survey and statements say what claims and others
-	// have on the GPUs; they count once enough says that enough GPUs were examined. health is what package health says.
+	// have on the GPUs; they are used once enough says that enough GPUs were observed. health is what package health says.
 	complete   bool
 	enough     bool
 	survey     device.Status
 	statements []claim.Statement
 	health     []device.Condition
 
-	// live are the claims that have devices, and said is how these were before.
-	live []claim.LiveClaim
-	said []claimState
-	now  time.Time
+	// live are the claims that have devices, and previous are the states of these devices as they were last published.
+	live     []claim.LiveClaim
+	previous []claimState
+	now      time.Time
 }
 
-// wanted is what claims, the cluster and people are told.
+// wanted is what the cluster, the kubelet and people should be told.
 type wanted struct {
-	*known
-	// certain says that enough is known to replace the slices and labels that are stored.
+	*observedState
+	// certain says that enough is known to replace the slices and labels that the API server has.
 	certain bool
 	// status and inventory are for claims and metrics. Slices are made of the inventory, taints of its status, and labels of the node of the
 	// GPUs that are offered.
@@ -66,37 +66,37 @@ type wanted struct {
 	events []events.Statement
 }
 
-// want says what all are to be told. It is a pure function: the same is told after a restart.
-func want(k *known) *wanted {
-	w := &wanted{known: k, events: slices.Concat(nodeStatements(k), policyStatements(k))}
-	if k.inventory == nil {
+// want derives everything that is published from what is known. It is a pure function: after a restart the result is the same.
+func want(o *observedState) *wanted {
+	w := &wanted{observedState: o, events: slices.Concat(nodeStatements(o), policyStatements(o))}
+	if o.inventory == nil {
 		return w
 	}
-	status, unknown := k.status()
+	status, unknown := o.status()
 	w.status = status
-	w.certain, w.inventory = k.enough && k.complete, k.inventory.With(w.status)
+	w.certain, w.inventory = o.enough && o.complete, o.inventory.With(w.status)
 	w.offered = offeredGPUs(w.inventory)
-	w.states = judgeAll(k.live, w.status.Sorted().Conditions, k.said, k.now)
-	if k.gpus.discovered { // before, there may be more GPUs
-		w.events = slices.Concat(w.events, gpuStatements(k), unknown)
+	w.states = judgeAll(o.live, w.status.Sorted().Conditions, o.previous, o.now)
+	if o.gpus.discovered { // before, there may be more GPUs
+		w.events = slices.Concat(w.events, gpuStatements(o), unknown)
 	}
-	if k.enough {
-		w.events = slices.Concat(w.events, claimStatements(k.statements), conditionStatements(w.status), userStatements(k.live, w.status.Conditions))
+	if o.enough {
+		w.events = slices.Concat(w.events, claimStatements(o.statements), conditionStatements(w.status), userStatements(o.live, w.status.Conditions))
 	}
 	return w
 }
 
-// status says what holds of the GPUs, and which GPUs that are to be cordoned are none.
-func (k *known) status() (status device.Status, unknown []events.Statement) {
-	cordoned, unknown := cordon(k.node, k.gpus.node)
-	foreign := foreignConditions(k.neighbours.claims, k.gpus.node.GPUs)
+// status returns the conditions of the GPUs, and events about cordons of GPUs that do not exist.
+func (o *observedState) status() (status device.Status, unknown []events.Statement) {
+	cordoned, unknown := cordon(o.node, o.gpus.node)
+	foreign := foreignConditions(o.neighbours.claims, o.gpus.node.GPUs)
 	return device.Status{
-		Static:     k.survey.Static,
-		Conditions: join(&k.policy.Health, k.gpus.conditions(), k.survey.Conditions, k.health, foreign, cordoned),
+		Static:     o.survey.Static,
+		Conditions: join(&o.policy.Health, o.gpus.conditions(), o.survey.Conditions, o.health, foreign, cordoned),
 	}, unknown
 }
 
-// over says that something does not hold any more, if that is known and there is something to be said.
+// over returns the event that something does not hold any more, if that is known and worth an event.
 func (w *wanted) over(was events.Statement) (e events.Event, is bool) {
 	switch key := was.Key.(type) {
 	case policyKey:

@@ -227,7 +227,7 @@ func (c noClaims) Reconcile(ctx context.Context) (status device.Status, left err
 
 func (noClaims) SetInventory(*device.Inventory)             {}
 func (noClaims) Statements() []claim.Statement              { return nil }
-func (noClaims) Unlooked() []string                         { return nil }
+func (noClaims) Unobserved() []string                       { return nil }
 func (noClaims) InUse() ([]string, error)                   { return nil, nil }
 func (noClaims) ReleaseOrphans(ctx context.Context)         { <-ctx.Done() }
 func (noClaims) Live() ([]claim.LiveClaim, error)           { return nil, nil }
