@@ -20,21 +20,21 @@ import (
 )
 
 // act carries out a request, and takes the answer for what is stored.
-func (p *Publisher) act(ctx context.Context, w *rules.Write) {
+func (p *Publisher) act(ctx context.Context, r *rules.Request) {
 	limited, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	var err error
-	switch w.What {
+	switch r.Verb {
 	case rules.List:
 		err = p.read(limited)
 	case rules.Put:
-		err = p.put(limited, w)
+		err = p.put(limited, r)
 	case rules.Delete:
-		err = p.remove(limited, w.Slice)
+		err = p.remove(limited, r.Slice)
 	}
 	switch {
 	case err == nil:
-		if w.What != rules.List {
+		if r.Verb != rules.List {
 			p.says.failure = nil
 		}
 		p.Observe(len(p.stored.Slices), nil)
@@ -104,21 +104,21 @@ func (p *Publisher) forget(slice *resourceapi.ResourceSlice) {
 }
 
 // put creates or updates a slice, and checks what was stored.
-func (p *Publisher) put(ctx context.Context, w *rules.Write) error {
-	stored, err := p.features.write(ctx, w.Slice, nil)
+func (p *Publisher) put(ctx context.Context, r *rules.Request) error {
+	stored, err := p.features.write(ctx, r.Slice, nil)
 	if err != nil {
 		return err
 	}
 	klog.FromContext(ctx).V(2).Info("Wrote a ResourceSlice", "name", stored.Name, "generation", stored.Spec.Pool.Generation)
-	p.forget(w.Slice)
+	p.forget(r.Slice)
 	p.stored.Slices = append(p.stored.Slices, stored)
-	if sameSpec(&stored.Spec, &w.Slice.Spec) {
-		p.memory.Wrote(w, stored.ResourceVersion, p.now())
+	if sameSpec(&stored.Spec, &r.Slice.Spec) {
+		p.memory.Wrote(r, stored.ResourceVersion, p.now())
 		return nil
 	}
 	// Nothing of that has to be taken back: the pool is not complete.
-	p.memory.Changed(w)
-	lost := usedBy(w.Slice) &^ usedBy(stored)
+	p.memory.Changed(r)
+	lost := usedBy(r.Slice) &^ usedBy(stored)
 	if lost == 0 {
 		return fmt.Errorf("the API server stored ResourceSlice %s with other content than was sent; is it changed by an admission webhook or policy?", stored.Name)
 	}

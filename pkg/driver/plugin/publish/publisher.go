@@ -199,13 +199,13 @@ func (p *Publisher) step(ctx context.Context) (next rules.Time, wait bool) {
 	if plan.Others && p.says.published.Set("") {
 		klog.FromContext(ctx).Info("Publishing the ResourceSlices again: somebody else has changed them", "missing", plan.Missing, "changed", plan.Wrong)
 	}
-	if plan.Write != nil && plan.Write.What == rules.Put && p.wanted.Owner == "" {
-		plan.Write, p.says.failure = nil, fmt.Errorf("node %s is not in the cluster, as far as is known", p.pool.nodeName)
+	if plan.Request != nil && plan.Request.Verb == rules.Put && p.wanted.Owner == "" {
+		plan.Request, p.says.failure = nil, fmt.Errorf("node %s is not in the cluster, as far as is known", p.pool.nodeName)
 	}
 	switch {
-	case plan.Write != nil:
+	case plan.Request != nil:
 		p.says.note(plan.Published)
-		p.act(ctx, plan.Write)
+		p.act(ctx, plan.Request)
 		return 0, false
 	case p.features.due():
 		if err := p.features.check(ctx, p.stored.Slices); err != nil {

@@ -5,8 +5,8 @@
 //
 //	desire    Want: the slices that there should be, with the taints that hold now
 //	observe   Stored: what the API server has, as far as is known
-//	decide    Decide(Want, Stored, Memory, now) -> one write, and whether what is stored is right
-//	act       carries out that write, takes the answer for what is stored, and asks again
+//	decide    Decide(Want, Stored, Memory, now) -> one request, and whether what is stored is right
+//	act       carries out that request, takes the answer for what is stored, and asks again
 //
 // So there is no plan that could be out of date, and none that a crash interrupts. Nothing is remembered of who changed what,
 // or of what was said last, in order to decide what is right: Memory is for pace. With an empty one the same is written, at
@@ -55,19 +55,19 @@ type Stored struct {
 	Slices []*resourceapi.ResourceSlice
 }
 
-// What a write is about.
-type What uint8
+// Verb is the verb of a request.
+type Verb uint8
 
-// Kinds of requests.
+// The verbs.
 const (
-	List   What = iota + 1 // read what is stored
+	List   Verb = iota + 1 // read what is stored
 	Put                    // create the slice, or update it if it has a UID
 	Delete                 // a slice as it is stored
 )
 
-// Write is one request.
-type Write struct {
-	What  What
+// Request is one request to the API server.
+type Request struct {
+	Verb  Verb
 	Slice *resourceapi.ResourceSlice
 	// News is when the latest taint of the slice was wanted that keeps pods away.
 	News Time
@@ -79,8 +79,8 @@ type Write struct {
 
 // Plan is the first request that is due, and what can be said of what is stored.
 type Plan struct {
-	// Write is nil if nothing is due.
-	Write *Write
+	// Request is nil if nothing is due.
+	Request *Request
 	// Published means that the API server has what it should have, except for what can wait.
 	Published bool
 	// Missing and Wrong are how many slices are not there, or other than they should be, and Others that somebody else has just changed them.
@@ -155,7 +155,7 @@ func (d *decision) plan() (plan Plan) {
 		plan.Others, d.m.heard = plan.Others && d.m.heard, false
 	}
 	if d.isNews(news) || d.due(d.m.retryAt) {
-		plan.Write = d.first(mayRepair)
+		plan.Request = d.first(mayRepair)
 	}
 	return plan
 }
@@ -241,9 +241,9 @@ func (d *decision) isNews(least grade) bool {
 
 // first is the write that comes before all others, or nil. Slices of the generation are put right before another one joins
 // it: the pool is used as soon as all are there.
-func (d *decision) first(mayRepair bool) *Write {
+func (d *decision) first(mayRepair bool) *Request {
 	for i := range d.slots {
-		// The version that a write names keeps it from doing harm where something else is stored than is known.
+		// The resource version in the request keeps it from doing harm where something else is stored than is known.
 		s := &d.slots[i]
 		isNews := s.news > d.m.last(s.want.Name).news && (d.isKnown() || s.news > d.m.triedAt)
 		if s.grade == urgent && (mayRepair || isNews) {
@@ -252,7 +252,7 @@ func (d *decision) first(mayRepair bool) *Write {
 	}
 	switch soft := slices.IndexFunc(d.slots, func(s slot) bool { return s.grade == soft }); {
 	case !d.isKnown():
-		return &Write{What: List}
+		return &Request{Verb: List}
 	case mayRepair && (len(d.strays) > 0 || d.nextOfPool() != nil):
 		return d.repair()
 	case soft >= 0 && d.due(d.m.paid+d.m.p.Every):
@@ -262,11 +262,11 @@ func (d *decision) first(mayRepair bool) *Write {
 }
 
 // repair puts the pool right. Slices of older generations are used by nobody, so that they are deleted last.
-func (d *decision) repair() *Write {
+func (d *decision) repair() *Request {
 	next := d.nextOfPool()
 	for _, stray := range d.strays {
 		if next == nil || stray.Spec.Pool.Generation >= d.generation {
-			return &Write{What: Delete, Slice: stray}
+			return &Request{Verb: Delete, Slice: stray}
 		}
 	}
 	return d.put(next)
@@ -290,12 +290,12 @@ func (d *decision) nextOfPool() *slot {
 	return nil
 }
 
-func (d *decision) put(s *slot) *Write {
-	return &Write{What: Put, Slice: d.object(s), News: s.news, tells: s.tells, spends: s.grade == soft}
+func (d *decision) put(s *slot) *Request {
+	return &Request{Verb: Put, Slice: d.object(s), News: s.news, tells: s.tells, spends: s.grade == soft}
 }
 
 // taint is the slice as it is stored, with the taints that it should have.
-func (d *decision) taint(s *slot) *Write {
+func (d *decision) taint(s *slot) *Request {
 	object := s.have.DeepCopy()
 	for i := range object.Spec.Devices {
 		device := &object.Spec.Devices[i]
@@ -303,5 +303,5 @@ func (d *decision) taint(s *slot) *Write {
 			device.Taints = target.Taints
 		}
 	}
-	return &Write{What: Put, Slice: object, News: s.news, tells: s.tells, spends: true}
+	return &Request{Verb: Put, Slice: object, News: s.news, tells: s.tells, spends: true}
 }

@@ -51,28 +51,28 @@ func (s *server) settle(t *testing.T, want *Want) Plan {
 	t.Helper()
 	for range 100 {
 		plan := Decide(want, &s.Stored, s.m, s.now)
-		if plan.Write == nil {
+		if plan.Request == nil {
 			return plan
 		}
-		s.carryOut(plan.Write)
+		s.carryOut(plan.Request)
 	}
 	t.Fatalf("it does not come to rest: %q", s.writes)
 	return Plan{}
 }
 
-func (s *server) carryOut(w *Write) {
-	if w.What == List {
+func (s *server) carryOut(r *Request) {
+	if r.Verb == List {
 		s.m.Listed(s.now)
 		return
 	}
-	s.Slices = slices.DeleteFunc(slices.Clone(s.Slices), func(o *resourceapi.ResourceSlice) bool { return o.UID == w.Slice.UID })
-	if w.What == Delete {
-		s.writes = append(s.writes, "-"+w.Slice.Name)
-		s.m.Deleted(w.Slice.Name, s.now)
+	s.Slices = slices.DeleteFunc(slices.Clone(s.Slices), func(o *resourceapi.ResourceSlice) bool { return o.UID == r.Slice.UID })
+	if r.Verb == Delete {
+		s.writes = append(s.writes, "-"+r.Slice.Name)
+		s.m.Deleted(r.Slice.Name, s.now)
 		return
 	}
 	verb := "="
-	stored := w.Slice.DeepCopy()
+	stored := r.Slice.DeepCopy()
 	if stored.UID == "" {
 		verb, stored.UID = "+", types.UID(fmt.Sprint("uid-", s.version))
 	}
@@ -80,7 +80,7 @@ func (s *server) carryOut(w *Write) {
 	stored.ResourceVersion = fmt.Sprint("v", s.version)
 	s.writes = append(s.writes, fmt.Sprintf("%s%s@%d", verb, stored.Name[:1], stored.Spec.Pool.Generation))
 	s.Slices = append(s.Slices, stored)
-	s.m.Wrote(w, stored.ResourceVersion, s.now)
+	s.m.Wrote(r, stored.ResourceVersion, s.now)
 }
 
 // TestDecide: what is written and deleted, in which order, and whether the pool gets another generation.
@@ -268,18 +268,18 @@ func TestNewsBeforeAll(t *testing.T) {
 	}
 	s.m.Refused(s.now, 0)
 	s.now++
-	if plan := Decide(calm, &s.Stored, s.m, s.now); plan.Write != nil || plan.Published || plan.Next <= s.now {
+	if plan := Decide(calm, &s.Stored, s.m, s.now); plan.Request != nil || plan.Published || plan.Next <= s.now {
 		t.Fatalf("it does not wait: %+v", plan)
 	}
 	plan := Decide(broken, &s.Stored, s.m, s.now)
-	if plan.Write == nil || plan.Write.What != Put || plan.Write.Slice.Name != "0-slice" {
-		t.Fatalf("the first request is %+v, want that the taint is written", plan.Write)
+	if plan.Request == nil || plan.Request.Verb != Put || plan.Request.Slice.Name != "0-slice" {
+		t.Fatalf("the first request is %+v, want that the taint is written", plan.Request)
 	}
-	if generation := plan.Write.Slice.Spec.Pool.Generation; generation != s.Slices[0].Spec.Pool.Generation {
+	if generation := plan.Request.Slice.Spec.Pool.Generation; generation != s.Slices[0].Spec.Pool.Generation {
 		t.Errorf("the taint takes its slice out of the pool: generation %d", generation)
 	}
 	s.m.Refused(s.now, 0)
-	if plan := Decide(broken, &s.Stored, s.m, s.now+1); plan.Write != nil {
-		t.Errorf("it was refused and is tried again at once: %+v", plan.Write)
+	if plan := Decide(broken, &s.Stored, s.m, s.now+1); plan.Request != nil {
+		t.Errorf("it was refused and is tried again at once: %+v", plan.Request)
 	}
 }

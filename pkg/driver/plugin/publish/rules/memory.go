@@ -150,23 +150,23 @@ func (m *Memory) Listed(now Time) {
 }
 
 // Wrote takes the version that was answered to a write.
-func (m *Memory) Wrote(w *Write, version string, now Time) {
-	told := m.last(w.Slice.Name).told
-	if w.tells {
+func (m *Memory) Wrote(r *Request, version string, now Time) {
+	told := m.last(r.Slice.Name).told
+	if r.tells {
 		told = now
 	}
-	m.wrote[w.Slice.Name] = written{version, w.News, told}
+	m.wrote[r.Slice.Name] = written{version, r.News, told}
 	// What cannot wait may be in debt, for which the rest waits.
-	if w.spends {
+	if r.spends {
 		m.paid = min(max(m.paid, now-Time(m.p.Burst)*m.p.Every)+m.p.Every, now+debt*m.p.Every)
 	}
 	m.succeeded(now)
 }
 
 // Changed takes note that something else was stored than was sent: that is a change by others.
-func (m *Memory) Changed(w *Write) {
-	was := m.last(w.Slice.Name)
-	m.wrote[w.Slice.Name] = written{"", was.news, was.told}
+func (m *Memory) Changed(r *Request) {
+	was := m.last(r.Slice.Name)
+	m.wrote[r.Slice.Name] = written{"", was.news, was.told}
 	m.heard, m.repaired = true, true
 }
 

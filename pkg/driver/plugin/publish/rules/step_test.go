@@ -77,26 +77,26 @@ func (s *scenario) processSteps(w *world, i int, decide decider, visit visit) (b
 	n := w.clone()
 	plan := decide(s.want(n, i), &n.p[i].known, n.p[i].m, n.now)
 	switch {
-	case plan.Write == nil:
+	case plan.Request == nil:
 		return busy
-	case s.two && plan.Write.What != List && w.left[upgrade] > 0:
+	case s.two && plan.Request.Verb != List && w.left[upgrade] > 0:
 		late := n.clone()
-		late.p[i].late = plan.Write
+		late.p[i].late = plan.Request
 		visit(name+"is about to write", late, "")
 	}
-	s.send(n, i, plan.Write, name, visit)
+	s.send(n, i, plan.Request, name, visit)
 	return true
 }
 
 // send carries out a request of an instance, at a server of each kind that there is.
-func (s *scenario) send(w *world, i int, write *Write, name string, visit visit) {
+func (s *scenario) send(w *world, i int, request *Request, name string, visit visit) {
 	for _, old := range []bool{false, true} {
 		if old && !w.mixed {
 			continue
 		}
 		n := w.clone()
 		n.p[i].late = nil
-		text, broken := s.carryOut(n, i, write, old)
+		text, broken := s.carryOut(n, i, request, old)
 		if broken == "" {
 			broken = n.check()
 		}
@@ -104,23 +104,23 @@ func (s *scenario) send(w *world, i int, write *Write, name string, visit visit)
 	}
 }
 
-func (s *scenario) carryOut(w *world, i int, write *Write, old bool) (text, broken string) {
+func (s *scenario) carryOut(w *world, i int, request *Request, old bool) (text, broken string) {
 	p := &w.p[i]
-	if !w.up || w.refuses && write.What != List {
+	if !w.up || w.refuses && request.Verb != List {
 		p.m.Refused(w.now, 0)
 		return "a request fails", ""
 	}
-	if write.What == List {
+	if request.Verb == List {
 		p.known = Stored{Known: true, Slices: slices.Clone(w.slices)}
 		p.heard, p.blind = true, false
 		p.m.Listed(w.now)
 		return "lists", ""
 	}
-	at := slices.IndexFunc(w.slices, func(o *resourceapi.ResourceSlice) bool { return o.Name == write.Slice.Name })
-	if write.Slice.UID == "" && at >= 0 || write.Slice.UID != "" && (at < 0 || w.slices[at].ResourceVersion != write.Slice.ResourceVersion) {
+	at := slices.IndexFunc(w.slices, func(o *resourceapi.ResourceSlice) bool { return o.Name == request.Slice.Name })
+	if request.Slice.UID == "" && at >= 0 || request.Slice.UID != "" && (at < 0 || w.slices[at].ResourceVersion != request.Slice.ResourceVersion) {
 		p.m.Doubt()
 		p.m.Refused(w.now, 0)
-		return "conflict at slice " + write.Slice.Name, ""
+		return "conflict at slice " + request.Slice.Name, ""
 	}
 	if s.bound > 0 {
 		if w.writes++; w.writes > s.bound {
@@ -128,17 +128,17 @@ func (s *scenario) carryOut(w *world, i int, write *Write, old bool) (text, brok
 		}
 	}
 	if at >= 0 && w.newest == i {
-		broken = s.takesAway(w, w.slices[at], write)
+		broken = s.takesAway(w, w.slices[at], request)
 	}
-	w.slices = slices.DeleteFunc(w.slices, func(o *resourceapi.ResourceSlice) bool { return o.Name == write.Slice.Name })
-	known := slices.DeleteFunc(slices.Clone(p.known.Slices), func(o *resourceapi.ResourceSlice) bool { return o.Name == write.Slice.Name })
+	w.slices = slices.DeleteFunc(w.slices, func(o *resourceapi.ResourceSlice) bool { return o.Name == request.Slice.Name })
+	known := slices.DeleteFunc(slices.Clone(p.known.Slices), func(o *resourceapi.ResourceSlice) bool { return o.Name == request.Slice.Name })
 	w.changed(i)
-	if write.What == Delete {
+	if request.Verb == Delete {
 		p.known.Slices = known
-		p.m.Deleted(write.Slice.Name, w.now)
-		return "deletes " + write.Slice.Name, broken
+		p.m.Deleted(request.Slice.Name, w.now)
+		return "deletes " + request.Slice.Name, broken
 	}
-	stored := write.Slice.DeepCopy()
+	stored := request.Slice.DeepCopy()
 	for i := range stored.Spec.Devices {
 		if d := &stored.Spec.Devices[i]; len(d.Taints) > s.maxTaints() {
 			return "writes", fmt.Sprintf("device %s has %d taints, which the API server refuses", d.Name, len(d.Taints))
@@ -146,9 +146,9 @@ func (s *scenario) carryOut(w *world, i int, write *Write, old bool) (text, brok
 	}
 	stored.UID, stored.ResourceVersion = types.UID(fmt.Sprint("uid-", w.version)), strconv.Itoa(w.version)
 	text = fmt.Sprintf("writes %s in generation %d: %s", stored.Name, stored.Spec.Pool.Generation, content(stored))
-	dropped := old && s.drop(stored, write.Slice.UID != "" && at >= 0)
+	dropped := old && s.drop(stored, request.Slice.UID != "" && at >= 0)
 	w.slices, p.known.Slices = append(w.slices, stored), append(known, stored)
-	p.m.Wrote(write, stored.ResourceVersion, w.now)
+	p.m.Wrote(request, stored.ResourceVersion, w.now)
 	if dropped {
 		text += "; an older server drops fields"
 		p.m.Refused(w.now, 0)
@@ -180,18 +180,18 @@ func (s *scenario) drop(stored *resourceapi.ResourceSlice, isUpdate bool) (dropp
 }
 
 // takesAway asserts that a taint that keeps pods away is not taken away as long as somebody says it.
-func (s *scenario) takesAway(w *world, was *resourceapi.ResourceSlice, write *Write) string {
-	if write.What == Delete {
+func (s *scenario) takesAway(w *world, was *resourceapi.ResourceSlice, request *Request) string {
+	if request.Verb == Delete {
 		return ""
 	}
 	for i := range was.Spec.Devices {
 		d := &was.Spec.Devices[i]
-		at := slices.IndexFunc(write.Slice.Spec.Devices, func(o resourceapi.Device) bool { return o.Name == d.Name })
+		at := slices.IndexFunc(request.Slice.Spec.Devices, func(o resourceapi.Device) bool { return o.Name == d.Name })
 		if at < 0 {
 			continue
 		}
 		for k, src := range s.sources {
-			if w.said[k] && src.concerns(d) && keepsAway(src.effect) && s.keptAway(d, &src) && !s.keptAway(&write.Slice.Spec.Devices[at], &src) {
+			if w.said[k] && src.concerns(d) && keepsAway(src.effect) && s.keptAway(d, &src) && !s.keptAway(&request.Slice.Spec.Devices[at], &src) {
 				return "taint " + src.key + " is taken away although it is said"
 			}
 		}
@@ -339,8 +339,8 @@ func (s *scenario) timePasses(w *world, decide decider, visit visit) {
 	if p := &n.p[i]; p.alive {
 		plan := decide(s.want(w, i), &p.known, p.m, w.now)
 		later := decide(s.want(w, i), &p.known, p.m.clone(), w.now+1)
-		if later.Write != nil && plan.Next > w.now+1 {
-			broken = fmt.Sprintf("a request is due and the rules have not said so: %s", later.Write.text())
+		if later.Request != nil && plan.Next > w.now+1 {
+			broken = fmt.Sprintf("a request is due and the rules have not said so: %s", later.Request.text())
 		}
 		calm := w.up && !w.refuses && !w.mixed && p.heard && !p.blind && !w.meddled && !p.wiped && !p.m.doubt
 		if accurate := p.heard && !p.blind && !p.m.doubt; plan.Published && accurate {
@@ -413,9 +413,9 @@ func (s *scenario) isOffered(w *world, only *source) string {
 	return ""
 }
 
-func (w *Write) text() string {
-	if w.Slice == nil {
+func (r *Request) text() string {
+	if r.Slice == nil {
 		return "a list"
 	}
-	return w.Slice.Name
+	return r.Slice.Name
 }

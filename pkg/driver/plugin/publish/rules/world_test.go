@@ -45,7 +45,7 @@ type process struct {
 	m     *Memory
 	known Stored
 	// late is a write that was decided before a newer instance came.
-	late *Write
+	late *Request
 	// heard means that the watch has told everything, blind that it brings nothing any more, and wiped that the kubelet has deleted
 	// all slices and is about to register the plugin.
 	heard, blind, wiped bool
@@ -130,8 +130,8 @@ func (s *scenario) start() *world {
 		w.said[i] = s.said
 	}
 	for range 20 {
-		if plan := Decide(s.want(w, 0), &w.p[0].known, w.p[0].m, w.now); plan.Write != nil {
-			s.carryOut(w, 0, plan.Write, false)
+		if plan := Decide(s.want(w, 0), &w.p[0].known, w.p[0].m, w.now); plan.Request != nil {
+			s.carryOut(w, 0, plan.Request, false)
 		}
 	}
 	w.now, w.writes = w.now+horizon, 0
@@ -359,7 +359,7 @@ func (w *world) key() string {
 		put(i, p.heard, p.blind, p.wiped, p.known.Known)
 		all(p.known.Slices)
 		if l := p.late; l != nil {
-			put("late", l.What, age(l.News), l.tells)
+			put("late", l.Verb, age(l.News), l.tells)
 			if l.Slice != nil {
 				one(l.Slice)
 			}
