@@ -87,10 +87,10 @@ type Manager struct {
 	// inventory is nil until the GPUs of this node are known.
 	inventory atomic.Pointer[device.Inventory]
 	// atWork are the GPUs that are being reconciled, and known has what came of that last, by PCI address.
-	atWork  singleflight.Group
-	known   sync.Map
-	orphans *orphans
-	clock   func() time.Duration
+	atWork   singleflight.Group
+	statuses sync.Map
+	orphans  *orphans
+	clock    func() time.Duration
 }
 
 // NewManager makes the folders that are missing. What an earlier process left is for Reconcile.
@@ -156,7 +156,7 @@ var errNoInventory = fmt.Errorf("the GPUs of this node are not known yet: %w", g
 // Unobserved lists the GPUs of the inventory that this process could not observe yet, because they are slow or busy, or the MPS
 // supervisor has not answered.
 func (m *Manager) Unobserved() []string {
-	return slices.DeleteFunc(m.GPUs(), func(address string) bool { return m.last(address).seen })
+	return slices.DeleteFunc(m.GPUs(), func(address string) bool { return m.status(address).observed })
 }
 
 // Statements are what is known of claims on each GPU, and which claims are kept although they do not exist any
@@ -164,9 +164,9 @@ func (m *Manager) Unobserved() []string {
 func (m *Manager) Statements() []Statement {
 	var all []Statement
 	for _, address := range m.GPUs() {
-		all = append(all, m.last(address).claims...)
+		all = append(all, m.status(address).claims...)
 	}
-	return append(all, m.last(orphaned).claims...)
+	return append(all, m.status(orphaned).claims...)
 }
 
 // ReleaseOrphans releases prepared claims that do not have their devices any more, until ctx ends. It is called once.

@@ -290,8 +290,8 @@ func isOut(err error) bool {
 
 // kept says which claims are kept, and which devices the scheduler takes for free meanwhile. Of a device that claims share it may give
 // out the rest.
-func (o *orphans) kept(snapshot *record.Snapshot) (k known) {
-	k.seen = true
+func (o *orphans) kept(snapshot *record.Snapshot) (s gpuStatus) {
+	s.observed = true
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for uid, i := range o.claims {
@@ -299,12 +299,12 @@ func (o *orphans) kept(snapshot *record.Snapshot) (k known) {
 		if i.kept == nil || r == nil || r.State != record.Prepared || r.Arrived != i.prepared {
 			continue
 		}
-		k.claims = append(k.claims, *i.kept)
+		s.claims = append(s.claims, *i.kept)
 		for _, d := range r.Devices {
 			if !d.Admin && !d.Type.IsShare() {
-				k.conditions = append(k.conditions, pending(&d, i.kept.Text))
+				s.conditions = append(s.conditions, pending(&d, i.kept.Text))
 			}
 		}
 	}
-	return k
+	return s
 }

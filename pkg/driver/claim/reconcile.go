@@ -36,17 +36,17 @@ const (
 	silenceLimit = 5 * time.Second
 )
 
-// orphaned is in place of a GPU's address where something is known of claims that are kept.
+// orphaned takes the place of a GPU's address for the status of claims that are kept although they do not exist any more.
 const orphaned = ""
 
-// known is what is known of a GPU since it was last reconciled, in the words of package device.
-type known struct {
+// gpuStatus is what the last reconciliation of a GPU has found, in terms of package device.
+type gpuStatus struct {
 	statics    []device.Static
 	conditions []device.Condition
-	// claims are about those that have something of it.
+	// claims are statements about claims that have something of it.
 	claims []Statement
-	// seen says that this process has seen the GPU, or knows that it does not answer.
-	seen bool
+	// observed says that this process has observed the GPU, or knows that it does not answer.
+	observed bool
 	// left is why something is not as it should be, or nil.
 	left error
 }
@@ -73,7 +73,7 @@ func (m *Manager) converge(ctx context.Context, isDue func(*rules.Task) bool) (s
 	results := make([]<-chan singleflight.Result, len(gpus))
 	for i, address := range gpus {
 		results[i] = m.atWork.DoChan(address, func() (any, error) {
-			m.known.Store(address, m.convergeGPU(ctx, address, isDue))
+			m.statuses.Store(address, m.convergeGPU(ctx, address, isDue))
 			return nil, nil //nolint:nilnil // it is stored
 		})
 	}
@@ -83,15 +83,15 @@ func (m *Manager) converge(ctx context.Context, isDue func(*rules.Task) bool) (s
 		case <-results[i]:
 		case <-limited.Done():
 		}
-		left = append(left, m.last(address).left)
+		left = append(left, m.status(address).left)
 	}
 	snapshot = m.store.Snapshot() // much of it may be released by now
-	m.known.Store(orphaned, m.orphans.kept(snapshot))
+	m.statuses.Store(orphaned, m.orphans.kept(snapshot))
 	for _, address := range append(m.GPUs(), orphaned) {
-		k := m.last(address)
-		status.Static = append(status.Static, k.statics...)
+		s := m.status(address)
+		status.Static = append(status.Static, s.statics...)
 		// The rules say so, too, but where an observation has not ended yet, or has found nothing.
-		status.Conditions = with(append(status.Conditions, k.conditions...), releasing(m.store, snapshot, address, m.clock()))
+		status.Conditions = with(append(status.Conditions, s.conditions...), releasing(m.store, snapshot, address, m.clock()))
 	}
 	return status, errors.Join(left...)
 }
@@ -107,21 +107,21 @@ func knownGPUs(gpus []string, snapshot *record.Snapshot) []string {
 	return slices.Compact(gpu.SortPCIAddresses(gpus))
 }
 
-// last is what is known of a GPU, or what records say of it.
-func (m *Manager) last(address string) (k known) {
-	last, _ := m.known.Load(address)
-	if k, _ = last.(known); k.seen {
-		return k
+// status is the last status of a GPU. Before it was observed, the status follows from the records.
+func (m *Manager) status(address string) (s gpuStatus) {
+	last, _ := m.statuses.Load(address)
+	if s, _ = last.(gpuStatus); s.observed {
+		return s
 	}
-	k.statics = nil
+	s.statics = nil
 	for _, d := range m.store.Snapshot().On(address) {
 		if d.Type == record.Static && !d.Admin && d.Partition.Made != nil {
-			k.statics = append(k.statics, device.Static{
+			s.statics = append(s.statics, device.Static{
 				PCIAddress: address, ProfileID: d.Partition.ProfileID, Placement: d.Partition.Placement, UUID: d.Partition.Made.UUID,
 			})
 		}
 	}
-	return k
+	return s
 }
 
 // releasing are the devices on a GPU that are to be released, as records say, and that the call which releases them has left. The rest of
@@ -150,46 +150,46 @@ func pending(d *record.Device, text string) device.Condition {
 	return c
 }
 
-// convergeGPU does what is due on a GPU, and returns what is known of it then.
-func (m *Manager) convergeGPU(ctx context.Context, address string, isDue func(*rules.Task) bool) (k known) {
-	k = m.last(address)
-	defer panics.Recover(ctx, &k.left)
+// convergeGPU does what is due on a GPU, and returns its status then.
+func (m *Manager) convergeGPU(ctx context.Context, address string, isDue func(*rules.Task) bool) (s gpuStatus) {
+	s = m.status(address)
+	defer panics.Recover(ctx, &s.left)
 	limited, cancel := context.WithTimeout(ctx, gpuTime)
 	defer cancel()
-	said, err := m.engine.Converge(limited, address, isDue)
+	decision, err := m.engine.Converge(limited, address, isDue)
 	switch {
 	case ctx.Err() != nil:
-		return k // it was not the GPU that gave up
-	case said == nil && errors.Is(err, lock.ErrElsewhere):
+		return s // it was not the GPU that gave up
+	case decision == nil && errors.Is(err, lock.ErrElsewhere):
 		// A process that hangs in the kernel does not die and keeps its locks.
-		k.seen, k.conditions = true, unanswered(address, fmt.Errorf("%w; an earlier instance of the driver may hang in it: %w", err, gpu.ErrHung))
-	case said == nil && err == nil:
-		return k // a call is at work on it, and what was left may be left still
-	case said == nil, gpu.IsPending(said.Unanswered) && !errors.Is(said.Unanswered, gpu.ErrHung):
+		s.observed, s.conditions = true, unanswered(address, fmt.Errorf("%w; an earlier instance of the driver may hang in it: %w", err, gpu.ErrHung))
+	case decision == nil && err == nil:
+		return s // a call is at work on it, and what was left may be left still
+	case decision == nil, gpu.IsPending(decision.Unanswered) && !errors.Is(decision.Unanswered, gpu.ErrHung):
 		// It is busy or slow, or waits behind another GPU.
 	default:
-		k = m.translate(address, said, k)
+		s = m.translate(address, decision, s)
 	}
-	k.left = errors.Join(err, unfinished(said))
-	return k
+	s.left = errors.Join(err, unfinished(decision))
+	return s
 }
 
-// unfinished is what of the claims on a GPU is not as it should be.
-func unfinished(said *converge.Said) error {
-	if said == nil {
+// unfinished says what is not as it should be with the claims on a GPU.
+func unfinished(decision *converge.Decision) error {
+	if decision == nil {
 		return nil
 	}
 	var errs []error
-	for _, s := range said.Statements {
+	for _, s := range decision.Statements {
 		if s.Reason == rules.ReleasePending || s.Reason == rules.PartitionGone {
 			errs = append(errs, errors.New(s.Text))
 		}
 	}
-	if at := slices.IndexFunc(said.Verdicts, func(v rules.Verdict) bool { return errors.Is(v.Cause, sharing.ErrNoSupervisor) }); at >= 0 {
-		errs = append(errs, errors.New(said.Verdicts[at].Why))
+	if at := slices.IndexFunc(decision.Verdicts, func(v rules.Verdict) bool { return errors.Is(v.Cause, sharing.ErrNoSupervisor) }); at >= 0 {
+		errs = append(errs, errors.New(decision.Verdicts[at].Why))
 	}
-	if said.Unanswered != nil && len(said.Verdicts) > 0 {
-		errs = append(errs, fmt.Errorf("its claims are not checked: %w", said.Unanswered))
+	if decision.Unanswered != nil && len(decision.Verdicts) > 0 {
+		errs = append(errs, fmt.Errorf("its claims are not checked: %w", decision.Unanswered))
 	}
 	return errors.Join(errs...)
 }
@@ -206,31 +206,31 @@ var conditions = map[rules.Reason]device.Condition{
 	rules.Unsupervised:     {Reason: device.MPSUnavailable, Kind: device.MPS},
 }
 
-// translate translates what the rules say.
-func (m *Manager) translate(address string, said *converge.Said, last known) (k known) {
-	k.statics, k.seen = said.Static, true
-	for _, one := range said.Statements {
+// translate makes a status of a decision.
+func (m *Manager) translate(address string, decision *converge.Decision, last gpuStatus) (s gpuStatus) {
+	s.statics, s.observed = decision.Static, true
+	for _, one := range decision.Statements {
 		if reason := eventReasons[one.Reason]; reason != "" {
-			k.claims = append(k.claims, Statement{Claim: one.Claim, Reason: reason, Device: one.Device, Text: one.Text})
+			s.claims = append(s.claims, Statement{Claim: one.Claim, Reason: reason, Device: one.Device, Text: one.Text})
 		}
 		switch one.Reason {
 		case rules.Unresponsive:
-			k.conditions = append(k.conditions, unanswered(address, said.Unanswered)...)
+			s.conditions = append(s.conditions, unanswered(address, decision.Unanswered)...)
 		case rules.Unsupervised:
-			// What an earlier process has said of MPS shares is not taken back before the supervisor had the time to answer.
-			k.seen = last.seen || !hasMPS(m.devices(), address) || m.engine.SilentFor() >= silenceLimit
+			// Taints of MPS shares by an earlier process stay until the supervisor has had the time to answer.
+			s.observed = last.observed || !hasMPS(m.devices(), address) || m.engine.SilentFor() >= silenceLimit
 		}
-		if c, holds := m.condition(address, one, said.Failed[one.Claim.UID]); holds {
-			k.conditions = append(k.conditions, c)
+		if c, holds := m.condition(address, one, decision.Failed[one.Claim.UID]); holds {
+			s.conditions = append(s.conditions, c)
 		}
 	}
-	if said.Unanswered != nil {
-		k.statics, k.claims, k.conditions = last.statics, last.claims, with(k.conditions, last.conditions)
+	if decision.Unanswered != nil {
+		s.statics, s.claims, s.conditions = last.statics, last.claims, with(s.conditions, last.conditions)
 	}
-	return k
+	return s
 }
 
-// with adds what is not said of the same devices yet, but for a GPU that is kept back anyhow, because it does not answer.
+// with adds the conditions that all does not have yet. A GPU that does not answer is kept back anyhow, and needs no others.
 func with(all, more []device.Condition) []device.Condition {
 	out := []device.Reason{device.Unresponsive, device.Lost, device.ResetRequired}
 	for _, one := range more {

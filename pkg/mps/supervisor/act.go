@@ -17,7 +17,7 @@ import (
 
 // act does one thing. What it has done is observed afterwards.
 func (s *session) act(ctx context.Context, d *rules.Decision, o *observation) error {
-	switch d.Do {
+	switch d.Action {
 	case rules.Remove:
 		return s.remove(ctx)
 	case rules.Suspend:
@@ -36,7 +36,7 @@ func (s *session) act(ctx context.Context, d *rules.Decision, o *observation) er
 	alive, cancel := s.daemon.keeper.Context(ctx, "the control daemon")
 	defer cancel()
 	c := commands{Client: client, options: s.options}
-	switch d.Do { //nolint:exhaustive // the others need no daemon that answers
+	switch d.Action { //nolint:exhaustive // the others need no daemon that answers
 	case rules.StartServer:
 		if err = s.write(s.record); err == nil { // the next supervisor must know the daemon that containers have
 			err = c.startServer(alive, s.folder, s.record.Spec)
@@ -59,7 +59,7 @@ func (s *session) act(ctx context.Context, d *rules.Decision, o *observation) er
 		}
 		return nil
 	}
-	return fmt.Errorf("nothing is known of action %d", d.Do)
+	return fmt.Errorf("nothing is known of action %d", d.Action)
 }
 
 // start starts a daemon, after what is left of an earlier one has ended.

@@ -158,7 +158,7 @@ const (
 // is why the session is not as it should be. The caller has the session's lock.
 func (s *session) run(ctx context.Context, goal rules.Goal, wanted *mps.Spec) (again time.Duration, err error) {
 	interval, awaited := shortestPause, ""
-	for done := map[rules.Do]int{}; ; {
+	for done := map[rules.Action]int{}; ; {
 		o, err := s.observe(ctx, goal, wanted)
 		if err = explain(ctx, err, awaited, s.folder.logs()); err != nil {
 			return s.options.CheckInterval, err
@@ -172,25 +172,25 @@ func (s *session) run(ctx context.Context, goal rules.Goal, wanted *mps.Spec) (a
 		switch {
 		case d.Delayed:
 			return d.Again, errDelayed
-		case d.Do == rules.Rest && d.Wrong:
+		case d.Action == rules.Rest && d.Wrong:
 			return d.Again, errors.New(d.Message)
-		case d.Do == rules.Rest:
+		case d.Action == rules.Rest:
 			return d.Again, nil
-		case d.Do == rules.Observe:
+		case d.Action == rules.Observe:
 			pause(ctx, interval)
 			interval = min(longestPause, interval*3/2)
 			continue
 		}
-		if done[d.Do]++; done[d.Do] > maxRepeats {
+		if done[d.Action]++; done[d.Action] > maxRepeats {
 			return s.options.CheckInterval, fmt.Errorf("the session does not come to rest: %s", d.Message)
 		}
 		if err := s.act(ctx, &d, o); err != nil {
 			return s.failed(ctx, &d, err)
 		}
 		switch {
-		case d.Do == rules.Remove, d.Do == rules.Suspend:
+		case d.Action == rules.Remove, d.Action == rules.Suspend:
 			return s.options.CheckInterval, nil
-		case (d.Do == rules.Accept || d.Do == rules.SetLimits) && reflect.DeepEqual(s.record.Spec, o.Wanted):
+		case (d.Action == rules.Accept || d.Action == rules.SetLimits) && reflect.DeepEqual(s.record.Spec, o.Wanted):
 			s.publish(mps.Running, "", o.Clients)
 			return s.options.CheckInterval, nil // the limits were read back
 		}
@@ -237,7 +237,7 @@ func (s *session) note(ctx context.Context, d *rules.Decision, o *observation) {
 		s.watch.forget()
 	}
 	s.record, s.pace = d.Record, d.Pace
-	if d.Do != rules.Remove || s.record.Started { // or the next supervisor would start it again
+	if d.Action != rules.Remove || s.record.Started { // or the next supervisor would start it again
 		s.writing.Log(ctx, s.write(s.record), "What has happened to an MPS session is not written down, will try again", "")
 	}
 	if d.Phase != "" || d.Message != "" {
@@ -259,19 +259,19 @@ func (s *session) write(r rules.Record) error {
 // failed handles an action that has failed, and returns when to come back, and the error for people.
 func (s *session) failed(ctx context.Context, d *rules.Decision, err error) (again time.Duration, _ error) {
 	again = s.options.CheckInterval
-	isStart := d.Do == rules.StartServer || d.Do == rules.Accept && d.Pace.Asked
+	isStart := d.Action == rules.StartServer || d.Action == rules.Accept && d.Pace.Asked
 	switch {
-	case ctx.Err() != nil && d.Do != rules.Remove: // it goes on later
+	case ctx.Err() != nil && d.Action != rules.Remove: // it goes on later
 	case isStart:
 		err = errors.Join(fmt.Errorf("%w; %s", err, s.folder.logs().tail()), s.end(context.WithoutCancel(ctx)))
 		fallthrough
-	case d.Do == rules.Start, d.Do == rules.Stop:
+	case d.Action == rules.Start, d.Action == rules.Stop:
 		if !d.Failed {
 			s.pace.Fail(time.Now(), s.options.times())
 		}
 		s.publish(s.pace.Phase(), err.Error(), nil)
 		again = max(0, time.Until(s.pace.Next))
-	case d.Do == rules.Accept, d.Do == rules.SetLimits, d.Do == rules.Remove:
+	case d.Action == rules.Accept, d.Action == rules.SetLimits, d.Action == rules.Remove:
 		s.publish(mps.Failed, err.Error(), nil)
 	}
 	return again, err

@@ -23,7 +23,7 @@ import (
 	"github.com/partage-dev/partage/pkg/util/steptime"
 )
 
-// work is one task that is carried out under the locks of its GPUs.
+// work is the execution of one task, under the locks of its GPUs.
 type work struct {
 	*Engine
 	// seen are the observations that the task follows from, by PCI address, with the instances and sessions that it has made.
@@ -34,7 +34,7 @@ type work struct {
 	arrived time.Duration
 }
 
-// act carries out a task: all of it in order, until something fails. A refusal is an action that had definitely no
+// act carries out the actions of a task in order, until one fails. It returns a refusal if that action definitely had no
 // effect.
 func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*observation) (*rules.Refusal, error) {
 	w := &work{Engine: e, seen: seen, task: task}
@@ -49,7 +49,7 @@ func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*obse
 		}
 		err := w.do(ctx, actions)
 		w.inUse.note(actions[0], err)
-		if left := toleratedOnRelease[actions[0].Do]; err != nil && task.Aim == rules.Release && left != "" && !errors.Is(err, gpu.ErrHung) {
+		if left := toleratedOnRelease[actions[0].Kind]; err != nil && task.Aim == rules.Release && left != "" && !errors.Is(err, gpu.ErrHung) {
 			klog.FromContext(ctx).Error(err, "Something stays where a claim is released", "claimUID", task.Claim, "pciAddress", actions[0].GPU, "what", left)
 			err = nil
 		}
@@ -71,19 +71,19 @@ func (e *Engine) act(ctx context.Context, task rules.Task, seen map[string]*obse
 	return nil, errors.Join(left...)
 }
 
-// toleratedOnRelease says what keeps no claim from being released if it cannot be changed. Others bring it to what it should be: the next claim
-// of the whole GPU turns MIG mode off, and nobody can use a spec without the claim.
-var toleratedOnRelease = map[rules.Do]string{
+// toleratedOnRelease are the actions that may fail when a claim is released, and what stays then. That does no harm: the next claim of the
+// whole GPU turns MIG mode off, and nobody can use a spec without the claim.
+var toleratedOnRelease = map[rules.ActionKind]string{
 	rules.StartSession: "the limits of an MPS session", rules.DisableMIG: "MIG mode without an instance", rules.RemoveSpec: "the CDI spec",
 }
 
-// inUse has what could not be made on a GPU because somebody uses it, a rules.Statement by PCI address.
+// inUse has a rules.Statement by PCI address, about what could not be made on the GPU because it is in use.
 type inUse struct{ sync.Map }
 
-// note remembers what could not be made because somebody uses a GPU, until something can.
+// note remembers what could not be made because the GPU is in use, until something can be made there.
 func (u *inUse) note(a rules.Action, err error) {
 	switch {
-	case a.Do != rules.CreateGI && a.Do != rules.SetExclusive && a.Do != rules.StartSession:
+	case a.Kind != rules.CreateGI && a.Kind != rules.SetExclusive && a.Kind != rules.StartSession:
 	case errors.Is(err, gpu.ErrInUse):
 		u.Store(a.GPU, rules.Statement{Place: a.Place, Reason: rules.RefusedInUse, Text: "GPU " + a.GPU + ": " + err.Error()})
 	case err == nil:
@@ -94,28 +94,28 @@ func (u *inUse) note(a rules.Action, err error) {
 // waitsFor reports whether actions of a release have to wait because those for some devices have failed.
 func waitsFor(actions []rules.Action, failed map[string]bool) bool {
 	return slices.ContainsFunc(actions, func(a rules.Action) bool {
-		return failed[a.Key] || a.Do == rules.Clear || a.Do == rules.DisableMIG
+		return failed[a.Key] || a.Kind == rules.Clear || a.Kind == rules.DisableMIG
 	})
 }
 
 // together returns how many of the actions change one record, so that it is written once.
 func together(actions []rules.Action) (n int) {
-	for n < len(actions) && actions[n].Claim == actions[0].Claim && isNoted(actions[n].Do) {
+	for n < len(actions) && actions[n].Claim == actions[0].Claim && isNoted(actions[n].Kind) {
 		n++
 	}
 	return max(n, 1)
 }
 
 // marksOf are the marks that actions leave in a record.
-var marksOf = map[rules.Do]record.Mark{rules.Start: record.Started, rules.Announce: record.Announced, rules.Unstart: record.Untouched, rules.MarkLost: record.Lost}
+var marksOf = map[rules.ActionKind]record.Mark{rules.Start: record.Started, rules.Announce: record.Announced, rules.Unstart: record.Untouched, rules.MarkLost: record.Lost}
 
 // isNoted reports whether an action changes what a record says of a claim that is not released.
-func isNoted(do rules.Do) bool {
-	_, marks := marksOf[do]
-	return marks || do == rules.MarkPrepared
+func isNoted(kind rules.ActionKind) bool {
+	_, marks := marksOf[kind]
+	return marks || kind == rules.MarkPrepared
 }
 
-// wrap names the published device that an action is about.
+// wrap adds the name of the published device that the action is about to an error.
 func (w *work) wrap(a rules.Action, err error) error {
 	if r := w.record(a); r != nil && a.Key != "" {
 		if d := r.Device(a.Key); d != nil {
@@ -125,7 +125,7 @@ func (w *work) wrap(a rules.Action, err error) error {
 	return err
 }
 
-// record returns what was seen of an action's claim: its record, otherwise what its call wants.
+// record returns the record of an action's claim as it was observed. If there is none in force, it returns what the claim's call wants.
 func (w *work) record(a rules.Action) *record.Record {
 	if r := w.seen[a.GPU].snapshot.Of(a.Claim); r != nil && r.BootID == w.Store.Boot() && r.State != record.Releasing {
 		return r
@@ -136,7 +136,7 @@ func (w *work) record(a rules.Action) *record.Record {
 	return w.seen[a.GPU].snapshot.Of(a.Claim)
 }
 
-// call is the Prepare for an action's claim that was seen to be at work, or nil.
+// call is the Prepare for an action's claim that was at work when the GPU was observed, or nil.
 func (w *work) call(a rules.Action) *Call { return w.seen[a.GPU].calls[a.Claim] }
 
 func (w *work) do(ctx context.Context, actions []rules.Action) error {
@@ -144,7 +144,7 @@ func (w *work) do(ctx context.Context, actions []rules.Action) error {
 		return fmt.Errorf("it is left for later: %w", err) // as if the process had been killed
 	}
 	a := actions[0]
-	switch a.Do {
+	switch a.Kind {
 	case rules.Start, rules.Announce, rules.Unstart, rules.MarkLost, rules.MarkPrepared, rules.NoteSessions:
 		end := steptime.Of(ctx).Begin(steptime.Journal)
 		err := w.note(ctx, actions)
@@ -170,9 +170,9 @@ func (w *work) do(ctx context.Context, actions []rules.Action) error {
 
 // change has an effect on the hardware.
 func (w *work) change(ctx context.Context, a rules.Action) error {
-	switch a.Do {
+	switch a.Kind {
 	case rules.EnableMIG, rules.DisableMIG:
-		return w.Partitions.SetMode(ctx, a.GPU, a.Do == rules.EnableMIG)
+		return w.Partitions.SetMode(ctx, a.GPU, a.Kind == rules.EnableMIG)
 	case rules.CreateGI, rules.CreateCI:
 		return w.create(ctx, a)
 	case rules.DropNamesakes:
@@ -180,7 +180,7 @@ func (w *work) change(ctx context.Context, a rules.Action) error {
 	case rules.DestroyCI, rules.DestroyGI:
 		return w.destroy(ctx, a)
 	case rules.SetExclusive, rules.SetDefault:
-		return w.Sharing.SetExclusive(ctx, w.device(a), a.Do == rules.SetExclusive)
+		return w.Sharing.SetExclusive(ctx, w.device(a), a.Kind == rules.SetExclusive)
 	case rules.StartSession:
 		return w.startSession(ctx, a)
 	case rules.StopSession:
@@ -197,11 +197,11 @@ func (w *work) change(ctx context.Context, a rules.Action) error {
 	case rules.ResetInterval:
 		return w.resetInterval(ctx, a)
 	}
-	return fmt.Errorf("nothing is known of action %d", a.Do)
+	return fmt.Errorf("nothing is known of action %d", a.Kind)
 }
 
 func (w *work) create(ctx context.Context, a rules.Action) error {
-	if a.Do == rules.CreateGI {
+	if a.Kind == rules.CreateGI {
 		id, err := w.Partitions.CreateInstance(ctx, a.Place.On(a.GPU))
 		if state := &w.seen[a.GPU].Hardware.MIGState; err == nil {
 			state.Instances = append(state.Instances, gpu.Instance{ID: id, ProfileID: a.Place.ProfileID, Placement: a.Place.Placement})
@@ -219,8 +219,8 @@ func (w *work) create(ctx context.Context, a rules.Action) error {
 	return err
 }
 
-// dropNamesakes removes the CDI specs of other claims that may name the ID of a GPU instance, before anything can run in
-// it: all but those that are seen to name what is there.
+// dropNamesakes removes the CDI specs of other claims that may name the ID of a new GPU instance, before anything can run in
+// it. IDs are reused, so a spec stays only if its claim is known to have another instance.
 func (w *work) dropNamesakes(ctx context.Context, a rules.Action) error {
 	made := w.instance(a)
 	if made == nil {
@@ -252,7 +252,7 @@ func (w *work) destroy(ctx context.Context, a rules.Action) error {
 	if i == nil {
 		return nil
 	}
-	if a.Do == rules.DestroyGI {
+	if a.Kind == rules.DestroyGI {
 		return w.Partitions.DestroyInstance(ctx, a.GPU, i.ID)
 	}
 	for _, c := range i.Compute {
@@ -277,7 +277,7 @@ func (w *work) resetInterval(ctx context.Context, a rules.Action) error {
 	return err
 }
 
-// device is the GPU of an action, as it is known now, or as a record has it.
+// device is the GPU of an action, with the UUID that is known now, or that of a record.
 func (w *work) device(a rules.Action) sharing.Device {
 	return sharing.Device{PCIAddress: a.GPU, UUID: w.seen[a.GPU].uuid()}
 }

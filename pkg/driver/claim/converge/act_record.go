@@ -22,20 +22,20 @@ import (
 	"github.com/partage-dev/partage/pkg/util/steptime"
 )
 
-// note writes down what has become of a claim's devices, and that all of it is there. The record is made with the first one
-// that is started.
+// note writes into a claim's record what has become of its devices, and that the claim is prepared. The first device that is
+// started makes the record.
 func (w *work) note(ctx context.Context, actions []rules.Action) (err error) {
 	a := actions[0]
 	call, change := w.call(a), func(r *record.Record) error { return w.mark(ctx, r, actions) }
-	if call != nil && (a.Do == rules.Start || a.Do == rules.Announce) {
+	if call != nil && (a.Kind == rules.Start || a.Kind == rules.Announce) {
 		err = w.Store.Put(call.Wanted, change)
 	} else {
 		err = w.Store.Update(a.Claim, change)
 	}
-	if (a.Do == rules.Unstart || a.Do == rules.NoteSessions) && errors.Is(err, record.ErrNoRecord) {
-		return nil // nothing of it is there
+	if (a.Kind == rules.Unstart || a.Kind == rules.NoteSessions) && errors.Is(err, record.ErrNoRecord) {
+		return nil // there is nothing to write it into
 	}
-	if err == nil && actions[len(actions)-1].Do == rules.MarkPrepared {
+	if err == nil && actions[len(actions)-1].Kind == rules.MarkPrepared {
 		for address := range w.seen {
 			w.inUse.Delete(address) // what was refused there before is over: processes on it belong to this claim
 		}
@@ -52,7 +52,7 @@ func (w *work) mark(ctx context.Context, r *record.Record, actions []rules.Actio
 		return record.ErrOutOfDate
 	}
 	for _, a := range actions {
-		switch a.Do {
+		switch a.Kind {
 		case rules.MarkPrepared:
 			w.markPrepared(r, call)
 			continue
@@ -64,8 +64,8 @@ func (w *work) mark(ctx context.Context, r *record.Record, actions []rules.Actio
 		if d == nil {
 			return fmt.Errorf("the record of claim %s has no device %s", r.Claim, a.Key)
 		}
-		d.Mark = marksOf[a.Do]
-		if a.Do == rules.Start && d.Shared().Interval != a.Interval {
+		d.Mark = marksOf[a.Kind]
+		if a.Kind == rules.Start && d.Shared().Interval != a.Interval {
 			// The GPU has that of its first share, whatever the policy says.
 			d.Sharing = cmp.Or(d.Sharing, &record.Sharing{UUID: w.device(a).UUID})
 			d.Sharing.Interval = a.Interval
@@ -74,7 +74,7 @@ func (w *work) mark(ctx context.Context, r *record.Record, actions []rules.Actio
 	return nil
 }
 
-// markPrepared says that all of a claim is there, and that it is as young as the call.
+// markPrepared marks a claim as prepared, at the time when the call has arrived.
 func (w *work) markPrepared(r *record.Record, call *Call) {
 	r.State = record.Prepared
 	if call != nil {
@@ -90,19 +90,19 @@ func (w *work) markPrepared(r *record.Record, call *Call) {
 
 func noteRunning(s *record.Session, live mps.Status) {
 	if !s.Running() {
-		// Otherwise people have to be told of losses first.
+		// Otherwise noteSessions makes events of the losses first.
 		s.Losses, s.Kills = live.Losses, live.Kills
 	}
 	s.PipeDir, s.ShmDir = live.PipeDir, live.ShmDir
 }
 
-// noteSessions tells people what has become of the MPS sessions of a prepared claim, once, and notes that it has.
+// noteSessions makes events about what has become of the MPS sessions of a prepared claim, and notes it so that this happens once.
 func (w *work) noteSessions(ctx context.Context, r, seen *record.Record, sessions map[string]mps.Status) {
-	warn := func(reason, format string, args ...any) { // again if it cannot be noted that people know
+	warn := func(reason, format string, args ...any) { // again, if the record cannot be written after it
 		w.Warn(ctx, r.Claim, reason, fmt.Sprintf(format, args...))
 	}
 	for i := range r.Sessions {
-		// Who works on another GPU of the claim may have noted what is younger than this observation.
+		// A task on another GPU of the claim may have noted something that is newer than this observation.
 		if s := &r.Sessions[i]; r.State == record.Prepared && isSame(s, seen.Session(s.ID)) {
 			noteNews(s, sessions, warn)
 		}
@@ -167,7 +167,7 @@ func (w *work) resolved(a rules.Action) (*record.Record, error) {
 	return r, nil
 }
 
-// resolve says of a record's partitions what they are now, and of its sessions that run where their folders are.
+// resolve fills in the present UUIDs and IDs of a record's partitions, and the folders of its sessions that run.
 func (w *work) resolve(r *record.Record) {
 	for i := range r.Devices {
 		d := &r.Devices[i]
@@ -207,8 +207,8 @@ func (w *work) writeSpec(ctx context.Context, a rules.Action) (err error) {
 	return err
 }
 
-// clear notes that nothing is left of a claim on a GPU. Where the disk refuses it is done again when that is due, and finds
-// nothing to do.
+// clear notes that nothing is left of a claim on a GPU. If the record cannot be written, the release is due again later, and
+// finds nothing to do.
 func (w *work) clear(ctx context.Context, a rules.Action) {
 	defer steptime.Of(ctx).Begin(steptime.Journal)()
 	err := w.Store.Clear(a.Claim, a.GPU)

@@ -25,53 +25,53 @@ import (
 )
 
 const (
-	// maxRounds ends a loop on a GPU that changes all the time. No other GPU needs as many tasks.
+	// maxRounds bounds the loop of a Prepare, for GPUs that change all the time. No other GPU needs as many tasks.
 	maxRounds = 1000
 	// lockTime is longer than any call keeps a GPU, undoing included.
 	lockTime = 2 * time.Minute
-	// roundTime is for how long a GPU is given one task after the other before it is said what has come of them.
+	// roundTime is how long Converge starts more tasks for a GPU before it returns what has come of them.
 	roundTime = 5 * time.Second
-	// patience is how long it is waited for GPUs of which calls take care that are at work on them.
+	// patience is how long a task of several GPUs waits for those on which calls are at work.
 	patience = time.Second
 )
 
-// Converge does what is due on a GPU, for all claims, and returns what the rules say of it then, or nothing where a call has
-// not let go of it; an error that wraps lock.ErrElsewhere means that this call is of another process. Other errors say what has
-// failed. Where nothing is due nothing is changed.
-func (e *Engine) Converge(ctx context.Context, address string, isDue func(*rules.Task) bool) (*Said, error) {
+// Converge carries out the tasks that are due on a GPU, for all claims, and returns the last decision, or nil where a call keeps the
+// GPU's lock; an error that wraps lock.ErrElsewhere means that another process does. Other errors say what has failed. If no task
+// is due, nothing changes.
+func (e *Engine) Converge(ctx context.Context, address string, isDue func(*rules.Task) bool) (*Decision, error) {
 	var errs []error
 	failed := map[types.UID]error{}
-	done := map[string]bool{} // what they were about may stay
+	done := map[string]bool{} // a task that leaves its cause in place would be due for ever
 	until := time.Now().Add(roundTime)
 	due := func(t *rules.Task) bool {
 		enough := len(done) > 0 && time.Now().After(until)
 		return !enough && !e.isOfCall(t) && !done[taskName(t)] && isDue(t)
 	}
 	for {
-		r, err := e.runRoundOn(ctx, address, func(said map[string]*Said) *rules.Task { return first(said[address], address, due) })
+		r, err := e.runRoundOn(ctx, address, func(decisions map[string]*Decision) *rules.Task { return first(decisions[address], address, due) })
 		if err != nil {
 			if errors.Is(err, lock.ErrElsewhere) || !errors.Is(err, lock.ErrBusy) {
 				errs = append(errs, err)
 			}
 			return nil, errors.Join(errs...)
 		}
-		said, t, err := r.said[address], r.task, r.err
+		decision, t, err := r.decisions[address], r.task, r.err
 		if t == nil {
-			i := slices.IndexFunc(said.Tasks, func(t rules.Task) bool { return !isAlone(&t, address) && due(&t) })
+			i := slices.IndexFunc(decision.Tasks, func(t rules.Task) bool { return !isAlone(&t, address) && due(&t) })
 			if i < 0 {
-				said.Failed, said.Statements = failed, append(said.Statements, e.stillInUse(ctx, address)...)
-				return said, errors.Join(errs...)
+				decision.Failed, decision.Statements = failed, append(decision.Statements, e.stillInUse(ctx, address)...)
+				return decision, errors.Join(errs...)
 			}
-			t, err = &said.Tasks[i], e.onceTogether(ctx, &said.Tasks[i])
+			t, err = &decision.Tasks[i], e.onceTogether(ctx, &decision.Tasks[i])
 		}
 		done[taskName(t)] = true
-		if !errors.Is(err, record.ErrOutOfDate) { // otherwise the claim was released since, and nothing is left of that
+		if !errors.Is(err, record.ErrOutOfDate) { // which means that the claim was released meanwhile, so that this does not matter
 			failed[t.Claim], errs = err, append(errs, err)
 		}
 	}
 }
 
-// stillInUse says what could not be made on a GPU because somebody uses it, for as long as processes are seen there.
+// stillInUse returns a statement about what could not be made on a GPU because it is in use, until no process is on it any more.
 func (e *Engine) stillInUse(ctx context.Context, address string) []rules.Statement {
 	last, found := e.inUse.Load(address)
 	if !found {
@@ -85,13 +85,13 @@ func (e *Engine) stillInUse(ctx context.Context, address string) []rules.Stateme
 	return []rules.Statement{s}
 }
 
-// isOfCall reports whether a call is there to make what its claim wants.
+// isOfCall reports whether a task is left to the Prepare that is at work on its claim.
 func (e *Engine) isOfCall(t *rules.Task) bool {
 	return t.Claim != "" && (t.Aim == rules.Make || t.Aim == rules.Commit) && e.call(t.Claim) != nil
 }
 
-// onceTogether carries out a task that needs several GPUs, if all of them propose it. Where calls are at work on some it is
-// left for later: what is due on one of them must not wait for another.
+// onceTogether carries out a task that needs several GPUs, if all of them propose it. If calls are at work on some, it is left
+// for later, so that other tasks of this GPU need not wait for them.
 func (e *Engine) onceTogether(ctx context.Context, t *rules.Task) error {
 	gpus := gpu.SortPCIAddresses(slices.Clone(t.With))
 	limited, cancel := context.WithTimeout(ctx, patience)
@@ -107,8 +107,8 @@ func (e *Engine) onceTogether(ctx context.Context, t *rules.Task) error {
 	return e.runRound(ctx, nil, gpus, jointly(t.Claim, gpus)).err
 }
 
-// Finish brings the release of a claim, or the undoing of a preparation, to its end on these GPUs, and returns what is
-// left. GPUs do not wait for each other, nor does this for a preparation that is older than the release.
+// Finish completes the release of a claim, or the undoing of a preparation, on these GPUs, and returns an error about what is
+// left. It works on all GPUs at the same time. A Prepare that is older than the release is stopped first.
 func (e *Engine) Finish(ctx context.Context, r *record.Record, gpus []string) error {
 	if c := e.call(r.Claim.UID); c != nil && c.isOutOfDate() {
 		c.stop()
@@ -128,8 +128,8 @@ func (e *Engine) finishOn(ctx context.Context, of *record.Record, address string
 	var failed attempts
 	last := ""
 	for {
-		r, err := e.runRoundFor(ctx, of, []string{address}, func(said map[string]*Said) *rules.Task {
-			return first(said[address], address, func(t *rules.Task) bool { return t.Claim == claim && t.Aim == rules.Release })
+		r, err := e.runRoundFor(ctx, of, []string{address}, func(decisions map[string]*Decision) *rules.Task {
+			return first(decisions[address], address, func(t *rules.Task) bool { return t.Claim == claim && t.Aim == rules.Release })
 		})
 		if err != nil {
 			return err
@@ -139,9 +139,9 @@ func (e *Engine) finishOn(ctx context.Context, of *record.Record, address string
 			if err := failed.retry(ctx, r.err); err != nil {
 				return err
 			}
-		case r.task == nil || taskName(r.task) == last: // what it was about stays: a CDI spec that cannot be removed
-			return e.left(claim, r.said[address])
-		case r.task.Actions[len(r.task.Actions)-1].Do == rules.Clear:
+		case r.task == nil || taskName(r.task) == last: // done, and due again, as with a CDI spec that cannot be removed
+			return e.left(claim, r.decisions[address])
+		case r.task.Actions[len(r.task.Actions)-1].Kind == rules.Clear:
 			return nil // nothing is left
 		default:
 			last = taskName(r.task)
@@ -149,13 +149,13 @@ func (e *Engine) finishOn(ctx context.Context, of *record.Record, address string
 	}
 }
 
-// left says what a claim has on a GPU that has to go, or why that is not known.
-func (e *Engine) left(claim types.UID, said *Said) error {
+// left returns an error about what a released claim still has on a GPU, or why that is not known.
+func (e *Engine) left(claim types.UID, decision *Decision) error {
 	r, err := e.Store.Read(claim)
 	if err != nil || r == nil || r.State == record.Prepared {
 		return err
 	}
-	if v, found := said.Verdict(claim); found && v.State == rules.Pending {
+	if v, found := decision.Verdict(claim); found && v.State == rules.Pending {
 		return &v
 	}
 	return nil
@@ -164,8 +164,8 @@ func (e *Engine) left(claim types.UID, said *Said) error {
 // attempts counts those that have failed.
 type attempts int
 
-// pauses are the waits between attempts that fail for a reason that may pass. The kubelet gives a call 45 seconds and
-// comes back only after a minute.
+// pauses are the waits between attempts, after failures that may pass. The kubelet gives a call 45 seconds and
+// tries again only after a minute.
 var pauses = []time.Duration{200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 4 * time.Second}
 
 // retry waits before another attempt, or returns an error if there is to be none.
@@ -183,7 +183,7 @@ func (n *attempts) retry(ctx context.Context, err error) error {
 	return fmt.Errorf("tried %d times: %w", failed, err)
 }
 
-// transient reports whether another attempt may succeed. What the rules refuse is refused again.
+// transient reports whether another attempt may succeed. If the rules have refused something, it does not.
 func transient(err error) bool {
 	if v := (*rules.Verdict)(nil); errors.As(err, &v) && v.State == rules.Refused {
 		return false

@@ -106,13 +106,13 @@ var layouts = map[string][][]string{
 func settle(t *testing.T, e *Engine) {
 	t.Helper()
 	for _, address := range []string{pciA, pciB} {
-		said, err := e.Converge(t.Context(), address, everything)
-		if err != nil || said == nil {
+		decision, err := e.Converge(t.Context(), address, everything)
+		if err != nil || decision == nil {
 			o := e.observe(t.Context(), address, nil, nil)
-			t.Fatalf("GPU %s: busy %t, %v; %+v -> %+v", address, said == nil, err, o.Observation, rules.Decide(o.Observation))
+			t.Fatalf("GPU %s: busy %t, %v; %+v -> %+v", address, decision == nil, err, o.Observation, rules.Decide(o.Observation))
 		}
-		if len(said.Tasks) > 0 {
-			t.Fatalf("GPU %s does not come to rest: %+v", address, said.Tasks)
+		if len(decision.Tasks) > 0 {
+			t.Fatalf("GPU %s does not come to rest: %+v", address, decision.Tasks)
 		}
 	}
 }
@@ -260,12 +260,12 @@ func TestInPlaceOfAnother(t *testing.T) {
 	mustPrepare(t, e, "u", "A slice0")
 	there := m.instances[pciA]
 	m.instances[pciA] = nil
-	said, err := e.Converge(t.Context(), pciA, everything)
+	decision, err := e.Converge(t.Context(), pciA, everything)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(said.Statements) != 1 || said.Statements[0].Reason != rules.PartitionGone {
-		t.Errorf("got %+v", said.Statements)
+	if len(decision.Statements) != 1 || decision.Statements[0].Reason != rules.PartitionGone {
+		t.Errorf("got %+v", decision.Statements)
 	}
 	if len(m.specs) > 0 {
 		t.Error("it still has its CDI spec")
@@ -465,11 +465,11 @@ func TestSmallerComputeInstance(t *testing.T) {
 		m.instances[pciA] = []gpu.Instance{{
 			ID: 7, ProfileID: 15, Placement: gpu.Placement{Start: 0, Size: 2}, Compute: []gpu.ComputeInstance{{UUID: "MIG-1", Slices: 1}},
 		}}
-		said, err := e.Converge(t.Context(), pciA, everything)
+		decision, err := e.Converge(t.Context(), pciA, everything)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := len(said.Static) == 1; got != want {
+		if got := len(decision.Static) == 1; got != want {
 			t.Errorf("a compute instance of 1 slice in a profile of %d: a device: %t", slices, got)
 		}
 	}
@@ -540,10 +540,10 @@ func TestTwoProcesses(t *testing.T) {
 	m.heal()
 	for _, e := range engines {
 		for _, address := range []string{pciA, pciB} {
-			if said, err := e.Converge(t.Context(), address, everything); err != nil || said == nil {
-				t.Errorf("GPU %s: busy %t, %v", address, said == nil, err)
-			} else if len(said.Tasks) > 0 {
-				t.Errorf("GPU %s: left to do: %+v", address, said.Tasks)
+			if decision, err := e.Converge(t.Context(), address, everything); err != nil || decision == nil {
+				t.Errorf("GPU %s: busy %t, %v", address, decision == nil, err)
+			} else if len(decision.Tasks) > 0 {
+				t.Errorf("GPU %s: left to do: %+v", address, decision.Tasks)
 			}
 		}
 	}

@@ -1,16 +1,16 @@
 // SPDX-FileCopyrightText: The Partage Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package converge brings GPUs to what the records of claims say, by the rules of package rules.
+// Package converge brings GPUs into the state that the records of claims describe, by the rules of package rules.
 //
 //	observe.go    one bounded reading of everything that is known about a GPU; records.go is its part about claims
 //	act.go        carries out one task under the locks of its GPUs; act_record.go is its part about records, specs and sessions
 //	round.go      locks, observes, decides and acts once
-//	prepare.go    repeats that for a call until its claim is ready,
-//	converge.go   until it is released, and for a GPU until nothing is left to do
+//	prepare.go    repeats that until the claim of a call is ready;
+//	converge.go   until a claim is released, or nothing is left to do on a GPU
 //
-// It has no rules of its own. What it remembers is for pace and for people: what could not be made because somebody uses the
-// GPU.
+// It has no rules of its own. What it keeps in memory is for pace, and for messages about what could not be made because a GPU is
+// in use.
 package converge
 
 import (
@@ -42,7 +42,7 @@ type Partitions interface {
 	DestroyInstance(ctx context.Context, pciAddress string, instanceID int) error
 	// Processes lists what runs on a GPU and on its instances.
 	Processes(ctx context.Context, pciAddress string) ([]gpu.Process, error)
-	// Holders says who holds a GPU, for people.
+	// Holders describes the processes that hold a GPU, for people.
 	Holders(ctx context.Context, pciAddress string) string
 	// FabricPending returns how far the registration with the NVLink fabric is, or nothing if it is done.
 	FabricPending(ctx context.Context, pciAddress string) (string, error)
@@ -64,9 +64,9 @@ type Sharing interface {
 
 // Users finds the processes on a GPU that no claim explains.
 type Users interface {
-	// Users is bounded. The second result is by the ID of GPU instances; the third has had the node open for so long that it does not
-	// keep the GPU back. Processes of claims may be on GPUs. Where an orphan is, or nil, also processes count that use GPUs without a
-	// claim as a rule.
+	// Users returns, in bounded time, the processes on the undivided GPU, those on GPU instances by ID, and those that have had its
+	// device node open, and nothing else, for so long that they do not keep it back. Processes of these claims do not count. Where
+	// the orphan, which may be nil, has devices, even processes count that use GPUs without a claim as a rule.
 	Users(ctx context.Context, pciAddress string, claims []*record.Record, orphan *record.Record) (users string, ofInstances map[int]string, opened string)
 }
 
@@ -78,7 +78,7 @@ type Engine struct {
 	Sharing    Sharing
 	Specs      *spec.Specs
 	Users      Users
-	// Warn tells people about a claim. It must not block.
+	// Warn makes an event about a claim. It must not block.
 	Warn func(ctx context.Context, claim record.Ref, reason, message string)
 	// Clock is the time since the machine started.
 	Clock func() time.Duration
@@ -91,10 +91,10 @@ type Engine struct {
 	// Recheck asks the API server soon whether a claim that another one waits for still exists. It must not block.
 	Recheck func(other types.UID)
 
-	// calls are the preparations that are at work in this process, *Call by the claim's UID.
+	// calls are the Prepares at work in this process, *Call by the claim's UID.
 	calls sync.Map
-	// intervals are the GPUs whose time slice this process has set, and whose driver has answered ever since: a driver that
-	// is loaded anew has forgotten it.
+	// intervals are the GPUs whose time slice this process has set, and whose NVIDIA driver has answered ever since: if it was loaded
+	// again, it has forgotten it.
 	intervals sync.Map
 	// silence is nil while the MPS supervisor answers.
 	silence atomic.Pointer[silence]

@@ -23,7 +23,7 @@ import (
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
-// observation is one of a GPU, with what acting on it needs besides.
+// observation is a rules.Observation, with what acting on it needs besides.
 type observation struct {
 	rules.Observation
 	engine   *Engine
@@ -32,16 +32,16 @@ type observation struct {
 	calls map[types.UID]*Call
 	// needsSession means that it is for a claim with an MPS session.
 	needsSession bool
-	// sessions are those that the supervisor has, by ID, where it was asked.
+	// sessions are those of the MPS supervisor, by ID. They are empty where it was not asked.
 	sessions map[string]mps.Status
-	// orphan is nil, or the claim whose users are wanted, as if it did not exist.
+	// orphan is the claim whose processes are wanted, as if it did not exist, or nil.
 	orphan *record.Record
 }
 
-// observe reads everything that is known about a GPU and that records call for. It is for a claim, or if of is nil for everybody: then it
-// is also about what no record calls for, and whether CDI specs are up to date. The caller has the GPU's lock, unless lockErr says why not.
+// observe reads what the rules need to know about a GPU for the claim of a record. If of is nil, it is for all claims, and also finds
+// what no record calls for, and whether CDI specs are up to date. The caller has the GPU's lock, unless lockErr says why not.
 func (e *Engine) observe(ctx context.Context, pciAddress string, of *record.Record, lockErr error) *observation {
-	// A spec without a record was left by somebody, or its claim is just being prepared: it is read again before it goes.
+	// A spec without a record was left behind, or its claim is just being prepared: before it is removed, lockOther reads the record again.
 	specs, folders, _ := e.Specs.List() // what cannot be listed is neither stale nor up to date
 	o := e.observeRecords(pciAddress)
 	o.needsSession = of != nil && len(of.Sessions) > 0
@@ -53,7 +53,7 @@ func (e *Engine) observe(ctx context.Context, pciAddress string, of *record.Reco
 	} else {
 		needs := o.Needs()
 		if of == nil {
-			// While a prepared claim has a part of the GPU, nobody is given all of it, so that nothing depends on who else uses it.
+			// While a prepared claim has a part of the GPU, no other claim gets all of it, so that its other users do not matter.
 			isPrepared := o.has(func(r *record.Record, d *record.Device) bool { return r.State == record.Prepared && !d.Admin })
 			needs = rules.Needs{Mode: true, Fabric: needs.Fabric, Users: needs.Users || !isPrepared, Sessions: true}
 		}
@@ -63,7 +63,7 @@ func (e *Engine) observe(ctx context.Context, pciAddress string, of *record.Reco
 	return o
 }
 
-// unanswered notes that nothing is known of the GPU.
+// unanswered notes why the GPU could not be observed.
 func (o *observation) unanswered(err error) {
 	o.Hardware = rules.Hardware{Err: fmt.Errorf("GPU %s: %w", o.GPU, err)}
 }
@@ -71,7 +71,7 @@ func (o *observation) unanswered(err error) {
 func (o *observation) observeHardware(ctx context.Context, needs rules.Needs) {
 	e := o.engine
 	if needs.Sessions {
-		o.observeSessions(ctx) // which no GPU has to answer for
+		o.observeSessions(ctx) // needs no answer of the GPU
 	}
 	h := &o.Hardware
 	var err error
@@ -107,8 +107,8 @@ func (o *observation) observeHardware(ctx context.Context, needs rules.Needs) {
 	}
 }
 
-// UsersOf says which processes use what a claim has on a GPU, as if there were no such claim, or nothing. The caller has the
-// claim's lock. An error says why nobody knows.
+// UsersOf describes the processes that use a claim's devices on a GPU, or returns "". The claim itself explains no process. The caller
+// has the claim's lock. An error says why the processes are not known.
 func (e *Engine) UsersOf(ctx context.Context, r *record.Record, pciAddress string) (string, error) {
 	o := e.observeRecords(pciAddress)
 	o.orphan = r
@@ -120,7 +120,7 @@ func (e *Engine) UsersOf(ctx context.Context, r *record.Record, pciAddress strin
 	return users, o.Hardware.Err
 }
 
-// has reports whether this holds for something that a claim has on the GPU, or wants.
+// has reports whether there is such a device on the GPU that a claim has, or wants.
 func (o *observation) has(is func(*record.Record, *record.Device) bool) bool {
 	return slices.ContainsFunc(o.Records, func(r rules.Record) bool {
 		return slices.ContainsFunc(r.Devices, func(d record.Device) bool { return d.PCIAddress == o.GPU && is(r.Record, &d) })
@@ -151,7 +151,7 @@ func (o *observation) observeMode(ctx context.Context) error {
 	return err
 }
 
-// uuid is that of the GPU, where it is not known yet that of a record.
+// uuid is the GPU's UUID. While the GPU is not discovered yet, it is taken from a record.
 func (o *observation) uuid() string {
 	if g := o.engine.GPU(o.GPU); g != nil {
 		return g.UUID
@@ -164,11 +164,11 @@ func (o *observation) uuid() string {
 	return ""
 }
 
-// sessionsTime bounds the question which MPS sessions there are. It goes to a process on this machine.
+// sessionsTime bounds a request to the MPS supervisor, a process on this machine, for its sessions.
 const sessionsTime = 2 * time.Second
 
-// silence says since when the MPS supervisor has not answered, and why. Each round asks it again before a GPU is locked. While a GPU is
-// locked, only a claim that needs a session asks.
+// silence says since when the MPS supervisor has not answered, and why. Each round asks it again before it locks a GPU. While the round has
+// the lock, it asks only for a claim that needs a session.
 type silence struct {
 	since time.Duration
 	err   error
@@ -220,7 +220,7 @@ func (o *observation) observeSessions(ctx context.Context) {
 			continue
 		}
 		s := rules.Session{ID: id, Demand: demandOf(status.Spec), GPUs: o.gpusWith(status.Spec.Devices), Running: status.Phase == mps.Running}
-		// One that starts for the first time has a claim that waits for it.
+		// One that starts for the first time is not unwell: its claim waits for it.
 		if !s.Running && (status.Phase != mps.Starting || status.Losses > 0) {
 			s.Unwell = fmt.Sprintf("MPS on device %s is %s: %s", id, status.Phase, status.Message)
 		}
@@ -245,7 +245,7 @@ func demandOf(s mps.Spec) rules.Demand {
 	return d
 }
 
-// specsTime bounds the question whether CDI specs are up to date.
+// specsTime bounds reading, or writing, CDI specs while a GPU is locked.
 const specsTime = 2 * time.Second
 
 // observeSpecs finds the CDI specs of claims on this GPU, and of claims that nothing on this node knows. A folder that was left

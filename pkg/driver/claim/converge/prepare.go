@@ -33,20 +33,20 @@ const (
 
 // Call is a Prepare that is at work.
 type Call struct {
-	// Wanted is what the claim's allocation means: nothing of it is marked. Its Arrived is that of the call.
+	// Wanted is the record that follows from the claim's allocation, without marks. Its Arrived is the time of the call.
 	Wanted *record.Record
 	// Was is the claim's record, as it was read under the claim's lock, or nil where there is none that can be read.
 	Was *record.Record
 	// engine is set, and stop ends the call, while it is at work.
 	engine *Engine
 	stop   context.CancelFunc
-	// of has what is wanted, and what the claim had.
+	// of has the devices that are wanted, and those that the claim had before.
 	of *record.Record
 }
 
-// Prepare brings a claim to what its call wants, completely or not at all: what was made of a claim that was not prepared
-// before is undone before the call returns, and what cannot be undone stays written down. The caller has the claim's
-// lock. Errors name the device and wrap a *rules.Verdict, or what the hardware says.
+// Prepare makes what a call wants for a claim, completely or not at all: if it fails, what was made for a claim that was not
+// prepared before is undone, and what cannot be undone stays in the record. The caller has the claim's lock. Errors name the
+// device and wrap a *rules.Verdict, or an error of the hardware.
 func (e *Engine) Prepare(ctx context.Context, c *Call) (*record.Record, error) {
 	claim := c.Wanted.Claim.UID
 	limited, stop := context.WithCancel(ctx)
@@ -73,7 +73,7 @@ func (e *Engine) Prepare(ctx context.Context, c *Call) (*record.Record, error) {
 	return nil, err
 }
 
-// undo undoes what was made of a claim that has this record, or none, or one that cannot be read.
+// undo undoes what was made for a claim. Its record is r, or it has none, or, if unread, one that cannot be read.
 func (c *Call) undo(ctx context.Context, r *record.Record, unread bool) (err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
@@ -96,9 +96,9 @@ func (c *Call) isOutOfDate() bool {
 	return c.engine.Store.Released(c.Wanted.Claim.UID, c.Wanted.Arrived)
 }
 
-// releaseOther lets go of what the claim has that is not what it wants now: it was allocated anew. That is a release like
-// any other, older than this call, so that it waits for processes that still use it. What is on GPUs that the call does
-// not work on ends here.
+// releaseOther releases what the claim has from another allocation than the present one. That is a release like any other,
+// older than this call, and waits for processes that still use the devices. On GPUs that the call does not work on it is
+// completed here.
 func (c *Call) releaseOther(ctx context.Context) error {
 	store, claim, r := c.engine.Store, c.Wanted.Claim.UID, c.Was
 	c.of = c.Wanted
@@ -150,7 +150,7 @@ func (c *Call) prepare(ctx context.Context) error {
 	return errors.New("the GPUs of the claim change all the time")
 }
 
-// prepareTogether carries out what all GPUs of a claim propose at once. It reports whether the claim is prepared.
+// prepareTogether carries out the task that all GPUs of a claim propose. It reports whether the claim is prepared.
 func (c *Call) prepareTogether(ctx context.Context, gpus []string) (done bool, err error) {
 	defer panics.Recover(ctx, &err)
 	claim := c.Wanted.Claim.UID
@@ -161,10 +161,10 @@ func (c *Call) prepareTogether(ctx context.Context, gpus []string) (done bool, e
 	case r.task != nil:
 		return r.err == nil, r.err // a call proposes nothing jointly but the commit
 	}
-	return !slices.ContainsFunc(gpus, func(address string) bool { return !r.said[address].isComplete(claim) }), nil
+	return !slices.ContainsFunc(gpus, func(address string) bool { return !r.decisions[address].isComplete(claim) }), nil
 }
 
-// prepareOn brings the claim as far as it gets on one GPU alone: until it is prepared, or all of its GPUs have to agree.
+// prepareOn carries out the claim's tasks that concern one GPU alone: until it is prepared, or all of its GPUs have to agree.
 func (c *Call) prepareOn(ctx context.Context, address string) (err error) {
 	defer panics.Recover(ctx, &err)
 	var failed attempts
@@ -182,7 +182,7 @@ func (c *Call) prepareOn(ctx context.Context, address string) (err error) {
 		case err != nil:
 			return err
 		}
-		v, _ := r.said[address].Verdict(claim)
+		v, _ := r.decisions[address].Verdict(claim)
 		switch own := r.task != nil && r.task.Claim == claim; {
 		case v.State == rules.Waiting && (r.err == nil || !own):
 			c.waitsFor(ctx, v, waited)
@@ -200,22 +200,22 @@ func (c *Call) prepareOn(ctx context.Context, address string) (err error) {
 	}
 }
 
-// ownTask chooses the first task of the claim that concerns one GPU alone, or else what is in its way.
+// ownTask chooses the claim's first task that concerns one GPU alone. If the claim waits, it is a task that makes room.
 func (c *Call) ownTask(address string) choose {
 	claim := c.Wanted.Claim.UID
-	return func(all map[string]*Said) *rules.Task {
-		said := all[address]
-		if t := first(said, address, func(t *rules.Task) bool { return t.Claim == claim }); t != nil {
+	return func(decisions map[string]*Decision) *rules.Task {
+		decision := decisions[address]
+		if t := first(decision, address, func(t *rules.Task) bool { return t.Claim == claim }); t != nil {
 			return t
 		}
-		if v, found := said.Verdict(claim); !found || v.State != rules.Waiting {
+		if v, found := decision.Verdict(claim); !found || v.State != rules.Waiting {
 			return nil
 		}
-		return first(said, address, func(t *rules.Task) bool { return t.Aim < rules.Make })
+		return first(decision, address, func(t *rules.Task) bool { return t.Aim < rules.Make })
 	}
 }
 
-// waitsFor says what the claim waits for, if that is news.
+// waitsFor logs what the claim waits for, if that has changed.
 func (c *Call) waitsFor(ctx context.Context, v rules.Verdict, was *rules.Verdict) {
 	if was == nil || was.Why != v.Why {
 		klog.FromContext(ctx).Info("Waiting", "reason", v.Why)
@@ -228,8 +228,8 @@ func (c *Call) waitsFor(ctx context.Context, v rules.Verdict, was *rules.Verdict
 	}
 }
 
-// mayBeFree waits until something may have changed, and reports whether there is time for that. After a pod was deleted by force,
-// its devices are allocated again before they are released.
+// mayBeFree waits until something may have changed, and reports false if the time is over. Waiting helps: after a pod was deleted by
+// force, its devices are allocated again before they are released.
 func mayBeFree(ctx context.Context, changed <-chan struct{}, deadline time.Time) bool {
 	defer steptime.Of(ctx).Begin(steptime.Wait)()
 	if time.Now().After(deadline) {
@@ -243,7 +243,7 @@ func mayBeFree(ctx context.Context, changed <-chan struct{}, deadline time.Time)
 	return ctx.Err() == nil
 }
 
-// late is what was waited for, when there is no time left.
+// late is the error about what was waited for, when there is no time left.
 func late(v *rules.Verdict) error {
 	if errors.Is(v, rules.ErrTaken) {
 		v.Why += ", and was not released in time"

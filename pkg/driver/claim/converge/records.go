@@ -14,8 +14,8 @@ import (
 	"github.com/partage-dev/partage/pkg/mps"
 )
 
-// observeRecords reads what the disk says of claims on the GPU, and what calls of this process want there. A call takes the
-// place of a record of an earlier boot, and comes besides one that is being released.
+// observeRecords reads the records of claims on the GPU, and what calls of this process want there. A call replaces a record of an
+// earlier boot. A record that is being released counts in addition to its claim's call.
 func (e *Engine) observeRecords(pciAddress string) *observation {
 	o := &observation{engine: e, snapshot: e.Store.Snapshot(), calls: map[types.UID]*Call{}, sessions: map[string]mps.Status{}}
 	o.GPU, o.Boot = pciAddress, e.Store.Boot()
@@ -45,7 +45,7 @@ func (e *Engine) observeRecords(pciAddress string) *observation {
 	return o
 }
 
-// recorded is what the disk says of a claim, and its call.
+// recorded joins a claim's record and its call.
 func (o *observation) recorded(r *record.Record, call *Call) rules.Record {
 	one := rules.Record{Record: r, Calling: call != nil}
 	if r.State == record.Preparing && call == nil {
@@ -63,8 +63,8 @@ func (o *observation) recorded(r *record.Record, call *Call) rules.Record {
 	return one
 }
 
-// wishOf is what a claim wants, or has, by device and by session, as far as the claim decides about it: a record is about what
-// is wanted where both are the same. What the policy decides is as it was when the record was made.
+// wishOf describes what a claim itself asks for, by device and by session, without what the policy decides, which stays as it was
+// when the record was made. A record is about the present allocation if its wish is the same.
 func wishOf(r *record.Record) (wish []string) {
 	for i := range r.Devices {
 		d := &r.Devices[i]

@@ -18,46 +18,46 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// Said is what the rules say of a GPU.
-type Said struct {
+// Decision is what the rules decide about a GPU.
+type Decision struct {
 	rules.Plan
 	// Unanswered is why the GPU has not answered, or nil.
 	Unanswered error
-	// Failed is what has failed just now, by claim.
+	// Failed has the errors of the tasks that were carried out, by claim.
 	Failed map[types.UID]error
 }
 
-func decide(o *observation) *Said {
-	return &Said{Plan: rules.Decide(o.Observation), Unanswered: o.Hardware.Err}
+func decide(o *observation) *Decision {
+	return &Decision{Plan: rules.Decide(o.Observation), Unanswered: o.Hardware.Err}
 }
 
-// round is what came of observing GPUs once, and of the task that was chosen.
+// round is the result of observing GPUs once, and of the task that was chosen.
 type round struct {
-	// said is by PCI address, before the task was carried out.
-	said map[string]*Said
-	// task is the one that was carried out, or left to a call that is at work with its claim, or nil. err is why not all of it
-	// was carried out.
+	// decisions are by PCI address, as they were before the task was carried out.
+	decisions map[string]*Decision
+	// task is the one that was carried out, or left to a call that works on its claim, or nil. err is why not all of it was
+	// carried out.
 	task *rules.Task
 	err  error
 }
 
-// choose picks the task that is carried out; nil is none.
-type choose func(said map[string]*Said) *rules.Task
+// choose picks the task that is carried out, or returns nil for none.
+type choose func(decisions map[string]*Decision) *rules.Task
 
-// runRound observes GPUs, whose locks the caller has, decides, and carries out one task: for a claim, or for everybody if of is nil, for
-// which more is observed. What the hardware refuses is observed again under the same locks, and the record is put right before anybody
-// else can come to a wrong conclusion. GPUs that the claim only observes are not asked.
+// runRound observes GPUs, whose locks the caller has, decides, and carries out one task: for one claim, or, if of is nil, for all
+// claims, which needs more observations. After the hardware has refused something, the GPU is observed again under the same locks, and
+// the record is corrected before anybody else reads it. GPUs to which the claim has only admin access are not asked.
 func (e *Engine) runRound(ctx context.Context, of *record.Record, gpus []string, pick choose) *round {
-	r, seen := &round{said: map[string]*Said{}}, map[string]*observation{}
+	r, seen := &round{decisions: map[string]*Decision{}}, map[string]*observation{}
 	for _, address := range gpus {
 		var why error
 		if of != nil && of.OnlyObserves(address) {
 			why = errUnasked
 		}
 		seen[address] = e.observe(ctx, address, of, why)
-		r.said[address] = decide(seen[address])
+		r.decisions[address] = decide(seen[address])
 	}
-	if r.task = pick(r.said); r.task == nil {
+	if r.task = pick(r.decisions); r.task == nil {
 		return r
 	}
 	if of == nil || r.task.Claim != of.Claim.UID {
@@ -75,13 +75,13 @@ func (e *Engine) runRound(ctx context.Context, of *record.Record, gpus []string,
 	return r
 }
 
-// lockOther locks the claim of a task where the GPU's lock is not enough: where the claim only observes the GPU, or has a CDI spec
-// and no record, so that it may be being prepared on another GPU. It returns nil if a call is at work with the claim, or has
-// changed it since it was observed.
+// lockOther locks the claim of a task where the GPU's lock is not enough: where the claim has only admin access to the GPU, or a CDI spec
+// and no record, so that a call may be preparing it on another GPU. It returns nil if a call works on the claim, or has changed it
+// since it was observed.
 func (e *Engine) lockOther(t *rules.Task, seen *observation) (unlock func()) {
 	was := seen.snapshot.Of(t.Claim)
 	switch {
-	case was == nil && t.Actions[0].Do == rules.RemoveSpec:
+	case was == nil && t.Actions[0].Kind == rules.RemoveSpec:
 	case was != nil && t.Aim == rules.Release && was.OnlyObserves(seen.GPU):
 	default:
 		return func() {}
@@ -103,8 +103,8 @@ func (e *Engine) afterRefusal(ctx context.Context, refusal *rules.Refusal, r *ro
 	address := refusal.Action.GPU
 	o := e.observe(ctx, address, &record.Record{}, nil)
 	o.Refused = refusal
-	r.said[address] = decide(o)
-	for _, task := range r.said[address].Tasks {
+	r.decisions[address] = decide(o)
+	for _, task := range r.decisions[address].Tasks {
 		if task.Claim == refusal.Action.Claim && task.Aim == rules.Make {
 			if _, err := e.act(ctx, task, map[string]*observation{address: o}); err != nil {
 				r.err = err
@@ -114,8 +114,8 @@ func (e *Engine) afterRefusal(ctx context.Context, refusal *rules.Refusal, r *ro
 	}
 }
 
-// runRoundFor is runRound for a claim, with the locks of its GPUs, all or none. On a GPU on which a call has not
-// returned nothing is done: its lock cannot be had. GPUs that the claim only observes are neither locked nor asked.
+// runRoundFor is runRound for a claim, with the locks of all its GPUs. If a call to the hardware of one of them has not
+// returned, its lock cannot be had, and nothing is done. GPUs with admin access only are neither locked nor asked.
 func (e *Engine) runRoundFor(ctx context.Context, of *record.Record, gpus []string, pick choose) (*round, error) {
 	locked := slices.DeleteFunc(slices.Clone(gpus), of.OnlyObserves)
 	unlock, err := e.Locks.GPUs(ctx, locked)
@@ -126,11 +126,11 @@ func (e *Engine) runRoundFor(ctx context.Context, of *record.Record, gpus []stri
 	return e.runRound(ctx, of, gpus, pick), nil
 }
 
-// errUnasked is why nothing is known of a GPU.
+// errUnasked is why a GPU was not observed.
 var errUnasked = errors.New("the claim only observes it")
 
-// runRoundOn is runRound for one GPU and everybody's claims. Where the lock cannot be had, and not because somebody has it, what is
-// known without it is decided: a call on the GPU has not returned.
+// runRoundOn is runRound for one GPU and all claims. If the lock cannot be had because a call to the hardware has not returned, the rules
+// decide with what is known without the GPU.
 func (e *Engine) runRoundOn(ctx context.Context, address string, pick choose) (*round, error) {
 	_, _ = e.sessions(ctx) // a supervisor that does not answer is waited for here, and not with the lock
 	limited, cancel := context.WithTimeout(ctx, lockTime)
@@ -140,16 +140,16 @@ func (e *Engine) runRoundOn(ctx context.Context, address string, pick choose) (*
 	case errors.Is(err, lock.ErrBusy), err != nil && ctx.Err() != nil:
 		return nil, err
 	case err != nil:
-		return &round{said: map[string]*Said{address: decide(e.observe(ctx, address, &record.Record{}, err))}}, nil
+		return &round{decisions: map[string]*Decision{address: decide(e.observe(ctx, address, &record.Record{}, err))}}, nil
 	}
 	defer unlock()
 	return e.runRound(ctx, nil, []string{address}, pick), nil
 }
 
-// first returns the first task of a GPU alone for which this holds, or nil.
-func first(said *Said, address string, is func(*rules.Task) bool) *rules.Task {
-	for i := range said.Tasks {
-		if t := &said.Tasks[i]; isAlone(t, address) && is(t) {
+// first returns the first matching task that concerns this GPU alone, or nil.
+func first(decision *Decision, address string, is func(*rules.Task) bool) *rules.Task {
+	for i := range decision.Tasks {
+		if t := &decision.Tasks[i]; isAlone(t, address) && is(t) {
 			whole := *t
 			whole.Actions, whole.Final = slices.Concat(t.Actions, t.Final), nil
 			return &whole
@@ -163,12 +163,12 @@ func isAlone(t *rules.Task, address string) bool {
 	return !slices.ContainsFunc(t.With, func(gpu string) bool { return gpu != address })
 }
 
-// jointly chooses what several GPUs of a claim, all that it needs, propose at once.
+// jointly chooses a task that all GPUs which a claim needs have to propose.
 func jointly(claim types.UID, gpus []string) choose {
-	return func(said map[string]*Said) *rules.Task {
+	return func(decisions map[string]*Decision) *rules.Task {
 		for _, address := range gpus {
-			if t := said[address].proposal(claim, address); t != nil {
-				if joined := join(said, claim, t.With); joined != nil {
+			if t := decisions[address].proposal(claim, address); t != nil {
+				if joined := join(decisions, claim, t.With); joined != nil {
 					return joined
 				}
 			}
@@ -178,28 +178,28 @@ func jointly(claim types.UID, gpus []string) choose {
 }
 
 // proposal returns what a GPU proposes for a claim that needs others, or nil.
-func (s *Said) proposal(claim types.UID, address string) *rules.Task {
-	for i := range s.Tasks {
-		if t := &s.Tasks[i]; t.Claim == claim && !isAlone(t, address) {
+func (d *Decision) proposal(claim types.UID, address string) *rules.Task {
+	for i := range d.Tasks {
+		if t := &d.Tasks[i]; t.Claim == claim && !isAlone(t, address) {
 			return t
 		}
 	}
 	return nil
 }
 
-// join makes one task of what these GPUs propose, or returns nil. They are together only if all of them have the same aim,
-// and mean the same session. Where all of a claim that is prepared is there, a GPU has nothing to propose, and agrees that
-// it is written again.
-func join(said map[string]*Said, claim types.UID, gpus []string) *rules.Task {
+// join makes one task of those that these GPUs propose, or returns nil: all of them must have the same aim, and be about the
+// same MPS session. A GPU on which a prepared claim is complete has nothing to propose, and agrees that the claim is written
+// again.
+func join(decisions map[string]*Decision, claim types.UID, gpus []string) *rules.Task {
 	var joined *rules.Task
 	written := false
 	for _, address := range gpus {
-		s := cmp.Or(said[address], &Said{}) // it may not be one of those that were observed
-		t := s.proposal(claim, address)
+		d := cmp.Or(decisions[address], &Decision{}) // it may not be one of those that were observed
+		t := d.proposal(claim, address)
 		switch {
-		case t == nil && s.isComplete(claim):
+		case t == nil && d.isComplete(claim):
 			written = true
-		case t == nil && s.isLeftOut(claim):
+		case t == nil && d.isLeftOut(claim):
 		case t == nil || joined != nil && (t.Aim != joined.Aim || t.Final[0].Session != joined.Final[0].Session):
 			return nil
 		case joined == nil:
@@ -215,17 +215,17 @@ func join(said map[string]*Said, claim types.UID, gpus []string) *rules.Task {
 	return joined
 }
 
-// isLeftOut reports whether the GPU is lost, and a session, which is no claim's any more, ends without it.
-func (s *Said) isLeftOut(claim types.UID) bool {
-	return claim == "" && (errors.Is(s.Unanswered, gpu.ErrLost) || errors.Is(s.Unanswered, gpu.ErrNotFound))
+// isLeftOut reports whether a session that belongs to no claim any more can end without this GPU, which is lost.
+func (d *Decision) isLeftOut(claim types.UID) bool {
+	return claim == "" && (errors.Is(d.Unanswered, gpu.ErrLost) || errors.Is(d.Unanswered, gpu.ErrNotFound))
 }
 
-func (s *Said) isComplete(claim types.UID) bool {
-	v, _ := s.Verdict(claim)
+func (d *Decision) isComplete(claim types.UID) bool {
+	v, _ := d.Verdict(claim)
 	return v.State == rules.Complete
 }
 
-// taskName tells the tasks of a plan apart, whether or not their last actions are joined to the others.
+// taskName identifies a task of a plan, whether or not its Final actions were already joined to the others.
 func taskName(t *rules.Task) string {
 	return fmt.Sprintf("%s %d %+v", t.Claim, t.Aim, slices.Concat(t.Actions, t.Final))
 }

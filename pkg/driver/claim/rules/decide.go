@@ -100,7 +100,7 @@ func (c *claim) task(t Task) {
 // of the claim or the GPU since. It returns false where there is no such record.
 func (d *decision) undoRefused() bool {
 	refused := d.started(part.isRefused)
-	if len(refused) == 0 || d.Refused.Action.Do != CreateGI {
+	if len(refused) == 0 || d.Refused.Action.Kind != CreateGI {
 		return false
 	}
 	p := refused[0]
@@ -137,7 +137,7 @@ func (r *Refusal) verdict() Verdict {
 // emptiedBy reports whether these actions leave no instance.
 func (o *Observation) emptiedBy(actions []Action) bool {
 	return !slices.ContainsFunc(o.Hardware.Instances, func(i gpu.Instance) bool {
-		return !slices.ContainsFunc(actions, func(a Action) bool { return a.Do == DestroyGI && a.Place == placeOf(&i) })
+		return !slices.ContainsFunc(actions, func(a Action) bool { return a.Kind == DestroyGI && a.Place == placeOf(&i) })
 	})
 }
 

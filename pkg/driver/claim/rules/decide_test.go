@@ -110,13 +110,13 @@ func TestSeveralParts(t *testing.T) {
 		share.Type, share.Device, share.ShareID = device.TimeSlice, "gpu-shared", &id
 	}
 	o := Observation{GPU: pci, Boot: boot, Records: []Record{wants(first, second, share)}}
-	do := func(p Plan) (all []Do) {
+	do := func(p Plan) (all []ActionKind) {
 		for _, a := range append(p.Tasks[0].Actions, p.Tasks[0].Final...) {
-			all = append(all, a.Do)
+			all = append(all, a.Kind)
 		}
 		return all
 	}
-	want := []Do{Announce, EnableMIG, Start, CreateGI, DropNamesakes, CreateCI, Start, CreateGI, DropNamesakes, CreateCI, Start, WriteSpec, MarkPrepared}
+	want := []ActionKind{Announce, EnableMIG, Start, CreateGI, DropNamesakes, CreateCI, Start, CreateGI, DropNamesakes, CreateCI, Start, WriteSpec, MarkPrepared}
 	if got := do(Decide(o)); !slices.Equal(got, want) {
 		t.Errorf("made by %v, want %v", got, want)
 	}
@@ -126,7 +126,7 @@ func TestSeveralParts(t *testing.T) {
 		r.Devices[i].Mark = record.Started
 	}
 	o.Hardware.MIGState = instances(instance(7, 0, gpu.ComputeInstance{UUID: "MIG-1"}), instance(8, 4, gpu.ComputeInstance{UUID: "MIG-2"}))
-	want = []Do{RemoveSpec, DestroyCI, DestroyGI, Unstart, Unstart, DestroyCI, DestroyGI, DisableMIG, Clear}
+	want = []ActionKind{RemoveSpec, DestroyCI, DestroyGI, Unstart, Unstart, DestroyCI, DestroyGI, DisableMIG, Clear}
 	plan := Decide(o)
 	if got := do(plan); !slices.Equal(got, want) || plan.Tasks[0].Actions[1].Key != "gpu-shared-second" {
 		t.Errorf("released by %v, want %v", got, want)
@@ -140,9 +140,9 @@ func TestRefusedUnderGuard(t *testing.T) {
 	r.Wanted, r.Devices[0].Mark = false, record.Started
 	o := Observation{GPU: pci, Boot: boot, Records: []Record{r}, Guards: []record.Guard{{Claim: record.Ref{UID: "u"}, Path: "/data/file", Remedy: "remove it"}}}
 	o.Hardware.MIGState = instances(instance(7, 0, gpu.ComputeInstance{UUID: "MIG-1"}))
-	o.Refused = &Refusal{Action: Action{Do: CreateGI, Claim: "u", GPU: pci, Key: "gpu-mig", Place: slice(0)}, Err: gpu.ErrNoRoom}
+	o.Refused = &Refusal{Action: Action{Kind: CreateGI, Claim: "u", GPU: pci, Key: "gpu-mig", Place: slice(0)}, Err: gpu.ErrNoRoom}
 	plan := Decide(o)
-	if len(plan.Tasks) != 1 || plan.Tasks[0].Actions[0].Do != MarkLost {
+	if len(plan.Tasks) != 1 || plan.Tasks[0].Actions[0].Kind != MarkLost {
 		t.Fatalf("after the refusal: %+v", plan.Tasks)
 	}
 	o.Refused, o.Records[0].Devices[0].Mark = nil, record.Lost
@@ -164,12 +164,12 @@ func TestTakenOver(t *testing.T) {
 		t.Fatalf("the claim is not released: %+v", plan.Tasks)
 	}
 	for _, a := range plan.Tasks[0].Actions {
-		if a.Do != RemoveSpec && a.Do != Clear {
+		if a.Kind != RemoveSpec && a.Kind != Clear {
 			t.Errorf("the release does more than to forget the claim: %+v", a)
 		}
 	}
 	o.Records = o.Records[:1]
-	if plan = Decide(o); len(plan.Tasks) == 0 || !slices.ContainsFunc(plan.Tasks[0].Actions, func(a Action) bool { return a.Do == DestroyGI }) {
+	if plan = Decide(o); len(plan.Tasks) == 0 || !slices.ContainsFunc(plan.Tasks[0].Actions, func(a Action) bool { return a.Kind == DestroyGI }) {
 		t.Errorf("a partition that no other claim has stays: %+v", plan.Tasks)
 	}
 }

@@ -80,7 +80,7 @@ type making struct {
 	actions []Action
 }
 
-func (m *making) do(do Do, p part) { m.actions = append(m.actions, p.action(do)) }
+func (m *making) do(kind ActionKind, p part) { m.actions = append(m.actions, p.action(kind)) }
 
 func (m *making) start(p part) {
 	interval := p.interval()
@@ -132,7 +132,7 @@ func (m *making) create(p part) *Verdict {
 	if !m.Hardware.Enabled && !p.DynamicMIG {
 		return p.says(Verdict{}, ": MIG mode is off, and on this GPU only an administrator changes it (nvidia-smi -i %s -mig 1, and a reset)", m.GPU)
 	}
-	if !m.Hardware.Enabled && !slices.ContainsFunc(m.actions, func(a Action) bool { return a.Do == EnableMIG }) {
+	if !m.Hardware.Enabled && !slices.ContainsFunc(m.actions, func(a Action) bool { return a.Kind == EnableMIG }) {
 		if m.State != record.Prepared {
 			m.do(Announce, p)
 		}
@@ -211,7 +211,7 @@ func (m *making) propose() {
 // commit writes down that all of the claim is there, after these actions, which are the last.
 func (m *making) commit(gpus []string, actions []Action) {
 	final := []Action{m.action(WriteSpec, m.Claim.UID)}
-	if len(gpus) == 1 && !slices.ContainsFunc(actions, func(a Action) bool { return a.Do != Start || a.Place != record.Undivided }) {
+	if len(gpus) == 1 && !slices.ContainsFunc(actions, func(a Action) bool { return a.Kind != Start || a.Place != record.Undivided }) {
 		// The hardware does not change, so that the CDI spec comes first and the record is written once. A spec that a crash leaves
 		// without a record is removed. A spec of a partition could not stay until then: the partition may be another claim's by then.
 		final, actions = append(final, actions...), nil

@@ -44,7 +44,7 @@ func (c *claim) release() {
 		return
 	}
 	c.sayPending("")
-	for n := len(actions); n > 0 && actions[n-1].Do == Unstart && actions[n-1].Claim == c.Claim.UID; n-- {
+	for n := len(actions); n > 0 && actions[n-1].Kind == Unstart && actions[n-1].Claim == c.Claim.UID; n-- {
 		actions = actions[:n-1] // it goes with the record
 	}
 	if slices.ContainsFunc(c.parts, part.needsMode) && c.emptiedBy(actions) {
@@ -98,9 +98,9 @@ func (p part) undo() (actions []Action, pending string) {
 
 // undoLast lists what takes back a part that nobody else has, but others that are leaving, too.
 func (p part) undoLast(instance *gpu.Instance) (actions []Action) {
-	do := func(do Do, due bool) {
+	do := func(kind ActionKind, due bool) {
 		if due {
-			actions = append(actions, p.action(do))
+			actions = append(actions, p.action(kind))
 		}
 	}
 	do(StopSession, p.o.session(p.SessionID()) != nil)

@@ -102,14 +102,14 @@ func find[T any](all []T, is func(*T) bool) *T {
 }
 
 // action is one about all that a claim has on this GPU, or about what is no claim's.
-func (o *Observation) action(do Do, claim types.UID) Action {
-	return Action{Do: do, Claim: claim, GPU: o.GPU}
+func (o *Observation) action(kind ActionKind, claim types.UID) Action {
+	return Action{Kind: kind, Claim: claim, GPU: o.GPU}
 }
 
-func (p part) action(do Do) Action {
-	a := p.o.action(do, p.of.Claim.UID)
+func (p part) action(kind ActionKind) Action {
+	a := p.o.action(kind, p.of.Claim.UID)
 	a.Key, a.Place, a.Session = p.Key(), p.Place(), p.SessionID()
-	if do == Start || do == SetInterval {
+	if kind == Start || kind == SetInterval {
 		a.Interval = p.interval()
 	}
 	return a

@@ -134,9 +134,9 @@ func (d *decision) surveySessions() (clear bool) {
 			continue
 		}
 		// The modes come first: nothing says that they were the session's once it is gone.
-		stop := Task{Aim: Repair, With: s.GPUs, Final: []Action{{Do: StopSession, GPU: d.GPU, Session: s.ID}}}
+		stop := Task{Aim: Repair, With: s.GPUs, Final: []Action{{Kind: StopSession, GPU: d.GPU, Session: s.ID}}}
 		if stray {
-			stop.Actions = []Action{{Do: SetDefault, GPU: d.GPU, Session: s.ID}}
+			stop.Actions = []Action{{Kind: SetDefault, GPU: d.GPU, Session: s.ID}}
 		}
 		d.plan.Tasks = append(d.plan.Tasks, stop)
 	}

@@ -14,22 +14,22 @@ import (
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
-// Do is the kind of an action. Each is one idempotent effect, found again by its address.
-type Do uint8
+// ActionKind is the kind of an action. Each is one idempotent effect, found again by its address.
+type ActionKind uint8
 
 // The actions.
 const (
-	Nothing      Do = iota
-	Start           // record: these parts are Started; the record is made if there is none
-	Announce        // record: MIG mode is turned on for the part; the record is made if there is none
-	Unstart         // record: nothing was made of the part after all
-	MarkLost        // record: the partition was seen to be absent
-	MarkPrepared    // record: all of the claim is there
-	NoteSessions    // record: what has become of its MPS sessions, of which people are told
-	Clear           // record: nothing is left of the claim on this GPU; the record goes with its last part
-	ClearGuard      // nothing is left on this GPU of what a file that cannot be read may be about; it goes with the last GPU
-	DropGuard       // the file that cannot be read: the claim has another one
-	WriteSpec       // the CDI spec, and what belongs to the claim and to no GPU
+	Nothing      ActionKind = iota
+	Start                   // record: these parts are Started; the record is made if there is none
+	Announce                // record: MIG mode is turned on for the part; the record is made if there is none
+	Unstart                 // record: nothing was made of the part after all
+	MarkLost                // record: the partition was seen to be absent
+	MarkPrepared            // record: all of the claim is there
+	NoteSessions            // record: what has become of its MPS sessions, of which people are told
+	Clear                   // record: nothing is left of the claim on this GPU; the record goes with its last part
+	ClearGuard              // nothing is left on this GPU of what a file that cannot be read may be about; it goes with the last GPU
+	DropGuard               // the file that cannot be read: the claim has another one
+	WriteSpec               // the CDI spec, and what belongs to the claim and to no GPU
 	RemoveSpec
 	EnableMIG
 	DisableMIG
@@ -48,7 +48,7 @@ const (
 
 // Action is one effect. A record's claim and GPU are those of the task where it is about all parts there.
 type Action struct {
-	Do    Do
+	Kind  ActionKind
 	Claim types.UID
 	GPU   string
 	// Key, Place and Session are those of the part, where it is about one.

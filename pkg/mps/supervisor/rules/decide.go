@@ -22,29 +22,29 @@ import (
 	"github.com/partage-dev/partage/pkg/node/process"
 )
 
-// Do is what is done next. Each is idempotent.
-type Do uint8
+// Action is what is done next. Each is idempotent.
+type Action uint8
 
 // What can be done.
 const (
-	Rest           Do = iota // nothing until the next observation, at Decision.Again
-	Observe                  // again, soon: something is under way
-	Save                     // nothing but to write down the record
-	Remove                   // end all that runs, and remove the session
-	Suspend                  // end all that runs, and unmount
-	Start                    // end what is left of an earlier daemon, and start another
-	Stop                     // end the daemon, and all that it has started
-	StartServer              // give future servers their limits, and containers the socket, and start a server
-	Accept                   // make the servers that are listed the session's
-	SetLimits                // of the servers that do not have them
-	ChangeLimits             // to those that are wanted
-	ReplaceServers           // end the servers; the daemon goes on
-	Terminate                // end what the doomed clients have on the GPU
+	Rest           Action = iota // nothing until the next observation, at Decision.Again
+	Observe                      // again, soon: something is under way
+	Save                         // nothing but to write down the record
+	Remove                       // end all that runs, and remove the session
+	Suspend                      // end all that runs, and unmount
+	Start                        // end what is left of an earlier daemon, and start another
+	Stop                         // end the daemon, and all that it has started
+	StartServer                  // give future servers their limits, and containers the socket, and start a server
+	Accept                       // make the servers that are listed the session's
+	SetLimits                    // of the servers that do not have them
+	ChangeLimits                 // to those that are wanted
+	ReplaceServers               // end the servers; the daemon goes on
+	Terminate                    // end what the doomed clients have on the GPU
 )
 
 // Decision is what follows from an observation.
 type Decision struct {
-	Do Do
+	Action Action
 	// Record and Pace are what is to be remembered before that is done.
 	Record Record
 	Pace   Pace
@@ -86,9 +86,9 @@ func Decide(o Observation) Decision {
 	d := &decision{Observation: o, out: Decision{Again: o.Times.Check}}
 	switch {
 	case o.Goal == Removed:
-		d.out.Do, d.Record.Removing = Remove, true
+		d.out.Action, d.Record.Removing = Remove, true
 	case o.Goal == Suspended:
-		d.out.Do = Suspend
+		d.out.Action = Suspend
 		d.Record.lose("the MPS supervisor of the node was stopped, and its daemons with it", o.Now)
 	case !o.Keeps:
 		d.start()
@@ -131,7 +131,7 @@ func (d *decision) start() {
 	if d.isDelayed() {
 		return
 	}
-	d.out.Do, r.Spec = Start, d.Wanted
+	d.out.Action, r.Spec = Start, d.Wanted
 	*p = Pace{Failures: p.Failures, Next: p.Next, Started: d.Now, Ready: p.Ready}
 }
 
@@ -146,8 +146,8 @@ func (d *decision) isDelayed() bool {
 }
 
 // do says what to do, and to people.
-func (d *decision) do(do Do, phase mps.Phase, message string) {
-	d.out.Do, d.out.Phase, d.out.Message = do, phase, message
+func (d *decision) do(action Action, phase mps.Phase, message string) {
+	d.out.Action, d.out.Phase, d.out.Message = action, phase, message
 }
 
 // replace ends a daemon that is of no more use.
@@ -200,7 +200,7 @@ func (d *decision) silent() {
 // judge judges a daemon that answers.
 func (d *decision) judge() {
 	if len(d.Record.Sockets) == 0 {
-		d.out.Do, d.Record.Daemon, d.Record.Sockets = Save, &d.Daemon, d.Sockets
+		d.out.Action, d.Record.Daemon, d.Record.Sockets = Save, &d.Daemon, d.Sockets
 		return
 	}
 	for _, s := range d.Servers {
@@ -314,9 +314,9 @@ func (d *decision) judgeServers() {
 		p.Listed = s.ID.PID
 		d.await(state)
 	case !r.Serving || !d.known():
-		d.out.Do = Accept
+		d.out.Action = Accept
 	case slices.ContainsFunc(d.Servers, func(s Server) bool { return isActive(s) && s.Unlimited != "" }):
-		d.out.Do = SetLimits
+		d.out.Action = SetLimits
 	default:
 		*p = Pace{Failures: p.Failures, Next: p.Next, Ready: p.Ready}
 		if d.Now.Sub(p.Ready) > d.Times.LongestPause {
@@ -331,11 +331,11 @@ func (d *decision) serve() {
 	r := &d.Record
 	d.do(Rest, mps.Running, "")
 	if r.ClientKilled == "" && d.Killed != "" {
-		r.ClientKilled, d.out.Do = d.Killed, Save
+		r.ClientKilled, d.out.Action = d.Killed, Save
 	}
 	switch {
 	case len(d.Doomed) > 0:
-		d.out.Do = Terminate
+		d.out.Action = Terminate
 	case r.ClientKilled != "" && d.Harmed == 0:
 		r.Serving = false // nobody loses anything
 		d.replaceServers(r.ClientKilled + undefinedState)
@@ -344,12 +344,12 @@ func (d *decision) serve() {
 	case r.ClientKilled != "" && !r.Reported:
 		r.Kills++
 		r.LastKill, r.Reported = r.ClientKilled, true
-		d.out.Do = Save
+		d.out.Action = Save
 	case r.Spec.OnClientKilled != d.Wanted.OnClientKilled:
 		r.Spec.OnClientKilled = d.Wanted.OnClientKilled
-		d.out.Do = Save
+		d.out.Action = Save
 	case !r.Spec.SameLimits(d.Wanted):
-		d.out.Do = ChangeLimits
+		d.out.Action = ChangeLimits
 	}
 }
 

@@ -22,7 +22,7 @@ func running() world {
 func TestDecide(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(w *world)
-		do     Do
+		do     Action
 		phase  mps.Phase
 		says   string
 	}{
@@ -72,8 +72,8 @@ func TestDecide(t *testing.T) {
 			w := running()
 			test.change(&w)
 			d := Decide(w.observe())
-			if d.Do != test.do || d.Phase != test.phase || !strings.Contains(d.Message, test.says) || test.says == "" && d.Message != "" {
-				t.Errorf("got %d, %q, %q, want %d, %q, %q", d.Do, d.Phase, d.Message, test.do, test.phase, test.says)
+			if d.Action != test.do || d.Phase != test.phase || !strings.Contains(d.Message, test.says) || test.says == "" && d.Message != "" {
+				t.Errorf("got %d, %q, %q, want %d, %q, %q", d.Action, d.Phase, d.Message, test.do, test.phase, test.says)
 			}
 		})
 	}
@@ -81,13 +81,13 @@ func TestDecide(t *testing.T) {
 
 // TestServerOfAnother shows that a process which the daemon has not started is not taken for its server, nor ended.
 func TestServerOfAnother(t *testing.T) {
-	for asked, do := range map[bool]Do{false: Rest, true: Stop} {
+	for asked, action := range map[bool]Action{false: Rest, true: Stop} {
 		w := running()
 		w.Pace.Asked = asked
 		o := w.observe()
 		o.Servers[0].Own = false
-		if d := Decide(o); d.Do != do || !strings.Contains(d.Message, "calls PID 2 its server, which it did not start") {
-			t.Errorf("asked %t: got %d, %q", asked, d.Do, d.Message)
+		if d := Decide(o); d.Action != action || !strings.Contains(d.Message, "calls PID 2 its server, which it did not start") {
+			t.Errorf("asked %t: got %d, %q", asked, d.Action, d.Message)
 		}
 	}
 }
@@ -109,8 +109,8 @@ func TestServerForAnotherUser(t *testing.T) {
 		o := w.observe()
 		o.Record.Spec.MultiUser, o.Record.ServerUser, o.Servers[0].User = false, "0", "1000"
 		test.change(&o)
-		if d := Decide(o); d.Do != Save || d.Record.Losses != test.losses || len(d.Record.Servers) != 0 {
-			t.Errorf("%s: got %d, %d losses, %v", name, d.Do, d.Record.Losses, d.Record.Servers)
+		if d := Decide(o); d.Action != Save || d.Record.Losses != test.losses || len(d.Record.Servers) != 0 {
+			t.Errorf("%s: got %d, %d losses, %v", name, d.Action, d.Record.Losses, d.Record.Servers)
 		}
 	}
 }

@@ -44,11 +44,11 @@ func (w *world) step(m mutant, cut int) (d Decision, effects int, err error) {
 		w.Harmed = w.Harmed || w.Record.Serving // one that passes between two observations is not seen
 	}
 	isFaulty := w.Daemon == answers && w.Server == faulty && !w.Foreign && !w.Unmounted && w.Record.Started
-	if d.Do == Stop && isFaulty && w.Clients > 0 && w.Pace.Faulty != longAgo {
+	if d.Action == Stop && isFaulty && w.Clients > 0 && w.Pace.Faulty != longAgo {
 		return d, 1, errors.New("clients of a faulty server have no time to end")
 	}
 	delayed := w.Pace.Next == soon && !w.Calling && o.Goal == Running
-	if (d.Do == Start || d.Do == StartServer && !w.Pace.Asked) && delayed {
+	if (d.Action == Start || d.Action == StartServer && !w.Pace.Asked) && delayed {
 		return d, 1, errors.New("a start that was put off")
 	}
 	if lost := int8(d.Record.Losses) - w.Record.Losses; lost > 0 {
@@ -62,7 +62,7 @@ func (w *world) step(m mutant, cut int) (d Decision, effects int, err error) {
 	w.Record.Losses = 0 // how many there were does not matter
 	w.Record.Kills = 0
 	effects = 1
-	for _, effect := range w.effects(d.Do) {
+	for _, effect := range w.effects(d.Action) {
 		if effects == cut {
 			w.crash()
 			return d, effects + 1, nil
@@ -72,10 +72,10 @@ func (w *world) step(m mutant, cut int) (d Decision, effects int, err error) {
 		}
 		effects++
 	}
-	if d.Do == Rest && d.Phase == mps.Running {
+	if d.Action == Rest && d.Phase == mps.Running {
 		err = w.checkRunning()
 	}
-	if d.Do == Rest && !d.Wrong && !d.Delayed {
+	if d.Action == Rest && !d.Wrong && !d.Delayed {
 		w.Calling = false
 	}
 	return d, effects, err
@@ -103,7 +103,7 @@ func (w *world) checkRunning() error {
 }
 
 // effects are what an action does, one after the other.
-func (w *world) effects(do Do) []func() error {
+func (w *world) effects(action Action) []func() error {
 	end := func() error {
 		if w.isWell() && w.Clients > 0 && !w.Record.Removing {
 			return errors.New("a session that is well is ended")
@@ -118,7 +118,7 @@ func (w *world) effects(do Do) []func() error {
 		return nil
 	}
 	set := func(change func()) func() error { return func() error { change(); return nil } }
-	switch do {
+	switch action {
 	case Rest, Observe, Save, Terminate:
 		return nil
 	case Remove, Suspend:
@@ -161,7 +161,7 @@ func (w *world) effects(do Do) []func() error {
 			return nil
 		}}
 	}
-	return []func() error{func() error { return fmt.Errorf("nothing is known of action %d", do) }}
+	return []func() error{func() error { return fmt.Errorf("nothing is known of action %d", action) }}
 }
 
 // limitNext sets the limits of the next server, and limit those of this one, where it does not have them.
@@ -243,7 +243,7 @@ func (w world) settle(m mutant) error {
 	var last []string
 	for range most {
 		d, _, err := w.step(m, -1)
-		last = append(last, fmt.Sprintf("%d %s %s", d.Do, d.Phase, d.Message))
+		last = append(last, fmt.Sprintf("%d %s %s", d.Action, d.Phase, d.Message))
 		switch {
 		case err != nil:
 			return err
@@ -252,9 +252,9 @@ func (w world) settle(m mutant) error {
 				return errors.New("something is left of a session that is gone")
 			}
 			return nil
-		case d.Do == Rest && d.Phase == mps.Running:
+		case d.Action == Rest && d.Phase == mps.Running:
 			return nil
-		case d.Do != Rest && d.Do != Observe:
+		case d.Action != Rest && d.Action != Observe:
 			continue
 		}
 		moved := false
@@ -311,15 +311,15 @@ func explore(m mutant, faults int8) (states int, path []string, err error) {
 		next := all[i]
 		d, effects, err := next.step(m, -1)
 		if err != nil {
-			return fail(i, fmt.Sprintf("step %d", d.Do), err)
+			return fail(i, fmt.Sprintf("step %d", d.Action), err)
 		}
-		add(next, i, fmt.Sprintf("step %d %s", d.Do, d.Message))
+		add(next, i, fmt.Sprintf("step %d %s", d.Action, d.Message))
 		if all[i].Faults > 0 {
 			for cut := range effects {
 				next := all[i]
 				next.Faults--
 				d, _, _ := next.step(m, cut)
-				add(next, i, fmt.Sprintf("step %d, killed after %d", d.Do, cut))
+				add(next, i, fmt.Sprintf("step %d, killed after %d", d.Action, cut))
 			}
 		}
 		for _, e := range events {
@@ -384,10 +384,10 @@ func setServers(o *Observation, set func(s *Server)) {
 }
 
 // skip does not do something, and says that all is well.
-func skip(do Do) func(o *Observation, d *Decision) {
+func skip(action Action) func(o *Observation, d *Decision) {
 	return func(_ *Observation, d *Decision) {
-		if d.Do == do {
-			d.Do, d.Phase = Rest, mps.Running
+		if d.Action == action {
+			d.Action, d.Phase = Rest, mps.Running
 		}
 	}
 }

@@ -25,27 +25,27 @@ func observed(change func(w *world, o *Observation)) Observation {
 // TestSilenceInTime: a daemon that does not answer is Failed after three checks, and replaced after fifteen.
 func TestSilenceInTime(t *testing.T) {
 	for checks, want := range map[int]struct {
-		do    Do
+		do    Action
 		phase mps.Phase
 	}{2: {Rest, ""}, 3: {Rest, mps.Failed}, 14: {Rest, mps.Failed}, 15: {Stop, mps.Starting}} {
 		d := Decide(observed(func(w *world, o *Observation) {
 			w.Daemon, w.Clients, o.Pace.Silent = silent, 0, now.Add(-time.Duration(checks)*times.Check)
 		}))
-		if d.Do != want.do || d.Phase != want.phase {
-			t.Errorf("after %d checks: got %d, %q, want %d, %q", checks, d.Do, d.Phase, want.do, want.phase)
+		if d.Action != want.do || d.Phase != want.phase {
+			t.Errorf("after %d checks: got %d, %q, want %d, %q", checks, d.Action, d.Phase, want.do, want.phase)
 		}
 	}
 }
 
 // TestDaemonWithoutProcess: one that was told to start a server may have no process for a moment.
 func TestDaemonWithoutProcess(t *testing.T) {
-	for has, want := range map[time.Duration]Do{childless - 1: Observe, childless: Stop} {
+	for has, want := range map[time.Duration]Action{childless - 1: Observe, childless: Stop} {
 		d := Decide(observed(func(w *world, o *Observation) {
 			w.Server, w.Clients, w.Record.Server = none, 0, -1
 			o.Pace.Asked, o.Pace.Parent, o.Pace.Started = true, now.Add(-has), now
 		}))
-		if d.Do != want {
-			t.Errorf("without a process for %s: got %d, want %d", has, d.Do, want)
+		if d.Action != want {
+			t.Errorf("without a process for %s: got %d, want %d", has, d.Action, want)
 		}
 	}
 }
@@ -75,7 +75,7 @@ func TestFailuresInARow(t *testing.T) {
 // TestWrittenDown: what is noted about the clients, before something is done.
 func TestWrittenDown(t *testing.T) {
 	suspended := Decide(observed(func(_ *world, o *Observation) { o.Goal = Suspended }))
-	if suspended.Do != Suspend || suspended.Record.Losses != 1 || suspended.Record.Serving {
+	if suspended.Action != Suspend || suspended.Record.Losses != 1 || suspended.Record.Serving {
 		t.Errorf("suspended: %+v", suspended)
 	}
 	killed := Decide(observed(func(w *world, _ *Observation) { w.Killed = true }))
@@ -86,11 +86,11 @@ func TestWrittenDown(t *testing.T) {
 		if o.Servers != nil {
 			o.Record = killed.Record
 		}
-	})); again.Do == Save || again.Record.Kills != 1 {
+	})); again.Action == Save || again.Record.Kills != 1 {
 		t.Errorf("a kill is counted again: %+v", again)
 	}
 	replaced := Decide(observed(func(w *world, _ *Observation) { w.Killed, w.Clients = true, 0 }))
-	if replaced.Do != ReplaceServers || replaced.Record.ClientKilled == "" || replaced.Record.Losses != 0 {
+	if replaced.Action != ReplaceServers || replaced.Record.ClientKilled == "" || replaced.Record.Losses != 0 {
 		t.Errorf("who looks next must not trust the servers: %+v", replaced)
 	}
 }
@@ -104,13 +104,13 @@ func TestWished(t *testing.T) {
 		"a server is started": func(w *world, _ *Observation) { w.endServer(none); w.Record.Server, w.Wanted = -1, 2 },
 	} {
 		o := observed(change)
-		if d := Decide(o); d.Do != Start && d.Do != StartServer || !d.Record.Spec.SameLimits(o.Wanted) || o.Record.Spec.SameLimits(o.Wanted) {
-			t.Errorf("%s: got %d with %+v, want %+v", name, d.Do, d.Record.Spec, o.Wanted)
+		if d := Decide(o); d.Action != Start && d.Action != StartServer || !d.Record.Spec.SameLimits(o.Wanted) || o.Record.Spec.SameLimits(o.Wanted) {
+			t.Errorf("%s: got %d with %+v, want %+v", name, d.Action, d.Record.Spec, o.Wanted)
 		}
 	}
 	d := Decide(observed(func(_ *world, o *Observation) { o.Wanted.OnClientKilled = mps.RestartServer }))
-	if d.Do != Save || d.Record.Spec.OnClientKilled != mps.RestartServer {
-		t.Errorf("another reaction: got %d, %+v", d.Do, d.Record.Spec)
+	if d.Action != Save || d.Record.Spec.OnClientKilled != mps.RestartServer {
+		t.Errorf("another reaction: got %d, %+v", d.Action, d.Record.Spec)
 	}
 }
 
@@ -118,8 +118,8 @@ func TestWished(t *testing.T) {
 func TestDoomed(t *testing.T) {
 	for name, change := range map[string]func(w *world){"nothing else": func(*world) {}, "other limits": func(w *world) { w.Wanted = 2 }} {
 		d := Decide(observed(func(w *world, o *Observation) { change(w); o.Doomed = []Client{{PID: 7}} }))
-		if d.Do != Terminate || d.Phase != mps.Running {
-			t.Errorf("%s: got %d, %q", name, d.Do, d.Phase)
+		if d.Action != Terminate || d.Phase != mps.Running {
+			t.Errorf("%s: got %d, %q", name, d.Action, d.Phase)
 		}
 	}
 }

@@ -10,14 +10,14 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/claim/rules"
 )
 
-var doNames = [...]string{
+var kindNames = [...]string{
 	"nothing", "record: started", "record: announced", "record: not started", "record: lost", "record: prepared", "record: sessions", "clear record",
 	"clear unreadable record", "remove unreadable record", "write CDI spec", "remove CDI spec", "MIG mode on", "MIG mode off", "create GPU instance",
 	"remove the CDI specs of others that name its ID", "create compute instance", "destroy compute instance", "destroy GPU instance",
 	"compute mode EXCLUSIVE_PROCESS", "compute mode DEFAULT", "start MPS session", "stop MPS session", "set time slice", "reset time slice",
 }
 
-func doName(do rules.Do) string { return doNames[do] }
+func kindName(kind rules.ActionKind) string { return kindNames[kind] }
 
 // outcome is what became of an action.
 type outcome uint8
@@ -32,11 +32,11 @@ const (
 type violation string
 
 // needsGPU reports whether an action calls the hardware.
-func needsGPU(do rules.Do) bool { return do >= rules.EnableMIG }
+func needsGPU(kind rules.ActionKind) bool { return kind >= rules.EnableMIG }
 
 // act carries out one action. It asserts what must hold at that moment.
 func (s *Scenario) act(w *world, k *work, a action) (outcome, violation) {
-	if !needsGPU(a.Do) {
+	if !needsGPU(a.Kind) {
 		return s.actOnDisk(w, k, a)
 	}
 	gpu := &w.GPU[a.GPU]
@@ -45,12 +45,12 @@ func (s *Scenario) act(w *world, k *work, a action) (outcome, violation) {
 	}
 	c := int(a.Claim)
 	switch {
-	case s.Fixed && (a.Do == rules.EnableMIG || a.Do == rules.DisableMIG):
+	case s.Fixed && (a.Kind == rules.EnableMIG || a.Kind == rules.DisableMIG):
 		return done, "the MIG mode was switched where only an administrator may"
-	case w.Away && (a.Do == rules.StartSession || a.Do == rules.StopSession):
+	case w.Away && (a.Kind == rules.StartSession || a.Kind == rules.StopSession):
 		return failed, ""
 	}
-	switch a.Do {
+	switch a.Kind {
 	case rules.EnableMIG:
 		if gpu.Intruder == present && !gpu.MIG {
 			if gpu.Enabled++; gpu.Enabled > 1 {
@@ -183,12 +183,12 @@ func (s *Scenario) destroy(w *world, k *work, a action) (outcome, violation) {
 	gpu := &w.GPU[a.GPU]
 	in := gpu.at(a.Place)
 	switch {
-	case in == nil || a.Do == rules.DestroyCI && in.Compute == 0:
+	case in == nil || a.Kind == rules.DestroyCI && in.Compute == 0:
 		if in == nil {
 			s.noteGone(k, a)
 		}
 		return done, ""
-	case s.busy(w, int(a.GPU), a.Place) || s.served(w, int(a.GPU), a.Place) || a.Do == rules.DestroyGI && in.Compute > 0:
+	case s.busy(w, int(a.GPU), a.Place) || s.served(w, int(a.GPU), a.Place) || a.Kind == rules.DestroyGI && in.Compute > 0:
 		return refused, ""
 	case in.By == stranger && !in.Indistinct:
 		return done, "a partition that somebody else made was destroyed"
@@ -199,7 +199,7 @@ func (s *Scenario) destroy(w *world, k *work, a action) (outcome, violation) {
 	if spec := &w.Specs[a.Claim]; spec.Exists && s.any(int(a.Claim), a.GPU, func(i int, _ *device) bool { return spec.IDs[i] == in.ID }) {
 		return done, "a partition is destroyed while a CDI spec names it"
 	}
-	if a.Do == rules.DestroyCI {
+	if a.Kind == rules.DestroyCI {
 		in.Compute = 0
 		return done, ""
 	}
@@ -223,7 +223,7 @@ func (w *world) write(releases bool) bool {
 func (s *Scenario) actOnDisk(w *world, k *work, a action) (outcome, violation) {
 	c := int(a.Claim)
 	r := &w.Records[c]
-	switch a.Do {
+	switch a.Kind {
 	case rules.RemoveSpec:
 		if k.Stray && (r.Exists || w.calling(c, 0) > 0) {
 			return done, "" // a call has the claim's lock, or has had it
@@ -250,7 +250,7 @@ func (s *Scenario) actOnDisk(w *world, k *work, a action) (outcome, violation) {
 		if !r.Exists || r.Boot != w.Boot {
 			*r = recordState{Exists: true, Phase: isPreparing, Boot: w.Boot, Arrived: max(k.Arrived, w.Guards[c])}
 		}
-		if a.Do == rules.Announce {
+		if a.Kind == rules.Announce {
 			r.Marks[a.Part] = record.Announced
 			break
 		}
@@ -341,7 +341,7 @@ func (s *Scenario) writeSpec(w *world, k *work, c int) (outcome, violation) {
 // giveUp ends a task because an action has failed.
 func (w *world) giveUp(s *Scenario, g int) {
 	// Who waits for a call that does not return has given up, and says nothing.
-	if k := &w.Work[g]; needsGPU(k.Queue[0].Do) && !k.Stuck {
+	if k := &w.Work[g]; needsGPU(k.Queue[0].Kind) && !k.Stuck {
 		w.unsaid(s, g)
 	}
 	w.abandon(s, g)
@@ -375,7 +375,7 @@ func (w *world) abandon(s *Scenario, g int) {
 // knows reports whether an action that is not done yet shows what a record does not say: that nothing
 // of the claim is in the place.
 func (k *work) knows(a action, i int8) bool {
-	switch a.Do {
+	switch a.Kind {
 	case rules.CreateGI, rules.MarkLost:
 		return a.Part == i
 	case rules.Unstart:
@@ -435,7 +435,7 @@ func (s *Scenario) taken(w *world, a action, uses func(*device) bool) violation 
 			isTaken := p.Kind == ofClaims && w.GPU[a.GPU].at(p.Place) == nil // by a stranger
 			return !isTaken && !p.Admin && uses(p)
 		}) {
-			return violation(doName(a.Do) + " under a claim that is ready")
+			return violation(kindName(a.Kind) + " under a claim that is ready")
 		}
 	}
 	return ""

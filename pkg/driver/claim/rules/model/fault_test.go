@@ -96,7 +96,7 @@ func (w *world) crash(s *Scenario, p int8) {
 		if k.Process != p {
 			continue
 		}
-		if a := k.Queue[0]; needsGPU(a.Do) && w.GPU[a.GPU].Health == hung {
+		if a := k.Queue[0]; needsGPU(a.Kind) && w.GPU[a.GPU].Health == hung {
 			w.stick(s, g)
 			continue
 		}
@@ -147,7 +147,7 @@ func (m *machine) gpuFaults(w *world, g int, step func(Label, func(*world))) {
 				n.Left.Hang--
 				n.GPU[g].Health = hung
 				for i := range n.Work {
-					if k := &n.Work[i]; k.Process != 0 && needsGPU(k.Queue[0].Do) && int(k.Queue[0].GPU) == g {
+					if k := &n.Work[i]; k.Process != 0 && needsGPU(k.Queue[0].Kind) && int(k.Queue[0].GPU) == g {
 						n.stick(m.Scenario, i)
 					}
 				}
@@ -173,7 +173,7 @@ func (m *machine) gpuFaults(w *world, g int, step func(Label, func(*world))) {
 	// A task that comes to a call on a GPU that hangs gets stuck there.
 	for i := range w.Work {
 		k := &w.Work[i]
-		if k.Process != 0 && !k.Stuck && needsGPU(k.Queue[0].Do) && int(k.Queue[0].GPU) == g && w.GPU[g].Health == hung {
+		if k.Process != 0 && !k.Stuck && needsGPU(k.Queue[0].Kind) && int(k.Queue[0].GPU) == g && w.GPU[g].Health == hung {
 			step(Label{What: "a call does not return", Process: k.Process, Claim: -1, GPU: int8(g)}, func(n *world) { n.stick(m.Scenario, i) })
 		}
 	}

@@ -314,7 +314,7 @@ func (m *machine) round(w *world) violation {
 func (m *machine) finish(w *world, g int) violation {
 	for w.Work[g].Process != 0 {
 		a := w.Work[g].Queue[0]
-		if needsGPU(a.Do) && w.GPU[a.GPU].Health == hung {
+		if needsGPU(a.Kind) && w.GPU[a.GPU].Health == hung {
 			if !w.Work[g].Stuck {
 				w.stick(m.Scenario, g)
 			}

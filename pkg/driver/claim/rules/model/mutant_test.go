@@ -26,7 +26,7 @@ type mutant struct {
 var mutants = []mutant{
 	{"the CDI spec is written last", "one partition, every fault", "a CDI spec was written for a partition that was neither made nor seen", func(o rules.Observation) rules.Plan {
 		return eachTask(o, func(t *rules.Task) {
-			at := slices.IndexFunc(t.Final, func(a rules.Action) bool { return a.Do == rules.WriteSpec })
+			at := slices.IndexFunc(t.Final, func(a rules.Action) bool { return a.Kind == rules.WriteSpec })
 			if at >= 0 {
 				t.Actions = append([]rules.Action{t.Final[at]}, t.Actions...)
 				t.Final = slices.Delete(slices.Clone(t.Final), at, at+1)
@@ -90,8 +90,8 @@ var mutants = []mutant{
 	}},
 	{"the record is written before anything begins", "one partition, every fault", "claim 0 is wanted, nothing is in its way, and it does not become ready", func(o rules.Observation) rules.Plan {
 		return eachTask(o, func(t *rules.Task) {
-			at := slices.IndexFunc(t.Actions, func(a rules.Action) bool { return a.Do == rules.CreateGI })
-			if at > 0 && t.Actions[at-1].Do == rules.Start {
+			at := slices.IndexFunc(t.Actions, func(a rules.Action) bool { return a.Kind == rules.CreateGI })
+			if at > 0 && t.Actions[at-1].Kind == rules.Start {
 				t.Actions = slices.Clone(t.Actions)
 				t.Actions[at-1], t.Actions[at] = t.Actions[at], t.Actions[at-1]
 			}
@@ -99,14 +99,14 @@ var mutants = []mutant{
 	}},
 	{"the CDI spec is removed first", "one partition, every fault", "a partition is destroyed while a CDI spec names it", func(o rules.Observation) rules.Plan {
 		return eachTask(o, func(t *rules.Task) {
-			if t.Aim == rules.Release && t.Actions[0].Do == rules.RemoveSpec {
+			if t.Aim == rules.Release && t.Actions[0].Kind == rules.RemoveSpec {
 				t.Actions = append(slices.Clone(t.Actions[1:]), t.Actions[0])
 			}
 		})
 	}},
 	{"what is destroyed is cleared from the record under the same lock", "one partition twice, stranger and crash", "a CDI spec names the partition of somebody else", func(o rules.Observation) rules.Plan {
 		return eachTask(o, func(t *rules.Task) {
-			at := slices.IndexFunc(t.Actions, func(a rules.Action) bool { return a.Do == rules.DestroyGI })
+			at := slices.IndexFunc(t.Actions, func(a rules.Action) bool { return a.Kind == rules.DestroyGI })
 			if at >= 0 {
 				t.Actions = t.Actions[:at+1]
 			}
@@ -131,19 +131,19 @@ var mutants = []mutant{
 	{"the first share of a GPU decides about the time slice", "time slices that differ", "the time slice of a prepared share was changed", func(o rules.Observation) rules.Plan {
 		return eachTask(o, func(t *rules.Task) {
 			actions := slices.Concat(t.Actions, t.Final)
-			starts := slices.IndexFunc(actions, func(a rules.Action) bool { return a.Do == rules.Start })
+			starts := slices.IndexFunc(actions, func(a rules.Action) bool { return a.Kind == rules.Start })
 			if starts < 0 || t.Aim != rules.Commit {
 				return
 			}
 			set := actions[starts]
-			if set.Do, set.Interval = rules.SetInterval, ownInterval(&o, &set); set.Interval != "" {
+			if set.Kind, set.Interval = rules.SetInterval, ownInterval(&o, &set); set.Interval != "" {
 				t.Actions = append(slices.Clone(t.Actions), set)
 			}
 		})
 	}},
 	{"the end of the last partition turns MIG mode off", "one partition, every fault", "claim 0 was released and has left a record", func(o rules.Observation) rules.Plan {
 		return eachTask(o, func(t *rules.Task) {
-			if at := slices.IndexFunc(t.Actions, func(a rules.Action) bool { return a.Do == rules.DisableMIG }); at >= 0 && t.Aim == rules.Release {
+			if at := slices.IndexFunc(t.Actions, func(a rules.Action) bool { return a.Kind == rules.DisableMIG }); at >= 0 && t.Aim == rules.Release {
 				t.Actions = append(t.Actions[at:at+1:at+1], slices.Delete(slices.Clone(t.Actions), at, at+1)...)
 			}
 		})
@@ -157,14 +157,14 @@ var mutants = []mutant{
 	}},
 	{"each part is started right before its first effect", "two partitions of one claim, a stranger twice", "a partition that somebody else made was destroyed", func(o rules.Observation) rules.Plan {
 		return eachTask(o, func(t *rules.Task) {
-			announced := func(a rules.Action) bool { return a.Do == rules.Announce }
+			announced := func(a rules.Action) bool { return a.Kind == rules.Announce }
 			t.Actions = first(slices.DeleteFunc(slices.Clone(t.Actions), announced), rules.Start)
 		})
 	}},
 	{"that a partition is gone is written down before the next one goes", "two partitions of one claim, a failure", "a partition that somebody else made was destroyed", func(o rules.Observation) rules.Plan {
 		return eachTask(o, func(t *rules.Task) {
-			if t.Aim == rules.Release && t.Actions[len(t.Actions)-1].Do == rules.Clear {
-				t.Actions = slices.DeleteFunc(slices.Clone(t.Actions), func(a rules.Action) bool { return a.Do == rules.Unstart })
+			if t.Aim == rules.Release && t.Actions[len(t.Actions)-1].Kind == rules.Clear {
+				t.Actions = slices.DeleteFunc(slices.Clone(t.Actions), func(a rules.Action) bool { return a.Kind == rules.Unstart })
 			}
 		})
 	}},
@@ -191,9 +191,9 @@ var mutants = []mutant{
 	}},
 	{"MIG mode stays on while somebody keeps the first instance from being made", "a process of no claim, whole GPU and partition", "MIG mode is switched on and off while somebody uses the GPU", func(o rules.Observation) rules.Plan {
 		return eachTask(o, func(t *rules.Task) {
-			if n := len(t.Actions); n > 0 && t.Actions[n-1].Do == rules.Unstart && o.Refused != nil {
+			if n := len(t.Actions); n > 0 && t.Actions[n-1].Kind == rules.Unstart && o.Refused != nil {
 				// Before the mark, so that the task still ends with it.
-				t.Actions = slices.Insert(slices.Clone(t.Actions), n-1, rules.Action{Do: rules.DisableMIG, Claim: t.Claim, GPU: o.GPU})
+				t.Actions = slices.Insert(slices.Clone(t.Actions), n-1, rules.Action{Kind: rules.DisableMIG, Claim: t.Claim, GPU: o.GPU})
 			}
 		})
 	}},
@@ -237,7 +237,7 @@ var mutantsOfReleases = []mutant{
 		plan := rules.Decide(o)
 		for _, g := range o.Guards {
 			if g.Released {
-				plan.Tasks = append(plan.Tasks, rules.Task{Claim: g.Claim.UID, Aim: rules.Unguard, Actions: []rules.Action{{Do: rules.ClearGuard, Claim: g.Claim.UID, GPU: o.GPU}}})
+				plan.Tasks = append(plan.Tasks, rules.Task{Claim: g.Claim.UID, Aim: rules.Unguard, Actions: []rules.Action{{Kind: rules.ClearGuard, Claim: g.Claim.UID, GPU: o.GPU}}})
 			}
 		}
 		return plan
@@ -268,8 +268,8 @@ var mutantsOfCombined = []mutant{
 		return eachTask(o, func(t *rules.Task) {
 			t.Actions = slices.Clone(t.Actions)
 			for i := range t.Actions {
-				if t.Actions[i].Do == rules.MarkLost && len(o.Guards) > 0 {
-					t.Actions[i].Do = rules.Unstart
+				if t.Actions[i].Kind == rules.MarkLost && len(o.Guards) > 0 {
+					t.Actions[i].Kind = rules.Unstart
 				}
 			}
 		})
@@ -277,13 +277,13 @@ var mutantsOfCombined = []mutant{
 }
 
 // first brings all actions of a kind to the front.
-func first(actions []rules.Action, do rules.Do) []rules.Action {
+func first(actions []rules.Action, kind rules.ActionKind) []rules.Action {
 	actions = slices.Clone(actions)
 	slices.SortStableFunc(actions, func(a, b rules.Action) int {
 		switch {
-		case a.Do == do && b.Do != do:
+		case a.Kind == kind && b.Kind != kind:
 			return -1
-		case a.Do != do && b.Do == do:
+		case a.Kind != kind && b.Kind == kind:
 			return 1
 		}
 		return 0
@@ -317,8 +317,8 @@ func ownInterval(o *rules.Observation, a *rules.Action) (own policy.Interval) {
 	return own
 }
 
-func without(do rules.Do) Decider {
-	drop := func(a rules.Action) bool { return a.Do == do }
+func without(kind rules.ActionKind) Decider {
+	drop := func(a rules.Action) bool { return a.Kind == kind }
 	return func(o rules.Observation) rules.Plan {
 		return eachTask(o, func(t *rules.Task) { t.Actions = slices.DeleteFunc(slices.Clone(t.Actions), drop) })
 	}

@@ -36,7 +36,7 @@ func (l Label) String() string {
 	b.WriteString(l.What)
 	switch {
 	case l.What == "act":
-		fmt.Fprintf(&b, ": %s", doName(l.Action.Do))
+		fmt.Fprintf(&b, ": %s", kindName(l.Action.Kind))
 		if l.Action.Claim >= 0 {
 			fmt.Fprintf(&b, " (claim %d, GPU %d)", l.Action.Claim, l.Action.GPU)
 		}
@@ -234,13 +234,13 @@ func (m *machine) actSteps(w *world, g int, emit emit) {
 	k := &w.Work[g]
 	a := k.Queue[0]
 	label := Label{What: "act", Process: k.Process, Claim: a.Claim, GPU: a.GPU, Action: a}
-	if needsGPU(a.Do) && w.GPU[a.GPU].Health == hung {
+	if needsGPU(a.Kind) && w.GPU[a.GPU].Health == hung {
 		return // it does not return
 	}
 	next := *w
 	v := m.perform(&next, g, &label)
 	emit(label, &next, v)
-	if w.Left.Fail > 0 && a.Do != rules.RemoveSpec {
+	if w.Left.Fail > 0 && a.Kind != rules.RemoveSpec {
 		next := *w
 		next.Left.Fail--
 		if k.mayFail(a) {
@@ -268,7 +268,7 @@ func (m *machine) perform(w *world, g int, label *Label) violation {
 			w.unsaid(m.Scenario, g)
 		}
 		k.pop()
-		for k.N > 0 && k.Queue[0].Do == rules.DestroyGI && k.Destroyed.has(k.Queue[0].Part) {
+		for k.N > 0 && k.Queue[0].Kind == rules.DestroyGI && k.Destroyed.has(k.Queue[0].Part) {
 			k.pop() // the instance was gone
 		}
 	case result == refused && !k.Stuck:
@@ -282,20 +282,20 @@ func (m *machine) perform(w *world, g int, label *Label) violation {
 // mayFail reports whether a release goes on when an action fails: that limits cannot be tightened, or that the mode stays,
 // keeps no claim.
 func (k *work) mayFail(a action) bool {
-	return k.Release && k.N > 1 && k.Queue[1].Do == rules.Clear && (a.Do == rules.StartSession || a.Do == rules.DisableMIG)
+	return k.Release && k.N > 1 && k.Queue[1].Kind == rules.Clear && (a.Kind == rules.StartSession || a.Kind == rules.DisableMIG)
 }
 
 // decideRefused looks again under the same lock, with the refusal in view.
 func (m *machine) decideRefused(w *world, g int, a action) {
 	k := w.Work[g]
-	if k.Locks == 1<<g && (a.Do == rules.CreateGI || a.Do == rules.CreateCI || a.Do == rules.DisableMIG) {
+	if k.Locks == 1<<g && (a.Kind == rules.CreateGI || a.Kind == rules.CreateCI || a.Kind == rules.DisableMIG) {
 		m.observe(at(w), k.Process, g, &m.view)
 		m.view.Refused = m.refusal(w, a)
 		for _, t := range m.tasks(&m.view) {
 			if t.Claim != a.Claim || len(t.Actions) == 0 {
 				continue
 			}
-			if last := t.Actions[len(t.Actions)-1].Do; last == rules.Unstart || last == rules.MarkLost {
+			if last := t.Actions[len(t.Actions)-1].Kind; last == rules.Unstart || last == rules.MarkLost {
 				k.Queue = [maxQueue]action{}
 				k.N = int8(copy(k.Queue[:], t.Actions))
 				w.Work[g] = k
@@ -315,7 +315,7 @@ func (m *machine) refusal(w *world, a action) *rules.Refusal {
 	}
 	key := deviceName(m.partOf(&a)) + "-" + string(partNames[a.Part])
 	return &rules.Refusal{
-		Action: rules.Action{Do: a.Do, Claim: claimNames[a.Claim], GPU: gpuNames[a.GPU], Key: key, Place: a.Place.real()},
+		Action: rules.Action{Kind: a.Kind, Claim: claimNames[a.Claim], GPU: gpuNames[a.GPU], Key: key, Place: a.Place.real()},
 		Err:    err,
 	}
 }
@@ -574,7 +574,7 @@ func (m *machine) elsewhere(w *world, g int, emit emit) {
 // goOn takes the next step of what is at work on other GPUs, without any fault, and reports whether there was one.
 func (m *machine) goOn(w *world, g int) bool {
 	for o := range m.GPUs {
-		if k := &w.Work[o]; o == g || k.Process == 0 || needsGPU(k.Queue[0].Do) && w.GPU[k.Queue[0].GPU].Health == hung {
+		if k := &w.Work[o]; o == g || k.Process == 0 || needsGPU(k.Queue[0].Kind) && w.GPU[k.Queue[0].GPU].Health == hung {
 			continue
 		}
 		var l Label

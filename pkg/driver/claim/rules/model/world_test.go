@@ -473,7 +473,7 @@ func (p *device) Conflicts(q *device) bool {
 
 // action is one of package rules.
 type action struct {
-	Do    rules.Do
+	Kind  rules.ActionKind
 	Claim int8
 	GPU   int8
 	// Part is one of the claim's, or -1.
@@ -518,11 +518,11 @@ func partOf(key string) int8 {
 }
 
 func compactAction(a *rules.Action) action {
-	c := action{Do: a.Do, Claim: index(claimNames[:], a.Claim), GPU: index(gpuNames[:], a.GPU), Part: partOf(a.Key), Place: compact(a.Place)}
+	c := action{Kind: a.Kind, Claim: index(claimNames[:], a.Claim), GPU: index(gpuNames[:], a.GPU), Part: partOf(a.Key), Place: compact(a.Place)}
 	if a.Session != "" {
 		c.Session = index(sessionNames[:], a.Session) + 1
 	}
-	switch a.Do {
+	switch a.Kind {
 	case rules.StartSession:
 		c.Value = int8(a.Demand.Percent)
 	case rules.SetInterval, rules.Start:
