@@ -22,12 +22,12 @@ import (
 
 // speaker says conditions of GPUs that are there to the node and to the users of devices.
 type speaker struct {
-	board  *events.Board
-	claims ClaimViewer
+	notifier *events.Notifier
+	claims   ClaimViewer
 }
 
 func newSpeaker(told *fakeEvents, claims ClaimViewer) *speaker {
-	return &speaker{board: events.NewBoard(told.Tell), claims: claims}
+	return &speaker{notifier: events.NewNotifier(told.Tell), claims: claims}
 }
 
 // surveyed is what is known of two GPUs when a survey has found a status of them.
@@ -43,7 +43,7 @@ func surveyed(status device.Status, live []claim.LiveClaim) *observedState {
 func (s *speaker) say(ctx context.Context, status device.Status) {
 	live, _ := s.claims.Live()
 	w := want(surveyed(status, live))
-	s.board.Say(ctx, "node", w.events, w.over)
+	s.notifier.Set(ctx, "node", w.events, w.over)
 }
 
 func TestConditionsAreReportedOnce(t *testing.T) {

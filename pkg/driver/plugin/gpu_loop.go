@@ -307,5 +307,5 @@ func (l *gpuLoop) propagate(ctx context.Context) {
 	}
 	l.publish(&l.now)
 	// Last: an event whose taint is not there yet would look as if it were over.
-	l.board.Say(ctx, "node", l.now.events, l.now.over)
+	l.notifier.Set(ctx, "node", l.now.events, l.now.over)
 }

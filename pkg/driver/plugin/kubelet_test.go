@@ -33,7 +33,7 @@ func TestKubelet(t *testing.T) {
 	t.Parallel()
 	r, told := newRig(t), &fakeEvents{}
 	r.build(t)
-	n, board := r.plugin.node, events.NewBoard(told.Tell)
+	n, notifier := r.plugin.node, events.NewNotifier(told.Tell)
 	for _, step := range []struct {
 		node    *corev1.Node
 		knows   bool
@@ -57,7 +57,7 @@ func TestKubelet(t *testing.T) {
 		default:
 		}
 		w := want(&observedState{node: n.now.Load()})
-		board.Say(t.Context(), "node", w.events, w.over)
+		notifier.Set(t.Context(), "node", w.events, w.over)
 		if knows, _ := extendedResources(n.now.Load()); knows != step.knows || changed != step.changed {
 			t.Errorf("%v: knows %t, changed %t, want %+v", step.node, knows, changed, step)
 		}

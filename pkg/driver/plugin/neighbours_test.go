@@ -111,7 +111,7 @@ func TestNeighbours(t *testing.T) {
 		first.Status.Allocatable = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8")}
 		open := unclaimed.Access{Runtime: "/bin/x", Through: "/bin/x", Config: "/etc/x", Accepts: true}
 		n := &neighbourhood{access: open, events: &fakeEvents{}, observed: map[string]bool{}}
-		monitor, board := newNeighbourMonitor(withoutForeign, n.finder().find, 30*time.Second, loop.NewTrigger()), events.NewBoard(n.events.Tell)
+		monitor, notifier := newNeighbourMonitor(withoutForeign, n.finder().find, 30*time.Second, loop.NewTrigger()), events.NewNotifier(n.events.Tell)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() {
@@ -125,7 +125,7 @@ func TestNeighbours(t *testing.T) {
 					return
 				case <-monitor.changed:
 					w := want(&observedState{neighbours: *monitor.latest.Load()})
-					board.Say(ctx, "node", w.events, w.over)
+					notifier.Set(ctx, "node", w.events, w.over)
 				}
 			}
 		}()

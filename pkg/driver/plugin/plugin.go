@@ -142,7 +142,7 @@ type shared struct {
 	options    *Options
 	readiness  *readiness
 	startup    *startup
-	board      *events.Board
+	notifier   *events.Notifier
 	neighbours *neighbourMonitor
 	states     *deviceStates
 	requested  *requestedDevices
@@ -169,7 +169,7 @@ type Plugin struct {
 // New does nothing yet.
 func New(o Options) *Plugin {
 	all := &shared{
-		options: &o, readiness: newReadiness(), startup: newStartup(), board: events.NewBoard(o.Events), states: newDeviceStates(o.PollInterval),
+		options: &o, readiness: newReadiness(), startup: newStartup(), notifier: events.NewNotifier(o.Events), states: newDeviceStates(o.PollInterval),
 		requested: &requestedDevices{driverName: o.DriverName, poolName: o.NodeName}, pollNow: loop.NewTrigger(),
 	}
 	p := &Plugin{shared: all, service: &draService{shared: all}}
@@ -180,7 +180,7 @@ func New(o Options) *Plugin {
 	p.labels = nodelabels.New(nodelabels.Options{
 		NodeName: o.NodeName, Client: o.LabelClient, Mode: o.NodeLabels,
 		Say: func(ctx context.Context, message string) {
-			p.board.SayOne(ctx, events.Event{Reason: reasonForeignLabels, Text: message})
+			p.notifier.SetOne(ctx, events.Event{Reason: reasonForeignLabels, Text: message})
 		},
 	})
 	p.node = newOwnNode(o.KubeClient, o.NodeName, p.pollNow, func(err error) { p.stop(err) })
@@ -207,7 +207,7 @@ func (p *Plugin) newPublisher() *publish.Publisher {
 		LockFile: filepath.Join(o.DataDir, "publish.lock"),
 		Report:   func(ctx context.Context, reason string) { p.readiness.set(ctx, needSlices, reason) },
 		Say: func(ctx context.Context, reason, message string) {
-			p.board.SayOne(ctx, events.Event{Reason: reason, Text: message})
+			p.notifier.SetOne(ctx, events.Event{Reason: reason, Text: message})
 		},
 		Observe: func(slices int, err error) {
 			if err != nil {

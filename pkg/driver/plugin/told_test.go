@@ -28,13 +28,13 @@ func TestOrphanInUseIsToldOnce(t *testing.T) {
 	t.Parallel()
 	told := &fakeEvents{}
 	c := &speakingClaims{fakeClaims: &fakeClaims{}}
-	board := events.NewBoard(told.Tell)
+	notifier := events.NewNotifier(told.Tell)
 	for pid := range 20 {
 		c.said = []claim.Statement{{
 			Claim: claim.Ref{Namespace: "n", Name: "c", UID: "u"}, Reason: claim.ReasonOrphanInUse,
 			Text: fmt.Sprintf("kept, because processes use gpu-0: process %d (python)", 4711+pid),
 		}}
-		board.Say(t.Context(), "node", claimStatements(c.Statements()), nil)
+		notifier.Set(t.Context(), "node", claimStatements(c.Statements()), nil)
 	}
 	if got := len(told.list()); got != 1 {
 		t.Errorf("%d events", got)
@@ -46,15 +46,15 @@ func TestRepeatedTogether(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		told := &fakeEvents{}
-		board := events.NewBoard(told.Tell)
+		notifier := events.NewNotifier(told.Tell)
 		var all []events.Statement
 		for i := range 16 {
 			all = append(all, events.Statement{Key: i, Event: events.Event{Reason: "GPUUnresponsive", Subjects: []string{fmt.Sprint("gpu", i)}, Text: "no driver"}})
 		}
-		board.Say(t.Context(), "x", all, nil)
+		notifier.Set(t.Context(), "x", all, nil)
 		first := len(told.list())
 		time.Sleep(55 * time.Minute)
-		board.Say(t.Context(), "x", all, nil)
+		notifier.Set(t.Context(), "x", all, nil)
 		if again := len(told.list()) - first; first != 1 || again != 1 {
 			t.Errorf("%d events, repeated as %d", first, again)
 		}

@@ -127,18 +127,18 @@ func TestLookUpsThatFail(t *testing.T) {
 func TestFlapsThenLost(t *testing.T) {
 	t.Parallel()
 	inNetwork(t, func(ctx context.Context, t *testing.T, n *network, r *Recorder) {
-		b := NewBoard(r.Tell)
+		notifier := NewNotifier(r.Tell)
 		lost := []Statement{{Key: 1, Event: Event{Reason: "GPULost", Subjects: []string{oneGPU}, Text: "gone"}}}
 		over := func(Statement) (Event, bool) {
 			return Event{Type: corev1.EventTypeNormal, Reason: "GPURecovered", Subjects: []string{oneGPU}, Text: "the GPU is back"}, true
 		}
 		for range 10 {
-			b.Say(ctx, "source", lost, over)
+			notifier.Set(ctx, "source", lost, over)
 			after(5 * time.Second)
-			b.Say(ctx, "source", nil, over)
+			notifier.Set(ctx, "source", nil, over)
 			after(5 * time.Second)
 		}
-		b.Say(ctx, "source", lost, over)
+		notifier.Set(ctx, "source", lost, over)
 		after(time.Minute)
 		var last corev1.Event
 		for _, e := range n.Events() {

@@ -35,7 +35,7 @@ const (
 	burst, perSecond = 10, 1. / 300
 	// retryPause is the one after a failure: client-go tries twelve times, which is more than five minutes.
 	retryPause = 30 * time.Second
-	// tooLate is how old an event is that is tried once only: the others of its queue have waited for those before.
+	// tooLate is the age of an event after which it is tried only once, as the others of its queue have to wait for it.
 	tooLate = 10 * time.Minute
 	// maxQueues is how many queues of namespaces may be open for good. Each has some goroutines and 64 KiB. Where there are more, those
 	// are closed that were silent for so long that nothing waits in them.
@@ -51,8 +51,8 @@ type Options struct {
 	Node, Users kubernetes.Interface
 }
 
-// Recorder writes events by client-go's recorders. Users of a node cause events, and may cause many: so each namespace, and each reason of
-// events of the node, has a queue of its own, in which one waits for another. Who has much to tell, or is refused, does not silence others.
+// Recorder writes events with client-go's recorders. Users of a node cause events, and may cause many. So each namespace, and each reason
+// of events of the node, has a queue of its own: many events in one, or events that are refused, do not hold up the other queues.
 type Recorder struct {
 	Options
 	reasons, namespaces *queues
@@ -134,12 +134,12 @@ func series(e *corev1.Event) string {
 // Failures returns how many attempts to write an event have failed.
 func (r *Recorder) Failures() uint64 { return r.failures.Load() }
 
-// Warn tells that something has happened to a claim.
+// Warn writes the event that something has happened to a claim.
 func (r *Recorder) Warn(ctx context.Context, ref claim.Ref, reason, message string) {
 	r.Tell(ctx, Event{Claim: ref, Reason: reason, Text: message})
 }
 
-// Tell writes events. Those about claims the pods that use them are told, too.
+// Tell writes events. Those about claims go to the pods that use them, too.
 func (r *Recorder) Tell(_ context.Context, all ...Event) {
 	for i := range all {
 		e := &all[i]

@@ -143,7 +143,7 @@ func (d *decision) due(at Time) bool {
 
 func (d *decision) plan() (plan Plan) {
 	d.match()
-	d.m.say(d.slots, d.now)
+	d.m.noteTaints(d.slots, d.now)
 	for i := range d.slots {
 		d.settle(&d.slots[i])
 	}

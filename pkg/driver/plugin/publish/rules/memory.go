@@ -54,20 +54,20 @@ type ending struct {
 // written is what was answered last when a slice was written.
 type written struct {
 	version string
-	// news is when the newest of the slice's taints that keep pods away was first wanted, and told when taints without effect were last
-	// written.
+	// news is when the newest of the slice's taints that keep pods away was first wanted, and told when taints without effect were
+	// last written.
 	news, told Time
 }
 
 // Memory is what Decide remembers for pace. With a new one the same is written, perhaps at another time. It is for one goroutine.
 type Memory struct {
 	p *Pace
-	// doubt asks for a list of what is stored. heard means that others may have changed something since the last comparison, and
-	// repaired that a write has succeeded since repairs were last slowed down.
+	// doubt means that the slices have to be listed. heard means that somebody else may have changed them since the last comparison,
+	// and repaired that a write has succeeded since repairs were last slowed down.
 	doubt, heard, repaired bool
-	// said is when a taint was first wanted, and ended when one was not any more.
-	said  map[wantedTaint]Time
-	ended map[taintKey]ending
+	// wantedSince is when a taint was first wanted, and ended when one was not wanted any more.
+	wantedSince map[wantedTaint]Time
+	ended       map[taintKey]ending
 	// wrote is by the names of slices.
 	wrote map[string]written
 	// repairAt is when what others have changed may be put back.
@@ -81,24 +81,24 @@ type Memory struct {
 // NewMemory is that of a process that begins.
 func NewMemory(p *Pace) *Memory {
 	return &Memory{
-		p: p, doubt: true, repaired: true, said: map[wantedTaint]Time{}, ended: map[taintKey]ending{}, wrote: map[string]written{},
+		p: p, doubt: true, repaired: true, wantedSince: map[wantedTaint]Time{}, ended: map[taintKey]ending{}, wrote: map[string]written{},
 		repairAt: Never, retryAt: Never, triedAt: Never, paid: Never,
 	}
 }
 
-// say notes since when taints are wanted, and when one has ended.
-func (m *Memory) say(all []slot, now Time) {
-	said := map[wantedTaint]Time{}
+// noteTaints notes since when taints are wanted, and when one has ended.
+func (m *Memory) noteTaints(all []slot, now Time) {
+	wantedSince := map[wantedTaint]Time{}
 	for i := range all {
 		s := &all[i]
 		for _, device := range s.want.Spec.Devices {
 			for _, t := range device.Taints {
 				k := wantedTaint{taintKey{device.Name, t.Key}, t.Effect}
-				since, known := m.said[k]
+				since, known := m.wantedSince[k]
 				if !known {
 					since = now
 				}
-				said[k] = since
+				wantedSince[k] = since
 				if keepsAway(t.Effect) {
 					s.news = max(s.news, since)
 				}
@@ -106,13 +106,13 @@ func (m *Memory) say(all []slot, now Time) {
 		}
 	}
 	maps.DeleteFunc(m.ended, func(_ taintKey, e ending) bool { return now-e.at > m.p.HoldForgotten })
-	for k := range m.said {
-		if _, still := said[k]; !still {
+	for k := range m.wantedSince {
+		if _, still := wantedSince[k]; !still {
 			_, again := m.ended[k.taintKey]
 			m.ended[k.taintKey] = ending{now, again}
 		}
 	}
-	m.said = said
+	m.wantedSince = wantedSince
 }
 
 // last is what was written last of a slice.
@@ -123,7 +123,7 @@ func (m *Memory) last(name string) written {
 	return written{news: Never, told: Never}
 }
 
-// repairs returns when what others have changed may be put back. Who changes something again is answered more slowly.
+// repairs returns when changes by others may be undone. The more often they change the slices, the longer it waits.
 func (m *Memory) repairs(now Time) Time {
 	if m.heard && m.repaired && now >= m.repairAt {
 		if now-m.repairAt > m.p.RepairForgotten {

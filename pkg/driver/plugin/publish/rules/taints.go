@@ -91,7 +91,7 @@ func (d *decision) settleWanted(s *slot, device *resourceapi.Device, t, was reso
 	case other && keepsAway(t.Effect):
 		s.grade = max(s.grade, soft) // somebody may tolerate this value only
 	case more, other:
-		since := d.m.said[wantedTaint{taintKey{device.Name, t.Key}, t.Effect}]
+		since := d.m.wantedSince[wantedTaint{taintKey{device.Name, t.Key}, t.Effect}]
 		d.tell(s, since+d.m.p.TellLatest)
 	}
 }

@@ -91,7 +91,7 @@ func (w *world) clone() *world {
 
 func (m *Memory) clone() *Memory {
 	n := *m
-	n.said, n.ended, n.wrote = maps.Clone(m.said), maps.Clone(m.ended), maps.Clone(m.wrote)
+	n.wantedSince, n.ended, n.wrote = maps.Clone(m.wantedSince), maps.Clone(m.ended), maps.Clone(m.wrote)
 	return &n
 }
 
@@ -367,7 +367,7 @@ func (w *world) key() string {
 		m := p.m
 		put(m.doubt, m.heard, m.repaired, m.repairDelay, future(m.repairAt), age(m.repairAt), m.retryDelay, future(m.retryAt), age(m.triedAt), future(m.paid), age(m.paid))
 		var lines []string
-		for k, t := range m.said {
+		for k, t := range m.wantedSince {
 			lines = append(lines, fmt.Sprint("said ", k, age(t)))
 		}
 		for k, e := range m.ended {

@@ -53,15 +53,15 @@ func on(key, reason, text string, gpus ...string) Statement {
 }
 
 // saySomething is another source, as there are some that say something all the time.
-func saySomething(ctx context.Context, b *Board) {
-	wait.UntilWithContext(ctx, func(ctx context.Context) { b.Say(ctx, "all the time", nil, nil) }, time.Minute)
+func saySomething(ctx context.Context, n *Notifier) {
+	wait.UntilWithContext(ctx, func(ctx context.Context) { n.Set(ctx, "all the time", nil, nil) }, time.Minute)
 }
 
-// TestBoard tells what begins and what is over, once, whatever the words, and what is the same of several GPUs together.
-func TestBoard(t *testing.T) {
+// TestNotifier tells what begins and what is over, once, whatever the words, and what is the same of several GPUs together.
+func TestNotifier(t *testing.T) {
 	t.Parallel()
 	l := &listener{}
-	b := NewBoard(l.Tell)
+	n := NewNotifier(l.Tell)
 	over := func(was Statement) (Event, bool) {
 		return Event{Type: corev1.EventTypeNormal, Reason: "Over", Subjects: was.Subjects, Text: "it is over"}, was.Reason != "Silent"
 	}
@@ -84,31 +84,31 @@ func TestBoard(t *testing.T) {
 		{"one", []Statement{{Event: Event{Reason: "Node", Text: "text"}}, {Event: Event{Reason: "Node", Text: "text"}}}, []string{"Node: text"}},
 		{"one", []Statement{{Event: Event{Reason: "Node", Text: "other text"}}}, []string{"Over: it is over", "Node: other text"}},
 	} {
-		b.Say(t.Context(), step.source, step.now, over)
+		n.Set(t.Context(), step.source, step.now, over)
 		if diff := cmp.Diff(step.want, l.news(), cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("step %d: events (-want +got):\n%s", i, diff)
 		}
 	}
 }
 
-// TestBoardRepeats what lasts, before API servers forget it and not much more often, and with its last words.
-func TestBoardRepeats(t *testing.T) {
+// TestNotifierRepeats what lasts, before API servers forget it and not much more often, and with its last words.
+func TestNotifierRepeats(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := &listener{}
-		b := NewBoard(l.Tell)
+		n := NewNotifier(l.Tell)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		go saySomething(ctx, b)
+		go saySomething(ctx, n)
 		normal := on("normal", "Normal", "told once", "a")
 		normal.Type = corev1.EventTypeNormal
-		b.Say(ctx, "source", []Statement{on("short", "Short", "first", "a"), on("long", "Long", "it lasts", "a"), normal}, nil)
+		n.Set(ctx, "source", []Statement{on("short", "Short", "first", "a"), on("long", "Long", "it lasts", "a"), normal}, nil)
 		time.Sleep(time.Minute)
-		b.Say(ctx, "source", []Statement{on("short", "Short", "last", "a"), on("long", "Long", "it lasts", "a"), normal}, nil)
+		n.Set(ctx, "source", []Statement{on("short", "Short", "last", "a"), on("long", "Long", "it lasts", "a"), normal}, nil)
 		time.Sleep(50 * time.Minute)
-		b.Say(ctx, "source", []Statement{on("long", "Long", "it lasts", "a"), normal}, nil)
+		n.Set(ctx, "source", []Statement{on("long", "Long", "it lasts", "a"), normal}, nil)
 		// What began together is repeated together.
-		b.Say(ctx, "another", []Statement{on("a", "Both", "it lasts", "a"), on("b", "Both", "it lasts", "b")}, nil)
+		n.Set(ctx, "another", []Statement{on("a", "Both", "it lasts", "a"), on("b", "Both", "it lasts", "b")}, nil)
 		const hours = 10
 		time.Sleep(hours * time.Hour)
 		synctest.Wait()
@@ -135,10 +135,10 @@ func TestCalm(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := &listener{}
-		b := NewBoard(l.Tell)
+		n := NewNotifier(l.Tell)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		go saySomething(ctx, b)
+		go saySomething(ctx, n)
 		hot := on("hot", "Hot", "it is hot", "a")
 		over := func(was Statement) (Event, bool) {
 			return Event{Type: corev1.EventTypeNormal, Reason: "Over", Subjects: was.Subjects, Text: "it is over"}, true
@@ -151,25 +151,25 @@ func TestCalm(t *testing.T) {
 			}
 		}
 		const begins, ends = "Hot: GPU a: it is hot", "Over: GPU a: it is over"
-		b.Say(ctx, "source", []Statement{hot}, over)
+		n.Set(ctx, "source", []Statement{hot}, over)
 		want("at first", begins)
 		for range 8 {
 			time.Sleep(time.Minute)
-			b.Say(ctx, "source", nil, over)
-			b.Say(ctx, "source", nil, over)
+			n.Set(ctx, "source", nil, over)
+			n.Set(ctx, "source", nil, over)
 			time.Sleep(time.Minute)
-			b.Say(ctx, "source", []Statement{hot}, over)
+			n.Set(ctx, "source", []Statement{hot}, over)
 		}
 		want("while it comes and goes", ends, begins, ends, begins, ends, begins)
-		b.Say(ctx, "source", nil, over)
+		n.Set(ctx, "source", nil, over)
 		time.Sleep(9 * time.Minute)
 		want("for nine minutes")
 		time.Sleep(2 * time.Minute)
 		want("for eleven", ends)
-		b.Say(ctx, "source", nil, over)
+		n.Set(ctx, "source", nil, over)
 		want("afterwards")
-		b.Say(ctx, "source", []Statement{hot}, over)
-		b.Say(ctx, "source", nil, over)
+		n.Set(ctx, "source", []Statement{hot}, over)
+		n.Set(ctx, "source", nil, over)
 		want("long after", begins, ends)
 	})
 }

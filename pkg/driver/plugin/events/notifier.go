@@ -3,8 +3,8 @@
 
 // Package events tells people what happens to the GPUs of a node, in Events of Kubernetes.
 //
-//	board.go     what is told, and when: it compares what holds now with what was told
-//	recorder.go  writes it: about the node, about claims, and about the pods that use them
+//	notifier.go  decides which events are due: it compares what holds now with the events that were made
+//	recorder.go  writes them: about the node, about claims, and about the pods that use them
 package events
 
 import (
@@ -24,39 +24,39 @@ import (
 )
 
 const (
-	// repeatAfter is how long an event about something that lasts is left alone, less up to repeatJitter: not all nodes repeat
+	// repeatAfter is the time between two events about something that lasts, less up to repeatJitter, so that not all nodes repeat
 	// theirs at the same time. API servers keep events for an hour by default.
 	repeatAfter, repeatJitter = 50 * time.Minute, 10 * time.Minute
-	// calm is how long something that has come back often must be away to be over.
+	// calm is how long something that comes back again and again must be gone to be over.
 	calm, often = 10 * time.Minute, 3
 )
 
-// Tell tells people, and does not block.
+// Tell writes events, and does not block.
 type Tell func(ctx context.Context, events ...Event)
 
-// Statement is something that holds now. Warnings are repeated as long as they hold, others are told once.
+// Statement is something that holds now, and its event. Warnings are repeated as long as they hold, others are written once.
 type Statement struct {
 	Event
-	// Key tells it apart from others of its source: the text may change without being news. It is comparable; by default the
-	// text is the key.
+	// Key identifies it among the statements of its source, so that another text alone makes no new event. It is comparable; by
+	// default the text is the key.
 	Key any
 }
 
-// Over returns the event that tells that something does not hold any more, if there is to be one.
+// Over returns the event that something does not hold any more, if there is to be one.
 type Over func(was Statement) (e Event, is bool)
 
-// Board has what holds now, as its sources say it, and tells what begins, what lasts and what is over. What was told is known
-// to this process only: the next one tells again what holds.
-type Board struct {
+// Notifier makes events of what holds now, as its sources say: when it begins, while it lasts, and when it is over. It keeps this in
+// memory only: after a restart there are events again about what holds.
+type Notifier struct {
 	tell Tell
 
 	mu  sync.Mutex
-	all []told
+	all []tracked
 }
 
-// told is what a source says, or has said, and when it is to be told next. It is kept for a time after its end, to count how often it
+// tracked is a statement of a source, and when its event is due next. It is kept for a time after its end, to count how often it
 // comes back.
-type told struct {
+type tracked struct {
 	Statement
 	source string
 	over   Over
@@ -67,16 +67,16 @@ type told struct {
 	back  int
 }
 
-// NewBoard makes a Board.
-func NewBoard(tell Tell) *Board { return &Board{tell: tell} }
+// NewNotifier makes a Notifier.
+func NewNotifier(tell Tell) *Notifier { return &Notifier{tell: tell} }
 
-// Say takes all that a source knows to hold now, and tells what is due of all sources: some say something all the time. Over is
-// optional.
-func (b *Board) Say(ctx context.Context, source string, now []Statement, over Over) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.take(source, now, over)
-	due := b.due(time.Now())
+// Set replaces the statements of a source, and writes the events that are due, also those of other sources: there is no timer, as
+// some source calls it all the time. Over is optional.
+func (n *Notifier) Set(ctx context.Context, source string, now []Statement, over Over) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.take(source, now, over)
+	due := n.due(time.Now())
 	for i := range due {
 		logger := klog.FromContext(ctx)
 		if due[i].Claim != (claim.Ref{}) {
@@ -84,21 +84,21 @@ func (b *Board) Say(ctx context.Context, source string, now []Statement, over Ov
 		}
 		logger.Info("Event", "event", due[i].String())
 	}
-	b.tell(ctx, due...)
+	n.tell(ctx, due...)
 }
 
-// SayOne takes what holds now of a reason of which there is one event at a time. Without a text nothing does.
-func (b *Board) SayOne(ctx context.Context, e Event) {
+// SetOne is Set for a source with one event at a time, which is named after its reason. Without a text nothing holds.
+func (n *Notifier) SetOne(ctx context.Context, e Event) {
 	var now []Statement
 	if e.Text != "" {
 		now = []Statement{{Event: e}}
 	}
-	b.Say(ctx, e.Reason, now, nil)
+	n.Set(ctx, e.Reason, now, nil)
 }
 
-func (b *Board) take(source string, now []Statement, over Over) {
-	for i := range b.all {
-		if is := &b.all[i]; is.source == source {
+func (n *Notifier) take(source string, now []Statement, over Over) {
+	for i := range n.all {
+		if is := &n.all[i]; is.source == source {
 			is.over = over
 			if is.gone.IsZero() {
 				is.gone = time.Now()
@@ -109,11 +109,11 @@ func (b *Board) take(source string, now []Statement, over Over) {
 		if one.Key == nil {
 			one.Key = one.Text
 		}
-		at := slices.IndexFunc(b.all, func(t told) bool { return t.source == source && t.Key == one.Key })
+		at := slices.IndexFunc(n.all, func(t tracked) bool { return t.source == source && t.Key == one.Key })
 		if at < 0 {
-			b.all, at = append(b.all, told{source: source, over: over}), len(b.all)
+			n.all, at = append(n.all, tracked{source: source, over: over}), len(n.all)
 		}
-		is := &b.all[at]
+		is := &n.all[at]
 		is.Statement, is.gone = one, time.Time{}
 		if is.ended {
 			is.ended, is.back, is.next = false, is.back+1, time.Time{}
@@ -121,11 +121,11 @@ func (b *Board) take(source string, now []Statement, over Over) {
 	}
 }
 
-// due returns what is to be told at a time, and forgets what has long been over.
-func (b *Board) due(now time.Time) (due []Event) {
+// due returns the events that are due at a time, and forgets what has long been over.
+func (n *Notifier) due(now time.Time) (due []Event) {
 	again := now.Add(repeatAfter - rand.N(repeatJitter)) //nolint:gosec // no secret; the same for what begins together
-	for i := range b.all {
-		switch is := &b.all[i]; {
+	for i := range n.all {
+		switch is := &n.all[i]; {
 		case is.gone.IsZero():
 			if is.next.IsZero() || is.eventType() == corev1.EventTypeWarning && !now.Before(is.next) {
 				due = append(due, is.Event)
@@ -141,13 +141,13 @@ func (b *Board) due(now time.Time) (due []Event) {
 			}
 		}
 	}
-	b.all = slices.DeleteFunc(b.all, func(t told) bool { return t.ended && now.Sub(t.gone) >= calm })
+	n.all = slices.DeleteFunc(n.all, func(t tracked) bool { return t.ended && now.Sub(t.gone) >= calm })
 	return join(due)
 }
 
 // Event is something that people should read.
 type Event struct {
-	// Claim is the claim that it is about, which the pods that use it are told, too. The zero value is the node.
+	// Claim is the claim that it is about; pods that use the claim get the event, too. The zero value is the node.
 	Claim claim.Ref
 	// Type is corev1.EventTypeWarning if it is empty.
 	Type   string
@@ -186,7 +186,7 @@ func (e *Event) String() string {
 	return text
 }
 
-// join makes one event of those that say the same of several GPUs or devices.
+// join makes one event of those that differ only in their GPUs or devices.
 func join(all []Event) (joined []Event) {
 	for _, e := range all {
 		at := slices.IndexFunc(joined, func(j Event) bool {
