@@ -16,8 +16,8 @@ import (
 )
 
 // receive hands an event to the GPU's own goroutine. Nothing here may wait for a GPU. A program
-// that fails in a loop makes events faster than they can be located: one that is like another
-// that still waits joins it.
+// that fails in a loop makes events faster than their partitions can be found: an event that equals
+// one in the queue, apart from its time, replaces it.
 func (m *Monitor) receive(ctx context.Context, e gpu.Event) {
 	if m.o.ObserveEvent != nil {
 		m.o.ObserveEvent(e)
@@ -42,7 +42,7 @@ func (m *Monitor) receive(ctx context.Context, e gpu.Event) {
 		"instance", e.InstanceID, "computeInstance", e.ComputeInstanceID)
 	switch {
 	case full:
-		// Where it happens is not read.
+		// It is applied without finding out its partition.
 		m.apply(ctx, e, nil)
 	case w != nil:
 		w.events <- kind // has room for all that wait
@@ -68,7 +68,7 @@ func (m *Monitor) handle(ctx context.Context, w *watch, e gpu.Event) {
 	var err error
 	defer m.panics.Recover(ctx, &err)
 	m.apply(ctx, e, m.place(ctx, e))
-	// What it needs, and what it did to memory, is in the next reading.
+	// The next reading shows the recovery action that it needs, and errors of memory.
 	w.read()
 }
 
@@ -80,9 +80,9 @@ func (w *watch) read() {
 	}
 }
 
-// place finds the partition that an event is about. It is nil where there is none, and
-// where that cannot be found out: where the reading fails, where the partition is gone, and where
-// another one may have had its instance when the event happened.
+// place finds the partition that an event is about. It is nil if the event is about the whole GPU, and
+// if the partition is not known: the reading fails, the partition is gone, or another one may have had
+// its instance ID when the event happened.
 func (m *Monitor) place(ctx context.Context, e gpu.Event) *Place {
 	if e.InstanceID < 0 || e.Kind == gpu.EventXID && xid.Lookup(e.XID).Scope == xid.WholeGPU {
 		return nil
@@ -111,7 +111,7 @@ func (m *Monitor) place(ctx context.Context, e gpu.Event) *Place {
 	return nil
 }
 
-// apply tells the judge.
+// apply hands an event to the judge, and reports it if it is an error of a program.
 func (m *Monitor) apply(ctx context.Context, e gpu.Event, at *Place) {
 	var program *ProgramError
 	m.change(ctx, func(j *judge) {
@@ -125,9 +125,8 @@ func (m *Monitor) apply(ctx context.Context, e gpu.Event, at *Place) {
 	}
 }
 
-// programError is what is to be reported, or nil if the same was, a short time ago, or if it is
-// of a partition that is not known: those who have others must not be told what is not theirs.
-// The caller holds mu.
+// programError is the error to report, or nil: if the same was reported a short time ago, or if its
+// partition is not known, so that users of other partitions might get it. The caller holds mu.
 func (m *Monitor) programError(e gpu.Event, at *Place, x xid.XID) *ProgramError {
 	if at == nil && e.InstanceID >= 0 {
 		return nil

@@ -31,47 +31,47 @@ const (
 	fileMode    = 0o600
 )
 
-// history is the file. Several processes may use it at the same time.
-type history struct {
+// historyFile keeps the histories of all GPUs. Several processes may use it at the same time.
+type historyFile struct {
 	path, bootID string
-	// stored is what the file is known to have.
+	// stored is the content that this process has last read or written.
 	stored []byte
 }
 
-// content is the form of the file.
-type content struct {
+// fileContent is the format of the file.
+type fileContent struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
-	// BootID is the boot of the machine in which it was written.
-	BootID string             `json:"bootID"`
-	GPUs   map[string]*record `json:"gpus"`
+	// BootID is that of the boot in which it was written.
+	BootID string                 `json:"bootID"`
+	GPUs   map[string]*gpuHistory `json:"gpus"`
 }
 
-// read returns what was written last. Without a file there is nothing. An error says why the
-// file cannot be used; the next write replaces it.
-func (h *history) read(now time.Time) (map[string]*record, error) {
-	data, err := os.ReadFile(h.path)
+// read returns the histories in the file, or none without a file. An error says why the file cannot
+// be used; the next write replaces it.
+func (f *historyFile) read(now time.Time) (map[string]*gpuHistory, error) {
+	data, err := os.ReadFile(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return map[string]*record{}, nil
+		return map[string]*gpuHistory{}, nil
 	}
 	if err != nil {
-		return map[string]*record{}, fmt.Errorf("read the history of the GPUs' health: %w", err)
+		return map[string]*gpuHistory{}, fmt.Errorf("read the history of the GPUs' health: %w", err)
 	}
 	c, err := decode(data, now)
 	if err != nil {
-		return map[string]*record{}, fmt.Errorf("read the history of the GPUs' health: %s: %w", h.path, err)
+		return map[string]*gpuHistory{}, fmt.Errorf("read the history of the GPUs' health: %s: %w", f.path, err)
 	}
-	h.stored = data
-	if c.BootID != h.bootID {
-		for _, r := range c.GPUs {
-			r.restart()
+	f.stored = data
+	if c.BootID != f.bootID {
+		for _, g := range c.GPUs {
+			g.restart()
 		}
 	}
 	return c.GPUs, nil
 }
 
-func decode(data []byte, now time.Time) (*content, error) {
-	c := &content{}
+func decode(data []byte, now time.Time) (*fileContent, error) {
+	c := &fileContent{}
 	// A newer driver may have added fields. Without the file a GPU that waits for a reset would be
 	// offered again.
 	if err := json.Unmarshal(data, c); err != nil {
@@ -81,24 +81,24 @@ func decode(data []byte, now time.Time) (*content, error) {
 		return nil, fmt.Errorf("apiVersion %q and kind %q, want %q and %q", c.APIVersion, c.Kind, fileVersion, fileKind)
 	}
 	if c.GPUs == nil {
-		c.GPUs = map[string]*record{}
+		c.GPUs = map[string]*gpuHistory{}
 	}
-	for address, r := range c.GPUs {
-		if r == nil || slices.Contains(r.Faults, nil) || slices.Contains(r.Past, nil) {
+	for address, g := range c.GPUs {
+		if g == nil || slices.Contains(g.Faults, nil) || slices.Contains(g.Past, nil) {
 			return nil, fmt.Errorf("GPU %s: null", address)
 		}
-		for _, f := range r.Faults {
+		for _, f := range g.Faults {
 			if f.Reason == "" || !slices.Contains([]ending{whenQuiet, afterReset, whenRead}, f.Ending) {
 				return nil, fmt.Errorf("GPU %s: a fault with the reason %q and the ending %q", address, f.Reason, f.Ending)
 			}
 			// A clock that was put back must not make it last for ever.
 			f.First, f.Last, f.Gone = earliest(f.First, now), earliest(f.Last, now), earliest(f.Gone, now)
 		}
-		for _, p := range r.Past {
+		for _, p := range g.Past {
 			p.Ended = earliest(p.Ended, now)
 		}
-		r.Asked, r.Content = earliest(r.Asked, now), earliest(r.Content, now)
-		if r.forgotten(now) {
+		g.AskedAt, g.NoActionSince = earliest(g.AskedAt, now), earliest(g.NoActionSince, now)
+		if g.forgotten(now) {
 			delete(c.GPUs, address)
 		}
 	}
@@ -112,22 +112,22 @@ func earliest(a, b time.Time) time.Time {
 	return b
 }
 
-// forgotten reports whether nothing of it counts any more.
-func (r *record) forgotten(now time.Time) bool {
-	return !slices.ContainsFunc(r.Faults, func(f *fault) bool { return now.Sub(f.Last) <= remember }) &&
-		!slices.ContainsFunc(r.Past, func(p *past) bool { return now.Sub(p.Ended) <= remember })
+// forgotten reports whether all of it is so old that it does not count any more.
+func (g *gpuHistory) forgotten(now time.Time) bool {
+	return !slices.ContainsFunc(g.Faults, func(f *fault) bool { return now.Sub(f.Last) <= remember }) &&
+		!slices.ContainsFunc(g.Past, func(p *past) bool { return now.Sub(p.Ended) <= remember })
 }
 
-// restart ends what does not survive a restart of the machine: what is mended by a reset,
-// what a reading will find again, and what was wrong with partitions.
-func (r *record) restart() {
-	r.Faults = slices.DeleteFunc(r.Faults, func(f *fault) bool { return f.Partition != nil || f.Unplaced || f.Ending != whenQuiet })
-	r.Absent, r.Wants, r.Asked, r.Content, r.Uncorrected = false, "", time.Time{}, time.Time{}, nil
+// restart removes what does not survive a restart of the machine: faults that a reset ends, faults
+// that a reading will find again, and those of partitions.
+func (g *gpuHistory) restart() {
+	g.Faults = slices.DeleteFunc(g.Faults, func(f *fault) bool { return f.Partition != nil || f.Unplaced || f.Ending != whenQuiet })
+	g.Absent, g.Wants, g.AskedAt, g.NoActionSince, g.Uncorrected = false, "", time.Time{}, time.Time{}, nil
 }
 
 // encode is what the file is to have.
-func (h *history) encode(gpus map[string]*record) ([]byte, error) {
-	data, err := json.MarshalIndent(content{APIVersion: fileVersion, Kind: fileKind, BootID: h.bootID, GPUs: gpus}, "", "  ")
+func (f *historyFile) encode(gpus map[string]*gpuHistory) ([]byte, error) {
+	data, err := json.MarshalIndent(fileContent{APIVersion: fileVersion, Kind: fileKind, BootID: f.bootID, GPUs: gpus}, "", "  ")
 	if err != nil {
 		return nil, fmt.Errorf("write the history of the GPUs' health: %w", err)
 	}
@@ -136,12 +136,12 @@ func (h *history) encode(gpus map[string]*record) ([]byte, error) {
 
 // write replaces the file if it differs from what this process has read or written. It
 // returns false when another process is writing it at the same time.
-func (h *history) write(data []byte) (written bool, err error) {
-	if bytes.Equal(data, h.stored) {
+func (f *historyFile) write(data []byte) (written bool, err error) {
+	if bytes.Equal(data, f.stored) {
 		return true, nil
 	}
-	// Not the folder's lock, which others use who do not try again.
-	lock := flock.New(filepath.Join(filepath.Dir(h.path), lockName))
+	// A lock of its own: users of the folder's lock do not try again, so that this would disturb them.
+	lock := flock.New(filepath.Join(filepath.Dir(f.path), lockName))
 	locked, err := lock.TryLock()
 	if err != nil {
 		return false, fmt.Errorf("write the history of the GPUs' health: lock: %w", err)
@@ -150,9 +150,9 @@ func (h *history) write(data []byte) (written bool, err error) {
 		return false, nil
 	}
 	defer func() { _ = lock.Unlock() }()
-	if err := host.ReplaceFile(h.path, data, fileMode); err != nil {
+	if err := host.ReplaceFile(f.path, data, fileMode); err != nil {
 		return false, fmt.Errorf("write the history of the GPUs' health: %w", err)
 	}
-	h.stored = data
+	f.stored = data
 	return true, nil
 }

@@ -17,21 +17,21 @@ import (
 )
 
 const (
-	// mostDoublings and longestHold bound how long a GPU that fails again and again is held
+	// mostDoublings and longestHold bound how long a GPU that has failed again and again is held
 	// back after it works again: for 128 quiet periods, or a day.
 	mostDoublings = 7
 	longestHold   = 24 * time.Hour
 	// remember is for how long an earlier failure counts.
 	remember = 7 * 24 * time.Hour
-	// writeEvery is how often it is written down that a fault lasts.
+	// writeEvery is how often the file is written because a fault lasts.
 	writeEvery = time.Minute
-	// patience is for how long something must last that comes and goes in normal operation.
+	// patience is how long something must last to be a fault that comes and goes in normal operation.
 	patience = time.Minute
 )
 
 // Place is a partition at the time of an event.
 type Place struct {
-	// UUID is the MIG device's. No other partition ever has the same.
+	// UUID is that of the MIG device. No other partition ever has the same.
 	UUID      string        `json:"uuid"`
 	ProfileID uint32        `json:"profileID"`
 	Placement gpu.Placement `json:"placement"`
@@ -49,24 +49,24 @@ type identity struct {
 type ending string
 
 const (
-	// whenQuiet and afterReset are those of XIDs; whenRead is when a reading no longer has
-	// it.
+	// whenQuiet and afterReset are those of XIDs; whenRead means when a reading does not show it
+	// any more.
 	whenQuiet  = ending(xid.Quiet)
 	afterReset = ending(xid.Reset)
 	whenRead   = ending("reading")
 )
 
-// verdict is whether an XID needs anything to be done. The driver knows better than a table of
-// numbers.
+// verdict says whether an XID needs anything to be done. The NVIDIA driver knows better than the
+// table of XIDs.
 type verdict string
 
 const (
-	// verdictTable means that the table counts: the driver has no recovery actions, or wants one,
+	// verdictTable means that the table decides: the driver has no recovery actions, or asks for one,
 	// which is a condition of its own, or the GPU is lost.
 	verdictTable verdict = ""
-	// verdictDue means that the driver has not answered since: nobody is evicted.
+	// verdictDue means that the driver has not answered since the XID: nobody is evicted.
 	verdictDue verdict = "due"
-	// verdictHarmless means that the driver wants nothing to be done.
+	// verdictHarmless means that the driver asks for no recovery action.
 	verdictHarmless verdict = "harmless"
 )
 
@@ -79,24 +79,24 @@ type fault struct {
 	Value string `json:"value,omitempty"`
 	// Partition is nil for all of the GPU.
 	Partition *Place `json:"partition,omitempty"`
-	// Unplaced says that it is of one partition, and not known of which.
+	// Unplaced says that it is of one partition, and that it is not known of which.
 	Unplaced bool   `json:"unplaced,omitempty"`
 	Ending   ending `json:"ending"`
 	// Detail is what is wrong, for people.
 	Detail string `json:"detail"`
-	// First and Last are when it was seen.
+	// First and Last are the times when it was noticed.
 	First time.Time `json:"first"`
 	Last  time.Time `json:"last"`
-	// Gone is since when it is proved that it is over. It is then held back.
+	// Gone is when it was proved to be over. From then on the GPU is held back because of it.
 	Gone time.Time `json:"gone,omitzero"`
 
 	// patient says that it counts only when it has lasted for a while.
 	patient bool
-	// held says that it was told that it is held back.
+	// held says that a Hold was reported.
 	held bool
-	// verdict is the one that was told last.
+	// verdict is the one for which the conditions were last made.
 	verdict verdict
-	// written is the Last that was asked to be written down.
+	// written is the value of Last for which the file was last written.
 	written time.Time
 }
 
@@ -116,58 +116,58 @@ type past struct {
 	Ended  time.Time     `json:"ended"`
 }
 
-// record is what is known of one GPU.
-type record struct {
-	// UUID is the GPU's. Another one in the same place starts anew.
+// gpuHistory is the health of one GPU: its faults, past ones, and what readings are compared with.
+type gpuHistory struct {
+	// UUID is that of the GPU. Another GPU at the same address gets a new history.
 	UUID   string   `json:"uuid"`
 	Faults []*fault `json:"faults,omitempty"`
 	Past   []*past  `json:"past,omitempty"`
-	// Absent says that the last reading has found that the GPU works only after a reset.
+	// Absent says that, by the last reading, the GPU works only after a reset.
 	Absent bool `json:"absent,omitempty"`
-	// Wants is the recovery action that the driver wanted when it was Asked, and Content since when it
-	// has wanted none. Where Asked is set and both others are empty, the driver knows no recovery actions.
-	Wants   gpu.RecoveryAction `json:"wants,omitempty"`
-	Asked   time.Time          `json:"asked,omitzero"`
-	Content time.Time          `json:"content,omitzero"`
+	// Wants is the recovery action that the driver asked for at AskedAt, and NoActionSince is since when it
+	// has asked for none. If AskedAt is set and the others are empty, the driver knows no recovery actions.
+	Wants         gpu.RecoveryAction `json:"wants,omitempty"`
+	AskedAt       time.Time          `json:"asked,omitzero"`
+	NoActionSince time.Time          `json:"content,omitzero"`
 	// Uncorrected counts memory errors as of the last reading. A reset sets it to 0.
 	Uncorrected *uint64 `json:"uncorrected,omitempty"`
 
-	// answered says that this process has had a reading, and since when readings have had what
-	// counts only when it lasts.
+	// answered says that this process has had a reading, and since is when readings began to have
+	// what counts only when it lasts.
 	answered bool
 	since    map[device.Reason]time.Time
 }
 
-// judge decides what is wrong. It is for one goroutine at a time.
+// judge decides which faults GPUs have. It is for one goroutine at a time.
 type judge struct {
-	gpus map[string]*record
-	// changed says that something started or ended since it was last set to false, and
-	// touched that anything is different.
+	gpus map[string]*gpuHistory
+	// changed says that conditions may have changed since it was last set to false, and touched that
+	// the file has to be written.
 	changed, touched bool
-	// held are those that were not told of yet.
+	// held are those that were not reported yet.
 	held []Hold
 }
 
-func newJudge() *judge { return &judge{gpus: map[string]*record{}} }
+func newJudge() *judge { return &judge{gpus: map[string]*gpuHistory{}} }
 
-// follow says which GPU is at an address.
+// follow begins the history of the GPU at an address, if it is another one than before.
 func (j *judge) follow(pciAddress, uuid string) {
-	if r := j.gpus[pciAddress]; r == nil || r.UUID != uuid {
-		j.changed = j.changed || r != nil && len(r.Faults) > 0
+	if g := j.gpus[pciAddress]; g == nil || g.UUID != uuid {
+		j.changed = j.changed || g != nil && len(g.Faults) > 0
 		j.touched = true
-		j.gpus[pciAddress] = &record{UUID: uuid}
+		j.gpus[pciAddress] = &gpuHistory{UUID: uuid}
 	}
 }
 
-// event takes an event, and returns what the XID means if it is one. The place is nil where
-// all of the GPU is affected, or a partition that is not known. An XID that is ignored under the
-// policy is no fault.
+// event makes a fault of an event, and returns what the XID means if it is one. The place is nil if
+// the whole GPU is affected, or a partition that is not known. An XID that the policy ignores is no
+// fault.
 func (j *judge) event(e gpu.Event, at *Place, h *policy.Health) (x xid.XID) {
-	r := j.gpus[e.PCIAddress]
-	if r == nil {
+	g := j.gpus[e.PCIAddress]
+	if g == nil {
 		return xid.XID{}
 	}
-	defer j.weigh(r)
+	defer j.updateVerdicts(g)
 	switch e.Kind {
 	case gpu.EventXID:
 		x = xid.Lookup(e.XID)
@@ -181,20 +181,20 @@ func (j *judge) event(e gpu.Event, at *Place, h *policy.Health) (x xid.XID) {
 		if x.Scope != xid.WholeGPU {
 			f.put(e, at)
 		}
-		j.see(r, f, e.Time)
+		j.see(g, f, e.Time)
 	case gpu.EventUncorrectedECC:
 		f := uncorrected()
 		f.put(e, at)
-		j.see(r, f, e.Time)
+		j.see(g, f, e.Time)
 	case gpu.EventLost:
-		j.see(r, &fault{Reason: device.Lost, Ending: whenRead, Detail: "the driver reports that it is lost"}, e.Time)
+		j.see(g, &fault{Reason: device.Lost, Ending: whenRead, Detail: "the driver reports that it is lost"}, e.Time)
 	case gpu.EventReset:
-		j.reset(r, e.Time)
+		j.reset(g, e.Time)
 	}
 	return x
 }
 
-// put says where a fault is that may be of one partition only.
+// put sets the partition of a fault, if the event is about one.
 func (f *fault) put(e gpu.Event, at *Place) {
 	f.Partition, f.Unplaced = at, at == nil && e.InstanceID >= 0
 	if f.Unplaced {
@@ -206,19 +206,19 @@ func uncorrected() *fault {
 	return &fault{Reason: device.UncorrectedECC, Ending: whenQuiet, Detail: "memory had an error that ECC could not correct"}
 }
 
-// see notes that something is wrong. What is known already lasts longer.
-func (j *judge) see(r *record, found *fault, at time.Time) {
-	known := slices.IndexFunc(r.Faults, func(f *fault) bool { return f.identity() == found.identity() })
+// see adds a fault that was found at a time, or prolongs the one that is known.
+func (j *judge) see(g *gpuHistory, found *fault, at time.Time) {
+	known := slices.IndexFunc(g.Faults, func(f *fault) bool { return f.identity() == found.identity() })
 	if known < 0 {
 		found.First, found.Last, found.written = at, at, at
-		r.Faults = append(r.Faults, found)
+		g.Faults = append(g.Faults, found)
 		j.changed, j.touched = true, true
 		return
 	}
-	f := r.Faults[known]
+	f := g.Faults[known]
 	if !f.Gone.IsZero() {
-		// It did not stay away while it was held back.
-		j.count(r, f, at)
+		// It has come again while the GPU was held back.
+		j.count(g, f, at)
 		j.changed, j.touched = true, true
 	}
 	if at.After(f.Last) {
@@ -233,75 +233,75 @@ func (j *judge) see(r *record, found *fault, at time.Time) {
 	}
 }
 
-// alive ends what was wrong with partitions that are not there any more. The reading of them
-// began at a time.
-func (j *judge) alive(pciAddress string, instances []gpu.Instance, began time.Time) {
-	r := j.gpus[pciAddress]
-	if r == nil {
+// dropGonePartitions ends the faults of partitions that do not exist any more, by a reading of the
+// partitions that began at a time.
+func (j *judge) dropGonePartitions(pciAddress string, instances []gpu.Instance, began time.Time) {
+	g := j.gpus[pciAddress]
+	if g == nil {
 		return
 	}
-	j.drop(r, func(f *fault) bool {
+	j.drop(g, func(f *fault) bool {
 		return f.Partition != nil && f.Last.Before(began) && !gpu.HasMIGDevice(instances, f.Partition.UUID)
 	})
 }
 
-// hasPartitionFaults reports whether alive may end something.
+// hasPartitionFaults reports whether dropGonePartitions may end something.
 func (j *judge) hasPartitionFaults(pciAddress string) bool {
-	r := j.gpus[pciAddress]
-	return r != nil && slices.ContainsFunc(r.Faults, func(f *fault) bool { return f.Partition != nil })
+	g := j.gpus[pciAddress]
+	return g != nil && slices.ContainsFunc(g.Faults, func(f *fault) bool { return f.Partition != nil })
 }
 
-func (j *judge) drop(r *record, over func(*fault) bool) {
-	before := len(r.Faults)
-	if r.Faults = slices.DeleteFunc(r.Faults, over); len(r.Faults) != before {
+func (j *judge) drop(g *gpuHistory, over func(*fault) bool) {
+	before := len(g.Faults)
+	if g.Faults = slices.DeleteFunc(g.Faults, over); len(g.Faults) != before {
 		j.changed, j.touched = true, true
 	}
 }
 
 // reset notes that the GPU was reset after a time.
-func (j *judge) reset(r *record, began time.Time) {
+func (j *judge) reset(g *gpuHistory, began time.Time) {
 	j.touched = true
-	// What takes its time begins anew.
-	clear(r.since)
-	for _, f := range r.Faults {
-		// A reset ends what heals by itself, too.
+	// The times of what counts only when it lasts begin anew.
+	clear(g.since)
+	for _, f := range g.Faults {
+		// A reset also ends faults that end by themselves.
 		if f.Ending != whenRead && f.Last.Before(began) && f.Gone.IsZero() {
 			f.Gone = began
 		}
 	}
 }
 
-// settle ends what is over by now. It must be called again and again.
+// settle removes the faults that are over by now. It must be called again and again.
 func (j *judge) settle(pciAddress string, quiet time.Duration, now time.Time) {
-	r := j.gpus[pciAddress]
-	if r == nil {
+	g := j.gpus[pciAddress]
+	if g == nil {
 		return
 	}
-	j.drop(r, func(f *fault) bool {
-		if end := r.end(f, quiet); now.Before(end) {
+	j.drop(g, func(f *fault) bool {
+		if end := g.end(f, quiet); now.Before(end) {
 			if !f.Gone.IsZero() && !f.held {
 				f.held = true
-				j.held = append(j.held, Hold{PCIAddress: pciAddress, Reason: f.Reason, Earlier: r.earlier(f), Until: end})
+				j.held = append(j.held, Hold{PCIAddress: pciAddress, Reason: f.Reason, Earlier: g.earlier(f), Until: end})
 			}
 			return false
 		}
 		if f.Partition == nil && countable(f.Reason) {
-			j.count(r, f, now)
+			j.count(g, f, now)
 		}
 		return true
 	})
-	before := len(r.Past)
-	r.Past = slices.DeleteFunc(r.Past, func(p *past) bool { return now.Sub(p.Ended) > remember })
-	j.touched = j.touched || len(r.Past) != before
+	before := len(g.Past)
+	g.Past = slices.DeleteFunc(g.Past, func(p *past) bool { return now.Sub(p.Ended) > remember })
+	j.touched = j.touched || len(g.Past) != before
 }
 
 // never is after all times.
 var never = time.Unix(1<<40, 0)
 
-// end returns when a fault is over as things are.
-func (r *record) end(f *fault, quiet time.Duration) time.Time {
-	earlier := r.earlier(f)
-	// For what is proved to be over there is no waiting the first time.
+// end returns when a fault is over, if nothing else happens.
+func (g *gpuHistory) end(f *fault, quiet time.Duration) time.Time {
+	earlier := g.earlier(f)
+	// A fault that is proved to be over does not hold the GPU back the first time.
 	hold := time.Duration(0)
 	if earlier > 0 {
 		hold = longer(quiet, earlier-1)
@@ -311,9 +311,9 @@ func (r *record) end(f *fault, quiet time.Duration) time.Time {
 		return later(f.Gone, f.Last.Add(hold))
 	case f.Ending == whenQuiet:
 		return f.Last.Add(longer(quiet, earlier))
-	case f.Ending == afterReset && !r.Content.IsZero():
-		// The driver, who knows best, wants no reset, and says so until then.
-		if end := later(f.Last, r.Content).Add(longer(quiet, earlier)); !r.Asked.Before(end) {
+	case f.Ending == afterReset && !g.NoActionSince.IsZero():
+		// The driver knows best: it has asked for no reset all that time.
+		if end := later(f.Last, g.NoActionSince).Add(longer(quiet, earlier)); !g.AskedAt.Before(end) {
 			return end
 		}
 	}
@@ -335,15 +335,15 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// countable reports whether a fault that comes again is held back for longer. What changes
-// nothing for claims by default, and is read again at any time, is not.
+// countable reports whether a GPU is held back for longer if a fault comes again. Faults that change
+// nothing for claims by default, and that each reading shows, do not count.
 func countable(reason device.Reason) bool {
 	return reason != device.Throttled && reason != device.Unmonitored && reason != device.RowRemapPending
 }
 
 // earlier is how often the GPU had the fault before.
-func (r *record) earlier(f *fault) int {
-	for _, p := range r.Past {
+func (g *gpuHistory) earlier(f *fault) int {
+	for _, p := range g.Past {
 		if p.Reason == f.Reason && p.XID == f.XID && f.Partition == nil {
 			return p.Count
 		}
@@ -351,26 +351,26 @@ func (r *record) earlier(f *fault) int {
 	return 0
 }
 
-func (j *judge) count(r *record, f *fault, at time.Time) {
+func (j *judge) count(g *gpuHistory, f *fault, at time.Time) {
 	if f.Partition != nil || !countable(f.Reason) {
 		return
 	}
-	for _, p := range r.Past {
+	for _, p := range g.Past {
 		if p.Reason == f.Reason && p.XID == f.XID {
 			p.Count, p.Ended = p.Count+1, at
 			return
 		}
 	}
-	r.Past = append(r.Past, &past{Reason: f.Reason, XID: f.XID, Count: 1, Ended: at})
+	g.Past = append(g.Past, &past{Reason: f.Reason, XID: f.XID, Count: 1, Ended: at})
 }
 
-// conditions are what is wrong with all GPUs.
+// conditions are those of all GPUs.
 func (j *judge) conditions(h *policy.Health) []device.Condition {
 	var all []device.Condition
 	for _, address := range gpu.SortPCIAddresses(slices.Collect(maps.Keys(j.gpus))) {
-		r := j.gpus[address]
-		for _, f := range slices.SortedFunc(slices.Values(r.Faults), compareFaults) {
-			if c, counts := f.condition(address, h, r.verdict(f)); counts {
+		g := j.gpus[address]
+		for _, f := range slices.SortedFunc(slices.Values(g.Faults), compareFaults) {
+			if c, counts := f.condition(address, h, g.verdict(f)); counts {
 				all = append(all, c)
 			}
 		}

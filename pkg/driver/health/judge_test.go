@@ -41,7 +41,7 @@ func newScene() *scene {
 	s.follow(pciB, "GPU-B")
 	for _, pci := range []string{pciA, pciB} {
 		// Of a driver without recovery actions, unless a test has another.
-		s.gpus[pci].Asked = start
+		s.gpus[pci].AskedAt = start
 	}
 	return s
 }
@@ -80,7 +80,7 @@ func fails(err error) step {
 func errorsOf(n uint64) step { return reads(gpu.Health{UncorrectedECC: &n}, nil) }
 
 // neverAsked is a GPU of whose driver nothing is known.
-func neverAsked() step { return func(s *scene) { s.gpus[pciA].Asked = time.Time{} } }
+func neverAsked() step { return func(s *scene) { s.gpus[pciA].AskedAt = time.Time{} } }
 
 // fabricNotAsked is a reading while there are partitions.
 func fabricNotAsked() step {
@@ -98,7 +98,7 @@ func lives(uuids ...string) step {
 		for i, uuid := range uuids {
 			instances = append(instances, gpu.Instance{ID: i, Compute: []gpu.ComputeInstance{{UUID: uuid}}})
 		}
-		s.alive(pciA, instances, s.now)
+		s.dropGonePartitions(pciA, instances, s.now)
 	}
 }
 
@@ -249,7 +249,7 @@ func TestJudge(t *testing.T) {
 			s.event(gpu.Event{PCIAddress: "0000:99:00.0", Kind: gpu.EventXID, XID: 95, Time: s.now}, nil, &s.reaction)
 			s.read("0000:99:00.0", reading{Err: gpu.ErrLost})
 			s.settle("0000:99:00.0", quiet, s.now)
-			s.alive("0000:99:00.0", nil, s.now)
+			s.dropGonePartitions("0000:99:00.0", nil, s.now)
 		}), shows("")},
 		"of the other GPU": {step(func(s *scene) {
 			s.event(gpu.Event{PCIAddress: pciB, Kind: gpu.EventXID, XID: 95, Time: s.now}, nil, &s.reaction)

@@ -20,17 +20,17 @@ import (
 	"github.com/partage-dev/partage/pkg/util/panics"
 )
 
-// Hardware is what is asked about GPUs. A GPU that hangs delays no call on another.
+// Hardware reads the health of GPUs. A GPU that hangs delays no call on another.
 type Hardware interface {
 	// Events returns what the driver reports, until ctx ends; then it closes the channel.
 	Events(ctx context.Context) <-chan gpu.Event
 	// Unmonitored returns why the events of a GPU are not received, or nil.
 	Unmonitored(pciAddress string) error
-	// Health reads what a GPU says of itself. With an error parts of it may be missing.
+	// Health reads the health of a GPU. With an error parts of it may be missing.
 	Health(ctx context.Context, pciAddress string) (gpu.Health, error)
 	// MIGState reads which partitions a GPU has.
 	MIGState(ctx context.Context, pciAddress string) (gpu.MIGState, error)
-	// FabricPending is that of Health, but in any MIG mode.
+	// FabricPending reads the value that Health has, but in any MIG mode.
 	FabricPending(ctx context.Context, pciAddress string) (string, error)
 }
 
@@ -43,13 +43,13 @@ type ProgramError struct {
 	Text string
 }
 
-// Hold says that something is over, and that the GPU is held back because it was not for the
-// first time.
+// Hold says that a fault is over, and that the GPU is held back all the same, because it has had
+// the fault before.
 type Hold struct {
 	PCIAddress string
 	Reason     device.Reason
-	// Earlier is how often it was before, Until when it counts as over if it does not happen
-	// again.
+	// Earlier is how often it has happened before, and Until when the GPU is offered again, unless it
+	// happens once more.
 	Earlier int
 	Until   time.Time
 }
@@ -63,7 +63,7 @@ type Options struct {
 	Interval time.Duration
 	// Changed is called when the conditions may have changed.
 	Changed func()
-	// Report is called for errors of programs, seldom for the same. Optional.
+	// Report is called for errors of programs, at most once in reportEvery for the same. Optional.
 	Report func(ctx context.Context, e ProgramError)
 	// HeldBack is called when a GPU works again and is not offered yet. Optional.
 	HeldBack func(ctx context.Context, h Hold)
@@ -75,11 +75,11 @@ type Options struct {
 }
 
 const (
-	// placeLimit is how long the reading may take of the partitions that an event may be about. It is
-	// not known which one it is if it takes longer.
+	// placeLimit is how long place may take to read the partitions. If it takes longer, the partition
+	// of the event is not known.
 	placeLimit = 5 * time.Second
-	// hungAfter is after how long a reading that does not return is a fault. It is longer than
-	// what the hardware takes for a call that hangs.
+	// hungAfter is when a reading that does not return becomes a fault. It is longer than Hardware
+	// waits for a call that hangs.
 	hungAfter = time.Minute
 	// readPause is how long a GPU is left alone after a reading: programs may cause as many
 	// events as they like.
@@ -93,7 +93,7 @@ const (
 // Monitor follows the GPUs of a node. All methods may be called concurrently.
 type Monitor struct {
 	o       Options
-	history history
+	history historyFile
 
 	mu       sync.Mutex
 	judge    *judge
@@ -108,25 +108,25 @@ type Monitor struct {
 	panics         panics.Repeated
 }
 
-// watch is what is done about one GPU.
+// watch is the monitoring of one GPU.
 type watch struct {
 	pci string
 	// stop is nil before Run.
 	stop context.CancelFunc
-	// events are those that wait, each kind once and without its times, and waiting the last one
-	// of each.
+	// events is the queue, with one event of each kind, without its times. waiting has the last event
+	// of each kind that is in the queue.
 	events  chan gpu.Event
 	waiting map[gpu.Event]gpu.Event
 	// readNow asks for a reading.
 	readNow chan struct{}
-	// reading is since when a reading is in progress, or zero.
+	// reading is when the reading in progress began, or zero.
 	reading time.Time
 }
 
 // New reads the history. Nothing is followed before Run and Follow are called.
 func New(o Options) *Monitor {
 	m := &Monitor{
-		o: o, history: history{path: filepath.Join(o.DataDir, FileName), bootID: o.BootID},
+		o: o, history: historyFile{path: filepath.Join(o.DataDir, FileName), bootID: o.BootID},
 		judge: newJudge(), reaction: policy.Builtin().Health, watches: map[string]*watch{}, reported: map[string]time.Time{},
 	}
 	gpus, err := m.history.read(time.Now())
@@ -162,7 +162,7 @@ func (m *Monitor) Run(ctx context.Context) {
 	m.mu.Unlock()
 }
 
-// Follow says which GPUs there are, by PCI address and UUID, and how to react.
+// Follow sets the GPUs to monitor, UUIDs by PCI address, and the policy for their faults.
 func (m *Monitor) Follow(uuids map[string]string, reaction policy.Health) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -195,8 +195,8 @@ func (m *Monitor) Conditions() []device.Condition {
 	return slices.DeleteFunc(m.judge.conditions(&m.reaction), func(c device.Condition) bool { return m.watches[c.PCIAddress] == nil })
 }
 
-// change lets the judge work, writes down what has become of it, and says if the conditions
-// may be others.
+// change lets the judge work, saves the histories, and calls Changed if the conditions may be
+// others.
 func (m *Monitor) change(ctx context.Context, do func(j *judge)) {
 	m.mu.Lock()
 	do(m.judge)
@@ -216,8 +216,8 @@ func (m *Monitor) change(ctx context.Context, do func(j *judge)) {
 	}
 }
 
-// save writes down what is known now, and not what was known when it was asked for: several
-// goroutines do.
+// save writes the histories as they are now. Several goroutines ask for it, so they are not those of the
+// moment when it was asked for.
 func (m *Monitor) save(ctx context.Context) {
 	m.saving.Lock()
 	defer m.saving.Unlock()
@@ -265,7 +265,7 @@ func (m *Monitor) readSafely(ctx context.Context, w *watch) {
 	now.Unmonitored = m.o.Hardware.Unmonitored(w.pci)
 	m.readFabric(ctx, w.pci, &now)
 	if ctx.Err() != nil {
-		// It was not the GPU that gave up.
+		// The reading may have failed only because ctx has ended.
 		return
 	}
 	now.Ended = time.Now()
@@ -276,14 +276,14 @@ func (m *Monitor) readSafely(ctx context.Context, w *watch) {
 	m.change(ctx, func(j *judge) {
 		j.read(w.pci, now)
 		if known {
-			j.alive(w.pci, instances, now.Began)
+			j.dropGonePartitions(w.pci, instances, now.Began)
 		}
 		j.settle(w.pci, m.reaction.QuietPeriod, now.Ended)
 	})
 }
 
-// readFabric asks for the state of the fabric where something depends on it and Health does not say
-// it: in MIG mode. With partitions the driver does not register the GPU, so that its state says nothing.
+// readFabric reads the state of the fabric where it is needed and Health does not have it: in MIG
+// mode. With partitions the NVIDIA driver does not register the GPU, so that the state means nothing.
 func (m *Monitor) readFabric(ctx context.Context, pciAddress string, now *reading) {
 	m.mu.Lock()
 	needed := m.judge.watchesFabric(pciAddress)
@@ -298,7 +298,7 @@ func (m *Monitor) readFabric(ctx context.Context, pciAddress string, now *readin
 	now.FabricNotAsked = err != nil || len(state.Instances) > 0
 }
 
-// instances reads the partitions of a GPU if something is wrong with one of them.
+// instances reads the partitions of a GPU if one of them has a fault.
 func (m *Monitor) instances(ctx context.Context, pciAddress string) ([]gpu.Instance, bool) {
 	m.mu.Lock()
 	needed := m.judge.hasPartitionFaults(pciAddress)
@@ -316,7 +316,7 @@ func (m *Monitor) setReading(w *watch, since time.Time) {
 	w.reading = since
 }
 
-// watchdog finds readings that do not return although they should.
+// watchdog makes faults of readings that do not return.
 func (m *Monitor) watchdog(ctx context.Context) {
 	ticker := time.NewTicker(m.o.Interval)
 	defer ticker.Stop()

@@ -436,7 +436,7 @@ func TestHistory(t *testing.T) {
 			if err := os.WriteFile(path, []byte(change(string(content))), fileMode); err != nil {
 				t.Fatal(err)
 			}
-			if gpus, err := (&history{path: path, bootID: "boot-1"}).read(time.Now()); err == nil || len(gpus) != 0 {
+			if gpus, err := (&historyFile{path: path, bootID: "boot-1"}).read(time.Now()); err == nil || len(gpus) != 0 {
 				t.Errorf("%s: read as %v", what, gpus)
 			}
 			s = newStation(t, dir, h)
@@ -454,19 +454,19 @@ func TestHistory(t *testing.T) {
 		if err := os.WriteFile(path, newer, fileMode); err != nil {
 			t.Fatal(err)
 		}
-		gpus, err := (&history{path: path, bootID: "boot-1"}).read(time.Now())
+		gpus, err := (&historyFile{path: path, bootID: "boot-1"}).read(time.Now())
 		if err != nil || len(gpus) != 2 {
 			t.Errorf("of a newer driver: %v, %v", gpus, err)
 		}
-		gpus, err = (&history{path: path, bootID: "boot-2"}).read(time.Now())
+		gpus, err = (&historyFile{path: path, bootID: "boot-2"}).read(time.Now())
 		if err != nil || len(gpus) != 2 || len(gpus[pciA].Faults) != 0 || gpus[pciB].Past[0].Count != 1 || gpus[pciA].UUID != "GPU-A" {
 			t.Errorf("in another boot: %v, %v", gpus, err)
 		}
-		gpus, err = (&history{path: path, bootID: "boot-1"}).read(time.Now().Add(remember + time.Hour))
+		gpus, err = (&historyFile{path: path, bootID: "boot-1"}).read(time.Now().Add(remember + time.Hour))
 		if err != nil || len(gpus) != 0 {
 			t.Errorf("much later: %v, %v", gpus, err)
 		}
-		gpus, err = (&history{path: path, bootID: "boot-1"}).read(time.Now().Add(-time.Hour))
+		gpus, err = (&historyFile{path: path, bootID: "boot-1"}).read(time.Now().Add(-time.Hour))
 		if err != nil || gpus[pciA].Faults[0].Last.After(time.Now().Add(-time.Hour)) {
 			t.Errorf("with a clock that was put back: %v, %v", gpus, err)
 		}

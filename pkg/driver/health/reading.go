@@ -18,7 +18,7 @@ import (
 
 // reading is what was read of a GPU.
 type reading struct {
-	// Began and Ended are when. What was read is proof of nothing that happened after Began.
+	// Began and Ended are its times. It proves nothing about what happened after Began.
 	Began, Ended time.Time
 	Health       gpu.Health
 	// Err says that parts of Health, or all, could not be read.
@@ -29,23 +29,23 @@ type reading struct {
 	FabricNotAsked bool
 }
 
-// silent reports whether nothing was read, and no more is known than that it failed: a GPU that
-// fell off the bus may say that it is lost, and then fail in unknown ways.
+// silent reports whether nothing was read, with an error that says nothing about the GPU: after a GPU
+// fell off the bus, the driver may say that it is lost, and later return other errors.
 func (now *reading) silent() bool {
 	return now.Err != nil && failure(now.Err) == "" && reflect.ValueOf(now.Health).IsZero()
 }
 
 // read takes a reading.
 func (j *judge) read(pciAddress string, now reading) {
-	r := j.gpus[pciAddress]
-	if r == nil {
+	g := j.gpus[pciAddress]
+	if g == nil {
 		return
 	}
-	defer j.weigh(r)
+	defer j.updateVerdicts(g)
 	if errors.Is(now.Err, gpu.ErrDriverNotLoaded) || errors.Is(now.Err, gpu.ErrVersionMismatch) {
-		// That is nothing to say of a single GPU. When it is loaded again, the driver starts
-		// all of them anew; that this mends what a reset does is assumed.
-		r.Absent = r.Absent || r.answered
+		// That says nothing about a single GPU. When the driver is loaded again, it initializes
+		// all of them; it is assumed that this ends the same faults as a reset.
+		g.Absent = g.Absent || g.answered
 		return
 	}
 	if now.silent() {
@@ -53,48 +53,48 @@ func (j *judge) read(pciAddress string, now reading) {
 	}
 	found := faultsOf(now)
 	answers := !slices.ContainsFunc(found, func(f *fault) bool { return isFailure(f.Reason) })
-	if answers && (r.Absent || r.recovered(now.Health) || less(now.Health.UncorrectedECC, r.Uncorrected)) {
-		j.reset(r, now.Began)
+	if answers && (g.Absent || g.recovered(now.Health) || less(now.Health.UncorrectedECC, g.Uncorrected)) {
+		j.reset(g, now.Began)
 	}
-	if less(r.Uncorrected, now.Health.UncorrectedECC) && !r.has(device.UncorrectedECC) {
+	if less(g.Uncorrected, now.Health.UncorrectedECC) && !g.has(device.UncorrectedECC) {
 		found = append(found, uncorrected())
 	}
-	for _, f := range r.persistent(found, now) {
-		j.see(r, f, now.Ended)
+	for _, f := range g.persistent(found, now) {
+		j.see(g, f, now.Ended)
 	}
-	j.clear(r, found, now)
-	r.keep(now, answers)
+	j.clear(g, found, now)
+	g.keep(now, answers)
 }
 
-// verdict is what the driver says of an XID. Only an answer says anything: one that does not come
-// changes nothing. Neither does what is wanted after a reset say anything of what was before it, and
-// what is only held back evicts nobody.
-func (r *record) verdict(f *fault) verdict {
+// verdict says what follows from the driver's last answer for an XID. Without an answer nothing changes.
+// An answer from after a reset says nothing about faults before it, and a fault that only holds the GPU
+// back evicts nobody.
+func (g *gpuHistory) verdict(f *fault) verdict {
 	switch {
-	case r.Asked.IsZero() || !f.Gone.IsZero():
+	case g.AskedAt.IsZero() || !f.Gone.IsZero():
 		return verdictDue
-	case r.Wants == "" || r.has(device.Lost) || r.has(device.ResetRequired):
+	case g.Wants == "" || g.has(device.Lost) || g.has(device.ResetRequired):
 		return verdictTable
-	case r.Wants == gpu.RecoveryNone && !f.Last.After(r.Asked):
+	case g.Wants == gpu.RecoveryNone && !f.Last.After(g.AskedAt):
 		return verdictHarmless
-	case r.Wants != gpu.RecoveryNone && !f.First.After(r.Asked):
+	case g.Wants != gpu.RecoveryNone && !f.First.After(g.AskedAt):
 		return verdictTable
 	}
 	return verdictDue
 }
 
-// weigh notes that verdicts have changed.
-func (j *judge) weigh(r *record) {
-	for _, f := range r.Faults {
-		if v := r.verdict(f); f.Reason == device.XID && f.verdict != v {
+// updateVerdicts notes which verdicts have changed.
+func (j *judge) updateVerdicts(g *gpuHistory) {
+	for _, f := range g.Faults {
+		if v := g.verdict(f); f.Reason == device.XID && f.verdict != v {
 			f.verdict, j.changed, j.touched = v, true, true
 		}
 	}
 }
 
-// clear notes which faults a reading proves to be gone.
-func (j *judge) clear(r *record, found []*fault, now reading) {
-	for _, f := range r.Faults {
+// clear notes which faults are over, by the proof of a reading.
+func (j *judge) clear(g *gpuHistory, found []*fault, now reading) {
+	for _, f := range g.Faults {
 		still := slices.ContainsFunc(found, func(is *fault) bool { return is.identity() == f.identity() })
 		calm := time.Nanosecond
 		if f.Reason == device.Throttled {
@@ -106,8 +106,8 @@ func (j *judge) clear(r *record, found []*fault, now reading) {
 	}
 }
 
-// asked reports whether a reading would have something that is wrong. A GPU that hangs proves
-// nothing, and one that answers in part only that it answers.
+// asked reports whether a reading would show such a fault if there were one. A GPU that hangs proves
+// nothing, and one that answers in part proves only that it answers.
 func (now *reading) asked(reason device.Reason) bool {
 	switch {
 	case isFailure(reason):
@@ -118,57 +118,57 @@ func (now *reading) asked(reason device.Reason) bool {
 	return now.Err == nil
 }
 
-// keep remembers what the next reading is compared with.
-func (r *record) keep(now reading, answers bool) {
+// keep stores what the next reading is compared with.
+func (g *gpuHistory) keep(now reading, answers bool) {
 	if !answers {
-		r.Absent = r.Absent || !errors.Is(now.Err, gpu.ErrHung)
-		r.Content = time.Time{}
+		g.Absent = g.Absent || !errors.Is(now.Err, gpu.ErrHung)
+		g.NoActionSince = time.Time{}
 		return
 	}
-	r.answered, r.Absent = true, false
-	r.hear(now)
+	g.answered, g.Absent = true, false
+	g.noteRecoveryAction(now)
 	if now.Health.UncorrectedECC != nil {
-		r.Uncorrected = now.Health.UncorrectedECC
+		g.Uncorrected = now.Health.UncorrectedECC
 	}
 }
 
-// hear remembers what the driver wants. One that does not say has no recovery actions, unless parts
-// of the reading failed or it had one before.
-func (r *record) hear(now reading) {
+// noteRecoveryAction stores the recovery action that the driver asks for. A driver that returns none knows
+// no recovery actions, unless parts of the reading failed, or it has returned one before.
+func (g *gpuHistory) noteRecoveryAction(now reading) {
 	action := now.Health.RecoveryAction
-	if action == "" && (now.Err != nil || r.Wants != "") {
+	if action == "" && (now.Err != nil || g.Wants != "") {
 		return
 	}
-	r.Wants, r.Asked = action, now.Began
+	g.Wants, g.AskedAt = action, now.Began
 	switch {
 	case action != gpu.RecoveryNone:
-		r.Content = time.Time{}
-	case r.Content.IsZero():
-		r.Content = now.Ended
+		g.NoActionSince = time.Time{}
+	case g.NoActionSince.IsZero():
+		g.NoActionSince = now.Ended
 	}
 }
 
-// recovered reports whether what the driver wanted to be done was done.
-func (r *record) recovered(now gpu.Health) bool {
-	wanted := r.Wants != "" && r.Wants != gpu.RecoveryNone
+// recovered reports whether the recovery action that the driver asked for was carried out.
+func (g *gpuHistory) recovered(now gpu.Health) bool {
+	wanted := g.Wants != "" && g.Wants != gpu.RecoveryNone
 	return wanted && now.RecoveryAction == gpu.RecoveryNone
 }
 
-func (r *record) has(reason device.Reason) bool {
-	return slices.ContainsFunc(r.Faults, func(f *fault) bool { return f.Reason == reason && f.Gone.IsZero() })
+func (g *gpuHistory) has(reason device.Reason) bool {
+	return slices.ContainsFunc(g.Faults, func(f *fault) bool { return f.Reason == reason && f.Gone.IsZero() })
 }
 
 func less(now, before *uint64) bool { return now != nil && before != nil && *now < *before }
 
-// isFailure reports whether a reason is about the GPU's not answering. A GPU that answers in
-// another way has none of the others.
+// isFailure reports whether the reason means that the GPU does not answer as it should. A reading
+// shows one of these at most.
 func isFailure(reason device.Reason) bool {
 	return reason == device.Lost || reason == device.ResetRequired || reason == device.Unresponsive
 }
 
-// persistent leaves out what has not persisted for long enough. What was not asked about persists.
-func (r *record) persistent(found []*fault, now reading) []*fault {
-	maps.DeleteFunc(r.since, func(reason device.Reason, _ time.Time) bool {
+// persistent leaves out what has not lasted long enough. What was not asked for counts as lasting.
+func (g *gpuHistory) persistent(found []*fault, now reading) []*fault {
+	maps.DeleteFunc(g.since, func(reason device.Reason, _ time.Time) bool {
 		still := slices.ContainsFunc(found, func(f *fault) bool { return f.patient && f.Reason == reason })
 		return !still && now.asked(reason)
 	})
@@ -176,27 +176,27 @@ func (r *record) persistent(found []*fault, now reading) []*fault {
 		if !f.patient {
 			return false
 		}
-		if r.since == nil {
-			r.since = map[device.Reason]time.Time{}
+		if g.since == nil {
+			g.since = map[device.Reason]time.Time{}
 		}
-		if _, known := r.since[f.Reason]; !known {
-			r.since[f.Reason] = now.Ended
+		if _, known := g.since[f.Reason]; !known {
+			g.since[f.Reason] = now.Ended
 		}
-		return now.Ended.Sub(r.since[f.Reason]) < patience && !r.has(f.Reason)
+		return now.Ended.Sub(g.since[f.Reason]) < patience && !g.has(f.Reason)
 	})
 }
 
-// watchesFabric reports whether something is known of the fabric that a reading may end.
+// watchesFabric reports whether there is a fault of the fabric, or one that may become a fault.
 func (j *judge) watchesFabric(pciAddress string) bool {
-	r := j.gpus[pciAddress]
-	if r == nil {
+	g := j.gpus[pciAddress]
+	if g == nil {
 		return false
 	}
-	_, pending := r.since[device.FabricUnhealthy]
-	return pending || r.has(device.FabricUnhealthy)
+	_, pending := g.since[device.FabricUnhealthy]
+	return pending || g.has(device.FabricUnhealthy)
 }
 
-// faultsOf says what a reading has. Of a GPU that does not answer nothing else is known.
+// faultsOf returns the faults that a reading shows. If the GPU does not answer, that is the only one.
 func faultsOf(now reading) []*fault {
 	if reason := failure(now.Err); reason != "" {
 		// Each value that could not be read has a line.
@@ -212,7 +212,7 @@ func faultsOf(now reading) []*fault {
 	return found
 }
 
-// failure is how a GPU fails to answer, or empty.
+// failure is the reason why a GPU does not answer, or empty.
 func failure(err error) device.Reason {
 	switch {
 	case errors.Is(err, gpu.ErrLost), errors.Is(err, gpu.ErrNotFound):

@@ -29,8 +29,8 @@ func (f *fault) condition(pciAddress string, h *policy.Health, v verdict) (devic
 	return c, c.Effect != policy.EffectIgnore
 }
 
-// effect is that of an XID: what the policy says, else what the driver has said, else what the
-// table says.
+// effect is that of an XID: the policy's, if it has one, else what follows from the driver's answer, else
+// the table's.
 func (v verdict) effect(x xid.XID, h *policy.Health) policy.Effect {
 	if effect, changed := h.XIDs[x.Number]; changed {
 		return effect
