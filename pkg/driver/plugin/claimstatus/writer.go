@@ -52,8 +52,8 @@ const (
 	firstRetry, lastRetry = time.Second, 10 * time.Minute
 	// refusedPause is for how long nothing is written in a cluster that has never let the driver write.
 	refusedPause = 30 * time.Minute
-	// recheckInterval is how long what the API server has is believed, less up to
-	// recheckJitter: somebody may have changed it.
+	// recheckInterval is the time after which the API server's entries are read again, less up to
+	// recheckJitter: somebody may have changed them.
 	recheckInterval, recheckJitter = time.Hour, 10 * time.Minute
 	// requestTime bounds one request.
 	requestTime = 10 * time.Second
@@ -73,7 +73,7 @@ type Options struct {
 	Newest func() bool
 }
 
-// Writer brings the status of claims to what Set was told last.
+// Writer keeps the status of claims as Set was last called with.
 type Writer struct {
 	Options
 	// queue has the claims about which there may be something to do.
@@ -85,8 +85,8 @@ type Writer struct {
 
 	// What follows is for the goroutine of Run.
 
-	// works says that the cluster has stored an entry, and paused until when it is not asked,
-	// because it never has.
+	// works says that the cluster has stored an entry. While it never has, nothing is written
+	// until paused.
 	works   bool
 	paused  time.Time
 	problem logchange.Problem
@@ -98,10 +98,10 @@ func New(o Options) *Writer {
 	return &Writer{Options: o, queue: workqueue.NewTypedRateLimitingQueue(pauses)}
 }
 
-// Set says what there is to say, of all prepared claims. It is called again and again: an older instance
-// looks then whether the newer one has ended. It never blocks.
+// Set replaces the wanted entries of all prepared claims. It is called again and again, so that an older instance
+// notices when the newer one has ended. It never blocks.
 //
-// A claim that is there from the beginning may have entries; one that comes later was prepared just now.
+// The claims of the first call may have entries already; one that comes later was prepared just now.
 func (w *Writer) Set(claims []Claim) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -135,13 +135,13 @@ func (w *Writer) Run(ctx context.Context) {
 		if ended {
 			return
 		}
-		w.look(ctx, uid)
+		w.syncClaim(ctx, uid)
 		w.queue.Done(uid)
 	}
 }
 
-// look does what there is to do about a claim, and says when there may be something again.
-func (w *Writer) look(ctx context.Context, uid types.UID) {
+// syncClaim writes one claim's entries if it has to, and queues the claim for when it may have to again.
+func (w *Writer) syncClaim(ctx context.Context, uid types.UID) {
 	w.mu.Lock()
 	e := w.entries[uid]
 	var wanted Claim

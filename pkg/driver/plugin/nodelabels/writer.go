@@ -58,11 +58,11 @@ type Options struct {
 	// Client has a budget of its own: nothing that pods wait for is to wait for this.
 	Client kubernetes.Interface
 	Mode   Mode
-	// Say takes which labels others have written with other values, nothing if there are none.
+	// Say takes the message of an event about labels that others have written with other values, empty if there are none.
 	Say func(ctx context.Context, message string)
 }
 
-// Writer brings the labels of the node to what it was told last. It writes by server-side
+// Writer keeps the labels of the node as Set was last called with. It writes by server-side
 // apply: the API server knows which labels are this driver's, also those of earlier plugins,
 // and refuses to overwrite those of others.
 type Writer struct {
@@ -86,7 +86,7 @@ func New(o Options) *Writer {
 	return &Writer{Options: o, changed: loop.NewTrigger()}
 }
 
-// Set takes the node as it is now, and the GPUs that it offers, if they are known. It does not block. What is told again and again does not
+// Set takes the node as it is now, and the GPUs that it offers, if they are known. It does not block. A call with the same values does not
 // cut the pause after a failure short.
 func (w *Writer) Set(node *corev1.Node, gpus []*gpu.GPU, known bool) {
 	w.mu.Lock()
@@ -126,7 +126,7 @@ func (w *Writer) Run(ctx context.Context) {
 	}
 }
 
-// update writes if something has changed since the last time. What others have written with other values stays and is told.
+// update writes if something has changed since the last time. Labels that others have written with other values stay, with an event.
 func (w *Writer) update(ctx context.Context) error {
 	w.mu.Lock()
 	now, version := w.now, w.version

@@ -35,7 +35,7 @@ func (p *Publisher) act(ctx context.Context, r *rules.Request) {
 	switch {
 	case err == nil:
 		if r.Verb != rules.List {
-			p.says.failure = nil
+			p.reporting.failure = nil
 		}
 		p.Observe(len(p.stored.Slices), nil)
 		return
@@ -54,7 +54,7 @@ func (p *Publisher) refused(ctx context.Context, err error) {
 		return
 	}
 	p.Observe(0, err)
-	p.says.failure = err
+	p.reporting.failure = err
 	p.memory.Refused(p.now(), rand.Float64()) //nolint:gosec // no secret
 }
 

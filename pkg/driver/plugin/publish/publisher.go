@@ -8,8 +8,8 @@
 //	want.go        the slices that there should be
 //	act.go         one request, and what its answer means
 //	versions.go    whether somebody else has changed what is stored
-//	tell.go        what is said of what is stored, and which of several instances publishes
-//	features.go    what the cluster can do with devices, which is asked for, and what people are told of that
+//	tell.go        reports whether the slices are stored as they should be, and which of several instances publishes
+//	features.go    finds out what the cluster can do with devices, with events about what it cannot
 //
 // It does not use the slice controller of k8s.io/dynamic-resource-allocation, see
 // docs/design/publishing.md.
@@ -40,8 +40,8 @@ const (
 	// changesTogether is the time in which changes by others count as one: slices
 	// are deleted several at a time. Meanwhile the watch delivers the writes of this process that were answered.
 	changesTogether = 400 * time.Millisecond
-	// precedenceInterval is the time between two looks for a newer instance while
-	// there is one. They ask nobody but the kernel.
+	// precedenceInterval is the time between two checks whether a newer instance still
+	// runs. They ask only the kernel.
 	precedenceInterval = 2 * time.Second
 	// requestTimeout bounds one request. An API server may be slow, but not for ever.
 	requestTimeout = 30 * time.Second
@@ -60,10 +60,10 @@ type Options struct {
 	// Report is called with the reason why the API server does not hold what it
 	// should, and with "" when it does.
 	Report func(ctx context.Context, reason string)
-	// Say takes what is not offered, or dangerous, because of the cluster, by the reason of its event: nothing if it is over.
+	// Say takes the message of an event about what the cluster lacks, by the reason of the event. It is empty when that is over.
 	Say func(ctx context.Context, reason, message string)
-	// Observe is told after each request how many slices are stored, 0 if another
-	// instance sees to that, or why it failed.
+	// Observe is called after each request with the number of slices that are stored, or why
+	// it failed. The number is 0 while another instance publishes.
 	Observe func(slices int, err error)
 	// Pace is optional.
 	Pace *rules.Pace
@@ -85,8 +85,8 @@ type Publisher struct {
 	changed, registered loop.Trigger
 	versions            *versions
 	precedence          *precedence.Precedence
-	// found is what Stored has found, until it is used. It does no harm if it is not true any more: what is written names the
-	// versions that it replaces, and the watch begins with what is there.
+	// found is the list that Stored has read, until it is used. It may be out of date: requests have the resource versions that they
+	// replace, and the watch begins with a list.
 	found atomic.Pointer[resourceapi.ResourceSliceList]
 
 	// What follows is for the goroutine of Run.
@@ -94,13 +94,13 @@ type Publisher struct {
 	began time.Time
 	// notMine means that another instance publishes.
 	notMine bool
-	// compareAt is when what the watch has told is compared with what is known to be stored, or zero if it has told nothing since.
+	// compareAt is when the versions of the watch are compared with those known to be stored, or zero if the watch has no news.
 	compareAt time.Time
 	memory    *rules.Memory
 	stored    rules.Stored
 	wanted    wanted
 	features  features
-	says      says
+	reporting reporting
 }
 
 // New makes a Publisher that does nothing before Run.
@@ -141,8 +141,8 @@ func (p *Publisher) SetOwner(uid types.UID) {
 // deleted the slices of its node.
 func (p *Publisher) Registered() { p.registered.Fire() }
 
-// Newest reports whether this instance is the one that writes what all of this node would write. It asks the kernel:
-// the publisher itself may have had no reason to look for long.
+// Newest reports whether this is the newest instance on the node, which alone writes. It asks the kernel, as the
+// publisher's own last check may be long ago.
 func (p *Publisher) Newest() bool { return !p.precedence.Superseded() }
 
 // Stored returns all slices of this driver on this node that the API server holds,
@@ -196,15 +196,15 @@ func (p *Publisher) step(ctx context.Context) (next rules.Time, wait bool) {
 		}
 	}
 	plan := rules.Decide(p.want(ctx), &p.stored, p.memory, p.now())
-	if plan.Others && p.says.published.Set("") {
+	if plan.ChangedByOthers && p.reporting.published.Set("") {
 		klog.FromContext(ctx).Info("Publishing the ResourceSlices again: somebody else has changed them", "missing", plan.Missing, "changed", plan.Wrong)
 	}
 	if plan.Request != nil && plan.Request.Verb == rules.Put && p.wanted.Owner == "" {
-		plan.Request, p.says.failure = nil, fmt.Errorf("node %s is not in the cluster, as far as is known", p.pool.nodeName)
+		plan.Request, p.reporting.failure = nil, fmt.Errorf("node %s is not in the cluster, as far as is known", p.pool.nodeName)
 	}
 	switch {
 	case plan.Request != nil:
-		p.says.note(plan.Published)
+		p.reporting.note(plan.Published)
 		p.act(ctx, plan.Request)
 		return 0, false
 	case p.features.due():

@@ -14,13 +14,13 @@ import (
 	"github.com/partage-dev/partage/pkg/util/logchange"
 )
 
-// usualTime is for how long slices may be other than they should be before that is
-// said of those that were right once: an API server restarts in less.
+// usualTime is how long slices that were right once may be wrong before that is
+// reported: an API server restarts in less.
 const usualTime = 30 * time.Second
 
-// says says what is stored.
-type says struct {
-	// confirmed means that everything was stored at some time, and wrongSince is when it was not any more.
+// reporting is what was reported, and what decides about the next report.
+type reporting struct {
+	// confirmed means that all slices were stored at some time, and wrongSince is since when they are not.
 	confirmed  bool
 	wrongSince time.Time
 	// failure is why the last request has failed, or nil.
@@ -30,7 +30,7 @@ type says struct {
 }
 
 // note notes whether everything is stored, and returns since when it is not.
-func (s *says) note(published bool) time.Duration {
+func (s *reporting) note(published bool) time.Duration {
 	switch {
 	case published:
 		s.wrongSince = time.Time{}
@@ -40,10 +40,10 @@ func (s *says) note(published bool) time.Duration {
 	return time.Since(s.wrongSince)
 }
 
-// tell reports what is stored, and returns when there is more to tell or to do. What is not as it should be is said at once only
-// until everything was stored once: usually the next request succeeds.
+// tell reports whether the slices are stored, and returns when there is more to report or to do. After all slices were stored once, it
+// reports a failure only if it lasts: usually the next request succeeds.
 func (p *Publisher) tell(ctx context.Context, plan *rules.Plan) (next rules.Time) {
-	s, since := &p.says, p.says.note(plan.Published)
+	s, since := &p.reporting, p.reporting.note(plan.Published)
 	if plan.Published {
 		if devices := countDevices(p.stored.Slices); s.published.Set(fmt.Sprint(len(p.stored.Slices), devices)) {
 			klog.FromContext(ctx).Info("Published", "resourceSlices", len(p.stored.Slices), "devices", devices)
@@ -68,7 +68,7 @@ func (p *Publisher) tell(ctx context.Context, plan *rules.Plan) (next rules.Time
 func (p *Publisher) isMine(ctx context.Context) bool {
 	newest, err := p.precedence.Mine()
 	// Without locks there is nothing better than to publish.
-	p.says.precedence.Log(ctx, err, "It is not known whether a newer instance of the plugin runs, publishing as if there were none", "")
+	p.reporting.precedence.Log(ctx, err, "It is not known whether a newer instance of the plugin runs, publishing as if there were none", "")
 	mine, was := newest || err != nil, !p.notMine
 	switch p.notMine = !mine; {
 	case mine && !was:
@@ -76,9 +76,9 @@ func (p *Publisher) isMine(ctx context.Context) bool {
 		klog.FromContext(ctx).Info("The newer instance of the plugin has ended, publishing again")
 	case !mine && was:
 		p.Observe(0, nil)
-		p.says.note(true)
+		p.reporting.note(true)
 		klog.FromContext(ctx).Info("A newer instance of the plugin publishes the ResourceSlices of this node")
-		if !p.says.confirmed {
+		if !p.reporting.confirmed {
 			p.Report(ctx, "a newer instance of the plugin on this node publishes")
 		}
 	}

@@ -18,14 +18,14 @@ import (
 
 var sliceResource = resourceapi.SchemeGroupVersion.WithResource("resourceslices")
 
-// versions are which slices of this node exist in which version, as a watch tells it. Their content is
-// read only when somebody else has changed them: when an API server restarts, all
-// plugins of a cluster list their slices again.
+// versions are the resource versions of this node's slices, from a watch. The slices themselves are
+// read only when somebody else has changed them: after a restart of an API server, all
+// plugins of a cluster list at the same time.
 type versions struct {
 	watch metawatch.Watch[*metav1.PartialObjectMetadataList]
-	// changed says that the watch has told something.
+	// changed is fired when the watch has news.
 	changed loop.Trigger
-	told    atomic.Pointer[map[types.UID]string]
+	watched atomic.Pointer[map[types.UID]string]
 }
 
 func newVersions(client metadata.Interface, pool pool) *versions {
@@ -37,20 +37,20 @@ func newVersions(client metadata.Interface, pool pool) *versions {
 }
 
 func (v *versions) note(slices map[types.UID]metav1.Object) {
-	told := map[types.UID]string{}
+	watched := map[types.UID]string{}
 	for uid, slice := range slices {
-		told[uid] = slice.GetResourceVersion()
+		watched[uid] = slice.GetResourceVersion()
 	}
-	v.told.Store(&told)
+	v.watched.Store(&watched)
 	v.changed.Fire()
 }
 
-// differ reports whether others slices, or other versions, exist than these, older ones too: that is how a restored etcd is
-// noticed. What was written just now may not have been told yet, which costs a list of the slices.
+// differ reports whether the watch has other slices, or other versions, than these. Versions may also be older, after etcd was
+// restored. A write of this process may not have arrived in the watch yet, which costs a list of the slices.
 func (v *versions) differ(stored []*resourceapi.ResourceSlice) bool {
 	known := map[types.UID]string{}
 	for _, s := range stored {
 		known[s.UID] = s.ResourceVersion
 	}
-	return !maps.Equal(known, *v.told.Load())
+	return !maps.Equal(known, *v.watched.Load())
 }

@@ -50,7 +50,7 @@ type Watch[L interface {
 	What string
 	// Selector is a field selector.
 	Selector string
-	// Changed is told all objects at the beginning of each watch, and when one was made, changed or deleted.
+	// Changed is called with all objects at the beginning of each watch, and after one was created, changed or deleted.
 	Changed func(objects map[types.UID]metav1.Object)
 
 	problem logchange.Problem

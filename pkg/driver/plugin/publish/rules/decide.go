@@ -83,9 +83,9 @@ type Plan struct {
 	Request *Request
 	// Published means that the API server has what it should have, except for what can wait.
 	Published bool
-	// Missing and Wrong are how many slices are not there, or other than they should be, and Others that somebody else has just changed them.
-	Missing, Wrong int
-	Others         bool
+	// Missing and Wrong count the slices that are not there, or not as they should be. ChangedByOthers says that somebody else did that.
+	Missing, Wrong  int
+	ChangedByOthers bool
 	// Next is when something becomes due although nothing changes, or Forever.
 	Next Time
 }
@@ -151,8 +151,8 @@ func (d *decision) plan() (plan Plan) {
 	if d.isKnown() {
 		d.chooseGeneration()
 		plan = d.compare()
-		mayRepair, news = !plan.Others || d.due(d.m.repairs(d.now)), urgent
-		plan.Others, d.m.heard = plan.Others && d.m.heard, false
+		mayRepair, news = !plan.ChangedByOthers || d.due(d.m.repairs(d.now)), urgent
+		plan.ChangedByOthers, d.m.heard = plan.ChangedByOthers && d.m.heard, false
 	}
 	if d.isNews(news) || d.due(d.m.retryAt) {
 		plan.Request = d.first(mayRepair)
@@ -182,14 +182,14 @@ func (d *decision) match() {
 // compare says how what is stored differs from what should be, but for what can wait. Others have changed what is stored if it
 // has another version than was answered.
 func (d *decision) compare() Plan {
-	plan := Plan{Wrong: len(d.strays), Others: len(d.strays) > 0}
+	plan := Plan{Wrong: len(d.strays), ChangedByOthers: len(d.strays) > 0}
 	for i := range d.slots {
 		s := &d.slots[i]
 		if d.differs(s) {
 			s.grade = max(s.grade, structure)
 		}
 		wrote, known := d.m.wrote[s.want.Name]
-		plan.Others = plan.Others || known && (s.have == nil || s.have.ResourceVersion != wrote.version)
+		plan.ChangedByOthers = plan.ChangedByOthers || known && (s.have == nil || s.have.ResourceVersion != wrote.version)
 		switch {
 		case s.have == nil:
 			plan.Missing++
@@ -198,7 +198,7 @@ func (d *decision) compare() Plan {
 		}
 	}
 	plan.Published = plan.Missing+plan.Wrong == 0
-	plan.Others = plan.Others && !plan.Published
+	plan.ChangedByOthers = plan.ChangedByOthers && !plan.Published
 	return plan
 }
 
