@@ -201,13 +201,16 @@ func Configs(data []byte) ([]Config, error) {
 	return configs, nil
 }
 
+// objects says who takes other objects.
+const objects = "kubectl gpu migrate pods translates pods and what makes them"
+
 // open returns what is in an object.
 func open(n *yaml.Node, path string) (configs []Config, err error) {
 	switch kind := Text(n, "kind"); {
 	case kind == "ConfigMap":
 		return inConfigMap(n, path+"ConfigMap "+quote.Name(Text(n, "metadata", "name")))
 	case kind != "List" && kind != "ConfigMapList" && kind != "" && Get(n, "apiVersion") != nil:
-		return nil, fmt.Errorf("%skind: Unsupported value: %s: want a ConfigMap or the configuration itself", path, quote.Text(kind))
+		return nil, fmt.Errorf("%skind: Unsupported value: %s: want a ConfigMap or the configuration itself; %s", path, quote.Text(kind), objects)
 	case kind != "List" && kind != "ConfigMapList":
 		return []Config{{Path: path, Root: n}}, nil
 	}
@@ -217,7 +220,7 @@ func open(n *yaml.Node, path string) (configs []Config, err error) {
 	}
 	for i, item := range items.Content {
 		if kind := Text(item, "kind"); kind != "ConfigMap" {
-			return nil, fmt.Errorf("items[%d].kind: Unsupported value: %s: want ConfigMap", i, quote.Text(kind))
+			return nil, fmt.Errorf("items[%d].kind: Unsupported value: %s: want ConfigMap; %s", i, quote.Text(kind), objects)
 		}
 		found, err := open(item, fmt.Sprintf("%sitems[%d]: ", path, i))
 		if err != nil {

@@ -399,6 +399,46 @@ func TestStrict(t *testing.T) {
 	}
 }
 
+// TestWrongFile: a file that another command translates, or none, is refused with the name of what it is.
+func TestWrongFile(t *testing.T) {
+	const (
+		hami    = "looks like values or a configuration of HAMi, which no command translates"
+		values  = "looks like values of a chart, which no command translates"
+		unknown = "looks like nothing that kubectl gpu migrate translates"
+		plugin  = "looks like a configuration of NVIDIA's device plugin: give it to kubectl gpu migrate device-plugin"
+		parted  = "looks like a configuration of mig-parted: give it to kubectl gpu migrate mig-parted"
+		castAI  = "looks like a node template of Cast AI: give it to kubectl gpu migrate castai"
+		object  = "kubectl gpu migrate pods translates pods and what makes them"
+	)
+	ran := 0
+	for file, want := range map[string]map[string]string{
+		"other/hami-values.yaml":       {"device-plugin": hami, "mig-parted": hami, "castai": hami, "pods": hami},
+		"other/hami-configmap.yaml":    {"device-plugin": "ConfigMap hami-scheduler-device: data[device-config.yaml]: " + hami, "mig-parted": hami, "castai": hami, "pods": ""},
+		"other/chart-values.yaml":      {"device-plugin": values, "mig-parted": values, "castai": values, "pods": values},
+		"other/configmap.yaml":         {"device-plugin": "ConfigMap web: data[server.yaml]: " + unknown, "mig-parted": unknown, "castai": unknown, "pods": ""},
+		"other/unknown.yaml":           {"device-plugin": unknown, "mig-parted": unknown, "castai": unknown, "pods": unknown},
+		"device-plugin/mps.yaml":       {"device-plugin": "", "mig-parted": plugin, "castai": plugin, "pods": plugin},
+		"mig-parted/mixed.yaml":        {"device-plugin": parted, "mig-parted": "", "castai": parted, "pods": ""},
+		"mig-parted/custom.yaml":       {"device-plugin": parted, "mig-parted": "", "castai": parted, "pods": parted},
+		"castai/mps.json":              {"device-plugin": castAI, "mig-parted": castAI, "castai": "", "pods": castAI},
+		"castai/module.json":           {"device-plugin": castAI, "mig-parted": castAI, "castai": "", "pods": castAI},
+		"pods/list.json":               {"device-plugin": object, "mig-parted": object, "castai": object, "pods": ""},
+		"pods/deployment.yaml":         {"device-plugin": object, "mig-parted": object, "castai": object, "pods": ""},
+		"device-plugin/configmap.yaml": {"mig-parted": plugin, "castai": plugin, "pods": ""},
+	} {
+		for command, want := range want {
+			ran++
+			out, _, err := run(t, "", command, "testdata/"+file)
+			if (err == nil) != (want == "") || err != nil && (out != "" || !strings.Contains(err.Error(), want)) {
+				t.Errorf("migrate %s %s:\ngot  %v\nwant %s", command, file, err, want)
+			}
+		}
+	}
+	if ran < 51 {
+		t.Errorf("%d cases ran", ran)
+	}
+}
+
 // TestDriver: selectors are for the driver that the user names.
 func TestDriver(t *testing.T) {
 	for driver, want := range map[string]string{

@@ -34,15 +34,12 @@ func CastAI(data []byte, o Options) (*Result, error) {
 		return nil, errors.New("--match: Forbidden: a node template says itself which GPUs it is for")
 	}
 	root, err := strict.ParseJSON(bytes.TrimSpace(data))
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("is not the JSON of Cast AI's API or of terraform show -json: %w", err)
-	case document.Get(root, "planned_values") != nil:
+	if document.Get(root, "planned_values") != nil {
 		return nil, errors.New("is a plan, which may leave open how GPUs are shared: give what terraform show -json prints after terraform apply")
 	}
 	templates := nodeTemplates(root, nil)
 	if len(templates) == 0 {
-		return nil, errors.New("gpu: Required value: there is no node template with a section gpu")
+		return nil, withoutTemplate(data, err)
 	}
 	chosen, err := o.general(templates, "")
 	if err != nil {
@@ -65,6 +62,18 @@ func CastAI(data []byte, o Options) (*Result, error) {
 	return result, nil
 }
 
+// withoutTemplate says what a file is that has no node template. err is why it is no JSON.
+func withoutTemplate(data []byte, err error) error {
+	configs, other := document.Configs(data)
+	if other == nil {
+		other = Expect("castai", configs...)
+	}
+	if err != nil {
+		return fmt.Errorf("is not the JSON of Cast AI's API or of terraform show -json: %w", cmp.Or(other, err))
+	}
+	return cmp.Or(other, errors.New("gpu: Required value: there is no node template with a section gpu"))
+}
+
 // nodeTemplates finds all objects that have a section gpu about sharing. The constraint of the same name has none of its fields.
 func nodeTemplates(n *yaml.Node, at *field.Path) (found []document.Config) {
 	for key := range document.Fields(onlyOf(document.Get(n, "gpu"))) {
@@ -79,7 +88,7 @@ func nodeTemplates(n *yaml.Node, at *field.Path) (found []document.Config) {
 	for key, value := range document.Fields(n) {
 		found = append(found, nodeTemplates(value, at.Child(key.Value))...)
 	}
-	if n.Kind == yaml.SequenceNode {
+	if n != nil && n.Kind == yaml.SequenceNode {
 		for i, item := range n.Content {
 			found = append(found, nodeTemplates(item, at.Index(i))...)
 		}

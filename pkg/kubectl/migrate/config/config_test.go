@@ -67,7 +67,7 @@ func TestMIGPartedRefuses(t *testing.T) {
 		"nothing":         {"", "is empty"},
 		"no version":      {"mig-configs: {a: [{devices: all, mig-enabled: false}]}", "version: Required value"},
 		"other version":   {"version: v2\nmig-configs: {a: [{devices: all, mig-enabled: false}]}", `version: Unsupported value: "v2"`},
-		"no layouts":      {"version: v1", "mig-configs: Required value"},
+		"no layouts":      {"version: v1\nmig-configs: null", "mig-configs: "},
 		"unknown field":   {"version: v1\nmore: 1\nmig-configs: {}", "more: Invalid value: unknown field"},
 		"empty layout":    {"version: v1\nmig-configs: {a: []}", "mig-configs[a]: Required value: at least one entry"},
 		"unknown in one":  {entry("devices: all, mig-enabled: false, more: 1"), "mig-configs[a][0].more: Invalid value: unknown field"},
@@ -91,9 +91,9 @@ func TestCastAIRefuses(t *testing.T) {
 	const strategy = `"sharingStrategy": "GPU_SHARING_STRATEGY_MPS", `
 	checkRefusals(t, CastAI, map[string]refusal{
 		"nothing":        {" \n", "is not the JSON"},
-		"no template":    {`{"name": "a"}`, "gpu: Required value: there is no node template with a section gpu"},
+		"no template":    {`{"name": "a", "gpu": {}}`, "gpu: Required value: there is no node template with a section gpu"},
 		"a constraint":   {`{"constraints": {"gpu": {"minCount": 1}}}`, "gpu: Required value"},
-		"not JSON":       {`{"gpu": `, "unexpected end of JSON input"},
+		"not JSON":       {`{"gpu": `, "is not the JSON of Cast AI's API or of terraform show -json: "},
 		"a plan":         {`{"format_version": "1.2", "planned_values": {"root_module": {"resources": [{"values": {"name": "a", "gpu": [{"sharing_strategy": "mps"}]}}]}}}`, "is a plan"},
 		"Terraform":      {"gpu {\n  sharing_strategy = var.strategy\n}\n", "is not the JSON of Cast AI's API"},
 		"no resources":   {`{"format_version": "1.0"}`, "gpu: Required value"},

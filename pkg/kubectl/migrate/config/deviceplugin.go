@@ -96,6 +96,9 @@ func DevicePlugin(data []byte, o Options) (*Result, error) {
 		return nil, fmt.Errorf("--single-profile: Invalid value: %s: must be a MIG profile such as 1g.10gb", quote.Text(single))
 	}
 	configs, err := document.Configs(data)
+	if err == nil {
+		err = Expect("device-plugin", configs...)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -110,6 +113,9 @@ func DevicePlugin(data []byte, o Options) (*Result, error) {
 			result.Findings.Add(finding.Lost, strings.TrimSuffix(c.Path, ": "), "",
 				fmt.Sprintf("nodes choose it by the label %s, and a policy goes by GPU, not by node: give --match %s=productName=GLOB for the GPUs that it is for", nodeLabel, c.Name))
 			continue
+		}
+		if err := Expect("device-plugin", c); err != nil {
+			return nil, err
 		}
 		// Letter case does not count, as in Go's reader of JSON.
 		p := &devicePlugin{reader: reader{found: &result.Findings, prefix: c.Path, plain: strings.ToLower}, migStrategy: strategyNone, resources: map[string]replicated{}}

@@ -61,6 +61,9 @@ func MIGParted(data []byte, o Options) (*Result, error) {
 	result := newResult(o.Driver)
 	layouts := map[string][]layoutEntry{}
 	for _, c := range configs {
+		if err := Expect("mig-parted", c); err != nil {
+			return nil, err
+		}
 		r := &migParted{reader: reader{found: &result.Findings, prefix: c.Path}, wanted: o.Configs, layouts: layouts}
 		r.read(c.Root)
 		if err := r.Err(); err != nil {

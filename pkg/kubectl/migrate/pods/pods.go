@@ -19,6 +19,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/kubectl/document"
 	"github.com/partage-dev/partage/pkg/kubectl/manifest"
+	"github.com/partage-dev/partage/pkg/kubectl/migrate/config"
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/finding"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/util/quote"
@@ -146,6 +147,12 @@ var podSpecs = map[string][]string{
 
 // object translates one object in place, and returns the claim template that it uses, or nil if it is not changed.
 func (t *translation) object(n *yaml.Node) ([]byte, error) {
+	if document.Get(n, "kind") == nil {
+		// Nothing can be done with it in a cluster.
+		if err := config.Expect("pods", document.Config{Root: n}); err != nil {
+			return nil, err
+		}
+	}
 	version, err := schema.ParseGroupVersion(document.Text(n, "apiVersion"))
 	path, known := podSpecs[version.Group+"/"+document.Text(n, "kind")]
 	w := &workload{translation: t, object: n, title: title(n), path: strings.Join(path, ".")}
