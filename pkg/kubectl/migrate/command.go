@@ -166,6 +166,7 @@ file that the driver reads, or the device classes that the chart does not make.`
 		if err != nil {
 			return nil, err
 		}
+		result.TellClasses()
 		text, err := printed.text(result)
 		if len(text) == 0 {
 			text = []byte("# None are needed.\n")

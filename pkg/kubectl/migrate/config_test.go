@@ -125,6 +125,16 @@ var configTests = []configTest{
 		},
 	},
 	{
+		// Shares of GPUs and of partitions have one class, so that nvidia.com/gpu.shared needs its own.
+		"device-plugin-mixed-renamed",
+		[]string{"device-plugin", "testdata/device-plugin/mixed-renamed.yaml"},
+		[]string{"t4", "h100-80-sxm"},
+		map[string]map[string]int{
+			"nvidia.com/gpu.shared":         {"timeslice " + t4: 8, "timeslice " + h100: 8},
+			"nvidia.com/mig-1g.10gb.shared": {"timeslice 1g.10gb " + h100: 14},
+		},
+	},
+	{
 		"device-plugin-single",
 		[]string{"device-plugin", "testdata/device-plugin/single.yaml", "--single-profile=1g.10gb"},
 		[]string{"a100-80-mig", "t4"},
@@ -239,6 +249,9 @@ func TestConfig(t *testing.T) {
 				}
 			}
 			golden(t, test.name+".yaml", all.String())
+			if want := strings.Contains(printed["classes"], "kind: DeviceClass"); strings.Contains(told, "--print classes, too") != want {
+				t.Errorf("the values need other classes: %t. It is told:\n%s", want, told)
+			}
 			classes := checkValues(t, printed["values"])
 			checkResources(t, test, printed, classes)
 		})

@@ -160,6 +160,14 @@ func (r *Result) classes() (chart classValues, others map[string]string) {
 	return chart, others
 }
 
+// TellClasses tells which resources nothing serves until the classes that the chart does not make are applied.
+func (r *Result) TellClasses() {
+	_, others := r.classes()
+	for _, resource := range slices.Sorted(maps.Values(others)) {
+		r.Findings.Add(finding.Needed, resource, "", "the chart makes no class for it, so that pods which ask for it wait: apply those of --print classes, too")
+	}
+}
+
 // PolicyFile returns the policy as the file that the driver reads.
 func (r *Result) PolicyFile() ([]byte, error) {
 	text, err := manifest.Marshal(r.Policy)

@@ -23,6 +23,8 @@ const (
 	Unread Kind = "ignored before, too"
 	// Changed is a field that is translated into something that works differently.
 	Changed Kind = "works differently"
+	// Needed is what the result does not do by itself.
+	Needed Kind = "also needed"
 )
 
 // maxLine bounds what is said of one field.
