@@ -4,6 +4,7 @@
 package pods
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -32,6 +33,12 @@ const (
 	// maxMemoryMi is more than any GPU has.
 	maxMemoryMi = 1 << 24
 )
+
+// hamiOthers are what no node has without HAMi and no claim can ask for.
+var hamiOthers = map[string]string{
+	domain + "gpumem-percentage": "no node has it without HAMi, so that the pod as printed is never scheduled. Write nvidia.com/gpumem, in Mi, instead, and translate it again",
+	domain + "priority":          "no node has it without HAMi, so that the pod as printed is never scheduled. Remove it, and translate it again",
+}
 
 // migResource matches the names that the device plugin has for partitions.
 var migResource = regexp.MustCompile(`^nvidia\.com/mig-([0-9]{1,2}g\.[0-9]{1,4}gb)((?:\.[a-z]{1,8}){0,2}?|-[a-z]{1,8})(\.shared)?$`)
@@ -149,7 +156,8 @@ func (w *workload) readDemands(c *container) error {
 func (w *workload) readAmount(c *container, amounts map[string]int, name string, value *yaml.Node, at string) error {
 	if !isGPUResource(name) && !isHAMi(name) {
 		if strings.HasPrefix(name, domain) {
-			w.findings().Add(finding.Lost, w.at(c.path+"."+at), value.Value, "no device class of Partage has this resource; the request is kept")
+			w.findings().Add(finding.Lost, w.at(c.path+"."+at), value.Value,
+				cmp.Or(hamiOthers[name], "no device class of Partage has this resource; the request is kept, and needs whoever serves it now"))
 		}
 		return nil
 	}

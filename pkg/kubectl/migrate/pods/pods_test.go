@@ -307,6 +307,24 @@ func TestHAMi(t *testing.T) {
 	}
 }
 
+// TestHAMiKept: what of HAMi cannot be translated keeps the pod from being scheduled, and it is said what to write instead.
+func TestHAMiKept(t *testing.T) {
+	const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n  containers:\n  - name: main\n    resources: {limits: {nvidia.com/gpu: 1, %s}}\n"
+	for limit, want := range map[string]string{
+		"nvidia.com/gpumem-percentage: 50": "the pod as printed is never scheduled. Write nvidia.com/gpumem, in Mi",
+		"nvidia.com/priority: 1":           "the pod as printed is never scheduled. Remove it",
+		"nvidia.com/rdma: 1":               "needs whoever serves it now",
+	} {
+		r, err := Translate(fmt.Appendf(nil, pod, limit), whole)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if told := strings.Join(r.Findings.Lines(), "\n"); !strings.Contains(told, want) || !strings.Contains(string(r.Text), strings.Split(limit, ":")[0]) {
+			t.Errorf("%s: want %s:\n%s", limit, want, told)
+		}
+	}
+}
+
 // TestHAMiTooMuch: more than all multiprocessors is no share, and its pod would wait for ever.
 func TestHAMiTooMuch(t *testing.T) {
 	const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n  containers:\n  - name: main\n    resources: {limits: {nvidia.com/gpucores: 150}}\n"
