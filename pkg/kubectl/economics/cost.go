@@ -47,6 +47,7 @@ command speaks of GPUs and hours only.
 		return runCost(ctx, o, client, &price)
 	})
 	c.Flags().Float64Var(&price, "price", 0, "What a GPU costs for an hour, in dollars")
+	o.AddAllNamespacesFlag(c, "Show the claims of all namespaces, as without -n")
 	o.AddOutputFlag(c)
 	return c
 }
@@ -61,7 +62,7 @@ func runCost(ctx context.Context, o *options.Options, client kubernetes.Interfac
 		return err
 	}
 	report := NewReport(m, price)
-	if only := ptr.Deref(o.Config.Namespace, ""); only != "" {
+	if only := ptr.Deref(o.Config.Namespace, ""); only != "" && !o.AllNamespaces {
 		report.only(only)
 	}
 	return printer.Print(o, report, report.view())

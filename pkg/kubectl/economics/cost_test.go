@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"slices"
 	"strings"
@@ -219,6 +220,20 @@ func TestPrice(t *testing.T) {
 			t.Errorf("error %v, want one with %q", err, want)
 		}
 	}
+}
+
+// TestAllNamespaces: -A is what the command does anyway, and wins over -n as in kubectl.
+func TestAllNamespaces(t *testing.T) {
+	var out bytes.Buffer
+	o := options.New(genericiooptions.IOStreams{Out: &out, ErrOut: io.Discard})
+	if err := NewCost(o).ParseFlags([]string{"-A"}); err != nil {
+		t.Fatal(err)
+	}
+	*o.Config.Namespace = "team-a"
+	if err := runCost(t.Context(), o, client(mixedFleet(t)), nil); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "hours.txt", out.String())
 }
 
 // TestOutput runs the command on a cluster and compares what it prints.

@@ -54,7 +54,7 @@ The exit code is 2 if something waits, is stuck, or is unknown.`,
 	}
 	o.AddOutputFlag(cmd)
 	o.AddWatchFlags(cmd)
-	cmd.Flags().BoolVarP(&o.AllNamespaces, "all-namespaces", "A", false, "Explain the pods of all namespaces that wait or are stuck")
+	o.AddAllNamespacesFlag(cmd, "Explain the pods of all namespaces that wait or are stuck")
 	cmd.Flags().StringVarP(&c.file, "filename", "f", "", "File with objects that are not applied yet, - for the standard input")
 	return cmd
 }

@@ -97,9 +97,14 @@ func (o *Options) AddTableFlags(c *cobra.Command) {
 	c.Flags().BoolVar(&o.NoHeaders, "no-headers", false, "Print no headers")
 }
 
+// AddAllNamespacesFlag adds -A to a command.
+func (o *Options) AddAllNamespacesFlag(c *cobra.Command, usage string) {
+	c.Flags().BoolVarP(&o.AllNamespaces, "all-namespaces", "A", false, usage)
+}
+
 // AddSelectionFlags adds -A and -l to a command.
 func (o *Options) AddSelectionFlags(c *cobra.Command) {
-	c.Flags().BoolVarP(&o.AllNamespaces, "all-namespaces", "A", false, "Look at the objects of all namespaces")
+	o.AddAllNamespacesFlag(c, "Look at the objects of all namespaces")
 	c.Flags().StringVarP(&o.Selector, "selector", "l", "", "Label selector, such as app=llm")
 }
 
