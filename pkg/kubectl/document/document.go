@@ -201,16 +201,14 @@ func Configs(data []byte) ([]Config, error) {
 	return configs, nil
 }
 
-// objects says who takes other objects.
-const objects = "kubectl gpu migrate pods translates pods and what makes them"
-
 // open returns what is in an object.
 func open(n *yaml.Node, path string) (configs []Config, err error) {
 	switch kind := Text(n, "kind"); {
 	case kind == "ConfigMap":
 		return inConfigMap(n, path+"ConfigMap "+quote.Name(Text(n, "metadata", "name")))
 	case kind != "List" && kind != "ConfigMapList" && kind != "" && Get(n, "apiVersion") != nil:
-		return nil, fmt.Errorf("%skind: Unsupported value: %s: want a ConfigMap or the configuration itself; %s", path, quote.Text(kind), objects)
+		return nil, fmt.Errorf("%skind: Unsupported value: %s: want a ConfigMap or the configuration itself; kubectl gpu migrate pods translates pods and what makes them",
+			path, quote.Text(kind))
 	case kind != "List" && kind != "ConfigMapList":
 		return []Config{{Path: path, Root: n}}, nil
 	}
@@ -219,9 +217,6 @@ func open(n *yaml.Node, path string) (configs []Config, err error) {
 		return nil, errors.New("items: Invalid value: must be a list")
 	}
 	for i, item := range items.Content {
-		if kind := Text(item, "kind"); kind != "ConfigMap" {
-			return nil, fmt.Errorf("items[%d].kind: Unsupported value: %s: want ConfigMap; %s", i, quote.Text(kind), objects)
-		}
 		found, err := open(item, fmt.Sprintf("%sitems[%d]: ", path, i))
 		if err != nil {
 			return nil, err

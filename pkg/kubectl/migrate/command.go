@@ -7,7 +7,6 @@ package migrate
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -54,18 +53,12 @@ type part struct {
 	text       func(*config.Result) ([]byte, error)
 }
 
+const partNames = "values, policy, classes"
+
 var parts = []part{
 	{"values", "values of the chart: helm upgrade --values FILE", (*config.Result).Values},
 	{"policy", "the sharing policy as the driver reads it: it is sharingPolicy in the values of the chart", (*config.Result).PolicyFile},
 	{"classes", "device classes that the chart does not make: kubectl apply --filename FILE", (*config.Result).Classes},
-}
-
-func partNames() string {
-	var names []string
-	for _, p := range parts {
-		names = append(names, p.name)
-	}
-	return strings.Join(names, ", ")
 }
 
 // flags are those of all commands.
@@ -151,12 +144,12 @@ func (f *flags) config(o *options.Options, use, short string, translate func([]b
 file that the driver reads, or the device classes that the chart does not make.`,
 	}
 	c.Flags().StringSliceVar(&f.options.Configs, "config", nil, "Name of the configuration to translate, where there are several")
-	c.Flags().StringVar(&f.part, "print", parts[0].name, "What to print: "+partNames())
+	c.Flags().StringVar(&f.part, "print", parts[0].name, "What to print: "+partNames)
 	var printed part
 	check := func() error {
 		at := slices.IndexFunc(parts, func(p part) bool { return p.name == f.part })
 		if at < 0 {
-			return fmt.Errorf("--print: Unsupported value: %s: want %s", quote.Text(f.part), partNames())
+			return fmt.Errorf("--print: Unsupported value: %s: want %s", quote.Text(f.part), partNames)
 		}
 		printed, f.options.Driver = parts[at], o.Driver
 		return f.options.AddMatches(f.matches)
@@ -201,13 +194,11 @@ What nvidia.com/gpu is depends on how the device plugin was configured: say it w
 	})
 }
 
-var profileName = regexp.MustCompile(`^[0-9]{1,2}g\.[0-9]{1,4}gb([+-][a-z]{1,8}(\.[a-z]{1,8})?){0,2}$`)
-
 // meanings checks what extended resources are said to be.
 func (f *flags) meanings(driver string) (pods.Options, error) {
 	result := pods.Options{Driver: driver, GPU: policy.Kind(f.gpu), Shared: policy.Kind(f.shared)}
 	switch {
-	case profileName.MatchString(f.gpu):
+	case config.IsProfile(f.gpu):
 		result.GPU, result.GPUProfile = policy.Partition, f.gpu
 	case !slices.Contains([]policy.Kind{policy.Whole, policy.MPS, policy.TimeSlice}, result.GPU):
 		return result, fmt.Errorf("--gpu: Unsupported value: %s: want gpu, mps, timeslice, or a MIG profile such as 1g.10gb", quote.Text(f.gpu))

@@ -38,7 +38,7 @@ func TestDevicePluginRefuses(t *testing.T) {
 		"data of the map":  {"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {b: 7}", "ConfigMap a: data[b]: Invalid value: must be a text"},
 		"bad YAML in it":   {"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {b: '['}", "ConfigMap a: data[b]: yaml: "},
 		"bad config in it": {"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {b: 'version: v3'}", `ConfigMap a: data[b]: invalid configuration of the device plugin: version: Unsupported value: "v3"`},
-		"in a list":        {"apiVersion: v1\nkind: List\nitems: [{kind: Pod}]", `items[0].kind: Unsupported value: "Pod"`},
+		"in a list":        {"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: Pod}]", `items[0]: kind: Unsupported value: "Pod"`},
 		"twice":            {"version: v1\n---\nversion: v1", "more than one configuration has the name"},
 		"MIG strategy":     {"version: v1\nflags: {migStrategy: both}", `flags.migStrategy: Unsupported value: "both": supported values: "none", "single", "mixed"`},
 		"no resources":     {"version: v1\nsharing: {mps: {}}", "sharing.mps.resources: Required value"},

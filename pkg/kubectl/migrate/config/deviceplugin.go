@@ -72,6 +72,11 @@ var (
 // profileName matches names of MIG profiles, and may have the parts of a compute instance.
 var profileName = regexp.MustCompile(`^([0-9]{1,2}c\.)?[0-9]{1,2}g\.[0-9]{1,4}gb([+-][a-z]{1,8}(\.[a-z]{1,8})?){0,2}$`)
 
+// IsProfile reports whether a text can be the name of a MIG profile.
+func IsProfile(text string) bool {
+	return profileName.MatchString(text) && !strings.Contains(text, "c.")
+}
+
 // devicePlugin reads a configuration of NVIDIA's device plugin, version v1. It is as strict as the device plugin, which ignores what it does not
 // know.
 type devicePlugin struct {
@@ -92,7 +97,7 @@ type replicated struct {
 
 // DevicePlugin translates configurations of NVIDIA's device plugin.
 func DevicePlugin(data []byte, o Options) (*Result, error) {
-	if single := o.SingleProfile; single != "" && (!profileName.MatchString(single) || strings.Contains(single, "c.")) {
+	if single := o.SingleProfile; single != "" && !IsProfile(single) {
 		return nil, fmt.Errorf("--single-profile: Invalid value: %s: must be a MIG profile such as 1g.10gb", quote.Text(single))
 	}
 	configs, err := document.Configs(data)

@@ -19,6 +19,7 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/finding"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/util/quote"
+	"github.com/partage-dev/partage/pkg/util/strict"
 )
 
 const (
@@ -103,7 +104,7 @@ func (w *workload) containers() ([]*container, error) {
 	var all []*container
 	for _, list := range []string{"initContainers", "containers"} {
 		nodes := document.Get(w.spec, list)
-		if nodes == nil || isNull(nodes) {
+		if nodes == nil || strict.IsNull(nodes) {
 			continue
 		}
 		if nodes.Kind != yaml.SequenceNode {

@@ -9,9 +9,8 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/partage-dev/partage/pkg/kubectl/document"
+	"github.com/partage-dev/partage/pkg/util/strict"
 )
-
-func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" }
 
 // text makes a string.
 func text(value string) *yaml.Node {
@@ -36,7 +35,7 @@ func listAt(n *yaml.Node, key string) (*yaml.Node, error) {
 	case list == nil:
 		list = &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
 		n.Content = append(n.Content, text(key), list)
-	case isNull(list) || list.Kind == yaml.SequenceNode && len(list.Content) == 0:
+	case strict.IsNull(list) || strict.IsEmptyList(list):
 		*list = yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
 	case list.Kind != yaml.SequenceNode:
 		return nil, fmt.Errorf("%s: Invalid value: must be a list", key)
