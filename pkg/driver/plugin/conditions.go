@@ -67,7 +67,7 @@ func conditionStatements(status device.Status) (all []events.Statement) {
 func recovery(was device.Condition) events.Event {
 	offered := ""
 	if keepsAway(was) {
-		offered = "Devices are offered again"
+		offered = "Devices are offered again as soon as no taint keeps pods away" // others may, and one that has come back stays for a time
 	}
 	return events.Event{
 		Type: corev1.EventTypeNormal, Reason: recoveryReason(was.Reason), Subjects: []string{was.PCIAddress},

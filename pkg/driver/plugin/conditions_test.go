@@ -54,7 +54,7 @@ func TestConditionsAreReportedOnce(t *testing.T) {
 	reworded := one
 	reworded.Where, reworded.Message = at(0), "one, in other words"
 	everywhere := device.Condition{PCIAddress: firstGPU, Reason: device.Occupied, Message: "all of it"}
-	const over = "GPURecovered: no instance of others is in the way any more. Devices are offered again."
+	const over = "GPURecovered: no instance of others is in the way any more. Devices are offered again as soon as no taint keeps pods away."
 
 	told := &fakeEvents{}
 	r := newSpeaker(told, &fakeClaims{})
@@ -181,15 +181,15 @@ func TestRecoveryIsTold(t *testing.T) {
 	}
 	want := []string{
 		"--", "--",
-		"GPURecovered: GPUs 0000:1b:00.0, 0000:2c:00.0: the GPU answers again. Devices are offered again.",
+		"GPURecovered: GPUs 0000:1b:00.0, 0000:2c:00.0: the GPU answers again. Devices are offered again as soon as no taint keeps pods away.",
 		"one: GPURecovered: Device A: the GPU answers again. Processes that have failed must be restarted.",
 		"--", "--",
-		"GPURecovered: GPU 0000:1b:00.0: the GPU is back. Devices are offered again.",
+		"GPURecovered: GPU 0000:1b:00.0: the GPU is back. Devices are offered again as soon as no taint keeps pods away.",
 		"one: GPURecovered: Device A: the GPU is back. Processes that have failed must be restarted.",
 		"--",
-		"GPURecovered: GPU 0000:2c:00.0: the GPU is back. Devices are offered again.",
+		"GPURecovered: GPU 0000:2c:00.0: the GPU is back. Devices are offered again as soon as no taint keeps pods away.",
 		"--", "--",
-		"GPURecovered: GPU 0000:1b:00.0: no longer withdrawn. Devices are offered again.",
+		"GPURecovered: GPU 0000:1b:00.0: no longer withdrawn. Devices are offered again as soon as no taint keeps pods away.",
 		"--",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

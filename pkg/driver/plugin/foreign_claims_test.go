@@ -132,7 +132,7 @@ func TestForeignClaimTaints(t *testing.T) {
 			"GPUForeignClaim: GPU " + firstGPU + ": claim ml/train (pod train-0) has device gpu-0 of another driver",
 			"GPUForeignClaim: GPU " + secondGPU + ": claim ml/infer (pods infer-0, infer-1) has device gpu-1-mig-1g4gb-19-0",
 			"GPUForeignClaim: GPUs " + firstGPU + ", " + secondGPU + ": claim ml/vm",
-			"GPURecovered: GPU " + firstGPU + ": no claim of another driver has it any more. Devices are offered again.",
+			"GPURecovered: GPU " + firstGPU + ": no claim of another driver has it any more. Devices are offered again as soon as no taint keeps pods away.",
 		} {
 			if !slices.ContainsFunc(r.events.list(), func(e string) bool { return strings.HasPrefix(e, want) }) {
 				return fmt.Errorf("no event %q in %q", want, r.events.list())

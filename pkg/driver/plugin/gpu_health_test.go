@@ -115,8 +115,8 @@ func TestPolicyNamesConditions(t *testing.T) {
 	}
 }
 
-// TestTextsByEffect: nobody reads that devices are offered again which always were, and those
-// who are evicted are told.
+// TestTextsByEffect: nobody reads that devices are offered again which always were, or while something else, or a taint that stays for its
+// time, keeps pods away; and those who are evicted are told.
 func TestTextsByEffect(t *testing.T) {
 	t.Parallel()
 	told, claims := &fakeEvents{}, &fakeClaims{}
@@ -143,7 +143,7 @@ func TestTextsByEffect(t *testing.T) {
 		"spared: GPURecovered: Device B: the GPU runs at full speed again. Processes that have failed must be restarted.",
 		"GPUXID" + at + "XID 95 (a name). Reset it. Pods that use it are evicted; delete those that ask for nvidia.com/gpu.",
 		"hit: GPUXID: Device A: the driver has reported an error of the GPU (XID 95 (a name). Reset it). Pods that use it are evicted; delete those that ask for nvidia.com/gpu.",
-		"GPURecovered" + at + "the error is over. Devices are offered again.",
+		"GPURecovered" + at + "the error is over. Devices are offered again as soon as no taint keeps pods away.",
 		"hit: GPURecovered: Device A: the error is over. Processes that have failed must be restarted.",
 	}
 	if diff := cmp.Diff(want, told.list()); diff != "" {
