@@ -85,7 +85,7 @@ export class Filters {
     const texts = [node.name, gpu.name, gpu.model, gpu.uuid, gpu.pci, ...claims.map(full)];
     for (const b of gpu.blocks) texts.push(b.profile, b.device);
     for (const c of claims) texts.push(...(store.get(c)?.pods ?? []).map(full));
-    for (const b of gpu.health ?? []) texts.push(b.text);
+    for (const b of gpu.notes ?? []) texts.push(b.text);
     return matches(q, texts);
   }
 

@@ -53,7 +53,7 @@ function gpuPanel(store, { node, gpu }) {
   const claims = claimsOf(gpu);
   return frame("gpu", `${gpu.label} on ${node.name}`, [
     strip(gpu),
-    gpu.health?.length ? notes(gpu.health) : null,
+    gpu.notes?.length ? notes(gpu.notes) : null,
     facts(["Node", h("a", { href: link(`node/${node.name}`) }, node.name)], ["Model", gpu.model], ["Memory", bytes(gpu.memory)],
       ["Use", lines(used(gpu.usage))],
       ["Cells of the strip", gpu.slices > 1 ? `${gpu.slices}: memory slices; two that every partition takes together are one cell` : "cannot be partitioned now"], ["PCI address", gpu.pci], ["UUID", gpu.uuid && h("code", {}, gpu.uuid)],
@@ -140,6 +140,6 @@ function nodePanel(store, node) {
     node.notes?.length ? notes(node.notes) : null,
     facts(["GPUs", `${node.gpus.length}, ${used} in use`], ["Models", [...new Set(node.gpus.map((g) => g.model))].join(", ")], ["Driver", node.gpus[0]?.driver]),
     section("GPUs", h("ul", { class: "list" }, node.gpus.map((g) => h("li", {}, h("a", { href: link(gpuKey(node.name, g.name)) }, g.label),
-      h("span", { class: "muted" }, claimsOf(g).map((c) => store.get(c)?.whose ?? full(c)).join(", ") || { unknown: "unknown", none: "cannot be allocated" }[g.use] || "free"), (g.health ?? []).map(badge), strip(g))))),
+      h("span", { class: "muted" }, claimsOf(g).map((c) => store.get(c)?.whose ?? full(c)).join(", ") || { unknown: "unknown", none: "cannot be allocated" }[g.use] || "free"), (g.notes ?? []).map(badge), strip(g))))),
   ]);
 }

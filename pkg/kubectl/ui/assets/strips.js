@@ -20,7 +20,7 @@ export function describe(gpu) {
   words.push(claims.length ? `${count(claims.length, "claim")}: ${claims.join(", ")}` : "no claims");
   if (gpu.blocks.some((b) => b.kind === "unknown")) words.push("what is free is unknown");
   else if (gpu.slices > 1) words.push(`${free} of ${gpu.slices} memory slices free`);
-  for (const badge of gpu.health ?? []) words.push(badge.text);
+  for (const badge of gpu.notes ?? []) words.push(badge.text);
   return words.join("; ");
 }
 
@@ -34,7 +34,7 @@ export function card(node, gpu) {
   return h("article", { class: "gpu", "data-gpu": key, "aria-label": describe(gpu) },
     h("header", {},
       h("a", { class: "gpu-name", href: link(key), "data-nav": true, title: gpu.name }, gpu.label),
-      (gpu.health ?? []).map(badge),
+      (gpu.notes ?? []).map(badge),
       (gpu.observers ?? []).length > 0 && h("a", { class: "badge plain", href: link(gpu.observers[0]), title: `Watched with admin access by ${gpu.observers.map(full).join(", ")}` }, "watched"),
       gpu.usage && h("span", { class: "usage muted", title: used(gpu.usage).join("\n") }, [gpu.usage.memory === undefined ? "" : `${bytes(gpu.usage.memory) || "0 MiB"} used`, state(gpu.usage)].filter(Boolean).join(" · ")),
       h("span", { class: "fits muted", title: (gpu.fits ?? []).join("\n") }, fits(gpu))),

@@ -31,8 +31,8 @@ func gpuOf(g *fleet.GPU, driver string, u usages) GPU {
 		Driver: g.DriverVersion, CUDA: g.CUDAVersion, Memory: g.MemoryBytes,
 		Slices: max(1, len(g.Cells)),
 	}
-	out.Health = healthOf(g, driver)
-	out.Bad = slices.ContainsFunc(out.Health, func(b Badge) bool { return b.Bad })
+	out.Notes = notesOf(g, driver)
+	out.Bad = slices.ContainsFunc(out.Notes, func(b Badge) bool { return b.Bad })
 	out.Blocks = blocksOf(g, driver, u)
 	for _, d := range g.Devices {
 		if d.Type != fleet.TypeObserver {

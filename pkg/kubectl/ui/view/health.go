@@ -58,8 +58,8 @@ func refusals(taints []resourceapi.DeviceTaint, driver string) []string {
 	return texts
 }
 
-// healthOf returns a badge for each taint of a GPU's devices that is not normal, the bad ones first.
-func healthOf(g *fleet.GPU, driver string) []Badge {
+// notesOf returns a badge for each taint of a GPU's devices that is not normal, the bad ones first.
+func notesOf(g *fleet.GPU, driver string) []Badge {
 	var bad, hints []Badge
 	for _, t := range g.Taints() {
 		if name, own := strings.CutPrefix(t.Key, driver+"/"); own && normal.Has(device.Reason(name)) {

@@ -94,8 +94,9 @@ type GPU struct {
 	Use string `json:"use"`
 	// Blocks cover all slices, in their order.
 	Blocks []Block `json:"blocks"`
-	Health []Badge `json:"health,omitempty"`
-	// Bad says that one of Health is more than a hint.
+	// Notes are what taints say: what is wrong with the GPU, and what people keep it for.
+	Notes []Badge `json:"notes,omitempty"`
+	// Bad says that something is wrong.
 	Bad bool `json:"bad,omitempty"`
 	// Fits is what can still be allocated.
 	Fits []string `json:"fits,omitempty"`

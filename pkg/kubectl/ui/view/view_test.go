@@ -89,8 +89,8 @@ func TestReservation(t *testing.T) {
 			Taint:          resourceapi.DeviceTaint{Key: key, Value: "reserved", Effect: resourceapi.DeviceTaintEffectNoSchedule},
 		}})
 		g := gpuOf(fleet.New(f.Snapshot, fleettest.Driver).Nodes[0].GPUs[0], fleettest.Driver, usages{})
-		if g.Bad != bad || len(g.Health) != 1 || g.Health[0].Bad != bad {
-			t.Errorf("%s: bad %t, want %t; %+v", key, g.Bad, bad, g.Health)
+		if g.Bad != bad || len(g.Notes) != 1 || g.Notes[0].Bad != bad {
+			t.Errorf("%s: bad %t, want %t; %+v", key, g.Bad, bad, g.Notes)
 		}
 	}
 }
@@ -276,7 +276,7 @@ func TestXID(t *testing.T) {
 			DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: new(fleettest.Driver)},
 			Taint:          resourceapi.DeviceTaint{Key: fleettest.Driver + "/xid", Value: value, Effect: resourceapi.DeviceTaintEffectNoSchedule},
 		}})
-		badges := healthOf(fleet.New(f.Snapshot, fleettest.Driver).Nodes[0].GPUs[0], fleettest.Driver)
+		badges := notesOf(fleet.New(f.Snapshot, fleettest.Driver).Nodes[0].GPUs[0], fleettest.Driver)
 		if len(badges) != 1 || badges[0].Text != "XID "+value || !strings.Contains(badges[0].Title, want) {
 			t.Errorf("%+v, want %q", badges, want)
 		}
