@@ -135,6 +135,32 @@ const (
 	Gone Reason = "gone"
 )
 
+// overTexts are what people are told when a condition is over.
+var overTexts = map[Reason]string{
+	Lost:               "the GPU is back",
+	ResetRequired:      "the GPU works again",
+	Unresponsive:       "the GPU answers again",
+	RecoveryRequired:   "the driver wants nothing to be done any more",
+	XID:                "the error is over",
+	UncorrectedECC:     "there were no more errors of memory",
+	RowRemapPending:    "its memory was repaired",
+	RowRemapFailed:     "its memory was repaired",
+	MemoryUnrepairable: "its memory is in order",
+	FabricUnhealthy:    "its connection to the NVLink fabric is in order",
+	Throttled:          "the GPU runs at full speed again",
+	Unmonitored:        "the errors of the GPU are reported again",
+	MPSUnhealthy:       "MPS accepts processes again",
+	MPSUnavailable:     "the MPS supervisor answers again",
+	ForeignClaim:       "no claim of another driver has it any more",
+	Cordoned:           "no annotation of the node names it any more",
+	Opened:             "no process without a claim is known to have its device node open any more",
+	Occupied:           "no instance of others is in the way any more",
+	ReleasePending:     "what ended claims had left is released",
+}
+
+// Over says to people that it is over. Whoever reads the events of a GPU knows by it what has ended.
+func (r Reason) Over() string { return cmp.Or(overTexts[r], "no longer "+string(r)) }
+
 // Sorted returns a copy whose order does not depend on that of s.
 func (s Status) Sorted() Status {
 	return Status{

@@ -71,7 +71,7 @@ func recovery(was device.Condition) events.Event {
 	}
 	return events.Event{
 		Type: corev1.EventTypeNormal, Reason: recoveryReason(was.Reason), Subjects: []string{was.PCIAddress},
-		Text: sentences(overText(was.Reason), offered),
+		Text: sentences(was.Reason.Over(), offered),
 	}
 }
 
@@ -149,8 +149,6 @@ type conditionText struct {
 	// users begins the text for the users of the device, and advice ends it. Without
 	// them it does not concern them.
 	users, advice string
-	// over is what is said when it is.
-	over string
 }
 
 const anotherDevice = "delete the pod, and replace the claim if it was not made from a template, to get another device"
@@ -160,93 +158,77 @@ var conditionTexts = map[device.Reason]conditionText{
 		admin:  "Pods that use it do not work any more. Drain the node and restart it; if it is lost again, the GPU or its slot may be broken",
 		users:  "the GPU is lost",
 		advice: "Processes that use it fail. To go on, " + anotherDevice,
-		over:   "the GPU is back",
 	},
 	device.ResetRequired: {
 		admin:  "Delete the pods that use it, then reset it (nvidia-smi --gpu-reset) or restart the node",
 		users:  "the GPU does nothing until an administrator resets it",
 		advice: "Processes that use it fail. To go on, " + anotherDevice,
-		over:   "the GPU works again",
 	},
 	device.Unresponsive: {
 		admin: "If this lasts, see whether the NVIDIA driver is loaded and whether the kernel log has XID errors, " +
 			"then reset the GPU or restart the node",
 		users:  "the GPU does not answer",
 		advice: "Processes that use it may hang. If this lasts, " + anotherDevice,
-		over:   "the GPU answers again",
 	},
 	device.RecoveryRequired: {
 		admin: "Delete the pods that use it, then do what the driver wants; a reset is nvidia-smi --gpu-reset, " +
 			"and a restart of the node does it, too",
 		users:  "the GPU needs a reset or a restart of its node",
 		advice: "Processes that use it may fail. To go on, " + anotherDevice,
-		over:   "the driver wants nothing to be done any more",
 	},
 	device.XID: {
 		users:  "the driver has reported an error of the GPU",
 		advice: "Processes that use it may have failed. If they do not work again, " + anotherDevice,
-		over:   "the error is over",
 	},
 	device.UncorrectedECC: {
 		admin:  "If it happens again, contact the vendor of the GPU",
 		users:  "the memory of the GPU had an error",
 		advice: "Processes that used the memory have failed. If they do not work again, " + anotherDevice,
-		over:   "there were no more errors of memory",
 	},
-	device.RowRemapPending: {admin: "Reset the GPU when no pod uses it", over: "its memory was repaired"},
+	device.RowRemapPending: {admin: "Reset the GPU when no pod uses it"},
 	device.RowRemapFailed: {
 		admin:  "Reset the GPU. If this lasts, have it replaced",
 		users:  "the memory of the GPU is broken",
 		advice: "Processes that use it may fail. If they do, " + anotherDevice,
-		over:   "its memory was repaired",
 	},
 	device.MemoryUnrepairable: {
 		admin:  "Have the GPU replaced",
 		users:  "the memory of the GPU is broken",
 		advice: "Processes that use it may fail. If they do, " + anotherDevice,
-		over:   "its memory is in order",
 	},
 	device.FabricUnhealthy: {
 		admin:  "Look at the NVLink connections (nvidia-smi -q, Fabric) and at the fabric manager",
 		users:  "the GPU has no good connection to the NVLink fabric",
 		advice: "Processes that use several GPUs may fail or be slow. If they do, " + anotherDevice,
-		over:   "its connection to the NVLink fabric is in order",
 	},
 	device.Throttled: {
 		admin: "Check the cooling and the power supply of the machine",
 		users: "the GPU is slower than it could be",
-		over:  "the GPU runs at full speed again",
 	},
 	device.Unmonitored: {
 		admin: "Its errors are noticed only when it does not answer. See the log of the plugin, and the version of the NVIDIA driver",
-		over:  "the errors of the GPU are reported again",
 	},
 	device.MPSUnhealthy: {
 		admin:  "If this lasts, delete the pods that have the device: MPS starts again when all of its processes have ended",
 		users:  "MPS accepts no new processes",
 		advice: "Containers that start again fail until the processes that run have ended. If this lasts, delete the pod",
-		over:   "MPS accepts processes again",
 	},
 	device.MPSUnavailable: {
 		admin:  "No MPS shares are allocated until the MPS supervisor of this node runs: look at its pod",
 		users:  "the MPS supervisor of the node does not answer",
 		advice: "MPS servers end with it, and containers that use MPS cannot start until it is back",
-		over:   "the MPS supervisor answers again",
 	},
 	device.ForeignClaim: {
 		admin: "Its pods run on, and nothing else is offered of the GPU until they have ended. Delete them, so that they are made again with devices of this driver",
-		over:  "no claim of another driver has it any more",
 	},
 	device.Cordoned: {
 		admin: "Take it out of the annotation to offer it again",
-		over:  "no annotation of the node names it any more",
 	},
 	device.Opened: {
 		admin: "The next claim of the GPU gets it all the same. See what the process wants there; an agent of the node belongs into kubeletPlugin.ignoredNamespaces",
-		over:  "no process without a claim is known to have its device node open any more",
 	},
-	device.Occupied:       {over: "no instance of others is in the way any more"},
-	device.ReleasePending: {over: "what ended claims had left is released"},
+	device.Occupied:       {},
+	device.ReleasePending: {},
 }
 
 // evictedText: what takes pods with claims away does not see extended resources (kubernetes#141290).
@@ -263,11 +245,6 @@ func adminText(c device.Condition) string {
 
 // keepsAway reports whether a condition keeps devices from being offered.
 func keepsAway(c device.Condition) bool { return c.EffectInForce() != policy.EffectNone }
-
-// overText says that a condition is over.
-func overText(reason device.Reason) string {
-	return cmp.Or(conditionTexts[reason].over, "no longer "+string(reason))
-}
 
 // usersText is the text of events about claims and pods that use a device.
 func usersText(c device.Condition) string {

@@ -74,7 +74,7 @@ const reasonHeldBack = "GPUHeldBack"
 // reportHeldBack says why a GPU that works again is still tainted.
 func (p *Plugin) reportHeldBack(ctx context.Context, h health.Hold) {
 	text := fmt.Sprintf("%s, but not for the first time (%d before, at most a week ago). It is offered again at %s if nothing happens until then.",
-		overText(h.Reason), h.Earlier, h.Until.UTC().Format(time.RFC3339))
+		h.Reason.Over(), h.Earlier, h.Until.UTC().Format(time.RFC3339))
 	klog.FromContext(ctx).Info("A GPU is held back", "pciAddress", h.PCIAddress, "details", text)
 	p.options.Events(ctx, events.Event{Reason: reasonHeldBack, Subjects: []string{h.PCIAddress}, Text: text})
 }

@@ -124,7 +124,7 @@ func (w *wanted) over(was events.Statement) (e events.Event, is bool) {
 		})
 		return events.Event{
 			Claim: was.Claim, Type: corev1.EventTypeNormal, Reason: recoveryReason(key.reason), Subjects: was.Subjects,
-			Text: sentences(overText(key.reason), "Processes that have failed must be restarted"),
+			Text: sentences(key.reason.Over(), "Processes that have failed must be restarted"),
 		}, d != nil && !inTrouble
 	}
 	return events.Event{}, false

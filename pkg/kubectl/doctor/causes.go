@@ -7,6 +7,8 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+
+	"github.com/partage-dev/partage/pkg/device"
 )
 
 // cause is something that the driver says of a GPU, a node or a claim: with a taint, with events, or with both.
@@ -29,6 +31,10 @@ type cause struct {
 	// over is the event of a node that says that it is over. Taints and claims that are gone say so themselves; what users can write says
 	// nothing.
 	over string
+	// follows says that a fault of the GPU brings it about, and is the cause where it has one.
+	follows bool
+	// untilRestart says that it is over for pods whose containers have started since.
+	untilRestart bool
 	// past ones are over when they are told; others are, where they are of a claim that is gone, unless they outlive it.
 	past, outlivesClaim bool
 	// check is the one that looks at the same in the cluster's objects, so that events say nothing new.
@@ -45,7 +51,7 @@ var causes = []cause{
 	{taint: "unresponsive", event: "GPUUnresponsive", severity: Error, text: "does not answer", broken: true, pods: true, remedy: "See whether the NVIDIA driver is loaded. If it lasts, drain the node and restart it (docs/how-to/troubleshoot.md#gpu-does-not-answer)"},
 	{taint: "xid", event: "GPUXID", severity: Error, text: "XID VALUE", broken: true, pods: true, free: true, remedy: "Do what docs/reference/xids.md says of this number"},
 	{taint: "uncorrected-ecc", event: "GPUUncorrectedECC", severity: Error, text: "uncorrected error of memory", broken: true, pods: true, remedy: "It ends after a quiet time. If it happens again, contact the vendor"},
-	{event: "GPUHeldBack", severity: Warning, text: "works again, and is held back", broken: true, remedy: "Wait until the time that the event gives, or replace the GPU (docs/how-to/troubleshoot.md#a-gpu-works-again-and-is-still-tainted)"},
+	{event: "GPUHeldBack", severity: Warning, text: "held back after a fault that is over", broken: true, remedy: "Wait until the time that the event gives, or replace the GPU (docs/how-to/troubleshoot.md#a-gpu-works-again-and-is-still-tainted)"},
 	{taint: "row-remap-pending", event: "GPURowRemapPending", severity: Warning, text: "memory will be repaired at the next reset", remedy: "Reset the GPU when no pod uses it: kubectl gpu cordon GPU says which do (docs/how-to/troubleshoot.md#how-to-reset-a-gpu)"},
 	{taint: "fabric-unhealthy", event: "GPUFabricUnhealthy", severity: Error, text: "no good connection to the NVLink fabric", pods: true, remedy: "Look at NVLink (nvidia-smi -q, Fabric) and at the fabric manager"},
 	{taint: "throttled", event: "GPUThrottled", severity: Warning, text: "throttled", pods: true, remedy: "Check cooling and power supply"},
@@ -54,10 +60,10 @@ var causes = []cause{
 	{taint: "mps-unavailable", event: "MPSUnavailable", severity: Error, text: "the MPS supervisor does not answer", wholeNode: true, pods: true, remedy: "Look at the pod of the MPS supervisor on the node"},
 	{taint: "occupied", event: "GPUOccupied", severity: Warning, text: "somebody else made a partition there", remedy: "If nobody wants it, remove it with nvidia-smi mig -dci and -dgi (docs/how-to/troubleshoot.md#partitions-of-other-tools)"},
 	{taint: "foreign-claim", event: "GPUForeignClaim", severity: Warning, text: "may be in use by the claim VALUE of another driver with this name", remedy: "VALUE is the claim's namespace.name or its UID: delete its pods, so that they are made again with devices of this driver (docs/how-to/troubleshoot.md#another-gpu-driver-runs-on-the-node)"},
-	{taint: "release-pending", event: "GPUReleasePending", severity: Warning, text: "what a claim left could not be removed yet", remedy: "If it lasts, end what the event GPUReleasePending of the node names, often a process that still runs (docs/how-to/troubleshoot.md#leftovers)"},
+	{taint: "release-pending", event: "GPUReleasePending", severity: Warning, text: "what a claim left could not be removed yet", follows: true, remedy: "If it lasts, end what the event GPUReleasePending of the node names, often a process that still runs (docs/how-to/troubleshoot.md#leftovers)"},
 	{taint: "opened", event: "GPUOpened", severity: Warning, text: "a process without a claim has its device node open", remedy: "It keeps nobody away; the event GPUOpened of the node names it. An agent of the node belongs into kubeletPlugin.ignoredNamespaces (docs/how-to/free-gpus.md)"},
-	{taint: "cordoned", event: "GPUCordoned", severity: Warning, text: "cordoned by an administrator", command: "kubectl gpu uncordon", remedy: "Uncordon it when what it was cordoned for is done (docs/how-to/troubleshoot.md#cordon-one-gpu)"},
-	{taint: "gone", event: "PartitionGone", severity: Warning, text: "a partition that a claim has was removed", claims: true, pods: true, free: true, remedy: "Delete the pods, so that they are made again"},
+	{taint: "cordoned", event: "GPUCordoned", check: "gpus", severity: Note, text: "cordoned by an administrator", command: "kubectl gpu uncordon", remedy: "Uncordon it when what it was cordoned for is done (docs/how-to/troubleshoot.md#cordon-one-gpu)"},
+	{taint: "gone", event: "PartitionGone", severity: Warning, text: "a partition that a claim has was removed", claims: true, pods: true, free: true, remedy: "Delete the pods: those that run do not get it back"},
 
 	{event: "GPUNotListed", severity: Warning, text: "on the PCI bus, and the NVIDIA driver does not list it", remedy: "Read the kernel log of the node (docs/how-to/troubleshoot.md#a-gpu-is-missing)"},
 	{event: "CordonedGPUUnknown", severity: Warning, text: "the annotation of cordoned GPUs names something that is no GPU", remedy: "Correct it (docs/how-to/troubleshoot.md#cordon-one-gpu)"},
@@ -77,7 +83,7 @@ var causes = []cause{
 	{event: "OrphanedClaimInUse", severity: Warning, text: "processes use the devices of a claim that is gone", outlivesClaim: true, remedy: "End them (docs/how-to/troubleshoot.md#a-gpu-is-in-use-who-has-it)"},
 	{event: "MemoryLimitIgnored", severity: Warning, text: "a container asks for a memory limit that its driver does not hold", remedy: "It runs without it: ask for memory in the claim, or use a node whose devices have memoryLimit: driver (docs/concepts/time-slicing.md#a-limit-that-the-driver-holds)"},
 	{event: "MPSClientKilled", severity: Warning, text: "a process that shared the MPS server was killed", remedy: "To be safe, restart the pods (docs/how-to/troubleshoot.md#mps-server-died)"},
-	{event: "MPSServerLost", severity: Warning, text: "processes have lost their MPS server", remedy: "Restart containers that did not end (docs/how-to/troubleshoot.md#mps-server-died)"},
+	{event: "MPSServerLost", severity: Warning, text: "processes have lost their MPS server", pods: true, free: true, untilRestart: true, remedy: "If the programs of these pods did not end, delete the pods (docs/how-to/troubleshoot.md#mps-server-died)"},
 }
 
 // causeOfTaint returns the cause of a taint, or nil.
@@ -98,16 +104,32 @@ func Meaning(taint, value string) (text, remedy string, known bool) {
 	return filled.Replace(c.text), filled.Replace(c.remedy), true
 }
 
+// unknown is the cause of events about claims that the table does not know.
+var unknown = cause{severity: Warning, text: "an event that this version does not know", remedy: adviceOfEvent}
+
+const adviceOfEvent = "Do what the event says; docs/how-to/troubleshoot.md goes by its name"
+
 // causeOfEvent returns the cause of an event. What the table does not know it has no advice for.
 func causeOfEvent(reason string) *cause {
 	if at := slices.IndexFunc(causes, func(c cause) bool { return c.event == reason }); at >= 0 {
 		return &causes[at]
 	}
-	return &cause{severity: Warning, text: said(reason), remedy: "Do what the event says; docs/how-to/troubleshoot.md goes by its name"}
+	return &cause{severity: Warning, text: said(reason), remedy: adviceOfEvent}
 }
 
 // isTainted reports whether a taint lasts as long as the cause, where there is something to taint.
 func (c *cause) isTainted() bool { return c.taint != "" || c.broken }
+
+// isOverBy reports whether the driver says so with an event, by its reason and what it says of the GPU.
+func (c *cause) isOverBy(reason, text string) bool {
+	if !c.isTainted() {
+		return c.over != "" && reason == c.over
+	}
+	return strings.HasSuffix(reason, recovered) && (c.taint == "" || strings.HasPrefix(text, device.Reason(c.taint).Over()))
+}
+
+// recovered ends the reasons of events that say that a condition of GPUs is over.
+const recovered = "Recovered"
 
 // family is the cause under which a GPU has an incident.
 func (c *cause) family() *cause {

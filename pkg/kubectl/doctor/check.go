@@ -33,11 +33,13 @@ const (
 	Warning Severity = "warning"
 	// Unknown: what the check looks at may not be read.
 	Unknown Severity = "unknown"
+	// Note: people keep pods off devices, and nothing is wrong.
+	Note Severity = "note"
 	// OK: nothing was found.
 	OK Severity = "ok"
 )
 
-var severities = []Severity{Error, Warning, Unknown, OK}
+var severities = []Severity{Error, Warning, Unknown, Note, OK}
 
 func (s Severity) rank() int { return slices.Index(severities, s) }
 
@@ -76,8 +78,9 @@ type Finding struct {
 	Message string `json:"message"`
 	// Said is what the driver says in an event.
 	Said string `json:"said,omitempty"`
-	// Since is when it began, Last when it was told last, as far as that is known.
+	// Since is when it began, Until when it was over and Last when it was told last, as far as that is known.
 	Since *metav1.Time `json:"since,omitempty"`
+	Until *metav1.Time `json:"until,omitempty"`
 	Last  *metav1.Time `json:"last,omitempty"`
 	// Pods are those that it affects.
 	Pods []Ref `json:"pods,omitempty"`
@@ -86,6 +89,8 @@ type Finding struct {
 	Remedy   string   `json:"remedy,omitempty"`
 
 	family *cause
+	// lasts says that it is not over.
+	lasts bool
 }
 
 // findings collects those of a check. What is the same of several objects is one.

@@ -170,7 +170,7 @@ var badGPUs = []bad{
 	}, OK, nil, "", ""},
 	{"gpus", "cordoned", func(w *world) {
 		w.taint("gpu-1", "0000-43-00-0", "cordoned", "", resourceapi.DeviceTaintEffectNoSchedule)
-	}, Warning, []string{"GPU 1 (43:00) on gpu-1"}, "by an administrator", "what it was cordoned for"},
+	}, Note, []string{"GPU 1 (43:00) on gpu-1"}, "by an administrator", "what it was cordoned for"},
 }
 
 var badSlices = []bad{
@@ -190,7 +190,7 @@ var badSlices = []bad{
 			DeviceSelector: &resourceapi.DeviceTaintSelector{Pool: new("gpu-2"), Device: new("gpu-0000-1b-00-0")},
 			Taint:          resourceapi.DeviceTaint{Key: "example.com/repair", Effect: resourceapi.DeviceTaintEffectNoSchedule},
 		}}}
-	}, Warning, []string{"devicetaintrule repair"}, "example.com/repair with the effect NoSchedule to 1 devices", "delete"},
+	}, Note, []string{"devicetaintrule repair"}, "example.com/repair with the effect NoSchedule to 1 device of", "delete"},
 }
 
 var badClasses = []bad{
@@ -432,7 +432,7 @@ var badEvents = []bad{
 		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "Novel", "something new", time.Minute)
 	}, Warning, []string{"node gpu-1"}, "Novel", "docs/how-to/troubleshoot.md"},
 	{"driver-events", "over with the taint", func(w *world) {
-		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPULost", "GPU 0000:1b:00.0: lost", time.Minute)
+		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPULost", "GPU 0000:1b:00.0: lost", 11*time.Minute)
 	}, OK, nil, "", ""},
 	{"driver-events", "an address that was corrected", func(w *world) {
 		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "CordonedGPUUnknown", `The annotation partage.dev/cordoned-gpus of the node has "gpu-1", which is no GPU of it`, time.Minute)

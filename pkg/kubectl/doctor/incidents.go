@@ -30,9 +30,8 @@ var (
 // recentTime is how long an event counts. API servers keep events for an hour by default.
 const recentTime = time.Hour
 
-// maxReasonEvents is how many events of one reason about claims of a namespace are looked at, and of all reasons that are not known: its users
-// can write as many as they want.
-const maxReasonEvents = 3
+// slowestTaint is how long the driver may take to publish a taint that keeps nobody away (docs/design/publishing.md).
+const slowestTaint = 10 * time.Minute
 
 // told is what the driver says with taints and events: one finding for each place and cause.
 type told struct {
@@ -49,11 +48,17 @@ type place struct {
 // incident is what taints say of a place.
 type incident struct {
 	Finding
+	at  place
 	gpu *fleet.GPU
-	// signs are causes with the values of their taints.
-	signs map[*cause]string
-	// free says that the pods have to be deleted, unevicted that Kubernetes leaves some of them alone.
-	free, unevicted bool
+	// signs are causes with their taints.
+	signs map[*cause]sign
+	// unevicted says that Kubernetes leaves some of the pods alone.
+	unevicted bool
+}
+
+type sign struct {
+	value            string
+	keepsAway, heard bool
 }
 
 // told looks at taints and events, once.
@@ -92,33 +97,95 @@ func (h *hearing) taints() {
 				continue
 			}
 			at := placeOf(d.GPU.Node.Name, d.GPU.PCIBusID, c)
-			in := h.incidents[at]
-			if in == nil {
-				in = &incident{Finding: Finding{Severity: Warning}, gpu: d.GPU, signs: map[*cause]string{}}
-				h.incidents[at] = in
+			if h.incidents[at] == nil {
+				h.incidents[at] = &incident{at: at, gpu: d.GPU, signs: map[*cause]sign{}}
 			}
-			in.add(d, c, &t)
+			h.incidents[at].add(d, c, &t)
+		}
+	}
+	for at, in := range h.incidents {
+		fault := h.incidents[place{at.node, at.gpu, &causes[0]}]
+		if at.family.follows && fault != nil && fault.severity() == Error {
+			maps.Copy(fault.signs, in.signs)
+			h.incidents[at] = fault
 		}
 	}
 }
 
 func (in *incident) add(d *fleet.Device, c *cause, t *resourceapi.DeviceTaint) {
-	in.signs[c] = cmp.Or(in.signs[c], t.Value)
+	was := in.signs[c]
+	in.signs[c] = sign{value: cmp.Or(was.value, t.Value), keepsAway: was.keepsAway || t.Effect != resourceapi.DeviceTaintEffectNone}
 	in.Since = earlier(in.Since, t.TimeAdded)
-	keepsAway := t.Effect != resourceapi.DeviceTaintEffectNone
-	if keepsAway && c.severity == Error {
-		in.Severity = Error
-	}
-	in.free = in.free || c.free && keepsAway
 	for _, h := range d.Held() {
-		for _, u := range h.Users() {
-			pod := Ref{Kind: u.Resource, Namespace: u.Namespace, Name: u.Name}
-			if !c.pods || pod.Kind != "pod" || slices.Contains(in.Pods, pod) {
-				continue
-			}
-			in.Pods = append(in.Pods, pod)
+		if pods := podsOf(h, nil); c.pods && len(pods) > 0 {
+			in.Pods = union(in.Pods, pods)
 			in.unevicted = in.unevicted || t.Effect == resourceapi.DeviceTaintEffectNoExecute && h.Claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true"
 		}
+	}
+}
+
+// podsOf returns the pods that use what a claim has: with a time, those of which containers run that had started before.
+func podsOf(h *fleet.Holding, before *metav1.Time) (pods []Ref) {
+	for _, u := range h.Users() {
+		if u.Resource == "pod" && (before == nil || u.Pod == nil || runsSince(u.Pod, before.Time)) {
+			pods = append(pods, Ref{Kind: u.Resource, Namespace: u.Namespace, Name: u.Name})
+		}
+	}
+	return pods
+}
+
+// noticed is how long what has ended a container may be told after the container runs again.
+const noticed = 30 * time.Second
+
+// runsSince reports whether a container of a pod runs that had started before. Where some name a claim, the others do not count.
+func runsSince(p *corev1.Pod, before time.Time) bool {
+	others := slices.DeleteFunc(slices.Clone(p.Spec.Containers), func(c corev1.Container) bool { return len(c.Resources.Claims) > 0 })
+	isOther := func(name string) bool { return slices.ContainsFunc(others, func(c corev1.Container) bool { return c.Name == name }) }
+	return slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
+		limit := before
+		if s.RestartCount > 0 {
+			limit = before.Add(-noticed)
+		}
+		return (len(others) == len(p.Spec.Containers) || !isOther(s.Name)) && s.State.Running != nil && s.State.Running.StartedAt.Time.Before(limit)
+	})
+}
+
+func union(a, b []Ref) []Ref {
+	for _, r := range b {
+		if !slices.Contains(a, r) {
+			a = append(a, r)
+		}
+	}
+	return a
+}
+
+// severity is that of the worst sign. What keeps nobody away is no error.
+func (in *incident) severity() Severity {
+	worst := OK
+	for c, s := range in.signs {
+		is := c.severity
+		if is == Error && !s.keepsAway {
+			is = Warning
+		}
+		if is.rank() < worst.rank() {
+			worst = is
+		}
+	}
+	return worst
+}
+
+// hear takes what an event says of one of the signs; newer ones come first. What is held back is over, and keeps its taint for a time.
+func (in *incident) hear(c *cause, since *metav1.Time, text string) {
+	if c.event == "GPUHeldBack" {
+		before := len(in.signs)
+		maps.DeleteFunc(in.signs, func(of *cause, s sign) bool { return !s.heard && of.isOverBy(recovered, text) })
+		if len(in.signs) < before {
+			in.signs[c] = sign{keepsAway: true}
+		}
+	}
+	if s, is := in.signs[c]; is {
+		s.heard = true
+		in.signs[c], in.Said, in.Since = s, cmp.Or(in.Said, said(text)), earlier(in.Since, since)
 	}
 }
 
@@ -134,19 +201,22 @@ func (h *hearing) gpuFindings() (found findings) {
 		return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.gpu, b.gpu), cmp.Compare(a.family.text, b.family.text))
 	}) {
 		in := h.incidents[at]
-		if at.family.wholeNode && h.facts.supervisorDown(at.node) {
-			continue // mps-supervisor says so
+		if at != in.at || at.family.wholeNode && h.facts.supervisorDown(at.node) {
+			continue // it is part of another one, or mps-supervisor says so
 		}
 		var texts []string
 		var first *cause
+		free := false
 		for i := range causes {
-			if value, has := in.signs[&causes[i]]; has {
+			if s, has := in.signs[&causes[i]]; has {
 				first = cmp.Or(first, &causes[i])
-				texts = append(texts, strings.ReplaceAll(causes[i].text, "VALUE", cmp.Or(value, "?")))
+				texts = append(texts, strings.ReplaceAll(causes[i].text, "VALUE", cmp.Or(s.value, "?")))
+				free = free || causes[i].free && s.keepsAway
 			}
 		}
 		one := in.Finding
-		one.Message, one.Objects, one.Remedy = strings.Join(texts, ", "), []Ref{gpuRef(in.gpu)}, strings.ReplaceAll(first.remedy, "VALUE", in.signs[first])
+		one.Severity, one.Objects = in.severity(), []Ref{gpuRef(in.gpu)}
+		one.Message, one.Remedy = strings.Join(texts, ", "), strings.ReplaceAll(first.remedy, "VALUE", in.signs[first].value)
 		if first.wholeNode {
 			one.Objects = []Ref{nodeRef(at.node)}
 		}
@@ -156,8 +226,8 @@ func (h *hearing) gpuFindings() (found findings) {
 		if in.unevicted {
 			one.Message += ". Kubernetes does not evict pods with extended resources, such as nvidia.com/gpu (kubernetes#141290)"
 		}
-		if in.free {
-			one.Commands = deletePods(in.Pods)
+		if free {
+			h.facts.deletePods(&one)
 		}
 		if first.command != "" {
 			one.Commands = append(one.Commands, first.command+" "+in.gpu.Path())
@@ -181,41 +251,55 @@ func (f *Facts) supervisorDown(node string) bool {
 	})
 }
 
-// deletePods returns the commands that delete pods.
-func deletePods(pods []Ref) (commands []string) {
+// deletePods adds the commands that delete the pods of a finding, and which of them nobody makes again.
+func (f *Facts) deletePods(of *Finding) {
 	names := map[string][]string{}
-	for _, p := range pods {
+	var bare []Ref
+	for _, p := range of.Pods {
 		names[p.Namespace] = append(names[p.Namespace], p.Name)
+		if slices.ContainsFunc(f.Pods, func(o *corev1.Pod) bool { return refTo("pod", o) == p && metav1.GetControllerOf(o) == nil }) {
+			bare = append(bare, p)
+		}
 	}
 	for _, n := range slices.Sorted(maps.Keys(names)) {
-		commands = append(commands, fleet.DeleteCommand("pod", n, names[n]...))
+		of.Commands = append(of.Commands, fleet.DeleteCommand("pod", n, names[n]...))
 	}
-	return commands
+	if len(bare) > 0 {
+		of.Remedy += ". No controller makes " + objects(bare, false) + " again: keep the manifest"
+	}
 }
 
 // events adds what events say to incidents, and what they say else.
 func (h *hearing) events() {
 	f := h.facts
-	heard := map[string]int{} // by reason, and by the namespace whose users could have written them
+	var all findings
 	for _, e := range newestFirst(f.Events) {
 		isForged := e.InvolvedObject.Kind == "Node" && !f.ofNode(e)
 		// What a pod is told its claim is told, too.
 		if !f.byDriver(e) || isForged || e.Type != corev1.EventTypeWarning || !f.recent(e) || e.InvolvedObject.Kind == "Pod" {
 			continue
 		}
-		c := causeOfEvent(e.Reason)
-		if c.check != "" {
+		switch c := causeOfEvent(e.Reason); {
+		case c.check != "":
+		case f.ofNode(e):
+			h.ofNode(&all, e, c)
+		case !c.isTainted() || c.claims: // of others the node is told, too
+			h.ofClaim(&all, e, c)
+		}
+	}
+	for _, one := range all {
+		if !one.lasts {
+			h.past = append(h.past, one)
 			continue
 		}
-		if f.ofNode(e) {
-			h.ofNode(e, c)
-		} else if heard[e.Namespace+"/"+c.event]++; heard[e.Namespace+"/"+c.event] <= maxReasonEvents {
-			h.ofClaim(e, c)
+		if one.family.free {
+			f.deletePods(&one)
 		}
+		h.others = append(h.others, one)
 	}
 }
 
-func (h *hearing) ofNode(e *corev1.Event, c *cause) {
+func (h *hearing) ofNode(all *findings, e *corev1.Event, c *cause) {
 	f := h.facts
 	node := e.InvolvedObject.Name
 	addresses, text := subjectsOf(strings.ReplaceAll(e.Message, evicted, ""))
@@ -223,81 +307,138 @@ func (h *hearing) ofNode(e *corev1.Event, c *cause) {
 		addresses = []string{""}
 	}
 	for _, address := range addresses {
+		about, gpu := f.refAt(node, address)
+		one := newTold(e, c, about, text)
+		f.span(&one, e, c, address)
 		in := h.incidents[placeOf(node, address, c)]
-		about, isPublished := f.refAt(node, address)
 		switch {
-		case in != nil:
-			in.Said = cmp.Or(in.Said, said(text))
-			if in.Since == nil {
-				in.Since = &e.FirstTimestamp
-			}
-		case isPublished || c.past || h.isOver(e, c) || c.isTainted() && address == "" && f.publishes(node):
-			h.past.addTold(e, c, about, text)
+		case in != nil && one.Until == nil:
+			in.hear(c, one.Since, text)
+			continue
+		case c.past || one.Until != nil || f.isOver(e, c) || !c.isTainted() && gpu != nil:
+		case c.isTainted() && gpu == nil && (address != "" || !f.publishes(node)):
+			one.lasts, one.Said = true, said("No ResourceSlice has it, so that it is unknown whether this is over. "+text)
+		case c.isTainted() && !f.hasPublished(node, gpu, one.Last.Time):
+			// A taint that keeps pods away would have been published at once.
+			one.lasts, one.Severity = true, Warning
+			one.Said = said("It may still hold: the driver has not said that it is over, and may not have published its taint yet. " + text)
 		default:
-			if c.isTainted() {
-				text = "No ResourceSlice has it, so that it is unknown whether this is over. " + text
-			}
-			h.others.addTold(e, c, about, text)
+			one.lasts = !c.isTainted()
+		}
+		all.addTold(&one)
+	}
+}
+
+// refAt refers to a GPU, which is nil if it is not published, or without an address to a node.
+func (f *Facts) refAt(node, address string) (about Ref, g *fleet.GPU) {
+	if address == "" {
+		return nodeRef(node), nil
+	}
+	g, err := f.GPU(node + "/" + address)
+	if err != nil {
+		return Ref{Kind: "gpu", Name: node + "/" + address}, nil
+	}
+	return gpuRef(g), g
+}
+
+// span says since when there is what an event tells of, and when the driver has said that it is over.
+func (f *Facts) span(one *Finding, e *corev1.Event, c *cause, address string) {
+	if !e.FirstTimestamp.IsZero() {
+		one.Since = &e.FirstTimestamp
+	}
+	for _, o := range f.Events {
+		of, text := subjectsOf(o.Message)
+		if !f.ofNode(o) || about(o) != about(e) || !c.isOverBy(o.Reason, text) || address != "" && !slices.Contains(of, address) {
+			continue
+		}
+		switch at := (&metav1.Time{Time: fleet.LastSeen(o)}); {
+		case at.After(one.Last.Time):
+			one.Until = earlier(at, one.Until)
+		case at.After(one.Since.Time):
+			one.Since = one.Last // before, it was another one
 		}
 	}
 }
 
-// refAt refers to a GPU or, without an address, to a node.
-func (f *Facts) refAt(node, address string) (about Ref, isPublished bool) {
-	if g, err := f.GPU(node + "/" + address); err == nil {
-		return gpuRef(g), true
-	}
-	if address != "" {
-		return Ref{Kind: "gpu", Name: node + "/" + address}, false
-	}
-	return nodeRef(node), false
-}
-
-// ofClaim leaves out what the node is told, too, or what its GPU has a taint for.
-func (h *hearing) ofClaim(e *corev1.Event, c *cause) {
-	f := h.facts
-	at := about(e)
-	isTainted := slices.ContainsFunc(f.Holdings, func(o *fleet.Holding) bool {
-		return o.Device != nil && o.Claim.Namespace == at.Namespace && o.Claim.Name == at.Name && h.incidents[placeOf(o.Device.GPU.Node.Name, o.Device.GPU.PCIBusID, c)] != nil
+// hasPublished reports whether the driver had the time to publish the taint that goes with an event, or has written the slices since.
+func (f *Facts) hasPublished(node string, g *fleet.GPU, told time.Time) bool {
+	isNewer := func(m metav1.ManagedFieldsEntry) bool { return m.Time != nil && m.Time.After(told) }
+	isOfGPU := func(d resourceapi.Device) bool { return g == nil || strings.HasPrefix(d.Name, g.Name) }
+	return f.Now.Sub(told) >= slowestTaint || !slices.ContainsFunc(f.ofDriver()[poolKey{node, node}], func(s *resourceapi.ResourceSlice) bool {
+		return !s.CreationTimestamp.After(told) && !slices.ContainsFunc(s.ManagedFields, isNewer) && slices.ContainsFunc(s.Spec.Devices, isOfGPU)
 	})
-	switch {
-	case c.taint != "" && !c.claims || isTainted:
-	case c.past || f.Claim(at.Namespace, at.Name) == nil && !c.outlivesClaim && !f.Hides(claims):
-		h.past.addTold(e, c, at, e.Message)
-	default:
-		h.others.addTold(e, c, at, e.Message)
+}
+
+// ofClaim tells of the GPUs that a claim has, or else of the claim. Of a namespace there is one finding of each cause, as its users can write
+// as many events as they want.
+func (h *hearing) ofClaim(all *findings, e *corev1.Event, c *cause) {
+	f := h.facts
+	at, text := about(e), e.Message
+	if c.event == "" {
+		c, text = &unknown, e.Reason+": "+text
+	}
+	one := newTold(e, c, at, text)
+	one.Remedy += ". Users of namespace " + e.Namespace + " can write such an event, too"
+	one.lasts = !c.past && (c.outlivesClaim || f.Hides(claims) || f.Claim(at.Namespace, at.Name) != nil)
+	held := slices.DeleteFunc(slices.Clone(f.Holdings), func(o *fleet.Holding) bool {
+		return o.Device == nil || o.Claim.Namespace != at.Namespace || o.Claim.Name != at.Name
+	})
+	if slices.ContainsFunc(held, func(o *fleet.Holding) bool { return strings.Contains(text, o.Device.Name) }) {
+		held = slices.DeleteFunc(held, func(o *fleet.Holding) bool { return !strings.Contains(text, o.Device.Name) })
+	}
+	for _, o := range held {
+		of := one
+		of.Objects, of.Pods = []Ref{gpuRef(o.Device.GPU)}, podsOf(o, nil)
+		if c.untilRestart {
+			of.Pods = podsOf(o, one.Last)
+			of.lasts = of.lasts && len(of.Pods) > 0
+		}
+		if in := h.incidents[placeOf(o.Device.GPU.Node.Name, o.Device.GPU.PCIBusID, c)]; in != nil {
+			in.Pods = union(in.Pods, of.Pods)
+			continue
+		}
+		all.addTold(&of)
+	}
+	if len(held) == 0 {
+		all.addTold(&one)
 	}
 }
 
-// addTold adds what an event says, unless a newer one has said it of the same object.
-func (f *findings) addTold(e *corev1.Event, c *cause, at Ref, text string) {
-	if slices.ContainsFunc(*f, func(o Finding) bool { return o.family == c.family() && o.Objects[0] == at }) {
+// newTold is what an event says.
+func newTold(e *corev1.Event, c *cause, at Ref, text string) Finding {
+	last := &metav1.Time{Time: fleet.LastSeen(e)}
+	return Finding{
+		Severity: c.severity, Objects: []Ref{at}, Message: strings.ReplaceAll(c.text, " VALUE", ""), Said: said(text), Remedy: c.remedy,
+		Since: last, Last: last, family: c.family(),
+	}
+}
+
+// addTold adds what an event says to what newer ones have said of the same incident.
+func (f *findings) addTold(one *Finding) {
+	same := slices.IndexFunc(*f, func(o Finding) bool {
+		isThere := o.Objects[0] == one.Objects[0] || one.Objects[0].Namespace != "" && o.Objects[0].Namespace == one.Objects[0].Namespace
+		return o.family == one.family && isThere && (one.Until == nil || !one.Until.Before(o.Since))
+	})
+	if same < 0 {
+		*f = append(*f, *one)
 		return
 	}
-	one := Finding{
-		Severity: c.severity, Objects: []Ref{at}, Message: strings.ReplaceAll(c.text, " VALUE", ""), Said: said(text), Remedy: c.remedy,
-		Last: &metav1.Time{Time: fleet.LastSeen(e)}, family: c.family(),
+	o := &(*f)[same]
+	o.Objects, o.Pods = union(o.Objects, one.Objects), union(o.Pods, one.Pods)
+	o.lasts, o.Since = o.lasts || one.lasts, earlier(o.Since, one.Since)
+	if o.Until != nil && o.Until.Before(one.Until) {
+		o.Until = one.Until
 	}
-	if at.Namespace != "" {
-		one.Remedy += ". Users of namespace " + e.Namespace + " can write such an event, too"
-	}
-	*f = append(*f, one)
 }
 
-// isOver reports whether the driver has said since that it is over, or the Node says so, or is gone.
-func (h *hearing) isOver(e *corev1.Event, c *cause) bool {
-	f := h.facts
+// isOver reports whether the Node of an event says that it is over, or is gone.
+func (f *Facts) isOver(e *corev1.Event, c *cause) bool {
 	if !f.Hides(nodes) && f.Node(e.InvolvedObject.Name) == nil {
 		return true
 	}
-	if c.event == "CordonedGPUUnknown" {
-		return slices.ContainsFunc(f.Nodes, func(n *fleet.Node) bool {
-			return n.Name == e.InvolvedObject.Name && n.Object != nil &&
-				!slices.ContainsFunc(api.CordonedGPUs(n.Object.Annotations), func(name string) bool { return strings.Contains(e.Message, strconv.Quote(name)) })
-		})
-	}
-	return c.over != "" && slices.ContainsFunc(f.Events, func(o *corev1.Event) bool {
-		return o.Reason == c.over && f.ofNode(o) && about(o) == about(e) && fleet.LastSeen(o).After(fleet.LastSeen(e))
+	return c.event == "CordonedGPUUnknown" && slices.ContainsFunc(f.Nodes, func(n *fleet.Node) bool {
+		return n.Name == e.InvolvedObject.Name && n.Object != nil &&
+			!slices.ContainsFunc(api.CordonedGPUs(n.Object.Annotations), func(name string) bool { return strings.Contains(e.Message, strconv.Quote(name)) })
 	})
 }
 

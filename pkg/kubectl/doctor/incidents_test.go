@@ -5,6 +5,7 @@ package doctor
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -12,7 +13,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
@@ -20,6 +25,7 @@ import (
 
 // lose loses a GPU: all of its devices are tainted twice, and node, claim and pod are told.
 func lose(w *world) {
+	named(w.pods, "train-0").OwnerReferences = []metav1.OwnerReference{{Kind: "Job", Name: "train", Controller: new(true)}}
 	w.taint("gpu-1", "0000-1b-00-0", "gpu-lost", "", resourceapi.DeviceTaintEffectNoExecute)
 	w.taint("gpu-1", "0000-1b-00-0", "xid", "79", resourceapi.DeviceTaintEffectNoExecute)
 	w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPUXID", "GPU 0000:1b:00.0: XID 79 (GPU has fallen off the bus). Pods that use it are evicted; delete those that ask for nvidia.com/gpu.", 30*time.Second)
@@ -275,5 +281,191 @@ func TestOtherDriverRemains(t *testing.T) {
 		if strings.Contains(f.Remedy, "delete resourceslices") || strings.Contains(f.Message, "which is gone") {
 			t.Errorf("%+v", f)
 		}
+	}
+}
+
+// TestNotSeenToBeOver: a GPU that was throttled now had its trouble behind it, because a taint that keeps nobody away is published late.
+func TestNotSeenToBeOver(t *testing.T) {
+	t.Parallel()
+	over := func(w *world, text string, before time.Duration) {
+		w.event("Node", "gpu-1", driver, corev1.EventTypeNormal, "GPURecovered", "GPU 0000:43:00.0: "+text+". Devices are offered again.", before)
+	}
+	written := func(w *world, at int, before time.Duration) {
+		w.slices[at].ManagedFields = []metav1.ManagedFieldsEntry{{Time: new(ago(before))}}
+	}
+	cases := map[string]struct {
+		change func(*world)
+		over   bool
+	}{
+		"nothing else":           {change: func(*world) {}},
+		"it is said to be over":  {func(w *world) { over(w, device.Throttled.Over(), time.Second) }, true},
+		"it was over before":     {change: func(w *world) { over(w, device.Throttled.Over(), 3*time.Minute) }},
+		"something else is over": {change: func(w *world) { over(w, device.XID.Over(), time.Second) }},
+		"all was written since": {func(w *world) {
+			each(w.slices, func(s runtime.Object) { s.(*resourceapi.ResourceSlice).CreationTimestamp = ago(time.Second) })
+		}, true},
+		"it was written before":        {change: func(w *world) { written(w, 0, 3*time.Minute); written(w, 1, 3*time.Minute) }},
+		"it would have been published": {func(w *world) { w.events[0].LastTimestamp = ago(11 * time.Minute) }, true},
+	}
+	for name, c := range cases {
+		w := newWorld(t)
+		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPUThrottled", "GPU 0000:43:00.0: its clocks are lowered.", 2*time.Minute)
+		c.change(w)
+		r := w.examine(t)
+		all := allFindings(r)
+		if c.over != (len(all) == 0) || c.over != (len(r.History) == 1) {
+			t.Errorf("%s: %+v, %+v", name, all, r.History)
+		}
+		if !c.over && (all[0].Severity != Warning || !strings.Contains(all[0].Said, "may still hold") || all[0].Objects[0].Label == "") {
+			t.Errorf("%s: %+v", name, all)
+		}
+	}
+}
+
+// TestSince: an incident is as old as what was told of it, and not as the taint, unless it was over meanwhile; and history has its end.
+func TestSince(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.taint("gpu-1", "0000-1b-00-0", "xid", "94", resourceapi.DeviceTaintEffectNone)
+	e := w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPUXID", "GPU 0000:1b:00.0: XID 94.", 50*time.Second)
+	e.FirstTimestamp = ago(30 * time.Minute)
+	if all := allFindings(w.examine(t)); len(all) != 1 || now.Sub(all[0].Since.Time) != 30*time.Minute || all[0].Severity != Warning {
+		t.Errorf("%+v", all)
+	}
+	w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPULost", "GPU 0000:1b:00.0: it is lost.", 22*time.Minute)
+	for _, text := range []string{device.XID.Over(), device.Lost.Over()} {
+		w.event("Node", "gpu-1", driver, corev1.EventTypeNormal, "GPURecovered", "GPU 0000:1b:00.0: "+text+".", 20*time.Minute)
+	}
+	r := w.examine(t)
+	if all := allFindings(r); len(all) != 1 || now.Sub(all[0].Since.Time) != 50*time.Second {
+		t.Errorf("%+v", all)
+	}
+	var history strings.Builder
+	if err := view(r, true).Write(&history, printer.Format{}); err != nil || !strings.Contains(history.String(), "    22m–20m ago  GPU 0 (1b:00) on gpu-1: it is lost\n") {
+		t.Errorf("%v, %s", err, history.String())
+	}
+}
+
+// TestHeading: what is said belongs to what the heading says, and what is held back is over.
+func TestHeading(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.taint("gpu-1", "0000-1b-00-0", "xid", "94", resourceapi.DeviceTaintEffectNone)
+	w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPUXID", "GPU 0000:1b:00.0: XID 94. Nothing is wanted.", 50*time.Second)
+	w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPURecoveryRequired", "GPU 0000:1b:00.0: the driver wants a reset.", 40*time.Second)
+	if all := allFindings(w.examine(t)); len(all) != 1 || all[0].Message != "XID 94" || all[0].Said != "XID 94. Nothing is wanted." {
+		t.Errorf("%+v", all)
+	}
+
+	w = newWorld(t)
+	w.taint("gpu-1", "0000-1b-00-0", "unresponsive", "", resourceapi.DeviceTaintEffectNoSchedule)
+	w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPUUnresponsive", "GPU 0000:1b:00.0: a call hangs.", 5*time.Minute)
+	w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPUHeldBack", "GPU 0000:1b:00.0: "+device.Unresponsive.Over()+", but not for the first time. It is offered again at 12:19.", 2*time.Minute)
+	all := allFindings(w.examine(t))
+	if len(all) != 1 || all[0].Severity != Warning || strings.Contains(all[0].Message, "does not answer") || !strings.Contains(all[0].Message, "held back") ||
+		!strings.Contains(all[0].Said, "offered again at") || strings.Contains(all[0].Remedy, "NVIDIA driver") || len(all[0].Commands) > 0 {
+		t.Errorf("%+v", all)
+	}
+	w.taint("gpu-1", "0000-1b-00-0", "gpu-lost", "", resourceapi.DeviceTaintEffectNoExecute)
+	if all := allFindings(w.examine(t)); len(all) != 1 || all[0].Severity != Error || !strings.HasPrefix(all[0].Message, "lost, held back") {
+		t.Errorf("%+v", all)
+	}
+}
+
+// TestLostGPUIsOneEntry: that what a claim had cannot be removed from a GPU that is lost is no news.
+func TestLostGPUIsOneEntry(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.taint("gpu-1", "0000-1b-00-0", "release-pending", "", resourceapi.DeviceTaintEffectNoSchedule)
+	w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPUReleasePending", "GPU 0000:1b:00.0: it is held.", time.Second)
+	if all := allFindings(w.examine(t)); len(all) != 1 || !strings.Contains(all[0].Remedy, "end what") {
+		t.Errorf("%+v", all)
+	}
+	lose(w)
+	if r := w.examine(t); len(allFindings(r)) != 1 || len(r.History) != 0 || !strings.HasPrefix(allFindings(r)[0].Message, "lost, XID 79, ") || !strings.Contains(allFindings(r)[0].Remedy, "restart") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestCordonIsNoIncident: neither while it lasts nor afterwards.
+func TestCordonIsNoIncident(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "GPUCordoned", "GPU 0000:1b:00.0: an administrator keeps pods away.", 20*time.Minute)
+	w.taint("gpu-1", "0000-43-00-0", "cordoned", "", resourceapi.DeviceTaintEffectNoSchedule)
+	r := w.examine(t)
+	if out := text(t, r, printer.Format{}); len(r.History) > 0 || r.verdict() != nil || !strings.Contains(out, "uncordon gpu-1/43:00") || !strings.Contains(out, "0 problems\n") {
+		t.Errorf("%s", out)
+	}
+}
+
+// more adds pods, each with a partition of its own of GPU 0 of gpu-1.
+func (w *world) more(names ...string) {
+	for i, name := range names {
+		c := w.claims[0].DeepCopy()
+		c.Name, c.Status.ReservedFor[0].Name, c.Status.ReservedFor[0].UID = name+"-gpu", name, types.UID(name)
+		c.Status.Allocation.Devices.Results[0].Device = fmt.Sprintf("gpu-0000-1b-00-0-mig-1g10gb-%d", i)
+		w.claims = append(w.claims, c)
+		w.pods = append(w.pods, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "team", Name: name, UID: types.UID(name), OwnerReferences: []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "r", Controller: new(true)}},
+		}})
+	}
+}
+
+var replicas = []string{"r-0", "r-1", "r-2", "r-3", "r-4"}
+
+// TestAllPodsOfAnIncident: of five claims that had lost their partitions in a reset three were named, each as an incident of its own.
+func TestAllPodsOfAnIncident(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.more(replicas...)
+	for i, name := range append([]string{"train-0"}, replicas...) {
+		w.ofTenant("ResourceClaim", name+"-gpu", corev1.EventTypeWarning, "PartitionGone", "Device gpu: it was removed.", time.Duration(i)*time.Second)
+	}
+	all := allFindings(w.examine(t))
+	if len(all) != 1 || len(all[0].Pods) != 6 || all[0].Objects[0].Label != "GPU 0 (1b:00) on gpu-1" ||
+		!slices.Equal(all[0].Commands, []string{"kubectl delete pod -n team train-0 r-0 r-1 r-2 r-3 r-4"}) ||
+		!strings.Contains(all[0].Remedy, "No controller makes pod team/train-0 again") || strings.Contains(all[0].Remedy, "r-0") {
+		t.Errorf("%+v", all)
+	}
+	w = newWorld(t)
+	for _, name := range replicas {
+		w.ofTenant("ResourceClaim", name, corev1.EventTypeWarning, "OrphanedClaimInUse", "Processes use it.", time.Minute)
+	}
+	if all := allFindings(w.examine(t)); len(all) != 1 || len(all[0].Objects) != 5 {
+		t.Errorf("%+v", all)
+	}
+}
+
+// TestServerLostIsOver when all containers of its pods that use it have started since.
+func TestServerLostIsOver(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.more(replicas...)
+	state := func(name string, started time.Duration, restarts int32) {
+		p := named(w.pods, name)
+		p.Spec.Containers = []corev1.Container{{Name: "c", Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpu"}}}}, {Name: "log"}}
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{
+			{Name: "c", RestartCount: restarts, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: ago(started)}}},
+			{Name: "log", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: ago(time.Hour)}}},
+		}
+	}
+	for _, name := range replicas {
+		w.ofTenant("ResourceClaim", name+"-gpu", corev1.EventTypeWarning, "MPSServerLost", "Device gpu: it was lost.", 2*time.Minute)
+		state(name, time.Minute, 1)
+	}
+	state("r-1", 2*time.Minute+5*time.Second, 1) // before the driver has noticed
+	named(w.pods, "r-2").Status.ContainerStatuses[0].State = corev1.ContainerState{}
+	if r := w.examine(t); len(allFindings(r)) != 0 || len(r.History) != 1 {
+		t.Errorf("%+v", r)
+	}
+	state("r-3", 2*time.Minute+5*time.Second, 0)
+	all := allFindings(w.examine(t))
+	if len(all) != 1 || len(all[0].Pods) != 1 || !slices.Equal(all[0].Commands, []string{"kubectl delete pod -n team r-3"}) {
+		t.Errorf("%+v", all)
+	}
+	w.forbidden["pods"] = true
+	if c := result(t, w.examine(t), "driver-events"); len(c.Findings) != 1 || len(c.Findings[0].Pods) != 5 {
+		t.Errorf("%+v", c)
 	}
 }

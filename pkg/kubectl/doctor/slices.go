@@ -92,7 +92,7 @@ func taintRulesThatApply(f *Facts) (found findings) {
 			}
 		}
 		if devices > 0 {
-			found.addSince(r.Spec.Taint.TimeAdded, Warning, fmt.Sprintf("It gives the taint %s with the effect %s to %d devices of the driver", r.Spec.Taint.Key, r.Spec.Taint.Effect, devices),
+			found.addSince(r.Spec.Taint.TimeAdded, Note, fmt.Sprintf("It gives the taint %s with the effect %s to %s of the driver", r.Spec.Taint.Key, r.Spec.Taint.Effect, count(devices, "device")),
 				"If that is over, kubectl delete devicetaintrule "+r.Name, refTo("devicetaintrule", r))
 		}
 	}

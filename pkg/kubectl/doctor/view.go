@@ -20,7 +20,7 @@ const maxObjects = 5
 var marks = map[Severity]struct {
 	style printer.Style
 	mark  string
-}{Error: {printer.Bad, "✖"}, Warning: {printer.Warn, "▲"}, Unknown: {printer.Faint, "?"}, OK: {printer.Good, "✔"}}
+}{Error: {printer.Bad, "✖"}, Warning: {printer.Warn, "▲"}, Unknown: {printer.Faint, "?"}, Note: {printer.Faint, "•"}, OK: {printer.Good, "✔"}}
 
 type writer struct {
 	*bytes.Buffer
@@ -37,12 +37,13 @@ func view(r *Report, history bool) printer.View {
 				r.each(s, func(c Result, one Finding) { w.finding(c.ID, &one) })
 			}
 			w.unknown(r)
+			r.each(Note, func(c Result, one Finding) { w.finding(c.ID, &one) })
 			if n := len(r.History); n > 0 && !history {
 				fmt.Fprintf(w, "%s %s, over (--history)\n", w.mark(OK), count(n, "past incident"))
 			} else if n > 0 {
 				w.WriteString("Over:\n")
 				for _, h := range r.History {
-					fmt.Fprintf(w, "    %s ago  %s: %s\n", printer.Age(r.now.Sub(h.Last.Time)), objects(h.Objects, w.Wide), strings.TrimRight(cmp.Or(h.Said, h.Message), ". "))
+					fmt.Fprintf(w, "    %s  %s: %s\n", w.span(&h), objects(h.Objects, w.Wide), strings.TrimRight(cmp.Or(h.Said, h.Message), ". "))
 				}
 			}
 			w.summary(r)
@@ -115,6 +116,15 @@ func (w *writer) finding(check string, f *Finding) {
 	}
 	w.line("-> ", f.Remedy)
 	w.WriteByte('\n')
+}
+
+// span says when something was that is over.
+func (w *writer) span(f *Finding) string {
+	text := printer.Age(w.now.Sub(f.Since.Time))
+	if f.Until != nil {
+		text += "–" + printer.Age(w.now.Sub(f.Until.Time))
+	}
+	return text + " ago"
 }
 
 func (w *writer) line(arrow, text string) {
