@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/partage-dev/partage/pkg/api"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/options"
@@ -466,6 +467,19 @@ func TestServerLostIsOver(t *testing.T) {
 	}
 	w.forbidden["pods"] = true
 	if c := result(t, w.examine(t), "driver-events"); len(c.Findings) != 1 || len(c.Findings[0].Pods) != 5 {
+		t.Errorf("%+v", c)
+	}
+}
+
+// TestCordonOutlivesDriver: nothing else names an annotation that keeps pods away when the driver comes back.
+func TestCordonOutlivesDriver(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	uninstall(w)
+	w.claims, w.templates = nil, nil
+	w.node("gpu-1").Annotations = map[string]string{api.CordonAnnotation: "0000:1b:00.0"}
+	c := result(t, w.examine(t), "leftovers")
+	if len(c.Findings) != 1 || c.Findings[0].Objects[0] != nodeRef("gpu-1") || !strings.Contains(c.Findings[0].Remedy, api.CordonAnnotation+"-") {
 		t.Errorf("%+v", c)
 	}
 }

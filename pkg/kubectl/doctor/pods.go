@@ -12,6 +12,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/partage-dev/partage/pkg/api"
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/util/quote"
@@ -28,7 +29,7 @@ var podChecks = []Check{
 // checksWithoutDriver are those that mean something where no driver is installed.
 var checksWithoutDriver = []Check{
 	{ID: "driver-daemonset", Title: "the driver is installed", run: driverInstalled},
-	{ID: "leftovers", Title: "the driver has left nothing", needs: []string{slicesOf, claims}, parts: []string{claims}, run: leftovers},
+	{ID: "leftovers", Title: "the driver has left nothing", needs: []string{slicesOf, claims, nodes}, parts: []string{claims, nodes}, run: leftovers},
 	{ID: "claimed-classes", Title: "nothing asks for classes that do not exist", needs: []string{classes, claims, templates}, parts: []string{claims, templates}, run: claimedClasses},
 }
 
@@ -81,6 +82,12 @@ func leftovers(f *Facts) (found findings) {
 			continue
 		}
 		found.add(Warning, "It still has ResourceSlices of the driver", "Wait a minute: the kubelet removes them. If they stay, kubectl delete resourceslices --field-selector spec.driver="+f.Driver+",spec.nodeName=NODE", nodeRef(n.Name))
+	}
+	for _, n := range f.Snapshot.Nodes {
+		if n.Annotations[api.CordonAnnotation] != "" {
+			found.add(Warning, "It still has the annotation "+api.CordonAnnotation+": if the driver comes back, it keeps pods away from these GPUs",
+				"kubectl annotate node NODE "+api.CordonAnnotation+"-", nodeRef(n.Name))
+		}
 	}
 	return found
 }
