@@ -139,14 +139,18 @@ const noticed = 30 * time.Second
 
 // runsSince reports whether a container of a pod runs that had started before. Where some name a claim, the others do not count.
 func runsSince(p *corev1.Pod, before time.Time) bool {
-	others := slices.DeleteFunc(slices.Clone(p.Spec.Containers), func(c corev1.Container) bool { return len(c.Resources.Claims) > 0 })
-	isOther := func(name string) bool { return slices.ContainsFunc(others, func(c corev1.Container) bool { return c.Name == name }) }
+	var asking []string
+	for _, c := range p.Spec.Containers {
+		if len(c.Resources.Claims) > 0 {
+			asking = append(asking, c.Name)
+		}
+	}
 	return slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
 		limit := before
 		if s.RestartCount > 0 {
 			limit = before.Add(-noticed)
 		}
-		return (len(others) == len(p.Spec.Containers) || !isOther(s.Name)) && s.State.Running != nil && s.State.Running.StartedAt.Time.Before(limit)
+		return (len(asking) == 0 || slices.Contains(asking, s.Name)) && s.State.Running != nil && s.State.Running.StartedAt.Time.Before(limit)
 	})
 }
 
