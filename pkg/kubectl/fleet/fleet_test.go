@@ -18,6 +18,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
@@ -258,6 +259,50 @@ func TestHoldings(t *testing.T) {
 		if len(h.Pods) != 1 || h.Pods[0].Name != "pod-"+h.Claim.Name || h.Status == nil || *h.Status.ShareID != string(*h.Result.ShareID) {
 			t.Errorf("%s: pods %v, status %+v", h.Claim.Name, h.Pods, h.Status)
 		}
+	}
+}
+
+// TestScope: -l selects by the labels of the claim or of the pods that use it, so that people find what is made from a template.
+func TestScope(t *testing.T) {
+	t.Parallel()
+	holding := func(claim labels.Set, pods ...labels.Set) *Holding {
+		h := &Holding{Claim: &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Labels: claim}}}
+		for _, p := range pods {
+			h.Pods = append(h.Pods, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: p}})
+		}
+		return h
+	}
+	web, db := labels.Set{"app": "web"}, labels.Set{"app": "db"}
+	for _, c := range []struct {
+		selector string
+		h        *Holding
+		want     bool
+	}{
+		{"app=web", holding(web), true},
+		{"app=web", holding(nil, web), true},
+		{"app=web", holding(nil, db, web), true},
+		{"app=web", holding(web, db), true},
+		{"app=db", holding(web, db), true},
+		{"app=web,tier=1", holding(labels.Set{"tier": "1"}, web), true},
+		{"app=web", holding(nil), false},
+		{"app=web", holding(nil, db), false},
+		{"app!=web", holding(nil, web), false},
+		{"app!=web", holding(nil, db), true},
+		{"", holding(nil), true},
+	} {
+		selector, err := labels.Parse(c.selector)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := (Scope{Labels: selector}).Has(c.h); got != c.want {
+			t.Errorf("%s of %v: %t", c.selector, c.h, got)
+		}
+		if (Scope{Namespace: "other", Labels: selector}).Has(c.h) {
+			t.Errorf("%s: it is of another namespace", c.selector)
+		}
+	}
+	if !(Scope{}).Has(holding(nil)) {
+		t.Error("without -l all are meant")
 	}
 }
 

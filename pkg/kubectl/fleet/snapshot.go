@@ -273,14 +273,19 @@ func Unreadable(err error) bool { return apierrors.IsForbidden(err) || apierrors
 
 // Scope is which claims a command is about.
 type Scope struct {
-	// Namespace is "" for all. Labels are those of claims, nil for all.
+	// Namespace is "" for all. Labels are those of claims or of the pods that use them, nil for all.
 	Namespace string
 	Labels    labels.Selector
 }
 
-// Has reports whether a command is about a claim.
-func (s Scope) Has(c *resourceapi.ResourceClaim) bool {
-	return (s.Namespace == "" || c.Namespace == s.Namespace) && (s.Labels == nil || s.Labels.Matches(labels.Set(c.Labels)))
+// Has reports whether a command is about the claim of a holding. A claim that is made from a template has no labels of its pod, and people
+// know those. They count together, so that app!=web leaves out what a pod of web uses.
+func (s Scope) Has(h *Holding) bool {
+	own := labels.Set(h.Claim.Labels)
+	return (s.Namespace == "" || h.Claim.Namespace == s.Namespace) && (s.Labels == nil || len(h.Pods) == 0 && s.Labels.Matches(own) ||
+		slices.ContainsFunc(h.Pods, func(p *corev1.Pod) bool {
+			return s.Labels.Matches(labels.Merge(own, p.Labels)) || s.Labels.Matches(labels.Merge(p.Labels, own))
+		}))
 }
 
 // Look makes the model for a command, and returns what it is about. It fails where a resource that is needed, if one is,

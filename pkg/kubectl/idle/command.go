@@ -49,7 +49,7 @@ The exit code is 2 if there are such claims, or if of some it is unknown.`,
 		}),
 	}
 	o.AddTableFlags(c)
-	o.AddSelectionFlags(c)
+	o.AddSelectionFlags(c, options.OfClaims)
 	o.AddWatchFlags(c)
 	f.Scrape.AddFlags(c.Flags())
 	c.Flags().DurationVar(&f.For, "for", f.For, "How long a claim must have been idle")

@@ -110,7 +110,7 @@ func Find(m *fleet.Model, r *scrape.Result, q Query) *ClaimList {
 		}
 		// A claim with admin access keeps nothing from others.
 		all = slices.DeleteFunc(all, (*fleet.Holding).Admin)
-		if len(all) == 0 || !q.Has(all[0].Claim) {
+		if len(all) == 0 || !q.Has(all[0]) {
 			continue
 		}
 		idle := idleFor(all, index)

@@ -102,10 +102,21 @@ func (o *Options) AddAllNamespacesFlag(c *cobra.Command, usage string) {
 	c.Flags().BoolVarP(&o.AllNamespaces, "all-namespaces", "A", false, usage)
 }
 
+// What -l selects.
+const (
+	OfClaims = "claims or of the pods that use them, such as app=llm"
+	OfNodes  = "nodes, such as pool=big"
+)
+
 // AddSelectionFlags adds -A and -l to a command.
-func (o *Options) AddSelectionFlags(c *cobra.Command) {
+func (o *Options) AddSelectionFlags(c *cobra.Command, of string) {
 	o.AddAllNamespacesFlag(c, "Look at the objects of all namespaces")
-	c.Flags().StringVarP(&o.Selector, "selector", "l", "", "Label selector, such as app=llm")
+	o.AddSelector(c, of)
+}
+
+// AddSelector adds -l to a command.
+func (o *Options) AddSelector(c *cobra.Command, of string) {
+	c.Flags().StringVarP(&o.Selector, "selector", "l", "", "Label selector of "+of)
 }
 
 // AddWatchFlags adds -w to a command.

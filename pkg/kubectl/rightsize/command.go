@@ -59,7 +59,7 @@ A claim that has its device alone is not told to share, except with --sharing.`,
 		}),
 	}
 	o.AddTableFlags(c)
-	o.AddSelectionFlags(c)
+	o.AddSelectionFlags(c, options.OfClaims)
 	f.Scrape.AddFlags(c.Flags())
 	c.Flags().DurationVar(&f.Watch, "watch", f.Watch, "How long to look at how busy claims are; by default once")
 	c.Flags().DurationVar(&f.Least, "min-observation", f.Least, "How long the driver must have looked at a claim before anything is advised")

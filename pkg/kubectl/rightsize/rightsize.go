@@ -102,7 +102,7 @@ func Compare(m *fleet.Model, o *Observation, q Query) *SizeList {
 	list := &SizeList{TypeMeta: printer.TypeMeta("SizeList"), Headroom: q.Headroom, PricePerGPUHour: q.Price, Items: []Size{}}
 	offers := offersOf(m)
 	for _, h := range m.Holdings {
-		if !h.Admin() && q.Has(h.Claim) {
+		if !h.Admin() && q.Has(h) {
 			list.Items = append(list.Items, sizeOf(m, h, o, q, offers))
 		}
 	}

@@ -54,11 +54,11 @@ what is not known, never a zero: docs/reference/metrics.md has what GPUs report 
 	claims.Example = `  kubectl gpu top -A --sort-by memory
   kubectl gpu top -w
   kubectl gpu top nodes`
-	o.AddSelectionFlags(claims)
+	o.AddSelectionFlags(claims, options.OfClaims)
 	gpus := top("gpus", "Show what is used of GPUs", slices.Sorted(maps.Keys(gpuOrders)), showOf(GPUs))
 	nodes := top("nodes", "Show what is used of the GPUs of nodes", slices.Sorted(maps.Keys(nodeOrders)), showOf(Nodes))
 	for _, c := range []*cobra.Command{gpus, nodes} {
-		c.Flags().StringVarP(&o.Selector, "selector", "l", "", "Label selector of nodes, such as pool=big")
+		o.AddSelector(c, options.OfNodes)
 		claims.AddCommand(c)
 	}
 	return claims

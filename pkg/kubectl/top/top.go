@@ -40,7 +40,7 @@ func Claims(m *fleet.Model, r *scrape.Result, scope fleet.Scope) *ClaimUsageList
 	list := &ClaimUsageList{TypeMeta: printer.TypeMeta("ClaimUsageList"), Items: []ClaimUsage{}}
 	index := scrape.NewIndex(r)
 	for _, h := range m.Holdings {
-		if !scope.Has(h.Claim) {
+		if !scope.Has(h) {
 			continue
 		}
 		u := ClaimUsage{Claim: scrape.Claim{ID: scrape.IDOf(h)}}

@@ -24,9 +24,7 @@ func NewCommand(o *options.Options) *cobra.Command {
 Each GPU has a strip of its memory slices, a letter for each claim. A slice that no partition
 has without the one before it is part of that one: the strip of an H100 has seven cells.
 What fits is what the scheduler would find for claims that tolerate no taint; one takes the
-room of the other. It is unknown where claims or taint rules may not be read.
-
--l chooses nodes.`,
+room of the other. It is unknown where claims or taint rules may not be read.`,
 		Example: `  kubectl gpu tree
   kubectl gpu tree node-1 node-2 -o wide
   kubectl gpu tree -l nvidia.com/gpu.product=NVIDIA-H100`,
@@ -35,7 +33,7 @@ room of the other. It is unknown where claims or taint rules may not be read.
 		}),
 	}
 	o.AddOutputFlag(c)
-	o.AddSelectionFlags(c)
+	o.AddSelectionFlags(c, options.OfNodes)
 	o.AddWatchFlags(c)
 	return c
 }
