@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package scrape reads the metrics of the driver's pods through the API server, which connects
-// to them: it takes the right to get pods/proxy, and no Prometheus.
+// to them: it takes the rights to list pods and to get pods/proxy, and no Prometheus.
 package scrape
 
 import (

@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,6 +27,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
+	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/scrape"
@@ -71,6 +75,44 @@ func TestPods(t *testing.T) {
 	// What the driver does not tell is not known, and no zero.
 	if share := r.Claims[6]; share.Name != "share" || share.UsedBytes != nil || share.Idle != nil || share.Utilization != nil {
 		t.Errorf("%+v", share)
+	}
+}
+
+// TestRights: the Role for metrics has all that is read in the driver's namespace, and the ClusterRole for fleets the rest.
+func TestRights(t *testing.T) {
+	t.Parallel()
+	data, err := os.ReadFile("../../../deployments/kubectl-gpu/viewer.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules := map[string][]rbacv1.PolicyRule{}
+	for document := range strings.SplitSeq(string(data), "\n---\n") {
+		var role rbacv1.Role
+		if err := yaml.Unmarshal([]byte(document), &role); err != nil {
+			t.Fatal(err)
+		}
+		rules[role.Name] = role.Rules
+	}
+	client := cluster(t, map[string]response{"a": {Body: scrapetest.Everything(t)}}, scrapetest.Pod("a", "node-1"))
+	if _, err := scrape.Pods(t.Context(), client, scrape.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range client.Actions() {
+		role, resource := "kubectl-gpu-metrics", a.GetResource().Resource
+		if _, is := a.(clienttesting.ProxyGetAction); is {
+			resource += "/proxy"
+		}
+		if a.GetNamespace() == "" {
+			role = "kubectl-gpu-fleet"
+		}
+		if !slices.ContainsFunc(rules[role], func(r rbacv1.PolicyRule) bool {
+			return slices.Contains(r.APIGroups, a.GetResource().Group) && slices.Contains(r.Resources, resource) && slices.Contains(r.Verbs, a.GetVerb())
+		}) {
+			t.Errorf("%s has no right to %s %s", role, a.GetVerb(), resource)
+		}
+	}
+	if n := len(client.Actions()); n < 3 {
+		t.Errorf("only %d requests", n)
 	}
 }
 

@@ -49,8 +49,8 @@ func NewCommand(o *options.Options) *cobra.Command {
 	claims.Long = `Show what claims use of their devices, as the driver on each node measures it: memory used, its limit and
 what was asked for, how busy the multiprocessors are, and for how long nothing has run.
 
-It is read from the driver's pods through the API server, with the right to get pods/proxy. A "-" is
-what is not known, never a zero: docs/reference/metrics.md has what GPUs report for which kind of share.`
+It is read from the driver's pods through the API server, with the rights to list pods and to get pods/proxy in its
+namespace. A "-" is what is not known, never a zero: docs/reference/metrics.md has what GPUs report for which kind of share.`
 	claims.Example = `  kubectl gpu top -A --sort-by memory
   kubectl gpu top -w
   kubectl gpu top nodes`
