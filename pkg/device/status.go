@@ -161,6 +161,11 @@ var overTexts = map[Reason]string{
 // Over says to people that it is over. Whoever reads the events of a GPU knows by it what has ended.
 func (r Reason) Over() string { return cmp.Or(overTexts[r], "no longer "+string(r)) }
 
+// IsFault reports whether something is wrong with the GPU. That somebody has it, or that an administrator keeps it for somebody, is no fault.
+func (r Reason) IsFault() bool {
+	return !slices.Contains([]Reason{Occupied, ReleasePending, Opened, ForeignClaim, Cordoned, Withdrawn, AdminAccess}, r)
+}
+
 // Sorted returns a copy whose order does not depend on that of s.
 func (s Status) Sorted() Status {
 	return Status{

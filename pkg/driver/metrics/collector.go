@@ -253,11 +253,7 @@ func (s *snapshot) xidErrors(e *emitter) {
 	}
 }
 
-// inUse are the reasons for which somebody has something of a GPU that is in order.
-var inUse = []device.Reason{device.Occupied, device.ReleasePending, device.ForeignClaim}
-
-// unhealthy reports whether a condition is about all of the GPU and about its health: that
-// somebody uses it, or will in a moment not any more, is not.
+// unhealthy reports whether a condition is a fault of all of the GPU.
 func unhealthy(c device.Condition) bool {
-	return c.Where == nil && c.Kind == "" && c.EffectInForce() != policy.EffectNone && !slices.Contains(inUse, c.Reason)
+	return c.Where == nil && c.Kind == "" && c.EffectInForce() != policy.EffectNone && c.Reason.IsFault()
 }

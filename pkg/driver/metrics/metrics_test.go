@@ -345,6 +345,27 @@ func BenchmarkScrape(b *testing.B) {
 	b.ReportMetric(float64(len(body)), "body-bytes")
 }
 
+// TestCordoned: what an administrator keeps for somebody works, and whoever has it goes on.
+func TestCordoned(t *testing.T) {
+	t.Parallel()
+	inventory, snapshot := busyNode(t, 2)
+	snapshot.Claims = snapshot.Claims[:1]
+	m := New(Options{Driver: "gpu.nvidia.com", Usage: func() usage.Snapshot { return snapshot }})
+	status := device.Status{Conditions: []device.Condition{
+		{PCIAddress: "0000:10:00.0", Reason: device.Cordoned}, {PCIAddress: "0000:11:00.0", Reason: device.Cordoned},
+	}}
+	m.SetGPUs(inventory.With(status), status)
+	text := scrape(t, m)
+	for _, want := range []string{
+		`partage_gpu_healthy{gpu="0000:10:00.0"} 1`, `partage_gpu_healthy{gpu="0000:11:00.0"} 1`,
+		`partage_gpu_role{gpu="0000:10:00.0",role="partitioned"} 1`, `partage_gpu_role{gpu="0000:11:00.0",role="unavailable"} 1`,
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("it lacks %s", want)
+		}
+	}
+}
+
 // TestHealthNotKnown: a GPU that cannot be asked is not said to be cool.
 func TestHealthNotKnown(t *testing.T) {
 	t.Parallel()

@@ -60,7 +60,8 @@ func occupancyOf(s *snapshot, g *device.Summary) *occupancy {
 		o.role = rolePartitioned
 	}
 	for _, c := range s.status.Conditions {
-		if c.PCIAddress == g.GPU.PCIAddress && unhealthy(c) {
+		// Whoever has a GPU keeps it while it is cordoned.
+		if c.PCIAddress == g.GPU.PCIAddress && (unhealthy(c) || c.Reason == device.Cordoned && o.role == roleFree) {
 			o.role = roleUnavailable
 		}
 	}

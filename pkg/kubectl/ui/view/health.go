@@ -26,7 +26,7 @@ var normal = sets.New(device.Occupied, device.ReleasePending, device.Opened, dev
 var words = strings.NewReplacer("-", " ", "gpu", "GPU", "xid", "XID", "mps", "MPS", "ecc", "ECC")
 
 // describe returns what a taint says to people, in a word or two and in the sentences of doctor, and whether the driver has set it because of
-// a fault. An administrator keeps the GPU for somebody, or cordons it: it has none.
+// a fault.
 func describe(key, value, driver string) (text, title string, isFault bool) {
 	name, own := strings.CutPrefix(key, driver+"/")
 	if text = key; own {
@@ -43,7 +43,7 @@ func describe(key, value, driver string) (text, title string, isFault bool) {
 	default:
 		title = fmt.Sprintf("%s%s. %s.", strings.ToUpper(what[:1]), what[1:], remedy)
 	}
-	return strings.TrimSpace(text + " " + value), title, own && device.Reason(name) != device.Cordoned
+	return strings.TrimSpace(text + " " + value), title, own && device.Reason(name).IsFault()
 }
 
 // refusals are the texts of the taints that keep claims away.
