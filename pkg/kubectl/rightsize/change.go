@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/partage-dev/partage/pkg/api"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/manifest"
 )
@@ -47,10 +48,11 @@ func changeOf(m *fleet.Model, h *fleet.Holding, enough Part) *Change {
 	if before == nil {
 		return nil
 	}
-	c := &Change{Path: "spec.devices.requests"}
+	devices := "spec.devices."
 	if sourceOf(h).Kind == kindTemplate {
-		c.Path = "spec.spec.devices.requests"
+		devices = "spec.spec.devices."
 	}
+	c := &Change{Path: devices + "requests", Notes: misfits(m, h, enough, devices)}
 	if name, _, has := strings.Cut(h.Result.Request, "/"); has {
 		c.Path += "[" + name + "].firstAvailable"
 	}
@@ -86,6 +88,33 @@ func changeOf(m *fleet.Model, h *fleet.Holding, enough Part) *Change {
 	}
 	c.Diff = diff(lines(before), lines(after))
 	return c
+}
+
+// misfits says which configurations of the claim would be refused with the smaller device.
+func misfits(m *fleet.Model, h *fleet.Holding, enough Part, devices string) (notes []string) {
+	request, _, _ := strings.Cut(h.Result.Request, "/")
+	for i, c := range h.Claim.Spec.Devices.Config {
+		named := slices.ContainsFunc(c.Requests, func(name string) bool { return name == request || name == h.Result.Request })
+		if c.Opaque == nil || c.Opaque.Driver != m.Driver || len(c.Requests) > 0 && !named {
+			continue
+		}
+		value, err := api.Decode(c.Opaque.Parameters)
+		if err != nil {
+			// The driver has prepared no claim with it.
+			continue
+		}
+		takes := "a " + api.MigDeviceConfigKind
+		_, ofPartitions := value.(*api.MigDeviceConfig)
+		fits := ofPartitions == (enough.Profile != "")
+		if enough.Type != fleet.TypeMIG {
+			takes = "no configuration but a defaultClientPriority"
+			fits = fits && value.MPS() != nil && value.MPS().OnlyClientPriority()
+		}
+		if !fits {
+			notes = append(notes, fmt.Sprintf("change %sconfig[%d], too: the smaller device of request %s takes %s", devices, i, request, takes))
+		}
+	}
+	return notes
 }
 
 const kindTemplate = "ResourceClaimTemplate"

@@ -19,6 +19,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -241,6 +242,41 @@ func TestAlternative(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, c); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// TestConfiguration: one that the smaller device does not take would be refused with it.
+func TestConfiguration(t *testing.T) {
+	t.Parallel()
+	const mps, priority = `"sharing":{"strategy":"MPS"}`, `"sharing":{"strategy":"MPS","mpsConfig":{"defaultClientPriority":"Normal"}}`
+	whole, part := fleettest.Request("gpu.nvidia.com"), fleettest.Request("mig.nvidia.com", fleettest.Profile("3g.40gb"))
+	for name, c := range map[string]struct {
+		board, kind, sharing string
+		request              resourceapi.DeviceRequest
+		requests             []string
+		want                 string
+	}{
+		"a partition for a GPU":      {"h100-80-sxm", "GpuConfig", mps, whole, nil, "change spec.devices.config[0], too: the smaller device of request gpu takes a MigDeviceConfig"},
+		"named":                      {"h100-80-sxm", "GpuConfig", mps, whole, []string{"gpu"}, "change spec.devices.config[0], too: the smaller device of request gpu takes a MigDeviceConfig"},
+		"of another request":         {"h100-80-sxm", "GpuConfig", mps, whole, []string{"other"}, ""},
+		"of partitions already":      {"h100-80-sxm", "MigDeviceConfig", mps, part, nil, ""},
+		"a share for a GPU":          {"t4", "GpuConfig", mps, whole, nil, "change spec.devices.config[0], too: the smaller device of request gpu takes no configuration but a defaultClientPriority"},
+		"a share takes its priority": {"t4", "GpuConfig", priority, whole, nil, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t, c.board, 1)
+			claim := m.used("claim", c.request, gib, 0.05)
+			claim.Spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{Requests: c.requests, DeviceConfiguration: resourceapi.DeviceConfiguration{
+				Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: fleettest.Driver, Parameters: runtime.RawExtension{
+					Raw: fmt.Appendf(nil, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":%q,%s}`, c.kind, c.sharing),
+				}},
+			}}}
+			change := m.compare(Query{Sharing: true}).Items[0].Change
+			if change == nil || strings.Join(change.Notes, "\n") != c.want {
+				t.Errorf("%+v", change)
+			}
+		})
 	}
 }
 
