@@ -30,6 +30,7 @@ const (
 	// hamiMemory, in MiB, and hamiCores, in percent, are what HAMi limits a container's part of a GPU by.
 	hamiMemory    = domain + "gpumem"
 	hamiCores     = domain + "gpucores"
+	hamiDomain    = "hami.io/"
 	maxContainers = 1000
 	// maxMemoryMi is more than any GPU has.
 	maxMemoryMi = 1 << 24
@@ -146,6 +147,10 @@ func (w *workload) readDemands(c *container) error {
 			at, c.demands = len(c.demands), append(c.demands, demand{resource: resourceGPU, count: 1})
 		}
 		c.demands[at].memoryMi, c.demands[at].percent = memoryMi, percent
+		if memoryMi == 0 || percent == 0 {
+			w.findings().Add(finding.Changed, w.at(c.path+".resources.limits"), "", "HAMi limits the memory or the multiprocessors only; of the other, an MPS share has what the sharing policy "+
+				"gives by default, a quarter of the GPU unless it says otherwise: add memory or smPercent to capacity.requests")
+		}
 	}
 	if wrong := validation.IsDNS1123Label(c.name); len(c.demands) > 0 && len(wrong) > 0 {
 		return fmt.Errorf("name: Invalid value: %s: %s", quote.Text(c.name), wrong[0])

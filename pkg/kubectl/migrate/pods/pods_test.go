@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/kubectl/document"
+	"github.com/partage-dev/partage/pkg/kubectl/migrate/finding"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
@@ -321,6 +322,52 @@ func TestHAMiKept(t *testing.T) {
 		}
 		if told := strings.Join(r.Findings.Lines(), "\n"); !strings.Contains(told, want) || !strings.Contains(string(r.Text), strings.Split(limit, ":")[0]) {
 			t.Errorf("%s: want %s:\n%s", limit, want, told)
+		}
+	}
+}
+
+// TestHAMiScheduler: a pod for a scheduler that is gone is never scheduled, and annotations choose no GPU any more.
+func TestHAMiScheduler(t *testing.T) {
+	const (
+		annotations = "annotations: {nvidia.com/use-gputype: A100, hami.io/gpu-scheduler-policy: spread, team: a}"
+		spec        = "{schedulerName: %s, containers: [{name: main, resources: {limits: {%s}}}]}"
+		pod         = "apiVersion: v1\nkind: Pod\nmetadata: {name: p, " + annotations + "}\nspec: " + spec + "\n"
+		deployment  = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: p}\nspec: {template: {metadata: {" + annotations + "}, spec: " + spec + "}}\n"
+	)
+	for _, test := range []struct{ text, scheduler, limits, want string }{
+		{
+			pod, "hami-scheduler", "nvidia.com/gpu: 1",
+			"Pod p: spec.schedulerName Pod p: metadata.annotations[nvidia.com/use-gputype] Pod p: metadata.annotations[hami.io/gpu-scheduler-policy]",
+		},
+		{
+			deployment, "hami-scheduler", "nvidia.com/gpu: 1", "Deployment p: spec.template.spec.schedulerName " +
+				"Deployment p: spec.template.metadata.annotations[nvidia.com/use-gputype] Deployment p: spec.template.metadata.annotations[hami.io/gpu-scheduler-policy]",
+		},
+		{pod, "default-scheduler", "nvidia.com/gpu: 1", "Pod p: metadata.annotations[nvidia.com/use-gputype] Pod p: metadata.annotations[hami.io/gpu-scheduler-policy]"},
+		{pod, "hami-scheduler", "cpu: 1", ""},
+	} {
+		r, err := Translate(fmt.Appendf(nil, test.text, test.scheduler, test.limits), whole)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var lost []string
+		for _, f := range r.Findings {
+			if f.Kind == finding.Lost {
+				lost = append(lost, f.Path)
+			}
+		}
+		if got := strings.Join(lost, " "); got != test.want {
+			t.Errorf("%s: got  %s\nwant %s", test.text, got, test.want)
+		}
+	}
+}
+
+// TestHAMiDefaults: what a pod did not ask for was not limited, and of a share it is.
+func TestHAMiDefaults(t *testing.T) {
+	for limits, want := range map[string]bool{"gpumem: 3000": true, "gpucores: 30": true, "gpumem: 3000, nvidia.com/gpucores: 30": false} {
+		r, err := Translate([]byte(pod(asking("limits: {nvidia.com/"+limits+"}"))), whole)
+		if err != nil || strings.Contains(strings.Join(r.Findings.Lines(), "\n"), "by default") != want {
+			t.Errorf("%s: %v, %q", limits, err, r.Findings.Lines())
 		}
 	}
 }
