@@ -54,6 +54,16 @@ func AsksOf(spec *resourceapi.DeviceClaim) []Ask {
 	return out
 }
 
+// Ask returns what asked for a holding in its claim or a copy of it, or nil.
+func (h *Holding) Ask(c *resourceapi.ResourceClaim) *Ask {
+	for _, a := range AsksOf(&c.Spec.Devices) {
+		if a.Name == h.Result.Request {
+			return &a
+		}
+	}
+	return nil
+}
+
 // Unqualified returns a name without its domain.
 func Unqualified(name string) string { return name[strings.LastIndexByte(name, '/')+1:] }
 

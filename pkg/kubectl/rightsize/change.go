@@ -44,7 +44,7 @@ const podClaimName = "resource.kubernetes.io/pod-claim-name"
 // changeOf returns the change of the request that asked for a holding, or nil if the claim has
 // no such request.
 func changeOf(m *fleet.Model, h *fleet.Holding, enough Part) *Change {
-	before, claim := askOf(h.Claim, h), h.Claim.DeepCopy()
+	before, claim := h.Ask(h.Claim), h.Claim.DeepCopy()
 	if before == nil {
 		return nil
 	}
@@ -56,7 +56,7 @@ func changeOf(m *fleet.Model, h *fleet.Holding, enough Part) *Change {
 	if name, _, has := strings.Cut(h.Result.Request, "/"); has {
 		c.Path += "[" + name + "].firstAvailable"
 	}
-	after := askOf(claim, h)
+	after := h.Ask(claim)
 	if enough.Type != h.Device.Type {
 		class := manifest.ClassOf(enough.Type)
 		*after.Class = class
@@ -149,16 +149,6 @@ func sourceOf(h *fleet.Holding) Source {
 
 // aboutSize are selectors that choose a size.
 var aboutSize = regexp.MustCompile(`\bprofile\b|\.capacity\[|\bmemory\b|multiprocessors`)
-
-// askOf returns the request of a holding in a copy of its claim, or nil.
-func askOf(c *resourceapi.ResourceClaim, h *fleet.Holding) *fleet.Ask {
-	for _, a := range fleet.AsksOf(&c.Spec.Devices) {
-		if a.Name == h.Result.Request {
-			return &a
-		}
-	}
-	return nil
-}
 
 // templateOf returns the template that a claim was made from, if its pod could be read.
 func templateOf(h *fleet.Holding) string {

@@ -29,14 +29,13 @@ type Claim struct {
 	Profile string `json:"profile,omitempty"`
 	UUID    string `json:"uuid,omitempty"`
 	// GPU is the PCI address.
-	GPU            string   `json:"-"`
-	UsedBytes      *int64   `json:"usedBytes,omitempty"`
-	PeakBytes      *int64   `json:"peakBytes,omitempty"`
-	LimitBytes     *int64   `json:"limitBytes,omitempty"`
-	RequestedBytes *int64   `json:"requestedBytes,omitempty"`
-	Utilization    *float64 `json:"smUtilization,omitempty"`
-	Processes      *int64   `json:"processes,omitempty"`
-	Throttled      *bool    `json:"throttled,omitempty"`
+	GPU         string   `json:"-"`
+	UsedBytes   *int64   `json:"usedBytes,omitempty"`
+	PeakBytes   *int64   `json:"peakBytes,omitempty"`
+	LimitBytes  *int64   `json:"limitBytes,omitempty"`
+	Utilization *float64 `json:"smUtilization,omitempty"`
+	Processes   *int64   `json:"processes,omitempty"`
+	Throttled   *bool    `json:"throttled,omitempty"`
 	// Idle is for how long no sample had the claim at work.
 	Idle *time.Duration `json:"-"`
 	// Since is when the driver began to look: what was before is not known. It is zero if the
@@ -117,14 +116,13 @@ func (r *reader) claims(node string, started time.Time) []Claim {
 	return collect(r, "partage_claim_", id, func(s *model.Sample) Claim {
 		return Claim{ID: id(s), Kind: label(s, "kind"), Profile: label(s, "profile"), UUID: label(s, "uuid"), GPU: label(s, "gpu"), Since: started}
 	}, map[string]func(*Claim, *model.Sample){
-		"memory_used_bytes":      func(c *Claim, s *model.Sample) { c.UsedBytes = whole(s) },
-		"memory_peak_bytes":      func(c *Claim, s *model.Sample) { c.PeakBytes = whole(s) },
-		"memory_limit_bytes":     func(c *Claim, s *model.Sample) { c.LimitBytes = whole(s) },
-		"memory_requested_bytes": func(c *Claim, s *model.Sample) { c.RequestedBytes = whole(s) },
-		"sm_utilization_ratio":   func(c *Claim, s *model.Sample) { c.Utilization = new(float64(s.Value)) },
-		"processes":              func(c *Claim, s *model.Sample) { c.Processes = whole(s) },
-		"throttled":              func(c *Claim, s *model.Sample) { c.Throttled = new(s.Value > 0) },
-		"idle_seconds":           func(c *Claim, s *model.Sample) { c.Idle = new(time.Duration(float64(s.Value) * float64(time.Second))) },
+		"memory_used_bytes":    func(c *Claim, s *model.Sample) { c.UsedBytes = whole(s) },
+		"memory_peak_bytes":    func(c *Claim, s *model.Sample) { c.PeakBytes = whole(s) },
+		"memory_limit_bytes":   func(c *Claim, s *model.Sample) { c.LimitBytes = whole(s) },
+		"sm_utilization_ratio": func(c *Claim, s *model.Sample) { c.Utilization = new(float64(s.Value)) },
+		"processes":            func(c *Claim, s *model.Sample) { c.Processes = whole(s) },
+		"throttled":            func(c *Claim, s *model.Sample) { c.Throttled = new(s.Value > 0) },
+		"idle_seconds":         func(c *Claim, s *model.Sample) { c.Idle = new(time.Duration(float64(s.Value) * float64(time.Second))) },
 	})
 }
 

@@ -50,7 +50,7 @@ func NewCommand(o *options.Options) *cobra.Command {
 what was asked for, how busy the multiprocessors are, and for how long nothing has run.
 
 It is read from the driver's pods through the API server, with the rights to list pods and to get pods/proxy in its
-namespace. A "-" is what is not known, never a zero: docs/reference/metrics.md has what GPUs report for which kind of share.`
+namespace. A "-" is what is not known or not asked for, never a zero: docs/reference/metrics.md has what GPUs report for which kind of share.`
 	claims.Example = `  kubectl gpu top -A --sort-by memory
   kubectl gpu top -w
   kubectl gpu top nodes`

@@ -29,8 +29,10 @@ type ClaimUsageList struct {
 type ClaimUsage struct {
 	scrape.Claim `json:",inline"`
 
-	IdleSeconds *float64 `json:"idleSeconds,omitempty"`
-	Pods        []string `json:"pods,omitempty"`
+	// RequestedBytes is the memory that the claim asks for, which may be less than it got.
+	RequestedBytes *int64   `json:"requestedBytes,omitempty"`
+	IdleSeconds    *float64 `json:"idleSeconds,omitempty"`
+	Pods           []string `json:"pods,omitempty"`
 	// Unknown says why nothing is known.
 	Unknown string `json:"unknown,omitempty"`
 }
@@ -51,6 +53,11 @@ func Claims(m *fleet.Model, r *scrape.Result, scope fleet.Scope) *ClaimUsageList
 		}
 		if h.Device != nil {
 			u.Kind, u.Profile = cmp.Or(h.Device.Type, u.Kind), cmp.Or(h.Device.Profile, u.Profile)
+		}
+		if ask := h.Ask(h.Claim); ask != nil && *ask.Capacity != nil {
+			if memory, asks := (*ask.Capacity).Requests[fleet.CapacityMemory]; asks {
+				u.RequestedBytes = new(memory.Value())
+			}
 		}
 		for _, p := range h.Pods {
 			u.Pods = append(u.Pods, p.Name)

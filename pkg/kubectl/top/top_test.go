@@ -227,6 +227,25 @@ func TestSilence(t *testing.T) {
 	}
 }
 
+// TestAsked: what a claim asks for is not what it got.
+func TestAsked(t *testing.T) {
+	t.Parallel()
+	f := fleettest.New(t)
+	f.AddNode("node-1", "h100-80-sxm", 3)
+	asks := fleettest.Request("mig.nvidia.com", fleettest.Profile("1g.20gb"))
+	asks.Exactly.Capacity = fleettest.Share("", "10Gi", "").Exactly.Capacity
+	f.Held("team", "a", "node-1", asks)
+	f.Held("team", "b", "node-1", fleettest.Request("mig.nvidia.com", fleettest.Profile("1g.20gb")))
+	f.Held("team", "c", "node-1", fleettest.Share("mps.partage.dev", "10000000k", ""))
+	got := ""
+	for _, u := range Claims(fleet.New(f.Snapshot, fleettest.Driver), &scrape.Result{}, fleet.Scope{}).Items {
+		got += " " + printer.BytesOrUnknown(u.RequestedBytes)
+	}
+	if got != " 10Gi - 9.3Gi" {
+		t.Error(got)
+	}
+}
+
 func TestSelector(t *testing.T) {
 	t.Parallel()
 	selector, err := labels.Parse("app=llm")
