@@ -98,10 +98,14 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, f
 
 // View shows claims to people, with their namespaces if these are several.
 func (l *ClaimList) View(namespaces bool) printer.View {
-	t := &printer.Table{Empty: "No claim that was looked at holds devices that it does not use."}
-	if l.Unknown > 0 {
-		t.Empty = fmt.Sprintf("No claim is known to hold devices that it does not use. Of %d it is unknown.", l.Unknown)
+	enough, others := printer.Seconds(l.ForSeconds), ""
+	if l.Less > 0 {
+		others = fmt.Sprintf("\nOther claims that are idle, for less than %s: %d.", enough, l.Less)
 	}
+	if l.Unknown > 0 {
+		others += fmt.Sprintf("\nOther claims that may be idle, which is unknown: %d.", l.Unknown)
+	}
+	t := &printer.Table{Empty: "No claim is known to have held devices for " + enough + " without using them." + others}
 	t.Columns = printer.Columns("namespace", "claim", "reason", "idle", "gpus", "holds", "node", "pods", "owner", "+devices")
 	t.Columns[0].Hidden = !namespaces
 	for _, c := range l.Items {
@@ -132,10 +136,10 @@ func (l *ClaimList) View(namespaces bool) printer.View {
 				commands.WriteString("  # " + note + "\n")
 			}
 		}
-		if l.Unknown > 0 {
-			fmt.Fprintf(&commands, "\nOf %d more it is unknown whether they are idle.\n", l.Unknown)
+		if others != "" {
+			others += "\n"
 		}
-		fmt.Fprintf(w, "\n%s\n%s", f.Paint(printer.Bold, fmt.Sprintf("These would free %.2f GPUs. Look at what the pods do before you run them:", total)), commands.String())
+		fmt.Fprintf(w, "\n%s\n%s%s", f.Paint(printer.Bold, fmt.Sprintf("These would free %.2f GPUs. Look at what the pods do before you run them:", total)), commands.String(), others)
 		return nil
 	}}
 }

@@ -27,8 +27,8 @@ const (
 	Unused = "Unused"
 )
 
-// grace is how long a claim may be reserved for nobody: it is so for a moment while a pod is
-// scheduled.
+// grace is how long a claim may be idle, or reserved for nobody, before that says anything: it is reserved for nobody for a moment while a
+// pod is scheduled.
 const grace = time.Minute
 
 // ClaimList is what the command prints.
@@ -38,6 +38,8 @@ type ClaimList struct {
 	// ForSeconds is for how long a claim must have been idle.
 	ForSeconds float64 `json:"forSeconds"`
 	Items      []Claim `json:"items"`
+	// Less is how many have been idle for a while, but not for as long.
+	Less int `json:"idleForLess,omitempty"`
 	// Unknown is how many claims may be idle or not.
 	Unknown int `json:"unknown,omitempty"`
 	// Young are nodes whose driver has not looked for that long: who is idle there is not known.
@@ -116,6 +118,8 @@ func Find(m *fleet.Model, r *scrape.Result, q Query) *ClaimList {
 		idle := idleFor(all, index)
 		if reason := reasonOf(all[0], idle, q); reason == "" && (idle == nil || shortly(all, index, q)) {
 			list.Unknown++
+		} else if reason == "" && *idle >= grace {
+			list.Less++
 		} else if reason != "" {
 			reaper.idle[all[0].Claim] = true
 			idles = append(idles, found{all[0], newClaim(all, reason, idle)})

@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
@@ -182,7 +183,7 @@ func TestRun(t *testing.T) {
 		{"without", "", nil, options.ErrFound, "warning: there are no pods of the driver", "finished"},
 		{"nothing is known", "empty", nil, errUnknown, "", ""},
 		{"no answer", "empty", []*corev1.Pod{scrapetest.Pod("silent", "node-2")}, errUnknown, "warning: node node-2: ", ""},
-		{"nothing", "empty", []*corev1.Pod{scrapetest.Pod("a", "node-1")}, nil, "warning: node node-1: ", "No claim that was looked at holds devices that it does not use.\n"},
+		{"nothing", "empty", []*corev1.Pod{scrapetest.Pod("a", "node-1")}, nil, "warning: node node-1: ", "No claim is known to have held devices for 30m without using them.\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -263,6 +264,25 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
+// TestIdleForLess: what is known of claims that have not been idle for long enough is said, too.
+func TestIdleForLess(t *testing.T) {
+	t.Parallel()
+	for hours, want := range map[time.Duration]string{
+		6: "No claim is known to have held devices for 6h without using them.\nOther claims that are idle, for less than 6h: 7.\n",
+		2: "--replicas=0\n\nOther claims that are idle, for less than 120m: 5.\n",
+	} {
+		f, r := example(t)
+		f.Claims = slices.DeleteFunc(f.Claims, func(c *resourceapi.ResourceClaim) bool {
+			return c.Name == "left" || c.Name == "finished" || c.Name == "half-done"
+		})
+		var out bytes.Buffer
+		list := Find(fleet.New(f.Snapshot, fleettest.Driver), r, Query{For: hours * time.Hour, Now: now.Add(24 * time.Hour)})
+		if err := list.View(true).Write(&out, printer.Format{}); err != nil || !strings.Contains(out.String(), want) {
+			t.Errorf("%v, %s", err, out.String())
+		}
+	}
+}
+
 // TestUnknown: a claim of which nothing was measured, or not for long enough, is not said to be in use.
 func TestUnknown(t *testing.T) {
 	t.Parallel()
@@ -281,7 +301,7 @@ func TestUnknown(t *testing.T) {
 	if err := list.View(true).Write(&out, printer.Format{}); err != nil {
 		t.Fatal(err)
 	}
-	if list.Unknown != 2 || len(list.Items) > 0 || !strings.Contains(out.String(), "Of 2 it is unknown") {
+	if list.Unknown != 2 || len(list.Items) > 0 || !strings.Contains(out.String(), "unknown: 2.\n") {
 		t.Errorf("%+v\n%s", list, out.String())
 	}
 }
