@@ -31,8 +31,9 @@ func NewCost(o *options.Options) *cobra.Command {
 
 It goes by what claims have now, as if it stayed so; it knows no history. A GPU in use is paid
 by the claims on it, each by its part of memory or multiprocessors, whichever is more, or of
-the shares. What no claim has is a line of its own, so that the lines add up. Nothing knows what your GPUs cost: without a price the
-command speaks of GPUs and hours only.
+the shares. What no claim has is a line of its own, and so is what none can have, so that the
+lines add up. Nothing knows what your GPUs cost: without a price the command speaks of GPUs and
+hours only.
 
 -n shows the claims of one namespace; the GPUs are always those of the whole cluster.`,
 		Example: `  kubectl gpu cost
@@ -57,7 +58,7 @@ func runCost(ctx context.Context, o *options.Options, client kubernetes.Interfac
 	if err := checkPrice(ptr.Deref(price, 0)); err != nil {
 		return err
 	}
-	m, _, err := fleet.Look(ctx, o, client, fleet.ResourceSlices, fleet.ResourceNodes, fleet.ResourceTaintRules, fleet.ResourceClasses, fleet.ResourceTemplates, fleet.ResourcePods)
+	m, _, err := fleet.Look(ctx, o, client, fleet.ResourceSlices, fleet.ResourceTaintRules, fleet.ResourceClasses, fleet.ResourceTemplates, fleet.ResourcePods)
 	if err != nil {
 		return err
 	}
@@ -81,7 +82,7 @@ func checkPrice(price float64) error {
 // only leaves the claims of one namespace.
 func (r *Report) only(namespace string) {
 	r.Claims = slices.DeleteFunc(r.Claims, func(c Claim) bool { return c.Namespace != namespace })
-	r.Idle = nil
+	r.Idle, r.OutOfUse = nil, nil
 	r.Namespaces = slices.DeleteFunc(r.Namespaces, func(n Namespace) bool { return n.Name != namespace })
 }
 
@@ -146,8 +147,14 @@ func (r *Report) namespaceTable() *printer.Table {
 	for _, n := range r.Namespaces {
 		t.Rows = append(t.Rows, printer.Row{Cells: append([]string{n.Name, strconv.Itoa(n.Claims)}, n.cells()...)})
 	}
+	rest := func(name string, p *Part) {
+		t.Rows = append(t.Rows, printer.Row{Style: printer.Faint, Cells: []string{name, "", parts(p.GPUs), "", dollars(p.PerHour), ""}})
+	}
 	if r.Idle != nil {
-		t.Rows = append(t.Rows, printer.Row{Style: printer.Faint, Cells: []string{"(idle: no claim has it)", "", parts(r.Idle.GPUs), "", dollars(r.Idle.PerHour), ""}})
+		rest("(idle: no claim has it)", r.Idle)
+	}
+	if r.OutOfUse != nil && r.OutOfUse.GPUs > 0 {
+		rest("(out of use: no claim can have it)", r.OutOfUse)
 	}
 	return t
 }

@@ -187,6 +187,38 @@ func TestParts(t *testing.T) {
 	is(t, "all namespaces and what is idle", sum, 6*3.25)
 }
 
+// TestOutOfUse: a GPU that nobody can have is not idle. Who has a part of one keeps it, and what people reserve is for somebody.
+func TestOutOfUse(t *testing.T) {
+	for name, c := range map[string]struct {
+		taint     string
+		effect    resourceapi.DeviceTaintEffect
+		cordon    bool
+		idle, out float64
+	}{
+		"lost":            {"gpu.nvidia.com/gpu-lost", resourceapi.DeviceTaintEffectNoExecute, false, 1, 0.5},
+		"cordoned":        {"gpu.nvidia.com/cordoned", resourceapi.DeviceTaintEffectNoSchedule, false, 1, 0.5},
+		"no effect":       {"gpu.nvidia.com/unmonitored", resourceapi.DeviceTaintEffectNone, false, 1.5, 0},
+		"reserved":        {"team-b", resourceapi.DeviceTaintEffectNoSchedule, false, 1.5, 0},
+		"node is drained": {"team-b", resourceapi.DeviceTaintEffectNone, true, 0, 1.5},
+	} {
+		f := fleettest.New(t)
+		node := f.AddNode("n1", "h100-80-sxm", 2)
+		node.Spec.Unschedulable = c.cordon
+		f.Held("team", "part", "n1", partition("3g.40gb"))
+		for _, d := range fleet.New(f.Snapshot, fleettest.Driver).Nodes[0].GPUs[0].Devices {
+			d.Published.Taints = append(d.Published.Taints, resourceapi.DeviceTaint{Key: c.taint, Effect: c.effect})
+		}
+		r := report(f, 2)
+		is(t, name+": idle", RoundHalfUp(r.Idle.GPUs, 1), c.idle)
+		is(t, name+": out of use", RoundHalfUp(r.OutOfUse.GPUs, 1), c.out)
+		is(t, name+": money", RoundHalfUp(*r.Idle.PerHour+*r.OutOfUse.PerHour, 1), 3)
+		var out bytes.Buffer
+		if err := r.view().Write(&out, printer.Format{}); err != nil || strings.Contains(out.String(), "(out of use") != (c.out > 0) {
+			t.Errorf("%s: %v, %s", name, err, out.String())
+		}
+	}
+}
+
 // TestHiddenClaims: where claims of others cannot be read, no GPU is said to be idle.
 func TestHiddenClaims(t *testing.T) {
 	f := mixedFleet(t)

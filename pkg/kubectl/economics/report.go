@@ -24,13 +24,15 @@ type Report struct {
 
 	TimeBase        string   `json:"timeBase"`
 	PricePerGPUHour *float64 `json:"pricePerGPUHour,omitempty"`
-	// Fleet, Models and Idle are missing where claims of other namespaces could not be read: how the GPUs are used is unknown then.
+	// Fleet, Models, Idle and OutOfUse are missing where claims of other namespaces could not be read: how the GPUs are used is unknown then.
 	Fleet      *Usage      `json:"fleet,omitempty"`
 	Models     []*Usage    `json:"models,omitempty"`
 	Namespaces []Namespace `json:"namespaces"`
-	// Idle is what no claim has, of GPUs in use and of others. With the namespaces it adds up to all GPUs.
-	Idle   *Part   `json:"idle,omitempty"`
-	Claims []Claim `json:"claims"`
+	// Idle is what no claim has and one could have, OutOfUse what no claim has nor could have, of GPUs that are lost, cordoned, or on nodes that
+	// take no pods. With the namespaces they add up to all GPUs.
+	Idle     *Part   `json:"idle,omitempty"`
+	OutOfUse *Part   `json:"outOfUse,omitempty"`
+	Claims   []Claim `json:"claims"`
 }
 
 // Usage is how GPUs are used: those of a model, or all.
@@ -86,7 +88,7 @@ type Claim struct {
 // NewReport makes the report of a fleet, with the price of a GPU for an hour if that is known.
 func NewReport(m *fleet.Model, price *float64) *Report {
 	r := &Report{
-		TypeMeta: printer.TypeMeta("Cost"), TimeBase: TimeBase, PricePerGPUHour: price, Fleet: &Usage{}, Models: []*Usage{}, Idle: &Part{},
+		TypeMeta: printer.TypeMeta("Cost"), TimeBase: TimeBase, PricePerGPUHour: price, Fleet: &Usage{}, Models: []*Usage{}, Idle: &Part{}, OutOfUse: &Part{},
 		Namespaces: []Namespace{}, Claims: []Claim{},
 	}
 	claims, models := map[*resourceapi.ResourceClaim]*Claim{}, map[string]*Usage{}
@@ -97,9 +99,13 @@ func NewReport(m *fleet.Model, price *float64) *Report {
 		tenants, room := tenantsOf(g), shareRoom(g)
 		models[g.ProductName].add(tenants, room)
 		r.Fleet.add(tenants, room)
-		r.Idle.GPUs++
+		rest := r.Idle
+		if g.OutOfUse(m.Driver) {
+			rest = r.OutOfUse
+		}
+		rest.GPUs++
 		for _, t := range tenants {
-			r.Idle.GPUs -= t.part
+			rest.GPUs -= t.part
 			c := claims[t.claim]
 			if c == nil {
 				c = &Claim{Namespace: t.claim.Namespace, Name: t.claim.Name}
@@ -127,7 +133,7 @@ func NewReport(m *fleet.Model, price *float64) *Report {
 	}
 	r.sumUp()
 	if m.Hides(fleet.ResourceClaims) {
-		r.Fleet, r.Models, r.Idle = nil, nil, nil
+		r.Fleet, r.Models, r.Idle, r.OutOfUse = nil, nil, nil, nil
 	}
 	return r
 }
@@ -163,7 +169,7 @@ func (r *Report) sumUp() {
 		u.PerHour, u.UnsharedPerHour = money(inUse, 1), money(unshared, 1)
 		u.PerMonth, u.UnsharedMonth = money(inUse, HoursPerMonth), money(unshared, HoursPerMonth)
 	}
-	parts := []*Part{r.Idle}
+	parts := []*Part{r.Idle, r.OutOfUse}
 	for i := range r.Namespaces {
 		parts = append(parts, &r.Namespaces[i].Part)
 	}

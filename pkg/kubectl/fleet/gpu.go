@@ -9,6 +9,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 )
 
 // ShortAddress is a PCI address without what the addresses of all GPUs have in common.
@@ -79,4 +82,37 @@ func (g *GPU) Taints() []Taint {
 		out[i].Of = of
 	}
 	return out
+}
+
+// Cordoned is the problem of a node that an administrator has cordoned.
+const Cordoned = "cordoned"
+
+// Problems returns what keeps pods from a node.
+func (n *Node) Problems() []string {
+	var out []string
+	if n.Incomplete {
+		out = append(out, "ResourceSlices are missing: nothing can be allocated")
+	}
+	if n.Object == nil {
+		return out
+	}
+	if n.Object.Spec.Unschedulable {
+		out = append(out, Cordoned)
+	}
+	for _, c := range n.Object.Status.Conditions {
+		if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
+			out = append(out, strings.TrimSuffix("not ready: "+c.Reason, ": "))
+		}
+	}
+	return out
+}
+
+// OutOfUse reports whether no claim can have anything of the GPU that it does not have already: the driver has tainted all of it, or its node
+// takes no pods. What people taint is for those who tolerate it.
+func (g *GPU) OutOfUse(driver string) bool {
+	return len(g.Node.Problems()) > 0 || !slices.ContainsFunc(g.Devices, func(d *Device) bool {
+		return d.Type != TypeObserver && !slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
+			return t.Effect != resourceapi.DeviceTaintEffectNone && strings.HasPrefix(t.Key, driver+"/")
+		})
+	})
 }

@@ -9,9 +9,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -146,7 +144,7 @@ func New(m *fleet.Model, s Selection) (*Tree, error) {
 		if len(s.Nodes) > 0 && !slices.Contains(s.Nodes, n.Name) || !selected(n, s.Labels) {
 			continue
 		}
-		node := Node{Name: n.Name, Problems: Problems(n), GPUs: []GPU{}}
+		node := Node{Name: n.Name, Problems: n.Problems(), GPUs: []GPU{}}
 		for _, g := range n.GPUs {
 			node.GPUs = append(node.GPUs, newGPU(g, marks))
 		}
@@ -168,29 +166,6 @@ func selected(n *fleet.Node, s labels.Selector) bool {
 		return true
 	}
 	return n.Object != nil && s.Matches(labels.Set(n.Object.Labels))
-}
-
-// Cordoned is the problem of a node that an administrator has cordoned.
-const Cordoned = "cordoned"
-
-// Problems returns what keeps pods from a node.
-func Problems(n *fleet.Node) []string {
-	var out []string
-	if n.Incomplete {
-		out = append(out, "ResourceSlices are missing: nothing can be allocated")
-	}
-	if n.Object == nil {
-		return out
-	}
-	if n.Object.Spec.Unschedulable {
-		out = append(out, Cordoned)
-	}
-	for _, c := range n.Object.Status.Conditions {
-		if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
-			out = append(out, strings.TrimSuffix("not ready: "+c.Reason, ": "))
-		}
-	}
-	return out
 }
 
 func newGPU(g *fleet.GPU, marks marks) GPU {

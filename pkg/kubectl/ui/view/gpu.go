@@ -16,8 +16,8 @@ import (
 
 func nodeOf(n *fleet.Node, driver string, u usages) Node {
 	out := Node{Name: n.Name, GPUs: []GPU{}}
-	for _, p := range tree.Problems(n) {
-		out.Notes = append(out.Notes, Badge{Text: p, Title: p + ".", Bad: p != tree.Cordoned})
+	for _, p := range n.Problems() {
+		out.Notes = append(out.Notes, Badge{Text: p, Title: p + ".", Bad: p != fleet.Cordoned})
 	}
 	for _, g := range n.GPUs {
 		out.GPUs = append(out.GPUs, gpuOf(g, driver, u))
