@@ -57,6 +57,8 @@ func TestClaimStatus(t *testing.T) {
 	n, p := harness.NewDriver(t, "h100x3", harness.ClaimStatusOn, "--poll-interval=100ms")
 	partition, _ := p.NewClaim(t, n, harness.Partition(0, "2g.20gb", 2))
 	whole, _ := p.NewClaim(t, n, harness.Device{GPU: 1})
+	observer := allocateForAdmin(n, n.DeviceName(t, 1, "", 0)+"-observer")
+	p.MustPrepare(t, observer)
 
 	got := untilStatus(t, n, p, partition, ready).DeviceStatus
 	instance := mig(t, n, 0)
@@ -81,11 +83,13 @@ func TestClaimStatus(t *testing.T) {
 	}
 	fail(harness.NVMLGPUIsLost)
 	untilStatus(t, n, p, whole, lost)
+	untilStatus(t, n, p, observer, lost)
 	untilStatus(t, n, p, partition, ready)
 	fail(0)
 	untilStatus(t, n, p, whole, ready)
+	untilStatus(t, n, p, observer, ready)
 
-	p.MustUnprepare(t, whole)
+	p.MustUnprepare(t, whole, observer)
 	p.Kill()
 	before, released := n.API.Claim(partition.GetNamespace(), partition.GetName()), n.API.Claim(whole.GetNamespace(), whole.GetName())
 	fail(harness.NVMLGPUIsLost)

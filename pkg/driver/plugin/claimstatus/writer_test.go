@@ -267,6 +267,29 @@ func TestLifeOfAClaim(t *testing.T) {
 	})
 }
 
+// TestAfterFlapping: what has changed is written as soon as the budget allows it, and not a whole interval later.
+func TestAfterFlapping(t *testing.T) {
+	inRig(t, func(t *testing.T, r *rig) {
+		w := r.start()
+		c := ready(r.claim("c", "a"), "a")
+		w.say()
+		w.say(c.lost())
+		for range burst / 2 {
+			w.say(c)
+			w.say(c.lost())
+		}
+		if n := r.api.StatusWrites(FieldManager); n != burst || r.entriesOf("c") != entryLost {
+			t.Fatalf("%d writes, %s", n, r.entriesOf("c"))
+		}
+		after(writeInterval - time.Minute)
+		w.say(c)
+		after(time.Minute)
+		if r.entriesOf("c") != entryA {
+			t.Errorf("it works again, and its status is %s", r.entriesOf("c"))
+		}
+	})
+}
+
 // TestFlapping: a device that is ready and not ready every few seconds, and words that change, cost a bounded number
 // of writes; what is stored in the end is how it is then.
 func TestFlapping(t *testing.T) {
