@@ -20,6 +20,8 @@ type Query struct {
 	// Billions of parameters, 0 if the memory is given.
 	Billions  float64
 	Quantized bool
+	// Asked is the memory as it was given, "" for one that is estimated.
+	Asked string
 	// Price is that of a GPU and hour, 0 if it is not known.
 	Price float64
 	// Image is that of the container, "" for that of the template.
@@ -58,6 +60,8 @@ type Request struct {
 	Count       int64    `json:"count"`
 	MemoryBytes int64    `json:"memoryBytes,omitempty"`
 	SMPercent   int      `json:"smPercent,omitempty"`
+	// memory is that amount as somebody wrote it, or as manifests have it.
+	memory string
 	// GPUs are the models that have it.
 	GPUs []string `json:"gpus"`
 }
@@ -103,6 +107,10 @@ func Advise(q Query, m *fleet.Model) (*Advice, error) {
 		return nil, noneFits(decision, all)
 	}
 	c := all[decision.Mechanism]
+	if q.Asked != "" && c.MemoryBytes > 0 && c.Count == 1 {
+		// Estimates are rounded.
+		c.MemoryBytes, c.memory = q.Memory, q.Asked
+	}
 	a := &Advice{
 		TypeMeta: printer.TypeMeta("Advice"), Mechanism: c.mechanism, Rule: decision.Rule, Isolation: c.Isolation, IsolationNote: c.Note,
 		Request: c.Request, Cost: costOf(q, c), MemoryNote: memoryNote(q), Assumed: q.Assumed,

@@ -63,7 +63,7 @@ func (r Request) text() string {
 		parts = append(parts, "profile "+strings.Join(r.Profiles, " or "))
 	}
 	if r.MemoryBytes > 0 {
-		parts = append(parts, amount(r.MemoryBytes)+" of memory")
+		parts = append(parts, r.memory+" of memory")
 	}
 	if r.SMPercent > 0 {
 		parts = append(parts, fmt.Sprintf("%d %% of the multiprocessors", r.SMPercent))

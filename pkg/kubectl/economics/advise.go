@@ -26,7 +26,7 @@ import (
 // adviseFlags are those of the command.
 type adviseFlags struct {
 	Query
-	modelSize, memory string
+	modelSize string
 }
 
 // choices are flags with fixed values. What is not given is assumed, and said.
@@ -91,7 +91,7 @@ func (f *adviseFlags) add(c *cobra.Command) {
 	}
 	s.StringVar(&f.modelSize, "model-size", "", "Parameters of the model, such as 13B or 350M")
 	s.BoolVar(&f.Quantized, "quantized", false, "The model's weights have 8 bits")
-	s.StringVar(&f.memory, "memory", "", "Memory that one replica needs, such as 20Gi, instead of --model-size")
+	s.StringVar(&f.Asked, "memory", "", "Memory that one replica needs, such as 20Gi, instead of --model-size")
 	s.IntVar(&f.Count, "count", 0, "Number of replicas (default 1)")
 	s.Float64Var(&f.Price, "price", 0, "What a GPU costs for an hour, in dollars")
 	s.StringVar(&f.Image, "image", "", "Image of the container in the manifest")
@@ -135,11 +135,11 @@ func (f *adviseFlags) check() error {
 	switch {
 	case f.Count < 0 || f.Count > maxCount:
 		return fmt.Errorf("--count %d: it must be 1 or more, and %d at most", f.Count, maxCount)
-	case f.modelSize != "" && f.memory != "":
+	case f.modelSize != "" && f.Asked != "":
 		return errors.New("--model-size and --memory both say how much memory is needed: give one of them")
 	case f.Quantized && f.modelSize == "":
 		return errors.New("--quantized says something about --model-size, which is missing")
-	case f.Kind == Inference && f.modelSize == "" && f.memory == "":
+	case f.Kind == Inference && f.modelSize == "" && f.Asked == "":
 		return errors.New("for inference --model-size or --memory is needed, as in --model-size 7B: without it nobody can say which part of a GPU is enough")
 	}
 	return errors.Join(checkPrice(f.Price), f.size())
@@ -147,10 +147,10 @@ func (f *adviseFlags) check() error {
 
 // size reads how much memory is needed.
 func (f *adviseFlags) size() error {
-	if f.memory != "" {
-		quantity, err := resource.ParseQuantity(f.memory)
+	if f.Asked != "" {
+		quantity, err := resource.ParseQuantity(f.Asked)
 		if err != nil || quantity.Sign() <= 0 || quantity.Value() < mib {
-			return fmt.Errorf("--memory %s: it must be an amount of at least 1Mi, such as 20Gi", f.memory)
+			return fmt.Errorf("--memory %s: it must be an amount of at least 1Mi, such as 20Gi", f.Asked)
 		}
 		f.Memory = quantity.Value()
 	}

@@ -100,6 +100,20 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
+// TestMemoryFlag: the claim asks for what was written, and not for more.
+func TestMemoryFlag(t *testing.T) {
+	for given, bytes := range map[string]int64{"10G": 10_000_000_000, "10Gi": 10 << 30, "1500M": 1_500_000_000, "2.5Gi": 5 << 29} {
+		a, err := Advise(query(t, "--workload notebook --memory "+given), fleet.New(dgx(t).Snapshot, fleettest.Driver))
+		if err != nil {
+			t.Fatal(err)
+		}
+		memory := claimsOf(t, given, []byte(a.Manifest))[0].Spec.Devices.Requests[0].Exactly.Capacity.Requests["memory"]
+		if memory.Value() != bytes || !strings.Contains(a.Manifest, "memory: "+given+"\n") || a.Request.MemoryBytes != bytes || !strings.Contains(a.Request.text(), given+" of memory") {
+			t.Errorf("%s: %s, %s", given, memory.String(), a.Request.text())
+		}
+	}
+}
+
 // TestModelSizeFlag: what people write.
 func TestModelSizeFlag(t *testing.T) {
 	for given, want := range map[string]float64{"13B": 13, "1.5b": 1.5, "350M": 0.35, "0.5B": 0.5, "405B": 405} {

@@ -10,8 +10,10 @@ import (
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
 )
 
 const (
@@ -263,7 +265,7 @@ func (c *candidate) takePartitions(offers []*offer, memory int64) {
 	case !mig:
 		c.missing = "no GPU is offered with MIG partitions"
 	default:
-		c.missing = fmt.Sprintf("no partition has %s", amount(memory))
+		c.missing = fmt.Sprintf("no partition has %s", printer.Bytes(memory))
 	}
 }
 
@@ -297,7 +299,7 @@ func (c *candidate) takeShares(offers []*offer, memory int64) {
 func (c *candidate) noShare(offers []*offer, offered bool, memory int64) string {
 	switch {
 	case offered:
-		return fmt.Sprintf("no GPU has room for two shares with %s", amount(memory))
+		return fmt.Sprintf("no GPU has room for two shares with %s", printer.Bytes(memory))
 	case c.mechanism == SoftwareLimits:
 		return "no node has an interposer library (value softwareLimits.interposerLibrary of the chart)"
 	case c.partitions:
@@ -327,6 +329,9 @@ func (c *candidate) ask(memory int64) {
 	if c.MemoryBytes = up(gib); c.MemoryBytes > c.most {
 		c.MemoryBytes = up(mib)
 	}
+	if c.MemoryBytes > 0 {
+		c.memory = resource.NewQuantity(c.MemoryBytes, resource.BinarySI).String()
+	}
 }
 
 // fleetOf returns what the rules want to know of a fleet.
@@ -349,9 +354,4 @@ func products(offers []*offer) []string {
 		}
 	}
 	return names
-}
-
-// amount writes memory as people do.
-func amount(bytes int64) string {
-	return fmt.Sprintf("%.1f GiB", float64(bytes)/gib)
 }

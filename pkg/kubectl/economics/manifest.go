@@ -24,14 +24,7 @@ var templateOf = map[string]string{
 // requestOf returns what the claim of a candidate asks for. A share of a whole GPU needs a selector only
 // where partitions are shared as well.
 func requestOf(driver string, offers []*offer, c *candidate) manifest.Request {
-	r := manifest.Request{Class: c.class, Count: int(c.Count), SMPercent: c.SMPercent}
-	switch {
-	case c.MemoryBytes == 0:
-	case c.MemoryBytes%gib == 0:
-		r.Memory = fmt.Sprintf("%dGi", c.MemoryBytes/gib)
-	default:
-		r.Memory = fmt.Sprintf("%dMi", c.MemoryBytes/mib)
-	}
+	r := manifest.Request{Class: c.class, Count: int(c.Count), Memory: c.memory, SMPercent: c.SMPercent}
 	profiles := c.Profiles
 	ofPartitions := func(s part) bool { return s.Type == c.device && s.Profile != "" }
 	if !c.partitions && slices.ContainsFunc(offers, func(o *offer) bool { return slices.ContainsFunc(o.shares, ofPartitions) }) {
