@@ -25,11 +25,9 @@ type ID struct {
 type Claim struct {
 	ID `json:",inline"`
 
-	Kind    string `json:"type,omitempty"`
-	Profile string `json:"profile,omitempty"`
-	UUID    string `json:"uuid,omitempty"`
-	// GPU is the PCI address.
-	GPU         string   `json:"-"`
+	Kind        string   `json:"type,omitempty"`
+	Profile     string   `json:"profile,omitempty"`
+	UUID        string   `json:"uuid,omitempty"`
 	UsedBytes   *int64   `json:"usedBytes,omitempty"`
 	PeakBytes   *int64   `json:"peakBytes,omitempty"`
 	LimitBytes  *int64   `json:"limitBytes,omitempty"`
@@ -114,7 +112,7 @@ func (r *reader) claims(node string, started time.Time) []Claim {
 		return ID{Namespace: label(s, "namespace"), Name: label(s, "resourceclaim_name"), Node: node, Device: label(s, "device")}
 	}
 	return collect(r, "partage_claim_", id, func(s *model.Sample) Claim {
-		return Claim{ID: id(s), Kind: label(s, "kind"), Profile: label(s, "profile"), UUID: label(s, "uuid"), GPU: label(s, "gpu"), Since: started}
+		return Claim{ID: id(s), Kind: label(s, "kind"), Profile: label(s, "profile"), UUID: label(s, "uuid"), Since: started}
 	}, map[string]func(*Claim, *model.Sample){
 		"memory_used_bytes":    func(c *Claim, s *model.Sample) { c.UsedBytes = whole(s) },
 		"memory_peak_bytes":    func(c *Claim, s *model.Sample) { c.PeakBytes = whole(s) },

@@ -53,7 +53,7 @@ func TestPods(t *testing.T) {
 	}
 	want := scrape.Claim{
 		ID:   scrape.ID{Namespace: "team", Name: "whole", Node: "node-2", Device: "gpu-0000-11-00-0"},
-		Kind: "gpu", UUID: "GPU-00000001-0000-4000-8000-000000000000", GPU: "0000:11:00.0",
+		Kind: "gpu", UUID: "GPU-00000001-0000-4000-8000-000000000000",
 		UsedBytes: new(int64(1 << 30)), PeakBytes: new(int64(2 << 30)), LimitBytes: new(int64(80 << 30)),
 		Utilization: new(0.5), Processes: new(int64(1)), Idle: new(3 * time.Second), Since: time.Unix(1_800_000_000, 0),
 	}

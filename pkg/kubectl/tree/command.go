@@ -44,7 +44,7 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, n
 	if err != nil {
 		return err
 	}
-	t, err := New(m, Selection{Nodes: nodes, Labels: scope.Labels})
+	t, err := New(m, nodes, scope.Labels)
 	if err != nil {
 		return err
 	}

@@ -117,31 +117,24 @@ type Pod struct {
 	Phase string `json:"phase"`
 }
 
-// Selection says what to show.
-type Selection struct {
-	// Nodes are names, all nodes if there are none. Labels selects among them.
-	Nodes  []string
-	Labels labels.Selector
-}
-
 // mostNames is how many of the nodes an error names.
 const mostNames = 10
 
-// New makes the tree of a model.
-func New(m *fleet.Model, s Selection) (*Tree, error) {
+// New makes the tree of some nodes, or of all if no names are given, as far as they have the labels.
+func New(m *fleet.Model, only []string, selector labels.Selector) (*Tree, error) {
 	t := &Tree{TypeMeta: printer.TypeMeta("Tree"), Driver: m.Driver, Nodes: []Node{}, of: len(m.Nodes)}
 	var names []string
 	for _, n := range m.Nodes {
 		names = append(names, n.Name)
 	}
-	for _, name := range s.Nodes {
+	for _, name := range only {
 		if !slices.Contains(names, name) {
 			return nil, fmt.Errorf("node %s has no devices of driver %s; nodes with some: %s", name, m.Driver, cmp.Or(printer.Some(names, mostNames), "none"))
 		}
 	}
 	marks := marks{}
 	for _, n := range m.Nodes {
-		if len(s.Nodes) > 0 && !slices.Contains(s.Nodes, n.Name) || !selected(n, s.Labels) {
+		if len(only) > 0 && !slices.Contains(only, n.Name) || !selected(n, selector) {
 			continue
 		}
 		node := Node{Name: n.Name, Problems: n.Problems(), GPUs: []GPU{}}
@@ -150,7 +143,7 @@ func New(m *fleet.Model, s Selection) (*Tree, error) {
 		}
 		t.Nodes = append(t.Nodes, node)
 	}
-	if len(s.Nodes) == 0 && (s.Labels == nil || s.Labels.Empty()) {
+	if len(only) == 0 && selector.Empty() {
 		for _, h := range m.Holdings {
 			if h.Device == nil {
 				t.Unpublished = append(t.Unpublished, Device{Pool: h.Result.Pool, Name: h.Result.Device, Claims: []Claim{newClaim(h, "")}})
@@ -162,10 +155,7 @@ func New(m *fleet.Model, s Selection) (*Tree, error) {
 
 // selected reports whether the node's labels match. Nothing is known of a node without object.
 func selected(n *fleet.Node, s labels.Selector) bool {
-	if s == nil || s.Empty() {
-		return true
-	}
-	return n.Object != nil && s.Matches(labels.Set(n.Object.Labels))
+	return s.Empty() || n.Object != nil && s.Matches(labels.Set(n.Object.Labels))
 }
 
 func newGPU(g *fleet.GPU, marks marks) GPU {

@@ -70,9 +70,9 @@ func example(t *testing.T) *fleettest.Fleet {
 	return f
 }
 
-func treeOf(t *testing.T, s Selection) *Tree {
+func treeOf(t *testing.T, selector labels.Selector, nodes ...string) *Tree {
 	t.Helper()
-	tree, err := New(fleet.New(example(t).Snapshot, fleettest.Driver), s)
+	tree, err := New(fleet.New(example(t).Snapshot, fleettest.Driver), nodes, selector)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,16 +101,16 @@ func TestView(t *testing.T) {
 	for _, c := range []struct {
 		file   string
 		format printer.Format
-		s      Selection
+		nodes  []string
 	}{
-		{"team.txt", printer.Format{}, Selection{}},
-		{"all-wide.txt", printer.Format{Wide: true}, Selection{}},
-		{"colour.txt", printer.Format{Color: true}, Selection{Nodes: []string{"hopper", "old"}}},
+		{"team.txt", printer.Format{}, nil},
+		{"all-wide.txt", printer.Format{Wide: true}, nil},
+		{"colour.txt", printer.Format{Color: true}, []string{"hopper", "old"}},
 	} {
 		t.Run(c.file, func(t *testing.T) {
 			t.Parallel()
 			var out bytes.Buffer
-			if err := View(treeOf(t, c.s)).Write(&out, c.format); err != nil {
+			if err := View(treeOf(t, labels.Everything(), c.nodes...)).Write(&out, c.format); err != nil {
 				t.Fatal(err)
 			}
 			golden(t, c.file, out.String())
@@ -123,7 +123,7 @@ func TestObject(t *testing.T) {
 	streams, _, out, _ := genericiooptions.NewTestIOStreams()
 	o := options.New(streams)
 	o.Output = options.OutputYAML
-	tree := treeOf(t, Selection{Nodes: []string{"hopper"}})
+	tree := treeOf(t, labels.Everything(), "hopper")
 	if err := printer.Print(o, tree, View(tree)); err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +148,7 @@ func TestSelection(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		tree, err := New(m, Selection{Nodes: c.nodes, Labels: selector})
+		tree, err := New(m, c.nodes, selector)
 		if c.fails != "" {
 			if err == nil || err.Error() != c.fails {
 				t.Errorf("%+v: %v", c, err)
@@ -215,7 +215,7 @@ func TestHiddenClaims(t *testing.T) {
 		f.AddNode("n1", "h100-80-sxm", 2)
 		f.Held("team", "own", "n1", fleettest.Request("mig.nvidia.com", fleettest.Profile("1g.10gb")))
 		f.Missing = []fleet.Missing{hidden}
-		tree, err := New(fleet.New(f.Snapshot, fleettest.Driver), Selection{})
+		tree, err := New(fleet.New(f.Snapshot, fleettest.Driver), nil, labels.Everything())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -254,7 +254,7 @@ func TestColumns(t *testing.T) {
 			DeviceSelector: &resourceapi.DeviceTaintSelector{Device: new("gpu-0000-28-00-0")},
 			Taint:          resourceapi.DeviceTaint{Key: "gpu.nvidia.com/recovery-required", Value: "reset", Effect: resourceapi.DeviceTaintEffectNoExecute},
 		}})
-		tree, err := New(fleet.New(f.Snapshot, fleettest.Driver), Selection{})
+		tree, err := New(fleet.New(f.Snapshot, fleettest.Driver), nil, labels.Everything())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -278,7 +278,7 @@ func TestUnseenPods(t *testing.T) {
 	t.Parallel()
 	f := example(t)
 	f.Pods = nil
-	tree, err := New(fleet.New(f.Snapshot, fleettest.Driver), Selection{Nodes: []string{"hopper"}})
+	tree, err := New(fleet.New(f.Snapshot, fleettest.Driver), []string{"hopper"}, labels.Everything())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -296,7 +296,7 @@ func TestNothingChosen(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out strings.Builder
-	if err := View(treeOf(t, Selection{Labels: selector})).Write(&out, printer.Format{}); err != nil || strings.Contains(out.String(), "No node has devices") {
+	if err := View(treeOf(t, selector)).Write(&out, printer.Format{}); err != nil || strings.Contains(out.String(), "No node has devices") {
 		t.Errorf("%v, %q", err, out.String())
 	}
 }

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -119,7 +120,7 @@ func TestFreeAsInTree(t *testing.T) {
 			}
 		}
 		m := fleet.New(f.Snapshot, fleettest.Driver)
-		drawn, err := tree.New(m, tree.Selection{})
+		drawn, err := tree.New(m, nil, labels.Everything())
 		if err != nil {
 			t.Fatal(err)
 		}
