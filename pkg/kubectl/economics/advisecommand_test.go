@@ -108,7 +108,8 @@ func TestMemoryFlag(t *testing.T) {
 			t.Fatal(err)
 		}
 		memory := claimsOf(t, given, []byte(a.Manifest))[0].Spec.Devices.Requests[0].Exactly.Capacity.Requests["memory"]
-		if memory.Value() != bytes || !strings.Contains(a.Manifest, "memory: "+given+"\n") || a.Request.MemoryBytes != bytes || !strings.Contains(a.Request.text(), given+" of memory") {
+		if memory.Value() != bytes || !strings.Contains(a.Manifest, "memory: "+given+"\n") ||
+			a.Request.MemoryBytes != bytes || !strings.Contains(a.Request.text(), given+" of memory") {
 			t.Errorf("%s: %s, %s", given, memory.String(), a.Request.text())
 		}
 	}

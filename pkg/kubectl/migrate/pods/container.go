@@ -148,8 +148,8 @@ func (w *workload) readDemands(c *container) error {
 		}
 		c.demands[at].memoryMi, c.demands[at].percent = memoryMi, percent
 		if memoryMi == 0 || percent == 0 {
-			w.findings().Add(finding.Changed, w.at(c.path+".resources.limits"), "", "HAMi limits the memory or the multiprocessors only; of the other, an MPS share has what the sharing policy "+
-				"gives by default, a quarter of the GPU unless it says otherwise: add memory or smPercent to capacity.requests")
+			w.findings().Add(finding.Changed, w.at(c.path+".resources.limits"), "",
+				"HAMi limits the memory or the multiprocessors only; of the other, an MPS share has what the sharing policy gives by default, a quarter of the GPU unless it says otherwise: add memory or smPercent to capacity.requests")
 		}
 	}
 	if wrong := validation.IsDNS1123Label(c.name); len(c.demands) > 0 && len(wrong) > 0 {

@@ -242,12 +242,14 @@ func (w *workload) tellOthers() {
 		w.findings().Add(finding.Lost, w.at("nodeName"), name, "kept: the scheduler allocates devices, and does not see a pod with nodeName, so that it never starts. Remove it, or select the node by the label kubernetes.io/hostname")
 	}
 	if name := document.Text(w.spec, "schedulerName"); name != "" && name != corev1.DefaultSchedulerName {
-		w.findings().Add(finding.Lost, w.at("schedulerName"), name, "kept: the pod waits until this scheduler allocates claims, which HAMi's does not. Remove it, so that the default one does")
+		w.findings().Add(finding.Lost, w.at("schedulerName"), name,
+			"kept: the pod waits until this scheduler allocates claims, which HAMi's does not. Remove it, so that the default one does")
 	}
 	metadata := strings.TrimSuffix(w.path, "spec") + "metadata.annotations"
 	for key, value := range document.Fields(document.At(w.object, strings.Split(metadata, ".")...)) {
 		if strings.HasPrefix(key.Value, domain) || strings.HasPrefix(key.Value, hamiDomain) {
-			w.findings().Add(finding.Lost, fmt.Sprintf("%s: %s[%s]", w.title, metadata, quote.Name(key.Value)), value.Value, "kept: Partage does not read it; selectors of the claim choose among GPUs")
+			w.findings().Add(finding.Lost, fmt.Sprintf("%s: %s[%s]", w.title, metadata, quote.Name(key.Value)), value.Value,
+				"kept: Partage does not read it; selectors of the claim choose among GPUs")
 		}
 	}
 }
