@@ -35,19 +35,22 @@ func TestDryRun(t *testing.T) {
 		refuse, forbid string
 		err            error
 		verdict        Verdict
-		says           string
+		says, silent   string
+		// fill says that the GPU is taken.
+		fill bool
 	}{
-		"accepted":         {verdict: Allocatable, says: "can be allocated now"},
-		"admission":        {refuse: "resourceclaimtemplates", err: denied("spec.spec.devices.config[0]: strategy must be MPS"), verdict: Waits, says: "the API server refuses ResourceClaimTemplate huge: spec.spec.devices.config[0]: strategy must be MPS"},
-		"quota of claims":  {refuse: "resourceclaims", err: denied("exceeded quota: gpus"), verdict: Waits, says: "refuses the ResourceClaim that a controller would make: exceeded quota: gpus"},
-		"pod":              {refuse: "pods", err: apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "x", nil), verdict: Waits, says: "refuses the Pod that a controller would make"},
-		"workload":         {refuse: "deployments", err: apierrors.NewBadRequest("no selector"), verdict: Waits, says: "refuses Deployment train: no selector"},
-		"exists":           {refuse: "deployments", err: apierrors.NewAlreadyExists(schema.GroupResource{Resource: "deployments"}, "train"), verdict: Allocatable},
-		"may not":          {forbid: "resourceclaims", verdict: Unknown, says: "you may not create resourceclaims in namespace team"},
-		"webhook is down":  {refuse: "pods", err: apierrors.NewInternalError(errors.New("failed calling webhook")), verdict: Unknown, says: "failed calling webhook"},
-		"no dry run":       {refuse: "pods", err: apierrors.NewBadRequest("admission webhook x does not support dry run"), verdict: Unknown, says: "does not support dry run"},
-		"connection":       {refuse: "pods", err: errors.New("connection refused"), verdict: Unknown, says: "connection refused"},
-		"too many at once": {refuse: "pods", err: apierrors.NewTooManyRequests("later", 1), verdict: Unknown, says: "later"},
+		"accepted":          {verdict: Allocatable, says: "can be allocated now"},
+		"admission":         {refuse: "resourceclaimtemplates", err: denied("spec.spec.devices.config[0]: strategy must be MPS"), verdict: Waits, says: "the API server refuses ResourceClaimTemplate huge: spec.spec.devices.config[0]: strategy must be MPS"},
+		"quota of claims":   {refuse: "resourceclaims", err: denied("exceeded quota: gpus"), verdict: Waits, says: "refuses the ResourceClaim that a controller would make: exceeded quota: gpus"},
+		"pod":               {refuse: "pods", err: apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "x", nil), verdict: Waits, says: "refuses the Pod that a controller would make"},
+		"workload":          {refuse: "deployments", err: apierrors.NewBadRequest("no selector"), verdict: Waits, says: "refuses Deployment train: no selector"},
+		"exists":            {refuse: "deployments", err: apierrors.NewAlreadyExists(schema.GroupResource{Resource: "deployments"}, "train"), verdict: Allocatable},
+		"may not":           {forbid: "resourceclaims", verdict: Unknown, says: "you may not create resourceclaims in namespace team"},
+		"webhook is down":   {refuse: "pods", err: apierrors.NewInternalError(errors.New("failed calling webhook")), verdict: Unknown, says: "failed calling webhook"},
+		"no dry run":        {refuse: "pods", err: apierrors.NewBadRequest("admission webhook x does not support dry run"), verdict: Unknown, says: "does not support dry run"},
+		"taken and refused": {refuse: "resourceclaimtemplates", err: denied("strategy must be MPS"), fill: true, verdict: Waits, says: "would be refused", silent: "it fits"},
+		"connection":        {refuse: "pods", err: errors.New("connection refused"), verdict: Unknown, says: "connection refused"},
+		"too many at once":  {refuse: "pods", err: apierrors.NewTooManyRequests("later", 1), verdict: Unknown, says: "later"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -81,6 +84,9 @@ func TestDryRun(t *testing.T) {
 			})
 			f := fleettest.New(t)
 			f.AddNode("n1", "h100-80-sxm", 1)
+			if c.fill {
+				f.Held("other", "has", "n1", fleettest.Request(whole))
+			}
 			m, err := Parse([]byte(deployment), "team")
 			if err != nil {
 				t.Fatal(err)
@@ -88,8 +94,12 @@ func TestDryRun(t *testing.T) {
 			x := New(fleet.New(m.Over(f.Snapshot), fleettest.Driver), now)
 			x.Refused = func(o *unstructured.Unstructured) (string, string) { return dryRun(t.Context(), client, writer, o) }
 			all := x.Manifest(t.Context(), m)
-			if got := text(t, all...); len(all) != 1 || all[0].Verdict != c.verdict || !strings.Contains(got, c.says) || c.verdict != Allocatable && strings.Contains(got, "fits on") {
+			got := text(t, all...)
+			if len(all) != 1 || all[0].Verdict != c.verdict || !strings.Contains(got, c.says) || c.verdict != Allocatable && strings.Contains(got, "fits on") {
 				t.Errorf("want %s, %q in:\n%s", c.verdict, c.says, got)
+			}
+			if strings.Contains(got, "No single change") || c.silent != "" && strings.Contains(got, c.silent) {
+				t.Errorf("%q, or that nothing was found, in:\n%s", c.silent, got)
 			}
 			if want := 4; wrote < want-1 {
 				t.Errorf("%d objects were tried, want the workload, its pod, the template and its claim", wrote)

@@ -112,6 +112,16 @@ var uncertain = []struct {
 	{explained: explained{name: "no volume", make: func(f *fleettest.Fleet) *corev1.Pod { return claimed(waits(fleettest.Request(whole))(f), "models") },
 		verdict: Waits, cause: VolumeMissing, says: []string{"PersistentVolumeClaim models, which does not exist in namespace team"}},
 		volumes: map[string]string{}},
+	{explained: explained{name: "no volume, and no device", make: func(f *fleettest.Fleet) *corev1.Pod {
+		fill(f)
+		return claimed(waits(fleettest.Request(whole))(f), "models")
+	}, verdict: Waits, cause: VolumeMissing, says: []string{"with a PersistentVolumeClaim models", "In the way"}, silent: []string{"it fits", "ends"}},
+		volumes: map[string]string{}},
+	{explained: explained{name: "quota, and no device", make: func(f *fleettest.Fleet) *corev1.Pod {
+		fill(f)
+		return template(f)
+	}, verdict: Waits, cause: ClaimNotCreated, says: []string{"with a larger quota"}, silent: []string{"it fits", "ends"}},
+		events: []corev1.Event{event("resource_claim", "FailedResourceClaimCreation", "exceeded quota: gpus")}},
 	{explained: explained{name: "volume not bound", make: func(f *fleettest.Fleet) *corev1.Pod { return claimed(waits(fleettest.Request(whole))(f), "models") },
 		verdict: Unknown, says: []string{"PersistentVolumeClaim models is not bound"}},
 		volumes: map[string]string{"models": "is not bound"}},

@@ -85,17 +85,19 @@ func (e *Explanation) note(format string, a ...any) {
 }
 
 // settle makes a verdict unknown that something could contradict which was not looked at, and puts the most informative reason first, and
-// what helps with it.
+// what helps with it. Other devices help only where nothing else is in the way. It may be called again, when there are more reasons.
 func (e *Explanation) settle() *Explanation {
 	if len(e.Unseen) > 0 && (e.Verdict == Allocatable || e.Verdict == "") {
 		e.Verdict, e.FitsOn = Unknown, nil
 	}
 	sortReasons(e.Reasons)
-	var help []Suggestion
+	e.Suggestions = nil
 	for i := range e.Reasons {
-		help, e.Reasons[i].help = append(help, e.Reasons[i].help...), nil
+		e.Suggestions = append(e.Suggestions, e.Reasons[i].help...)
 	}
-	e.Suggestions = append(help, e.Suggestions...)
+	if e.onlyDevices() {
+		e.Suggestions = append(e.Suggestions, e.confirmed...)
+	}
 	return e
 }
 

@@ -82,7 +82,7 @@ func (h *helper) suggest(ctx context.Context) {
 // add suggests something. A text that the suggestion has already comes last.
 func (h *helper) add(s Suggestion, format string, a ...any) {
 	s.Text = fmt.Sprintf(format, a...) + s.Text
-	h.s.Suggestions = append(h.s.Suggestions, s)
+	h.s.confirmed = append(h.s.confirmed, s)
 }
 
 // confirm suggests a change of a request if the allocator allocates everything after it, or would as soon as others have ended: what nothing

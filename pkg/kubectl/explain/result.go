@@ -112,6 +112,11 @@ func group(c Cause) int {
 	return len(told) - 1
 }
 
+// onlyDevices reports whether nothing but devices, or the nodes that have them, keeps something waiting.
+func (e *Explanation) onlyDevices() bool {
+	return !slices.ContainsFunc(e.Reasons, func(r Reason) bool { return r.Cause != OwnPredecessor && group(r.Cause) < group(NoSlices) })
+}
+
 // order is the place of a reason among others. Where there is a node with the devices, what keeps the pod from it
 // says more than what other nodes lack.
 func order(r *Reason) int {
@@ -142,8 +147,11 @@ type Explanation struct {
 	Reasons []Reason `json:"reasons,omitempty"`
 	// InTheWay are the claims that have what it could use.
 	InTheWay []Holder `json:"inTheWay,omitempty"`
-	// Suggestions are changes after which the allocator allocates it, the smallest first.
+	// Suggestions are what helps with the reasons and, where only devices are missing, changes after which the allocator allocates it, the
+	// smallest first.
 	Suggestions []Suggestion `json:"suggestions,omitempty"`
+	// confirmed are the suggestions that the allocator has confirmed. It knows of devices only.
+	confirmed []Suggestion
 	// FitsOn are the nodes where the scheduler would allocate it.
 	FitsOn []string `json:"fitsOn,omitempty"`
 	// Allocations are what it got.

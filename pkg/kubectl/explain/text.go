@@ -149,7 +149,7 @@ func (p *page) explanation(e *Explanation) {
 		}
 		return fmt.Sprintf("%s: it fits on node %s", oneLine(s.Text), s.Node)
 	})
-	if e.Verdict == Waits && len(e.Suggestions) == 0 {
+	if e.Verdict == Waits && len(e.Suggestions) == 0 && e.onlyDevices() {
 		p.line("")
 		p.line("No single change was found that would help.")
 	}
