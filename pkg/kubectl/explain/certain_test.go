@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -34,6 +35,19 @@ func claimed(pod *corev1.Pod, name string) *corev1.Pod {
 	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "data", VolumeSource: corev1.VolumeSource{
 		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name},
 	}})
+	return pod
+}
+
+// ephemeral gives a pod a volume that is made for it.
+func ephemeral(pod *corev1.Pod) *corev1.Pod {
+	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "scratch", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}})
+	return pod
+}
+
+// said is what the scheduler has said of a pod for 12 seconds.
+func said(pod *corev1.Pod, message string) *corev1.Pod {
+	since := metav1.NewTime(now.Add(-12 * time.Second))
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: message, LastTransitionTime: since}}
 	return pod
 }
 
@@ -122,6 +136,28 @@ var uncertain = []struct {
 		return template(f)
 	}, verdict: Waits, cause: ClaimNotCreated, says: []string{"with a larger quota"}, silent: []string{"it fits", "ends"}},
 		events: []corev1.Event{event("resource_claim", "FailedResourceClaimCreation", "exceeded quota: gpus")}},
+	{explained: explained{name: "the scheduler found none, and it is hidden who has them", make: func(f *fleettest.Fleet) *corev1.Pod {
+		forbidden(f, fleet.ResourceClaims)
+		return said(waits(fleettest.Request(whole))(f), "0/2 nodes are available: 2 cannot allocate all claims. still not schedulable, preemption: 0/2")
+	}, verdict: Waits, cause: NotScheduled, says: []string{"Pod team/llm waits: the scheduler has found no node for it.", "the scheduler has said for 12s: 0/2", "Not looked at:\n  - claims of other"},
+		silent: []string{"may wait or not", "No single change", "could be allocated now"}}},
+	{explained: explained{name: "the scheduler found none, and classes are hidden", make: func(f *fleettest.Fleet) *corev1.Pod {
+		forbidden(f, fleet.ResourceClasses)
+		return said(waits(fleettest.Request(whole))(f), "0/2 nodes are available: 2 cannot allocate all claims.")
+	}, verdict: Waits, cause: NotScheduled}},
+	{explained: explained{name: "the scheduler says what is not looked at", make: func(f *fleettest.Fleet) *corev1.Pod {
+		return said(waits(fleettest.Request(whole))(f), "0/2 nodes are available: 1 cannot allocate all claims, 1 node(s) exceed max volume count. preemption: 0/2")
+	}, verdict: Waits, cause: NotScheduled, says: []string{"max volume count"}, silent: []string{"could be allocated now"}}},
+	{explained: explained{name: "the scheduler said what is over", make: func(f *fleettest.Fleet) *corev1.Pod {
+		return said(waits(fleettest.Request(whole))(f), "0/2 nodes are available: 1 cannot allocate all claims, 1 Insufficient cpu, 1 node(s) had untolerated taint(s). preemption: 0/2")
+	}, verdict: Allocatable, says: []string{"could be allocated now"}}},
+	{explained: explained{name: "volume made for the pod", make: func(f *fleettest.Fleet) *corev1.Pod { return ephemeral(waits(fleettest.Request(whole))(f)) },
+		verdict: Unknown, says: []string{"PersistentVolumeClaim llm-scratch is not bound"}}, volumes: map[string]string{"llm-scratch": "is not bound"}},
+	{explained: explained{name: "volume made for the pod, not yet", make: func(f *fleettest.Fleet) *corev1.Pod { return ephemeral(waits(fleettest.Request(whole))(f)) },
+		verdict: Unknown, says: []string{"volume scratch is made for the pod"}}, volumes: map[string]string{}},
+	{explained: explained{name: "volume made for the pod that it waits for", make: func(f *fleettest.Fleet) *corev1.Pod {
+		return said(ephemeral(waits(fleettest.Request(whole))(f)), "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found")
+	}, verdict: Waits, cause: NotScheduled, says: []string{"unbound immediate", "llm-scratch is not bound"}}, volumes: map[string]string{"llm-scratch": "is not bound"}},
 	{explained: explained{name: "volume not bound", make: func(f *fleettest.Fleet) *corev1.Pod { return claimed(waits(fleettest.Request(whole))(f), "models") },
 		verdict: Unknown, says: []string{"PersistentVolumeClaim models is not bound"}},
 		volumes: map[string]string{"models": "is not bound"}},

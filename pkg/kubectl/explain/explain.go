@@ -143,9 +143,9 @@ func (x *Explainer) Pod(ctx context.Context, pod *corev1.Pod) *Explanation {
 			outside(s)
 		}
 		s.Allocations = allocations(s)
-		s.settle()
+	}
+	if s.Verdict != NoDevices && !scheduled(pod) {
 		schedulerSays(s)
-		return s.Explanation
 	}
 	return s.settle()
 }

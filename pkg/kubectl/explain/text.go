@@ -132,7 +132,7 @@ func (p *page) explanation(e *Explanation) {
 	}
 	p.stuck(e)
 	p.allocations(e)
-	if e.Verdict == Unknown {
+	if e.Verdict == Unknown || len(e.Reasons) > 0 && e.Reasons[0].Cause == NotScheduled {
 		p.section("Not looked at", len(e.Unseen), func(i int) string { return oneLine(e.Unseen[i]) })
 	}
 	why := reasonTexts(e.Reasons)
