@@ -13,6 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/kubernetes"
 
@@ -101,7 +103,13 @@ func (c *command) explain(ctx context.Context, client kubernetes.Interface, name
 	x.ReadFrom(ctx, client)
 	switch {
 	case m == nil && argument == "":
-		return x.Waiting(ctx, namespace), nil
+		all := x.Waiting(ctx, namespace)
+		if len(all) == 0 && namespace != "" {
+			if _, err := client.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{}); apierrors.IsNotFound(err) {
+				return nil, fmt.Errorf("there is no namespace %s", namespace)
+			}
+		}
+		return all, nil
 	case m == nil:
 		return x.Named(ctx, namespace, argument)
 	}
@@ -210,9 +218,18 @@ func absent(kind, name, namespace string) error {
 	return fmt.Errorf("there is no %s %s in namespace %s, or it may not be read", kind, name, namespace)
 }
 
-// Waiting explains the pods of a namespace, or of all, that wait for devices or are stuck with them.
+// Waiting explains the pods of a namespace, or of all, that wait for devices or are stuck with them. Where pods cannot be read, it explains that.
 func (x *Explainer) Waiting(ctx context.Context, namespace string) []*Explanation {
 	all := []*Explanation{}
+	if x.model.Lacks(fleet.ResourcePods, namespace) {
+		e := &Explanation{TypeMeta: printer.TypeMeta(Kind), Subject: Subject{Kind: kindNamespace, Name: namespace}, Verdict: Unknown}
+		for _, m := range x.model.Missing {
+			if m.Resource == fleet.ResourcePods {
+				e.doubt("%s", m)
+			}
+		}
+		return append(all, e)
+	}
 	for _, p := range x.model.Pods {
 		if namespace != "" && p.Namespace != namespace || scheduled(p) && !stuck.Waits(p, x.now) {
 			continue

@@ -4,6 +4,7 @@
 package explain
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -35,7 +36,10 @@ func serve(t *testing.T, f *fleettest.Fleet) string {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		list, has := lists[r.URL.Path]
-		if !has {
+		if strings.HasSuffix(r.URL.Path, "/nowhere") {
+			w.WriteHeader(http.StatusNotFound)
+			list = metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonNotFound, Code: http.StatusNotFound}
+		} else if !has {
 			w.WriteHeader(http.StatusForbidden)
 			list = map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": http.StatusForbidden}
 		}
@@ -71,6 +75,7 @@ func TestCommand(t *testing.T) {
 	for name, c := range map[string]struct {
 		arguments []string
 		in, out   string
+		namespace string
 		silent    string
 		found     bool
 		err       string
@@ -86,6 +91,8 @@ func TestCommand(t *testing.T) {
 		"unknown field":        {arguments: []string{"-f", "-"}, in: "apiVersion: v1\nkind: Pod\nspec: {resourceClaim: []}", err: "unknown field"},
 		"no file":              {arguments: []string{"-f", "/does/not/exist"}, err: "/does/not/exist"},
 		"what waits":           {out: "Pod team/waits waits", silent: "more", found: true},
+		"no such namespace":    {namespace: "nowhere", err: "there is no namespace nowhere"},
+		"nothing waits":        {namespace: "quiet", out: "No pod that can be read waits"},
 		"what waits anywhere":  {arguments: []string{"-A"}, out: "Pod other/more waits", found: true},
 		"two words":            {arguments: []string{"pod", "waits"}, out: "Pod team/waits waits", found: true},
 		"a workload":           {arguments: []string{"deploy/web"}, out: "Pod team/waits waits", found: true},
@@ -102,7 +109,7 @@ func TestCommand(t *testing.T) {
 			streams, in, out, _ := genericiooptions.NewTestIOStreams()
 			in.WriteString(c.in)
 			o := options.New(streams)
-			o.Config.APIServer, o.Config.Namespace = &server, new("team")
+			o.Config.APIServer, o.Config.Namespace = &server, new(cmp.Or(c.namespace, "team"))
 			cmd := NewCommand(o)
 			cmd.SetArgs(append([]string{}, c.arguments...)) // with nil it would take those of the test
 			cmd.SilenceErrors, cmd.SilenceUsage = true, true

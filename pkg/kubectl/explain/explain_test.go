@@ -114,6 +114,27 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
+// TestWaitingUnread: that nothing waits is said only of pods that were read.
+func TestWaitingUnread(t *testing.T) {
+	for _, c := range []struct{ asked, read, want string }{
+		{"", "", "All namespaces may have pods that wait: that is unknown."},
+		{"team", "", "Namespace team may have pods that wait: that is unknown."},
+		{"team", "team", "No pod that can be read waits"},
+	} {
+		f := fleettest.New(t)
+		forbidden(f, fleet.ResourcePods)
+		f.Namespace = c.asked
+		if c.asked != c.read {
+			f.Missing = append(f.Missing, fleet.Missing{Resource: fleet.ResourcePods, Namespace: c.asked, Err: f.Missing[0].Err})
+		}
+		all := New(fleet.New(f.Snapshot, fleettest.Driver), now).Waiting(t.Context(), c.asked)
+		got, unknown := text(t, all...), strings.Contains(c.want, "unknown")
+		if !strings.Contains(got, c.want) || unknown != strings.Contains(got, "cannot list pods") || unknown != (len(all) > 0 && all[0].Found()) {
+			t.Errorf("%+v:\n%s", c, got)
+		}
+	}
+}
+
 const manifest = `
 apiVersion: v1
 kind: ConfigMap

@@ -130,6 +130,9 @@ func order(r *Reason) int {
 	return of*each + slices.Index(told[of].causes, r.Cause)
 }
 
+// kindNamespace is the kind of what is explained where the pods of a namespace, or with no name of all, cannot be read.
+const kindNamespace = "Namespace"
+
 // Subject is what is explained.
 type Subject struct {
 	Kind      string `json:"kind"`

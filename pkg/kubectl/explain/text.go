@@ -75,6 +75,8 @@ var headlines = map[Verdict]struct {
 func headline(e *Explanation) (string, printer.Style) {
 	h := headlines[e.Verdict]
 	switch {
+	case e.Subject.Kind == kindNamespace:
+		h.text = "may have pods that wait: that is unknown."
 	case len(e.Allocations) == 0 && e.Verdict == IsStuck:
 		h.text = "has a node, but not its devices."
 	case e.Verdict == Waits && len(e.Reasons) > 0:
@@ -122,11 +124,14 @@ func reasonTexts(reasons []Reason) []string {
 
 func (p *page) explanation(e *Explanation) {
 	text, style := headline(e)
-	name := e.Subject.Name
-	if e.Subject.Namespace != "" {
+	kind, name := e.Subject.Kind, e.Subject.Name
+	switch {
+	case e.Subject.Namespace != "":
 		name = e.Subject.Namespace + "/" + name
+	case name == "":
+		kind, name = "All", "namespaces"
 	}
-	p.title(style, fmt.Sprintf("%s %s %s", e.Subject.Kind, name, text))
+	p.title(style, fmt.Sprintf("%s %s %s", kind, name, text))
 	if len(e.FitsOn) > 0 && e.Verdict == Allocatable {
 		p.line("It fits on %s.", nodesText(e.FitsOn))
 	}
