@@ -41,11 +41,16 @@ const (
 type NodeFilter struct {
 	used map[string]corev1.ResourceList
 	pods map[string]int64
+	// most is "at most " where not all pods could be read.
+	most string
 }
 
 // NewNodeFilter returns a filter for the nodes of a Snapshot.
 func NewNodeFilter(s *fleet.Snapshot) *NodeFilter {
 	f := &NodeFilter{used: map[string]corev1.ResourceList{}, pods: map[string]int64{}}
+	if s.Hides(fleet.ResourcePods) {
+		f.most = "at most "
+	}
 	for _, pod := range s.Pods {
 		if pod.Spec.NodeName == "" || fleet.Ended(pod) {
 			continue
@@ -141,7 +146,7 @@ func (f *NodeFilter) lacks(c *Cluster, pod *corev1.Pod, node *corev1.Node) []str
 			if free.Sign() < 0 {
 				free.Set(0)
 			}
-			out = append(out, fmt.Sprintf("the pod wants %s %s, of the node's %s are %s left", want.String(), name, has.String(), free.String()))
+			out = append(out, fmt.Sprintf("the pod wants %s %s, of the node's %s are %s%s left", want.String(), name, has.String(), f.most, free.String()))
 		}
 	}
 	if most, has := node.Status.Allocatable[corev1.ResourcePods]; has && f.pods[node.Name] >= most.Value() {

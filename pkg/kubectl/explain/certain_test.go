@@ -95,6 +95,12 @@ var uncertain = []struct {
 		forbidden(f, fleet.ResourcePods)
 		return waits(fleettest.Request(whole))(f)
 	}, verdict: Unknown, says: []string{"CPU"}}},
+	{explained: explained{name: "kept from nodes of which it is hidden what they have left", make: func(f *fleettest.Fleet) *corev1.Pod {
+		forbidden(f, fleet.ResourceClaims, fleet.ResourcePods)
+		pod := waits(fleettest.Request(whole))(f)
+		pod.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("65")}
+		return pod
+	}, verdict: Waits, cause: NodeExcluded, says: []string{"nodes n1, n2 excluded: the pod wants 65 cpu, of the node's 64 are at most 64 left"}, silent: []string{"would fit"}}},
 	{explained: explained{name: "affinity between pods", make: func(f *fleettest.Fleet) *corev1.Pod {
 		pod := waits(fleettest.Request(whole))(f)
 		pod.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{TopologyKey: "kubernetes.io/hostname"}}}}

@@ -300,7 +300,7 @@ func tooLittle(names []string) string {
 }
 
 // excludedNodes says which nodes something other than devices keeps the pod from, and where it
-// would find its devices otherwise. Where the other nodes could never serve it, those count that could, however full they are.
+// would find its devices otherwise, if that can be known. Where the other nodes could never serve it, those count that could, however full they are.
 func excludedNodes(ctx context.Context, s *sight, empty *allocation.Planner) {
 	var nodes []*corev1.Node
 	for _, e := range s.excluded {
@@ -314,9 +314,11 @@ func excludedNodes(ctx context.Context, s *sight, empty *allocation.Planner) {
 			}
 		}
 	}
-	ask(s.x.planner, "would fit, but excluded")
-	if empty != nil && len(s.nodes) > 0 {
-		ask(s.x.hasty(empty), "would fit if less were taken, but excluded")
+	if len(s.Unseen) == 0 {
+		ask(s.x.planner, "would fit, but excluded")
+		if empty != nil && len(s.nodes) > 0 {
+			ask(s.x.hasty(empty), "would fit if less were taken, but excluded")
+		}
 	}
 	groups, texts := map[string][]string{}, []string(nil)
 	for _, e := range s.excluded {
