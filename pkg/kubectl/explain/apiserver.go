@@ -103,7 +103,12 @@ func (x *Explainer) tryToCreate(e *Explanation, objects ...runtime.Object) *Expl
 		if doubt != "" {
 			e.doubt("%s", doubt)
 		}
-		if refused != "" {
+		switch {
+		case refused == "":
+		case u.GetKind() == "ResourceClaim" && u.GetGenerateName() != "":
+			// A pod does not need its claim to be created.
+			e.claimRefused(refused)
+		default:
 			e.because(Reason{Cause: Refused}, "%s", refused)
 		}
 	}

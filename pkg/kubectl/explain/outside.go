@@ -101,16 +101,21 @@ func controllers(s *sight) {
 			if !unmade {
 				break
 			}
-			r := Reason{Cause: ClaimNotCreated}
-			if strings.Contains(e.Message, "exceeded quota") {
-				r.help = []Suggestion{suggest(RaiseQuota, "after claims of the namespace have ended, or with a larger quota: kubectl describe quota -n %s", s.pod.Namespace)}
-			}
-			s.because(r, "its claim cannot be created: %s", e.Message)
+			s.claimRefused("its claim cannot be created: " + e.Message)
 		case e.Reason != "FailedScheduling" && who != corev1.DefaultSchedulerName && who != "kubelet":
 			s.doubt("%s says of the pod: %s: %s", who, e.Reason, e.Message)
 		}
 		said[e.Reason] = true
 	}
+}
+
+// claimRefused says that the claim cannot be made which the pod waits for.
+func (e *Explanation) claimRefused(why string) {
+	r := Reason{Cause: ClaimNotCreated}
+	if strings.Contains(why, "exceeded quota") {
+		r.help = []Suggestion{suggest(RaiseQuota, "after claims of the namespace have ended, or with a larger quota: kubectl describe quota -n %s", e.Subject.Namespace)}
+	}
+	e.because(r, "%s", why)
 }
 
 // unexamined finds the parts of the pod's spec that the scheduler looks at, and nothing here does.
