@@ -15,6 +15,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -198,6 +199,37 @@ func TestManifest(t *testing.T) {
 	all := New(fleet.New(m.Over(f.Snapshot), fleettest.Driver), now).Manifest(t.Context(), m)
 	if len(all) != 1 || all[0].Subject.Kind != "ResourceClaimTemplate" || all[0].Reasons[0].Cause != TooFewDevices {
 		t.Errorf("%+v", all)
+	}
+}
+
+// TestVolumeClaimTemplates: the pods of a StatefulSet have volumes that its pod template does not.
+func TestVolumeClaimTemplates(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNode("n1", "h100-80-sxm", 2)
+	m, err := Parse([]byte(strings.ReplaceAll(fmt.Sprintf(manifest, "apps/v1", "StatefulSet", `
+  volumeClaimTemplates: [{metadata: {name: d}, spec: {accessModes: [ReadWriteOnce]}}]
+  template:
+    spec:`), "count: 9", "count: 1")), "team")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tried *unstructured.Unstructured
+	x := New(fleet.New(m.Over(f.Snapshot), fleettest.Driver), now)
+	x.Volume = func(_, name string) (bool, string) {
+		t.Errorf("%s is of a pod that there is not", name)
+		return false, ""
+	}
+	x.Refused = func(o *unstructured.Unstructured) (refused, doubt string) {
+		if o.GetKind() == "Pod" {
+			tried = o
+		}
+		return "", ""
+	}
+	if all := x.Manifest(t.Context(), m); all[0].Verdict != Unknown || !strings.Contains(text(t, all...), "volume d is made for the pod") {
+		t.Errorf("%s", text(t, all...))
+	}
+	if volumes, _, err := unstructured.NestedSlice(tried.Object, "spec", "volumes"); err != nil || len(volumes) != 1 {
+		t.Errorf("the API server is asked about a pod with volumes %v, %v", volumes, err)
 	}
 }
 

@@ -117,6 +117,13 @@ func (m *Manifest) add(object runtime.Object, kind, namespace string) {
 		in(owner, namespace)
 		pod := &corev1.Pod{ObjectMeta: *template.ObjectMeta.DeepCopy(), Spec: *template.Spec.DeepCopy()}
 		pod.Name, pod.Namespace = owner.Name, owner.Namespace
+		if set, is := object.(*appsv1.StatefulSet); is {
+			for _, c := range set.Spec.VolumeClaimTemplates {
+				// The pod gets a volume that is made for it, which a pod can ask for, too.
+				source := corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: c.Spec}}}
+				pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: c.Name, VolumeSource: source})
+			}
+		}
 		m.Pods, m.owners[pod] = append(m.Pods, pod), object
 	}
 }

@@ -64,7 +64,11 @@ func volumes(s *sight) {
 		if v.PersistentVolumeClaim != nil {
 			name = v.PersistentVolumeClaim.ClaimName
 		}
-		switch is, doubt := s.x.Volume(ns, name); {
+		is, doubt := false, ""
+		if v.Ephemeral == nil || s.pod.UID != "" {
+			is, doubt = s.x.Volume(ns, name)
+		}
+		switch {
 		case doubt != "":
 			s.doubt("PersistentVolumeClaim %s %s", name, doubt)
 		case !is && v.Ephemeral != nil:
