@@ -5,6 +5,7 @@ package allocation
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -52,22 +53,28 @@ func NewNodeFilter(s *fleet.Snapshot) *NodeFilter {
 		f.most = "at most "
 	}
 	for _, pod := range s.Pods {
-		if pod.Spec.NodeName == "" || fleet.Ended(pod) {
-			continue
-		}
-		f.pods[pod.Spec.NodeName]++
-		used := f.used[pod.Spec.NodeName]
-		if used == nil {
-			used = corev1.ResourceList{}
-			f.used[pod.Spec.NodeName] = used
-		}
-		for name, amount := range PodRequests(pod) {
-			sum := used[name]
-			sum.Add(amount)
-			used[name] = sum
+		if pod.Spec.NodeName != "" && !fleet.Ended(pod) {
+			f.Add(pod, pod.Spec.NodeName)
 		}
 	}
 	return f
+}
+
+// Add takes a pod into account as if it were on a node.
+func (f *NodeFilter) Add(pod *corev1.Pod, node string) {
+	f.pods[node]++
+	used := corev1.ResourceList{}
+	maps.Copy(used, f.used[node])
+	for name, amount := range PodRequests(pod) {
+		amount.Add(used[name])
+		used[name] = amount
+	}
+	f.used[node] = used
+}
+
+// Clone returns a filter to which pods can be added.
+func (f *NodeFilter) Clone() *NodeFilter {
+	return &NodeFilter{maps.Clone(f.used), maps.Clone(f.pods), f.most}
 }
 
 // Obstacles returns what keeps a pod off a node, apart from devices. Topology spread, affinity

@@ -68,6 +68,27 @@ func (p *Planner) Without(ended ...*resourceapi.ResourceClaim) *Planner {
 	return &q
 }
 
+// With returns a Planner for the time after claims have been allocated.
+func (p *Planner) With(claims []*resourceapi.ResourceClaim, results []resourceapi.AllocationResult) *Planner {
+	q := *p
+	q.held = maps.Clone(p.held)
+	for i, c := range claims {
+		added := *c
+		added.Status.Allocation = &results[i]
+		for id, holds := range statesOf(&added) {
+			all := maps.Clone(q.held[id])
+			if all == nil {
+				all = state{}
+			}
+			for device, more := range holds {
+				all[device] = slices.Concat(all[device], more)
+			}
+			q.held[id] = all
+		}
+	}
+	return &q
+}
+
 // Emptied returns a Planner for a cluster without claims.
 func (p *Planner) Emptied() *Planner {
 	q := *p

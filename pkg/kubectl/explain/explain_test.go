@@ -202,6 +202,43 @@ func TestManifest(t *testing.T) {
 	}
 }
 
+// TestReplicas: of a workload with several pods, it is said how many fit, or that this was not looked at.
+func TestReplicas(t *testing.T) {
+	template := "\n  template:\n    spec:"
+	replicas := "\n  replicas: %d" + template
+	for _, c := range []struct {
+		version, kind, spec, want string
+		named                     bool
+		cpu                       string
+		verdict                   Verdict
+	}{
+		{"apps/v1", "Deployment", template, "It fits on node n1.\n", false, "1", Allocatable},
+		{"apps/v1", "Deployment", fmt.Sprintf(replicas, 2), "All 2 pods of the workload fit at once.", false, "1", Allocatable},
+		{"apps/v1", "StatefulSet", fmt.Sprintf(replicas, 10), "2 of the workload's 10 pods fit at once", false, "1", Waits},
+		{"apps/v1", "ReplicaSet", fmt.Sprintf(replicas, 2), "1 of the workload's 2 pods fits at once", false, "40", Waits},
+		{"batch/v1", "Job", "\n  parallelism: 5\n  completions: 3" + template, "2 of the workload's 3 pods fit at once", false, "1", Waits},
+		{"batch/v1", "Job", "\n  completions: 3" + template, "It fits on node n1.\n", false, "1", Allocatable},
+		{"apps/v1", "Deployment", fmt.Sprintf(replicas, 10), "one pod of 10", true, "1", Allocatable},
+	} {
+		text1 := strings.ReplaceAll(fmt.Sprintf(manifest, c.version, c.kind, c.spec), "count: 9", "count: 1")
+		text1 = strings.ReplaceAll(text1, "resources: {claims", "resources: {requests: {cpu: "+c.cpu+"}, claims")
+		f := fleettest.New(t)
+		f.AddNode("n1", "h100-80-sxm", 2)
+		if c.named {
+			f.Claim("team", "one", fleettest.Request(whole))
+			text1 = strings.ReplaceAll(text1, "resourceClaimTemplateName: huge", "resourceClaimName: one")
+		}
+		m, err := Parse([]byte(text1), "team")
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := New(fleet.New(m.Over(f.Snapshot), fleettest.Driver), now).Manifest(t.Context(), m)
+		if got := text(t, all...); all[0].Verdict != c.verdict || !strings.Contains(got, c.want) || strings.Contains(got, "pods") != strings.Contains(c.want, "pods") {
+			t.Errorf("%s, want %s, %q in:\n%s", all[0].Verdict, c.verdict, c.want, got)
+		}
+	}
+}
+
 // TestVolumeClaimTemplates: the pods of a StatefulSet have volumes that its pod template does not.
 func TestVolumeClaimTemplates(t *testing.T) {
 	f := fleettest.New(t)

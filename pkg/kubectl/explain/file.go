@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/utils/ptr"
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/kubectl/document"
@@ -147,6 +148,29 @@ func podTemplate(object runtime.Object) (*metav1.ObjectMeta, *corev1.PodTemplate
 	return nil, nil
 }
 
+// replicasOf returns how many pods a workload has at once. A DaemonSet has one on each node.
+func replicasOf(object runtime.Object) int {
+	n := new(int32(1))
+	switch o := object.(type) {
+	case *appsv1.Deployment:
+		n = o.Spec.Replicas
+	case *appsv1.StatefulSet:
+		n = o.Spec.Replicas
+	case *appsv1.ReplicaSet:
+		n = o.Spec.Replicas
+	case *batchv1.Job:
+		n = parallel(&o.Spec)
+	case *batchv1.CronJob:
+		n = parallel(&o.Spec.JobTemplate.Spec)
+	}
+	return int(ptr.Deref(n, 1))
+}
+
+func parallel(j *batchv1.JobSpec) *int32 {
+	n := ptr.Deref(j.Parallelism, 1)
+	return new(min(n, ptr.Deref(j.Completions, n)))
+}
+
 // in sets the namespace where the file leaves it out.
 func in[T metav1.Object](o T, namespace string) T {
 	if o.GetNamespace() == "" {
@@ -178,7 +202,7 @@ func replaced[T metav1.Object](old, added []T) []T {
 func (x *Explainer) Manifest(ctx context.Context, m *Manifest) []*Explanation {
 	var out []*Explanation
 	for _, p := range m.Pods {
-		out = append(out, x.tryToCreate(x.Pod(ctx, p), m.objectsOf(x, p)...))
+		out = append(out, x.tryToCreate(x.pods(ctx, p, replicasOf(m.owners[p])), m.objectsOf(x, p)...))
 	}
 	if len(out) > 0 {
 		return out

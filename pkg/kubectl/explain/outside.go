@@ -5,6 +5,7 @@ package explain
 
 import (
 	"cmp"
+	"context"
 	"maps"
 	"regexp"
 	"slices"
@@ -152,6 +153,38 @@ func gates(s *sight) {
 	if text := strings.Join(all, ", "); len(all) > 0 {
 		s.because(Reason{Cause: Gated, help: []Suggestion{suggest(RemoveGates, "after the scheduling gates have been removed by what set them: %s", text)}},
 			"the pod has scheduling gates, and the scheduler does not look at it until they are removed: %s", text)
+	}
+}
+
+// replicas says how many pods like the one that is explained fit at once, of so many.
+func replicas(ctx context.Context, s *sight, n int) {
+	// Pods that share a claim are not looked at.
+	unknown := slices.ContainsFunc(s.references, func(c allocation.PodClaim) bool { return !c.New })
+	if n < 2 || s.Verdict == Waits {
+		return
+	}
+	limited, cancel := context.WithTimeout(ctx, s.x.budget)
+	defer cancel()
+	planner, filter, fit := s.x.hasty(s.x.planner), s.x.filter.Clone(), 0
+	for _, node := range s.nodes {
+		for ; !unknown && fit < n && len(filter.Obstacles(planner.Cluster, s.pod, node)) == 0; fit++ {
+			a := planner.OnNode(limited, node, s.wanted(node))
+			if a.Verdict != allocation.Fits {
+				unknown = a.Verdict != allocation.Refused
+				break
+			}
+			planner = planner.With(s.wanted(node), a.Results)
+			filter.Add(s.pod, node.Name)
+		}
+	}
+	switch {
+	case unknown:
+		s.note("This is one pod of %d: whether the others fit, too, is not looked at.", n)
+	case fit < n:
+		s.because(Reason{Cause: TooManyPods, help: []Suggestion{suggest(LowerCount, "with %d in place of %d pods", fit, n)}},
+			"%d of the workload's %d pods %s at once", fit, n, plural(fit, "fits", "fit"))
+	default:
+		s.note("All %d pods of the workload fit at once.", n)
 	}
 }
 

@@ -65,6 +65,7 @@ const (
 	Unconstrained    Cause = "ConstraintAttributeMissing"
 	Tainted          Cause = "DevicesTainted"
 	Withdrawn        Cause = "WithdrawnByPolicy"
+	TooManyPods      Cause = "TooManyPods"
 	Held             Cause = "DeviceHeld"
 	CapacityUsed     Cause = "CapacityUsed"
 	CountersUsed     Cause = "PartOfGPUHeld"
@@ -100,6 +101,7 @@ var told = []struct {
 	{"waits: the devices that it could use have taints.", []Cause{Tainted}},
 	{"waits: the administrator does not offer what it asks for any more.", []Cause{Withdrawn}},
 	{"waits: what it could use is taken.", []Cause{Held, CapacityUsed, CountersUsed}},
+	{"fits, but not as often as it is wanted.", []Cause{TooManyPods}},
 	{"waits: something other than devices keeps it from nodes.", []Cause{NodeExcluded}},
 	{unallocated, []Cause{PoolIncomplete, PoolInvalid, NotTogether, Unexplained}},
 }
