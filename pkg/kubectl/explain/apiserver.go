@@ -136,7 +136,7 @@ func (m *Manifest) objectsOf(x *Explainer, pod *corev1.Pod) []runtime.Object {
 	}
 	if owner := m.owners[pod]; owner != nil {
 		pod = pod.DeepCopy()
-		pod.Name, pod.GenerateName = "", pod.Name+"-"
+		pod.Name, pod.GenerateName, pod.OwnerReferences = "", pod.Name+"-", nil
 		out = append(out, owner)
 	}
 	return append(out, pod)

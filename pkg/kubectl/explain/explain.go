@@ -120,11 +120,11 @@ func (x *Explainer) Claim(ctx context.Context, c *resourceapi.ResourceClaim) *Ex
 
 // Pod explains a pod.
 func (x *Explainer) Pod(ctx context.Context, pod *corev1.Pod) *Explanation {
-	return x.pods(ctx, pod, 1)
+	return x.pods(ctx, pod, 1, nil)
 }
 
-// pods explains a pod of which there are to be so many.
-func (x *Explainer) pods(ctx context.Context, pod *corev1.Pod, n int) *Explanation {
+// pods explains a pod of which there are to be so many, in place of others.
+func (x *Explainer) pods(ctx context.Context, pod *corev1.Pod, n int, old []string) *Explanation {
 	s := x.begin("Pod", pod)
 	if fleet.Ended(pod) {
 		s.Verdict = Finished
@@ -146,7 +146,7 @@ func (x *Explainer) pods(ctx context.Context, pod *corev1.Pod, n int) *Explanati
 		s.place()
 		if allocate(ctx, s) {
 			outside(s)
-			replicas(ctx, s, n)
+			replicas(ctx, s, n, old)
 		}
 		s.Allocations = allocations(s)
 	}

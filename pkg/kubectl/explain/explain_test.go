@@ -239,6 +239,53 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
+// TestExists: what the pods of a workload have that a file changes is free for its new ones where these start only after the old ones have ended.
+func TestExists(t *testing.T) {
+	for _, c := range []struct {
+		kind, strategy string
+		verdict        Verdict
+		says           string
+	}{
+		{"Deployment", "strategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 1}}", Allocatable, "old ends before a new pod starts"},
+		{"Deployment", "strategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 0}}", Allocatable, "old ends before a new pod starts"},
+		{"Deployment", "strategy: {type: Recreate}", Allocatable, "old ends before a new pod starts"},
+		{"Deployment", "replicas: 4", Allocatable, "whether the others fit, too, is not looked at"},
+		{"Deployment", "replicas: 1", Waits, "train waits for its own predecessor"},
+		{"Deployment", "strategy: {rollingUpdate: {maxUnavailable: 50%}}", Waits, "as long as its pod template stays the same"},
+		{"StatefulSet", "replicas: 1", Allocatable, "old ends before a new pod starts"},
+		{"DaemonSet", "minReadySeconds: 1", Allocatable, "old ends before a new pod starts"},
+		{"DaemonSet", "updateStrategy: {rollingUpdate: {maxSurge: 1}}", Waits, "is taken"},
+		{"ReplicaSet", "replicas: 1", Waits, "is taken"},
+	} {
+		f := fleettest.New(t)
+		f.AddNode("n1", "h100-80-sxm", 1)
+		claim := f.Held("team", "old", "n1", fleettest.Request(whole))
+		old := f.Pods[0]
+		claim.OwnerReferences = []metav1.OwnerReference{{Kind: "Pod", Name: old.Name, UID: old.UID, Controller: new(true)}}
+		old.OwnerReferences = []metav1.OwnerReference{{Kind: c.kind, Name: "train", Controller: new(true)}}
+		if c.kind == "Deployment" {
+			old.Labels = map[string]string{"pod-template-hash": "5d4"}
+			old.OwnerReferences[0].Kind, old.OwnerReferences[0].Name = "ReplicaSet", "train-5d4"
+		}
+		m, err := Parse([]byte(strings.ReplaceAll(fmt.Sprintf(manifest, "apps/v1", c.kind, "\n  "+c.strategy+"\n  template:\n    spec:"), "count: 9", "count: 1")), "team")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // as with --watch
+			x := New(fleet.New(m.Over(f.Snapshot), fleettest.Driver), now)
+			x.Refused = func(o *unstructured.Unstructured) (refused, doubt string) {
+				if o.GetKind() == "Pod" && len(o.GetOwnerReferences()) > 0 {
+					t.Errorf("the API server is asked about a pod of %v", o.GetOwnerReferences())
+				}
+				return "", ""
+			}
+			if all := x.Manifest(t.Context(), m); all[0].Verdict != c.verdict || !strings.Contains(text(t, all...), c.says) {
+				t.Errorf("%+v:\n%s", c, text(t, all...))
+			}
+		}
+	}
+}
+
 // TestVolumeClaimTemplates: the pods of a StatefulSet have volumes that its pod template does not.
 func TestVolumeClaimTemplates(t *testing.T) {
 	f := fleettest.New(t)

@@ -6,6 +6,7 @@ package explain
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -17,12 +18,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/ptr"
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/kubectl/document"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
 )
 
 // strict decodes objects of Kubernetes itself.
@@ -36,8 +39,15 @@ type Manifest struct {
 	Classes   []*resourceapi.DeviceClass
 	// owners are the workloads that some of the pods stand for.
 	owners map[*corev1.Pod]runtime.Object
+	// replaced are the pods of the cluster in whose place each would come, and how many of them end before it starts.
+	replaced map[*corev1.Pod]replaced
 	// Ignored are the kinds of objects that explain has nothing to say about.
 	Ignored []string
+}
+
+type replaced struct {
+	names []string
+	ended int
 }
 
 // Parse reads YAML or JSON documents. Fields that do not exist are errors: the API server would
@@ -118,6 +128,7 @@ func (m *Manifest) add(object runtime.Object, kind, namespace string) {
 		in(owner, namespace)
 		pod := &corev1.Pod{ObjectMeta: *template.ObjectMeta.DeepCopy(), Spec: *template.Spec.DeepCopy()}
 		pod.Name, pod.Namespace = owner.Name, owner.Namespace
+		pod.OwnerReferences = []metav1.OwnerReference{{Kind: kind, Name: owner.Name, Controller: new(true)}}
 		if set, is := object.(*appsv1.StatefulSet); is {
 			for _, c := range set.Spec.VolumeClaimTemplates {
 				// The pod gets a volume that is made for it, which a pod can ask for, too.
@@ -166,6 +177,33 @@ func replicasOf(object runtime.Object) int {
 	return int(ptr.Deref(n, 1))
 }
 
+// endsFirst returns how many old pods an update of a workload ends before it starts a new one.
+func endsFirst(object runtime.Object) int {
+	scaled := func(v *intstr.IntOrString, by string, of int, up bool) int {
+		n, _ := intstr.GetScaledValueFromIntOrPercent(intstr.ValueOrDefault(v, intstr.Parse(by)), of, up)
+		return n
+	}
+	switch o := object.(type) {
+	case *appsv1.StatefulSet:
+		return 1
+	case *appsv1.DaemonSet:
+		if scaled(ptr.Deref(o.Spec.UpdateStrategy.RollingUpdate, appsv1.RollingUpdateDaemonSet{}).MaxSurge, "0", 1, true) == 0 {
+			return math.MaxInt
+		}
+	case *appsv1.Deployment:
+		if o.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
+			return math.MaxInt
+		}
+		update, n := ptr.Deref(o.Spec.Strategy.RollingUpdate, appsv1.RollingUpdateDeployment{}), replicasOf(o)
+		unavailable := scaled(update.MaxUnavailable, "25%", n, false)
+		if unavailable == 0 && scaled(update.MaxSurge, "25%", n, true) == 0 {
+			return 1 // the controller takes it so
+		}
+		return unavailable
+	}
+	return 0
+}
+
 func parallel(j *batchv1.JobSpec) *int32 {
 	n := ptr.Deref(j.Parallelism, 1)
 	return new(min(n, ptr.Deref(j.Completions, n)))
@@ -181,17 +219,34 @@ func in[T metav1.Object](o T, namespace string) T {
 
 // Over returns a Snapshot as it would be after the file was applied: its classes, claims and
 // templates take the place of those of the same name. Claims that are in the cluster keep what
-// they have.
+// they have, but pods that its workloads end before they start new ones are gone, with the claims that were made for them.
 func (m *Manifest) Over(s *fleet.Snapshot) *fleet.Snapshot {
 	out := *s
-	out.Classes = replaced(s.Classes, m.Classes)
-	out.Templates = replaced(s.Templates, m.Templates)
-	out.Claims = replaced(m.Claims, s.Claims)
+	out.Classes = over(s.Classes, m.Classes)
+	out.Templates = over(s.Templates, m.Templates)
+	out.Claims = over(m.Claims, s.Claims)
+	out.Pods = slices.Clone(s.Pods)
+	m.replaced = map[*corev1.Pod]replaced{}
+	for pod, owner := range m.owners {
+		var r replaced
+		kind, name := fleet.OwnerOf(pod)
+		for _, old := range s.Pods {
+			if old.Namespace != pod.Namespace || fleet.Ended(old) || !is(old, kind, name) {
+				continue
+			}
+			if r.names = append(r.names, old.Name); r.ended < endsFirst(owner) {
+				r.ended++
+				out.Pods = slices.DeleteFunc(out.Pods, func(p *corev1.Pod) bool { return p == old })
+				out.Claims = slices.DeleteFunc(out.Claims, func(c *resourceapi.ResourceClaim) bool { return metav1.IsControlledBy(c, old) })
+			}
+		}
+		m.replaced[pod] = r
+	}
 	return &out
 }
 
-// replaced returns added objects, and the old ones of other names.
-func replaced[T metav1.Object](old, added []T) []T {
+// over returns added objects, and the old ones of other names.
+func over[T metav1.Object](old, added []T) []T {
 	return append(slices.DeleteFunc(slices.Clone(old), func(o T) bool {
 		return slices.ContainsFunc(added, func(a T) bool { return a.GetName() == o.GetName() && a.GetNamespace() == o.GetNamespace() })
 	}), added...)
@@ -202,7 +257,15 @@ func replaced[T metav1.Object](old, added []T) []T {
 func (x *Explainer) Manifest(ctx context.Context, m *Manifest) []*Explanation {
 	var out []*Explanation
 	for _, p := range m.Pods {
-		out = append(out, x.tryToCreate(x.pods(ctx, p, replicasOf(m.owners[p])), m.objectsOf(x, p)...))
+		old := m.replaced[p]
+		e := x.pods(ctx, p, replicasOf(m.owners[p]), old.names)
+		if kind, name := fleet.OwnerOf(p); len(old.names) > 0 {
+			e.note("%s %s has pods already, which stay as they are as long as its pod template stays the same.", kind, name)
+		}
+		if old.ended > 0 {
+			e.note("In an update, %s%s before a new pod starts: what it has counts as free.", printer.Some(old.names[:old.ended], mostLines), plural(old.ended, " ends", " end"))
+		}
+		out = append(out, x.tryToCreate(e, m.objectsOf(x, p)...))
 	}
 	if len(out) > 0 {
 		return out

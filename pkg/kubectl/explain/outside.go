@@ -157,9 +157,9 @@ func gates(s *sight) {
 }
 
 // replicas says how many pods like the one that is explained fit at once, of so many.
-func replicas(ctx context.Context, s *sight, n int) {
-	// Pods that share a claim are not looked at.
-	unknown := slices.ContainsFunc(s.references, func(c allocation.PodClaim) bool { return !c.New })
+func replicas(ctx context.Context, s *sight, n int, old []string) {
+	// Pods that share a claim, and a rolling update, are not looked at.
+	unknown := len(old) > 0 || slices.ContainsFunc(s.references, func(c allocation.PodClaim) bool { return !c.New })
 	if n < 2 || s.Verdict == Waits {
 		return
 	}
@@ -225,7 +225,7 @@ func rollout(s *sight) {
 			}
 			s.because(Reason{Cause: OwnPredecessor, Claim: h.Claim, help: []Suggestion{suggest(ChangeStrategy,
 				`with maxSurge 0 and maxUnavailable 1: kubectl patch deployment -n %s %s -p '{"spec":{"strategy":{"rollingUpdate":{"maxSurge":0,"maxUnavailable":1}}}}'`, p.Namespace, name)}},
-				"deployment %s is being updated, and its new pod could use what its old pod %s has. Unless the strategy has maxUnavailable, that ends only when the new pod runs", name, p.Name)
+				"a new pod of deployment %s could use what its old pod %s has. Unless the strategy has maxUnavailable, that ends only when the new pod runs", name, p.Name)
 			return
 		}
 	}
