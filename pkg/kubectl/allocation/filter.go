@@ -84,7 +84,7 @@ func (f *NodeFilter) Obstacles(c *Cluster, pod *corev1.Pod, node *corev1.Node) [
 	add := func(kind ObstacleKind, format string, a ...any) {
 		out = append(out, Obstacle{Kind: kind, Text: fmt.Sprintf(format, a...)})
 	}
-	if pod.Spec.NodeName != "" && pod.Spec.NodeName != node.Name && pod.Status.Phase == corev1.PodPending {
+	if pod.Spec.NodeName != "" && pod.Spec.NodeName != node.Name && (pod.Status.Phase == "" || pod.Status.Phase == corev1.PodPending) {
 		add(ByNodeName, "spec.nodeName is %s", pod.Spec.NodeName)
 	}
 	if c.Unread(node) {

@@ -68,22 +68,25 @@ func (p *Planner) Without(ended ...*resourceapi.ResourceClaim) *Planner {
 	return &q
 }
 
-// With returns a Planner for the time after claims have been allocated.
-func (p *Planner) With(claims []*resourceapi.ResourceClaim, results []resourceapi.AllocationResult) *Planner {
+// Allocated returns claims as they are with the results of an Answer.
+func Allocated(claims []*resourceapi.ResourceClaim, results []resourceapi.AllocationResult) []*resourceapi.ResourceClaim {
+	var out []*resourceapi.ResourceClaim
+	for i, c := range claims {
+		allocated := *c
+		allocated.Status.Allocation = &results[i]
+		out = append(out, &allocated)
+	}
+	return out
+}
+
+// With returns a Planner for the time after more claims have been allocated.
+func (p *Planner) With(claims ...*resourceapi.ResourceClaim) *Planner {
 	q := *p
 	q.held = maps.Clone(p.held)
-	for i, c := range claims {
-		added := *c
-		added.Status.Allocation = &results[i]
-		for id, holds := range statesOf(&added) {
-			all := maps.Clone(q.held[id])
-			if all == nil {
-				all = state{}
-			}
-			for device, more := range holds {
-				all[device] = slices.Concat(all[device], more)
-			}
-			q.held[id] = all
+	for id, added := range statesOf(claims...) {
+		q.held[id] = added
+		for device, holds := range p.held[id] {
+			added[device] = append(added[device], holds...)
 		}
 	}
 	return &q

@@ -37,6 +37,15 @@ func (x *Explainer) ReadFrom(ctx context.Context, client kubernetes.Interface) {
 		return events(ctx, client, pod, claims)
 	}
 	x.Volume = func(namespace, name string) (is bool, doubt string) { return volume(ctx, client, namespace, name) }
+	x.Exists = func(kind, namespace, name string) (bool, error) {
+		// Nobody needs to see what is in a Secret.
+		err := client.CoreV1().RESTClient().Get().Namespace(namespace).Resource(strings.ToLower(kind)+"s").Name(name).
+			SetHeader("Accept", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1").Do(ctx).Error()
+		if apierrors.IsNotFound(err) {
+			return false, nil
+		}
+		return err == nil, err
+	}
 	x.AdminAllowed = func(namespace string) (allowed, known bool) { return adminAllowed(ctx, client, namespace) }
 }
 

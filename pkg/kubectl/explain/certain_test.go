@@ -132,6 +132,45 @@ var uncertain = []struct {
 	{explained: explained{name: "no volume", make: func(f *fleettest.Fleet) *corev1.Pod { return claimed(waits(fleettest.Request(whole))(f), "models") },
 		verdict: Waits, cause: VolumeMissing, says: []string{"PersistentVolumeClaim models, which does not exist in namespace team"}},
 		volumes: map[string]string{}},
+	{explained: explained{name: "two MPS shares in one container", make: waits(fleettest.Share(mps, "10Gi", "25"), fleettest.Share(mps, "10Gi", "25")), verdict: Waits, cause: CannotStart,
+		says: []string{"Pod team/llm cannot start, even with its devices.", "container main would have 2 MPS shares", "one share of the sum"}}},
+	{explained: explained{name: "an MPS share and a GPU in one container", make: waits(fleettest.Share(mps, "10Gi", "25"), fleettest.Request(whole)), verdict: Waits, cause: CannotStart,
+		says: []string{"container main would have an MPS share and other devices"}}},
+	{explained: explained{name: "two MPS shares in two containers", make: func(f *fleettest.Fleet) *corev1.Pod {
+		pod := waits(fleettest.Share(mps, "10Gi", "25"), fleettest.Share(mps, "10Gi", "25"))(f)
+		pod.Spec.Containers = append(pod.Spec.Containers, *pod.Spec.Containers[0].DeepCopy())
+		pod.Spec.Containers[0].Resources.Claims[0].Request, pod.Spec.Containers[1].Resources.Claims[0].Request = "gpu", "gpu-1"
+		return pod
+	}, verdict: Allocatable}},
+	{explained: explained{name: "a user namespace with MPS", make: func(f *fleettest.Fleet) *corev1.Pod {
+		pod := waits(fleettest.Share(mps, "10Gi", "25"))(f)
+		pod.Spec.HostUsers = new(false)
+		return pod
+	}, verdict: Waits, cause: CannotStart, says: []string{"hostUsers: false", "leave hostUsers: false out, or ask for another class"}}},
+	{explained: explained{name: "a user namespace with a GPU", make: func(f *fleettest.Fleet) *corev1.Pod {
+		pod := waits(fleettest.Request(whole))(f)
+		pod.Spec.HostUsers = new(false)
+		return pod
+	}, verdict: Allocatable}},
+	{explained: explained{name: "put on a node past the scheduler", make: func(f *fleettest.Fleet) *corev1.Pod {
+		pod := waits(fleettest.Request(whole))(f)
+		pod.Spec.NodeName, pod.Status.Phase = "n1", "" // as in a file
+		return pod
+	}, verdict: Waits, cause: CannotStart, says: []string{"claim llm is not allocated: the pod is put on node n1 by spec.nodeName", "nodeSelector kubernetes.io/hostname"}}},
+	{explained: explained{name: "no Secret, and others are optional or there", make: func(f *fleettest.Fleet) *corev1.Pod {
+		pod := waits(fleettest.Request(whole))(f)
+		key := corev1.LocalObjectReference{Name: "token"}
+		pod.Spec.Containers[0].Env = []corev1.EnvVar{{ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: key}}}}
+		pod.Spec.Containers[0].EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: key, Optional: new(true)}}}
+		pod.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "there"}}}}}
+		return pod
+	}, verdict: Waits, cause: CannotStart, says: []string{"Secret token, which does not exist in namespace team", "with a Secret token in namespace team"}, silent: []string{"ConfigMap"}}},
+	{explained: explained{name: "a Secret that may not be read", make: func(f *fleettest.Fleet) *corev1.Pod {
+		pod := waits(fleettest.Request(whole))(f)
+		source := corev1.VolumeProjection{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "hidden"}}}
+		pod.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{source}}}}}
+		return pod
+	}, verdict: Allocatable, says: []string{"Whether Secret hidden exists is unknown: forbidden"}}},
 	{explained: explained{name: "no volume, and no device", make: func(f *fleettest.Fleet) *corev1.Pod {
 		fill(f)
 		return claimed(waits(fleettest.Request(whole))(f), "models")
@@ -317,6 +356,12 @@ func TestUncertain(t *testing.T) {
 			x := New(fleet.New(f.Snapshot, fleettest.Driver), now)
 			x.Events = func(*corev1.Pod, []*resourceapi.ResourceClaim) ([]corev1.Event, error) { return c.events, c.unread }
 			x.Volume = func(_, name string) (bool, string) { doubt, is := c.volumes[name]; return is, doubt }
+			x.Exists = func(_, _, name string) (bool, error) {
+				if name == "hidden" {
+					return false, errors.New("forbidden")
+				}
+				return name == "there", nil
+			}
 			e := x.Pod(t.Context(), pod)
 			got := text(t, e)
 			if e.Verdict != c.verdict || c.cause != "" && (len(e.Reasons) == 0 || e.Reasons[0].Cause != c.cause) {

@@ -171,6 +171,9 @@ var kinds = map[string]string{
 const (
 	kindPod   = "pod"
 	kindClaim = "claim"
+
+	kindConfigMap = "ConfigMap"
+	kindSecret    = "Secret"
 )
 
 // Named explains KIND/NAME, or a NAME that is a pod's or a claim's.

@@ -87,6 +87,7 @@ func TestCommand(t *testing.T) {
 		"name":                 {arguments: []string{"waits", "-o", "name"}, out: "pod/waits", found: true},
 		"wide":                 {arguments: []string{"waits", "-o", "wide"}, out: "Assumed:", found: true},
 		"standard input":       {arguments: []string{"-f", "-"}, in: "apiVersion: v1\nkind: Pod\nmetadata: {name: new}\nspec: {containers: [], resourceClaims: [{name: gpu, resourceClaimName: wait}]}", out: "refer to claim waits", found: true},
+		"a Secret of nothing":  {arguments: []string{"-f", "-"}, in: "apiVersion: v1\nkind: Pod\nmetadata: {name: new}\nspec: {containers: [{name: main, envFrom: [{secretRef: {name: nowhere}}, {configMapRef: {name: hidden}}]}], resourceClaims: [{name: gpu, resourceClaimName: waits}]}", out: "the pod refers to Secret nowhere, which does not exist", found: true},
 		"nothing to explain":   {arguments: []string{"-f", "-"}, in: "apiVersion: v1\nkind: Secret\nmetadata: {name: new}", err: "has no pod, claim or claim template"},
 		"unknown field":        {arguments: []string{"-f", "-"}, in: "apiVersion: v1\nkind: Pod\nspec: {resourceClaim: []}", err: "unknown field"},
 		"no file":              {arguments: []string{"-f", "/does/not/exist"}, err: "/does/not/exist"},

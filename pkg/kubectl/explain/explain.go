@@ -47,6 +47,8 @@ type Explainer struct {
 	Events func(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) ([]corev1.Event, error)
 	// Volume reports whether a PersistentVolumeClaim is there and, in a word or two, why it may keep a pod waiting. It may be nil.
 	Volume func(namespace, name string) (is bool, doubt string)
+	// Exists reports whether there is a ConfigMap or a Secret. It may be nil.
+	Exists func(kind, namespace, name string) (bool, error)
 	// Refused says why the API server would refuse an object, or why that is not known. It may be nil.
 	Refused func(object *unstructured.Unstructured) (refused, doubt string)
 }
@@ -192,6 +194,9 @@ func decide(ctx context.Context, s *sight) {
 	})
 	for _, a := range answers {
 		if broken < 0 && a.Verdict == allocation.Fits {
+			if s.planned == nil && a.Results != nil {
+				s.planned = allocation.Allocated(s.wanted(s.x.model.Node(a.Node)), a.Results)
+			}
 			s.FitsOn = append(s.FitsOn, a.Node)
 		}
 	}

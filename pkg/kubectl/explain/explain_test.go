@@ -286,6 +286,26 @@ func TestExists(t *testing.T) {
 	}
 }
 
+// TestFileHasObjects: what a file has counts as existing.
+func TestFileHasObjects(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNode("n1", "h100-80-sxm", 1)
+	spec := strings.ReplaceAll(fmt.Sprintf(manifest, "apps/v1", "Deployment", "\n  template:\n    spec:"), "count: 9", "count: 1")
+	spec = strings.ReplaceAll(spec, "image: main", "envFrom: [{configMapRef: {name: settings}}]")
+	m, err := Parse([]byte(spec), "team")
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := New(fleet.New(m.Over(f.Snapshot), fleettest.Driver), now)
+	x.Exists = func(kind, namespace, name string) (bool, error) {
+		t.Errorf("%s %s/%s is read", kind, namespace, name)
+		return false, nil
+	}
+	if all := x.Manifest(t.Context(), m); all[0].Verdict != Allocatable {
+		t.Error(text(t, all...))
+	}
+}
+
 // TestVolumeClaimTemplates: the pods of a StatefulSet have volumes that its pod template does not.
 func TestVolumeClaimTemplates(t *testing.T) {
 	f := fleettest.New(t)

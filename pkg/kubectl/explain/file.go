@@ -41,8 +41,9 @@ type Manifest struct {
 	owners map[*corev1.Pod]runtime.Object
 	// replaced are the pods of the cluster in whose place each would come, and how many of them end before it starts.
 	replaced map[*corev1.Pod]replaced
-	// Ignored are the kinds of objects that explain has nothing to say about.
+	// Ignored are the kinds of objects that explain has nothing to say about, and others are these objects, as kind/namespace/name.
 	Ignored []string
+	others  []string
 }
 
 type replaced struct {
@@ -123,6 +124,9 @@ func (m *Manifest) add(object runtime.Object, kind, namespace string) {
 		owner, template := podTemplate(object)
 		if template == nil {
 			m.Ignored = append(m.Ignored, kind)
+			if o, is := object.(metav1.Object); is {
+				m.others = append(m.others, kind+"/"+in(o, namespace).GetNamespace()+"/"+o.GetName())
+			}
 			return
 		}
 		in(owner, namespace)
@@ -256,6 +260,14 @@ func over[T metav1.Object](old, added []T) []T {
 // Explainer is of a Snapshot that the file was put over.
 func (x *Explainer) Manifest(ctx context.Context, m *Manifest) []*Explanation {
 	var out []*Explanation
+	if exists := x.Exists; exists != nil {
+		x.Exists = func(kind, namespace, name string) (bool, error) {
+			if slices.Contains(m.others, kind+"/"+namespace+"/"+name) {
+				return true, nil
+			}
+			return exists(kind, namespace, name)
+		}
+	}
 	for _, p := range m.Pods {
 		old := m.replaced[p]
 		e := x.pods(ctx, p, replicasOf(m.owners[p]), old.names)

@@ -19,6 +19,7 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
+	"github.com/partage-dev/partage/pkg/kubectl/stuck"
 )
 
 // outside looks at what keeps a pod waiting although its devices can be allocated, or after they can be.
@@ -29,6 +30,7 @@ func outside(s *sight) {
 		s.note("The pod has priority %d, and still waits: the scheduler does not preempt pods for devices that their claims hold.", p)
 	}
 	volumes(s)
+	unstartable(s)
 	controllers(s)
 	if s.Verdict == Allocatable {
 		unexamined(s)
@@ -79,6 +81,77 @@ func volumes(s *sight) {
 				"volume %s refers to PersistentVolumeClaim %s, which does not exist in namespace %s", v.Name, name, ns)
 		}
 	}
+}
+
+// unstartable finds what keeps the pod from starting after it has its devices.
+func unstartable(s *sight) {
+	causes := foreseen(s, slices.Concat(s.planned, s.own))
+	if s.pod.Spec.NodeName != "" {
+		causes = append(causes, (&stuck.Input{Pod: s.pod, Claims: s.wanted(s.x.model.Node(s.pod.Spec.NodeName))}).Unallocated()...)
+	}
+	for _, c := range causes {
+		s.because(Reason{Cause: CannotStart, help: []Suggestion{suggest(ChangePod, "%s", c.Remedy)}}, "%s", c.Text)
+	}
+	for _, o := range objectsIn(&s.pod.Spec) {
+		if s.x.Exists == nil {
+			break
+		}
+		switch is, err := s.x.Exists(o.kind, s.pod.Namespace, o.name); {
+		case err != nil:
+			s.note("Whether %s %s exists is unknown: %v", o.kind, o.name, err)
+		case !is:
+			s.because(Reason{Cause: CannotStart, help: []Suggestion{suggest(CreateObject, "with a %s %s in namespace %s", o.kind, o.name, s.pod.Namespace)}},
+				"the pod refers to %s %s, which does not exist in namespace %s", o.kind, o.name, s.pod.Namespace)
+		}
+	}
+}
+
+type object struct{ kind, name string }
+
+// objectsIn returns the ConfigMaps and Secrets without which a pod does not start, but for the ConfigMap that Kubernetes makes for each namespace.
+func objectsIn(spec *corev1.PodSpec) []object {
+	var out []object
+	add := func(kind, name string, optional *bool) {
+		if o := (object{kind, name}); name != "kube-root-ca.crt" && !ptr.Deref(optional, false) && !slices.Contains(out, o) {
+			out = append(out, o)
+		}
+	}
+	for _, v := range spec.Volumes {
+		if v.ConfigMap != nil {
+			add(kindConfigMap, v.ConfigMap.Name, v.ConfigMap.Optional)
+		}
+		if v.Secret != nil {
+			add(kindSecret, v.Secret.SecretName, v.Secret.Optional)
+		}
+		for _, p := range ptr.Deref(v.Projected, corev1.ProjectedVolumeSource{}).Sources {
+			if p.ConfigMap != nil {
+				add(kindConfigMap, p.ConfigMap.Name, p.ConfigMap.Optional)
+			}
+			if p.Secret != nil {
+				add(kindSecret, p.Secret.Name, p.Secret.Optional)
+			}
+		}
+	}
+	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
+		for _, e := range c.EnvFrom {
+			if e.ConfigMapRef != nil {
+				add(kindConfigMap, e.ConfigMapRef.Name, e.ConfigMapRef.Optional)
+			}
+			if e.SecretRef != nil {
+				add(kindSecret, e.SecretRef.Name, e.SecretRef.Optional)
+			}
+		}
+		for _, e := range c.Env {
+			from := ptr.Deref(e.ValueFrom, corev1.EnvVarSource{})
+			if from.ConfigMapKeyRef != nil {
+				add(kindConfigMap, from.ConfigMapKeyRef.Name, from.ConfigMapKeyRef.Optional)
+			}
+			if from.SecretKeyRef != nil {
+				add(kindSecret, from.SecretKeyRef.Name, from.SecretKeyRef.Optional)
+			}
+		}
+	}
+	return out
 }
 
 // claimFailed is the reason of the event that says that a claim cannot be made of its template.
@@ -173,7 +246,7 @@ func replicas(ctx context.Context, s *sight, n int, old []string) {
 				unknown = a.Verdict != allocation.Refused
 				break
 			}
-			planner = planner.With(s.wanted(node), a.Results)
+			planner = planner.With(allocation.Allocated(s.wanted(node), a.Results)...)
 			filter.Add(s.pod, node.Name)
 		}
 	}

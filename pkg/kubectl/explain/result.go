@@ -72,6 +72,7 @@ const (
 	NodeExcluded     Cause = "NodeExcluded"
 	PoolIncomplete   Cause = "PoolIncomplete"
 	PoolInvalid      Cause = "PoolInvalid"
+	CannotStart      Cause = "CannotStart"
 	NotScheduled     Cause = "SchedulerFindsNoNode"
 	NotTogether      Cause = "NotTogether"
 	Unexplained      Cause = "Unexplained"
@@ -94,6 +95,7 @@ var told = []struct {
 	{"waits for its own predecessor.", []Cause{OwnPredecessor}},
 	{"waits: its claim cannot be used.", []Cause{ClaimNotOwned, ClaimDeleted, ClaimFull, NotBound}},
 	{"waits: the API server refuses its claim.", []Cause{ClaimInvalid, AdminForbidden}},
+	{"cannot start, even with its devices.", []Cause{CannotStart}},
 	{"waits: the scheduler has found no node for it.", []Cause{NotScheduled}},
 	{unallocated, []Cause{NoSlices, SearchTooLong}},
 	{"waits: no device is what it asks for.", []Cause{
@@ -225,6 +227,7 @@ const (
 	RaiseQuota      SuggestionKind = "RaiseQuota"
 	RenameCapacity  SuggestionKind = "RenameCapacity"
 	UseClaim        SuggestionKind = "UseClaim"
+	ChangePod       SuggestionKind = "ChangePod"
 )
 
 // Suggestion is a change that the allocator has confirmed.

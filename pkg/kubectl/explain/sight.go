@@ -29,6 +29,8 @@ type sight struct {
 	// together.
 	references  []allocation.PodClaim
 	own, claims []*resourceapi.ResourceClaim
+	// planned are claims as they would be allocated.
+	planned []*resourceapi.ResourceClaim
 	// nodes are those that nothing but devices keeps the pod from, and excluded the others.
 	nodes    []*corev1.Node
 	excluded []exclusion

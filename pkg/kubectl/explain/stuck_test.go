@@ -97,6 +97,9 @@ var creatings = []creating{
 	{name: "terminating", change: func(_ *fleettest.Fleet, pod *corev1.Pod, _ *resourceapi.ResourceClaim) {
 		pod.DeletionTimestamp = new(metav1.NewTime(now))
 	}, want: []stuck.Kind{stuck.Terminating}},
+	{name: "user namespace", change: func(_ *fleettest.Fleet, pod *corev1.Pod, c *resourceapi.ResourceClaim) {
+		pod.Spec.HostUsers, c.Status.Allocation.Devices.Results[0].Device = new(false), "gpu-0000-1b-00-0-mps"
+	}, waiting: &corev1.ContainerStateWaiting{Reason: "RunContainerError", Message: "error during container init: mount"}, want: []stuck.Kind{stuck.UserNamespace, stuck.ContainerCreate}},
 	{name: "nothing is said", want: []stuck.Kind{stuck.NothingSaid}},
 }
 

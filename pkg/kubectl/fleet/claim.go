@@ -80,6 +80,11 @@ func Results(c *resourceapi.ResourceClaim, driver string) (all []*resourceapi.De
 	return all
 }
 
+// IsMPS reports whether a device of the driver is an MPS share, by its name.
+func IsMPS(r *resourceapi.DeviceRequestAllocationResult) bool {
+	return strings.Contains(r.Device, TypeMPS)
+}
+
 // AllocatedAt returns since when a claim has its devices.
 func AllocatedAt(c *resourceapi.ResourceClaim) metav1.Time {
 	return ptr.Deref(c.Status.Allocation.AllocationTimestamp, c.CreationTimestamp)

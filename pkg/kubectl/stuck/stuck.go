@@ -9,7 +9,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -61,6 +60,8 @@ const (
 	Sandbox            Kind = "PodSandbox"
 	Terminating        Kind = "PodTerminating"
 	NotAllocated       Kind = "ClaimNotAllocated"
+	UserNamespace      Kind = "UserNamespaceWithMPS"
+	SharesTogether     Kind = "SharesInOneContainer"
 	NothingSaid        Kind = "NothingSaid"
 )
 
@@ -128,7 +129,7 @@ func Causes(in Input) []Cause {
 			Remedy: "wait for its containers to end, or see what its finalizers wait for",
 		})
 	}
-	for _, look := range []func() []Cause{in.node, in.unallocated, in.driver, in.prepare, in.devices, in.containers, in.events} {
+	for _, look := range []func() []Cause{in.node, in.Unallocated, in.driver, in.prepare, in.devices, in.containers, in.events} {
 		out = append(out, look()...)
 	}
 	if len(out) == 0 {
@@ -140,16 +141,16 @@ func Causes(in Input) []Cause {
 	return out
 }
 
-// unallocated finds claims that have no devices although the pod has a node: nobody allocates them
+// Unallocated finds claims that have no devices although the pod has a node: nobody allocates them
 // for a pod that the scheduler does not look at.
-func (in *Input) unallocated() []Cause {
+func (in *Input) Unallocated() []Cause {
 	var out []Cause
 	for _, c := range in.Claims {
 		if c.Status.Allocation != nil {
 			continue
 		}
 		out = append(out, Cause{
-			Kind: NotAllocated, Text: fmt.Sprintf("claim %s is not allocated: the pod was put on node %s by spec.nodeName, past the scheduler", c.Name, in.Pod.Spec.NodeName),
+			Kind: NotAllocated, Text: fmt.Sprintf("claim %s is not allocated: the pod is put on node %s by spec.nodeName, past the scheduler", c.Name, in.Pod.Spec.NodeName),
 			Remedy: "make the pod anew without spec.nodeName; nodeSelector kubernetes.io/hostname leads to a node, too",
 		})
 	}
@@ -180,9 +181,6 @@ func (in *Input) driver() []Cause {
 	if len(has) == 0 {
 		return nil
 	}
-	isMPS := func(r *resourceapi.DeviceRequestAllocationResult) bool {
-		return strings.Contains(r.Device, fleet.TypeMPS)
-	}
 	plugins := in.component(fleet.PluginComponent)
 	var out []Cause
 	switch {
@@ -195,7 +193,7 @@ func (in *Input) driver() []Cause {
 		out = append(out, unready(plugins[0], DriverNotReady, "the driver's pod"))
 	}
 	supervisors := in.component(fleet.SupervisorComponent)
-	if len(supervisors) > 0 && !slices.ContainsFunc(supervisors, fleet.Ready) && slices.ContainsFunc(has, isMPS) {
+	if len(supervisors) > 0 && !slices.ContainsFunc(supervisors, fleet.Ready) && slices.ContainsFunc(has, fleet.IsMPS) {
 		out = append(out, unready(supervisors[0], SupervisorDown, "the MPS supervisor"))
 	}
 	return out
