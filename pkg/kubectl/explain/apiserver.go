@@ -36,6 +36,21 @@ func (x *Explainer) ReadFrom(ctx context.Context, client kubernetes.Interface) {
 	x.Events = func(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) ([]corev1.Event, error) {
 		return events(ctx, client, pod, claims)
 	}
+	x.Failed = func(namespace string) ([]corev1.Event, error) {
+		list, err := client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("reason", "FailedCreate").String()})
+		return list.Items, err
+	}
+	x.Owner = func(o corev1.ObjectReference) (runtime.Object, error) {
+		switch o.Kind {
+		case "ReplicaSet":
+			return client.AppsV1().ReplicaSets(o.Namespace).Get(ctx, o.Name, metav1.GetOptions{})
+		case "StatefulSet":
+			return client.AppsV1().StatefulSets(o.Namespace).Get(ctx, o.Name, metav1.GetOptions{})
+		case "DaemonSet":
+			return client.AppsV1().DaemonSets(o.Namespace).Get(ctx, o.Name, metav1.GetOptions{})
+		}
+		return client.BatchV1().Jobs(o.Namespace).Get(ctx, o.Name, metav1.GetOptions{})
+	}
 	x.Volume = func(namespace, name string) (is bool, doubt string) { return volume(ctx, client, namespace, name) }
 	x.Exists = func(kind, namespace, name string) (bool, error) {
 		// Nobody needs to see what is in a Secret.
@@ -116,7 +131,7 @@ func (x *Explainer) tryToCreate(e *Explanation, objects ...runtime.Object) *Expl
 		case refused == "":
 		case u.GetKind() == "ResourceClaim" && u.GetGenerateName() != "":
 			// A pod does not need its claim to be created.
-			e.claimRefused(refused)
+			e.notCreated(ClaimNotCreated, refused)
 		default:
 			e.because(Reason{Cause: Refused}, "%s", refused)
 		}

@@ -41,7 +41,7 @@ func TestDryRun(t *testing.T) {
 	}{
 		"accepted":          {verdict: Allocatable, says: "can be allocated now"},
 		"admission":         {refuse: "resourceclaimtemplates", err: denied("spec.spec.devices.config[0]: strategy must be MPS"), verdict: Waits, says: "the API server refuses ResourceClaimTemplate huge: spec.spec.devices.config[0]: strategy must be MPS"},
-		"quota of claims":   {refuse: "resourceclaims", err: denied("exceeded quota: gpus"), verdict: Waits, says: "Pod team/train waits: its claim is not there.\n\nWhy:\n  - the API server refuses the ResourceClaim that a controller would make: exceeded quota: gpus\n\nWhat would help:\n  - after claims of the namespace have ended, or with a larger quota"},
+		"quota of claims":   {refuse: "resourceclaims", err: denied("exceeded quota: gpus"), verdict: Waits, says: "Pod team/train waits: its claim is not there.\n\nWhy:\n  - the API server refuses the ResourceClaim that a controller would make: exceeded quota: gpus\n\nWhat would help:\n  - after something in the namespace has ended, or with a larger quota"},
 		"pod":               {refuse: "pods", err: apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "x", nil), verdict: Waits, says: "refuses the Pod that a controller would make"},
 		"workload":          {refuse: "deployments", err: apierrors.NewBadRequest("no selector"), verdict: Waits, says: "refuses Deployment train: no selector"},
 		"exists":            {refuse: "deployments", err: apierrors.NewAlreadyExists(schema.GroupResource{Resource: "deployments"}, "train"), verdict: Allocatable},

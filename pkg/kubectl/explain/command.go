@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -17,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/kubectl/document"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -190,6 +192,12 @@ func (x *Explainer) Named(ctx context.Context, namespace, argument string) ([]*E
 			all = append(all, x.Pod(ctx, p))
 		}
 	}
+	if kind != "" && kind != kindPod && kind != kindClaim {
+		all = append(all, x.uncreated(namespace, func(o corev1.ObjectReference) (bool, error) {
+			hash, isOf := strings.CutPrefix(o.Name, name+"-")
+			return o.Kind == kind && o.Name == name || kind == "Deployment" && o.Kind == "ReplicaSet" && isOf && !strings.Contains(hash, "-"), nil
+		})...)
+	}
 	if len(all) > 0 {
 		return all, nil
 	}
@@ -215,7 +223,7 @@ func absent(kind, name, namespace string) error {
 		kind = "pod or claim"
 	case kindPod, kindClaim:
 	default:
-		return fmt.Errorf("there is no pod of %s %s in namespace %s, or it may not be read: kubectl describe %[1]s -n %[3]s %[2]s says why none was made",
+		return fmt.Errorf("there is no pod of %s %s in namespace %s, or it may not be read: kubectl events -n %[3]s says why none was made",
 			strings.ToLower(kind), name, namespace)
 	}
 	return fmt.Errorf("there is no %s %s in namespace %s, or it may not be read", kind, name, namespace)
@@ -241,5 +249,59 @@ func (x *Explainer) Waiting(ctx context.Context, namespace string) []*Explanatio
 			all = append(all, e)
 		}
 	}
-	return all
+	return append(all, x.uncreated(namespace, x.asks)...)
+}
+
+// lately is how long ago it failed at most to create a pod that is still wanted: controllers try again after 17 minutes or less.
+const lately = 20 * time.Minute
+
+// uncreated explains of which of some workloads pods could not be created lately, and none since.
+func (x *Explainer) uncreated(namespace string, which func(corev1.ObjectReference) (bool, error)) []*Explanation {
+	if x.Failed == nil {
+		return nil
+	}
+	// Without the right to read events, what waits are the pods that there are.
+	events, _ := x.Failed(namespace)
+	latest := map[string]*corev1.Event{}
+	for i := range events {
+		o := &events[i].InvolvedObject
+		key := o.Namespace + "/" + o.Kind + "/" + o.Name
+		if before := latest[key]; before == nil || fleet.LastSeen(before).Before(fleet.LastSeen(&events[i])) {
+			latest[key] = &events[i]
+		}
+	}
+	var out []*Explanation
+	for _, key := range slices.Sorted(maps.Keys(latest)) {
+		o, seen := latest[key].InvolvedObject, fleet.LastSeen(latest[key])
+		since := slices.ContainsFunc(x.model.Pods, func(p *corev1.Pod) bool {
+			owner := ptr.Deref(metav1.GetControllerOf(p), metav1.OwnerReference{})
+			return p.Namespace == o.Namespace && owner.Kind == o.Kind && owner.Name == o.Name && p.CreationTimestamp.After(seen)
+		})
+		if since || x.now.Sub(seen) > lately || kinds[strings.ToLower(o.Kind)] != o.Kind {
+			continue
+		}
+		is, err := which(o)
+		if !is {
+			continue
+		}
+		s := x.begin(o.Kind, &metav1.ObjectMeta{Namespace: o.Namespace, Name: o.Name})
+		s.notCreated(PodsNotCreated, fmt.Sprintf("%s (%s ago)", latest[key].Message, printer.Age(x.now.Sub(seen))))
+		if err != nil {
+			s.note("Whether it asks for devices is unknown: %v", err)
+		}
+		out = append(out, s.settle())
+	}
+	return out
+}
+
+// asks reports whether the pods of a workload ask for devices, or why that is unknown.
+func (x *Explainer) asks(o corev1.ObjectReference) (bool, error) {
+	owner, err := x.Owner(o)
+	if err != nil {
+		return !apierrors.IsNotFound(err), err
+	}
+	_, template := podTemplate(owner)
+	pod := &corev1.Pod{Spec: template.Spec}
+	cluster := x.planner.Cluster
+	return len(pod.Spec.ResourceClaims) > 0 || cluster.ExtendedClaim(pod, nil) != nil || len(cluster.Unserved(pod)) > 0, nil
 }

@@ -99,7 +99,7 @@ func TestCommand(t *testing.T) {
 		"a workload":           {arguments: []string{"deploy/web"}, out: "Pod team/waits waits", found: true},
 		"a StatefulSet":        {arguments: []string{"sts/db"}, out: "Pod team/db-0 waits", silent: "train", found: true},
 		"a Job":                {arguments: []string{"job/train"}, out: "Pod team/train-0 waits", silent: "db-0", found: true},
-		"a workload of none":   {arguments: []string{"sts/web"}, err: "kubectl describe statefulset -n team web"},
+		"a workload of none":   {arguments: []string{"sts/web"}, err: "kubectl events -n team says why none was made"},
 		"a kind that is not":   {arguments: []string{"node/n1"}, err: "the kind must be pod, claim"},
 		"a name and a file":    {arguments: []string{"waits", "-f", "-"}, err: "name one object"},
 		"a pod that is not":    {arguments: []string{"other"}, err: "there is no pod or claim other in namespace team"},

@@ -19,6 +19,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -45,6 +46,9 @@ type Explainer struct {
 	AdminAllowed func(namespace string) (allowed, known bool)
 	// Events are those of the pod and its claims that are asked for. It may be nil.
 	Events func(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) ([]corev1.Event, error)
+	// Failed are the events of a namespace, or of all, about pods that could not be created, and Owner is the object that wants them. They may be nil.
+	Failed func(namespace string) ([]corev1.Event, error)
+	Owner  func(corev1.ObjectReference) (runtime.Object, error)
 	// Volume reports whether a PersistentVolumeClaim is there and, in a word or two, why it may keep a pod waiting. It may be nil.
 	Volume func(namespace, name string) (is bool, doubt string)
 	// Exists reports whether there is a ConfigMap or a Secret. It may be nil.

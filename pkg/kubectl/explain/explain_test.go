@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -132,6 +133,66 @@ func TestWaitingUnread(t *testing.T) {
 		got, unknown := text(t, all...), strings.Contains(c.want, "unknown")
 		if !strings.Contains(got, c.want) || unknown != strings.Contains(got, "cannot list pods") || unknown != (len(all) > 0 && all[0].Found()) {
 			t.Errorf("%+v:\n%s", c, got)
+		}
+	}
+}
+
+// TestUncreated: a workload whose pods cannot be created is found by the events of what makes them.
+func TestUncreated(t *testing.T) {
+	failed := func(kind, name string, ago time.Duration) corev1.Event {
+		return corev1.Event{
+			InvolvedObject: corev1.ObjectReference{Kind: kind, Namespace: "team", Name: name}, LastTimestamp: metav1.NewTime(now.Add(-ago)),
+			Message: `Error creating: pods "x" is forbidden: exceeded quota: small`,
+		}
+	}
+	asks := corev1.PodTemplateSpec{Spec: corev1.PodSpec{ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: new("one")}}}}
+	for name, c := range map[string]struct {
+		event corev1.Event
+		// owner is what makes the pods, nil if it may not be read.
+		owner runtime.Object
+		// argument is what is asked for, "" for what waits.
+		argument string
+		// pod is when a pod of it was created, if one was.
+		pod  time.Duration
+		says string
+	}{
+		"a ReplicaSet":       {event: failed("ReplicaSet", "qd-5d4", time.Minute), owner: &appsv1.ReplicaSet{Spec: appsv1.ReplicaSetSpec{Template: asks}}, says: "ReplicaSet team/qd-5d4 waits: its pods cannot be created."},
+		"for no devices":     {event: failed("ReplicaSet", "qd-5d4", time.Minute), owner: &appsv1.ReplicaSet{}},
+		"may not be read":    {event: failed("Job", "qd", time.Minute), says: "Whether it asks for devices is unknown: forbidden"},
+		"long ago":           {event: failed("Job", "qd", time.Hour)},
+		"over":               {event: failed("Job", "qd", 2*time.Minute), pod: time.Minute},
+		"over before":        {event: failed("Job", "qd", time.Minute), pod: 2 * time.Minute, says: "Job team/qd waits"},
+		"a Deployment":       {event: failed("ReplicaSet", "qd-5d4", time.Minute), argument: "deploy/qd", says: "exceeded quota: small (60s ago)"},
+		"another Deployment": {event: failed("ReplicaSet", "qd-two-5d4", time.Minute), argument: "deploy/qd"},
+		"a Job":              {event: failed("Job", "qd", time.Minute), argument: "job/qd", says: "with a larger quota: kubectl describe quota -n team"},
+		"something else":     {event: failed("Set", "qd", time.Minute)},
+		"another kind":       {event: failed("StatefulSet", "qd", time.Minute), argument: "job/qd"},
+	} {
+		f := fleettest.New(t)
+		if c.pod != 0 {
+			pod := f.Pod("team", "qd-x")
+			pod.CreationTimestamp = metav1.NewTime(now.Add(-c.pod))
+			pod.OwnerReferences = []metav1.OwnerReference{{Kind: "Job", Name: "qd", Controller: new(true)}}
+		}
+		x := New(fleet.New(f.Snapshot, fleettest.Driver), now)
+		x.Failed = func(string) ([]corev1.Event, error) {
+			return []corev1.Event{failed(c.event.InvolvedObject.Kind, c.event.InvolvedObject.Name, 2*time.Hour), c.event}, nil
+		}
+		x.Owner = func(corev1.ObjectReference) (runtime.Object, error) {
+			if c.owner == nil {
+				return nil, errors.New("forbidden")
+			}
+			return c.owner, nil
+		}
+		all := x.Waiting(t.Context(), "team")
+		if c.argument != "" {
+			var err error
+			if all, err = x.Named(t.Context(), "team", c.argument); (err == nil) != (c.says != "") {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if got := text(t, all...); len(all) != min(1, len(c.says)) || !strings.Contains(got, c.says) || len(all) > 0 && !all[0].Found() {
+			t.Errorf("%s: want %q in:\n%s", name, c.says, got)
 		}
 	}
 }

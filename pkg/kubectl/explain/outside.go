@@ -179,7 +179,7 @@ func controllers(s *sight) {
 			if !unmade {
 				break
 			}
-			s.claimRefused("its claim cannot be created: " + e.Message)
+			s.notCreated(ClaimNotCreated, "its claim cannot be created: "+e.Message)
 		case e.Reason != "FailedScheduling" && who != corev1.DefaultSchedulerName && who != "kubelet":
 			s.doubt("%s says of the pod: %s: %s", who, e.Reason, e.Message)
 		}
@@ -187,11 +187,11 @@ func controllers(s *sight) {
 	}
 }
 
-// claimRefused says that the claim cannot be made which the pod waits for.
-func (e *Explanation) claimRefused(why string) {
-	r := Reason{Cause: ClaimNotCreated}
+// notCreated says that an object cannot be made which is waited for.
+func (e *Explanation) notCreated(cause Cause, why string) {
+	r := Reason{Cause: cause}
 	if strings.Contains(why, "exceeded quota") {
-		r.help = []Suggestion{suggest(RaiseQuota, "after claims of the namespace have ended, or with a larger quota: kubectl describe quota -n %s", e.Subject.Namespace)}
+		r.help = []Suggestion{suggest(RaiseQuota, "after something in the namespace has ended, or with a larger quota: kubectl describe quota -n %s", e.Subject.Namespace)}
 	}
 	e.because(r, "%s", why)
 }

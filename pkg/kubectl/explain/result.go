@@ -42,6 +42,7 @@ const (
 	Refused          Cause = "RefusedByAPIServer"
 	ResourceUnserved Cause = "ExtendedResourceNotProvided"
 	VolumeMissing    Cause = "VolumeMissing"
+	PodsNotCreated   Cause = "PodsNotCreated"
 	ClaimNotCreated  Cause = "ClaimNotCreated"
 	ClaimMissing     Cause = "ClaimMissing"
 	TemplateMissing  Cause = "TemplateMissing"
@@ -91,6 +92,7 @@ var told = []struct {
 	{"would be refused by the API server.", []Cause{Refused}},
 	{"waits: nobody provides a resource that it asks for.", []Cause{ResourceUnserved}},
 	{"waits: a volume of it does not exist.", []Cause{VolumeMissing}},
+	{"waits: its pods cannot be created.", []Cause{PodsNotCreated}},
 	{"waits: its claim is not there.", []Cause{ClaimNotCreated, ClaimMissing, TemplateMissing}},
 	{"waits for its own predecessor.", []Cause{OwnPredecessor}},
 	{"waits: its claim cannot be used.", []Cause{ClaimNotOwned, ClaimDeleted, ClaimFull, NotBound}},
