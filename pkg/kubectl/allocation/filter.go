@@ -153,7 +153,8 @@ func (f *NodeFilter) lacks(c *Cluster, pod *corev1.Pod, node *corev1.Node) []str
 			if free.Sign() < 0 {
 				free.Set(0)
 			}
-			out = append(out, fmt.Sprintf("the pod wants %s %s, of the node's %s are %s%s left", want.String(), name, has.String(), f.most, free.String()))
+			text := fmt.Sprintf("the pod wants %s %s, of the node's %s are %s%s left", want.String(), name, has.String(), f.most, free.String())
+			out = append(out, text)
 		}
 	}
 	if most, has := node.Status.Allocatable[corev1.ResourcePods]; has && f.pods[node.Name] >= most.Value() {

@@ -76,7 +76,10 @@ func foreseen(s *sight, claims []*resourceapi.ResourceClaim) []stuck.Cause {
 			text = fmt.Sprintf("container %s would have an MPS share and other devices", container.Name)
 		}
 		if shares > 0 && shares+others > 1 {
-			out = append(out, stuck.Cause{Kind: stuck.SharesTogether, Text: text + ": a process can be a client of one share only", Remedy: "ask for one share of the sum, or for one share for each container"})
+			out = append(out, stuck.Cause{
+				Kind: stuck.SharesTogether, Text: text + ": a process can be a client of one share only",
+				Remedy: "ask for one share of the sum, or for one share for each container",
+			})
 		}
 	}
 	return out

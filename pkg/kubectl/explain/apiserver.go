@@ -37,8 +37,11 @@ func (x *Explainer) ReadFrom(ctx context.Context, client kubernetes.Interface) {
 		return events(ctx, client, pod, claims)
 	}
 	x.Failed = func(namespace string) ([]corev1.Event, error) {
-		list, err := client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("reason", "FailedCreate").String()})
-		return list.Items, err
+		list, err := client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=FailedCreate"})
+		if err != nil {
+			return nil, err
+		}
+		return list.Items, nil
 	}
 	x.Owner = func(o corev1.ObjectReference) (runtime.Object, error) {
 		switch o.Kind {
@@ -112,8 +115,9 @@ func adminAllowed(ctx context.Context, client kubernetes.Interface, name string)
 	return n.Labels[resourceapi.DRAAdminNamespaceLabelKey] == "true", true
 }
 
-// tryToCreate adds to an explanation what the API server would refuse of objects, and what it could not be asked.
-func (x *Explainer) tryToCreate(e *Explanation, objects ...runtime.Object) *Explanation {
+// tryToCreate adds to an explanation what the API server would refuse of objects, and what it could not be asked. A quota may count others that
+// end before.
+func (x *Explainer) tryToCreate(e *Explanation, othersEnd bool, objects ...runtime.Object) *Explanation {
 	for _, o := range objects {
 		if x.Refused == nil {
 			break
@@ -129,6 +133,8 @@ func (x *Explainer) tryToCreate(e *Explanation, objects ...runtime.Object) *Expl
 		}
 		switch {
 		case refused == "":
+		case othersEnd && strings.Contains(refused, exceeded):
+			e.note("%s. That counts old pods, too.", refused)
 		case u.GetKind() == "ResourceClaim" && u.GetGenerateName() != "":
 			// A pod does not need its claim to be created.
 			e.notCreated(ClaimNotCreated, refused)

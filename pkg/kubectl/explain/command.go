@@ -229,7 +229,7 @@ func absent(kind, name, namespace string) error {
 	return fmt.Errorf("there is no %s %s in namespace %s, or it may not be read", kind, name, namespace)
 }
 
-// Waiting explains the pods of a namespace, or of all, that wait for devices or are stuck with them. Where pods cannot be read, it explains that.
+// Waiting explains the pods of a namespace, or of all, that wait for devices or are stuck with them, or that these cannot be read.
 func (x *Explainer) Waiting(ctx context.Context, namespace string) []*Explanation {
 	all := []*Explanation{}
 	if x.model.Lacks(fleet.ResourcePods, namespace) {
@@ -262,13 +262,11 @@ func (x *Explainer) uncreated(namespace string, which func(corev1.ObjectReferenc
 	}
 	// Without the right to read events, what waits are the pods that there are.
 	events, _ := x.Failed(namespace)
+	slices.SortFunc(events, func(a, b corev1.Event) int { return fleet.LastSeen(&a).Compare(fleet.LastSeen(&b)) })
 	latest := map[string]*corev1.Event{}
 	for i := range events {
 		o := &events[i].InvolvedObject
-		key := o.Namespace + "/" + o.Kind + "/" + o.Name
-		if before := latest[key]; before == nil || fleet.LastSeen(before).Before(fleet.LastSeen(&events[i])) {
-			latest[key] = &events[i]
-		}
+		latest[o.Namespace+"/"+o.Kind+"/"+o.Name] = &events[i]
 	}
 	var out []*Explanation
 	for _, key := range slices.Sorted(maps.Keys(latest)) {

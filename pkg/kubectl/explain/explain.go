@@ -46,7 +46,8 @@ type Explainer struct {
 	AdminAllowed func(namespace string) (allowed, known bool)
 	// Events are those of the pod and its claims that are asked for. It may be nil.
 	Events func(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) ([]corev1.Event, error)
-	// Failed are the events of a namespace, or of all, about pods that could not be created, and Owner is the object that wants them. They may be nil.
+	// Failed are the events of a namespace, or of all, about pods that could not be created, and Owner is the object that
+	// wants them. They may be nil.
 	Failed func(namespace string) ([]corev1.Event, error)
 	Owner  func(corev1.ObjectReference) (runtime.Object, error)
 	// Volume reports whether a PersistentVolumeClaim is there and, in a word or two, why it may keep a pod waiting. It may be nil.

@@ -307,14 +307,14 @@ func TestExists(t *testing.T) {
 		verdict        Verdict
 		says           string
 	}{
-		{"Deployment", "strategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 1}}", Allocatable, "old ends before a new pod starts"},
-		{"Deployment", "strategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 0}}", Allocatable, "old ends before a new pod starts"},
-		{"Deployment", "strategy: {type: Recreate}", Allocatable, "old ends before a new pod starts"},
+		{"Deployment", "strategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 1}}", Allocatable, "old ends before a new pod starts: what it has counts as free"},
+		{"Deployment", "strategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 0}}", Allocatable, "old ends before a new pod starts: what it has counts as free"},
+		{"Deployment", "strategy: {type: Recreate}", Allocatable, "old ends before a new pod starts: what it has counts as free"},
 		{"Deployment", "replicas: 4", Allocatable, "whether the others fit, too, is not looked at"},
 		{"Deployment", "replicas: 1", Waits, "train waits for its own predecessor"},
 		{"Deployment", "strategy: {rollingUpdate: {maxUnavailable: 50%}}", Waits, "as long as its pod template stays the same"},
-		{"StatefulSet", "replicas: 1", Allocatable, "old ends before a new pod starts"},
-		{"DaemonSet", "minReadySeconds: 1", Allocatable, "old ends before a new pod starts"},
+		{"StatefulSet", "replicas: 1", Allocatable, "old ends before a new pod starts: what it has counts as free"},
+		{"DaemonSet", "minReadySeconds: 1", Allocatable, "old ends before a new pod starts: what it has counts as free"},
 		{"DaemonSet", "updateStrategy: {rollingUpdate: {maxSurge: 1}}", Waits, "is taken"},
 		{"ReplicaSet", "replicas: 1", Waits, "is taken"},
 	} {
@@ -337,6 +337,9 @@ func TestExists(t *testing.T) {
 			x.Refused = func(o *unstructured.Unstructured) (refused, doubt string) {
 				if o.GetKind() == "Pod" && len(o.GetOwnerReferences()) > 0 {
 					t.Errorf("the API server is asked about a pod of %v", o.GetOwnerReferences())
+				}
+				if o.GetKind() == "Pod" && c.verdict == Allocatable {
+					return "exceeded quota: pods", "" // by the old pod
 				}
 				return "", ""
 			}
@@ -363,6 +366,30 @@ func TestFileHasObjects(t *testing.T) {
 		return false, nil
 	}
 	if all := x.Manifest(t.Context(), m); all[0].Verdict != Allocatable {
+		t.Error(text(t, all...))
+	}
+}
+
+// TestPodExists: a pod that is there keeps what it has.
+func TestPodExists(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNode("n1", "h100-80-sxm", 1)
+	claim := f.Held("team", "train-gpu-x", "n1", fleettest.Request(whole))
+	pod := f.Pods[0]
+	pod.Name, pod.Status.ResourceClaimStatuses = "train", []corev1.PodResourceClaimStatus{{Name: "gpu", ResourceClaimName: &claim.Name}}
+	claim.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID, Controller: new(true)}}
+	m, err := Parse([]byte(strings.ReplaceAll(fmt.Sprintf(manifest, "v1", "Pod", ""), "count: 9", "count: 1")), "team")
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := New(fleet.New(m.Over(f.Snapshot), fleettest.Driver), now)
+	x.Refused = func(o *unstructured.Unstructured) (refused, doubt string) {
+		if o.GetKind() == "ResourceClaim" {
+			return "exceeded quota: claims", ""
+		}
+		return "", ""
+	}
+	if all := x.Manifest(t.Context(), m); all[0].Verdict != Allocated {
 		t.Error(text(t, all...))
 	}
 }

@@ -136,8 +136,8 @@ func (m *Manifest) add(object runtime.Object, kind, namespace string) {
 		if set, is := object.(*appsv1.StatefulSet); is {
 			for _, c := range set.Spec.VolumeClaimTemplates {
 				// The pod gets a volume that is made for it, which a pod can ask for, too.
-				source := corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: c.Spec}}}
-				pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: c.Name, VolumeSource: source})
+				source := &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: c.Spec}}
+				pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: c.Name, VolumeSource: corev1.VolumeSource{Ephemeral: source}})
 			}
 		}
 		m.Pods, m.owners[pod] = append(m.Pods, pod), object
@@ -269,27 +269,32 @@ func (x *Explainer) Manifest(ctx context.Context, m *Manifest) []*Explanation {
 		}
 	}
 	for _, p := range m.Pods {
-		old := m.replaced[p]
-		e := x.pods(ctx, p, replicasOf(m.owners[p]), old.names)
+		old, pod := m.replaced[p], p
+		if there := fleet.Named(x.model.Pods, p.Namespace, p.Name); there != nil && m.owners[p] == nil {
+			// It keeps what it has: what counts of a pod cannot be changed.
+			pod, p.Status.ResourceClaimStatuses = there, there.Status.ResourceClaimStatuses
+		}
+		e := x.pods(ctx, pod, replicasOf(m.owners[p]), old.names)
 		if kind, name := fleet.OwnerOf(p); len(old.names) > 0 {
 			e.note("%s %s has pods already, which stay as they are as long as its pod template stays the same.", kind, name)
 		}
 		if old.ended > 0 {
-			e.note("In an update, %s%s before a new pod starts: what it has counts as free.", printer.Some(old.names[:old.ended], mostLines), plural(old.ended, " ends", " end"))
+			names := printer.Some(old.names[:old.ended], mostLines)
+			e.note("In an update, %s %s before a new pod starts: what it has counts as free.", names, plural(old.ended, "ends", "end"))
 		}
-		out = append(out, x.tryToCreate(e, m.objectsOf(x, p)...))
+		out = append(out, x.tryToCreate(e, old.ended > 0, m.objectsOf(x, p)...))
 	}
 	if len(out) > 0 {
 		return out
 	}
 	for _, c := range m.Claims {
 		// One that is in the cluster keeps what it has.
-		out = append(out, x.tryToCreate(x.Claim(ctx, x.model.Claim(c.Namespace, c.Name)), c))
+		out = append(out, x.tryToCreate(x.Claim(ctx, x.model.Claim(c.Namespace, c.Name)), false, c))
 	}
 	for _, t := range m.Templates {
 		e := x.Claim(ctx, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: t.Namespace, Name: t.Name}, Spec: t.Spec.Spec})
 		e.Subject.Kind = "ResourceClaimTemplate"
-		out = append(out, x.tryToCreate(e, t))
+		out = append(out, x.tryToCreate(e, false, t))
 	}
 	return out
 }

@@ -13,6 +13,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/device"
@@ -92,63 +93,51 @@ func unstartable(s *sight) {
 	for _, c := range causes {
 		s.because(Reason{Cause: CannotStart, help: []Suggestion{suggest(ChangePod, "%s", c.Remedy)}}, "%s", c.Text)
 	}
-	for _, o := range objectsIn(&s.pod.Spec) {
-		if s.x.Exists == nil {
-			break
+	spec, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&s.pod.Spec)
+	if err != nil || s.x.Exists == nil {
+		return // a pod that was decoded can be encoded
+	}
+	named := objectsIn(spec)
+	for i, o := range named {
+		if slices.Contains(named[:i], o) {
+			continue
 		}
 		switch is, err := s.x.Exists(o.kind, s.pod.Namespace, o.name); {
 		case err != nil:
 			s.note("Whether %s %s exists is unknown: %v", o.kind, o.name, err)
 		case !is:
-			s.because(Reason{Cause: CannotStart, help: []Suggestion{suggest(CreateObject, "with a %s %s in namespace %s", o.kind, o.name, s.pod.Namespace)}},
-				"the pod refers to %s %s, which does not exist in namespace %s", o.kind, o.name, s.pod.Namespace)
+			help := suggest(CreateObject, "with a %s %s in namespace %s", o.kind, o.name, s.pod.Namespace)
+			s.because(Reason{Cause: CannotStart, help: []Suggestion{help}}, "the pod refers to %s %s, which does not exist in namespace %s",
+				o.kind, o.name, s.pod.Namespace)
 		}
 	}
 }
 
+// object is a ConfigMap or a Secret.
 type object struct{ kind, name string }
 
-// objectsIn returns the ConfigMaps and Secrets without which a pod does not start, but for the ConfigMap that Kubernetes makes for each namespace.
-func objectsIn(spec *corev1.PodSpec) []object {
+// naming are the fields of a pod's spec that name a ConfigMap or a Secret.
+var naming = map[string]string{
+	"configMap": kindConfigMap, "configMapRef": kindConfigMap, "configMapKeyRef": kindConfigMap,
+	"secret": kindSecret, "secretRef": kindSecret, "secretKeyRef": kindSecret,
+}
+
+// objectsIn returns the ConfigMaps and Secrets without which a pod does not start, but for the one that Kubernetes makes in each namespace.
+func objectsIn(value any) []object {
 	var out []object
-	add := func(kind, name string, optional *bool) {
-		if o := (object{kind, name}); name != "kube-root-ca.crt" && !ptr.Deref(optional, false) && !slices.Contains(out, o) {
-			out = append(out, o)
+	switch v := value.(type) {
+	case []any:
+		for _, one := range v {
+			out = append(out, objectsIn(one)...)
 		}
-	}
-	for _, v := range spec.Volumes {
-		if v.ConfigMap != nil {
-			add(kindConfigMap, v.ConfigMap.Name, v.ConfigMap.Optional)
-		}
-		if v.Secret != nil {
-			add(kindSecret, v.Secret.SecretName, v.Secret.Optional)
-		}
-		for _, p := range ptr.Deref(v.Projected, corev1.ProjectedVolumeSource{}).Sources {
-			if p.ConfigMap != nil {
-				add(kindConfigMap, p.ConfigMap.Name, p.ConfigMap.Optional)
+	case map[string]any:
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			of, _ := v[key].(map[string]any)
+			name, _ := cmp.Or(of["name"], of["secretName"]).(string)
+			if kind := naming[key]; kind != "" && name != "" && name != "kube-root-ca.crt" && of["optional"] != true {
+				out = append(out, object{kind, name})
 			}
-			if p.Secret != nil {
-				add(kindSecret, p.Secret.Name, p.Secret.Optional)
-			}
-		}
-	}
-	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
-		for _, e := range c.EnvFrom {
-			if e.ConfigMapRef != nil {
-				add(kindConfigMap, e.ConfigMapRef.Name, e.ConfigMapRef.Optional)
-			}
-			if e.SecretRef != nil {
-				add(kindSecret, e.SecretRef.Name, e.SecretRef.Optional)
-			}
-		}
-		for _, e := range c.Env {
-			from := ptr.Deref(e.ValueFrom, corev1.EnvVarSource{})
-			if from.ConfigMapKeyRef != nil {
-				add(kindConfigMap, from.ConfigMapKeyRef.Name, from.ConfigMapKeyRef.Optional)
-			}
-			if from.SecretKeyRef != nil {
-				add(kindSecret, from.SecretKeyRef.Name, from.SecretKeyRef.Optional)
-			}
+			out = append(out, objectsIn(v[key])...)
 		}
 	}
 	return out
@@ -187,11 +176,15 @@ func controllers(s *sight) {
 	}
 }
 
+// exceeded is what the API server says of a quota.
+const exceeded = "exceeded quota"
+
 // notCreated says that an object cannot be made which is waited for.
 func (e *Explanation) notCreated(cause Cause, why string) {
 	r := Reason{Cause: cause}
-	if strings.Contains(why, "exceeded quota") {
-		r.help = []Suggestion{suggest(RaiseQuota, "after something in the namespace has ended, or with a larger quota: kubectl describe quota -n %s", e.Subject.Namespace)}
+	if strings.Contains(why, exceeded) {
+		r.help = []Suggestion{suggest(RaiseQuota, "after something in the namespace has ended, or with a larger quota: kubectl describe quota -n %s",
+			e.Subject.Namespace)}
 	}
 	e.because(r, "%s", why)
 }
@@ -307,8 +300,8 @@ func rollout(s *sight) {
 // looked finds in the scheduler's words what is looked at here, too.
 var looked = regexp.MustCompile("(resource|all )claim|Insufficient |taint|unschedulable|affinity/selector|Too many pods")
 
-// schedulerSays takes the scheduler's own last word into account. It knows what may not be read, and looks at more than is looked at here: where
-// nothing else says that the pod waits, and that word is not about what has changed since, it decides.
+// schedulerSays takes the scheduler's own last word into account. It knows what may not be read, and looks at more than is looked at here:
+// where nothing else says that the pod waits, and that word is not about what may have changed since, it decides.
 func schedulerSays(s *sight) {
 	c := fleet.Condition(s.pod, corev1.PodScheduled)
 	if c.Status != corev1.ConditionFalse || c.Message == "" {
