@@ -167,6 +167,7 @@ func TestKubectlRights(t *testing.T) {
 		silent string
 	}{
 		"explain": {tenant, []string{"explain", "claim/wanted", "-n", own}, exitFound, "claims of other namespaces cannot be read", "can be allocated now"},
+		"waiting": {tenant, []string{"explain", "-A"}, exitFound, "may have pods that wait: that is unknown", "No pod"},
 		"tree":    {tenant, []string{"tree", hopperNode, "-n", own}, exitFine, "fits: unknown", "fits: whole"},
 		"cost":    {tenant, []string{"cost", "-n", own}, exitFine, "is unknown", "IN USE"},
 		"nothing": {nobody, []string{"explain", "claim/wanted", "-n", own}, 1, "", "can be allocated now"},
