@@ -84,7 +84,7 @@ func (f *NodeFilter) Obstacles(c *Cluster, pod *corev1.Pod, node *corev1.Node) [
 	add := func(kind ObstacleKind, format string, a ...any) {
 		out = append(out, Obstacle{Kind: kind, Text: fmt.Sprintf(format, a...)})
 	}
-	if pod.Spec.NodeName != "" && pod.Spec.NodeName != node.Name && (pod.Status.Phase == "" || pod.Status.Phase == corev1.PodPending) {
+	if isForAnother(pod, node) {
 		add(ByNodeName, "spec.nodeName is %s", pod.Spec.NodeName)
 	}
 	if c.Unread(node) {
@@ -113,6 +113,11 @@ func (f *NodeFilter) Obstacles(c *Cluster, pod *corev1.Pod, node *corev1.Node) [
 		add(ByNodeResources, "%s", text)
 	}
 	return out
+}
+
+// isForAnother reports whether a pod that does not run yet names another node.
+func isForAnother(pod *corev1.Pod, node *corev1.Node) bool {
+	return pod.Spec.NodeName != "" && pod.Spec.NodeName != node.Name && (pod.Status.Phase == "" || pod.Status.Phase == corev1.PodPending)
 }
 
 // unselected returns the labels that a pod's nodeSelector misses.

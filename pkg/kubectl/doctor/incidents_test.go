@@ -14,7 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/api"
@@ -303,7 +302,9 @@ func TestNotSeenToBeOver(t *testing.T) {
 		"it was over before":     {change: func(w *world) { over(w, device.Throttled.Over(), 3*time.Minute) }},
 		"something else is over": {change: func(w *world) { over(w, device.XID.Over(), time.Second) }},
 		"all was written since": {func(w *world) {
-			each(w.slices, func(s runtime.Object) { s.(*resourceapi.ResourceSlice).CreationTimestamp = ago(time.Second) })
+			for _, s := range w.slices {
+				s.CreationTimestamp = ago(time.Second)
+			}
 		}, true},
 		"it was written before":        {change: func(w *world) { written(w, 0, 3*time.Minute); written(w, 1, 3*time.Minute) }},
 		"it would have been published": {func(w *world) { w.events[0].LastTimestamp = ago(11 * time.Minute) }, true},

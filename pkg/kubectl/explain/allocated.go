@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/utils/ptr"
 
@@ -51,26 +52,7 @@ func foreseen(s *sight, claims []*resourceapi.ResourceClaim) []stuck.Cause {
 		}
 	}
 	for _, container := range slices.Concat(s.pod.Spec.InitContainers, s.pod.Spec.Containers) {
-		shares, others := 0, 0
-		for _, use := range container.Resources.Claims {
-			at := slices.IndexFunc(s.references, func(c allocation.PodClaim) bool { return c.Name == use.Name && c.Claim != nil })
-			if at < 0 {
-				continue
-			}
-			c := fleet.Named(claims, s.pod.Namespace, s.references[at].Claim.Name)
-			if c == nil {
-				continue
-			}
-			for _, r := range fleet.Results(c, s.x.model.Driver) {
-				switch request, _, _ := strings.Cut(r.Request, "/"); {
-				case use.Request != "" && use.Request != request || ptr.Deref(r.AdminAccess, false):
-				case fleet.IsMPS(r):
-					shares++
-				default:
-					others++
-				}
-			}
-		}
+		shares, others := devicesOf(s, &container, claims)
 		text := fmt.Sprintf("container %s would have %d MPS shares", container.Name, shares)
 		if shares == 1 {
 			text = fmt.Sprintf("container %s would have an MPS share and other devices", container.Name)
@@ -83,6 +65,30 @@ func foreseen(s *sight, claims []*resourceapi.ResourceClaim) []stuck.Cause {
 		}
 	}
 	return out
+}
+
+// devicesOf counts the MPS shares and the other devices that a container uses of claims.
+func devicesOf(s *sight, container *corev1.Container, claims []*resourceapi.ResourceClaim) (shares, others int) {
+	for _, use := range container.Resources.Claims {
+		at := slices.IndexFunc(s.references, func(c allocation.PodClaim) bool { return c.Name == use.Name && c.Claim != nil })
+		if at < 0 {
+			continue
+		}
+		c := fleet.Named(claims, s.pod.Namespace, s.references[at].Claim.Name)
+		if c == nil {
+			continue
+		}
+		for _, r := range fleet.Results(c, s.x.model.Driver) {
+			switch request, _, _ := strings.Cut(r.Request, "/"); {
+			case use.Request != "" && use.Request != request || ptr.Deref(r.AdminAccess, false):
+			case fleet.IsMPS(r):
+				shares++
+			default:
+				others++
+			}
+		}
+	}
+	return shares, others
 }
 
 // evicted notes that a pod which asks for extended resources stays on a device whose taint evicts the pods of other claims.

@@ -193,10 +193,7 @@ func (x *Explainer) Named(ctx context.Context, namespace, argument string) ([]*E
 		}
 	}
 	if kind != "" && kind != kindPod && kind != kindClaim {
-		all = append(all, x.uncreated(namespace, func(o corev1.ObjectReference) (bool, error) {
-			hash, isOf := strings.CutPrefix(o.Name, name+"-")
-			return o.Kind == kind && o.Name == name || kind == "Deployment" && o.Kind == "ReplicaSet" && isOf && !strings.Contains(hash, "-"), nil
-		})...)
+		all = append(all, x.uncreated(namespace, creates(kind, name))...)
 	}
 	if len(all) > 0 {
 		return all, nil
@@ -205,6 +202,14 @@ func (x *Explainer) Named(ctx context.Context, namespace, argument string) ([]*E
 		return []*Explanation{x.Claim(ctx, c)}, nil
 	}
 	return nil, absent(kind, name, namespace)
+}
+
+// creates reports whether an object makes the pods of a workload.
+func creates(kind, name string) func(corev1.ObjectReference) (bool, error) {
+	return func(o corev1.ObjectReference) (bool, error) {
+		hash, isOf := strings.CutPrefix(o.Name, name+"-")
+		return o.Kind == kind && o.Name == name || kind == "Deployment" && o.Kind == "ReplicaSet" && isOf && !strings.Contains(hash, "-"), nil
+	}
 }
 
 // is reports whether a pod is the one of a name, or of the workload of a kind and name.

@@ -267,16 +267,16 @@ func TestReplicas(t *testing.T) {
 // TestIdleForLess: what is known of claims that have not been idle for long enough is said, too.
 func TestIdleForLess(t *testing.T) {
 	t.Parallel()
-	for hours, want := range map[time.Duration]string{
-		6: "No claim is known to have held devices for 6h without using them.\nOther claims that are idle, for less than 6h: 7.\n",
-		2: "--replicas=0\n\nOther claims that are idle, for less than 120m: 5.\n",
+	for long, want := range map[time.Duration]string{
+		6 * time.Hour: "No claim is known to have held devices for 6h without using them.\nOther claims that are idle, for less than 6h: 7.\n",
+		2 * time.Hour: "--replicas=0\n\nOther claims that are idle, for less than 120m: 5.\n",
 	} {
 		f, r := example(t)
 		f.Claims = slices.DeleteFunc(f.Claims, func(c *resourceapi.ResourceClaim) bool {
 			return c.Name == "left" || c.Name == "finished" || c.Name == "half-done"
 		})
 		var out bytes.Buffer
-		list := Find(fleet.New(f.Snapshot, fleettest.Driver), r, Query{For: hours * time.Hour, Now: now.Add(24 * time.Hour)})
+		list := Find(fleet.New(f.Snapshot, fleettest.Driver), r, Query{For: long, Now: now.Add(24 * time.Hour)})
 		if err := list.View(true).Write(&out, printer.Format{}); err != nil || !strings.Contains(out.String(), want) {
 			t.Errorf("%v, %s", err, out.String())
 		}
