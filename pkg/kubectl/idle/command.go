@@ -125,21 +125,30 @@ func (l *ClaimList) View(namespaces bool) printer.View {
 		if err := t.Render(w, f); err != nil || len(l.Items) == 0 {
 			return err
 		}
-		total := 0.0
-		var commands strings.Builder
+		freed, kept := 0.0, 0.0
+		var commands, notes strings.Builder
 		for _, c := range l.Items {
-			total += c.GPUs
+			if c.Freed {
+				freed += c.GPUs
+			} else {
+				kept += c.GPUs
+			}
 			for _, command := range c.Commands {
 				commands.WriteString("  " + command + "\n")
 			}
 			for _, note := range c.Notes {
-				commands.WriteString("  # " + note + "\n")
+				notes.WriteString("  # " + note + "\n")
 			}
 		}
-		if others != "" {
-			others += "\n"
+		if commands.Len() > 0 {
+			fmt.Fprintf(w, "\n%s\n%s", f.Paint(printer.Bold, fmt.Sprintf("These would free %.2f GPUs. Look at what the pods do before you run them:", freed)), commands.String())
 		}
-		fmt.Fprintf(w, "\n%s\n%s%s", f.Paint(printer.Bold, fmt.Sprintf("These would free %.2f GPUs. Look at what the pods do before you run them:", total)), commands.String(), others)
+		if notes.Len() > 0 {
+			fmt.Fprintf(w, "\n%.2f GPUs cannot be freed without stopping pods that are not idle:\n%s", kept, notes.String())
+		}
+		if others != "" {
+			fmt.Fprintln(w, others)
+		}
 		return nil
 	}}
 }

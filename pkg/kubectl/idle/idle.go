@@ -67,6 +67,8 @@ type Claim struct {
 	Owners []string `json:"owners,omitempty"`
 	// Commands would free the devices, and stop nothing that is not idle. What frees those of several claims is at the first.
 	Commands []string `json:"commands"`
+	// Freed means that the commands, of this claim or of an earlier one, free its devices.
+	Freed bool `json:"freed"`
 	// Notes say why there is no command.
 	Notes []string `json:"notes,omitempty"`
 }

@@ -221,11 +221,13 @@ func TestReplicas(t *testing.T) {
 		waits, another bool
 		commands       []string
 		note           string
+		sums           string
 	}{
-		"all":                  {idle: 5, commands: []string{"kubectl scale -n team deployment/train --replicas=0"}},
-		"four of five":         {idle: 4, note: "team: 1 of 5 pods of Deployment train are not idle"},
-		"and one that waits":   {idle: 5, waits: true, note: "team: 1 of 6 pods of Deployment train are not idle"},
-		"and another's device": {idle: 5, another: true, note: "team: 1 of 5 pods of Deployment train are not idle"},
+		"all": {idle: 5, commands: []string{"kubectl scale -n team deployment/train --replicas=0"}, sums: "These would free 0.73 GPUs."},
+		"four of five": {idle: 4, note: "team: 1 of 5 pods of Deployment train are not idle", sums: "These would free 0.12 GPUs. Look at what the pods do before you run them:\n" +
+			"  kubectl delete pod -n team alone\n\n0.49 GPUs cannot be freed without stopping pods that are not idle:\n  # team: 1 of 5 pods"},
+		"and one that waits":   {idle: 5, waits: true, note: "team: 1 of 6 pods of Deployment train are not idle", sums: "\n0.61 GPUs cannot be freed without stopping"},
+		"and another's device": {idle: 5, another: true, note: "team: 1 of 5 pods of Deployment train are not idle", sums: "\n0.61 GPUs cannot be freed without stopping"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -253,9 +255,19 @@ func TestReplicas(t *testing.T) {
 				f.Pods = f.Pods[:len(f.Pods)-1]
 				busy.Status.ReservedFor[0].UID = f.Pods[0].UID
 			}
+			// Another claim is freed in any case: what no command frees is not in the sum.
+			alone := f.Held("team", "alone", "node-1", fleettest.Request("mig.nvidia.com", fleettest.Profile("1g.10gb")))
+			r.Claims = append(r.Claims, told("alone", "node-1", alone.Status.Allocation.Devices.Results[0].Device, time.Hour))
 			var commands, notes []string
-			for _, one := range Find(fleet.New(f.Snapshot, fleettest.Driver), r, Query{For: 30 * time.Minute, Now: now}).Items {
-				commands, notes = append(commands, one.Commands...), append(notes, one.Notes...)
+			list := Find(fleet.New(f.Snapshot, fleettest.Driver), r, Query{For: 30 * time.Minute, Now: now})
+			for _, one := range list.Items {
+				if one.Name != "alone" {
+					commands, notes = append(commands, one.Commands...), append(notes, one.Notes...)
+				}
+			}
+			var out bytes.Buffer
+			if err := list.View(true).Write(&out, printer.Format{}); err != nil || !strings.Contains(out.String(), c.sums) {
+				t.Errorf("%v; want %q in\n%s", err, c.sums, out.String())
 			}
 			if !slices.Equal(commands, c.commands) || (c.note == "") != (len(notes) == 0) || c.note != "" && (len(notes) != 1 || !strings.HasPrefix(notes[0], c.note)) {
 				t.Errorf("commands %q, notes %q; want %q, %q", commands, notes, c.commands, c.note)
@@ -303,5 +315,36 @@ func TestUnknown(t *testing.T) {
 	}
 	if list.Unknown != 2 || len(list.Items) > 0 || !strings.Contains(out.String(), "unknown: 2.\n") {
 		t.Errorf("%+v\n%s", list, out.String())
+	}
+}
+
+// TestNothingToFree: where there is no command, none is announced.
+func TestNothingToFree(t *testing.T) {
+	t.Parallel()
+	l := &ClaimList{Items: []Claim{{Name: "a", GPUs: 0.5, Devices: []Device{{}}, Notes: []string{"team: why"}}}}
+	var out bytes.Buffer
+	if err := l.View(false).Write(&out, printer.Format{}); err != nil {
+		t.Fatal(err)
+	}
+	if want := "\n\n0.50 GPUs cannot be freed without stopping pods that are not idle:\n  # team: why\n"; strings.Contains(out.String(), "These would") || !strings.HasSuffix(out.String(), want) {
+		t.Errorf("%s, want %q", out.String(), want)
+	}
+}
+
+// TestBusyPodThatCannotBeRead: what its other claim says is known, and why there is no command is said.
+func TestBusyPodThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	f := fleettest.New(t)
+	f.AddNode("node-1", "h100-80-sxm", 1)
+	r := &scrape.Result{}
+	for name, idle := range map[string]time.Duration{"idle": time.Hour, "busy": 0} {
+		claim := f.Held("team", name, "node-1", fleettest.Request("mig.nvidia.com", fleettest.Profile("1g.10gb")))
+		claim.Status.ReservedFor[0].UID = "pod"
+		r.Claims = append(r.Claims, told(name, "node-1", claim.Status.Allocation.Devices.Results[0].Device, idle))
+	}
+	f.Pods = nil
+	list := Find(fleet.New(f.Snapshot, fleettest.Driver), r, Query{For: 30 * time.Minute, Now: now})
+	if len(list.Items) != 1 || list.Items[0].Freed || len(list.Items[0].Commands) > 0 || !slices.Equal(list.Items[0].Notes, []string{"team: pod idle has other devices, which are not idle"}) {
+		t.Errorf("%+v", list.Items)
 	}
 }

@@ -44,6 +44,7 @@ func (r *reaper) uses(pod types.UID) bool {
 
 // reap adds to a claim what its pods belong to, and the commands that would free its devices.
 func (r *reaper) reap(c *Claim, h *fleet.Holding) {
+	c.Freed = true
 	for _, p := range h.Pods {
 		kind, name := fleet.OwnerOf(p)
 		if owner := kind + "/" + name; kind != "" && !slices.Contains(c.Owners, owner) {
@@ -58,10 +59,11 @@ func (r *reaper) reap(c *Claim, h *fleet.Holding) {
 			r.say(&c.Commands, command(p, kind, name))
 			continue
 		}
-		what := "pod " + p.Name + " has other devices, which are not idle"
+		what := busyElsewhere(p.Name)
 		if all > 1 {
 			what = fmt.Sprintf("%d of %d pods of %s %s are not idle, and no command stops the others alone", busy, all, kind, name)
 		}
+		c.Freed = false
 		r.say(&c.Notes, p.Namespace+": "+what)
 	}
 	users := h.Users()
@@ -70,7 +72,12 @@ func (r *reaper) reap(c *Claim, h *fleet.Holding) {
 	}
 	for _, u := range users {
 		// Where no pod could be read, their names are known.
-		if len(h.Pods) == 0 && !r.uses(u.UID) {
+		switch {
+		case len(h.Pods) > 0:
+		case r.uses(u.UID):
+			c.Freed = false
+			r.say(&c.Notes, u.Namespace+": "+busyElsewhere(u.Name))
+		default:
 			r.say(&c.Commands, fleet.DeleteCommand(u.Resource, u.Namespace, u.Name))
 		}
 	}
@@ -89,6 +96,10 @@ func (r *reaper) members(pod *corev1.Pod, kind, name string) (all, busy int) {
 		}
 	}
 	return all, busy
+}
+
+func busyElsewhere(pod string) string {
+	return "pod " + pod + " has other devices, which are not idle"
 }
 
 func (r *reaper) say(list *[]string, text string) {
