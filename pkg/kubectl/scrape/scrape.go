@@ -243,6 +243,9 @@ func (x *Index) Of(h *fleet.Holding) (*Claim, string) {
 	if c := x.claims[id]; c != nil {
 		return c, ""
 	}
+	if h.Admin() {
+		return nil, "a claim with admin access has nothing of its own, so its use is not measured"
+	}
 	if x.failed[id.Node] {
 		return nil, "the driver's pod on node " + id.Node + " does not answer"
 	}

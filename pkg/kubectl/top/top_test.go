@@ -266,3 +266,16 @@ func TestSelector(t *testing.T) {
 		}
 	}
 }
+
+// TestObserver: the driver has prepared the claim, and measures nothing of what is not its own.
+func TestObserver(t *testing.T) {
+	t.Parallel()
+	f := fleettest.New(t)
+	f.AddNode("node-1", "h100-80-sxm", 1)
+	observer := f.Held("team", "observer", "node-1", fleettest.Request("gpu.nvidia.com"))
+	observer.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
+	list := Claims(fleet.New(f.Snapshot, fleettest.Driver), &scrape.Result{}, fleet.Scope{})
+	if want := "a claim with admin access has nothing of its own, so its use is not measured"; len(list.Items) != 1 || list.Items[0].Unknown != want {
+		t.Errorf("%+v, want %q", list.Items, want)
+	}
+}
