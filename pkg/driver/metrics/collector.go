@@ -102,7 +102,30 @@ func (m *Metrics) snapshot() *snapshot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s.gpus, s.status, s.health, s.xids = m.gpus, m.status, maps.Clone(m.health), maps.Clone(m.xids)
+	s.withoutSilent()
 	return s
+}
+
+// withoutSilent leaves out what was read of GPUs that are lost or do not answer: it is old, or a zero that is none. What is known without
+// asking them stays, such as who has them, and the peaks of before.
+func (s *snapshot) withoutSilent() {
+	silent := func(address string) bool {
+		return slices.ContainsFunc(s.status.Conditions, func(c device.Condition) bool {
+			return c.PCIAddress == address && (c.Reason == device.Lost || c.Reason == device.Unresponsive)
+		})
+	}
+	maps.DeleteFunc(s.health, func(address string, _ gpu.Health) bool { return silent(address) })
+	s.GPUs, s.Claims = maps.Clone(s.GPUs), slices.Clone(s.Claims)
+	for address, g := range s.GPUs {
+		if silent(address) {
+			s.GPUs[address] = usage.GPU{Sampled: g.Sampled}
+		}
+	}
+	for i := range s.Claims {
+		if c := &s.Claims[i]; silent(c.PCIAddress) {
+			c.Measured, c.Idle = usage.Measured{}, nil
+		}
+	}
 }
 
 // Collect implements prometheus.Collector.

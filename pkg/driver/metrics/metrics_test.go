@@ -29,6 +29,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/kubectl/boards"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/util/steptime"
 )
 
@@ -108,8 +109,8 @@ func everything(t testing.TB) *Metrics {
 
 	at := gpu.Placement{Start: 4, Size: 4}
 	status := device.Status{Conditions: []device.Condition{
-		{PCIAddress: "0000:10:00.0", Where: &at, Reason: device.Occupied}, {PCIAddress: "0000:11:00.0", Reason: device.Lost},
-		{PCIAddress: "0000:11:00.0", Reason: device.Lost, Message: "twice"},
+		{PCIAddress: "0000:10:00.0", Where: &at, Reason: device.Occupied}, {PCIAddress: "0000:11:00.0", Reason: device.ResetRequired},
+		{PCIAddress: "0000:11:00.0", Reason: device.ResetRequired, Message: "twice"},
 	}}
 	m.SetGPUs(inventory.With(status), status)
 	m.SetHealth("0000:10:00.0", gpu.Health{Throttling: []gpu.Throttling{gpu.ThrottlingPowerBrake}, Temperature: new(55)}, nil)
@@ -373,5 +374,46 @@ func TestHealthNotKnown(t *testing.T) {
 	m.SetHealth("0000:10:00.0", gpu.Health{}, gpu.ErrLost)
 	if text := scrape(t, m); strings.Contains(text, "partage_gpu_throttled{") || strings.Contains(text, "partage_claim_throttled{") {
 		t.Error("something is said of throttling")
+	}
+}
+
+// TestUseOfAGPUThatIsGone: it may still answer something, such as that nothing is used. What is read of it is not told, whatever the
+// condition does; what is known of it without asking, and what is read of others, is.
+func TestUseOfAGPUThatIsGone(t *testing.T) {
+	t.Parallel()
+	for _, condition := range []device.Condition{
+		{PCIAddress: "0000:11:00.0", Reason: device.Lost}, {PCIAddress: "0000:11:00.0", Reason: device.Unresponsive, Effect: policy.EffectNone},
+	} {
+		inventory, snapshot := busyNode(t, 2)
+		for address, g := range snapshot.GPUs {
+			g.Usage.Utilization = new(0.5)
+			snapshot.GPUs[address] = g
+		}
+		taken := snapshot.Claims[0].Measured
+		m := New(Options{Driver: "gpu.nvidia.com", Usage: func() usage.Snapshot { return snapshot }})
+		for address := range snapshot.GPUs {
+			m.SetHealth(address, gpu.Health{Temperature: new(55)}, nil)
+		}
+		status := device.Status{Conditions: []device.Condition{condition}}
+		m.SetGPUs(inventory.With(status), status)
+		text := scrape(t, m)
+		for _, name := range []string{"memory_used_bytes", "memory_unattributed_bytes", "utilization_ratio", "temperature_celsius", "throttled"} {
+			if strings.Contains(text, "partage_gpu_"+name+`{gpu="0000:11:00.0"`) || !strings.Contains(text, "partage_gpu_"+name+`{gpu="0000:10:00.0"`) {
+				t.Errorf("%s: partage_gpu_%s", condition.Reason, name)
+			}
+		}
+		for _, name := range []string{"memory_used_bytes", "processes", "idle_seconds", "throttled"} {
+			if n := strings.Count(text, "\npartage_claim_"+name+"{"); n != 7 {
+				t.Errorf("%s: partage_claim_%s: %d, want those of the other GPU", condition.Reason, name, n)
+			}
+		}
+		for _, name := range []string{"info", "memory_peak_bytes", "memory_limit_bytes", "memory_requested_bytes"} {
+			if n := strings.Count(text, "\npartage_claim_"+name+"{"); n != 14 {
+				t.Errorf("%s: partage_claim_%s: %d, want all", condition.Reason, name, n)
+			}
+		}
+		if !strings.Contains(text, `partage_gpu_sample_timestamp_seconds{gpu="0000:11:00.0"}`) || snapshot.GPUs["0000:11:00.0"].Usage == nil || snapshot.Claims[0].Measured != taken {
+			t.Errorf("%s: what the sampler remembers was changed, or when it looked is not told", condition.Reason)
+		}
 	}
 }
