@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	kubetesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/test/kubectl/fleettest"
@@ -65,6 +66,22 @@ func template(f *fleettest.Fleet) *corev1.Pod {
 func limits(pod *corev1.Pod, name corev1.ResourceName) *corev1.Pod {
 	pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{name: resource.MustParse("1")}
 	return pod
+}
+
+// withdraw withdraws the devices of a type, on some nodes or on all.
+func withdraw(f *fleettest.Fleet, kind string, nodes ...string) {
+	since := metav1.NewTime(fleettest.Start)
+	for i, s := range f.Slices {
+		if len(nodes) > 0 && !slices.Contains(nodes, ptr.Deref(s.Spec.NodeName, "")) {
+			continue
+		}
+		f.Slices[i] = s.DeepCopy()
+		for n := range f.Slices[i].Spec.Devices {
+			if d := &f.Slices[i].Spec.Devices[n]; textOf(d, "type") == kind {
+				d.Taints = append(d.Taints, resourceapi.DeviceTaint{Key: fleettest.Driver + "/withdrawn", Effect: resourceapi.DeviceTaintEffectNoSchedule, TimeAdded: &since})
+			}
+		}
+	}
 }
 
 // uncertain are states in which devices are free, or look free, and that is not all there is to it.
@@ -325,6 +342,38 @@ var uncertain = []struct {
 		"the administrator does not offer what it asks for any more.",
 		"the administrator's sharing policy does not offer time slices any more, since " + fleettest.Start.UTC().Format("2006-01-02 15:04Z"),
 	}, silent: []string{"are tainted"}}},
+	{explained: explained{name: "withdrawn and taken", make: func(f *fleettest.Fleet) *corev1.Pod {
+		fill(f)
+		withdraw(f, fleet.TypeTimeSlice)
+		return waits(fleettest.Request(slice))(f)
+	}, verdict: Waits, cause: Withdrawn, says: []string{
+		"Pod team/llm waits: the administrator does not offer what it asks for any more.", "4 of 4 matching devices are withdrawn",
+		"any more, since " + fleettest.Start.UTC().Format("2006-01-02 15:04Z"),
+		"What would help:\n  - with another kind of devices (there are MIG partitions, MPS shares, whole GPUs), or ask the administrator",
+	}, silent: []string{"then it waits", "is gone", "In the way", "No single change"}}},
+	{explained: explained{name: "withdrawn and taken, of an extended resource", make: func(f *fleettest.Fleet) *corev1.Pod {
+		fill(f)
+		withdraw(f, fleet.TypeTimeSlice)
+		for _, c := range f.Classes {
+			if c.Name == slice {
+				c.Spec.ExtendedResourceName = new("nvidia.com/gpu.shared")
+			}
+		}
+		return limits(f.Pod("team", "llm"), "nvidia.com/gpu.shared")
+	}, verdict: Waits, cause: Withdrawn, says: []string{
+		"the administrator does not offer what it asks for any more.", "with another kind of devices", "4 of 4 matching devices are withdrawn",
+	}, silent: []string{"is taken", "In the way", "No single change"}}},
+	{explained: explained{name: "withdrawn on one node, taken on the other", make: func(f *fleettest.Fleet) *corev1.Pod {
+		fill(f)
+		withdraw(f, fleet.TypeTimeSlice, "n1")
+		return waits(fleettest.Request(slice))(f)
+	}, verdict: Waits, cause: CountersUsed, says: []string{
+		"Pod team/llm waits: what it could use is taken.", "2 of 4 matching devices are withdrawn", "when other/n2-0 ends",
+	}, silent: []string{"is gone", "another kind", "claim other/n1-0"}}},
+	{explained: explained{name: "too few of those that are not withdrawn", make: func(f *fleettest.Fleet) *corev1.Pod {
+		withdraw(f, fleet.TypeTimeSlice, "n1")
+		return waits(fleettest.Count(3, slice))(f)
+	}, verdict: Waits, cause: TooFewDevices, says: []string{"no node has more than 2 that match; 2 of 4 matching devices are withdrawn", "with count 2"}}},
 	{explained: explained{name: "withdrawn long ago", make: func(f *fleettest.Fleet) *corev1.Pod {
 		for i := range f.Slices {
 			f.Slices[i] = f.Slices[i].DeepCopy()

@@ -243,6 +243,10 @@ func (h *helper) tolerations(ctx context.Context, a ask) {
 			h.confirm(ctx, a, EndForeignClaim, tolerate(taint), "when the pods of claim %s of another DRA driver have ended (device taint %s)", taint.Value, text)
 			continue
 		}
+		if isWithdrawn(taint) && !a.Admin {
+			// It goes only with the device.
+			continue
+		}
 		texts = append(texts, text)
 		one, format := AddToleration, "with a toleration of the device taint %s"
 		if isOwn && !a.Admin && name != string(device.AdminAccess) {

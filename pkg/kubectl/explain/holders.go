@@ -54,6 +54,9 @@ func holdersOn(ctx context.Context, s *sight, j *judge, n *corev1.Node) []Holder
 	for _, c := range s.wanted(nil) {
 		for _, a := range asksOf(c) {
 			for _, f := range j.onNode(ctx, n, a) {
+				if f.cause() == Withdrawn {
+					continue
+				}
 				if cause := f.cause(); cause == Held || cause == CapacityUsed {
 					add(f.Pool, f.Device.Name)
 				}

@@ -83,6 +83,13 @@ func (j *judge) device(ctx context.Context, d allocation.Published, a ask) findi
 	if f = newFinding(ctx, j.planner.Cluster, d, *a.Class, *a.Selectors); len(f.causes) > 0 {
 		return f
 	}
+	taints := untolerated(d.Device, *a.Tolerations)
+	// What the policy has withdrawn comes back for nobody, even when those who have it end.
+	for _, t := range taints {
+		if isWithdrawn(t) {
+			f.add(Withdrawn, "%s", withdrawnText(d.Device, &t))
+		}
+	}
 	j.capacity(&f, a)
 	held := j.planner.Held(d.Pool, d.Device.Name)
 	switch alone := slices.ContainsFunc(held, allocation.Hold.Alone); {
@@ -92,10 +99,8 @@ func (j *judge) device(ctx context.Context, d allocation.Published, a ask) findi
 		// A device that is shared has taken its counters with its first share.
 		f.add(CountersUsed, "%s", d.Device.Name)
 	}
-	for _, t := range untolerated(d.Device, *a.Tolerations) {
-		if strings.HasSuffix(t.Key, "/"+string(device.Withdrawn)) {
-			f.add(Withdrawn, "%s", withdrawnText(d.Device, &t))
-		} else {
+	for _, t := range taints {
+		if !isWithdrawn(t) {
 			f.add(Tainted, "%s", taintText(&t))
 		}
 	}
@@ -223,6 +228,11 @@ func untolerated(d *resourceapi.Device, tolerations []resourceapi.DeviceTolerati
 // kindsOffered are the types of devices in the words of the sharing policy.
 var kindsOffered = map[string]string{
 	fleet.TypeGPU: "whole GPUs", fleet.TypeMIG: "MIG partitions", fleet.TypeMPS: "MPS shares", fleet.TypeTimeSlice: "time slices",
+}
+
+// isWithdrawn reports whether a taint is that of a device that the sharing policy does not offer any more.
+func isWithdrawn(t resourceapi.DeviceTaint) bool {
+	return strings.HasSuffix(t.Key, "/"+string(device.Withdrawn))
 }
 
 // withdrawnText says what the sharing policy does not offer any more, and since when.

@@ -82,7 +82,7 @@ func count(ctx context.Context, s *sight, j *judge, a ask) *tally {
 			case "":
 				fit++
 				capable++
-			case Held, CountersUsed, CapacityUsed, Tainted, Withdrawn, Unconstrained:
+			case Held, CountersUsed, CapacityUsed, Tainted, Unconstrained:
 				capable++
 			}
 		}
@@ -235,13 +235,46 @@ func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 	case capable == 0:
 		name := often(unknown.details)[0]
 		add(CapacityUnknown, "the %d devices that are selected have no capacity %s%s", selected, name, whoHas(s, unknown.first.Driver, fleet.Unqualified(name)))
+	case t.of(Withdrawn).devices == capable:
+		add(Withdrawn, "%s", t.withdrawn(capable))
+		out[len(out)-1].help = []Suggestion{suggest(ChangeClass, "%s", otherKinds(ctx, s))}
 	case *a.Mode == resourceapi.DeviceAllocationModeExactCount && int(*a.Count) > t.mostCapable:
-		add(TooFewDevices, "%s are wanted, and no node has more than %d that %s",
+		text := fmt.Sprintf("%s are wanted, and no node has more than %d that %s",
 			a.wants(), t.mostCapable, plural(t.mostCapable, "matches", "match"))
+		if t.of(Withdrawn).devices > 0 {
+			text += "; " + t.withdrawn(capable)
+		}
+		add(TooFewDevices, "%s", text)
 	case t.mostFit < wanted(a), *a.Mode == resourceapi.DeviceAllocationModeAll && t.fit < capable:
 		taken(a, t, capable, add)
+		if t.of(Withdrawn).devices > 0 {
+			// The others decide: they can be waited for.
+			add(Withdrawn, "%s", t.withdrawn(capable))
+			out[len(out)-1].order = 2 + order(&Reason{Cause: CountersUsed})
+		}
 	}
 	return out
+}
+
+// withdrawn says how many of the matching devices the sharing policy has withdrawn.
+func (t *tally) withdrawn(capable int) string {
+	of := t.of(Withdrawn)
+	return fmt.Sprintf("%d of %d matching devices %s withdrawn: %s",
+		of.devices, capable, plural(of.devices, "is", "are"), strings.Join(often(of.details), ", "))
+}
+
+// otherKinds is what helps where all devices of a kind are withdrawn.
+func otherKinds(ctx context.Context, s *sight) string {
+	kinds := sets.New[string]()
+	for _, d := range s.devicesOf(ctx, "") {
+		if kind := kindsOffered[textOf(d.Device, "type")]; kind != "" && !slices.ContainsFunc(d.Device.Taints, isWithdrawn) {
+			kinds.Insert(kind)
+		}
+	}
+	if len(kinds) == 0 {
+		return "when the administrator offers this kind of devices again: ask for it"
+	}
+	return fmt.Sprintf("with another kind of devices (there are %s), or ask the administrator", strings.Join(sets.List(kinds), ", "))
 }
 
 // notOffered says of a class for a kind of devices that the nodes which the pod may run on publish none of that kind.
@@ -279,7 +312,6 @@ func taken(a ask, t *tally, capable int, add func(Cause, string, ...any)) {
 		one, many, rest string
 	}{
 		{Tainted, "is", "are", "tainted: " + strings.Join(often(t.of(Tainted).details), ", ")},
-		{Withdrawn, "is", "are", "withdrawn: " + strings.Join(often(t.of(Withdrawn).details), ", ")},
 		{Unconstrained, "has", "have", "no attribute " + strings.Join(often(t.of(Unconstrained).details), ", ") + ", which a constraint compares"},
 		{Held, "is", "are", "held by claims"},
 		{CapacityUsed, "has", "have", tooLittle(often(t.of(CapacityUsed).details))},
