@@ -68,6 +68,9 @@ func limits(pod *corev1.Pod, name corev1.ResourceName) *corev1.Pod {
 	return pod
 }
 
+// nowhere is what is said where no node publishes devices of the driver.
+const nowhere = "no node publishes devices of driver " + fleettest.Driver + ": Partage does not run anywhere"
+
 // withdraw withdraws the devices of a type, on some nodes or on all.
 func withdraw(f *fleettest.Fleet, kind string, nodes ...string) {
 	since := metav1.NewTime(fleettest.Start)
@@ -381,6 +384,42 @@ var uncertain = []struct {
 		}
 		return waits(fleettest.Request(slice))(f)
 	}, verdict: Waits, cause: NotOfClass, says: []string{"is of class timeslice.partage.dev: the administrator's sharing policy does not offer time slices there, or the GPUs cannot have them"}}},
+	{explained: explained{name: "extended resource without driver", make: func(f *fleettest.Fleet) *corev1.Pod {
+		f.Slices, f.Classes = nil, nil
+		return limits(f.Pod("team", "llm"), "nvidia.com/gpu.shared")
+	}, verdict: Waits, cause: ResourceUnserved, says: []string{nowhere, "when Partage is installed"}, silent: []string{"a claim"}}},
+	{explained: explained{name: "resource of others without driver", make: func(f *fleettest.Fleet) *corev1.Pod {
+		f.Slices, f.Classes = nil, nil
+		return limits(f.Pod("team", "llm"), "example.com/card")
+	}, verdict: Waits, cause: ResourceUnserved, silent: []string{"a claim", "Partage"}}},
+	{explained: explained{name: "extended resource of a class without driver", make: func(f *fleettest.Fleet) *corev1.Pod {
+		f.Slices = nil
+		f.Classes[0].Spec.ExtendedResourceName = new("nvidia.com/gpu")
+		return limits(f.Pod("team", "llm"), "nvidia.com/gpu")
+	}, verdict: Waits, cause: NoSlices, says: []string{nowhere, "when Partage is installed"}, silent: []string{"a claim", "No single change"}}},
+	{explained: explained{name: "class without driver", make: func(f *fleettest.Fleet) *corev1.Pod {
+		f.Slices, f.Classes = nil, nil
+		return waits(fleettest.Request(whole))(f)
+	}, verdict: Waits, cause: ClassMissing, says: []string{"DeviceClass gpu.nvidia.com does not exist: " + nowhere, "when Partage is installed"}, silent: []string{"No single change"}}},
+	{explained: explained{name: "devices of other drivers only", make: func(f *fleettest.Fleet) *corev1.Pod {
+		f.Slices = f.Slices[:0]
+		for _, node := range []string{"n1", "n2"} {
+			f.Slices = append(f.Slices, &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: resourceapi.ResourceSliceSpec{
+				Driver: "net.example.com", NodeName: &node, Pool: resourceapi.ResourcePool{Name: node, ResourceSliceCount: 1}, Devices: []resourceapi.Device{{Name: "nic"}},
+			}})
+		}
+		return waits(fleettest.Request(slice))(f)
+	}, verdict: Waits, cause: NotOfClass, says: []string{nowhere, "when Partage is installed"}, silent: []string{"sharing policy", "No single change"}}},
+	{explained: explained{name: "driver that nobody may see", make: func(f *fleettest.Fleet) *corev1.Pod {
+		f.Slices = nil
+		forbidden(f, fleet.ResourcePods)
+		return waits(fleettest.Request(whole))(f)
+	}, verdict: Waits, cause: NoSlices, says: []string{nowhere + ", or has nothing to offer"}}},
+	{explained: explained{name: "driver that publishes nothing", make: func(f *fleettest.Fleet) *corev1.Pod {
+		f.Slices = nil
+		f.Pod("partage", "partage-plugin").Labels = map[string]string{fleet.ComponentLabel: fleet.PluginComponent}
+		return waits(fleettest.Request(whole))(f)
+	}, verdict: Waits, cause: NoSlices, says: []string{"Partage runs and has nothing to offer", "kubectl gpu doctor"}, silent: []string{"installed"}}},
 	{explained: explained{name: "headline of nodes", make: func(f *fleettest.Fleet) *corev1.Pod {
 		pod := waits(fleettest.Request(whole))(f)
 		pod.Spec.NodeSelector = map[string]string{"pool": "none"}

@@ -131,6 +131,7 @@ func noClass(ctx context.Context, s *sight, a ask, r Reason) {
 	all := names(s.x.model.Classes, "")
 	slices.Sort(all)
 	instead, near := "", nearest(*a.Class, all)
+	absent, help := s.x.absent()
 	switch {
 	case near != "":
 		instead = fmt.Sprintf(": did you mean %s?", near)
@@ -138,10 +139,18 @@ func noClass(ctx context.Context, s *sight, a ask, r Reason) {
 		if node, fits := try(ctx, s.x, s.x.planner, s.places(), []*resourceapi.ResourceClaim{other}); fits {
 			r.help = []Suggestion{{Kind: ChangeClass, Node: node, Text: "with deviceClassName " + near}}
 		}
+	case absent != "" && isOurs(*a.Class):
+		instead, r.help = ": "+absent, help
 	case len(all) > 0:
 		instead = "; there are " + strings.Join(all, ", ")
 	}
 	s.because(r, "DeviceClass %s does not exist%s", *a.Class, instead)
+}
+
+// isOurs reports whether a class or an extended resource is named as those of the chart.
+func isOurs(name string) bool {
+	name, _, _ = strings.Cut(strings.TrimPrefix(name, resourceapi.ResourceDeviceClassPrefix), "/")
+	return name == "nvidia.com" || strings.HasSuffix(name, ".nvidia.com") || strings.HasSuffix(name, ".partage.dev")
 }
 
 // remarks say what a claim gets that may not be what was meant.

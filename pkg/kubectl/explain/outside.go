@@ -265,15 +265,21 @@ func unserved(s *sight) {
 			s.doubt("whether a node or a class provides %s", name)
 			continue
 		}
-		help := suggest(UseClaim, "with a claim instead of an extended resource, which kubectl gpu migrate pods writes")
+		text, help := "", []Suggestion{suggest(UseClaim, "with a claim instead of an extended resource, which kubectl gpu migrate pods writes")}
+		absent, install := s.x.absent()
 		profile, isPartition := strings.CutPrefix(string(name), "nvidia.com/mig-")
 		switch near := nearest(string(name), offered); {
+		case absent != "" && isOurs(string(name)):
+			text, help = ": "+absent, install
+		case absent != "" && near == "":
+			help = nil
 		case isPartition && s.x.planner.Cluster.Class(migClass) != nil:
-			help = suggest(UseClaim, "with a claim of class %s for profile %s instead, which kubectl gpu migrate pods writes", migClass, strings.TrimSuffix(profile, ".shared"))
+			help = []Suggestion{suggest(UseClaim, "with a claim of class %s for profile %s instead, which kubectl gpu migrate pods writes",
+				migClass, strings.TrimSuffix(profile, ".shared"))}
 		case near != "":
-			help = suggest(ChangeReference, "with %s: did you mean that?", near)
+			help = []Suggestion{suggest(ChangeReference, "with %s: did you mean that?", near)}
 		}
-		s.because(Reason{Cause: ResourceUnserved, help: []Suggestion{help}}, "the pod asks for %s, which no DeviceClass and no node provides", name)
+		s.because(Reason{Cause: ResourceUnserved, help: help}, "the pod asks for %s, which no DeviceClass and no node provides%s", name, text)
 	}
 }
 

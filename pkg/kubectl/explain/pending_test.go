@@ -223,7 +223,7 @@ var pendings = []pending{
 	{name: "no slices", make: func(f *fleettest.Fleet) *corev1.Pod {
 		f.Slices = nil
 		return waits(fleettest.Request(whole))(f)
-	}, want: NoSlices},
+	}, want: NoSlices, helps: []SuggestionKind{InstallDriver}},
 	{name: "claim does not exist", make: func(f *fleettest.Fleet) *corev1.Pod {
 		f.Claim("team", "training", fleettest.Request(whole))
 		return f.Pod("team", "llm", corev1.PodResourceClaim{Name: "gpu", ResourceClaimName: new("trainin")})

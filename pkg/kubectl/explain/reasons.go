@@ -224,10 +224,14 @@ func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 	capable := selected - unknown.devices - tooLarge.devices
 	switch {
 	case t.total == 0:
-		add(NoSlices, "the nodes that it may run on publish no devices: does Partage run there?")
+		text, help := s.x.absent()
+		add(NoSlices, "%s", cmp.Or(text, "the nodes that it may run on publish no devices: does Partage run there?"))
+		out[len(out)-1].help = help
 	case usable == 0:
 	case ofClass == 0:
-		add(NotOfClass, "none of %d devices is of class %s%s", usable, *a.Class, notOffered(ctx, s, *a.Class))
+		text, help := notOffered(ctx, s, *a.Class)
+		add(NotOfClass, "none of %d devices is of class %s%s", usable, *a.Class, text)
+		out[len(out)-1].help = help
 	case selected == 0:
 		add(NotSelected, "none of %d devices of class %s is selected: %s", ofClass, *a.Class, whySelected(ctx, s, a, t.of(NotSelected), ofClass))
 	case capable == 0 && tooLarge.devices > 0:
@@ -277,20 +281,41 @@ func otherKinds(ctx context.Context, s *sight) string {
 	return fmt.Sprintf("with another kind of devices (there are %s), or ask the administrator", strings.Join(sets.List(kinds), ", "))
 }
 
-// notOffered says of a class for a kind of devices that the nodes which the pod may run on publish none of that kind.
-func notOffered(ctx context.Context, s *sight, name string) string {
+// absent says that no node publishes devices of the driver, if that is so, and what helps.
+func (x *Explainer) absent() (text string, help []Suggestion) {
+	if len(x.model.Nodes) > 0 || x.model.Lacks(fleet.ResourceSlices, "") {
+		return "", nil
+	}
+	text = fmt.Sprintf("no node publishes devices of driver %s: Partage ", x.model.Driver)
+	if slices.ContainsFunc(x.model.Pods, func(p *corev1.Pod) bool { return p.Labels[fleet.ComponentLabel] == fleet.PluginComponent }) {
+		return text + "runs and has nothing to offer; kubectl gpu doctor may say why", nil
+	}
+	text += "does not run anywhere"
+	if x.model.Hides(fleet.ResourcePods) {
+		text += ", or has nothing to offer"
+	}
+	return text, []Suggestion{suggest(InstallDriver, "when Partage is installed, which is for an administrator, and runs on a node with a GPU")}
+}
+
+// notOffered says of a class for a kind of devices that the nodes which the pod may run on publish none of that kind, and what helps.
+func notOffered(ctx context.Context, s *sight, name string) (string, []Suggestion) {
+	text, help := s.x.absent()
 	published := sets.New[string]()
 	for _, d := range s.devicesOf(ctx, "") {
 		published.Insert(textOf(d.Device, "type"))
 	}
 	for _, selector := range s.x.planner.Cluster.Class(name).Spec.Selectors {
 		for _, c := range comparisons(selector, equality) {
-			if kind := kindsOffered[c.value]; c.name == "type" && kind != "" && !published.Has(c.value) {
-				return ": the administrator's sharing policy does not offer " + kind + " there, or the GPUs cannot have them"
+			switch kind := kindsOffered[c.value]; {
+			case c.name != "type" || kind == "" || published.Has(c.value):
+			case text != "":
+				return ": " + text, help
+			default:
+				return ": the administrator's sharing policy does not offer " + kind + " there, or the GPUs cannot have them", nil
 			}
 		}
 	}
-	return ""
+	return "", nil
 }
 
 // wanted returns how many devices a request needs on one node.

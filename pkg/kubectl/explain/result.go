@@ -230,6 +230,7 @@ const (
 	RenameCapacity  SuggestionKind = "RenameCapacity"
 	UseClaim        SuggestionKind = "UseClaim"
 	ChangePod       SuggestionKind = "ChangePod"
+	InstallDriver   SuggestionKind = "InstallDriver"
 )
 
 // Suggestion is a change that the allocator has confirmed.
