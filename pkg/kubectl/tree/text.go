@@ -61,7 +61,7 @@ func (t *Tree) write(out *bytes.Buffer, f printer.Format) error {
 	return nil
 }
 
-// largest says what of the largest still fits on the nodes that are shown.
+// largest says what of the largest still fits on the nodes that are shown, as far as they take pods.
 func (t *Tree) largest() string {
 	what, on, most, atMost := "nothing", 0, int64(-1), false
 	add := func(size int64, name string) {
@@ -74,6 +74,9 @@ func (t *Tree) largest() string {
 		}
 	}
 	for _, n := range t.Nodes {
+		if len(n.Problems) > 0 {
+			continue // it takes no pods
+		}
 		for _, g := range n.GPUs {
 			atMost = atMost || g.Free.AtMost
 			switch {

@@ -326,6 +326,29 @@ func TestLargest(t *testing.T) {
 	}
 }
 
+// TestLargestForNobody: what is free on a node that takes no pods, or has a taint, nobody gets.
+func TestLargestForNobody(t *testing.T) {
+	t.Parallel()
+	f := fleettest.New(t)
+	for _, name := range []string{"cordoned", "not-ready", "tainted", "shared"} {
+		f.AddNode(name, "h100-80-sxm", 1)
+	}
+	f.Nodes[0].Spec.Unschedulable = true
+	f.Nodes[1].Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
+	f.TaintRules = append(f.TaintRules, &resourceapi.DeviceTaintRule{Spec: resourceapi.DeviceTaintRuleSpec{
+		DeviceSelector: &resourceapi.DeviceTaintSelector{Pool: new("tainted")},
+		Taint:          resourceapi.DeviceTaint{Key: "maintenance", Effect: resourceapi.DeviceTaintEffectNoSchedule},
+	}})
+	f.Held("team", "own", "shared", fleettest.Request("mig.nvidia.com", fleettest.Profile("4g.40gb")))
+	tree, err := New(fleet.New(f.Snapshot, fleettest.Driver), nil, labels.Everything())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := tree.largest(), "Largest that still fits: a partition 3g.40gb, on 1 of the GPUs"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 // TestCut: a message is as long as the columns that a terminal shows it in.
 func TestCut(t *testing.T) {
 	t.Parallel()
