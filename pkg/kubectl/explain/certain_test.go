@@ -342,7 +342,7 @@ var uncertain = []struct {
 		f.TaintRules[0].Spec.Taint = resourceapi.DeviceTaint{Key: fleettest.Driver + "/withdrawn", Effect: resourceapi.DeviceTaintEffectNoSchedule, TimeAdded: &since}
 		return waits(fleettest.Request(slice))(f)
 	}, verdict: Waits, cause: Withdrawn, says: []string{
-		"the administrator does not offer what it asks for any more.",
+		"the sharing policy does not offer what it asks for any more.",
 		"the administrator's sharing policy does not offer time slices any more, since " + fleettest.Start.UTC().Format("2006-01-02 15:04Z"),
 	}, silent: []string{"are tainted"}}},
 	{explained: explained{name: "withdrawn and taken", make: func(f *fleettest.Fleet) *corev1.Pod {
@@ -350,10 +350,16 @@ var uncertain = []struct {
 		withdraw(f, fleet.TypeTimeSlice)
 		return waits(fleettest.Request(slice))(f)
 	}, verdict: Waits, cause: Withdrawn, says: []string{
-		"Pod team/llm waits: the administrator does not offer what it asks for any more.", "4 of 4 matching devices are withdrawn",
+		"Pod team/llm waits: the sharing policy does not offer what it asks for any more.", "4 of 4 matching devices are withdrawn",
 		"any more, since " + fleettest.Start.UTC().Format("2006-01-02 15:04Z"),
 		"What would help:\n  - with another kind of devices (there are MIG partitions, MPS shares, whole GPUs), or ask the administrator",
 	}, silent: []string{"then it waits", "is gone", "In the way", "No single change"}}},
+	{explained: explained{name: "withdrawn, of two requests", make: func(f *fleettest.Fleet) *corev1.Pod {
+		withdraw(f, fleet.TypeTimeSlice)
+		other := fleettest.Request(slice)
+		other.Name = "other"
+		return waits(fleettest.Request(slice), other)(f)
+	}, verdict: Waits, cause: Withdrawn, says: []string{"request gpu)", "request other-1)"}, silent: []string{"administrator\n  - with another kind"}}},
 	{explained: explained{name: "withdrawn and taken, of an extended resource", make: func(f *fleettest.Fleet) *corev1.Pod {
 		fill(f)
 		withdraw(f, fleet.TypeTimeSlice)
@@ -364,7 +370,7 @@ var uncertain = []struct {
 		}
 		return limits(f.Pod("team", "llm"), "nvidia.com/gpu.shared")
 	}, verdict: Waits, cause: Withdrawn, says: []string{
-		"the administrator does not offer what it asks for any more.", "with another kind of devices", "4 of 4 matching devices are withdrawn",
+		"the sharing policy does not offer what it asks for any more.", "with another kind of devices", "4 of 4 matching devices are withdrawn",
 	}, silent: []string{"is taken", "In the way", "No single change"}}},
 	{explained: explained{name: "withdrawn on one node, taken on the other", make: func(f *fleettest.Fleet) *corev1.Pod {
 		fill(f)

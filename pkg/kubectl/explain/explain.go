@@ -100,7 +100,12 @@ func (e *Explanation) settle() *Explanation {
 	sortReasons(e.Reasons)
 	e.Suggestions = nil
 	for i := range e.Reasons {
-		e.Suggestions = append(e.Suggestions, e.Reasons[i].help...)
+		for _, help := range e.Reasons[i].help {
+			// Requests may have the same help.
+			if !slices.ContainsFunc(e.Suggestions, func(s Suggestion) bool { return s.Text == help.Text }) {
+				e.Suggestions = append(e.Suggestions, help)
+			}
+		}
 	}
 	if e.onlyDevices() {
 		e.Suggestions = append(e.Suggestions, e.confirmed...)

@@ -103,7 +103,7 @@ var told = []struct {
 	{"waits: no device is what it asks for.", []Cause{
 		ClassMissing, TooManyResults, ExpressionError, NotOfClass, NotSelected, CapacityUnknown, CapacityTooLarge, TooFewDevices, Unconstrained}},
 	{"waits: the devices that it could use have taints.", []Cause{Tainted}},
-	{"waits: the administrator does not offer what it asks for any more.", []Cause{Withdrawn}},
+	{"waits: the sharing policy does not offer what it asks for any more.", []Cause{Withdrawn}},
 	{"waits: what it could use is taken.", []Cause{Held, CapacityUsed, CountersUsed}},
 	{"fits, but not as often as it is wanted.", []Cause{TooManyPods}},
 	{"waits: something other than devices keeps it from nodes.", []Cause{NodeExcluded}},
