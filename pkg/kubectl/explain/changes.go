@@ -220,9 +220,8 @@ func (h *helper) fewerDevices(ctx context.Context, a ask) {
 	}
 }
 
-// tolerations tolerate the taints of devices that would do, each by itself, and all together. What the driver's own report is no advice to
-// tolerate: preparing a device that is lost fails, and an administrator who cordons or withdraws one means it. To observe it is another matter.
-func (h *helper) tolerations(ctx context.Context, a ask) {
+// untolerated returns the taints of devices that would do without them, by their texts.
+func (h *helper) untolerated(ctx context.Context, a ask) map[string]resourceapi.DeviceTaint {
 	j, taints := newJudge(h.s.x.planner), map[string]resourceapi.DeviceTaint{}
 	for _, n := range h.nodes {
 		for _, f := range j.onNode(ctx, n, a) {
@@ -233,6 +232,13 @@ func (h *helper) tolerations(ctx context.Context, a ask) {
 			}
 		}
 	}
+	return taints
+}
+
+// tolerations tolerate the taints of devices that would do, each by itself, and all together. What the driver's own report is no advice to
+// tolerate: preparing a device that is lost fails, and an administrator who cordons or withdraws one means it. To observe it is another matter.
+func (h *helper) tolerations(ctx context.Context, a ask) {
+	taints := h.untolerated(ctx, a)
 	var texts []string
 	kind, all := AddToleration, "with tolerations of the device taints %s"
 	for _, text := range slices.Sorted(maps.Keys(taints)) {

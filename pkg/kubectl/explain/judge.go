@@ -69,6 +69,18 @@ func (j *judge) onNode(ctx context.Context, node *corev1.Node, a ask) []finding 
 	return out
 }
 
+// holders notes what claims have of a device, or of others that take the same counters.
+func (j *judge) holders(f *finding, a ask) {
+	held := j.planner.Held(f.Pool, f.Device.Name)
+	switch alone := slices.ContainsFunc(held, allocation.Hold.Alone); {
+	case alone && !a.Admin:
+		f.add(Held, "%s", f.Device.Name)
+	case (alone || len(held) == 0) && !j.countersOf(f.Pool).Fit(f.Device):
+		// A device that is shared has taken its counters with its first share.
+		f.add(CountersUsed, "%s", f.Device.Name)
+	}
+}
+
 // device judges one. What is not selected is of no interest, whatever else applies to it.
 func (j *judge) device(ctx context.Context, d allocation.Published, a ask) finding {
 	f := finding{Published: d}
@@ -91,14 +103,7 @@ func (j *judge) device(ctx context.Context, d allocation.Published, a ask) findi
 		}
 	}
 	j.capacity(&f, a)
-	held := j.planner.Held(d.Pool, d.Device.Name)
-	switch alone := slices.ContainsFunc(held, allocation.Hold.Alone); {
-	case alone && !a.Admin:
-		f.add(Held, "%s", d.Device.Name)
-	case (alone || len(held) == 0) && !j.countersOf(d.Pool).Fit(d.Device):
-		// A device that is shared has taken its counters with its first share.
-		f.add(CountersUsed, "%s", d.Device.Name)
-	}
+	j.holders(&f, a)
 	for _, t := range taints {
 		if !isWithdrawn(t) {
 			f.add(Tainted, "%s", taintText(&t))

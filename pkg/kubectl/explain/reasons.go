@@ -193,6 +193,24 @@ func nearestFirst(alternatives [][]Reason) []Reason {
 	return out
 }
 
+// unusablePools names the nodes whose pools the scheduler does not use.
+func unusablePools(t *tally, add func(Cause, string, ...any)) {
+	for _, c := range []Cause{PoolIncomplete, PoolInvalid} {
+		if of := t.of(c); of.devices > 0 {
+			add(c, "nothing is allocated from %s: %s", nodesText(sets.List(of.nodes)), often(of.details)[0])
+		}
+	}
+}
+
+// tooFew says that no node has as many devices as are wanted.
+func tooFew(a ask, t *tally, capable int) string {
+	text := fmt.Sprintf("%s are wanted, and no node has more than %d that %s", a.wants(), t.mostCapable, plural(t.mostCapable, "matches", "match"))
+	if t.of(Withdrawn).devices > 0 {
+		text += "; " + t.withdrawn(capable)
+	}
+	return text
+}
+
 // sortReasons puts the most informative first. Those of alternatives stay together.
 func sortReasons(all []Reason) {
 	for i := range all {
@@ -212,11 +230,7 @@ func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 			Cause: c, Claim: a.claim.Name, Request: a.Name, Devices: t.of(c).devices, Nodes: sets.List(t.of(c).nodes), Text: fmt.Sprintf(format, args...),
 		})
 	}
-	for _, c := range []Cause{PoolIncomplete, PoolInvalid} {
-		if of := t.of(c); of.devices > 0 {
-			add(c, "nothing is allocated from %s: %s", nodesText(sets.List(of.nodes)), often(of.details)[0])
-		}
-	}
+	unusablePools(t, add)
 	usable := t.total - t.of(PoolIncomplete).devices - t.of(PoolInvalid).devices
 	ofClass := usable - t.of(NotOfClass).devices
 	selected := ofClass - t.of(NotSelected).devices
@@ -243,12 +257,7 @@ func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 		add(Withdrawn, "%s", t.withdrawn(capable))
 		out[len(out)-1].help = []Suggestion{suggest(ChangeClass, "%s", otherKinds(ctx, s))}
 	case *a.Mode == resourceapi.DeviceAllocationModeExactCount && int(*a.Count) > t.mostCapable:
-		text := fmt.Sprintf("%s are wanted, and no node has more than %d that %s",
-			a.wants(), t.mostCapable, plural(t.mostCapable, "matches", "match"))
-		if t.of(Withdrawn).devices > 0 {
-			text += "; " + t.withdrawn(capable)
-		}
-		add(TooFewDevices, "%s", text)
+		add(TooFewDevices, "%s", tooFew(a, t, capable))
 	case t.mostFit < wanted(a), *a.Mode == resourceapi.DeviceAllocationModeAll && t.fit < capable:
 		taken(a, t, capable, add)
 		if t.of(Withdrawn).devices > 0 {
@@ -258,64 +267,6 @@ func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 		}
 	}
 	return out
-}
-
-// withdrawn says how many of the matching devices the sharing policy has withdrawn.
-func (t *tally) withdrawn(capable int) string {
-	of := t.of(Withdrawn)
-	return fmt.Sprintf("%d of %d matching devices %s withdrawn: %s",
-		of.devices, capable, plural(of.devices, "is", "are"), strings.Join(often(of.details), ", "))
-}
-
-// otherKinds is what helps where all devices of a kind are withdrawn.
-func otherKinds(ctx context.Context, s *sight) string {
-	kinds := sets.New[string]()
-	for _, d := range s.devicesOf(ctx, "") {
-		if kind := kindsOffered[textOf(d.Device, "type")]; kind != "" && !slices.ContainsFunc(d.Device.Taints, isWithdrawn) {
-			kinds.Insert(kind)
-		}
-	}
-	if len(kinds) == 0 {
-		return "when the administrator offers this kind of devices again: ask for it"
-	}
-	return fmt.Sprintf("with another kind of devices (there are %s), or ask the administrator", strings.Join(sets.List(kinds), ", "))
-}
-
-// absent says that no node publishes devices of the driver, if that is so, and what helps.
-func (x *Explainer) absent() (text string, help []Suggestion) {
-	if len(x.model.Nodes) > 0 || x.model.Lacks(fleet.ResourceSlices, "") {
-		return "", nil
-	}
-	text = fmt.Sprintf("no node publishes devices of driver %s: Partage ", x.model.Driver)
-	if slices.ContainsFunc(x.model.Pods, func(p *corev1.Pod) bool { return p.Labels[fleet.ComponentLabel] == fleet.PluginComponent }) {
-		return text + "runs and has nothing to offer; kubectl gpu doctor may say why", nil
-	}
-	text += "does not run anywhere"
-	if x.model.Hides(fleet.ResourcePods) {
-		text += ", or has nothing to offer"
-	}
-	return text, []Suggestion{suggest(InstallDriver, "when Partage is installed, which is for an administrator, and runs on a node with a GPU")}
-}
-
-// notOffered says of a class for a kind of devices that the nodes which the pod may run on publish none of that kind, and what helps.
-func notOffered(ctx context.Context, s *sight, name string) (string, []Suggestion) {
-	text, help := s.x.absent()
-	published := sets.New[string]()
-	for _, d := range s.devicesOf(ctx, "") {
-		published.Insert(textOf(d.Device, "type"))
-	}
-	for _, selector := range s.x.planner.Cluster.Class(name).Spec.Selectors {
-		for _, c := range comparisons(selector, equality) {
-			switch kind := kindsOffered[c.value]; {
-			case c.name != "type" || kind == "" || published.Has(c.value):
-			case text != "":
-				return ": " + text, help
-			default:
-				return ": the administrator's sharing policy does not offer " + kind + " there, or the GPUs cannot have them", nil
-			}
-		}
-	}
-	return "", nil
 }
 
 // wanted returns how many devices a request needs on one node.
