@@ -55,13 +55,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 
 {{- /*
 Where the DaemonSets run, and the job that guards them. Arguments: the section of values;
-whether nodes must have the labels that it asks for by name.
+whether nodes must be those that it chooses. The last of them may have left before the job runs.
 */ -}}
 {{- define "partage.placement" -}}
 {{- $plugin := index . 0 -}}
-{{- $labelled := and (index . 1) $plugin.gpuNodesOnly -}}
+{{- $chosen := index . 1 -}}
+{{- $labelled := and $chosen $plugin.gpuNodesOnly -}}
 {{- $selector := deepCopy (default dict $plugin.nodeSelector) -}}
-{{- if and (index . 1) $plugin.gpuOperatorClient -}}
+{{- if not $chosen -}}
+{{- $selector = pick $selector "kubernetes.io/os" "kubernetes.io/arch" -}}
+{{- else if $plugin.gpuOperatorClient -}}
 {{- $selector = set $selector "nvidia.com/gpu.deploy.client" "true" -}}
 {{- end -}}
 {{- with $selector -}}
@@ -69,7 +72,7 @@ nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{ end -}}
 affinity:
-{{- if $plugin.affinity }}
+{{- if and $chosen $plugin.affinity }}
   {{- toYaml $plugin.affinity | nindent 2 }}
 {{- else }}
   nodeAffinity:
