@@ -67,6 +67,12 @@ func (b browser) wait(expression string) {
 	}
 }
 
+// measured waits for what claims use, which comes later than they do, and changes how all nodes look.
+func (b browser) measured() {
+	b.t.Helper()
+	b.wait("[...document.querySelectorAll('#summary div')].some((tile) => tile.innerText.includes('Memory used') && !tile.innerText.includes('unknown'))")
+}
+
 func (b browser) click(selector string) {
 	b.t.Helper()
 	b.wait("document.querySelector(" + quote(selector) + ")")
@@ -223,6 +229,7 @@ func TestReconnect(t *testing.T) {
 	b := open(t, fleets.Demo)
 	b.do(chromedp.Navigate(b.URL))
 	b.wait("document.querySelector('[data-claim=\"claim/ci/runner-a\"]')")
+	b.measured()
 	b.wait("(window.others = [...document.querySelectorAll('.node')].filter((n) => !n.matches(\"[data-node='node/dgx-1']\"))).length === 2")
 	b.Cut()
 	if err := b.Client.ResourceV1().ResourceClaims("research").Delete(t.Context(), "notebook-lin", metav1.DeleteOptions{}); err != nil {
@@ -254,8 +261,7 @@ func TestLarge(t *testing.T) {
 	start := time.Now()
 	b.do(chromedp.Navigate(b.URL))
 	b.wait(fmt.Sprintf("document.querySelectorAll('.overview .mini').length === %d", 8*nodes))
-	// What claims use comes later than they do, and changes how all nodes look.
-	b.wait("[...document.querySelectorAll('#summary div')].some((tile) => tile.innerText.includes('Memory used') && !tile.innerText.includes('unknown'))")
+	b.measured()
 	t.Logf("%d nodes are shown after %v", nodes, time.Since(start).Round(10*time.Millisecond))
 
 	// One node changes, and only that is drawn anew.
