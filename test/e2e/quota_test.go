@@ -52,7 +52,7 @@ var chosenNames = regexp.MustCompile(`-extended-resources-[a-z0-9]{5}`)
 // TestQuota follows docs/how-to/quota.md: what each number counts, and what is said to those who ask for more.
 func TestQuota(t *testing.T) {
 	manifests, messages := quotaTexts(t)
-	if len(manifests) != 2 {
+	if len(manifests) != 1 {
 		t.Fatalf("the page has %d manifests", len(manifests))
 	}
 	ns := reserveNode(t)
@@ -133,9 +133,14 @@ func TestQuota(t *testing.T) {
 	apply(t, ns, podAsking("third-gpu", "deviceclass.resource.kubernetes.io/gpu.nvidia.com", 2, ""))
 	told("third-gpu", "FailedScheduling")
 
-	apply(t, ns, manifests[1])
-	refused(podAsking("two-gpus", "nvidia.com/gpu", 2, ""))
-	if t.Logf("%d texts", said); said != 9 {
+	// What a LimitRange allows at most it gives to all.
+	apply(t, ns, "apiVersion: v1\nkind: LimitRange\nmetadata: {name: one-gpu}\nspec: {limits: [{type: Container, max: {nvidia.com/gpu: 1}}]}\n")
+	cmd := exec.CommandContext(t.Context(), "kubectl", "create", "-n", ns, "--dry-run=server", "-o", "jsonpath={.spec.containers[0].resources.limits}", "-f", "-")
+	cmd.Stdin = strings.NewReader(podAsking("no-gpu", "cpu", 1, ""))
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), `"nvidia.com/gpu":"1"`) {
+		t.Errorf("a container that asks for no GPU has the limits %s, %v", out, err)
+	}
+	if t.Logf("%d texts", said); said != 8 {
 		t.Errorf("%d texts", said)
 	}
 }
