@@ -158,7 +158,7 @@ var overTexts = map[Reason]string{
 	ReleasePending:     "what ended claims had left is released",
 }
 
-// Over says to people that it is over. Whoever reads the events of a GPU knows by it what has ended.
+// Over returns the text of the event when the condition is over, by which readers of events recognise the condition.
 func (r Reason) Over() string { return cmp.Or(overTexts[r], "no longer "+string(r)) }
 
 // IsFault reports whether something is wrong with the GPU. That somebody has it, or that an administrator keeps it for somebody, is no fault.

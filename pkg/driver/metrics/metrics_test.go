@@ -346,7 +346,7 @@ func BenchmarkScrape(b *testing.B) {
 	b.ReportMetric(float64(len(body)), "body-bytes")
 }
 
-// TestCordoned: what an administrator keeps for somebody works, and whoever has it goes on.
+// TestCordoned: a cordoned GPU is healthy, and keeps its role while it is in use.
 func TestCordoned(t *testing.T) {
 	t.Parallel()
 	inventory, snapshot := busyNode(t, 2)

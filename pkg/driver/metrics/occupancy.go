@@ -60,7 +60,7 @@ func occupancyOf(s *snapshot, g *device.Summary) *occupancy {
 		o.role = rolePartitioned
 	}
 	for _, c := range s.status.Conditions {
-		// Whoever has a GPU keeps it while it is cordoned.
+		// A cordoned GPU that is in use keeps its role.
 		if c.PCIAddress == g.GPU.PCIAddress && (unhealthy(c) || c.Reason == device.Cordoned && o.role == roleFree) {
 			o.role = roleUnavailable
 		}

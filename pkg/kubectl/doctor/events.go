@@ -41,40 +41,39 @@ func (h *hearing) events() {
 			continue
 		}
 		if one.family.free {
-			f.deletePods(&one)
+			h.deletePods(&one)
 		}
 		h.others = append(h.others, one)
 	}
 }
 
 func (h *hearing) ofNode(all *findings, e *corev1.Event, c *cause) {
-	f := h.facts
 	node := e.InvolvedObject.Name
 	addresses, text := subjectsOf(strings.ReplaceAll(e.Message, evicted, ""))
 	if len(addresses) == 0 || c.wholeNode {
 		addresses = []string{""}
 	}
 	for _, address := range addresses {
-		about, gpu := f.refAt(node, address)
+		about, gpu := h.refAt(node, address)
 		one := newTold(e, c, about, text)
-		f.span(&one, e, c, address)
+		h.span(&one, e, c, address)
 		if in := h.incidents[placeOf(node, address, c)]; in != nil && one.Until == nil {
 			in.hear(c, one.Since, text)
 			continue
 		}
-		if one.lasts = !c.past && one.Until == nil && !f.isOver(e, c) && (c.isTainted() || gpu == nil); one.lasts && c.isTainted() {
-			f.missesTaint(&one, node, address, gpu, text)
+		if one.lasts = !c.past && one.Until == nil && !h.isOver(e, c) && (c.isTainted() || gpu == nil); one.lasts && c.isTainted() {
+			h.missesTaint(&one, node, address, gpu, text)
 		}
 		all.addTold(&one)
 	}
 }
 
 // missesTaint says what it means that the taint which goes with an event is not published.
-func (f *Facts) missesTaint(one *Finding, node, address string, g *fleet.GPU, text string) {
+func (h *hearing) missesTaint(one *Finding, node, address string, g *fleet.GPU, text string) {
 	switch {
-	case g == nil && (address != "" || !f.publishes(node)):
+	case g == nil && (address != "" || !h.facts.publishes(node)):
 		one.Said = said("No ResourceSlice has it, so that it is unknown whether this is over. " + text)
-	case !f.hasPublished(node, g, one.Last.Time):
+	case !h.hasPublished(node, g, one.Last.Time):
 		// A taint that keeps pods away would have been published at once.
 		one.Severity = Warning
 		one.Said = said("It may still hold: the driver has not said that it is over, and may not have published its taint yet. " + text)
@@ -84,7 +83,8 @@ func (f *Facts) missesTaint(one *Finding, node, address string, g *fleet.GPU, te
 }
 
 // refAt refers to a GPU, which is nil if it is not published, or without an address to a node.
-func (f *Facts) refAt(node, address string) (about Ref, g *fleet.GPU) {
+func (h *hearing) refAt(node, address string) (about Ref, g *fleet.GPU) {
+	f := h.facts
 	if address == "" {
 		return nodeRef(node), nil
 	}
@@ -95,8 +95,9 @@ func (f *Facts) refAt(node, address string) (about Ref, g *fleet.GPU) {
 	return gpuRef(g), g
 }
 
-// span says since when there is what an event tells of, and when the driver has said that it is over.
-func (f *Facts) span(one *Finding, e *corev1.Event, c *cause, address string) {
+// span sets when the incident of an event began, and when the driver reported its end.
+func (h *hearing) span(one *Finding, e *corev1.Event, c *cause, address string) {
+	f := h.facts
 	if !e.FirstTimestamp.IsZero() {
 		one.Since = &e.FirstTimestamp
 	}
@@ -115,7 +116,8 @@ func (f *Facts) span(one *Finding, e *corev1.Event, c *cause, address string) {
 }
 
 // hasPublished reports whether the driver had the time to publish the taint that goes with an event, or has written the slices since.
-func (f *Facts) hasPublished(node string, g *fleet.GPU, told time.Time) bool {
+func (h *hearing) hasPublished(node string, g *fleet.GPU, told time.Time) bool {
+	f := h.facts
 	isNewer := func(m metav1.ManagedFieldsEntry) bool { return m.Time != nil && m.Time.After(told) }
 	isOfGPU := func(d resourceapi.Device) bool { return g == nil || strings.HasPrefix(d.Name, g.Name) }
 	return f.Now.Sub(told) >= slowestTaint || !slices.ContainsFunc(f.ofDriver()[poolKey{node, node}], func(s *resourceapi.ResourceSlice) bool {
@@ -123,8 +125,8 @@ func (f *Facts) hasPublished(node string, g *fleet.GPU, told time.Time) bool {
 	})
 }
 
-// ofClaim tells of the GPUs that a claim has, or else of the claim. Of a namespace there is one finding of each cause, as its users can write
-// as many events as they want.
+// ofClaim reports an event about the GPUs that a claim has, or else about the claim. A namespace gets one finding for each cause, because its
+// users can write any number of events.
 func (h *hearing) ofClaim(all *findings, e *corev1.Event, c *cause) {
 	f := h.facts
 	at, text := about(e), e.Message
@@ -186,7 +188,8 @@ func (f *findings) addTold(one *Finding) {
 }
 
 // isOver reports whether the Node of an event says that it is over, or is gone.
-func (f *Facts) isOver(e *corev1.Event, c *cause) bool {
+func (h *hearing) isOver(e *corev1.Event, c *cause) bool {
+	f := h.facts
 	if !f.Hides(nodes) && f.Node(e.InvolvedObject.Name) == nil {
 		return true
 	}

@@ -203,7 +203,7 @@ func (h *hearing) gpuFindings() (found findings) {
 		return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.gpu, b.gpu), cmp.Compare(a.family.text, b.family.text))
 	}) {
 		in := h.incidents[at]
-		if at != in.at || at.family.wholeNode && h.facts.supervisorDown(at.node) {
+		if at != in.at || at.family.wholeNode && h.supervisorDown(at.node) {
 			continue // it is part of another one, or mps-supervisor says so
 		}
 		var texts []string
@@ -229,7 +229,7 @@ func (h *hearing) gpuFindings() (found findings) {
 			one.Message += ". Kubernetes does not evict pods with extended resources, such as nvidia.com/gpu (kubernetes#141290)"
 		}
 		if free {
-			h.facts.deletePods(&one)
+			h.deletePods(&one)
 		}
 		if first.command != "" {
 			one.Commands = append(one.Commands, first.command+" "+in.gpu.Path())
@@ -240,7 +240,8 @@ func (h *hearing) gpuFindings() (found findings) {
 }
 
 // supervisorDown reports whether the MPS supervisor of a node is found not to work.
-func (f *Facts) supervisorDown(node string) bool {
+func (h *hearing) supervisorDown(node string) bool {
+	f := h.facts
 	if f.namespace == "" || f.Hides(pods) {
 		return false
 	}
@@ -254,7 +255,8 @@ func (f *Facts) supervisorDown(node string) bool {
 }
 
 // deletePods adds the commands that delete the pods of a finding, and which of them nobody makes again.
-func (f *Facts) deletePods(of *Finding) {
+func (h *hearing) deletePods(of *Finding) {
+	f := h.facts
 	names := map[string][]string{}
 	var bare []Ref
 	for _, p := range of.Pods {

@@ -182,7 +182,7 @@ func (w *Writer) bring(ctx context.Context, e *entry, wanted Claim) (next time.T
 	case !differs || e.gone:
 	case e.budget.Tokens() < 1:
 		// A moment more, so that it is there in spite of rounding.
-		return time.Now().Add(time.Duration((1-e.budget.Tokens())*float64(writeInterval)) + time.Millisecond), nil
+		return time.Now().Add(time.Duration((1-e.budget.Tokens())/float64(e.budget.Limit())*float64(time.Second)) + time.Millisecond), nil
 	default:
 		if err := w.apply(ctx, e, wanted.Ref, entries); err != nil {
 			return time.Time{}, err

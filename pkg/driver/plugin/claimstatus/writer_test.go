@@ -358,6 +358,20 @@ func TestManyDevices(t *testing.T) {
 				t.Errorf("device %s works again: %s", names[i], got)
 			}
 		}
+		for range len(names) * burst {
+			w.Set([]Claim{c.lost()})
+			after(time.Millisecond)
+			w.Set([]Claim{c})
+			after(time.Millisecond)
+		}
+		w.say(c)
+		if got := r.entriesOf("c"); !strings.Contains(got, "Ready=False") {
+			t.Fatalf("the budget is not used up: %s", got)
+		}
+		after(writeInterval / time.Duration(len(names)))
+		if got := r.entriesOf("c"); strings.Contains(got, "Ready=False") {
+			t.Errorf("a part of the interval later: %s", got)
+		}
 	})
 }
 

@@ -163,7 +163,7 @@ func (w *workload) readAmount(c *container, amounts map[string]int, name string,
 	if !isGPUResource(name) && !isHAMi(name) {
 		if strings.HasPrefix(name, domain) {
 			w.findings().Add(finding.Lost, w.at(c.path+"."+at), value.Value,
-				cmp.Or(hamiOthers[name], "no device class of Partage has this resource; the request is kept, and needs whoever serves it now"))
+				cmp.Or(hamiOthers[name], "no device class of Partage has this resource; the request is kept, and needs the device plugin that serves it now"))
 		}
 		return nil
 	}

@@ -314,7 +314,7 @@ func TestHAMiKept(t *testing.T) {
 	for limit, want := range map[string]string{
 		"nvidia.com/gpumem-percentage: 50": "the pod as printed is never scheduled. Write nvidia.com/gpumem, in Mi",
 		"nvidia.com/priority: 1":           "the pod as printed is never scheduled. Remove it",
-		"nvidia.com/rdma: 1":               "needs whoever serves it now",
+		"nvidia.com/rdma: 1":               "needs the device plugin that serves it now",
 	} {
 		r, err := Translate(fmt.Appendf(nil, pod, limit), whole)
 		if err != nil {
