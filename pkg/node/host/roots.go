@@ -81,7 +81,7 @@ var libraryFolders = []string{
 	folderOfNVIDIA,
 }
 
-// folderOfNVIDIA is where Container-Optimized OS has the driver's libraries.
+// folderOfNVIDIA is where containers of Google's Container-Optimized OS have the driver's libraries.
 const folderOfNVIDIA = "usr/local/nvidia/lib64"
 
 const nvmlLibrary = "libnvidia-ml.so.1"
