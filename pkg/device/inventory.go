@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"sync/atomic"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
@@ -29,7 +30,7 @@ type Terms struct {
 	Keep map[string]bool
 }
 
-// Inventory has everything that a node can publish. It is immutable, so that any
+// Inventory has everything that a node can publish. Callers cannot change it, so that any
 // number of goroutines may use it.
 type Inventory struct {
 	boards  []board
@@ -38,6 +39,13 @@ type Inventory struct {
 	// observers are not among the devices, which are what claims use.
 	observers map[string]Device
 	problems  []error
+	// last is what With has returned last, and for which status.
+	last atomic.Pointer[withStatus]
+}
+
+type withStatus struct {
+	status    Status
+	inventory *Inventory
 }
 
 // board is one GPU with all its devices.

@@ -3,7 +3,10 @@
 
 package device
 
-import "slices"
+import (
+	"reflect"
+	"slices"
+)
 
 // reservedForStatic is how many places in a GPU's slice are kept free for static
 // devices. No GPU holds more than seven partitions at the same time, and claims can
@@ -12,16 +15,22 @@ const reservedForStatic = 15
 
 // With returns the inventory with another status, which adds a device for each
 // static partition, and taints. It replaces the status that i has. i does not
-// change, and neither does the result when the caller changes s afterwards.
+// change, and neither does the result when the caller changes s afterwards. For the
+// same status as last time the result is the same, so that nobody publishes it again.
 //
 // Entries about GPUs that the inventory does not have are ignored.
 func (i *Inventory) With(s Status) *Inventory {
 	s = s.Sorted()
+	if last := i.last.Load(); last != nil && reflect.DeepEqual(last.status, s) {
+		return last.inventory
+	}
 	boards := make([]board, len(i.boards))
 	for n, b := range i.boards {
 		boards[n] = b.with(s.of(b.gpu.PCIAddress))
 	}
-	return assemble(boards, i.problems)
+	made := &withStatus{status: s, inventory: assemble(boards, i.problems)}
+	i.last.Store(made)
+	return made.inventory
 }
 
 // of returns the entries about one GPU.

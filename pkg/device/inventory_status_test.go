@@ -91,6 +91,25 @@ func shuffled(s Status) Status {
 	return s
 }
 
+// TestSameStatus: for the same status the inventory is the same, so that a poll that finds nothing new publishes nothing. One
+// that the caller has changed meanwhile is another one.
+func TestSameStatus(t *testing.T) {
+	base, s := mustInventory(t, loadNode(t, "h100-80-sxm")), mixedStatus()
+	first := base.With(s)
+	if base.With(shuffled(s)) != first || base.With(Status{}) == first {
+		t.Error("the status and the inventory do not change together")
+	}
+	last := base.With(s)
+	for n := range s.Conditions {
+		if s.Conditions[n].Where != nil {
+			*s.Conditions[n].Where = at(0, 8)
+		}
+	}
+	if base.With(s) == last {
+		t.Error("a status that the caller has changed counts as the last one")
+	}
+}
+
 // TestWithIsPure: the receiver stays as it is, the last status counts, the order
 // of its entries does not, and the caller may change it afterwards.
 func TestWithIsPure(t *testing.T) {
@@ -104,6 +123,7 @@ func TestWithIsPure(t *testing.T) {
 	}
 	equal(t, "the status changed", mixedStatus(), s)
 	for range 20 {
+		base.With(Status{}) // otherwise it is the last one again
 		if got := base.With(shuffled(s)).DriverResources(testOptions); !reflect.DeepEqual(want, got) {
 			t.Fatalf("the order makes a difference (-want +got):\n%s", cmp.Diff(want, got))
 		}

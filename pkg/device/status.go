@@ -166,12 +166,22 @@ func (r Reason) IsFault() bool {
 	return !slices.Contains([]Reason{Occupied, ReleasePending, Opened, ForeignClaim, Cordoned, Withdrawn, AdminAccess}, r)
 }
 
-// Sorted returns a copy whose order does not depend on that of s.
+// Sorted returns a copy that shares nothing with s, and whose order does not depend on that of s.
 func (s Status) Sorted() Status {
-	return Status{
+	sorted := Status{
 		Static:     slices.SortedFunc(slices.Values(s.Static), compareStatic),
 		Conditions: slices.SortedFunc(slices.Values(s.Conditions), compareConditions),
 	}
+	for n := range sorted.Conditions {
+		c := &sorted.Conditions[n]
+		if c.Where != nil {
+			c.Where = new(*c.Where)
+		}
+		if c.ProfileID != nil {
+			c.ProfileID = new(*c.ProfileID)
+		}
+	}
+	return sorted
 }
 
 // compareStatic puts a partition that exists before one that is gone from the same

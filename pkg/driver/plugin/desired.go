@@ -65,8 +65,13 @@ type desired struct {
 	// there may be more.
 	inUse    []string
 	inUseErr error
-	// complete says that it was known what is to be published when the last inventory was built.
+	// complete says that it was known what is to be published when the last inventory was built, of this node and on these terms.
 	complete bool
+	built    struct {
+		inventory *device.Inventory
+		node      *gpu.Node
+		terms     device.Terms
+	}
 
 	policyProblem, inUseProblem logchange.Problem
 	panics                      panics.Repeated
@@ -90,12 +95,14 @@ func (d *desired) build(ctx context.Context, node *gpu.Node) (inventory *device.
 	for name := range d.needed {
 		terms.Keep[name] = true
 	}
-	inventory, err = device.NewInventory(node, terms)
-	if err != nil {
-		return nil, fmt.Errorf("build the inventory: %w", err)
+	if b := &d.built; b.node != node || !reflect.DeepEqual(b.terms, terms) {
+		if inventory, err = device.NewInventory(node, terms); err != nil {
+			return nil, fmt.Errorf("build the inventory: %w", err)
+		}
+		b.inventory, b.node, b.terms = inventory, node, terms
 	}
 	d.complete = complete
-	return inventory, nil
+	return d.built.inventory, nil
 }
 
 // update brings up to date what is to be published. The inventory is the present one with its status, or nil.

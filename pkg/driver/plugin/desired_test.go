@@ -127,6 +127,20 @@ func TestWithdrawal(t *testing.T) {
 	s.want(t, "", "when all is offered again")
 }
 
+// TestNothingNew: a poll that finds nothing new gives everybody the inventory of the last one.
+func TestNothingNew(t *testing.T) {
+	s := newStepper(t)
+	s.poll(0)
+	before := s.published
+	if s.poll(time.Second); before == nil || s.published != before {
+		t.Error("the inventory is another one although nothing has changed")
+	}
+	s.policy.set(onlyWhole(), nil)
+	if s.poll(time.Second); s.published == before {
+		t.Error("the inventory is the same although the policy has changed")
+	}
+}
+
 // TestInUseFromTheStart: the kubelet asks for the devices of its pods as soon as it
 // can, whether or not they were published before.
 func TestInUseFromTheStart(t *testing.T) {
