@@ -115,12 +115,10 @@ func (c *inFlight) wait(ctx context.Context, changes bool) error {
 	case errors.Is(ctx.Err(), context.Canceled):
 		more = whileCancelled
 	}
-	last := time.NewTimer(more)
-	defer last.Stop()
 	select {
 	case <-c.done:
 	case <-c.hung:
-	case <-last.C:
+	case <-time.After(more):
 	}
 	return ctx.Err()
 }

@@ -122,12 +122,10 @@ func (p *Process) Exit() Exit { return p.exit }
 
 // Wait waits for the process to end and reports whether it did within limit.
 func (p *Process) Wait(ctx context.Context, limit time.Duration) bool {
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
 	select {
 	case <-p.done:
 		return true
-	case <-timer.C:
+	case <-time.After(limit):
 	case <-ctx.Done():
 	}
 	return p.Ended()

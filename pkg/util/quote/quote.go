@@ -78,34 +78,28 @@ func CEL[T ~string](text T) string {
 
 // Text quotes a text.
 func Text[T ~string](text T) string {
-	start, cut := fitting(string(text))
-	if cut {
-		return strconv.Quote(start) + wasCut
-	}
-	return strconv.Quote(start)
+	start, end := fitting(string(text))
+	return strconv.Quote(start) + end
 }
 
 // Short returns as much of a text as may be quoted by somebody else, as the errors of
 // Kubernetes quote values.
 func Short[T ~string](text T) T {
-	start, cut := fitting(string(text))
-	if cut {
-		return T(start + wasCut)
-	}
-	return T(start)
+	start, end := fitting(string(text))
+	return T(start + end)
 }
 
-// fitting returns the part of a text that is not too long when it is quoted.
-func fitting(text string) (start string, cut bool) {
+// fitting returns the part of a text that is not too long when it is quoted, and what says that there was more.
+func fitting(text string) (start, end string) {
 	size := len(`""`) + len(wasCut)
 	for at := 0; at < len(text); {
 		_, length := utf8.DecodeRuneInString(text[at:])
 		if size += len(strconv.Quote(text[at:at+length])) - len(`""`); size > most {
-			return text[:at], true
+			return text[:at], wasCut
 		}
 		at += length
 	}
-	return text, false
+	return text, ""
 }
 
 // Line makes one line of a message, without control characters and with a limit in bytes.
@@ -131,9 +125,5 @@ func Line(message string, limit int) string {
 	if line.Len() <= limit {
 		return line.String()
 	}
-	text := line.String()[:max(0, limit-len(cutLine))]
-	for !utf8.ValidString(text) {
-		text = text[:len(text)-1]
-	}
-	return text + cutLine
+	return strings.ToValidUTF8(line.String()[:max(0, limit-len(cutLine))], "") + cutLine // without half a character
 }

@@ -250,26 +250,17 @@ func (r *Reader) NumberBetween(n *yaml.Node, at *field.Path, least, most float64
 
 // Bool reads true or false.
 func (r *Reader) Bool(n *yaml.Node, at *field.Path) bool {
-	if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!bool" {
-		r.WrongType(n, at, "true or false")
-		return false
-	}
 	var value bool
-	if err := n.Decode(&value); err != nil {
+	if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!bool" || n.Decode(&value) != nil {
 		r.WrongType(n, at, "true or false")
 	}
 	return value
 }
 
 func number(n *yaml.Node) (float64, bool) {
-	if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!int" && n.ShortTag() != "!!float" {
-		return 0, false
-	}
 	var value float64
-	if err := n.Decode(&value); err != nil {
-		return 0, false
-	}
-	return value, true
+	ok := n.Kind == yaml.ScalarNode && (n.ShortTag() == "!!int" || n.ShortTag() == "!!float") && n.Decode(&value) == nil
+	return value, ok
 }
 
 // inLine names the line, unless it is the only one, as in most JSON.

@@ -16,12 +16,10 @@ func For(ctx context.Context, d time.Duration) error {
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= d {
 		return context.DeadlineExceeded
 	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-timer.C:
+	case <-time.After(d):
 		return nil
 	}
 }
@@ -35,17 +33,12 @@ const (
 // returns that error, or the cause of ctx when ctx is done first. done is called
 // at least once.
 func Until(ctx context.Context, done func() (bool, error)) error {
-	interval := shortestInterval
-	timer := time.NewTimer(interval)
-	defer timer.Stop()
-	for {
+	for interval := shortestInterval; ; interval = min(longestInterval, interval*3/2) {
 		if ok, err := done(); ok || err != nil {
 			return err
 		}
-		timer.Reset(interval)
 		select {
-		case <-timer.C:
-			interval = min(longestInterval, interval*3/2)
+		case <-time.After(interval):
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
