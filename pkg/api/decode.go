@@ -16,8 +16,7 @@ import (
 // resource/v1). It bounds the work here as well.
 const maxBytes = 10 * 1024
 
-// Decode reads one configuration strictly and fills in defaults. Any fault of
-// form, an unknown or repeated field included, is an *InvalidError. The values
+// Decode reads one configuration strictly. Any fault of form, an unknown or repeated field included, is an *InvalidError. The values
 // are checked by Config.Validate.
 func Decode(raw runtime.RawExtension) (Config, error) {
 	parameters := field.NewPath("parameters")
@@ -37,7 +36,6 @@ func Decode(raw runtime.RawExtension) (Config, error) {
 	if r.FaultCount() > 0 {
 		return nil, r.invalid(kind)
 	}
-	config.setDefaults()
 	return config, nil
 }
 
@@ -50,19 +48,13 @@ func (r *reader) invalid(kind string) error {
 
 // config reads the configuration of a kind that is known.
 func (r *reader) config(root *yaml.Node, meta metav1.TypeMeta) Config {
-	fields := map[string]strict.Read{"apiVersion": strict.Skip, "kind": strict.Skip}
-	var config Config
-	switch meta.Kind {
-	case GpuConfigKind:
-		c := &GpuConfig{TypeMeta: meta}
-		fields["sharing"] = strict.Optional(func(n *yaml.Node, at *field.Path) { c.Sharing = r.gpuSharing(n, at) })
-		config = c
-	case MigDeviceConfigKind:
-		c := &MigDeviceConfig{TypeMeta: meta}
-		fields["sharing"] = strict.Optional(func(n *yaml.Node, at *field.Path) { c.Sharing = r.migDeviceSharing(n, at) })
-		config = c
+	gpus, partitions := &GpuConfig{TypeMeta: meta}, &MigDeviceConfig{TypeMeta: meta}
+	var config Config = gpus
+	sharing := strict.Into(&gpus.Sharing, r.gpuSharing)
+	if meta.Kind == MigDeviceConfigKind {
+		config, sharing = partitions, strict.Into(&partitions.Sharing, r.migDeviceSharing)
 	}
-	r.Object(root, nil, fields)
+	r.Object(root, nil, map[string]strict.Read{"apiVersion": strict.Skip, "kind": strict.Skip, "sharing": strict.Optional(sharing)})
 	return config
 }
 
@@ -98,8 +90,7 @@ func (r *reader) timeSlicingConfig(n *yaml.Node, at *field.Path) *TimeSlicingCon
 	r.Object(n, at, map[string]strict.Read{
 		"interval": strict.Optional(func(n *yaml.Node, at *field.Path) {
 			text, _ := r.String(n, at)
-			interval := Interval(text)
-			c.Interval = &interval
+			c.Interval = new(Interval(text))
 		}),
 	})
 	return c
@@ -113,8 +104,7 @@ func (r *reader) mpsConfig(n *yaml.Node, at *field.Path) *MPSConfig {
 			c.DefaultActiveThreadPercentage = &percentage
 		}),
 		"defaultPinnedDeviceMemoryLimit": strict.Optional(func(n *yaml.Node, at *field.Path) {
-			limit := r.memoryLimit(n, at)
-			c.DefaultPinnedDeviceMemoryLimit = &limit
+			c.DefaultPinnedDeviceMemoryLimit = new(r.memoryLimit(n, at))
 		}),
 		"defaultPerDevicePinnedMemoryLimit": strict.Optional(func(n *yaml.Node, at *field.Path) {
 			c.DefaultPerDevicePinnedMemoryLimit = map[string]MemoryLimit{}
@@ -123,13 +113,11 @@ func (r *reader) mpsConfig(n *yaml.Node, at *field.Path) *MPSConfig {
 			})
 		}),
 		"multiUser": strict.Optional(func(n *yaml.Node, at *field.Path) {
-			multiUser := r.Bool(n, at)
-			c.MultiUser = &multiUser
+			c.MultiUser = new(r.Bool(n, at))
 		}),
 		"defaultClientPriority": strict.Optional(func(n *yaml.Node, at *field.Path) {
 			text, _ := r.String(n, at)
-			priority := ClientPriority(text)
-			c.DefaultClientPriority = &priority
+			c.DefaultClientPriority = new(ClientPriority(text))
 		}),
 	})
 	return c

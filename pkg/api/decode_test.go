@@ -45,18 +45,16 @@ func TestDecode(t *testing.T) {
 		"escapes":            {in: strings.ReplaceAll(gpu(""), "/", `\/`), want: &GpuConfig{TypeMeta: gpuType}},
 		"null sharing":       {in: gpu(`"sharing":null`), want: &GpuConfig{TypeMeta: gpuType}},
 		"interval by default": {
-			in: gpu(`"sharing":{"strategy":"TimeSlicing"}`),
-			want: &GpuConfig{TypeMeta: gpuType, Sharing: &GpuSharing{
-				Strategy: TimeSlicing, TimeSlicingConfig: &TimeSlicingConfig{Interval: ptr.To(IntervalDefault)}}},
+			in:   gpu(`"sharing":{"strategy":"TimeSlicing"}`),
+			want: &GpuConfig{TypeMeta: gpuType, Sharing: &GpuSharing{Strategy: TimeSlicing}},
 		},
 		"empty timeSlicingConfig": {
-			in: gpu(`"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{}}`),
-			want: &GpuConfig{TypeMeta: gpuType, Sharing: &GpuSharing{
-				Strategy: TimeSlicing, TimeSlicingConfig: &TimeSlicingConfig{Interval: ptr.To(IntervalDefault)}}},
+			in:   gpu(`"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{}}`),
+			want: &GpuConfig{TypeMeta: gpuType, Sharing: &GpuSharing{Strategy: TimeSlicing, TimeSlicingConfig: &TimeSlicingConfig{}}},
 		},
 		"mps by default": {
 			in:   gpu(`"sharing":{"strategy":"MPS"}`),
-			want: &GpuConfig{TypeMeta: gpuType, Sharing: &GpuSharing{Strategy: MPS, MPSConfig: &MPSConfig{}}},
+			want: &GpuConfig{TypeMeta: gpuType, Sharing: &GpuSharing{Strategy: MPS}},
 		},
 		"mps in full": {
 			in: mig(`"sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50,

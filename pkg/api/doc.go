@@ -33,9 +33,6 @@ type Config interface {
 	// Interval returns the interval of time-slicing that the configuration asks for.
 	// IntervalDefault asks for nothing.
 	Interval() Interval
-
-	setDefaults()
-	kind() string
 }
 
 var (
@@ -58,6 +55,3 @@ type MigDeviceConfig struct {
 	// set.
 	Sharing *MigDeviceSharing `json:"sharing,omitempty"`
 }
-
-func (*GpuConfig) kind() string       { return GpuConfigKind }
-func (*MigDeviceConfig) kind() string { return MigDeviceConfigKind }

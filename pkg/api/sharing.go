@@ -3,6 +3,8 @@
 
 package api
 
+import "cmp"
+
 // Strategy is a way of sharing one device among containers.
 type Strategy string
 
@@ -90,58 +92,25 @@ const (
 	PriorityBelowNormal ClientPriority = "BelowNormal"
 )
 
-func (c *GpuConfig) setDefaults() {
-	if c.Sharing == nil {
-		return
+// alike is how a GPU is shared that way, or nil if nothing is set.
+func (s *MigDeviceSharing) alike() *GpuSharing {
+	if s == nil {
+		return nil
 	}
-	switch c.Sharing.Strategy {
-	case TimeSlicing:
-		if c.Sharing.TimeSlicingConfig == nil {
-			c.Sharing.TimeSlicingConfig = &TimeSlicingConfig{}
-		}
-		if c.Sharing.TimeSlicingConfig.Interval == nil {
-			interval := IntervalDefault
-			c.Sharing.TimeSlicingConfig.Interval = &interval
-		}
-	case MPS:
-		if c.Sharing.MPSConfig == nil {
-			c.Sharing.MPSConfig = &MPSConfig{}
-		}
-	}
-}
-
-func (c *MigDeviceConfig) setDefaults() {
-	if c.Sharing != nil && c.Sharing.Strategy == MPS && c.Sharing.MPSConfig == nil {
-		c.Sharing.MPSConfig = &MPSConfig{}
-	}
+	return &GpuSharing{Strategy: s.Strategy, MPSConfig: s.MPSConfig}
 }
 
 // MPS implements Config.
-func (c *GpuConfig) MPS() *MPSConfig {
-	if c.Sharing == nil {
-		return nil
-	}
-	return c.Sharing.Strategy.mps(c.Sharing.MPSConfig)
-}
+func (c *GpuConfig) MPS() *MPSConfig { return c.Sharing.mps() }
 
 // MPS implements Config.
-func (c *MigDeviceConfig) MPS() *MPSConfig {
-	if c.Sharing == nil {
-		return nil
-	}
-	return c.Sharing.Strategy.mps(c.Sharing.MPSConfig)
-}
+func (c *MigDeviceConfig) MPS() *MPSConfig { return c.Sharing.alike().mps() }
 
-// mps also serves configurations that were made in Go and have no defaults.
-func (s Strategy) mps(config *MPSConfig) *MPSConfig {
-	switch {
-	case s != MPS:
+func (s *GpuSharing) mps() *MPSConfig {
+	if s == nil || s.Strategy != MPS {
 		return nil
-	case config == nil:
-		return &MPSConfig{}
-	default:
-		return config
 	}
+	return cmp.Or(s.MPSConfig, &MPSConfig{})
 }
 
 // Interval implements Config.

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/partage-dev/partage/pkg/util/quote"
@@ -29,26 +30,22 @@ const maxDevices = resourceapi.AllocationResultsMaxSize
 var deviceKey = regexp.MustCompile(`^([0-9]{1,3}|(GPU|MIG)-[0-9A-Za-z/-]{1,80})$`)
 
 // Validate implements Config.
-func (c *GpuConfig) Validate() error {
-	faults := validateType(c.APIVersion, c.Kind, GpuConfigKind)
-	if c.Sharing != nil {
-		path := field.NewPath("sharing")
-		faults = append(faults, validateStrategy(c.Sharing.Strategy, path)...)
-		faults = append(faults, validateTimeSlicing(c.Sharing, path)...)
-		faults = append(faults, validateMPS(c.Sharing.Strategy, c.Sharing.MPSConfig, path)...)
-	}
-	return invalid(GpuConfigKind, faults)
-}
+func (c *GpuConfig) Validate() error { return validate(c.TypeMeta, GpuConfigKind, c.Sharing) }
 
 // Validate implements Config.
 func (c *MigDeviceConfig) Validate() error {
-	faults := validateType(c.APIVersion, c.Kind, MigDeviceConfigKind)
-	if c.Sharing != nil {
+	return validate(c.TypeMeta, MigDeviceConfigKind, c.Sharing.alike())
+}
+
+func validate(meta metav1.TypeMeta, kind string, sharing *GpuSharing) error {
+	faults := validateType(meta.APIVersion, meta.Kind, kind)
+	if sharing != nil {
 		path := field.NewPath("sharing")
-		faults = append(faults, validateStrategy(c.Sharing.Strategy, path)...)
-		faults = append(faults, validateMPS(c.Sharing.Strategy, c.Sharing.MPSConfig, path)...)
+		faults = append(faults, validateStrategy(sharing.Strategy, path)...)
+		faults = append(faults, validateTimeSlicing(sharing, path)...)
+		faults = append(faults, validateMPS(sharing.Strategy, sharing.MPSConfig, path)...)
 	}
-	return invalid(MigDeviceConfigKind, faults)
+	return invalid(kind, faults)
 }
 
 func validateType(version, kind, want string) field.ErrorList {
@@ -82,10 +79,7 @@ func validateTimeSlicing(sharing *GpuSharing, path *field.Path) field.ErrorList 
 	if sharing.Strategy != TimeSlicing {
 		return field.ErrorList{field.Forbidden(path, `may be set with strategy "TimeSlicing" only`)}
 	}
-	if config.Interval == nil {
-		return nil
-	}
-	if !slices.Contains(intervals, *config.Interval) {
+	if config.Interval != nil && !slices.Contains(intervals, *config.Interval) {
 		return field.ErrorList{field.NotSupported(path.Child("interval"), quote.Short(string(*config.Interval)), intervals)}
 	}
 	return nil

@@ -200,8 +200,7 @@ func (r *reader) timeSlice(n *yaml.Node, at *field.Path, o *TimeSliceOffer, hasI
 
 // someMemory reads an amount of memory whose default is not a number.
 func (r *reader) someMemory(n *yaml.Node, at *field.Path) *int64 {
-	bytes := r.memory(n, at)
-	return &bytes
+	return new(r.memory(n, at))
 }
 
 // memory reads an amount of memory, given as a quantity or as a number of bytes.
