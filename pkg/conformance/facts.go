@@ -23,6 +23,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/nvml"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/pkg/node/holder"
 	"github.com/partage-dev/partage/pkg/node/host"
 	"github.com/partage-dev/partage/pkg/node/process"
 )
@@ -311,11 +312,13 @@ func namesOf(g *gpu.GPU, pids []int) fact[[]nodeProcess] {
 // are: any process may have their names.
 func openersOf(g *gpu.GPU) fact[[]nodeProcess] {
 	return fact[[]nodeProcess]{File, "processes with GPU " + g.PCIAddress + " open", func(ctx context.Context, m *machine) ([]nodeProcess, error) {
-		roots := m.Roots
-		roots.Proc = procfs
-		pids, err := roots.Openers(fmt.Sprintf("/dev/nvidia%d", g.Minor))
+		holders, err := (&holder.Finder{Roots: m.Roots, Proc: procfs}).Openers(ctx, g.PCIAddress, m.Limit, false)
 		if err != nil {
 			return nil, err
+		}
+		var pids []int
+		for _, p := range holders {
+			pids = append(pids, p.PID)
 		}
 		open, err := named(pids)
 		plugins := m.plugins(ctx)

@@ -4,7 +4,6 @@
 package holder
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/node/podcgroup"
+	"github.com/partage-dev/partage/pkg/node/process"
 	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
@@ -119,7 +119,7 @@ func nodePath(path string, roots []string) string {
 
 // isOther reports whether a file is known not to be the node that it is called like: anybody can call a file so.
 func isOther(file, node string) bool {
-	st, err := stat(file)
+	st, err := process.StatOpen(file)
 	minor := strconv.Itoa(int(st.Rdev_minor))
 	return err == nil && (st.Mode&unix.S_IFMT != unix.S_IFCHR || node != gpuNode(int(st.Rdev_minor)) && !strings.HasSuffix(node, "/nvidia-cap"+minor) ||
 		st.Rdev_major != gpuMajor && node == gpuNode(int(st.Rdev_minor)))
@@ -128,16 +128,9 @@ func isOther(file, node string) bool {
 // gpuMajor is the number of NVIDIA's driver among those of character devices.
 const gpuMajor = 195
 
-// stat reads the type of an open file and its number. The answer is the kernel's: a file system of a tenant is not asked, which might not
-// answer.
-func stat(file string) (st unix.Statx_t, err error) {
-	err = unix.Statx(unix.AT_FDCWD, file, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &st)
-	return st, err
-}
-
 // nodeOf returns the node of the GPU that a file is, or "" for another file.
 func nodeOf(file string) string {
-	st, err := stat(file)
+	st, err := process.StatOpen(file)
 	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev_major != gpuMajor {
 		return ""
 	}
@@ -154,7 +147,10 @@ func (p procfs) of(pid int, name string) string {
 
 // process reads what is known of a process.
 func (p procfs) process(pid int) Process {
-	one := Process{PID: pid, Start: p.start(pid)}
+	one := Process{PID: pid, Start: -1}
+	if id, err := process.IdentifyIn(p.path, pid); err == nil {
+		one.Start = time.Duration(id.Start) * tick
+	}
 	_, err := os.Lstat(filepath.Join(p.path, strconv.Itoa(pid)))
 	one.Ended = errors.Is(err, fs.ErrNotExist)
 	if name, err := os.ReadFile(p.of(pid, "comm")); err == nil {
@@ -188,25 +184,6 @@ func (p procfs) pod(pid int) podcgroup.Pod {
 
 // tick is the kernel's unit of time in procfs, on all machines that Go runs on.
 const tick = time.Second / 100
-
-// start is when a process was started, since the machine was, or negative where it has ended. The name of the program, which
-// may contain anything, ends with the last bracket.
-func (p procfs) start(pid int) time.Duration {
-	const field = 22 - 3 // of proc(5), the third being the first after the name
-	data, err := os.ReadFile(p.of(pid, "stat"))
-	if err != nil {
-		return -1
-	}
-	rest := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
-	if len(rest) <= field {
-		return -1
-	}
-	ticks, err := strconv.ParseInt(rest[field], 10, 64)
-	if err != nil {
-		return -1
-	}
-	return time.Duration(ticks) * tick
-}
 
 // shownID is how much of a container's ID crictl shows, which is enough to find it.
 const shownID = 13

@@ -6,7 +6,6 @@ package host
 import (
 	"fmt"
 	"path/filepath"
-	"strings"
 )
 
 // userManagement is the parameter that says who manages the memory of coherent GPUs: 0 is the driver. All
@@ -23,10 +22,9 @@ func (r Roots) DriverManagesMemory() (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("read the parameters of the NVIDIA driver: %w", err)
 	}
-	for line := range strings.Lines(string(data)) {
-		if name, value, _ := strings.Cut(line, ":"); name == userManagement {
-			return strings.TrimSpace(value) == "0", nil
-		}
+	managed, found := valueOf(data, userManagement)
+	if !found {
+		return false, fmt.Errorf("read the parameters of the NVIDIA driver: %s has no %s", path, userManagement)
 	}
-	return false, fmt.Errorf("read the parameters of the NVIDIA driver: %s has no %s", path, userManagement)
+	return managed == "0", nil
 }

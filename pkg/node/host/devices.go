@@ -4,8 +4,6 @@
 package host
 
 import (
-	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -74,16 +72,12 @@ func (r Roots) CapabilityMajor() (int64, error) {
 // parseMajor reads a character device's major from the format of
 // /proc/devices: two sections of "<major> <name>" lines.
 func parseMajor(data []byte, driver string) (major int64, found bool, err error) {
-	inCharacter := false
-	lines := bufio.NewScanner(bytes.NewReader(data))
-	for lines.Scan() {
-		line := strings.TrimSpace(lines.Text())
-		if strings.HasSuffix(line, ":") {
-			inCharacter = strings.HasPrefix(line, "Character")
-			continue
-		}
-		number, name, ok := strings.Cut(line, " ")
-		if !inCharacter || !ok || strings.TrimSpace(name) != driver {
+	_, characters, _ := strings.Cut(string(data), "Character devices:")
+	characters, _, _ = strings.Cut(characters, "Block devices:")
+	for line := range strings.Lines(characters) {
+		line = strings.TrimSpace(line)
+		number, name, _ := strings.Cut(line, " ")
+		if strings.TrimSpace(name) != driver {
 			continue
 		}
 		major, err := strconv.ParseUint(number, 10, 31)
@@ -92,7 +86,7 @@ func parseMajor(data []byte, driver string) (major int64, found bool, err error)
 		}
 		return int64(major), true, nil
 	}
-	return 0, false, lines.Err()
+	return 0, false, nil
 }
 
 // InstanceCapability returns the minor number of the capability node of a GPU
@@ -134,22 +128,15 @@ func (r Roots) capabilityMinor(path string) (int64, error) {
 // parseMinor reads a minor number from the line "<field>: <n>" of a file of
 // the NVIDIA driver.
 func parseMinor(data []byte, field string) (int64, error) {
-	lines := bufio.NewScanner(bytes.NewReader(data))
-	for lines.Scan() {
-		key, value, ok := strings.Cut(lines.Text(), ":")
-		if !ok || strings.TrimSpace(key) != field {
-			continue
-		}
-		minor, err := strconv.ParseUint(strings.TrimSpace(value), 10, minorBits)
-		if err != nil {
-			return 0, fmt.Errorf("%s: expected a minor number: %w", field, err)
-		}
-		return int64(minor), nil
+	value, found := valueOf(data, field)
+	if !found {
+		return 0, fmt.Errorf("expected a line %q, found none", field+": <minor number>")
 	}
-	if err := lines.Err(); err != nil {
-		return 0, err
+	minor, err := strconv.ParseUint(value, 10, minorBits)
+	if err != nil {
+		return 0, fmt.Errorf("%s: expected a minor number: %w", field, err)
 	}
-	return 0, fmt.Errorf("expected a line %q, found none", field+": <minor number>")
+	return int64(minor), nil
 }
 
 // SinceBoot returns the time since this machine started, suspensions included. It is

@@ -6,6 +6,7 @@ package host
 import (
 	"context"
 	"os"
+	"strings"
 
 	"github.com/partage-dev/partage/pkg/gpu/call"
 )
@@ -24,6 +25,16 @@ func read[T any](r Roots, pciAddress, at, name string, f func() (T, error)) (T, 
 		ctx = context.Background()
 	}
 	return call.Read(ctx, r.Calls.Of(pciAddress, at), name, f)
+}
+
+// valueOf returns the value in the line "<field>: <value>" of a file of the NVIDIA driver.
+func valueOf(data []byte, field string) (value string, found bool) {
+	for line := range strings.Lines(string(data)) {
+		if name, value, is := strings.Cut(line, ":"); is && strings.TrimSpace(name) == field {
+			return strings.TrimSpace(value), true
+		}
+	}
+	return "", false
 }
 
 // driverFile reads a file of the NVIDIA driver.

@@ -40,8 +40,14 @@ func HasDevice(pid int, devices map[uint64]bool) (has bool) {
 	return err == nil && has
 }
 
-// eachDevice calls a function for the character devices that a process has open, as long as it returns true. The kernel answers
-// by itself: a process may have files of a server that does not.
+// StatOpen reads the type and the device number of an open file, by its path in procfs. The kernel answers by itself: a process
+// may have files of a server, or of a tenant's file system, that does not.
+func StatOpen(file string) (st unix.Statx_t, err error) {
+	err = unix.Statx(unix.AT_FDCWD, file, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &st)
+	return st, err
+}
+
+// eachDevice calls a function for the character devices that a process has open, as long as it returns true.
 func eachDevice(pid int, do func(number uint64, file string) bool) error {
 	folder, err := os.Open(filepath.Join(procRoot, strconv.Itoa(pid), "fd"))
 	if err != nil {
@@ -53,10 +59,8 @@ func eachDevice(pid int, do func(number uint64, file string) bool) error {
 		return fmt.Errorf("read the open files of PID %d: %w", pid, err)
 	}
 	for _, name := range names {
-		// A file that cannot be read was closed meanwhile.
-		var st unix.Statx_t
 		file := filepath.Join(folder.Name(), name)
-		err := unix.Statx(unix.AT_FDCWD, file, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &st)
+		st, err := StatOpen(file) // one that cannot be read was closed meanwhile
 		if err == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR && !do(unix.Mkdev(st.Rdev_major, st.Rdev_minor), file) {
 			break
 		}

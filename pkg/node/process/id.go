@@ -30,8 +30,11 @@ type ID struct {
 
 // Identify returns the ID of a running process, or of one that has ended and was
 // not waited for yet.
-func Identify(pid int) (ID, error) {
-	st, err := readStat(pid)
+func Identify(pid int) (ID, error) { return IdentifyIn(procRoot, pid) }
+
+// IdentifyIn is Identify for a process by its PID in another procfs.
+func IdentifyIn(procfs string, pid int) (ID, error) {
+	st, err := statIn(procfs, pid)
 	return ID{PID: pid, Start: st.start}, err
 }
 
@@ -172,8 +175,10 @@ type stat struct {
 // thread; others may still be waiting for the GPU.
 func (s stat) ended() bool { return (s.state == 'Z' || s.state == 'X') && s.threads <= 1 }
 
-func readStat(pid int) (stat, error) {
-	data, err := os.ReadFile(filepath.Join(procRoot, strconv.Itoa(pid), "stat"))
+func readStat(pid int) (stat, error) { return statIn(procRoot, pid) }
+
+func statIn(procfs string, pid int) (stat, error) {
+	data, err := os.ReadFile(filepath.Join(procfs, strconv.Itoa(pid), "stat"))
 	if err != nil {
 		return stat{}, fmt.Errorf("read the state of PID %d: %w", pid, err)
 	}
