@@ -95,6 +95,9 @@ func (c *config) kubeClients() (*kubeClients, error) {
 			return nil, fmt.Errorf("make a client of %s for %s: %w", one.what, config.Host, err)
 		}
 	}
+	if !c.claimStatus {
+		k.status = nil // it is not to be written
+	}
 	if k.metadata, err = metadata.NewForConfig(config); err != nil {
 		return nil, fmt.Errorf("make a client of metadata for %s: %w", config.Host, err)
 	}
@@ -131,6 +134,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 	holders := &holder.Finder{Roots: roots}
 	events := plugin.NewEvents(ctx, clients.nodeEvents, clients.userEvents, driverName, c.nodeName)
 	names := &holder.PodNames{Roots: roots}
+	foreign := &unclaimed.Finder{Driver: driverName, Pool: c.nodeName, Socket: c.podResources, PodName: c.podName, Named: cluster.Named}
 	memoryLimits, err := c.limitMemory(ctx, roots, gpus)
 	if err != nil {
 		return err
@@ -143,7 +147,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		Sharing:    sharing.New(sharing.Options{Roots: roots, Modes: gpus, Supervisor: supervisor, Calls: calls}),
 		Calls:      calls,
 		Cluster:    facts,
-		Users:      c.users(ctx, holders, gpus, supervisor),
+		Users:      c.users(ctx, holders, gpus.Processes, supervisor.List),
 		Events:     events,
 	})
 	if err != nil {
@@ -176,7 +180,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		BootID:         boot,
 		PollInterval:   c.pollInterval,
 		PodUID:         types.UID(c.podUID),
-		StatusClient:   c.statusClient(clients),
+		StatusClient:   clients.status,
 		DeviceMetadata: c.deviceMetadata,
 		NodeLabels:     nodelabels.Mode(c.nodeLabels),
 		LabelClient:    clients.background,
@@ -186,7 +190,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		Health:         gpus,
 		Metrics:        observed,
 		Runtime:        c.runtimeCheck(roots, "/proc", os.Getppid()),
-		ForeignClaims:  c.foreignClaims(cluster),
+		ForeignClaims:  foreign.Find,
 		HealthListener: listener,
 	}).Run(ctx)
 }
@@ -200,20 +204,10 @@ func (c *config) limitMemory(ctx context.Context, roots host.Roots, gpus *nvml.C
 	return server.Folder, nil
 }
 
-// foreignClaims finds claims of another driver with this driver's name.
-func (c *config) foreignClaims(cluster *plugin.Cluster) plugin.ForeignClaims {
-	finder := &unclaimed.Finder{Driver: driverName, Pool: c.nodeName, Socket: c.podResources, PodName: c.podName, Named: cluster.Named}
-	return finder.Find
-}
-
 // pods finds those that may have what a claim had.
 func (c *config) pods(names *holder.PodNames) func(context.Context, claim.Ref) (string, error) {
-	return func(ctx context.Context, of claim.Ref) (string, error) {
-		pods := unclaimed.Pods{
-			Socket: c.podResources, PodName: c.podName, Proc: "/proc", Named: func(uid string) string { return names.Name(ctx, "", uid) },
-		}
-		return pods.With(ctx, of.Namespace, of.Name)
-	}
+	pods := unclaimed.Pods{Socket: c.podResources, PodName: c.podName, Proc: "/proc", Named: names.Name}
+	return func(ctx context.Context, of claim.Ref) (string, error) { return pods.With(ctx, of.Namespace, of.Name) }
 }
 
 // newClaims adds to the options what flags say.
@@ -226,14 +220,6 @@ func (c *config) newClaims(o claim.Options) (*claim.Manager, error) {
 		return nil, fmt.Errorf("set up claims in %s: %w", o.DataDir, err)
 	}
 	return claims, nil
-}
-
-// statusClient is nil where the status of claims is not to be written.
-func (c *config) statusClient(clients *kubeClients) kubernetes.Interface {
-	if !c.claimStatus {
-		return nil
-	}
-	return clients.status
 }
 
 // dataDir is the plugin's folder among those of the kubelet's plugins.

@@ -17,28 +17,21 @@ import (
 	"github.com/partage-dev/partage/pkg/node/host"
 )
 
-// processLister is the NVML session.
-type processLister interface {
-	Processes(ctx context.Context, pciAddress string) ([]gpu.Process, error)
-}
-
-// sessionLister is the MPS supervisor.
-type sessionLister interface {
-	List(ctx context.Context) ([]mps.Status, error)
-}
-
-// users finds the processes on GPUs that no claim explains.
-func (c *config) users(ctx context.Context, holders *holder.Finder, gpus processLister, supervisor sessionLister) *users.Users {
+// users finds the processes on GPUs that no claim explains, of those that NVML lists.
+func (c *config) users(
+	ctx context.Context, holders *holder.Finder, list func(ctx context.Context, pciAddress string) ([]gpu.Process, error),
+	sessions func(context.Context) ([]mps.Status, error),
+) *users.Users {
 	if _, err := c.roots().PodNames(); err != nil {
 		klog.FromContext(ctx).Error(err, "Pods without a claim that have a GPU open are taken for users of it, whatever their namespace, while their names are not known")
 	}
 	return &users.Users{
-		Finder: holders, List: gpus.Processes, Ignored: c.isIgnored,
+		Finder: holders, List: list, Ignored: c.isIgnored,
 		Servers: func(ctx context.Context) ([]int, error) {
-			sessions, err := supervisor.List(ctx)
+			all, err := sessions(ctx)
 			var servers []int
-			for i := range sessions {
-				servers = append(servers, sessions[i].Servers...)
+			for i := range all {
+				servers = append(servers, all[i].Servers...)
 			}
 			return servers, err
 		},

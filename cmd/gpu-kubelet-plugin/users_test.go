@@ -64,7 +64,7 @@ func TestUsersOfGPUs(t *testing.T) {
 			names := &holder.PodNames{Roots: c.roots()}
 			holders := &holder.Finder{Roots: c.roots(), Proc: filepath.Join(dir, "processes"), PodName: names.Name}
 			m := machine{pid, test.server}
-			var finder converge.Users = c.users(t.Context(), holders, m, m)
+			var finder converge.Users = c.users(t.Context(), holders, m.Processes, m.List)
 			if got, _, _ := finder.Users(t.Context(), pci, nil, nil); (got != "") != test.want {
 				t.Errorf("got %q, want users: %t", got, test.want)
 			}

@@ -121,7 +121,7 @@ func (u *Users) Users(ctx context.Context, pciAddress string, claims []*record.R
 		klog.FromContext(ctx).V(2).Info("Open device nodes were not read, the driver's list of processes decides", "reason", unopened)
 	}
 	for _, p := range listed {
-		o.addListed(ctx, u.Finder.Process(p.PID), p.InstanceID)
+		o.addListed(u.Finder.Process(p.PID), p.InstanceID)
 	}
 	if cannotList {
 		unlisted = nil
@@ -131,10 +131,10 @@ func (u *Users) Users(ctx context.Context, pciAddress string, claims []*record.R
 		// The kernel knows who has the GPU open, whatever the driver can list.
 		unlisted = unopened
 		for _, p := range open {
-			o.addListed(ctx, p, undivided)
+			o.addListed(p, undivided)
 		}
 	case unopened == nil:
-		o.addOpeners(ctx, slices.DeleteFunc(open, func(p holder.Process) bool {
+		o.addOpeners(slices.DeleteFunc(open, func(p holder.Process) bool {
 			return slices.ContainsFunc(listed, func(other gpu.Process) bool { return other.PID == p.PID })
 		}))
 	}
@@ -157,8 +157,8 @@ func (u *Users) list(ctx context.Context, pciAddress string) ([]gpu.Process, err
 }
 
 // addListed counts a process with a context or memory in a place, unless that is explained. MPS servers are no users.
-func (o *observation) addListed(ctx context.Context, p holder.Process, instanceID int) {
-	if text, counts := o.counts(ctx, p, true, max(instanceID, undivided)); counts && !slices.Contains(o.servers(), p.PID) {
+func (o *observation) addListed(p holder.Process, instanceID int) {
+	if text, counts := o.counts(p, true, max(instanceID, undivided)); counts && !slices.Contains(o.servers(), p.PID) {
 		o.add(instanceID, text)
 	}
 }
@@ -199,7 +199,7 @@ func describe(users []string) string {
 // open before a claim was prepared does not count, because it did not keep that claim from starting. A driver that was
 // restarted since cannot know this, so it assumes it of processes that were already running by then; otherwise they would
 // delay the next claim after each restart. While a claim observes the GPU, open nodes say nothing: its containers have them.
-func (o *observation) addOpeners(ctx context.Context, open []holder.Process) {
+func (o *observation) addOpeners(open []holder.Process) {
 	prepared, observed := o.prepared()
 	if observed {
 		return
@@ -214,7 +214,7 @@ func (o *observation) addOpeners(ctx context.Context, open []holder.Process) {
 	}
 	kept = false
 	for _, p := range open {
-		text, counts := o.counts(ctx, p, false, undivided)
+		text, counts := o.counts(p, false, undivided)
 		if !counts {
 			continue
 		}
@@ -261,10 +261,10 @@ func (o *observation) prepared() (last time.Duration, observed bool) {
 // counts reports whether a process has no business where it is, and describes it. memory means that it has a context or
 // memory there. Otherwise it has nothing but the GPU's node open, which processes on any part of the GPU have. A pod whose
 // name is not known counts.
-func (o *observation) counts(ctx context.Context, p holder.Process, memory bool, instanceID int) (text string, counts bool) {
+func (o *observation) counts(p holder.Process, memory bool, instanceID int) (text string, counts bool) {
 	name := ""
 	if p.Pod != "" && o.Finder.PodName != nil {
-		name = o.Finder.PodName(ctx, o.gpu, p.Pod)
+		name = o.Finder.PodName(p.Pod)
 	}
 	namespace, _, _ := strings.Cut(name, "/")
 	everybody := memory && len(o.orphaned) > 0

@@ -30,8 +30,8 @@ type Finder struct {
 	// where this process is in the host's PID namespace.
 	Proc string
 	// PodName returns "namespace/name" of the pod with this UID, or "" if it is not
-	// known, given the GPU that it has in use. Optional.
-	PodName func(ctx context.Context, pciAddress, uid string) string
+	// known. Optional.
+	PodName func(uid string) string
 
 	// all are the walks over all processes, and inPods those over processes in pods.
 	all, inPods reads[[]Process]
@@ -41,8 +41,6 @@ const (
 	// walkLimit bounds a walk over the open files of all processes, some microseconds for
 	// each.
 	walkLimit = 5 * time.Second
-	// podNameLimit bounds the search for the names of all pods.
-	podNameLimit = 3 * time.Second
 	// shown is how many holders are described.
 	shown = 5
 
@@ -68,7 +66,7 @@ func (f *Finder) Describe(ctx context.Context, pciAddress string, instanceID int
 	}
 	minor, open, err := f.openers(ctx, pciAddress, walkLimit, false)
 	if err != nil || instanceID < 0 {
-		return f.text(ctx, pciAddress, join(holders, open), err)
+		return f.text(join(holders, open), err)
 	}
 	first := firstCapability + perGPU*minor + perInstance*instanceID
 	if known, err := f.Roots.Within(ctx).InstanceCapability(minor, instanceID); err == nil {
@@ -76,14 +74,14 @@ func (f *Finder) Describe(ctx context.Context, pciAddress string, instanceID int
 	}
 	on := slices.DeleteFunc(slices.Clone(open), func(p Process) bool { return !p.has(first, first+perInstance) })
 	if holders = join(holders, on); len(holders) > 0 {
-		return f.text(ctx, pciAddress, holders, nil)
+		return f.text(holders, nil)
 	}
 	// A process that may configure partitions needs no capability. What others have open says
 	// that they are on another partition.
 	others := slices.DeleteFunc(slices.Clone(open), func(p Process) bool {
 		return p.has(firstCapability+perGPU*minor, firstCapability+perGPU*(minor+1))
 	})
-	return f.text(ctx, pciAddress, others, nil)
+	return f.text(others, nil)
 }
 
 // Process is what is known of a process.
@@ -159,14 +157,12 @@ func join(holders, others []Process) []Process {
 }
 
 // text lists holders, or says what else it may be.
-func (f *Finder) text(ctx context.Context, pciAddress string, holders []Process, incomplete error) string {
-	ctx, cancel := context.WithTimeout(ctx, podNameLimit)
-	defer cancel()
+func (f *Finder) text(holders []Process, incomplete error) string {
 	var parts []string
 	for _, p := range holders[:min(len(holders), shown)] {
 		name := ""
 		if f.PodName != nil && p.Pod != "" {
-			name = f.PodName(ctx, pciAddress, p.Pod)
+			name = f.PodName(p.Pod)
 		}
 		parts = append(parts, p.Text(name))
 	}

@@ -4,7 +4,6 @@
 package holder
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -166,7 +165,7 @@ func TestDescribe(t *testing.T) {
 func TestPodNameAndMany(t *testing.T) {
 	t.Parallel()
 	f := finder(t)
-	f.PodName = func(_ context.Context, _, uid string) string { return map[string]string{podUID: "team-a/train-0"}[uid] }
+	f.PodName = func(uid string) string { return map[string]string{podUID: "team-a/train-0"}[uid] }
 	for pid := 5000100; pid < 5000200; pid++ {
 		f.run(t, pid, "worker", inPodCgroup, "/dev/nvidia2")
 	}

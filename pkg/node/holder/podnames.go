@@ -4,8 +4,7 @@
 package holder
 
 import (
-	"context"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/partage-dev/partage/pkg/node/host"
@@ -16,33 +15,19 @@ type PodNames struct {
 	Roots host.Roots
 
 	lists reads[map[string]string]
-
-	mu    sync.Mutex
-	known map[string]string
+	known atomic.Pointer[map[string]string]
 }
 
 // Name returns "namespace/name" of a pod, or "" if it is not known. The folders are listed again when one is missing.
-func (n *PodNames) Name(_ context.Context, _, uid string) string {
-	name, found := n.cached()[uid]
-	if !found {
-		name = n.list()[uid]
+func (n *PodNames) Name(uid string) string {
+	if known := n.known.Load(); known != nil {
+		if name, found := (*known)[uid]; found {
+			return name
+		}
 	}
-	return name
-}
-
-func (n *PodNames) cached() map[string]string {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.known
-}
-
-func (n *PodNames) list() map[string]string {
 	known, err := n.lists.do(time.Second, n.Roots.PodNames)
-	if err != nil {
-		return n.cached()
+	if err == nil {
+		n.known.Store(&known)
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.known = known
-	return known
+	return known[uid]
 }

@@ -21,7 +21,7 @@ func TestPodNames(t *testing.T) {
 	n := &PodNames{Roots: host.Roots{PodLogs: folder}}
 	check := func(uid, want string) {
 		t.Helper()
-		if got := n.Name(t.Context(), pci, uid); got != want {
+		if got := n.Name(uid); got != want {
 			t.Errorf("%s: got %q, want %q", uid, got, want)
 		}
 	}
