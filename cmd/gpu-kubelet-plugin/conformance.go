@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v3"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/partage-dev/partage/pkg/conformance"
 	"github.com/partage-dev/partage/pkg/node/command"
@@ -104,23 +103,24 @@ func (r *conformanceRun) run(ctx context.Context, stdout, stderr io.Writer) erro
 }
 
 func (r *conformanceRun) validate() error {
-	var errs []error
-	if r.output != "table" && r.output != "json" {
-		errs = append(errs, fmt.Errorf("--output is %q: want table or json", r.output))
+	skipErr := conformance.ValidateSkip(r.skip)
+	return errors.Join(
+		refuse(r.output != "table" && r.output != "json", "--output is %q: want table or json", r.output),
+		refuse(r.replay != "" && r.transcript != "", "--transcript and --replay exclude each other"),
+		refuse(r.transcript == standardOutput && r.cataloguePatch == standardOutput,
+			"--transcript and --catalogue-patch are both the standard output: want a file for one of them"),
+		refuse(skipErr != nil, "--skip: %w", skipErr),
+		refuse(r.replay != "" && len(r.skip) > 0, "--skip and --replay exclude each other: a transcript says what was skipped"),
+		r.changes.validate(), r.validateRoots(), r.process.ValidateLogging(),
+	)
+}
+
+// refuse returns an error where something is wrong.
+func refuse(wrong bool, format string, args ...any) error {
+	if !wrong {
+		return nil
 	}
-	if r.replay != "" && r.transcript != "" {
-		errs = append(errs, errors.New("--transcript and --replay exclude each other"))
-	}
-	if r.transcript == standardOutput && r.cataloguePatch == standardOutput {
-		errs = append(errs, errors.New("--transcript and --catalogue-patch are both the standard output: want a file for one of them"))
-	}
-	if err := conformance.ValidateSkip(r.skip); err != nil {
-		errs = append(errs, fmt.Errorf("--skip: %w", err))
-	}
-	if r.replay != "" && len(r.skip) > 0 {
-		errs = append(errs, errors.New("--skip and --replay exclude each other: a transcript says what was skipped"))
-	}
-	return errors.Join(append(errs, r.changes.validate(), r.validateRoots(), r.process.ValidateLogging())...)
+	return fmt.Errorf(format, args...)
 }
 
 // examine makes the report, and writes the files that were asked for.
@@ -224,18 +224,11 @@ func writePatch(ctx context.Context, node *conformance.Node, out io.Writer) erro
 	return nil
 }
 
-// nodeInfo reads the Node object. It needs the rights of the plugin's pod.
+// nodeInfo is what the Node object says.
 func (r *conformanceRun) nodeInfo(ctx context.Context) (conformance.NodeInfo, error) {
-	if err := errors.Join(r.validateNodeName(), r.validateClient()); err != nil {
-		return conformance.NodeInfo{}, err
-	}
-	clients, err := r.kubeClients()
+	node, err := r.node(ctx)
 	if err != nil {
 		return conformance.NodeInfo{}, err
-	}
-	node, err := clients.main.CoreV1().Nodes().Get(ctx, r.nodeName, metav1.GetOptions{})
-	if err != nil {
-		return conformance.NodeInfo{}, fmt.Errorf("read node %s: %w", r.nodeName, err)
 	}
 	info := conformance.NodeInfo{Runtime: node.Status.NodeInfo.ContainerRuntimeVersion}
 	for _, handler := range node.Status.RuntimeHandlers {

@@ -38,22 +38,14 @@ func (c *conformanceChanges) flags() []cli.Flag {
 }
 
 func (c *conformanceChanges) validate() error {
-	var errs []error
-	if c.gpu != "" && !c.mps && !c.intrusive {
-		errs = append(errs, errors.New("--gpu is for --mps and --intrusive"))
-	}
-	if c.intrusive && c.gpu == "" {
-		errs = append(errs, errors.New("--intrusive needs --gpu, the UUID of the GPU to change"))
-	}
-	if c.runtime != "" && !filepath.IsAbs(c.socket()) {
-		errs = append(errs, fmt.Errorf("--runtime-endpoint is %q: want unix:// and an absolute path", c.runtime))
-	}
 	// MPS makes sockets in it, whose paths have at most 107 bytes.
 	const most = 50
-	if !filepath.IsAbs(c.workDir) || len(c.workDir) > most {
-		errs = append(errs, fmt.Errorf("--work-dir is %q: want an absolute path of at most %d bytes", c.workDir, most))
-	}
-	return errors.Join(errs...)
+	return errors.Join(
+		refuse(c.gpu != "" && !c.mps && !c.intrusive, "--gpu is for --mps and --intrusive"),
+		refuse(c.intrusive && c.gpu == "", "--intrusive needs --gpu, the UUID of the GPU to change"),
+		refuse(c.runtime != "" && !filepath.IsAbs(c.socket()), "--runtime-endpoint is %q: want unix:// and an absolute path", c.runtime),
+		refuse(!filepath.IsAbs(c.workDir) || len(c.workDir) > most, "--work-dir is %q: want an absolute path of at most %d bytes", c.workDir, most),
+	)
 }
 
 // socket is the path of the container runtime's.

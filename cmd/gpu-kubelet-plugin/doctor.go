@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v3"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/partage-dev/partage/pkg/driver/plugin"
@@ -66,13 +67,11 @@ func (c *config) starter(ctx context.Context, parent int) int {
 var errExposed = errors.New("containers can have GPUs without a claim")
 
 func examine(ctx context.Context, c *config, proc string, parent int, out io.Writer) error {
-	if err := errors.Join(c.validateRoots(), c.validateNodeName(), c.validateClient()); err != nil {
+	node, err := c.node(ctx)
+	if err := errors.Join(c.validateRoots(), err); err != nil {
 		return err
 	}
-	handlers, err := c.runtimeHandlers(ctx)
-	if err != nil {
-		return err
-	}
+	handlers := unclaimed.Handlers(node)
 	access, err := c.runtimeCheck(c.roots(), proc, parent)(handlers)
 	if err != nil {
 		return err
@@ -88,8 +87,11 @@ func examine(ctx context.Context, c *config, proc string, parent int, out io.Wri
 	return err
 }
 
-// runtimeHandlers asks the API server for those of the node.
-func (c *config) runtimeHandlers(ctx context.Context) ([]string, error) {
+// node reads the Node object. It needs the rights of the plugin's pod.
+func (c *config) node(ctx context.Context) (*corev1.Node, error) {
+	if err := errors.Join(c.validateNodeName(), c.validateClient()); err != nil {
+		return nil, err
+	}
 	clients, err := c.kubeClients()
 	if err != nil {
 		return nil, err
@@ -98,7 +100,7 @@ func (c *config) runtimeHandlers(ctx context.Context) ([]string, error) {
 	defer cancel()
 	node, err := clients.main.CoreV1().Nodes().Get(ctx, c.nodeName, metav1.GetOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("read the handlers of the container runtime of node %s: %w", c.nodeName, err)
+		return nil, fmt.Errorf("read node %s: %w", c.nodeName, err)
 	}
-	return unclaimed.Handlers(node), nil
+	return node, nil
 }

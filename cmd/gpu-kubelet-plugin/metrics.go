@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -31,23 +32,18 @@ import (
 var metricsPaths = regexp.MustCompile(`^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+$`)
 
 func (c *config) validateMetrics() error {
-	for _, of := range [][2]string{{metricsAddressFlag, c.metricsAddress}, {nvidiaMetricsAddressFlag, c.nvidiaMetricsAddress}} {
-		flag, address := of[0], of[1]
-		if address == "" {
-			continue
-		}
-		_, port, err := net.SplitHostPort(address)
-		if err == nil {
-			_, err = strconv.ParseUint(port, 10, 16)
-		}
-		if err != nil {
-			return command.Wrong(flag, address, "an address with a port, such as :9485, or nothing")
-		}
-	}
-	if !metricsPaths.MatchString(c.nvidiaMetricsPath) {
-		return command.Wrong(nvidiaMetricsPathFlag, c.nvidiaMetricsPath, "a path such as "+metrics.Path)
-	}
-	return nil
+	const want = "an address with a port, such as :9485, or nothing"
+	return errors.Join(
+		command.Check(metricsAddressFlag, c.metricsAddress, isAddress(c.metricsAddress), want),
+		command.Check(nvidiaMetricsAddressFlag, c.nvidiaMetricsAddress, isAddress(c.nvidiaMetricsAddress), want),
+		command.Check(nvidiaMetricsPathFlag, c.nvidiaMetricsPath, metricsPaths.MatchString(c.nvidiaMetricsPath), "a path such as "+metrics.Path))
+}
+
+// isAddress takes none, too.
+func isAddress(text string) bool {
+	_, port, err := net.SplitHostPort(text)
+	_, portErr := strconv.ParseUint(port, 10, 16)
+	return text == "" || err == nil && portErr == nil
 }
 
 // timeNVML counts a call of the NVIDIA library for the operation that it is made for.

@@ -4,10 +4,10 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -24,12 +24,14 @@ import (
 // validate checks the flags of the driver. The error names every wrong flag, its
 // value and what is expected.
 func (c *config) validate() error {
+	const namespaces = "names of namespaces with commas between them, or nothing"
+	knowsMode := slices.Contains(nodelabels.Modes, nodelabels.Mode(c.nodeLabels))
 	return errors.Join(
 		c.validateRoots(),
 		c.process.Validate(),
 		c.validateNodeName(),
 		c.validateClient(),
-		c.validatePodUID(),
+		command.Check("pod-uid", c.podUID, podUID.MatchString(c.podUID), "a UID such as 6ba7b810-9dad-11d1-80b4-00c04fd430c8, or nothing"),
 		c.validateTimes(),
 		c.validateMetrics(),
 		command.CheckDirectory("cdi-root", c.cdiRoot, false),
@@ -39,31 +41,21 @@ func (c *config) validate() error {
 		command.CheckProgram("partage-hook", c.hook),
 		command.CheckDirectory("mps-dir", c.mpsDir, false),
 		command.CheckDirectory("pod-logs-dir", c.podLogs, false),
-		c.validateNamespaces(),
+		command.Check(ignoredNamespacesFlag, c.ignoredNamespaces, areNamespaces(strings.Split(c.ignoredNamespaces, ",")...), namespaces),
+		command.Check(annotationNamespacesFlag, c.annotationNamespaces, areNamespaces(strings.Split(c.annotationNamespaces, ",")...), namespaces),
+		command.Check("pod-namespace", c.podNamespace, areNamespaces(c.podNamespace), "the name of a namespace, or nothing"),
 		c.validateSharing(),
-		c.validateNodeLabels(),
+		command.Check(nodeLabelsFlag, c.nodeLabels, knowsMode, fmt.Sprintf("%s, %s or %s", nodelabels.Never, nodelabels.Write, nodelabels.Remove)),
 	)
 }
 
-func (c *config) validateNodeLabels() error {
-	if slices.Contains(nodelabels.Modes, nodelabels.Mode(c.nodeLabels)) {
-		return nil
-	}
-	return command.Wrong(nodeLabelsFlag, c.nodeLabels, fmt.Sprintf("%s, %s or %s", nodelabels.Never, nodelabels.Write, nodelabels.Remove))
-}
+// podUID limits the length because socket names contain the UID.
+var podUID = regexp.MustCompile("^[0-9A-Za-z-]{0,36}$")
 
-func (c *config) validateNamespaces() error {
-	var errs []error
-	for flag, namespaces := range map[string]string{ignoredNamespacesFlag: c.ignoredNamespaces, annotationNamespacesFlag: c.annotationNamespaces} {
-		isWrong := func(name string) bool { return len(validation.IsDNS1123Label(name)) > 0 }
-		if namespaces != "" && slices.ContainsFunc(strings.Split(namespaces, ","), isWrong) {
-			errs = append(errs, command.Wrong(flag, namespaces, "names of namespaces with commas between them, or nothing"))
-		}
-	}
-	if c.podNamespace != "" && len(validation.IsDNS1123Label(c.podNamespace)) > 0 {
-		errs = append(errs, command.Wrong("pod-namespace", c.podNamespace, "the name of a namespace, or nothing"))
-	}
-	return errors.Join(errs...)
+// areNamespaces reports whether all texts are names of namespaces, or the only one is empty.
+func areNamespaces(texts ...string) bool {
+	isWrong := func(text string) bool { return len(validation.IsDNS1123Label(text)) > 0 }
+	return len(texts) == 1 && texts[0] == "" || !slices.ContainsFunc(texts, isWrong)
 }
 
 // validateSlices checks the flags that the slices sub-command uses.
@@ -72,68 +64,39 @@ func (c *config) validateSlices() error {
 }
 
 func (c *config) validateSharing() error {
-	errs := []error{command.CheckSELinux(c.seLinux)}
-	for flag, path := range map[string]string{"policy-file": c.policyFile, "interposer-library": c.interposer} {
-		if path != "" && !filepath.IsAbs(path) {
-			errs = append(errs, command.Wrong(flag, path, "an absolute path, or nothing"))
-		}
-	}
-	return errors.Join(errs...)
+	return errors.Join(
+		command.CheckSELinux(c.seLinux), command.CheckPath("policy-file", c.policyFile), command.CheckPath("interposer-library", c.interposer))
 }
 
 func (c *config) validateRoots() error {
-	errs := []error{
+	return errors.Join(
 		// A driver container may install it later.
 		command.CheckDirectory("driver-root", c.driverRoot, false),
 		command.CheckDirectory("proc-root", c.procRoot, true),
 		command.CheckDirectory("sys-root", c.sysRoot, true),
-	}
-	for flag, path := range map[string]string{"host-driver-root": c.hostDriverRoot, "host-dev-root": c.hostDevRoot} {
-		if path != "" {
-			errs = append(errs, command.CheckDirectory(flag, path, false))
-		}
-	}
-	errs = append(errs, command.CheckDevRoot(c.devRoot))
-	if c.devRoot == host.AutoDev && c.hostDevRoot != "" {
-		errs = append(errs, command.Wrong("host-dev-root", c.hostDevRoot, "nothing, since --dev-root is "+host.AutoDev))
-	}
-	return errors.Join(errs...)
+		command.CheckDirectory("host-driver-root", cmp.Or(c.hostDriverRoot, "/"), false),
+		command.CheckDirectory("host-dev-root", cmp.Or(c.hostDevRoot, "/"), false),
+		command.CheckDevRoot(c.devRoot),
+		command.Check("host-dev-root", c.hostDevRoot, c.devRoot != host.AutoDev || c.hostDevRoot == "", "nothing, since --dev-root is "+host.AutoDev),
+	)
 }
 
 func (c *config) validateNodeName() error {
 	if c.nodeName == "" {
 		return command.Wrong("node-name", "", "the name of the Node object that this machine is")
 	}
-	if problems := validation.IsDNS1123Subdomain(c.nodeName); len(problems) > 0 {
-		return command.Wrong("node-name", c.nodeName, "the name of a Node, which has lower-case letters, digits, dashes and dots only")
-	}
-	return nil
+	return command.Check("node-name", c.nodeName, len(validation.IsDNS1123Subdomain(c.nodeName)) == 0,
+		"the name of a Node, which has lower-case letters, digits, dashes and dots only")
 }
 
 func (c *config) validateClient() error {
-	var errs []error
-	if c.kubeconfig != "" {
-		if info, err := os.Stat(c.kubeconfig); err != nil || info.IsDir() {
-			errs = append(errs, command.Wrong("kubeconfig", c.kubeconfig, "a file that exists, or nothing for the pod's service account"))
-		}
-	}
-	if c.qps <= 0 {
-		errs = append(errs, command.Wrong("kube-api-qps", c.qps, "more than 0"))
-	}
-	if c.burst < 1 {
-		errs = append(errs, command.Wrong("kube-api-burst", c.burst, "1 or more"))
-	}
-	return errors.Join(errs...)
-}
-
-// podUID limits the length because socket names contain the UID.
-var podUID = regexp.MustCompile("^[0-9A-Za-z-]{1,36}$")
-
-func (c *config) validatePodUID() error {
-	if c.podUID != "" && !podUID.MatchString(c.podUID) {
-		return command.Wrong("pod-uid", c.podUID, "a UID such as 6ba7b810-9dad-11d1-80b4-00c04fd430c8, or nothing")
-	}
-	return nil
+	info, err := os.Stat(c.kubeconfig)
+	return errors.Join(
+		command.Check("kubeconfig", c.kubeconfig, c.kubeconfig == "" || err == nil && !info.IsDir(),
+			"a file that exists, or nothing for the pod's service account"),
+		command.Check("kube-api-qps", c.qps, c.qps > 0, "more than 0"),
+		command.Check("kube-api-burst", c.burst, c.burst >= 1, "1 or more"),
+	)
 }
 
 const (

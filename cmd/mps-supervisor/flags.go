@@ -4,9 +4,9 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"time"
@@ -68,49 +68,29 @@ func (c *config) validate() error {
 		c.checkMPSDir(),
 		command.CheckDirectory("driver-root", c.driverRoot, false),
 		command.CheckDevRoot(c.devRoot),
-		c.checkHostDriverRoot(),
+		command.CheckDirectory("host-driver-root", cmp.Or(c.hostDriverRoot, "/"), false),
 		command.CheckDuration("check-interval", c.checkInterval, shortest, longest),
 		c.checkContainerFiles(),
-		c.checkPodsSocket(),
+		command.CheckPath("kubelet-pods-socket", c.podsSocket), // older kubelets have none
 		command.CheckSELinux(c.seLinux),
-		c.checkMemoryPercent(),
+		command.Check("memory-percent", c.memoryPercent, 1 <= c.memoryPercent && c.memoryPercent <= maxMemoryPercent,
+			fmt.Sprintf("a number from 1 to %d", maxMemoryPercent)),
 		c.process.Validate(),
 	)
 }
 
 // checkMPSDir refuses a directory in which the first claims would find out that a daemon cannot make its sockets.
 func (c *config) checkMPSDir() error {
-	err := command.CheckDirectory("mps-dir", c.mpsDir, false)
-	if most := supervisor.MaxDir(); len(c.mpsDir) > most {
-		err = errors.Join(err, command.Wrong("mps-dir", c.mpsDir, fmt.Sprintf("a path of at most %d bytes, since those of sockets in it are limited", most)))
-	}
-	return err
-}
-
-// checkPodsSocket takes a socket that does not exist: older kubelets have none.
-func (c *config) checkPodsSocket() error {
-	if c.podsSocket != "" && !filepath.IsAbs(c.podsSocket) {
-		return command.Wrong("kubelet-pods-socket", c.podsSocket, "an absolute path, or nothing")
-	}
-	return nil
+	most := supervisor.MaxDir()
+	return errors.Join(
+		command.CheckDirectory("mps-dir", c.mpsDir, false),
+		command.Check("mps-dir", c.mpsDir, len(c.mpsDir) <= most,
+			fmt.Sprintf("a path of at most %d bytes, since those of sockets in it are limited", most)),
+	)
 }
 
 // maxMemoryPercent leaves some of the node's memory to everything else.
 const maxMemoryPercent = 80
-
-func (c *config) checkMemoryPercent() error {
-	if c.memoryPercent < 1 || c.memoryPercent > maxMemoryPercent {
-		return command.Wrong("memory-percent", c.memoryPercent, fmt.Sprintf("a number from 1 to %d", maxMemoryPercent))
-	}
-	return nil
-}
-
-func (c *config) checkHostDriverRoot() error {
-	if c.hostDriverRoot == "" {
-		return nil
-	}
-	return command.CheckDirectory("host-driver-root", c.hostDriverRoot, false)
-}
 
 func (c *config) roots() host.Roots {
 	return host.Roots{Driver: c.driverRoot, Dev: c.devRoot, HostDriver: c.hostDriverRoot}.Complete()

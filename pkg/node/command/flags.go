@@ -62,10 +62,16 @@ func SELinux(category string, destination *string) cli.Flag {
 
 // CheckSELinux refuses what is not a value of that flag. Empty is for commands without it.
 func CheckSELinux(value string) error {
-	if value == "" || host.ValidSELinux(value) {
+	return Check(seLinuxFlag, value, value == "" || host.ValidSELinux(value),
+		host.SELinuxAuto+", "+host.SELinuxNone+" or a context such as system_u:object_r:container_file_t:s0")
+}
+
+// Check refuses a value of a flag unless it is right.
+func Check(flag string, value any, right bool, want string) error {
+	if right {
 		return nil
 	}
-	return Wrong(seLinuxFlag, value, host.SELinuxAuto+", "+host.SELinuxNone+" or a context such as system_u:object_r:container_file_t:s0")
+	return Wrong(flag, value, want)
 }
 
 // Wrong returns the error for a flag with a wrong value: it names the flag, its
@@ -81,25 +87,22 @@ func CheckDirectory(flag, path string, mustExist bool) error {
 		return Wrong(flag, path, "an absolute path")
 	}
 	info, err := os.Stat(path)
-	switch {
-	case errors.Is(err, os.ErrNotExist) && !mustExist:
-		return nil
-	case err != nil || !info.IsDir():
-		return Wrong(flag, path, "a directory that exists")
-	}
-	return nil
+	absent := errors.Is(err, os.ErrNotExist) && !mustExist
+	return Check(flag, path, absent || err == nil && info.IsDir(), "a directory that exists")
 }
 
 // CheckDevRoot refuses a value of the flag "dev-root" that is neither host.AutoDev nor a
 // directory. The directory may be absent.
 func CheckDevRoot(value string) error {
-	if value == host.AutoDev {
-		return nil
-	}
 	if !filepath.IsAbs(value) {
-		return Wrong("dev-root", value, host.AutoDev+" or an absolute path")
+		return Check("dev-root", value, value == host.AutoDev, host.AutoDev+" or an absolute path")
 	}
 	return CheckDirectory("dev-root", value, false)
+}
+
+// CheckPath refuses a path that is neither absolute nor empty. The file may be absent.
+func CheckPath(flag, path string) error {
+	return Check(flag, path, path == "" || filepath.IsAbs(path), "an absolute path, or nothing")
 }
 
 // CheckProgram refuses a path that is not absolute, or not a program.
@@ -107,18 +110,13 @@ func CheckProgram(flag, path string) error {
 	if !filepath.IsAbs(path) {
 		return Wrong(flag, path, "an absolute path")
 	}
-	if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 == 0 {
-		return Wrong(flag, path, "a program that exists and may be executed")
-	}
-	return nil
+	info, err := os.Stat(path)
+	return Check(flag, path, err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0, "a program that exists and may be executed")
 }
 
 // CheckDuration refuses a time outside of a range.
 func CheckDuration(flag string, value, shortest, longest time.Duration) error {
-	if value < shortest || value > longest {
-		return Wrong(flag, value, fmt.Sprintf("a time from %s to %s", shortest, longest))
-	}
-	return nil
+	return Check(flag, value, shortest <= value && value <= longest, fmt.Sprintf("a time from %s to %s", shortest, longest))
 }
 
 // InEffect returns the names and values of a command's flags, for the log.

@@ -41,23 +41,17 @@ func (p *Process) Flags(category string) []cli.Flag {
 
 // Validate names every flag that is wrong.
 func (p *Process) Validate() error {
-	var errs []error
-	if p.HealthSocket != "" && (!filepath.IsAbs(p.HealthSocket) || len(p.HealthSocket) > host.MaxSocketPath) {
-		errs = append(errs, Wrong(healthSocketFlag, p.HealthSocket, fmt.Sprintf("an absolute path of at most %d bytes, or nothing", host.MaxSocketPath)))
-	}
-	return errors.Join(append(errs, p.ValidateLogging())...)
+	right := p.HealthSocket == "" || filepath.IsAbs(p.HealthSocket) && len(p.HealthSocket) <= host.MaxSocketPath
+	return errors.Join(
+		Check(healthSocketFlag, p.HealthSocket, right, fmt.Sprintf("an absolute path of at most %d bytes, or nothing", host.MaxSocketPath)),
+		p.ValidateLogging())
 }
 
 // ValidateLogging is Validate without what a command needs that runs for long.
 func (p *Process) ValidateLogging() error {
-	var errs []error
-	if p.Verbosity < 0 {
-		errs = append(errs, Wrong(verbosityFlag, p.Verbosity, "0 or more"))
-	}
-	if p.LoggingFormat != "text" && p.LoggingFormat != "json" {
-		errs = append(errs, Wrong("logging-format", p.LoggingFormat, "text or json"))
-	}
-	return errors.Join(errs...)
+	return errors.Join(
+		Check(verbosityFlag, p.Verbosity, p.Verbosity >= 0, "0 or more"),
+		Check("logging-format", p.LoggingFormat, p.LoggingFormat == "text" || p.LoggingFormat == "json", "text or json"))
 }
 
 // SetUpLogging applies the flags about logging. Only the first call in a process
