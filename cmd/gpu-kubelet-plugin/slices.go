@@ -69,6 +69,9 @@ func printSlices(ctx context.Context, c *config, out io.Writer) error {
 		g := &node.GPUs[i]
 		klog.FromContext(ctx).V(1).Info("Sharing policy", "pciAddress", g.PCIAddress, "productName", g.ProductName, "offers", rules.For(g).String())
 	}
+	for _, unknown := range rules.UnknownProfiles(node.GPUs) {
+		klog.FromContext(ctx).Info(unknown.String())
+	}
 	inventory, err := device.NewInventory(node, device.Terms{Policy: rules, Limited: c.interposer != "", ExtendedResources: true})
 	if err != nil {
 		return fmt.Errorf("build the inventory: %w", err)

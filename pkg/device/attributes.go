@@ -4,10 +4,7 @@
 package device
 
 import (
-	"maps"
-	"slices"
 	"strings"
-	"unicode/utf8"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
@@ -74,13 +71,16 @@ type attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 // any class: a missing one is an error that ends the pod's scheduling attempt. Attributes that do
 // not apply are empty. Missing is only what the hardware or the host does not tell, and, on all but
 // whole GPUs, what groups them. Names without a domain belong to the driver.
-func attributesOf(node *gpu.Node, d Device) attributes {
+func (b board) attributesOf(d Device) attributes {
 	a := attributes{}
 	a.identify(d)
-	a.describe(node, d.GPU)
+	a.describe(b.node, d.GPU)
 	a.locate(d.GPU)
 	if d.Kind == Whole {
-		a.group(GroupsOf(node)[d.GPU.PCIAddress])
+		a.group(GroupsOf(b.node)[d.GPU.PCIAddress])
+	}
+	if b.extended && d.Kind != Observer { // which gives a pod nothing, so that no resource stands for it
+		a[ExtendedResources] = resourceapi.DeviceAttribute{BoolValue: new(true)}
 	}
 	return a
 }
@@ -143,13 +143,7 @@ func (a attributes) group(g Groups) {
 // come near that.
 func (a attributes) text(name resourceapi.QualifiedName, value string) {
 	value = strings.ToValidUTF8(value, "?")
-	if len(value) > resourceapi.DeviceAttributeMaxValueLength {
-		end := resourceapi.DeviceAttributeMaxValueLength
-		for !utf8.RuneStart(value[end]) {
-			end--
-		}
-		value = value[:end]
-	}
+	value = strings.ToValidUTF8(value[:min(len(value), resourceapi.DeviceAttributeMaxValueLength)], "") // without half a character
 	a[name] = resourceapi.DeviceAttribute{StringValue: &value}
 }
 
@@ -160,22 +154,11 @@ func (a attributes) version(name resourceapi.QualifiedName, value string) {
 // AttributesOf returns the attributes with which a device is published, or nil if the inventory
 // does not have it. The caller owns the map.
 func (i *Inventory) AttributesOf(name string) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
-	d, b := i.find(name)
-	if b == nil {
-		return nil
+	d, _ := i.Lookup(name)
+	for _, b := range i.boards {
+		if b.gpu == d.GPU {
+			return b.attributesOf(d)
+		}
 	}
-	return maps.Clone(b.attributes(d))
-}
-
-// find returns a device and its GPU, or nil.
-func (i *Inventory) find(name string) (Device, *board) {
-	d, found := i.Lookup(name)
-	if !found {
-		return Device{}, nil
-	}
-	at := slices.IndexFunc(i.boards, func(b board) bool { return b.gpu == d.GPU })
-	if at < 0 {
-		return Device{}, nil
-	}
-	return d, &i.boards[at]
+	return nil
 }

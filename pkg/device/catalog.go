@@ -7,8 +7,8 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
-	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 
@@ -82,16 +82,18 @@ func newBoard(node *gpu.Node, g *gpu.GPU, terms Terms) (board, []error) {
 	if partitions {
 		shapes = c.layOutPartitions()
 	}
-	if len(shapes) > 0 {
-		c.checkProfiles()
-	} else {
+	if len(shapes) == 0 {
 		c.counters = newUndividedLayout(c.name, c.gpu)
 	}
-	c.addPartitions(shapes)
+	devices, profiles := c.partitionDevices(shapes), byProfile(shapes)
+	for _, d := range devices {
+		name := d.Partition.Profile.Name
+		c.add(d, c.offer.Partition.Offers(name), group{classPartitions, rankOf(d, profiles), "profile " + name + " is"})
+	}
 	if whole {
 		c.add(Device{Name: c.name, Kind: Whole}, c.offer.Whole, group{classWhole, 0, "the whole GPU is"})
 	}
-	c.addPartitionShares(shapes)
+	c.addPartitionShares(devices, profiles)
 	if whole {
 		for n, option := range c.shareOptions(nil) {
 			c.addShare(Device{Name: c.name}, option, group{classWholeShares, n, option.title + " shares are"})
@@ -168,56 +170,41 @@ func (c *catalog) addShare(base Device, o shareOption, g group) {
 	c.add(base, o.offered, g)
 }
 
-// addPartitions takes the shapes by importance.
-func (c *catalog) addPartitions(shapes []PartitionShape) {
-	ranks := ranksOf(shapes)
-	for _, d := range c.partitionDevices(shapes) {
-		profile := d.Partition.Profile
-		c.add(d, c.offer.Partition.Offers(profile.Name), group{classPartitions, ranks[profile.ID], "profile " + profile.Name + " is"})
+// addPartitionShares takes the profiles by importance.
+func (c *catalog) addPartitionShares(devices []Device, profiles []PartitionShape) {
+	options := make([][]shareOption, len(profiles))
+	for n := range profiles {
+		options[n] = c.shareOptions(&profiles[n].Profile)
 	}
-}
-
-// addPartitionShares takes the shapes by importance.
-func (c *catalog) addPartitionShares(shapes []PartitionShape) {
-	ranks := ranksOf(shapes)
-	options := map[uint32][]shareOption{}
-	for _, s := range shapes {
-		if _, known := options[s.Profile.ID]; !known {
-			options[s.Profile.ID] = c.shareOptions(&s.Profile)
-		}
-	}
-	for _, d := range c.partitionDevices(shapes) {
-		profile := d.Partition.Profile
-		for n, option := range options[profile.ID] {
-			c.addShare(d, option, group{classPartitionShares, 2*ranks[profile.ID] + n, option.title + " shares of profile " + profile.Name + " are"})
+	for _, d := range devices {
+		rank := rankOf(d, profiles)
+		for n, option := range options[rank] {
+			c.addShare(d, option, group{classPartitionShares, 2*rank + n, option.title + " shares of profile " + d.Partition.Profile.Name + " are"})
 		}
 	}
 }
 
-// ranksOf numbers the profiles in the order of shapes, by ID.
-func ranksOf(shapes []PartitionShape) map[uint32]int {
-	ranks := map[uint32]int{}
-	for _, s := range shapes {
-		if _, known := ranks[s.Profile.ID]; !known {
-			ranks[s.Profile.ID] = len(ranks)
-		}
-	}
-	return ranks
+// byProfile returns the first of the shapes of each profile, which follow each other.
+func byProfile(shapes []PartitionShape) []PartitionShape {
+	return slices.CompactFunc(slices.Clone(shapes), func(a, b PartitionShape) bool { return a.Profile.ID == b.Profile.ID })
+}
+
+// rankOf is the place of a partition's profile among all.
+func rankOf(d Device, profiles []PartitionShape) int {
+	return slices.IndexFunc(profiles, func(s PartitionShape) bool { return s.Profile.ID == d.Partition.Profile.ID })
 }
 
 // partitionDevices returns the partitions as devices, in published order.
-func (c *catalog) partitionDevices(shapes []PartitionShape) []Device {
+func (c *catalog) partitionDevices(shapes []PartitionShape) (devices []Device) {
 	if len(shapes) == 0 {
 		return nil
 	}
 	texts := profileTexts(c.name, c.gpu.MIG)
-	devices := make([]Device, 0, len(shapes))
 	for _, s := range orderShapes(shapes) {
-		shape := s
 		devices = append(devices, Device{
 			Name:      partitionName(c.name, texts[s.Profile.ID], s.Placement.Start),
 			Kind:      Partition,
-			Partition: &shape,
+			Partition: &s,
 		})
 	}
 	return devices
@@ -228,41 +215,32 @@ func (c *catalog) partitionDevices(shapes []PartitionShape) []Device {
 // The latter take no room from the former, or a new policy would have to wait for
 // claims to end.
 func (c *catalog) choose() {
-	order := make([]int, len(c.candidates))
-	for n := range order {
-		order[n] = n
+	wanted := map[group]int{}
+	for _, d := range c.candidates {
+		if d.offered {
+			wanted[d.group]++
+		}
 	}
-	slices.SortStableFunc(order, func(a, b int) int { return c.candidates[a].group.compare(c.candidates[b].group) })
 	room := maxDevices
-	offered := make([]bool, len(c.candidates))
-	for rest := order; len(rest) > 0; {
-		g := c.candidates[rest[0]].group
-		var wanted []int
-		for len(rest) > 0 && c.candidates[rest[0]].group.compare(g) == 0 {
-			if n := rest[0]; c.candidates[n].offered {
-				wanted = append(wanted, n)
-			}
-			rest = rest[1:]
-		}
-		if len(wanted) > room {
+	for _, g := range slices.SortedFunc(maps.Keys(wanted), group.compare) {
+		if wanted[g] > room {
 			c.problems = append(c.problems, noRoom(g.what))
-			continue
+			delete(wanted, g)
 		}
-		room -= len(wanted)
-		for _, n := range wanted {
-			offered[n] = true
-		}
+		room -= wanted[g]
 	}
-	for _, n := range order {
-		if name := c.candidates[n].Name; c.terms.Keep[name] && !offered[n] {
-			c.withdrawn[name] = true
+	offered := func(d candidate) bool { return d.offered && wanted[d.group] > 0 }
+	byGroup := func(a, b candidate) int { return a.group.compare(b.group) }
+	for _, d := range slices.SortedStableFunc(slices.Values(c.candidates), byGroup) {
+		if c.terms.Keep[d.Name] && !offered(d) {
+			c.withdrawn[d.Name] = true
 			if room--; room < 0 {
-				c.overflow[name] = true
+				c.overflow[d.Name] = true
 			}
 		}
 	}
-	for n, d := range c.candidates {
-		c.record(d, offered[n])
+	for _, d := range c.candidates {
+		c.record(d, offered(d))
 	}
 }
 
@@ -290,31 +268,6 @@ func (c *catalog) record(d candidate, offered bool) {
 	c.places = append(c.places, place{Device: d.Device, static: static || kept})
 }
 
-// checkProfiles reports the profiles that the policy names and the GPU does not
-// have. The policy's default is for all models and may name profiles of any, as
-// long as the GPU has one of them.
-func (c *catalog) checkProfiles() {
-	if c.offer.Partition == nil {
-		return
-	}
-	named := c.offer.ProfileNames()
-	var has, missing []string
-	for _, p := range c.gpu.MIG.Profiles {
-		has = append(has, p.Name)
-	}
-	for _, name := range named {
-		if !slices.Contains(has, name) {
-			missing = append(missing, name)
-		}
-	}
-	left := c.offer.Partition.Profiles == nil || len(missing) < len(named)
-	if len(missing) == 0 || c.offer.Rule == "" && left {
-		return
-	}
-	c.problems = append(c.problems, fmt.Errorf("%s names the MIG profiles %s, which this GPU does not have; it has %s",
-		c.origin(), strings.Join(missing, ", "), strings.Join(has, ", ")))
-}
-
 // checkSomethingPublished reports a GPU that cannot be anything that the policy
 // offers, unless another problem explains it. A policy that offers nothing is no
 // problem.
@@ -322,8 +275,8 @@ func (c *catalog) checkSomethingPublished() {
 	offers := c.offer.Whole || c.offer.Partition != nil || c.offer.MPS != nil || c.offer.TimeSlice != nil
 	published := slices.ContainsFunc(c.devices, func(d Device) bool { return !c.withdrawn[d.Name] })
 	if offers && !published && len(c.problems) == 0 {
-		c.problems = append(c.problems, fmt.Errorf("nothing is published: %s, and it can be nothing of what %s offers (%s)",
-			describeMIG(c.gpu.MIG), c.origin(), c.offer.Offer))
+		c.problems = append(c.problems, fmt.Errorf("nothing is published: %s, and it can be nothing of what the policy's %s offers (%s)",
+			describeMIG(c.gpu.MIG), c.offer.From(), c.offer.Offer))
 	}
 }
 
@@ -337,12 +290,4 @@ func describeMIG(mig *gpu.MIG) string {
 		return "MIG is on and needs a reset of the GPU to change"
 	}
 	return "MIG is off and needs a reset of the GPU to change"
-}
-
-// origin names the part of the policy that made the offer, for messages.
-func (c *catalog) origin() string {
-	if c.offer.Rule == "" {
-		return "the policy's default"
-	}
-	return fmt.Sprintf("the policy's rule %q", c.offer.Rule)
 }

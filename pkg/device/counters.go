@@ -56,47 +56,37 @@ func newCounterLayout(name string, g *gpu.GPU, shapes []PartitionShape) (*counte
 	if n := len(l.memorySlices); n > resourceapi.ResourceSliceMaxCountersPerCounterSet {
 		return nil, tooManyCounters(n)
 	}
+	most := func(l limit, within ...limit) int {
+		return heaviest(mig.MemorySlices, shapes, func(n int) int { return l.use(shapes[n].Profile) }, within...)
+	}
 	var needed []limit
 	for _, limit := range limitsOf(name, mig) {
-		if maxUse(limit, noLimit, mig.MemorySlices, shapes) > limit.total {
+		if most(limit) > limit.total {
 			needed = append(needed, limit)
 		}
 	}
-	for n := range needed {
-		if !impliedByAnother(needed, n, mig.MemorySlices, shapes) {
-			l.limits = append(l.limits, needed[n])
-		}
+	// A limit that holds whenever the memory slices and another one do needs no counter.
+	for _, n := range decisive(len(needed), func(a, b int) bool {
+		// No GPU has this many of anything; a wrong fact must not use up memory.
+		return needed[a].total <= 10_000 && most(needed[b], needed[a]) <= needed[b].total
+	}) {
+		l.limits = append(l.limits, needed[n])
 	}
-	l.memory = partitionedMemory(g, shapes)
-	if l.memory != nil {
-		l.leastMemory = leastUse(*l.memory, shapes)
+	memory := limit{
+		counter: memoryCounter, format: resource.BinarySI,
+		use: func(p gpu.Profile) int { return toBytes(p.Resources.MemoryBytes) },
+	}
+	// Its total is what the GPU has or, if that is more, what any set of disjoint partitions has, so that it refuses none.
+	if memory.total = max(toBytes(g.Resources.MemoryBytes), most(memory)); memory.total > 0 {
+		l.memory, l.leastMemory = &memory, memory.total
+		for _, s := range shapes {
+			l.leastMemory = min(l.leastMemory, memory.use(s.Profile))
+		}
 	}
 	if total := len(l.memorySlices) + len(l.further()); total > resourceapi.ResourceSliceMaxCountersPerCounterSet {
 		return nil, tooManyCounters(total)
 	}
 	return l, nil
-}
-
-// partitionedMemory is the counter of a GPU's memory. Its total is what the GPU has or,
-// if that is more, what any set of disjoint partitions has, so that it refuses none.
-func partitionedMemory(g *gpu.GPU, shapes []PartitionShape) *limit {
-	l := &limit{
-		counter: memoryCounter, format: resource.BinarySI,
-		use: func(p gpu.Profile) int { return toBytes(p.Resources.MemoryBytes) },
-	}
-	l.total = max(toBytes(g.Resources.MemoryBytes), maxUse(*l, noLimit, g.MIG.MemorySlices, shapes))
-	if l.total == 0 {
-		return nil
-	}
-	return l
-}
-
-func leastUse(l limit, shapes []PartitionShape) int {
-	least := l.total
-	for _, s := range shapes {
-		least = min(least, l.use(s.Profile))
-	}
-	return least
 }
 
 // toBytes converts a size. No GPU has as much as the largest number; a wrong fact must not
@@ -110,33 +100,33 @@ func toBytes(size uint64) int {
 // which both have the first then also both have the second. On an 8-slice GPU that
 // leaves out the last slice, which no placement has without the one before.
 func decisiveSlices(memorySlices int, shapes []PartitionShape) []int {
-	implies := func(slice, other int) bool {
+	return decisive(memorySlices, func(other, slice int) bool {
 		return !slices.ContainsFunc(shapes, func(s PartitionShape) bool {
 			return contains(s.Placement, slice) && !contains(s.Placement, other)
 		})
-	}
-	var decisive []int
-	for slice := range memorySlices {
+	})
+}
+
+// decisive returns those of so many that no other one implies. Of two that imply each other, the first stays.
+func decisive(many int, implies func(a, b int) bool) (stay []int) {
+	for one := range many {
 		implied := false
-		for other := range memorySlices {
-			// Of two slices that imply each other, the first stays.
-			if other != slice && implies(slice, other) && (other < slice || !implies(other, slice)) {
-				implied = true
-			}
+		for other := range many {
+			implied = implied || other != one && implies(other, one) && (other < one || !implies(one, other))
 		}
 		if !implied {
-			decisive = append(decisive, slice)
+			stay = append(stay, one)
 		}
 	}
-	return decisive
+	return stay
 }
 
 // newUndividedLayout is for a GPU that holds no partitions: each of its devices is
 // the whole GPU and draws all of a single counter, so that they exclude each other.
 func newUndividedLayout(name string, g *gpu.GPU) *counterLayout {
-	only := limit{counter: memoryCounter, total: toBytes(g.Resources.MemoryBytes), use: noLimit.use, format: resource.BinarySI}
+	only := limit{counter: memoryCounter, total: toBytes(g.Resources.MemoryBytes), format: resource.BinarySI, use: func(gpu.Profile) int { return 0 }}
 	if only.total == 0 {
-		only = limit{counter: "gpu", total: 1, use: noLimit.use, format: resource.DecimalSI}
+		only.counter, only.total, only.format = "gpu", 1, resource.DecimalSI
 	}
 	return &counterLayout{set: name, limits: []limit{only}}
 }
@@ -182,46 +172,40 @@ func limitsOf(gpuName string, mig *gpu.MIG) []limit {
 	return limits
 }
 
-// maxUse is the most that any set of disjoint placements uses of a limit, among
-// those sets that respect another limit. It finds the heaviest packing of intervals
-// slice by slice.
-func maxUse(l, within limit, memorySlices int, shapes []PartitionShape) int {
-	// most[end][spent] is for the first end slices, with at most that much spent of
-	// the other limit.
-	most := make([][]int, memorySlices+1)
-	most[0] = make([]int, within.total+1)
-	for end := 1; end <= memorySlices; end++ {
-		most[end] = slices.Clone(most[end-1])
-		for _, s := range shapes {
-			if s.Placement.Start+s.Placement.Size != end {
+// heaviest is the most that partitions weigh which the GPU can hold together: disjoint placements that respect some
+// limits. The weight is that of one of the shapes, by its index.
+func heaviest(memorySlices int, shapes []PartitionShape, weight func(n int) int, within ...limit) int {
+	known := map[string]int{}
+	var from func(start int, left []int) int
+	from = func(start int, left []int) int {
+		if start >= memorySlices {
+			return 0
+		}
+		key := fmt.Sprint(start, left)
+		if most, ok := known[key]; ok {
+			return most
+		}
+		most := from(start+1, left)
+		for n, s := range shapes {
+			if s.Placement.Start != start {
 				continue
 			}
-			cost, gain := within.use(s.Profile), l.use(s.Profile)
-			for spent := cost; spent <= within.total; spent++ {
-				most[end][spent] = max(most[end][spent], most[s.Placement.Start][spent-cost]+gain)
+			rest := slices.Clone(left)
+			for i, limit := range within {
+				rest[i] -= limit.use(s.Profile)
+			}
+			if len(rest) == 0 || slices.Min(rest) >= 0 {
+				most = max(most, weight(n)+from(start+s.Placement.Size, rest))
 			}
 		}
+		known[key] = most
+		return most
 	}
-	return most[memorySlices][within.total]
-}
-
-// noLimit is never exceeded.
-var noLimit = limit{use: func(gpu.Profile) int { return 0 }}
-
-// impliedByAnother reports whether limit n holds whenever the memory slices and one
-// other limit do. Of two limits that imply each other it keeps the first.
-func impliedByAnother(limits []limit, n, memorySlices int, shapes []PartitionShape) bool {
-	implies := func(a, b int) bool {
-		// No GPU has this many of anything; a wrong fact must not use up memory.
-		return limits[a].total <= 10_000 &&
-			maxUse(limits[b], limits[a], memorySlices, shapes) <= limits[b].total
+	left := make([]int, len(within))
+	for i, limit := range within {
+		left[i] = limit.total
 	}
-	for m := range limits {
-		if m != n && implies(m, n) && (m < n || !implies(n, m)) {
-			return true
-		}
-	}
-	return false
+	return from(0, left)
 }
 
 // further returns the counters other than memory slices.
@@ -234,53 +218,39 @@ func (l *counterLayout) further() []limit {
 
 // all returns every counter with its full value: the counter set.
 func (l *counterLayout) all() map[string]resourceapi.Counter {
-	further := l.further()
-	counters := make(map[string]resourceapi.Counter, len(l.memorySlices)+len(further))
-	for _, slice := range l.memorySlices {
-		counters[memorySliceCounter(slice)] = counter(1, resource.DecimalSI)
-	}
-	for _, limit := range further {
-		counters[limit.counter] = counter(limit.total, limit.format)
-	}
-	return counters
+	return l.counters(func(int) bool { return true }, func(of limit) int { return of.total })
 }
 
-// whole returns what the whole GPU and its shares consume.
-func (l *counterLayout) whole() map[string]resourceapi.Counter {
-	if l.memory != nil && l.fills(l.memory.total) {
-		return l.memoryOnly(l.memory.total)
-	}
-	return l.all()
-}
-
-// of returns what a partition and its shares consume.
-func (l *counterLayout) of(s PartitionShape) map[string]resourceapi.Counter {
-	if l.memory != nil && l.fills(l.memory.use(s.Profile)) {
-		return l.memoryOnly(l.memory.use(s.Profile))
-	}
-	further := l.further()
-	counters := make(map[string]resourceapi.Counter, s.Placement.Size+len(further))
+// counters returns the memory slices and the further counters that something has.
+func (l *counterLayout) counters(has func(slice int) bool, use func(limit) int) map[string]resourceapi.Counter {
+	counters := map[string]resourceapi.Counter{}
 	for _, slice := range l.memorySlices {
-		if contains(s.Placement, slice) {
+		if has(slice) {
 			counters[memorySliceCounter(slice)] = counter(1, resource.DecimalSI)
 		}
 	}
-	for _, limit := range further {
-		if use := limit.use(s.Profile); use > 0 {
-			counters[limit.counter] = counter(use, limit.format)
+	for _, limit := range l.further() {
+		if n := use(limit); n > 0 {
+			counters[limit.counter] = counter(n, limit.format)
 		}
 	}
 	return counters
 }
 
-// fills reports whether a device with so much memory leaves too little for any partition. The
-// counter of the memory alone then keeps everything else from its GPU.
-func (l *counterLayout) fills(memory int) bool {
-	return l.leastMemory > 0 && memory+l.leastMemory > l.memory.total
-}
-
-func (l *counterLayout) memoryOnly(use int) map[string]resourceapi.Counter {
-	return map[string]resourceapi.Counter{l.memory.counter: counter(use, l.memory.format)}
+// consumed returns what a partition and its shares consume, or the whole GPU and its shares if there is none. A device
+// that leaves too little memory for any partition consumes the counter of the memory alone, which keeps everything else
+// from its GPU.
+func (l *counterLayout) consumed(by *PartitionShape) map[string]resourceapi.Counter {
+	use := func(of limit) int {
+		if by == nil {
+			return of.total
+		}
+		return of.use(by.Profile)
+	}
+	if l.leastMemory > 0 && use(*l.memory)+l.leastMemory > l.memory.total {
+		return map[string]resourceapi.Counter{l.memory.counter: counter(use(*l.memory), l.memory.format)}
+	}
+	return l.counters(func(slice int) bool { return by == nil || contains(by.Placement, slice) }, use)
 }
 
 func contains(at gpu.Placement, slice int) bool {

@@ -29,17 +29,10 @@
 //
 // # Names
 //
-// A GPU is named by its PCI address, gpu-0000-1b-00-0. A partition adds its
-// profile and the first memory slice of its placement,
-// gpu-0000-1b-00-0-mig-1g10gb-me-4. In the profile's first part dots are
-// dropped; a "+" variant is joined with "-" and a "-" variant with "-no-", so
-// that 1g.24gb+me, 1g.24gb-me and 1g.24gb+me.all become 1g24gb-me,
-// 1g24gb-no-me and 1g24gb-me-all. Where two profiles of a GPU would get the
-// same text, or the name would be too long, the text is "p" and the driver's
-// profile ID.
-//
-// An observer is gpu-0000-1b-00-0-observer. A share adds its kind to the name of what is shared: gpu-0000-1b-00-0-mps,
-// gpu-0000-1b-00-0-mig-1g10gb-4-timeslice.
+// A GPU is named by its PCI address, gpu-0000-1b-00-0. A partition adds its profile, as
+// profileTexts spell it, and the first memory slice of its placement,
+// gpu-0000-1b-00-0-mig-1g10gb-me-4. A share adds its kind to the name of what is shared,
+// gpu-0000-1b-00-0-mig-1g10gb-4-timeslice, and an observer is gpu-0000-1b-00-0-observer.
 //
 // # Counters
 //
@@ -97,11 +90,8 @@
 // A whole GPU has 100 smPercent, so that a request which names its needs can be for a share or a
 // whole GPU.
 //
-// # Names of attributes and capacities
-//
-// All devices have the same attributes, so that a selector can read them in any class; of capacities
-// those of a kind do, so that one can in a class of that kind. Whole GPUs and partitions have all that
-// NVIDIA's DRA driver gives them. See attributesOf and capacitiesOf.
+// Of attributes all devices have the same, of capacities those of a kind do, and whole GPUs
+// and partitions have all that NVIDIA's DRA driver gives them. See attributesOf and capacitiesOf.
 //
 // # Size
 //
@@ -177,9 +167,7 @@
 //
 // # Unknown capacities
 //
-// Every device has every capacity. The driver reports the engines and
-// multiprocessors only of GPUs with MIG; elsewhere they are 0, which means
-// "not known" and satisfies no request for one or more. Leaving a capacity out would
-// be worse: a CEL selector that reads it fails, and one such device anywhere on a
-// node ends the scheduling attempt of the pod.
+// The driver reports the engines and multiprocessors only of GPUs with MIG; elsewhere they
+// are 0, which satisfies no request for one or more. Leaving a capacity out would be worse:
+// a CEL selector that reads it fails, which ends the scheduling attempt of the pod.
 package device

@@ -33,12 +33,12 @@ type Terms struct {
 // Inventory has everything that a node can publish. Callers cannot change it, so that any
 // number of goroutines may use it.
 type Inventory struct {
-	boards  []board
+	boards []board
+	// devices are what claims use, without observers.
 	devices []Device
-	index   map[string]int
-	// observers are not among the devices, which are what claims use.
-	observers map[string]Device
-	problems  []error
+	// byName has the observers, too.
+	byName   map[string]Device
+	problems []error
 	// last is what With has returned last, and for which status.
 	last atomic.Pointer[withStatus]
 }
@@ -124,13 +124,12 @@ func NewInventory(node *gpu.Node, terms Terms) (*Inventory, error) {
 
 // assemble makes an inventory of GPUs in order.
 func assemble(boards []board, problems []error) *Inventory {
-	i := &Inventory{boards: boards, index: map[string]int{}, observers: map[string]Device{}, problems: problems}
+	i := &Inventory{boards: boards, byName: map[string]Device{}, problems: problems}
 	for _, b := range boards {
-		i.observers[observerName(b.name)] = b.observer()
 		i.devices = append(i.devices, b.all()...)
-	}
-	for n, d := range i.devices {
-		i.index[d.Name] = n
+		for _, d := range append(b.all(), b.observer()) {
+			i.byName[d.Name] = d
+		}
 	}
 	return i
 }
@@ -139,14 +138,10 @@ func assemble(boards []board, problems []error) *Inventory {
 // caller owns the slice.
 func (i *Inventory) Devices() []Device { return slices.Clone(i.devices) }
 
-// Lookup finds a device by its name.
+// Lookup finds a device by its name, also an observer.
 func (i *Inventory) Lookup(name string) (Device, bool) {
-	n, ok := i.index[name]
-	if !ok {
-		observer, ok := i.observers[name]
-		return observer, ok
-	}
-	return i.devices[n], true
+	d, ok := i.byName[name]
+	return d, ok
 }
 
 // Problems returns what could not be published as the policy wants it and why.

@@ -35,18 +35,10 @@ func (i *Inventory) With(s Status) *Inventory {
 
 // of returns the entries about one GPU.
 func (s Status) of(pciAddress string) Status {
-	var own Status
-	for _, static := range s.Static {
-		if static.PCIAddress == pciAddress {
-			own.Static = append(own.Static, static)
-		}
+	return Status{
+		Static:     slices.DeleteFunc(slices.Clone(s.Static), func(own Static) bool { return own.PCIAddress != pciAddress }),
+		Conditions: slices.DeleteFunc(slices.Clone(s.Conditions), func(own Condition) bool { return own.PCIAddress != pciAddress }),
 	}
-	for _, c := range s.Conditions {
-		if c.PCIAddress == pciAddress {
-			own.Conditions = append(own.Conditions, c)
-		}
-	}
-	return own
 }
 
 // with applies the sorted status of this GPU.

@@ -22,10 +22,7 @@ func GPUName(pciAddress string) string {
 
 // IsOf reports whether a device with this name is the GPU at a PCI address, or a part
 // of it.
-func IsOf(pciAddress, name string) bool {
-	rest, found := strings.CutPrefix(name, GPUName(pciAddress))
-	return found && (rest == "" || rest[0] == '-')
-}
+func IsOf(pciAddress, name string) bool { return AddressIn(name) == pciAddress }
 
 // partitionName ends in the start of the placement, so that no text of a profile
 // can make two names equal.
@@ -68,32 +65,19 @@ func profileTexts(gpuName string, mig *gpu.MIG) map[uint32]string {
 // "1g.10gb+me" is "1g10gb-me", "1g.24gb-me" is "1g24gb-no-me" and
 // "1g.24gb+me.all" is "1g24gb-me-all".
 func profileText(name string) string {
-	var parts []string
-	var part strings.Builder
-	end := func() {
-		if part.Len() > 0 {
-			parts = append(parts, part.String())
-			part.Reset()
-		}
+	name = strings.ReplaceAll(strings.ToLower(name), " ", "")
+	size := len(name)
+	if variant := strings.IndexAny(name, "+-"); variant >= 0 {
+		size = variant
 	}
-	variant := false
-	for _, r := range strings.ToLower(name) {
-		switch {
-		case r >= 'a' && r <= 'z' || r >= '0' && r <= '9':
-			part.WriteRune(r)
-		case r == '+':
-			end()
-			variant = true
-		case r == '-':
-			end()
-			variant = true
-			parts = append(parts, "no")
-		case r == '.' && variant:
-			end()
+	name = name[:size] + strings.NewReplacer("+", " ", "-", " no ", ".", " ").Replace(name[size:])
+	words := strings.Fields(strings.Map(func(r rune) rune {
+		if r == ' ' || r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
+			return r
 		}
-	}
-	end()
-	return strings.Join(parts, "-")
+		return -1
+	}, name))
+	return strings.Join(words, "-")
 }
 
 // ownName is how the names of all devices begin: with a PCI address, which may be all of it.
@@ -101,7 +85,7 @@ var ownName = regexp.MustCompile(`^gpu-([0-9a-f]{4,8})-([0-9a-f]{2})-([0-9a-f]{2
 
 // IsName reports whether a device may have this name on some machine under some policy. Drivers
 // of the same name may have others; NVIDIA's take the number of the GPU.
-func IsName(name string) bool { return ownName.MatchString(name) }
+func IsName(name string) bool { return AddressIn(name) != "" }
 
 // AddressIn returns the PCI address of the GPU in a device's name, or nothing where it has none.
 func AddressIn(name string) string {

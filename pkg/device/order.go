@@ -30,26 +30,15 @@ func orderShapes(shapes []PartitionShape) []PartitionShape {
 			geometries = append(geometries, g)
 		}
 	}
-	type ranked struct {
-		shape         PartitionShape
-		cost, nearest int
-	}
-	all := make([]ranked, 0, len(shapes))
-	for _, s := range shapes {
-		cost, nearest := placementCost(geometryOf(s), geometries)
-		all = append(all, ranked{s, cost, nearest})
-	}
-	slices.SortStableFunc(all, func(a, b ranked) int {
-		return cmp.Or(
-			compareProfiles(a.shape, b.shape),
-			cmp.Compare(a.cost, b.cost),
-			cmp.Compare(b.nearest, a.nearest),
-			cmp.Compare(a.shape.Placement.Start, b.shape.Placement.Start))
+	ordered := slices.Clone(shapes)
+	slices.SortStableFunc(ordered, func(a, b PartitionShape) int {
+		if size := compareProfiles(a, b); size != 0 {
+			return size
+		}
+		costA, nearestA := placementCost(geometryOf(a), geometries)
+		costB, nearestB := placementCost(geometryOf(b), geometries)
+		return cmp.Or(cmp.Compare(costA, costB), cmp.Compare(nearestB, nearestA), cmp.Compare(a.Placement.Start, b.Placement.Start))
 	})
-	ordered := make([]PartitionShape, len(all))
-	for n, r := range all {
-		ordered[n] = r.shape
-	}
 	return ordered
 }
 

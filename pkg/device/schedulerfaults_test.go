@@ -36,28 +36,3 @@ func TestFaultsOfScheduler(t *testing.T) {
 		t.Error("no error for a version that is none")
 	}
 }
-
-// TestSchedulerFaultsLimit: nothing that a scheduler would allocate twice is published.
-func TestSchedulerFaultsLimit(t *testing.T) {
-	i := mustInventory(t, loadNode(t, "h100-80-sxm"))
-	for kubernetes, want := range map[string][]Kind{
-		"1.34.1": {Whole}, "1.35.10": {Whole, Partition}, "1.36.1": {Whole, Partition}, "1.36.2": {Whole, Partition, MPS, TimeSlice},
-	} {
-		faults, err := FaultsOfScheduler(kubernetes)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got := map[Kind]bool{}
-		for _, d := range devicesOf(i.ResourceSlices(faults.Limit(testOptions))) {
-			got[Kind(*d.Attributes["type"].StringValue)] = true
-		}
-		for _, kind := range want {
-			if !got[kind] {
-				t.Errorf("Kubernetes %s: nothing of type %s is published", kubernetes, kind)
-			}
-		}
-		if len(got) != len(want) {
-			t.Errorf("Kubernetes %s: published %v, want %v", kubernetes, got, want)
-		}
-	}
-}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
@@ -46,7 +47,7 @@ func (c *catalog) shareOptions(profile *gpu.Profile) []shareOption {
 			if profile != nil {
 				of = "profile " + profile.Name
 			}
-			c.problems = append(c.problems, fmt.Errorf("%s shares of %s: %s %w", o.title, of, c.origin(), problem))
+			c.problems = append(c.problems, fmt.Errorf("%s shares of %s: the policy's %s %w", o.title, of, c.offer.From(), problem))
 		}
 		if o.share.Clients == 0 {
 			o.offered = false
@@ -72,10 +73,8 @@ func (c *catalog) partitionShareOffers(profile string) (*policy.MPSOffer, *polic
 		return nil, nil
 	}
 	for _, s := range c.offer.Partition.Shares {
-		for _, name := range s.Profiles {
-			if name == profile {
-				return s.MPS, s.TimeSlice
-			}
+		if slices.Contains(s.Profiles, profile) {
+			return s.MPS, s.TimeSlice
 		}
 	}
 	return nil, nil

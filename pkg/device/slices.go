@@ -152,7 +152,7 @@ func withoutShareCounters(devices []Device) []Device {
 func (b board) apiDevice(d Device, o Options, counted bool) resourceapi.Device {
 	device := resourceapi.Device{
 		Name:       d.Name,
-		Attributes: b.attributes(d),
+		Attributes: b.attributesOf(d),
 		Capacity:   capacitiesOf(d),
 		Taints:     o.taints(b.taints[d.Name]),
 	}
@@ -165,10 +165,6 @@ func (b board) apiDevice(d Device, o Options, counted bool) resourceapi.Device {
 	if !counted {
 		return device
 	}
-	counters := b.counters.whole()
-	if d.Partition != nil {
-		counters = b.counters.of(*d.Partition)
-	}
-	device.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: b.counters.set, Counters: counters}}
+	device.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: b.counters.set, Counters: b.counters.consumed(d.Partition)}}
 	return device
 }

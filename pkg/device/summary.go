@@ -4,8 +4,6 @@
 package device
 
 import (
-	"fmt"
-	"math"
 	"slices"
 
 	"github.com/partage-dev/partage/pkg/gpu"
@@ -63,8 +61,9 @@ func (i *Inventory) PCIAddresses() []string {
 // allocatable is the largest legal option that is published. Taints do not count: what a
 // broken GPU could offer is still what it was bought for.
 func (b board) allocatable() uint64 {
-	var best uint64
-	options := map[int][]option{}
+	var best int
+	var shapes []PartitionShape
+	var memories []int // what claims can have of each
 	for _, d := range b.devices {
 		memory := d.GPU.Resources.MemoryBytes
 		if d.Partition != nil {
@@ -75,53 +74,13 @@ func (b board) allocatable() uint64 {
 			memory = min(memory, uint64(max(0, d.Share.MemoryBytes)))
 		}
 		if d.Partition == nil {
-			best = max(best, memory)
+			best = max(best, toBytes(memory))
 			continue
 		}
-		start := d.Partition.Placement.Start
-		options[start] = append(options[start], option{*d.Partition, memory})
+		shapes, memories = append(shapes, *d.Partition), append(memories, toBytes(memory))
 	}
-	if len(options) > 0 {
-		best = max(best, b.bestLayout(options))
+	if len(shapes) > 0 {
+		best = max(best, heaviest(b.gpu.MIG.MemorySlices, shapes, func(n int) int { return memories[n] }, b.counters.limits...))
 	}
-	return best
-}
-
-// option is a partition and what claims can have of its memory.
-type option struct {
-	PartitionShape
-	memory uint64
-}
-
-// bestLayout returns the most memory of partitions that the GPU can hold together, given
-// them by their first memory slice.
-func (b board) bestLayout(options map[int][]option) uint64 {
-	left := make([]int, len(b.counters.limits))
-	for n, limit := range b.counters.limits {
-		left[n] = limit.total
-	}
-	known := map[string]uint64{}
-	var from func(start int, left []int) uint64
-	from = func(start int, left []int) uint64 {
-		if start >= b.gpu.MIG.MemorySlices {
-			return 0
-		}
-		key := fmt.Sprint(start, left)
-		if most, ok := known[key]; ok {
-			return most
-		}
-		most := from(start+1, left)
-		for _, o := range options[start] {
-			rest := slices.Clone(left)
-			for n, limit := range b.counters.limits {
-				rest[n] -= limit.use(o.Profile)
-			}
-			if o.Placement.Size > 0 && !slices.ContainsFunc(rest, func(n int) bool { return n < 0 }) {
-				most = max(most, o.memory+from(start+o.Placement.Size, rest))
-			}
-		}
-		known[key] = most
-		return most
-	}
-	return min(from(0, left), math.MaxInt64)
+	return uint64(best)
 }

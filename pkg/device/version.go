@@ -46,10 +46,7 @@ func twoPartVersion(v gpu.Version) string {
 
 // number parses digits with leading zeros; an absent part is 0.
 func number(digits string) int {
-	n, err := strconv.Atoi(digits)
-	if err != nil {
-		return 0
-	}
+	n, _ := strconv.Atoi(digits)
 	return n
 }
 

@@ -11,19 +11,6 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// ProfileNames returns the names of all MIG profiles that the offer names, sorted.
-func (o Offer) ProfileNames() []string {
-	if o.Partition == nil {
-		return nil
-	}
-	names := slices.Clone(o.Partition.Profiles)
-	for _, s := range o.Partition.Shares {
-		names = append(names, s.Profiles...)
-	}
-	slices.Sort(names)
-	return slices.Compact(names)
-}
-
 // UnknownProfiles are MIG profiles that a part of the policy names although none of the
 // GPUs that it is for has them.
 type UnknownProfiles struct {
@@ -34,12 +21,8 @@ type UnknownProfiles struct {
 }
 
 func (u UnknownProfiles) String() string {
-	from := "default"
-	if u.Rule != "" {
-		from = fmt.Sprintf("rule %q", u.Rule)
-	}
 	return fmt.Sprintf("The sharing policy's %s names MIG profiles that no GPU of this node has to which it applies: %s. They have %s; correct the policy, or have rules for each model",
-		from, strings.Join(u.Missing, ", "), strings.Join(u.Has, ", "))
+		Effective{Rule: u.Rule}.From(), strings.Join(u.Missing, ", "), strings.Join(u.Has, ", "))
 }
 
 // UnknownProfiles finds profiles that match nothing on a node with these GPUs, in the
@@ -50,7 +33,7 @@ func (p *Policy) UnknownProfiles(gpus []gpu.GPU) []UnknownProfiles {
 	has := map[string][]string{}
 	for n := range gpus {
 		effective := p.For(&gpus[n])
-		if gpus[n].MIG == nil {
+		if gpus[n].MIG == nil || effective.Partition == nil {
 			continue
 		}
 		if _, known := has[effective.Rule]; !known {
@@ -62,14 +45,18 @@ func (p *Policy) UnknownProfiles(gpus []gpu.GPU) []UnknownProfiles {
 	}
 	var found []UnknownProfiles
 	for _, effective := range applied {
-		present := has[effective.Rule]
-		named := effective.ProfileNames()
-		missing := slices.DeleteFunc(slices.Clone(named), func(name string) bool { return slices.Contains(present, name) })
-		if len(missing) == 0 || effective.Rule == "" && len(missing) < len(named) {
-			continue
+		named := slices.Clone(effective.Partition.Profiles)
+		for _, s := range effective.Partition.Shares {
+			named = append(named, s.Profiles...)
 		}
-		slices.Sort(present)
-		found = append(found, UnknownProfiles{Rule: effective.Rule, Missing: missing, Has: slices.Compact(present)})
+		named, present := sorted(named), sorted(has[effective.Rule])
+		missing := slices.DeleteFunc(slices.Clone(named), func(name string) bool { return slices.Contains(present, name) })
+		if len(missing) > 0 && (effective.Rule != "" || len(missing) == len(named)) {
+			found = append(found, UnknownProfiles{Rule: effective.Rule, Missing: missing, Has: present})
+		}
 	}
 	return found
 }
+
+// sorted returns each name once.
+func sorted(names []string) []string { return slices.Compact(slices.Sorted(slices.Values(names))) }

@@ -12,12 +12,14 @@ import (
 )
 
 // String returns one line, for logs and people.
-func (e Effective) String() string {
-	from := "default"
-	if e.Rule != "" {
-		from = fmt.Sprintf("rule %q", e.Rule)
+func (e Effective) String() string { return e.From() + ": " + e.Offer.String() }
+
+// From names what the offer is from.
+func (e Effective) From() string {
+	if e.Rule == "" {
+		return "default"
 	}
-	return from + ": " + e.Offer.String()
+	return fmt.Sprintf("rule %q", e.Rule)
 }
 
 // String returns one line, for logs and people.
