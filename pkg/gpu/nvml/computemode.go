@@ -44,14 +44,14 @@ func (c *Client) SetComputeMode(ctx context.Context, pciAddress, uuid string, mo
 	if !ok {
 		return &gpu.Error{Call: setComputeMode, PCIAddress: pciAddress, Text: fmt.Sprintf("no compute mode is called %q", mode), Err: gpu.ErrInvalid}
 	}
-	_, err := onGPU(ctx, &c.session, pciAddress, func(r *reading) any {
+	return c.on(ctx, pciAddress, func(r *reading) {
 		dev := r.device(uuid)
 		if was := r.computeMode(dev); was == mode {
-			return nil
+			return
 		}
 		r.change(setComputeMode, func() nvml.Return { return dev.SetComputeMode(target) })
 		if r.err != nil {
-			return nil
+			return
 		}
 		is := r.computeMode(dev)
 		if r.err != nil {
@@ -59,9 +59,7 @@ func (c *Client) SetComputeMode(ctx context.Context, pciAddress, uuid string, mo
 		} else if is != mode {
 			r.fail(setComputeMode, nil, fmt.Sprintf("answered success, but the mode is %s instead of %s", is, mode))
 		}
-		return nil
 	})
-	return err
 }
 
 func (r *reading) computeMode(dev nvml.Device) gpu.ComputeMode {

@@ -182,21 +182,19 @@ func (w *eventWatch) queue(lib *library) queue {
 
 // register makes an event set and registers the GPU with it.
 func (w *eventWatch) register(ctx context.Context) error {
-	_, err := onGPU(ctx, &w.client.session, w.pci, func(r *reading) any {
+	return w.client.on(ctx, w.pci, func(r *reading) {
 		// First, so that no event set is made for a GPU that does not answer.
 		types := readSupportedEvents(r)
 		set := must(r, "nvmlEventSetCreate", r.lib.EventSetCreate)
 		if r.err != nil {
-			return nil
+			return
 		}
 		w.set, w.on, w.drained = set, r.handle, time.Now()
 		r.change("nvmlDeviceRegisterEvents", func() nvml.Return { return r.dev.RegisterEvents(types, set) })
 		if r.err != nil && !gpu.IsPending(r.err) { // or a call still works on the set
 			w.free(ctx)
 		}
-		return nil
 	})
-	return err
 }
 
 // readSupportedEvents returns the types that are wanted and that the GPU supports.
@@ -278,12 +276,11 @@ func (w *eventWatch) send(ctx context.Context, event gpu.Event) {
 // longer works. After a reset the GPU has another handle. It does not fail for a GPU that hangs: its events may
 // still come.
 func (w *eventWatch) check(ctx context.Context) error {
-	_, err := onGPU(ctx, &w.client.session, w.pci, func(r *reading) any {
+	err := w.client.on(ctx, w.pci, func(r *reading) {
 		_ = readSupportedEvents(r)
 		if r.err == nil && r.dev != w.on.dev {
 			r.err = errOtherHandle
 		}
-		return nil
 	})
 	if gpu.IsPending(err) {
 		return nil

@@ -69,6 +69,15 @@ func onGPU[T any](ctx context.Context, s *session, pci string, f func(*reading) 
 	return value, r.err
 }
 
+// on is onGPU for what returns nothing.
+func (s *session) on(ctx context.Context, pci string, f func(*reading)) error {
+	_, err := onGPU(ctx, s, pci, func(r *reading) (none struct{}) {
+		f(r)
+		return none
+	})
+	return err
+}
+
 // maybeStale reports whether an error may come from a stale handle.
 func maybeStale(err error) bool {
 	return errors.Is(err, gpu.ErrInvalid) || errors.Is(err, gpu.ErrLost) || errors.Is(err, gpu.ErrDriverNotLoaded)

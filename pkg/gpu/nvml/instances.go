@@ -51,20 +51,18 @@ func (r *reading) undo(ctx context.Context, name string, f func() nvml.Return) {
 // takes about a second.
 func (c *Client) DestroyInstance(ctx context.Context, pciAddress string, instanceID int) error {
 	const call = "nvmlGpuInstanceDestroy"
-	_, err := onGPU(ctx, &c.session, pciAddress, func(r *reading) any {
+	return c.on(ctx, pciAddress, func(r *reading) {
 		gi := r.findInstance(instanceID)
 		r.change(call, func() nvml.Return { return gi.Destroy() })
 		if r.err != nil {
-			return nil
+			return
 		}
 		// "Not supported" is no answer here, unlike for findInstance.
 		must(r, instanceByID, func() (nvml.GpuInstance, nvml.Return) { return r.dev.GetGpuInstanceById(instanceID) })
 		if !r.gone() {
 			r.fail(call, nil, fmt.Sprintf("answered success, but GPU instance %d is still there", instanceID))
 		}
-		return nil
 	})
-	return err
 }
 
 // CreateComputeInstance creates the compute instance that spans the whole GPU
@@ -89,12 +87,10 @@ func (c *Client) CreateComputeInstance(ctx context.Context, pciAddress string, i
 // DestroyComputeInstance destroys a compute instance. Its errors are those of
 // DestroyInstance.
 func (c *Client) DestroyComputeInstance(ctx context.Context, pciAddress string, instanceID, computeID int) error {
-	_, err := onGPU(ctx, &c.session, pciAddress, func(r *reading) any {
+	return c.on(ctx, pciAddress, func(r *reading) {
 		ci := r.findComputeInstance(instanceID, computeID)
 		r.change("nvmlComputeInstanceDestroy", func() nvml.Return { return ci.Destroy() })
-		return nil
 	})
-	return err
 }
 
 const instanceByID = "nvmlDeviceGetGpuInstanceById"

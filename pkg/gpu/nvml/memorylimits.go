@@ -52,7 +52,7 @@ func readMemoryLimits(r *reading, roots host.Roots, g *gpu.GPU) {
 //
 // The error wraps gpu.ErrNotFound if the GPU at the address has another UUID.
 func (c *Client) LimitMemory(ctx context.Context, pciAddress, uuid, cgroup string, soft, hard uint64) error {
-	_, err := onGPU(ctx, &c.session, pciAddress, func(r *reading) any {
+	err := c.on(ctx, pciAddress, func(r *reading) {
 		dev := r.device(uuid)
 		r.change(setMemoryLimits, func() nvml.Return { return dev.SetMemoryLimits_v1(cgroup, soft, hard) })
 		is := must(r, getMemoryLimits, func() (nvml.MemoryLimits_v1, nvml.Return) { return dev.GetMemoryLimits_v1(cgroup) })
@@ -60,7 +60,6 @@ func (c *Client) LimitMemory(ctx context.Context, pciAddress, uuid, cgroup strin
 			r.fail(setMemoryLimits, nil, fmt.Sprintf("answered success, but the limits are %d and %d bytes instead of %d and %d",
 				is.SoftLimit, is.HardLimit, soft, hard))
 		}
-		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("limit cgroup %s: %w", cgroup, err)
