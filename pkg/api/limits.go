@@ -11,21 +11,17 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 // ThreadPercentage returns the part of the multiprocessors that one client process
 // may use, 1 to 100, or 0 for no limit.
-func (c *MPSConfig) ThreadPercentage() int {
-	if c.DefaultActiveThreadPercentage == nil {
-		return 0
-	}
-	return *c.DefaultActiveThreadPercentage
-}
+func (c *MPSConfig) ThreadPercentage() int { return ptr.Deref(c.DefaultActiveThreadPercentage, 0) }
 
 // IsMultiUser reports whether clients of different user ids may run at the same time.
-func (c *MPSConfig) IsMultiUser() bool { return c.MultiUser != nil && *c.MultiUser }
+func (c *MPSConfig) IsMultiUser() bool { return ptr.Deref(c.MultiUser, false) }
 
 // MemoryLimits returns how many bytes of device memory one client process may use on
 // each device, by UUID. It has no entry for a device without a limit.
@@ -38,12 +34,8 @@ func (c *MPSConfig) MemoryLimits(devices []string) (map[string]int64, error) {
 	limits := map[string]int64{}
 	var faults field.ErrorList
 	set := func(uuid string, limit MemoryLimit, at *field.Path) {
-		bytes, err := limit.Bytes()
-		if err != nil {
-			faults = append(faults, field.Invalid(at, quote.Short(string(limit)), err.Error()))
-			return
-		}
-		limits[uuid] = bytes
+		faults = append(faults, validateMemory(limit, at)...)
+		limits[uuid], _ = limit.Bytes()
 	}
 	if limit := c.DefaultPinnedDeviceMemoryLimit; limit != nil {
 		for _, uuid := range devices {

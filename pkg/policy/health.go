@@ -5,7 +5,6 @@ package policy
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"regexp"
 	"slices"
@@ -173,22 +172,4 @@ func (r *reader) require(n *yaml.Node, at *field.Path, seen map[string]bool, nam
 			r.Fault(field.Required(at.Child(name), "each entry has "+strings.Join(names, " and ")))
 		}
 	}
-}
-
-// String returns what differs from the built-in values, for logs and people.
-func (h *Health) String() string {
-	builtin := builtinHealth()
-	var parts []string
-	if h.QuietPeriod != builtin.QuietPeriod {
-		parts = append(parts, fmt.Sprintf("quiet period %s", h.QuietPeriod))
-	}
-	for _, number := range slices.Sorted(maps.Keys(h.XIDs)) {
-		parts = append(parts, fmt.Sprintf("XID %d %s", number, h.XIDs[number]))
-	}
-	for _, name := range slices.Sorted(maps.Keys(h.Conditions)) {
-		if effect := h.Conditions[name]; effect != builtin.Conditions[name] {
-			parts = append(parts, fmt.Sprintf("%s %s", name, effect))
-		}
-	}
-	return joinOr(parts, "as built in")
 }

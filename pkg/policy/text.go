@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -35,14 +36,7 @@ func (o Offer) String() string {
 	if o.TimeSlice != nil {
 		parts = append(parts, o.TimeSlice.String())
 	}
-	return joinOr(parts, "nothing")
-}
-
-func joinOr(parts []string, none string) string {
-	if len(parts) == 0 {
-		return none
-	}
-	return strings.Join(parts, "; ")
+	return cmp.Or(strings.Join(parts, "; "), "nothing")
 }
 
 func (p *PartitionOffer) texts() []string {

@@ -5,6 +5,7 @@ package policy
 
 import (
 	"flag"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -28,7 +29,11 @@ func TestGolden(t *testing.T) {
 			got.WriteString("  " + rule.Match.String() + "\n    " + Effective{Offer: rule.Offer, Rule: rule.Name}.String() + "\n")
 		}
 		got.WriteString("  " + Effective{Offer: p.Default}.String() + "\n")
-		got.WriteString("  health: " + p.Health.String() + "\n")
+		health := "as built in"
+		if !cmp.Equal(p.Health, Builtin().Health) {
+			health = fmt.Sprint(p.Health)
+		}
+		got.WriteString("  health: " + health + "\n")
 	}
 	const golden = "testdata/valid.golden.txt"
 	if *update {

@@ -12,6 +12,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,19 +51,14 @@ type Roots struct {
 // Complete fills empty fields: "/", "/proc", "/sys", "/var/log/pods", and this process's
 // view for that of the host.
 func (r Roots) Complete() Roots {
-	set := func(field *string, value string) {
-		if *field == "" {
-			*field = value
-		}
-	}
-	set(&r.Driver, "/")
-	set(&r.Dev, "/")
-	set(&r.Proc, "/proc")
-	set(&r.Sys, "/sys")
-	set(&r.PodLogs, DefaultPodLogs)
-	set(&r.HostDriver, r.Driver)
+	r.Driver = cmp.Or(r.Driver, "/")
+	r.Dev = cmp.Or(r.Dev, "/")
+	r.Proc = cmp.Or(r.Proc, "/proc")
+	r.Sys = cmp.Or(r.Sys, "/sys")
+	r.PodLogs = cmp.Or(r.PodLogs, DefaultPodLogs)
+	r.HostDriver = cmp.Or(r.HostDriver, r.Driver)
 	if r.Dev != AutoDev {
-		set(&r.HostDev, r.Dev)
+		r.HostDev = cmp.Or(r.HostDev, r.Dev)
 	}
 	return r
 }
@@ -84,13 +80,23 @@ var libraryFolders = []string{
 // folderOfNVIDIA is where containers of Google's Container-Optimized OS have the driver's libraries.
 const folderOfNVIDIA = "usr/local/nvidia/lib64"
 
-const nvmlLibrary = "libnvidia-ml.so.1"
+const (
+	nvmlLibrary = "libnvidia-ml.so.1"
+	cudaLibrary = "libcuda.so.1"
+)
 
 // LibraryPath finds NVML's shared library in the driver root, and resolves links to
 // it. The error wraps fs.ErrNotExist when there is none, as before the driver is
 // installed.
 func (r Roots) LibraryPath() (string, error) {
 	_, file, err := r.library(nvmlLibrary)
+	return file, err
+}
+
+// CUDALibraryPath is LibraryPath for the CUDA driver's library, which there is none of where the driver was
+// installed without its compute libraries.
+func (r Roots) CUDALibraryPath() (string, error) {
+	_, file, err := r.library(cudaLibrary)
 	return file, err
 }
 
