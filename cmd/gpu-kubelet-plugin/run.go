@@ -25,6 +25,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/claim/spec"
 	"github.com/partage-dev/partage/pkg/driver/partition"
 	"github.com/partage-dev/partage/pkg/driver/plugin"
+	"github.com/partage-dev/partage/pkg/driver/plugin/events"
 	"github.com/partage-dev/partage/pkg/driver/plugin/nodelabels"
 	"github.com/partage-dev/partage/pkg/driver/sharing"
 	"github.com/partage-dev/partage/pkg/driver/unclaimed"
@@ -132,7 +133,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 	cluster := plugin.NewCluster(clients.background)
 	facts := usage.NewFacts(driverName, cluster)
 	holders := &holder.Finder{Roots: roots}
-	events := plugin.NewEvents(ctx, clients.nodeEvents, clients.userEvents, driverName, c.nodeName)
+	recorder := events.New(ctx, driverName, c.nodeName, clients.nodeEvents, clients.userEvents)
 	names := &holder.PodNames{Roots: roots}
 	foreign := &unclaimed.Finder{Driver: driverName, Pool: c.nodeName, Socket: c.podResources, PodName: c.podName, Named: cluster.Named}
 	memoryLimits, err := c.limitMemory(ctx, roots, gpus)
@@ -148,13 +149,13 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		Calls:      calls,
 		Cluster:    facts,
 		Users:      c.users(ctx, holders, gpus.Processes, supervisor.List),
-		Events:     events,
+		Events:     recorder,
 	})
 	if err != nil {
 		return err
 	}
 	holders.PodName = names.Name
-	observed, ended := c.serveMetrics(ctx, usage.Options{Claims: claims, GPUs: gpus, Sessions: supervisor, Facts: facts, Warn: events.Warn}, events.Failures)
+	observed, ended := c.serveMetrics(ctx, usage.Options{Claims: claims, GPUs: gpus, Sessions: supervisor, Facts: facts, Warn: recorder.Warn}, recorder.Failures)
 	defer ended()
 	defer cancel()
 	listener, err := c.process.ListenHealth(ctx)
@@ -186,7 +187,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		LabelClient:    clients.background,
 		CDIDir:         c.cdiRoot,
 		FileContext:    fileContext,
-		Events:         events.Tell,
+		Events:         recorder.Tell,
 		Health:         gpus,
 		Metrics:        observed,
 		Runtime:        c.runtimeCheck(roots, "/proc", os.Getppid()),

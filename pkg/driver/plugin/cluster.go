@@ -55,7 +55,7 @@ func NewCluster(client kubernetes.Interface) *Cluster { return &Cluster{client: 
 func (c *Cluster) Named(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
 	ctx, cancel := context.WithTimeout(ctx, clusterTimeout)
 	defer cancel()
-	return c.get(ctx, claim.Ref{Namespace: namespace, Name: name}, metav1.GetOptions{ResourceVersion: "0"})
+	return answer.Claim(ctx, c.client, claim.Ref{Namespace: namespace, Name: name}, metav1.GetOptions{ResourceVersion: "0"})
 }
 
 // Claim returns the claim with this UID, or nil when there is none: a claim of the
@@ -73,25 +73,9 @@ func (c *Cluster) Claim(ctx context.Context, ref claim.Ref) (*resourceapi.Resour
 	}
 	ctx, cancel := context.WithTimeout(ctx, clusterTimeout)
 	defer cancel()
-	cached, err := c.get(ctx, ref, metav1.GetOptions{ResourceVersion: "0"})
-	if err != nil {
-		return nil, err
+	cached, err := answer.Claim(ctx, c.client, ref, metav1.GetOptions{ResourceVersion: "0"})
+	if err != nil || cached != nil && cached.Status.Allocation != nil {
+		return cached, err
 	}
-	if cached != nil && cached.Status.Allocation != nil {
-		return cached, nil
-	}
-	return c.get(ctx, ref, metav1.GetOptions{})
-}
-
-// get returns nil when the API server has no claim with this UID, or with this name where there is
-// no UID.
-func (c *Cluster) get(ctx context.Context, ref claim.Ref, o metav1.GetOptions) (*resourceapi.ResourceClaim, error) {
-	found, err := c.client.ResourceV1().ResourceClaims(ref.Namespace).Get(ctx, ref.Name, o)
-	switch {
-	case answer.IsMissing(err), err == nil && ref.UID != "" && found.UID != ref.UID:
-		return nil, nil //nolint:nilnil // not finding it is an answer, and a claim with another UID is another claim
-	case err != nil:
-		return nil, fmt.Errorf("ask the API server for claim %s: %w", ref, err)
-	}
-	return found, nil
+	return answer.Claim(ctx, c.client, ref, metav1.GetOptions{})
 }

@@ -5,12 +5,10 @@ package plugin
 
 import (
 	"cmp"
-	"context"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/device"
@@ -110,14 +108,9 @@ func claimStatements(found []claim.Statement) (all []events.Statement) {
 	return all
 }
 
-// failures are the reasons for which nothing works on a GPU.
-var failures = []device.Reason{device.Lost, device.ResetRequired, device.Unresponsive}
-
-func isFailure(c device.Condition) bool { return slices.Contains(failures, c.Reason) }
-
-// NewEvents makes what tells people, until ctx ends, with a client for events of the node and one for those of its users.
-func NewEvents(ctx context.Context, node, users kubernetes.Interface, component, nodeName string) *events.Recorder {
-	return events.New(ctx, events.Options{Component: component, NodeName: nodeName, Node: node, Users: users})
+// isFailure reports whether nothing works on a GPU because of a condition.
+func isFailure(c device.Condition) bool {
+	return c.Reason == device.Lost || c.Reason == device.ResetRequired || c.Reason == device.Unresponsive
 }
 
 // abbreviations are words of reasons that are in capitals in the reasons of events.

@@ -23,10 +23,10 @@ import (
 // speaker says conditions of GPUs that are there to the node and to the users of devices.
 type speaker struct {
 	notifier *events.Notifier
-	claims   ClaimViewer
+	claims   Claims
 }
 
-func newSpeaker(told *fakeEvents, claims ClaimViewer) *speaker {
+func newSpeaker(told *fakeEvents, claims Claims) *speaker {
 	return &speaker{notifier: events.NewNotifier(told.Tell), claims: claims}
 }
 

@@ -105,12 +105,6 @@ func (d *desired) build(ctx context.Context, node *gpu.Node) (inventory *device.
 	return d.built.inventory, nil
 }
 
-// update brings up to date what is to be published. The inventory is the present one with its status, or nil.
-func (d *desired) update(ctx context.Context, inventory *device.Inventory) {
-	d.readPolicy(ctx)
-	d.updateNeeded(ctx, inventory)
-}
-
 // readPolicy reads the policy. An invalid one leaves the last valid one in force.
 func (d *desired) readPolicy(ctx context.Context) {
 	found, err := d.options.Policy.Read(ctx)
@@ -143,7 +137,7 @@ func (d *desired) readStored(ctx context.Context) {
 	if d.storedKnown {
 		return
 	}
-	limited, cancel := context.WithTimeout(ctx, nodeTimeout)
+	limited, cancel := context.WithTimeout(ctx, clusterTimeout)
 	defer cancel()
 	// Of all generations: it may have been stopped in the middle of an update.
 	stored, err := d.stored.Stored(limited)
@@ -161,7 +155,7 @@ func (d *desired) readStored(ctx context.Context) {
 	d.storedKnown = true
 }
 
-// updateNeeded determines which devices must stay.
+// updateNeeded determines which devices must stay. The inventory is the present one with its status, or nil.
 func (d *desired) updateNeeded(ctx context.Context, inventory *device.Inventory) {
 	if inventory != nil {
 		for _, is := range offered(inventory) {

@@ -23,14 +23,6 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/plugin/internal/tenant"
 )
 
-// ClaimViewer knows what prepared claims have. Its methods may be called concurrently with
-// all others, and wait for no GPU.
-type ClaimViewer interface {
-	Live() ([]claim.LiveClaim, error)
-	// Changed returns a channel that is closed when this process next changes anything.
-	Changed() <-chan struct{}
-}
-
 // messageInterval is how long a message stays at least while nothing changes but its words: each change of a pod's or a
 // claim's status is a request.
 const messageInterval = 10 * time.Minute

@@ -16,26 +16,6 @@ import (
 	"github.com/partage-dev/partage/pkg/util/panics"
 )
 
-// ClaimReconciler knows what claims and others have on the GPUs. Its methods may be
-// called concurrently with all others.
-type ClaimReconciler interface {
-	// SetInventory replaces the devices that claims can have.
-	SetInventory(inventory *device.Inventory)
-	// Reconcile finishes or undoes what was left half done, and what belongs to no claim any more, and says what there is
-	// then. An error means that something is left. It does not wait for a GPU that is busy or does not answer.
-	Reconcile(ctx context.Context) (device.Status, error)
-	// ReleaseOrphans asks the API server about prepared claims until ctx ends, and
-	// releases those that do not have their devices any more.
-	ReleaseOrphans(ctx context.Context)
-	// Unobserved lists the GPUs that could not be observed yet.
-	Unobserved() []string
-	// InUse lists the devices that claims are known to have, by name. An error says
-	// that there may be more.
-	InUse() ([]string, error)
-	// Statements are what is known of claims.
-	Statements() []claim.Statement
-}
-
 const (
 	// surveyPatience is how long the first publication waits for GPUs that are slow, and for an MPS supervisor that does not answer: the
 	// slices that are stored may have taints whose cause this process has not found yet. After that, unobserved GPUs get a taint.
@@ -93,36 +73,23 @@ func (l *gpuLoop) run(ctx context.Context) {
 	l.recall(ctx)
 	l.discovery.last = time.Now()
 	l.discovery.begin(ctx)
-	for l.discovery.inProgress && ctx.Err() == nil {
-		select {
-		case <-ctx.Done():
-		case found := <-l.discovery.found:
-			l.discovery.inProgress = false
-			l.take(ctx, found)
-		case <-l.pollNow: // news of the node does not wait for a GPU that does not answer
-			l.propagate(ctx)
-		}
-	}
-	// Nothing is published before it is known which GPUs another driver has given away.
-	l.neighbours.awaitFirstScan(ctx)
-	// Claims can have partitions that others made, which only a survey finds.
-	l.reconcile(ctx)
-	l.startup.finish()
-
+	poll := l.propagate // until the first discovery has ended: news of the node does not wait for a GPU that does not answer
 	var settled <-chan time.Time
-	ticker := time.NewTicker(l.options.PollInterval)
-	defer ticker.Stop()
-	for ctx.Err() == nil {
+	for tick := time.Tick(l.options.PollInterval); ctx.Err() == nil; {
 		select {
 		case <-ctx.Done():
 		case found := <-l.discovery.found:
-			l.discovery.inProgress = false
+			l.discovery.inProgress, poll = false, l.poll
 			l.take(ctx, found)
+			// Nothing is published before it is known which GPUs another driver has given away, and claims can have partitions that others
+			// made, which only a survey finds.
+			l.neighbours.awaitFirstScan(ctx)
 			l.reconcile(ctx)
-		case <-ticker.C:
-			l.poll(ctx)
+			l.startup.finish()
+		case <-tick:
+			poll(ctx)
 		case <-l.pollNow:
-			l.poll(ctx)
+			poll(ctx)
 		case <-changed:
 			changed, settled = nil, time.After(changesSettle)
 		case <-settled:
@@ -145,7 +112,7 @@ func (l *gpuLoop) poll(ctx context.Context) {
 
 // recall takes over what an earlier process has discovered.
 func (l *gpuLoop) recall(ctx context.Context) {
-	l.desired.update(ctx, nil)
+	l.desired.updateNeeded(ctx, nil)
 	l.gpus.recall(ctx, l.options.Hardware.Removed, l.desired.mayBeInUse)
 	l.rebuild(ctx)
 }
@@ -174,7 +141,8 @@ func (l *gpuLoop) take(ctx context.Context, found discovery) {
 
 // rebuild brings up to date what is to be published: the policy may be another one, or claims may have other devices.
 func (l *gpuLoop) rebuild(ctx context.Context) {
-	l.desired.update(ctx, l.now.inventory)
+	l.desired.readPolicy(ctx)
+	l.desired.updateNeeded(ctx, l.now.inventory)
 	if l.gpus.node == nil {
 		return
 	}

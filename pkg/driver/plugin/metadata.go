@@ -10,24 +10,11 @@ import (
 
 	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
-	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/partage-dev/partage/pkg/driver/claim"
 	"github.com/partage-dev/partage/pkg/node/host"
 )
-
-// metadataOptions are those for the files by which containers read about their devices (KEP-5304).
-// The helper writes and removes them.
-func (o *Options) metadataOptions() []kubeletplugin.Option {
-	return []kubeletplugin.Option{
-		kubeletplugin.EnableDeviceMetadata(o.DeviceMetadata, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion}),
-		kubeletplugin.CDIDirectory(o.CDIDir),
-		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{WriteFile: o.metadataWriter(), Glob: writtenOrHalf}),
-	}
-}
 
 // writtenOrHalf finds files, and what a process that was killed has left of them.
 func writtenOrHalf(pattern string) ([]string, error) {

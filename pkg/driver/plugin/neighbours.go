@@ -231,13 +231,6 @@ var neighbourReasons = map[unclaimed.Kind]string{
 	unclaimed.ContainerRuntime: reasonExposed,
 }
 
-var goneReasons = map[unclaimed.Kind]string{
-	unclaimed.DevicePlugin:     reasonNeighbourGone,
-	unclaimed.DRADriver:        reasonNeighbourGone,
-	unclaimed.MIGManager:       reasonNeighbourGone,
-	unclaimed.ContainerRuntime: reasonNotExposed,
-}
-
 // RuntimeCheck finds out what containers can have without a claim, given the handlers of the node's container runtime.
 type RuntimeCheck func(handlers []string) (unclaimed.Access, error)
 

@@ -31,12 +31,15 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
+	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
+	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/claim"
 	"github.com/partage-dev/partage/pkg/driver/health"
 	"github.com/partage-dev/partage/pkg/driver/metrics"
@@ -50,16 +53,31 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/unclaimed"
 )
 
-// Claims keeps the state of claims on this node. All methods may be called
-// concurrently.
+// Claims keeps the state of claims on this node, and knows what they and others have on the GPUs. All methods may be called concurrently.
 type Claims interface {
 	// Prepare is idempotent and prepares a claim completely or not at all.
 	Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]claim.LiveDevice, error)
 	// Unprepare is idempotent; an unknown claim is a success.
 	Unprepare(ctx context.Context, uid types.UID) error
-
-	ClaimReconciler
-	ClaimViewer
+	// SetInventory replaces the devices that claims can have.
+	SetInventory(inventory *device.Inventory)
+	// Reconcile finishes or undoes what was left half done, and what belongs to no claim any more, and says what there is
+	// then. An error means that something is left. It does not wait for a GPU that is busy or does not answer.
+	Reconcile(ctx context.Context) (device.Status, error)
+	// ReleaseOrphans asks the API server about prepared claims until ctx ends, and
+	// releases those that do not have their devices any more.
+	ReleaseOrphans(ctx context.Context)
+	// Unobserved lists the GPUs that could not be observed yet.
+	Unobserved() []string
+	// InUse lists the devices that claims are known to have, by name. An error says
+	// that there may be more.
+	InUse() ([]string, error)
+	// Statements are what is known of claims.
+	Statements() []claim.Statement
+	// Live lists what prepared claims have. It waits for no GPU.
+	Live() ([]claim.LiveClaim, error)
+	// Changed returns a channel that is closed when this process next changes anything.
+	Changed() <-chan struct{}
 }
 
 // Options are all mandatory except where a comment says otherwise.
@@ -133,8 +151,7 @@ const (
 	// A call that was cancelled has nothing to wait for any more.
 	cancelTimeout = 5 * time.Second
 	// The helper closes connections without waiting until answers are written.
-	answerTime  = 500 * time.Millisecond
-	nodeTimeout = 10 * time.Second
+	answerTime = 500 * time.Millisecond
 )
 
 // shared is what the parts of the driver have in common.
@@ -179,9 +196,7 @@ func New(o Options) *Plugin {
 	}
 	p.labels = nodelabels.New(nodelabels.Options{
 		NodeName: o.NodeName, Client: o.LabelClient, Mode: o.NodeLabels,
-		Say: func(ctx context.Context, message string) {
-			p.notifier.SetOne(ctx, events.Event{Reason: reasonForeignLabels, Text: message})
-		},
+		Say: func(ctx context.Context, message string) { p.notifier.Say(ctx, reasonForeignLabels, message) },
 	})
 	p.node = newOwnNode(o.KubeClient, o.NodeName, p.pollNow, func(err error) { p.stop(err) })
 	software := &softwareFinder{node: p.node.now.Load, runtime: o.Runtime, observe: o.Metrics.SetNeighbour}
@@ -206,9 +221,7 @@ func (p *Plugin) newPublisher() *publish.Publisher {
 		DriverName: o.DriverName, NodeName: o.NodeName, KubeClient: o.KubeClient, MetadataClient: o.MetadataClient,
 		LockFile: filepath.Join(o.DataDir, "publish.lock"),
 		Report:   func(ctx context.Context, reason string) { p.readiness.set(ctx, needSlices, reason) },
-		Say: func(ctx context.Context, reason, message string) {
-			p.notifier.SetOne(ctx, events.Event{Reason: reason, Text: message})
-		},
+		Say:      p.notifier.Say,
 		Observe: func(slices int, err error) {
 			if err != nil {
 				o.Metrics.PublishFailed()
@@ -265,22 +278,14 @@ func (p *Plugin) Run(ctx context.Context) error {
 	// So do the loops: a call in progress may depend on them.
 	loops, endLoops := context.WithCancel(context.WithoutCancel(ctx))
 	defer endLoops()
-	var running sync.WaitGroup
-	// The kubelet need not wait for the API server, which may be slow.
-	running.Go(func() { p.node.watch.Run(loops) })
-	running.Go(func() { p.gpus.health.Run(loops) })
-	running.Go(func() { p.neighbours.run(loops) })
-	running.Go(func() { p.gpus.run(loops) })
-	running.Go(func() {
-		<-p.startup.done
-		p.options.Claims.ReleaseOrphans(loops)
-	})
-	running.Go(func() { p.publisher.Run(loops) })
+	all := []func(context.Context){p.node.watch.Run, p.gpus.health.Run, p.neighbours.run, p.gpus.run, p.releaseOrphans, p.publisher.Run, p.labels.Run}
 	if p.status != nil {
-		running.Go(func() { p.status.Run(loops) })
+		all = append(all, p.status.Run)
 	}
-	running.Go(func() { p.labels.Run(loops) })
-
+	var running sync.WaitGroup
+	for _, run := range all { // the kubelet need not wait for the API server, which may be slow
+		running.Go(func() { run(loops) })
+	}
 	<-ctx.Done()
 	p.shutDown(ctx, helper)
 	endLoops()
@@ -291,9 +296,15 @@ func (p *Plugin) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
+// releaseOrphans waits until calls are let through.
+func (p *Plugin) releaseOrphans(ctx context.Context) {
+	<-p.startup.done
+	p.options.Claims.ReleaseOrphans(ctx)
+}
+
 func (p *Plugin) helperOptions() []kubeletplugin.Option {
 	o := p.options
-	return append(o.metadataOptions(),
+	return []kubeletplugin.Option{
 		kubeletplugin.DriverName(o.DriverName),
 		kubeletplugin.NodeName(o.NodeName),
 		kubeletplugin.KubeClient(o.KubeClient),
@@ -306,7 +317,11 @@ func (p *Plugin) helperOptions() []kubeletplugin.Option {
 		kubeletplugin.HealthService(true),
 		kubeletplugin.GRPCInterceptor(p.onRegistration),
 		kubeletplugin.GRPCInterceptor(onArrival),
-	)
+		// The helper writes and removes the files by which containers read about their devices (KEP-5304).
+		kubeletplugin.EnableDeviceMetadata(o.DeviceMetadata, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion}),
+		kubeletplugin.CDIDirectory(o.CDIDir),
+		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{WriteFile: o.metadataWriter(), Glob: writtenOrHalf}),
+	}
 }
 
 func (p *Plugin) prepareDirectories(ctx context.Context) error {

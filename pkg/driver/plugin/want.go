@@ -105,7 +105,11 @@ func (w *wanted) over(was events.Statement) (e events.Event, is bool) {
 		knows, err := extendedResources(w.node)
 		return events.Event{Type: corev1.EventTypeNormal, Reason: reasonExtendedOn, Text: "The kubelet gives pods " + aboutExtended + "."}, knows && err == nil
 	case unclaimed.Kind:
-		return events.Event{Type: corev1.EventTypeNormal, Reason: goneReasons[key], Text: sentences(w.neighbours.software[key].Text)}, true
+		text := sentences(w.neighbours.software[key].Text)
+		if key == unclaimed.ContainerRuntime {
+			return events.Event{Type: corev1.EventTypeNormal, Reason: reasonNotExposed, Text: text}, true
+		}
+		return events.Event{Type: corev1.EventTypeNormal, Reason: reasonNeighbourGone, Text: text}, true
 	case unlistedKey:
 		return events.Event{
 			Type: corev1.EventTypeNormal, Reason: recoveryReason(device.Lost), Subjects: was.Subjects,

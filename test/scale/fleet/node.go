@@ -23,6 +23,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/claim"
 	"github.com/partage-dev/partage/pkg/driver/metrics"
 	"github.com/partage-dev/partage/pkg/driver/plugin"
+	"github.com/partage-dev/partage/pkg/driver/plugin/events"
 	"github.com/partage-dev/partage/pkg/driver/unclaimed"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
@@ -121,7 +122,7 @@ func (n *Node) plugin(ctx context.Context) (*plugin.Plugin, error) {
 	return plugin.New(plugin.Options{
 		DriverName: driverName, NodeName: n.Name,
 		KubeClient: c.main, MetadataClient: c.metadata, StatusClient: c.status,
-		Events: plugin.NewEvents(ctx, c.events, c.background, driverName, n.Name).Tell,
+		Events: events.New(ctx, driverName, n.Name, c.events, c.background).Tell,
 		Claims: noClaims{hardware}, Hardware: hardware, Health: hardware,
 		DataDir: n.Dir, RegistrarDir: registrar, CDIDir: filepath.Join(n.Dir, "cdi"), BootID: "boot",
 		PollInterval: pollInterval, Metrics: metrics.New(metrics.Options{}),

@@ -194,13 +194,12 @@ func (w *Writer) bring(ctx context.Context, e *entry, wanted Claim) (next time.T
 
 // read finds out which entries the API server has.
 func (w *Writer) read(ctx context.Context, e *entry, ref claim.Ref) error {
-	found, err := w.Client.ResourceV1().ResourceClaims(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
-	isMissing := answer.IsMissing(err)
-	if err != nil && !isMissing {
-		return fmt.Errorf("read claim %s: %w", ref, err)
+	found, err := answer.Claim(ctx, w.Client, ref, metav1.GetOptions{})
+	if err != nil {
+		return err
 	}
-	e.gone = isMissing || found.UID != ref.UID
-	e.believe(own(w.DriverName, found.Status.Devices))
+	e.gone = found == nil
+	e.believe(own(w.DriverName, ptr.Deref(found, resourceapi.ResourceClaim{}).Status.Devices))
 	return nil
 }
 

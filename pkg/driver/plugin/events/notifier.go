@@ -87,13 +87,13 @@ func (n *Notifier) Set(ctx context.Context, source string, now []Statement, over
 	n.tell(ctx, due...)
 }
 
-// SetOne is Set for a source with one event at a time, which is named after its reason. Without a text nothing holds.
-func (n *Notifier) SetOne(ctx context.Context, e Event) {
+// Say is Set for a source with one event of the node at a time, which is named after its reason. Without a text nothing holds.
+func (n *Notifier) Say(ctx context.Context, reason, text string) {
 	var now []Statement
-	if e.Text != "" {
-		now = []Statement{{Event: e}}
+	if text != "" {
+		now = []Statement{{Event: Event{Reason: reason, Text: text}}}
 	}
-	n.Set(ctx, e.Reason, now, nil)
+	n.Set(ctx, reason, now, nil)
 }
 
 func (n *Notifier) take(source string, now []Statement, over Over) {

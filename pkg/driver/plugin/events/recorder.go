@@ -37,87 +37,74 @@ const (
 	retryPause = 30 * time.Second
 	// tooLate is the age of an event after which it is tried only once, as the others of its queue have to wait for it.
 	tooLate = 10 * time.Minute
-	// maxQueues is how many queues of namespaces may be open for good. Each has some goroutines and 64 KiB. Where there are more, those
+	// maxQueues is how many queues may be open for good. Each has some goroutines and 64 KiB. Where there are more, those
 	// are closed that were silent for so long that nothing waits in them.
 	maxQueues = 100
 )
 
-// Options are all mandatory.
-type Options struct {
-	// Component is the reporter, NodeName the instance of it.
-	Component, NodeName string
-	// Node and Users are the clients for events of the node, and for those of claims and pods. Each has a budget of its own, for which
-	// requests wait, and a limit for the time of a request.
-	Node, Users kubernetes.Interface
+// limits are for each queue. Nothing is combined: the limits do, and what is combined has a longer message.
+var limits = record.CorrelatorOptions{
+	BurstSize: burst, QPS: perSecond, SpamKeyFunc: series,
+	KeyFunc: func(e *corev1.Event) (aggregate, local string) { return series(e) + "\x00" + e.Message, "" },
 }
 
 // Recorder writes events with client-go's recorders. Users of a node cause events, and may cause many. So each namespace, and each reason
 // of events of the node, has a queue of its own: many events in one, or events that are refused, do not hold up the other queues.
 type Recorder struct {
-	Options
-	reasons, namespaces *queues
+	ctx context.Context
+	// source is the reporter, and its node.
+	source corev1.EventSource
+	// node and users are the clients for events of the node, and for those of claims and pods. Each has a budget of its own, for which
+	// requests wait, and a limit for the time of a request.
+	node, users kubernetes.Interface
 	// failures counts attempts to write an event that failed.
 	failures atomic.Uint64
+
+	mu sync.Mutex
+	// queues are by namespace and by reason. No namespace has the name of a reason, which has capitals.
+	queues map[string]*queue
 }
 
-// queues are by what they are for.
-type queues struct {
-	open func() *queue
-
-	mu  sync.Mutex
-	all map[string]*queue
-}
-
+// queue writes its events itself, with one of the recorder's clients.
 type queue struct {
 	record.EventBroadcaster
 	record.EventRecorder
-	used time.Time
+	recorder *Recorder
+	client   kubernetes.Interface
+	used     time.Time
 }
 
-// New makes a Recorder, which works until ctx ends.
-func New(ctx context.Context, o Options) *Recorder {
-	r := &Recorder{Options: o}
-	r.reasons, r.namespaces = r.queues(ctx, o.Node), r.queues(ctx, o.Users)
-	return r
+// New makes a Recorder for a component on a node, which works until ctx ends, with a client for events of the node and one for those of its
+// users.
+func New(ctx context.Context, component, nodeName string, node, users kubernetes.Interface) *Recorder {
+	source := corev1.EventSource{Component: component, Host: nodeName}
+	return &Recorder{ctx: ctx, source: source, node: node, users: users, queues: map[string]*queue{}}
 }
 
-func (r *Recorder) queues(ctx context.Context, client kubernetes.Interface) *queues {
-	limits := record.CorrelatorOptions{
-		BurstSize: burst, QPS: perSecond, SpamKeyFunc: series,
-		// Nothing is combined: the limits do, and what is combined has a longer message.
-		KeyFunc: func(e *corev1.Event) (aggregate, local string) { return series(e) + "\x00" + e.Message, "" },
-	}
-	open := func() *queue {
-		b := record.NewBroadcaster(record.WithContext(ctx), record.WithSleepDuration(retryPause), record.WithCorrelatorOptions(limits))
-		source := corev1.EventSource{Component: r.Component, Host: r.NodeName}
-		q := &queue{EventBroadcaster: b, EventRecorder: b.NewRecorder(scheme.Scheme, source)}
-		b.StartRecordingToSink(&sink{r, q, ctx, client})
-		return q
-	}
-	return &queues{open: open, all: map[string]*queue{}}
-}
-
-// of returns the queue with a name.
-func (qs *queues) of(name string) *queue {
-	qs.mu.Lock()
-	defer qs.mu.Unlock()
-	q := qs.all[name]
+// queue returns the queue with a name.
+func (r *Recorder) queue(name string, client kubernetes.Interface) *queue {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	q := r.queues[name]
 	if q == nil {
-		if len(qs.all) >= maxQueues {
-			qs.closeSilent()
+		if len(r.queues) >= maxQueues {
+			r.closeSilent()
 		}
-		q = qs.open()
-		qs.all[name] = q
+		q = &queue{recorder: r, client: client}
+		q.EventBroadcaster = record.NewBroadcaster(record.WithContext(r.ctx), record.WithSleepDuration(retryPause), record.WithCorrelatorOptions(limits))
+		q.EventRecorder = q.NewRecorder(scheme.Scheme, r.source)
+		q.StartRecordingToSink(q)
+		r.queues[name] = q
 	}
 	q.used = time.Now()
 	return q
 }
 
-func (qs *queues) closeSilent() {
-	for name, q := range qs.all {
+func (r *Recorder) closeSilent() {
+	for name, q := range r.queues {
 		if time.Since(q.used) > tooLate {
 			q.Shutdown() // which gives up what waits
-			delete(qs.all, name)
+			delete(r.queues, name)
 		}
 	}
 }
@@ -145,8 +132,8 @@ func (r *Recorder) Tell(_ context.Context, all ...Event) {
 		e := &all[i]
 		if e.Claim.Namespace == "" || e.Claim.Name == "" {
 			// The node has its name as UID too, as the kubelet has it: kubectl finds both.
-			about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: r.NodeName, UID: types.UID(r.NodeName)}
-			r.reasons.of(e.Reason).Event(about, e.eventType(), e.Reason, quote.Line(e.Message(), maxMessage))
+			about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: r.source.Host, UID: types.UID(r.source.Host)}
+			r.queue(e.Reason, r.node).Event(about, e.eventType(), e.Reason, quote.Line(e.Message(), maxMessage))
 			continue
 		}
 		about := &corev1.ObjectReference{
@@ -154,45 +141,37 @@ func (r *Recorder) Tell(_ context.Context, all ...Event) {
 			Namespace: e.Claim.Namespace, Name: e.Claim.Name, UID: e.Claim.UID,
 		}
 		text := tenant.Text(e.Message(), e.Claim.Namespace, e.Claim.UID, maxMessage)
-		r.namespaces.of(e.Claim.Namespace).Event(about, e.eventType(), e.Reason, text)
+		r.queue(e.Claim.Namespace, r.users).Event(about, e.eventType(), e.Reason, text)
 	}
 }
 
-// sink writes the events of a queue.
-type sink struct {
-	*Recorder
-	*queue
-	ctx    context.Context
-	client kubernetes.Interface
-}
-
 // Create gives the event a name that nobody can know before, and take.
-func (s *sink) Create(e *corev1.Event) (*corev1.Event, error) {
+func (q *queue) Create(e *corev1.Event) (*corev1.Event, error) {
 	e.Name = recordutil.GenerateEventName(e.InvolvedObject.Name, rand.Int64()) //nolint:gosec // no secret
-	return s.write(e, func(events typedcore.EventInterface) (*corev1.Event, error) {
-		return events.Create(s.ctx, e, metav1.CreateOptions{})
+	return q.write(e, func(events typedcore.EventInterface) (*corev1.Event, error) {
+		return events.Create(q.recorder.ctx, e, metav1.CreateOptions{})
 	})
 }
 
 // Patch counts an event that is there.
-func (s *sink) Patch(e *corev1.Event, data []byte) (*corev1.Event, error) {
-	return s.write(e, func(events typedcore.EventInterface) (*corev1.Event, error) {
-		return events.Patch(s.ctx, e.Name, types.StrategicMergePatchType, data, metav1.PatchOptions{})
+func (q *queue) Patch(e *corev1.Event, data []byte) (*corev1.Event, error) {
+	return q.write(e, func(events typedcore.EventInterface) (*corev1.Event, error) {
+		return events.Patch(q.recorder.ctx, e.Name, types.StrategicMergePatchType, data, metav1.PatchOptions{})
 	})
 }
 
 // Update is for the interface: broadcasters patch.
-func (s *sink) Update(e *corev1.Event) (*corev1.Event, error) { return s.Create(e) }
+func (q *queue) Update(e *corev1.Event) (*corev1.Event, error) { return q.Create(e) }
 
 // write also tells the pods for which a claim is reserved. Whatever the API server answers is repeated: rights come back, as during an
 // upgrade, and something else may have answered for it. The broadcaster gives up what has a status, so that this is hidden from it.
-func (s *sink) write(e *corev1.Event, do func(typedcore.EventInterface) (*corev1.Event, error)) (stored *corev1.Event, err error) {
-	users, err := s.users(&e.InvolvedObject)
+func (q *queue) write(e *corev1.Event, do func(typedcore.EventInterface) (*corev1.Event, error)) (stored *corev1.Event, err error) {
+	users, err := q.users(&e.InvolvedObject)
 	if err == nil {
-		stored, err = do(s.client.CoreV1().Events(e.Namespace))
+		stored, err = do(q.client.CoreV1().Events(e.Namespace))
 	}
 	if err != nil {
-		s.failures.Add(1)
+		q.recorder.failures.Add(1)
 		if answer.IsMissing(err) || time.Since(e.LastTimestamp.Time) > tooLate {
 			return nil, err
 		}
@@ -201,23 +180,20 @@ func (s *sink) write(e *corev1.Event, do func(typedcore.EventInterface) (*corev1
 	for _, user := range users {
 		if user.APIGroup == "" && user.Resource == "pods" {
 			pod := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: e.Namespace, Name: user.Name, UID: user.UID}
-			s.Event(pod, e.Type, e.Reason, quote.Line("Claim "+quote.Name(e.InvolvedObject.Name)+": "+e.Message, maxMessage))
+			q.Event(pod, e.Type, e.Reason, quote.Line("Claim "+quote.Name(e.InvolvedObject.Name)+": "+e.Message, maxMessage))
 		}
 	}
 	return stored, nil
 }
 
 // users are those of a claim. Nothing else has users.
-func (s *sink) users(about *corev1.ObjectReference) ([]resourceapi.ResourceClaimConsumerReference, error) {
+func (q *queue) users(about *corev1.ObjectReference) ([]resourceapi.ResourceClaimConsumerReference, error) {
 	if about.Kind != "ResourceClaim" {
 		return nil, nil
 	}
-	found, err := s.client.ResourceV1().ResourceClaims(about.Namespace).Get(s.ctx, about.Name, metav1.GetOptions{})
-	switch {
-	case answer.IsMissing(err) || err == nil && found.UID != about.UID:
-		return nil, nil
-	case err != nil:
-		return nil, fmt.Errorf("ask the API server for the users of claim %s/%s: %w", about.Namespace, about.Name, err)
+	found, err := answer.Claim(q.recorder.ctx, q.client, claim.Ref{Namespace: about.Namespace, Name: about.Name, UID: about.UID}, metav1.GetOptions{})
+	if found == nil {
+		return nil, err
 	}
 	return found.Status.ReservedFor, nil
 }

@@ -76,9 +76,7 @@ func inNetwork(t *testing.T, test func(ctx context.Context, t *testing.T, n *net
 				t.Fatal(err)
 			}
 		}
-		test(ctx, t, n, New(ctx, Options{
-			Component: driver, NodeName: node, Node: clients[0], Users: clients[1],
-		}))
+		test(ctx, t, n, New(ctx, driver, node, clients[0], clients[1]))
 		cancel()
 		synctest.Wait()
 	})
@@ -257,8 +255,8 @@ func TestManyNamespaces(t *testing.T) {
 			r.Warn(ctx, claim.Ref{Namespace: namespace, Name: "c", UID: "uid"}, "Again", "text")
 		}
 		after(time.Minute)
-		if got, _ := n.count("Again"); got != 2 || len(r.namespaces.all) != 2 {
-			t.Errorf("%d of 2 events, and %d queues", got, len(r.namespaces.all))
+		if got, _ := n.count("Again"); got != 2 || len(r.queues) != 2 {
+			t.Errorf("%d of 2 events, and %d queues", got, len(r.queues))
 		}
 	})
 }

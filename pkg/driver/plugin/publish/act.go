@@ -60,8 +60,6 @@ func (p *Publisher) refused(ctx context.Context, err error) {
 
 // list asks the API server which slices it holds.
 func (p *Publisher) list(ctx context.Context) (*resourceapi.ResourceSliceList, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
 	list, err := p.slices.List(ctx, metav1.ListOptions{FieldSelector: p.pool.selector()})
 	if err != nil {
 		return nil, fmt.Errorf("list ResourceSlices: %w", err)

@@ -80,9 +80,14 @@ func (w *Watch[L]) Run(ctx context.Context) {
 
 // follow lists the objects and watches them until the watch ends.
 func (w *Watch[L]) follow(ctx context.Context) error {
-	list, err := w.list(ctx)
+	limited, end := context.WithTimeout(ctx, listTimeout)
+	list, err := w.Client.List(limited, metav1.ListOptions{FieldSelector: w.Selector})
+	end()
+	if ctx.Err() == nil {
+		w.problem.Log(ctx, err, "What the API server has is not known, or as it was: "+w.What, "It is known again what the API server has: "+w.What)
+	}
 	if err != nil {
-		return err
+		return fmt.Errorf("list %s: %w", w.What, err)
 	}
 	objects := map[types.UID]metav1.Object{}
 	_ = meta.EachListItem(list, func(item runtime.Object) error {
@@ -119,17 +124,4 @@ func (w *Watch[L]) follow(ctx context.Context) error {
 			}
 		}
 	}
-}
-
-func (w *Watch[L]) list(ctx context.Context) (list L, err error) {
-	limited, cancel := context.WithTimeout(ctx, listTimeout)
-	defer cancel()
-	list, err = w.Client.List(limited, metav1.ListOptions{FieldSelector: w.Selector})
-	if ctx.Err() == nil {
-		w.problem.Log(ctx, err, "What the API server has is not known, or as it was: "+w.What, "It is known again what the API server has: "+w.What)
-	}
-	if err != nil {
-		return list, fmt.Errorf("list %s: %w", w.What, err)
-	}
-	return list, nil
 }
