@@ -207,9 +207,8 @@ func (v *verdict) keepMessage(before verdict, now time.Time) {
 func (v verdict) ready() bool { return v.health == kubeletplugin.HealthStatusHealthy }
 
 const (
-	reasonReady         = "Ready"
-	reasonPartitionGone = claim.ReasonPartitionGone
-	reasonMPSStopped    = "MPSStopped"
+	reasonReady      = "Ready"
+	reasonMPSStopped = "MPSStopped"
 )
 
 // judge says how a device is, given the conditions of all GPUs. The first finding is
@@ -262,7 +261,7 @@ func fromDevice(d *claim.LiveDevice) []verdict {
 	var findings []verdict
 	if d.Partition != nil && d.Partition.Gone {
 		findings = append(findings, verdict{
-			health: kubeletplugin.HealthStatusUnhealthy, reason: reasonPartitionGone,
+			health: kubeletplugin.HealthStatusUnhealthy, reason: claim.ReasonPartitionGone,
 			message: "The partition was removed by somebody else, or by a reset of the GPU. Containers cannot use it any more: delete the pods of the claim.",
 		})
 	}

@@ -83,8 +83,7 @@ func (k *knownGPUs) forget(ctx context.Context, mayBeInUse func(pciAddress strin
 func (k *knownGPUs) take(ctx context.Context, found *gpu.Node) {
 	all, kept := found.Keeping(k.node)
 	k.removed = slices.DeleteFunc(k.removed, func(address string) bool { return !slices.Contains(kept, address) })
-	missing := missingGPUs(found, kept)
-	k.missing = slices.DeleteFunc(missing, func(c device.Condition) bool { return slices.Contains(k.back, c.PCIAddress) })
+	k.missing = slices.DeleteFunc(missingGPUs(found, kept), func(c device.Condition) bool { return slices.Contains(k.back, c.PCIAddress) })
 	k.node, k.unlisted = all, found.Unlisted
 	k.discovered, k.driverGone = true, nil
 	k.write(ctx)
@@ -116,7 +115,7 @@ func (k *knownGPUs) write(ctx context.Context) {
 
 // conditions are those of GPUs that are not there, or all of them.
 func (k *knownGPUs) conditions() []device.Condition {
-	if k.driverGone == nil || k.node == nil {
+	if k.driverGone == nil {
 		return k.missing
 	}
 	var all []device.Condition
@@ -134,10 +133,8 @@ func (k *knownGPUs) isTrouble(surveyed device.Status) bool {
 // uuids are those of all GPUs by PCI address.
 func (k *knownGPUs) uuids() map[string]string {
 	uuids := map[string]string{}
-	if k.node != nil {
-		for i := range k.node.GPUs {
-			uuids[k.node.GPUs[i].PCIAddress] = k.node.GPUs[i].UUID
-		}
+	for i := range k.node.GPUs {
+		uuids[k.node.GPUs[i].PCIAddress] = k.node.GPUs[i].UUID
 	}
 	return uuids
 }

@@ -81,14 +81,11 @@ func (o *Options) registrationSocket(uid types.UID) string {
 // would ever remove them, and the kubelet tries for ever to connect. A socket with a
 // listener stays.
 func (o *Options) removeStaleSockets(ctx context.Context) {
-	if o.PodUID == "" {
-		return
-	}
 	for _, pattern := range []string{filepath.Join(o.RegistrarDir, o.DriverName+"-*-reg.sock"), filepath.Join(o.DataDir, "dra-*.sock")} {
 		paths, _ := filepath.Glob(pattern) // the pattern is no wrong one
 		for _, path := range paths {
 			info, err := os.Lstat(path)
-			isOwn := strings.Contains(filepath.Base(path), string(o.PodUID))
+			isOwn := o.PodUID != "" && strings.Contains(filepath.Base(path), string(o.PodUID))
 			if err != nil || !isOwn && time.Since(info.ModTime()) < minSocketAge || !isStale(ctx, path) {
 				continue
 			}

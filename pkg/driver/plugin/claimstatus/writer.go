@@ -55,8 +55,6 @@ const (
 	// recheckInterval is the time after which the API server's entries are read again, less up to
 	// recheckJitter: somebody may have changed them.
 	recheckInterval, recheckJitter = time.Hour, 10 * time.Minute
-	// requestTime bounds one request.
-	requestTime = 10 * time.Second
 )
 
 var (
@@ -67,7 +65,7 @@ var (
 // Options are all mandatory.
 type Options struct {
 	DriverName string
-	// Client has a budget of its own: nothing that pods wait for is to wait for this.
+	// Client has a budget of its own, so that nothing that pods wait for waits for this, and a limit for the time of a request.
 	Client kubernetes.Interface
 	// Newest reports whether no newer instance of the plugin runs on this node, which would write.
 	Newest func() bool
@@ -157,9 +155,7 @@ func (w *Writer) syncClaim(ctx context.Context, uid types.UID) {
 		w.queue.AddAfter(uid, wait)
 		return
 	}
-	limited, cancel := context.WithTimeout(ctx, requestTime)
-	defer cancel()
-	next, err := w.bring(limited, e, wanted)
+	next, err := w.bring(ctx, e, wanted)
 	if err != nil {
 		e.recheck = time.Time{}
 		w.failed(ctx, wanted.Ref, err)

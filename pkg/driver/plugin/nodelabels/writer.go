@@ -34,8 +34,8 @@ import (
 const (
 	// manager is this driver's name among those who write fields of objects.
 	manager = "partage-node-labels"
-	// retryInterval is the pause after a failure, and requestTime bounds one request.
-	retryInterval, requestTime = time.Minute, 10 * time.Second
+	// retryInterval is the pause after a failure.
+	retryInterval = time.Minute
 )
 
 // Mode says what becomes of the labels: Never leaves the node alone, Write keeps them on the node, and Remove removes
@@ -55,7 +55,7 @@ var Modes = []Mode{Never, Write, Remove}
 // Options are all mandatory.
 type Options struct {
 	NodeName string
-	// Client has a budget of its own: nothing that pods wait for is to wait for this.
+	// Client has a budget of its own, so that nothing that pods wait for waits for this, and a limit for the time of a request.
 	Client kubernetes.Interface
 	Mode   Mode
 	// Say takes the message of an event about labels that others have written with other values, empty if there are none.
@@ -161,8 +161,6 @@ func (w *Writer) update(ctx context.Context) error {
 }
 
 func (w *Writer) apply(ctx context.Context, uid types.UID, labels map[string]string) (*corev1.Node, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTime)
-	defer cancel()
 	// The UID keeps a node of the same name from getting labels of this one.
 	return w.Client.CoreV1().Nodes().Apply(ctx, applycorev1.Node(w.NodeName).WithUID(uid).WithLabels(labels), metav1.ApplyOptions{FieldManager: manager})
 }

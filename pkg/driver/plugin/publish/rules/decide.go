@@ -275,10 +275,11 @@ func (d *decision) repair() *Request {
 // nextOfPool is the first slice that is not there, or not as it should be in what is no taint.
 func (d *decision) nextOfPool() *slot {
 	inGeneration := func(s *slot) bool { return s.have != nil && s.have.Spec.Pool.Generation == d.generation }
+	joined := !slices.ContainsFunc(d.slots, func(s slot) bool { return s.have != nil && !inGeneration(&s) }) // by all that are there
 	for _, is := range []func(*slot) bool{
 		func(s *slot) bool { return s.grade == structure && inGeneration(s) },
 		func(s *slot) bool { return s.have == nil && len(s.want.Spec.SharedCounters) == 0 },
-		func(s *slot) bool { return s.have == nil && !anyOlder(d.slots, d.generation) },
+		func(s *slot) bool { return s.have == nil && joined },
 		func(s *slot) bool { return s.have != nil && s.grade >= structure },
 	} {
 		for i := range d.slots {

@@ -3,11 +3,7 @@
 
 package rules
 
-import (
-	"slices"
-
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
-)
+import apiequality "k8s.io/apimachinery/pkg/api/equality"
 
 // chooseGeneration decides whether slices can be changed one by one.
 //
@@ -63,9 +59,4 @@ func (d *decision) newest() (newest int64, otherCount bool) {
 		}
 	}
 	return newest, otherCount
-}
-
-// anyOlder reports whether a slice has to join the generation.
-func anyOlder(all []slot, generation int64) bool {
-	return slices.ContainsFunc(all, func(s slot) bool { return s.have != nil && s.have.Spec.Pool.Generation < generation })
 }
