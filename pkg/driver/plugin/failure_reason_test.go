@@ -15,7 +15,6 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/claim"
 	"github.com/partage-dev/partage/pkg/driver/claim/lock"
 	"github.com/partage-dev/partage/pkg/driver/claim/rules"
-	"github.com/partage-dev/partage/pkg/driver/plugin/internal/tenant"
 	"github.com/partage-dev/partage/pkg/driver/sharing"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
@@ -37,9 +36,6 @@ func TestFailureReason(t *testing.T) {
 	} {
 		if got := failureReason(err); got != want {
 			t.Errorf("%v is %q, want %q", err, got, want)
-		}
-		if got := failureReason(tenant.Error(errors.Join(err), "", "")); err != nil && got != want {
-			t.Errorf("%v is %q for the kubelet, want %q", err, got, want)
 		}
 		if want != "" && !slices.Contains(FailureReasons(), want) {
 			t.Errorf("%q is not among the reasons", want)

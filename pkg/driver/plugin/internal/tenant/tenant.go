@@ -20,30 +20,16 @@ import (
 // MaxError is how long an error may be that the kubelet gets, in bytes. It makes an event of the pod of it, with a beginning of its own.
 const MaxError = 800
 
-// Error returns what the kubelet gets of an error about a claim, or nil.
+// Error returns what the kubelet gets of an error about a claim, or nil: a text for tenants. What a defect of the driver says may be anything.
 func Error(err error, namespace string, uid types.UID) error {
-	if err == nil {
+	switch {
+	case err == nil:
 		return nil
+	case errors.Is(err, panics.ErrDefect):
+		return errors.New(panics.ErrDefect.Error() + ": the log of the driver's pod on this node has it")
 	}
-	return tenantError{err, namespace, uid}
+	return errors.New(Text(err.Error(), namespace, uid, MaxError))
 }
-
-type tenantError struct {
-	error
-	namespace string
-	uid       types.UID
-}
-
-// Error returns the text for tenants. What a defect of the driver says may be anything.
-func (e tenantError) Error() string {
-	if errors.Is(e.error, panics.ErrDefect) {
-		return panics.ErrDefect.Error() + ": the log of the driver's pod on this node has it"
-	}
-	return Text(e.error.Error(), e.namespace, e.uid, MaxError)
-}
-
-// Unwrap returns the error itself.
-func (e tenantError) Unwrap() error { return e.error }
 
 // named are the forms in which texts name claims and processes in pods, with the namespace as the group. It is one constructor that makes
 // each: record.Ref and unclaimed.Claim, with the pods that use it, and holder.Process, whose program has chosen its name, in quotes where that
