@@ -6,7 +6,6 @@ package main
 import (
 	"flag"
 	"fmt"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -61,22 +60,16 @@ func describe(t *testing.T, text *strings.Builder, c *cobra.Command) int {
 	return documented
 }
 
-// defaultInUsage is the default of a flag that stands for something else when it is empty.
-var defaultInUsage = regexp.MustCompile(` \(default ([^)]+)\)$`)
-
-// defaultOf is the default of a flag, and what is left of its description.
-func defaultOf(f *pflag.Flag, usage string) (value, rest string) {
-	value = f.DefValue
-	if found := defaultInUsage.FindStringSubmatch(usage); found != nil {
-		value, usage = found[1], strings.TrimSuffix(usage, found[0])
-	}
+// defaultOf is the default of a flag.
+func defaultOf(f *pflag.Flag) string {
+	value := f.DefValue
 	if d, err := time.ParseDuration(value); err == nil && f.Value.Type() == "duration" {
 		value = page.Duration(d)
 	}
 	if value == "" || value == "[]" {
-		return "", usage
+		return ""
 	}
-	return page.Code(value), usage
+	return page.Code(value)
 }
 
 func flagTable(t *testing.T, flags *pflag.FlagSet) *page.Table {
@@ -97,8 +90,7 @@ func flagTable(t *testing.T, flags *pflag.FlagSet) *page.Table {
 		if kind == "" {
 			kind = f.Value.Type()
 		}
-		value, usage := defaultOf(f, usage)
-		table.Row(name, kind, value, strings.TrimSuffix(usage, "."))
+		table.Row(name, kind, defaultOf(f), strings.TrimSuffix(usage, "."))
 	})
 	return table
 }

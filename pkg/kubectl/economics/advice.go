@@ -131,17 +131,17 @@ func noneFits(d Decision, all map[Mechanism]*candidate) error {
 }
 
 func costOf(q Query, c *candidate) Cost {
-	replicas := int64(max(1, q.Count))
-	cost := Cost{PerGPU: c.perGPU, Unshared: replicas * c.Count, OverheadPercent: Range{100 * c.Overhead.Low, 100 * c.Overhead.High}}
+	replicas, perGPU := int64(q.Count), int64(c.perGPU)
+	cost := Cost{
+		PerGPU: c.perGPU, GPUs: (replicas + perGPU - 1) / perGPU * c.Count, Unshared: replicas * c.Count,
+		OverheadPercent: Range{100 * c.Overhead.Low, 100 * c.Overhead.High},
+	}
 	if c.Count > 1 {
-		cost.PerGPU, cost.GPUs = 0, cost.Unshared
-	} else {
-		perGPU := int64(max(1, c.perGPU))
-		cost.GPUs = (replicas + perGPU - 1) / perGPU
+		cost.PerGPU = 0
 	}
 	cost.SavingPercent = RoundHalfUp(100*Saving(float64(cost.GPUs), float64(cost.Unshared)), 0)
 	if q.Price > 0 {
-		each := CostPerWorkload(q.Price*float64(c.Count), c.Overhead.High, max(1, cost.PerGPU))
+		each := CostPerWorkload(q.Price*float64(c.Count), c.Overhead.High, c.perGPU)
 		cost.PerReplica = new(RoundHalfUp(each, 2))
 		cost.Month = new(RoundHalfUp(float64(cost.GPUs)*q.Price*HoursPerMonth, 0))
 	}
@@ -206,7 +206,7 @@ func warnings(q Query, c *candidate) []string {
 		}
 	}
 	is := func(m ...Mechanism) bool { return slices.Contains(m, c.mechanism) }
-	add(is(Whole) && q.untrusted() && !slices.ContainsFunc(c.offers, func(o *offer) bool { return len(o.partitions) > 0 }),
+	add(is(Whole) && q.untrusted() && !partitioned(c.offers),
 		"These GPUs have no MIG: no sharing on them gives what these tenants need.")
 	add(is(MPS, PartitionMPS),
 		"A fatal fault of one client ends all clients that share the device. Limits are for each process, /dev/shm is shared, a container can have one MPS share only, and pods with hostUsers: false cannot have any.")

@@ -4,7 +4,6 @@
 package economics
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/client-go/kubernetes"
 
@@ -29,7 +29,14 @@ type adviseFlags struct {
 	modelSize string
 }
 
-// choices are flags with fixed values. What is not given is assumed, and said.
+// choice is a flag with fixed values, and one that is assumed without it, "" for none.
+type choice struct {
+	name, usage string
+	value       *string
+	otherwise   string
+	known       []string
+}
+
 func (f *adviseFlags) choices() []choice {
 	return []choice{
 		{"workload", "What it is: ", &f.Kind, Inference, Kinds},
@@ -37,13 +44,6 @@ func (f *adviseFlags) choices() []choice {
 		{"traffic", "When it has work: ", &f.Traffic, Steady, Traffics},
 		{"latency", "How late answers may be (p99-ms is tens of milliseconds): ", &f.Latency, "", Latencies},
 	}
-}
-
-type choice struct {
-	name, usage string
-	value       *string
-	otherwise   string
-	known       []string
 }
 
 // NewAdvise returns the command.
@@ -67,7 +67,7 @@ It goes by what the GPUs of the cluster are offered as, not by what is free.`,
 	run := o.Run(func(ctx context.Context, client kubernetes.Interface, _ []string) error { return f.run(ctx, o, client) })
 	c.RunE = func(c *cobra.Command, args []string) error {
 		// What is wrong with the flags is said without a cluster, too.
-		if err := f.check(); err != nil {
+		if err := f.check(c.Flags()); err != nil {
 			return err
 		}
 		return run(c, args)
@@ -81,18 +81,14 @@ It goes by what the GPUs of the cluster are offered as, not by what is free.`,
 func (f *adviseFlags) add(c *cobra.Command) {
 	s := c.Flags()
 	for _, one := range f.choices() {
-		usage := one.usage + strings.Join(one.known, ", ")
-		if one.otherwise != "" {
-			usage += " (default " + one.otherwise + ")"
-		}
-		s.StringVar(one.value, one.name, "", usage)
+		s.StringVar(one.value, one.name, one.otherwise, one.usage+strings.Join(one.known, ", "))
 		// The error is that of a flag that does not exist.
 		_ = c.RegisterFlagCompletionFunc(one.name, cobra.FixedCompletions(one.known, cobra.ShellCompDirectiveNoFileComp))
 	}
 	s.StringVar(&f.modelSize, "model-size", "", "Parameters of the model, such as 13B or 350M")
 	s.BoolVar(&f.Quantized, "quantized", false, "The model's weights have 8 bits")
 	s.StringVar(&f.Asked, "memory", "", "Memory that one replica needs, such as 20Gi, instead of --model-size")
-	s.IntVar(&f.Count, "count", 0, "Number of replicas (default 1)")
+	s.IntVar(&f.Count, "count", 1, "Number of replicas")
 	s.Float64Var(&f.Price, "price", 0, "What a GPU costs for an hour, in dollars")
 	s.StringVar(&f.Image, "image", "", "Image of the container in the manifest")
 }
@@ -120,20 +116,18 @@ const maxCount = 1_000_000
 
 var modelSizeForm = regexp.MustCompile(`^([0-9]{1,6}(?:\.[0-9]{1,3})?)([BbMm])$`)
 
-// check checks the flags and fills in what was not given.
-func (f *adviseFlags) check() error {
+// check checks the flags, and notes which were not given.
+func (f *adviseFlags) check(flags *pflag.FlagSet) error {
 	for _, one := range f.choices() {
 		switch {
-		case *one.value == "" && one.otherwise != "":
-			*one.value = one.otherwise
-			f.Assumed = append(f.Assumed, "--"+one.name+" "+one.otherwise)
-		case *one.value != "" && !slices.Contains(one.known, *one.value):
+		case *one.value != one.otherwise && !slices.Contains(one.known, *one.value):
 			return fmt.Errorf("--%s %s: it must be one of %s", one.name, *one.value, strings.Join(one.known, ", "))
+		case one.otherwise != "" && !flags.Changed(one.name):
+			f.Assumed = append(f.Assumed, "--"+one.name+" "+one.otherwise)
 		}
 	}
-	f.Count = cmp.Or(f.Count, 1)
 	switch {
-	case f.Count < 0 || f.Count > maxCount:
+	case f.Count < 1 || f.Count > maxCount:
 		return fmt.Errorf("--count %d: it must be 1 or more, and %d at most", f.Count, maxCount)
 	case f.modelSize != "" && f.Asked != "":
 		return errors.New("--model-size and --memory both say how much memory is needed: give one of them")

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -122,7 +121,7 @@ func query(t *testing.T, args string) Query {
 	t.Helper()
 	f, c := &adviseFlags{}, &cobra.Command{}
 	f.add(c)
-	if err := errors.Join(c.ParseFlags(strings.Fields(args)), f.check()); err != nil {
+	if err := errors.Join(c.ParseFlags(strings.Fields(args)), f.check(c.Flags())); err != nil {
 		t.Fatal(err)
 	}
 	return f.Query
@@ -190,22 +189,7 @@ func checkTexts(t *testing.T, text string) {
 
 func golden(t *testing.T, name, got string) {
 	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.MkdirAll("testdata", 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("%s differs (-update writes it):\n%s", path, got)
-	}
+	fleettest.Golden(t, *update, name, got)
 }
 
 // decoder refuses unknown and repeated fields. To make one takes a while.

@@ -29,7 +29,7 @@ func call(t *testing.T, args ...string) (string, error) {
 	f, c := &adviseFlags{}, &cobra.Command{}
 	f.add(c)
 	o.AddOutputFlag(c)
-	if err := errors.Join(c.ParseFlags(args), f.check()); err != nil {
+	if err := errors.Join(c.ParseFlags(args), f.check(c.Flags())); err != nil {
 		return "", err
 	}
 	err := f.run(t.Context(), o, client(dgx(t)))
@@ -142,7 +142,7 @@ func TestEveryQuery(t *testing.T) {
 						if err != nil {
 							t.Fatalf("%s, %s: %v", alias, f, err)
 						}
-						if trust != SameTeam && Guarantees[a.Mechanism].Attribute != "hardware" {
+						if trust != SameTeam && Guarantees[a.Mechanism].Memory != "hardware" {
 							t.Errorf("%s, %s: %s", alias, f, a.Mechanism)
 						}
 						if a.Cost.GPUs > a.Cost.Unshared || a.Cost.GPUs < 1 {

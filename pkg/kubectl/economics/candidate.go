@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/manifest"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 )
 
@@ -21,45 +22,17 @@ const (
 	gib = 1 << 30
 )
 
-// offer is what a GPU is offered as.
+// offer is what a GPU is offered as, whatever claims have of it now.
 type offer struct {
 	*fleet.GPU
-	// whole says that it is offered whole.
-	whole bool
-	// partitions are one of each profile, and shares one of the whole GPU and of each profile that is shared.
-	partitions, shares []part
-}
-
-// part is a device of a kind and profile.
-type part struct {
-	*fleet.Device
-	// most is how many like it the GPU has room for: 1 for the whole GPU.
-	most int
-}
-
-// memory is what it has, and largest what one of the claims that share it can have.
-func (p part) memory() int64 { return p.Capacity(fleet.CapacityMemory) }
-
-func (p part) largest() int64 {
-	memory := p.Published.Capacity[fleet.CapacityMemory]
-	largest := fleet.Largest(memory, memory.Value)
-	return largest.Value()
-}
-
-// claims returns how many claims with so much memory share it.
-func (p part) claims(memory int64) int {
-	clients := p.Capacity(fleet.CapacityShares)
-	if memory > 0 {
-		clients = min(clients, p.memory()/memory)
-	}
-	return int(clients)
+	fleet.Room
 }
 
 // offersOf returns what the GPUs of a cluster are offered as, by memory.
 func offersOf(m *fleet.Model) ([]*offer, error) {
 	var offers []*offer
 	for g := range m.GPUs() {
-		offers = append(offers, newOffer(g))
+		offers = append(offers, &offer{g, fleet.Offered(g)})
 	}
 	if len(offers) == 0 {
 		return nil, errors.New("the cluster publishes no GPUs: is the driver installed, and is its name the one of --driver?")
@@ -70,89 +43,60 @@ func offersOf(m *fleet.Model) ([]*offer, error) {
 	return offers, nil
 }
 
-func newOffer(g *fleet.GPU) *offer {
-	o := &offer{GPU: g}
-	alike := map[[2]string][]*fleet.Device{}
-	for _, d := range g.Devices {
-		// What is tainted, such as a device that the policy has withdrawn, is for nobody new.
-		if !d.Tainted() {
-			alike[[2]string{d.Type, d.Profile}] = append(alike[[2]string{d.Type, d.Profile}], d)
-		}
-	}
-	for _, d := range g.Devices {
-		all := alike[[2]string{d.Type, d.Profile}]
-		if len(all) == 0 || all[0] != d {
-			continue
-		}
-		switch p := (part{d, g.Most(all)}); d.Type {
-		case fleet.TypeGPU:
-			o.whole = true
-		case fleet.TypeMIG:
-			o.partitions = append(o.partitions, p)
-		case fleet.TypeMPS, fleet.TypeTimeSlice:
-			o.shares = append(o.shares, p)
-		}
-	}
-	return o
-}
-
-// share returns the smallest share by a mechanism with enough memory.
-func (o *offer) share(t Traits, memory int64) *part {
-	var best *part
-	for _, s := range o.shares {
-		suits := s.Type == t.device && (s.Profile != "") == t.partitions && s.Isolation == t.Attribute
-		if suits && s.largest() >= memory && (best == nil || s.largest() < best.largest()) {
+// share returns the share with the least memory of those by a mechanism that have enough, or nil.
+func (o *offer) share(t Traits, memory int64) (best *fleet.ShareRoom) {
+	for _, s := range o.Shares {
+		suits := s.Type == t.device && (s.Profile != "") == t.partitions && s.Device.Isolation == t.Memory
+		if suits && s.MemoryBytes >= memory && (best == nil || s.MemoryBytes < best.MemoryBytes) {
 			best = &s
 		}
 	}
 	return best
 }
 
-// parts are the partitions that are less than the GPU, and all where the GPU is not offered whole.
-func (o *offer) parts() []part {
-	if !o.whole {
-		return o.partitions
-	}
-	most := 0
-	for _, p := range o.partitions {
-		most = max(most, p.slices())
-	}
-	return slices.DeleteFunc(slices.Clone(o.partitions), func(p part) bool { return p.slices() == most })
-}
-
-// smallest returns the partition with the least memory of those with enough, or nil. Of profiles with
-// the same memory it takes the one with the fewest compute slices, but not one with much memory
-// and few compute slices, such as 1g.20gb: those are for work that only needs room.
-func smallest(partitions []part, memory int64) (best *part) {
-	var most part
-	for _, p := range partitions {
-		if most.Device == nil || p.memory() > most.memory() {
-			most = p
+// most returns how many devices the GPU has room for that are shared as this one: 1 of the whole GPU.
+func (o *offer) most(s fleet.ShareRoom) int {
+	var alike []*fleet.Device
+	for _, other := range o.Shares {
+		if other.Type == s.Type && other.Profile == s.Profile {
+			alike = append(alike, other.Device)
 		}
 	}
-	for _, p := range partitions {
-		less := best == nil || p.memory() < best.memory() || p.memory() == best.memory() && p.slices() < best.slices()
-		if p.memory() >= memory && balanced(p, most) && less {
+	return o.Most(alike)
+}
+
+// claims returns how many claims with so much memory can have a share.
+func claims(s *fleet.ShareRoom, memory int64) int {
+	if memory == 0 {
+		return s.Shares
+	}
+	return min(s.Shares, int(s.Device.Capacity(fleet.CapacityMemory)/memory))
+}
+
+// partition returns the profile with the least memory of those with enough, or nil. Of profiles with the same memory it takes the one with
+// the fewest compute slices, but not one with much memory and few compute slices, such as 1g.20gb: those are for work that only needs room.
+// One that is all of a GPU is for GPUs that are not offered whole.
+func (o *offer) partition(memory int64) (best *fleet.PartitionRoom) {
+	var full fleet.PartitionRoom
+	for _, p := range o.Partitions {
+		if p.MemoryBytes > full.MemoryBytes {
+			full = p
+		}
+	}
+	for _, p := range o.Partitions {
+		all := o.Whole && 4*p.MemoryBytes > 3*o.MemoryBytes
+		// Its part of the compute slices is at least three quarters of that of the memory.
+		balanced := 4*compute(p)*full.MemoryBytes >= 3*compute(full)*p.MemoryBytes
+		less := best == nil || p.MemoryBytes < best.MemoryBytes || p.MemoryBytes == best.MemoryBytes && compute(p) < compute(*best)
+		if p.MemoryBytes >= memory && balanced && less && !all {
 			best = &p
 		}
 	}
 	return best
 }
 
-// balanced reports whether a partition has nearly the same part of the compute slices as of the
-// memory.
-func balanced(p, most part) bool {
-	const nearly = 0.75
-	if most.slices() == 0 || most.memory() == 0 {
-		return true
-	}
-	compute := float64(p.slices()) / float64(most.slices())
-	return compute >= nearly*float64(p.memory())/float64(most.memory())
-}
-
-// slices returns how many compute slices a profile has: N of "Ng.10gb", 0 if it has another form.
-func (p part) slices() int {
-	n := 0
+// compute returns how many compute slices a profile has: N of "Ng.10gb", 0 if it has another form.
+func compute(p fleet.PartitionRoom) (n int64) {
 	// What has another form has none.
 	if _, err := fmt.Sscanf(p.Profile, "%dg.", &n); err != nil {
 		return 0
@@ -162,10 +106,10 @@ func (p part) slices() int {
 
 // shareRoom returns how many claims a GPU has room for as shares that are offered: of the whole
 // GPU, or of as many partitions of a profile as fit (E5).
-func shareRoom(g *fleet.GPU) int {
-	room := 0
-	for _, s := range newOffer(g).shares {
-		room = max(room, s.most*s.claims(0))
+func shareRoom(g *fleet.GPU) (room int) {
+	o := offer{g, fleet.Offered(g)}
+	for _, s := range o.Shares {
+		room = max(room, o.most(s)*s.Shares)
 	}
 	return room
 }
@@ -197,10 +141,10 @@ func candidates(m *fleet.Model, offers []*offer, memory int64) map[Mechanism]*ca
 	all := map[Mechanism]*candidate{}
 	for _, mechanism := range Mechanisms {
 		c := &candidate{mechanism: mechanism, Traits: Guarantees[mechanism], most: offers[len(offers)-1].MemoryBytes}
-		c.Count, c.DeviceClass = 1, c.class
+		c.Count, c.DeviceClass = 1, manifest.ClassOf(c.device)
 		switch {
-		case m.Class(c.class) == nil && !m.Hides(fleet.ResourceClasses):
-			c.missing = "the cluster has no device class " + c.class
+		case m.Class(c.DeviceClass) == nil && !m.Hides(fleet.ResourceClasses):
+			c.missing = "the cluster has no device class " + c.DeviceClass
 		case mechanism == Whole:
 			c.takeWhole(offers, memory)
 		case mechanism == Partition:
@@ -216,21 +160,17 @@ func candidates(m *fleet.Model, offers []*offer, memory int64) map[Mechanism]*ca
 
 // takeWhole takes as many GPUs as the memory needs, one if it is not known.
 func (c *candidate) takeWhole(offers []*offer, memory int64) {
-	var largest int64
-	for _, o := range offers {
-		if o.whole {
-			largest = max(largest, o.MemoryBytes)
-		}
-	}
-	if largest == 0 {
+	whole := slices.DeleteFunc(slices.Clone(offers), func(o *offer) bool { return !o.Whole })
+	if len(whole) == 0 {
 		c.missing = "no GPU is offered as a whole"
 		return
 	}
+	largest := whole[len(whole)-1].MemoryBytes
 	c.Count = max(1, (memory+largest-1)/largest)
 	each := (memory + c.Count - 1) / c.Count
 	perNode := map[string]int64{}
-	for _, o := range offers {
-		if o.whole && o.MemoryBytes >= each {
+	for _, o := range whole {
+		if o.MemoryBytes >= each {
 			c.add(o, 1, "", o.MemoryBytes)
 			perNode[o.Node.Name]++
 		}
@@ -253,20 +193,23 @@ func (c *candidate) takeWhole(offers []*offer, memory int64) {
 
 // takePartitions takes the smallest profile of each model.
 func (c *candidate) takePartitions(offers []*offer, memory int64) {
-	mig := false
 	for _, o := range offers {
-		mig = mig || len(o.partitions) > 0
-		if p := smallest(o.parts(), memory); p != nil {
-			c.add(o, p.most, p.Profile, p.memory())
+		if p := o.partition(memory); p != nil {
+			c.add(o, p.Count, p.Profile, p.MemoryBytes)
 		}
 	}
 	switch {
 	case len(c.offers) > 0:
-	case !mig:
+	case !partitioned(offers):
 		c.missing = "no GPU is offered with MIG partitions"
 	default:
 		c.missing = fmt.Sprintf("no partition has %s", printer.Bytes(memory))
 	}
+}
+
+// partitioned reports whether some GPU is offered with MIG partitions.
+func partitioned(offers []*offer) bool {
+	return slices.ContainsFunc(offers, func(o *offer) bool { return len(o.Partitions) > 0 })
 }
 
 // takeShares takes shares of whole GPUs or of partitions. One that leaves no room for a second claim
@@ -276,11 +219,11 @@ func (c *candidate) takeShares(offers []*offer, memory int64) {
 	for _, o := range offers {
 		offered = offered || o.share(c.Traits, 0) != nil
 		s := o.share(c.Traits, memory)
-		if s == nil || s.claims(memory) < min(2, s.claims(0)) {
+		if s == nil || claims(s, memory) < min(2, s.Shares) {
 			continue
 		}
-		each := s.claims(memory)
-		c.add(o, s.most*each, s.Profile, min(s.largest(), s.memory()/int64(each)))
+		each := claims(s, memory)
+		c.add(o, o.most(*s)*each, s.Profile, min(s.MemoryBytes, s.Device.Capacity(fleet.CapacityMemory)/int64(each)))
 		if fewest == 0 || each < fewest {
 			fewest = each
 		}
@@ -336,12 +279,13 @@ func (c *candidate) ask(memory int64) {
 
 // fleetOf returns what the rules want to know of a fleet.
 func fleetOf(offers []*offer, all map[Mechanism]*candidate, memory int64) Fleet {
-	f := Fleet{Offered: map[Mechanism]bool{}, PreVolta: preVolta(offers), Models: len(products(offers)), Room: max(all[MPS].room, all[TimeSlice].room)}
+	f := Fleet{
+		Offered: map[Mechanism]bool{}, Fills: memory*2 > offers[len(offers)-1].MemoryBytes, MIG: partitioned(offers),
+		PreVolta: preVolta(offers), Models: len(products(offers)), Room: max(all[MPS].room, all[TimeSlice].room),
+	}
 	for m, c := range all {
 		f.Offered[m] = c.missing == ""
 	}
-	f.MIG = slices.ContainsFunc(offers, func(o *offer) bool { return len(o.partitions) > 0 })
-	f.Fills = memory*2 > offers[len(offers)-1].MemoryBytes
 	return f
 }
 

@@ -172,7 +172,7 @@ func TestEveryDecision(t *testing.T) {
 							if !ok {
 								t.Errorf("%+v: no answer", w)
 							}
-							hardware := Guarantees[d.Mechanism].Attribute == "hardware"
+							hardware := Guarantees[d.Mechanism].Memory == "hardware"
 							if trust != SameTeam && !hardware {
 								t.Errorf("%+v: %s", w, d.Mechanism)
 							}
@@ -231,8 +231,8 @@ func TestAttribute(t *testing.T) {
 				}
 				m := mechanisms[kind]
 				checked[m]++
-				if got := *d.Attributes["isolation"].StringValue; got != Guarantees[m].Attribute {
-					t.Errorf("%s: isolation of device %s is %q, the matrix has %q for a %s", file, d.Name, got, Guarantees[m].Attribute, m)
+				if got := *d.Attributes["isolation"].StringValue; got != Guarantees[m].Memory {
+					t.Errorf("%s: isolation of device %s is %q, the matrix has %q for a %s", file, d.Name, got, Guarantees[m].Memory, m)
 				}
 			}
 		}
@@ -280,9 +280,9 @@ func TestModelSizes(t *testing.T) {
 	} {
 		for _, g := range offers {
 			// Those that are less than the GPU, also where it is in MIG mode.
-			g.whole = true
+			g.Whole = true
 			got := ""
-			if p := smallest(g.parts(), ModelMemory(c.billions, c.quantized)); p != nil {
+			if p := g.partition(ModelMemory(c.billions, c.quantized)); p != nil {
 				got = p.Profile
 			}
 			if got != c.profile {

@@ -5,6 +5,7 @@ package economics
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -12,6 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/partage-dev/partage/pkg/kubectl/document"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/manifest"
 	"github.com/partage-dev/partage/templates"
 )
@@ -24,10 +26,10 @@ var templateOf = map[string]string{
 // requestOf returns what the claim of a candidate asks for. A share of a whole GPU needs a selector only
 // where partitions are shared as well.
 func requestOf(driver string, offers []*offer, c *candidate) manifest.Request {
-	r := manifest.Request{Class: c.class, Count: int(c.Count), Memory: c.memory, SMPercent: c.SMPercent}
+	r := manifest.Request{Class: c.DeviceClass, Count: int(c.Count), Memory: c.memory, SMPercent: c.SMPercent}
 	profiles := c.Profiles
-	ofPartitions := func(s part) bool { return s.Type == c.device && s.Profile != "" }
-	if !c.partitions && slices.ContainsFunc(offers, func(o *offer) bool { return slices.ContainsFunc(o.shares, ofPartitions) }) {
+	ofPartitions := func(s fleet.ShareRoom) bool { return s.Type == c.device && s.Profile != "" }
+	if !c.partitions && slices.ContainsFunc(offers, func(o *offer) bool { return slices.ContainsFunc(o.Shares, ofPartitions) }) {
 		profiles = []string{""}
 	}
 	if len(profiles) > 0 {
@@ -47,46 +49,42 @@ func render(q Query, driver string, offers []*offer, c *candidate) (name, text s
 		return "", "", err
 	}
 	documents, err := document.Split(templates.Body(data))
-	if err != nil {
-		return "", "", fmt.Errorf("parse the template %s: %w", name, err)
-	}
 	var texts [][]byte
 	for _, d := range documents {
-		root, err := d.Parse()
-		if err == nil {
-			err = edit(root, q, requestOf(driver, offers, c).Exactly())
-		}
-		if err != nil {
-			return "", "", fmt.Errorf("fill in the template %s: %w", name, err)
-		}
-		text, err := manifest.Marshal(root)
-		if err != nil {
-			return "", "", fmt.Errorf("write the manifest of the template %s: %w", name, err)
-		}
-		texts = append(texts, text)
+		text, wrong := edit(d, q, requestOf(driver, offers, c).Exactly())
+		texts, err = append(texts, text), errors.Join(err, wrong)
+	}
+	if err != nil {
+		return "", "", fmt.Errorf("fill in the template %s: %w", name, err)
 	}
 	return name, fmt.Sprintf("# Made by kubectl gpu advise of templates/%s: %s.\n%s", name, c.mechanism, manifest.Join(texts)), nil
 }
 
 // edit puts what was advised into one document: into the request of a claim template, or into a workload and its container.
-func edit(of *yaml.Node, q Query, request any) error {
+func edit(d document.Document, q Query, request any) ([]byte, error) {
+	of, err := d.Parse()
+	if err != nil {
+		return nil, err
+	}
 	root := of.Content[0]
 	requests, containers := document.At(root, "spec", "spec", "devices", "requests"), document.At(root, "spec", "template", "spec", "containers")
 	only := cmp.Or(requests, containers)
-	if only == nil || len(only.Content) != 1 {
-		return fmt.Errorf("the %s has not one request or container", document.Text(root, "kind"))
-	}
-	if requests != nil {
-		return document.Get(only.Content[0], "exactly").Encode(request)
-	}
-	if image := document.Get(only.Content[0], "image"); q.Image != "" && image != nil {
-		image.Value, image.LineComment = q.Image, ""
-		document.Remove(only.Content[0], "command") // the template's program is not in every image
-	}
-	if q.Count > 0 {
+	switch {
+	case only == nil || len(only.Content) != 1:
+		return nil, fmt.Errorf("the %s has not one request or container", document.Text(root, "kind"))
+	case requests != nil:
+		err = document.Get(only.Content[0], "exactly").Encode(request)
+	default:
+		if image := document.Get(only.Content[0], "image"); q.Image != "" && image != nil {
+			image.Value, image.LineComment = q.Image, ""
+			document.Remove(only.Content[0], "command") // the template's program is not in every image
+		}
 		scale(document.Get(root, "spec"), document.Text(root, "kind"), q.Count)
 	}
-	return nil
+	if err != nil {
+		return nil, err
+	}
+	return manifest.Marshal(of)
 }
 
 // scale sets the number of replicas, or of pods of a job.

@@ -3,10 +3,7 @@
 
 package economics
 
-import (
-	"github.com/partage-dev/partage/pkg/kubectl/fleet"
-	"github.com/partage-dev/partage/pkg/kubectl/manifest"
-)
+import "github.com/partage-dev/partage/pkg/kubectl/fleet"
 
 // Mechanism is a way to give a workload a GPU or a part of one.
 type Mechanism string
@@ -41,13 +38,12 @@ type Range struct {
 
 // Traits are what Partage says of a mechanism.
 type Traits struct {
-	// class is its device class, device the type of its devices, and partitions says that these are shares of partitions.
-	class, device string
-	partitions    bool
-	// Isolation is, for shares of partitions, that from the other claims on the partition; the rest of the GPU is isolated in hardware.
+	// device is the type of its devices, and partitions says that these are shares of partitions.
+	device     string
+	partitions bool
+	// Isolation is, for shares of partitions, that from the other claims on the partition; the rest of the GPU is isolated in hardware. That of
+	// memory is the value of the devices' attribute "isolation".
 	Isolation
-	// Attribute is the value of the devices' attribute "isolation".
-	Attribute string
 	// Note says where Partage differs from published tables, or what the words mean.
 	Note string
 	// Overhead is by how much it slows the work, as a part of it (E6). It depends on the workload: these are published
@@ -68,44 +64,44 @@ const (
 // Guarantees is the matrix as Partage has it.
 var Guarantees = map[Mechanism]Traits{
 	Whole: {
-		class: manifest.ClassGPU, device: fleet.TypeGPU,
-		Isolation: Isolation{"hardware", "hardware", "hardware", "negligible"}, Attribute: "hardware",
-		works: "works, and nobody else can use what it leaves idle",
+		device:    fleet.TypeGPU,
+		Isolation: Isolation{"hardware", "hardware", "hardware", "negligible"},
+		works:     "works, and nobody else can use what it leaves idle",
 	},
 	Partition: {
-		class: manifest.ClassMIG, device: fleet.TypeMIG,
-		Isolation: Isolation{"hardware", "hardware", "hardware", "negligible"}, Attribute: "hardware",
-		works: "works; its size is fixed while it runs, and what it leaves idle nobody else can use",
+		device:    fleet.TypeMIG,
+		Isolation: Isolation{"hardware", "hardware", "hardware", "negligible"},
+		works:     "works; its size is fixed while it runs, and what it leaves idle nobody else can use",
 	},
 	MPS: {
-		class: manifest.ClassMPS, device: fleet.TypeMPS,
-		Isolation: Isolation{"process", "software", "none", "low"}, Attribute: "process", Overhead: Range{0.05, 0.05},
+		device:    fleet.TypeMPS,
+		Isolation: Isolation{"process", "software", "none", "low"}, Overhead: Range{0.05, 0.05},
 		Note:      "memory: an address space of its own, and a limit for each process; faults: one MPS server, so that a fatal fault of one client ends all clients of the GPU",
 		works:     "works among processes that trust each other; a fatal fault of one client ends all",
 		untrusted: "not for tenants that do not trust each other: a fatal fault of one client ends all",
 	},
 	PartitionMPS: {
-		class: manifest.ClassMPS, device: fleet.TypeMPS, partitions: true,
-		Isolation: Isolation{"software", "software", "none", "low"}, Attribute: "software", Overhead: Range{0.05, 0.05},
+		device: fleet.TypeMPS, partitions: true,
+		Isolation: Isolation{"software", "software", "none", "low"}, Overhead: Range{0.05, 0.05},
 		Note:      "against other claims on the partition, where a program can go around MPS; the rest of the GPU is isolated in hardware",
 		works:     "more of them fit on a GPU; a fatal fault of one client ends all on the partition",
 		untrusted: "not for tenants that do not trust each other: a fatal fault of one client ends all",
 	},
 	TimeSlice: {
-		class: manifest.ClassTimeSlice, device: fleet.TypeTimeSlice,
-		Isolation: Isolation{"none", "none", "none", "high"}, Attribute: "none", Overhead: Range{0.10, 0.15},
+		device:    fleet.TypeTimeSlice,
+		Isolation: Isolation{"none", "none", "none", "high"}, Overhead: Range{0.10, 0.15},
 		Note:  "faults: published tables say partial; Partage promises nothing, because one that resets the GPU ends all",
 		works: slicesWork, untrusted: slicesUntrusted, late: slicesLate,
 	},
 	PartitionTimeSlice: {
-		class: manifest.ClassTimeSlice, device: fleet.TypeTimeSlice, partitions: true,
-		Isolation: Isolation{"none", "none", "none", "high"}, Attribute: "none", Overhead: Range{0.10, 0.15},
+		device: fleet.TypeTimeSlice, partitions: true,
+		Isolation: Isolation{"none", "none", "none", "high"}, Overhead: Range{0.10, 0.15},
 		Note:  "against other claims on the partition; the rest of the GPU is isolated in hardware",
 		works: slicesWork, untrusted: slicesUntrusted, late: slicesLate,
 	},
 	SoftwareLimits: {
-		class: manifest.ClassTimeSlice, device: fleet.TypeTimeSlice,
-		Isolation: Isolation{"software", "software", "none", "low to medium"}, Attribute: "software", Overhead: Range{0.10, 0.15},
+		device:    fleet.TypeTimeSlice,
+		Isolation: Isolation{"software", "software", "none", "low to medium"}, Overhead: Range{0.10, 0.15},
 		Note:      "the limits are cooperative: a statically linked program escapes them; faults: as with time-slicing",
 		works:     "limits that hold for programs that are not hostile; each still waits for the others' turns",
 		untrusted: "not for hostile programs: a statically linked one escapes the limits",

@@ -10,6 +10,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
@@ -57,7 +58,7 @@ type Usage struct {
 	PerMonth        *float64 `json:"perMonth,omitempty"`
 	UnsharedMonth   *float64 `json:"unsharedPerMonth,omitempty"`
 
-	claims map[*resourceapi.ResourceClaim]bool
+	claims map[types.NamespacedName]bool
 }
 
 // Part is how much of the GPUs a claim or a namespace has, or nobody.
@@ -85,13 +86,17 @@ type Claim struct {
 	Part    `json:",inline"`
 }
 
+func (c *Claim) id() types.NamespacedName {
+	return types.NamespacedName{Namespace: c.Namespace, Name: c.Name}
+}
+
 // NewReport makes the report of a fleet, with the price of a GPU for an hour if that is known.
 func NewReport(m *fleet.Model, price *float64) *Report {
 	r := &Report{
 		TypeMeta: printer.TypeMeta("Cost"), TimeBase: TimeBase, PricePerGPUHour: price, Fleet: &Usage{}, Models: []*Usage{}, Idle: &Part{}, OutOfUse: &Part{},
 		Namespaces: []Namespace{}, Claims: []Claim{},
 	}
-	claims, models := map[*resourceapi.ResourceClaim]*Claim{}, map[string]*Usage{}
+	claims, models := map[types.NamespacedName]*Claim{}, map[string]*Usage{}
 	for g := range m.GPUs() {
 		if models[g.ProductName] == nil {
 			models[g.ProductName] = &Usage{Product: g.ProductName}
@@ -105,13 +110,12 @@ func NewReport(m *fleet.Model, price *float64) *Report {
 		}
 		rest.GPUs++
 		for _, t := range tenants {
-			rest.GPUs -= t.part
-			c := claims[t.claim]
-			if c == nil {
-				c = &Claim{Namespace: t.claim.Namespace, Name: t.claim.Name}
-				claims[t.claim] = c
+			rest.GPUs -= t.GPUs
+			if c := claims[t.id()]; c != nil {
+				c.Devices, c.GPUs, c.Unshared = append(c.Devices, t.Devices...), c.GPUs+t.GPUs, c.Unshared+t.Unshared
+				continue
 			}
-			c.Devices, c.GPUs, c.Unshared = append(c.Devices, t.devices...), c.GPUs+t.part, c.Unshared+1
+			claims[t.id()] = t
 		}
 	}
 	// In a fixed order: sums of floating-point numbers depend on it.
@@ -139,7 +143,7 @@ func NewReport(m *fleet.Model, price *float64) *Report {
 }
 
 // add adds a GPU with its claims and its room for shares.
-func (u *Usage) add(tenants []*tenant, room int) {
+func (u *Usage) add(tenants []*Claim, room int) {
 	u.GPUs++
 	u.ShareRoom += room
 	u.Unshared += len(tenants)
@@ -148,10 +152,10 @@ func (u *Usage) add(tenants []*tenant, room int) {
 		u.InUse++
 	}
 	if u.claims == nil {
-		u.claims = map[*resourceapi.ResourceClaim]bool{}
+		u.claims = map[types.NamespacedName]bool{}
 	}
 	for _, t := range tenants {
-		u.claims[t.claim] = true
+		u.claims[t.id()] = true
 	}
 }
 
@@ -184,33 +188,25 @@ func (r *Report) sumUp() {
 	}
 }
 
-// tenant is a claim on a GPU.
-type tenant struct {
-	claim   *resourceapi.ResourceClaim
-	devices []string
-	// part is its part of the GPU, as the other commands count it.
-	part float64
-}
-
-// tenantsOf returns the claims on a GPU. Where they were promised more than there is, their parts are those of all together. Claims
-// with admin access only watch.
-func tenantsOf(g *fleet.GPU) (tenants []*tenant) {
-	of := map[*resourceapi.ResourceClaim]*tenant{}
+// tenantsOf returns the claims on a GPU with their part of it, as the other commands count it. Where they were promised more than there is,
+// their parts are those of all together. Claims with admin access only watch.
+func tenantsOf(g *fleet.GPU) (tenants []*Claim) {
+	of := map[*resourceapi.ResourceClaim]*Claim{}
 	total := 0.0
 	for _, d := range g.Devices {
 		for _, h := range d.Held() {
 			t := of[h.Claim]
 			if t == nil {
-				t = &tenant{claim: h.Claim}
+				t = &Claim{Namespace: h.Claim.Namespace, Name: h.Claim.Name, Part: Part{Unshared: 1}}
 				of[h.Claim], tenants = t, append(tenants, t)
 			}
-			t.devices = append(t.devices, d.Name)
-			t.part += h.Part()
+			t.Devices = append(t.Devices, d.Name)
+			t.GPUs += h.Part()
 			total += h.Part()
 		}
 	}
 	for _, t := range tenants {
-		t.part /= max(1, total)
+		t.GPUs /= max(1, total)
 	}
 	return tenants
 }

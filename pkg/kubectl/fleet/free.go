@@ -56,11 +56,23 @@ type ShareRoom struct {
 }
 
 // Free says what is free on a GPU.
-func Free(g *GPU) Room {
+func Free(g *GPU) Room { return g.room((*Device).Held) }
+
+// Offered says what would be free if no claim had anything of the GPU.
+func Offered(g *GPU) Room { return g.room(func(*Device) []*Holding { return nil }) }
+
+// room says what is left beside what claims hold of each device.
+func (g *GPU) room(heldOf func(*Device) []*Holding) Room {
 	if g.Node.Incomplete {
 		return Room{}
 	}
-	left := g.left()
+	left := g.all()
+	for _, d := range g.Devices {
+		// A device that several claims share consumes its counters once.
+		if len(heldOf(d)) > 0 {
+			left.Add(d.Published, -1)
+		}
+	}
 	room := Room{AtMost: g.Node.Hidden}
 	partitions := map[string][]*Device{}
 	var profiles []string
@@ -68,7 +80,7 @@ func Free(g *GPU) Room {
 		if d.Tainted() {
 			continue
 		}
-		switch held := d.Held(); {
+		switch held := heldOf(d); {
 		case d.Shared():
 			if len(held) > 0 || left.Fit(d.Published) {
 				if r, some := roomFor(d, held); some {
@@ -134,18 +146,6 @@ func (c Counters) Fit(d *resourceapi.Device) bool {
 
 // all returns a copy of the counters of the GPU.
 func (g *GPU) all() Counters { return Counters{g.Name: maps.Clone(g.counters)} }
-
-// left returns the counters of the GPU less what held devices consume. A device that several
-// claims share consumes its counters once.
-func (g *GPU) left() Counters {
-	left := g.all()
-	for _, d := range g.Devices {
-		if len(d.Held()) > 0 {
-			left.Add(d.Published, -1)
-		}
-	}
-	return left
-}
 
 // Most returns how many of a GPU's devices could be allocated together if nothing else of the
 // GPU was, such as seven partitions 1g.10gb of an H100.
