@@ -20,23 +20,17 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/scrape"
 )
 
-// sampleInterval is how often the driver measures unless it is told otherwise.
-const sampleInterval = 15 * time.Second
-
-// leastObserved is how long is looked before anything is advised, unless the user says otherwise.
-const leastObserved = 30 * time.Minute
-
 // Flags are those of the command, beside Options.
 type Flags struct {
 	Scrape scrape.Options
-	// Watch is for how long to look, 0 for once, and Interval the time between two looks.
-	Watch, Interval time.Duration
+	// Watch is for how long to look, 0 for once.
+	Watch time.Duration
 	Query
 }
 
 // NewCommand returns kubectl gpu rightsize.
 func NewCommand(o *options.Options) *cobra.Command {
-	f := Flags{Query: Query{Headroom: 0.1, Least: leastObserved}, Interval: sampleInterval, Scrape: scrape.Options{Timeout: scrape.DefaultTimeout}}
+	f := Flags{Query: Query{Headroom: 0.1, Least: 30 * time.Minute}, Scrape: scrape.Options{Timeout: scrape.DefaultTimeout}}
 	c := &cobra.Command{
 		Use:   "rightsize",
 		Short: "Find the smallest partition or share that would have been enough for each claim",
@@ -103,7 +97,7 @@ func observe(ctx context.Context, o *options.Options, client kubernetes.Interfac
 		case <-end:
 			r.Warn(o.ErrOut)
 			return observation, nil
-		case <-time.After(f.Interval):
+		case <-time.After(o.Interval):
 		}
 	}
 }
@@ -165,35 +159,19 @@ func (p Part) String() string {
 	return strings.Join(parts, " ")
 }
 
-// changes writes those of manifests: of a template once, with the largest of what its claims
-// need.
+// changes writes those of manifests.
 func (l *SizeList) changes(out *bytes.Buffer, f printer.Format) {
-	type key struct {
-		source  Source
-		request string
-	}
-	largest := map[key]Size{}
-	var order []key
 	for _, s := range l.Items {
-		k := key{s.Source, s.Request}
-		known, has := largest[k]
-		switch {
-		case s.Change == nil:
-		case !has:
-			order = append(order, k)
-			largest[k] = s
-		case s.Enough.GPUs > known.Enough.GPUs:
-			largest[k] = s
+		if s.Change == nil {
+			continue
 		}
-	}
-	for _, k := range order {
-		c := largest[k].Change
-		fmt.Fprintf(out, "\n%s\n", f.Paint(printer.Bold, fmt.Sprintf("# %s %s/%s, in %s:", k.source.Kind, k.source.Namespace, k.source.Name, c.Path)))
-		for line := range strings.Lines(c.Diff) {
+		where := fmt.Sprintf("# %s %s/%s, in %s:", s.Source.Kind, s.Source.Namespace, s.Source.Name, s.Change.Path)
+		fmt.Fprintf(out, "\n%s\n", f.Paint(printer.Bold, where))
+		for line := range strings.Lines(s.Change.Diff) {
 			style := map[byte]printer.Style{'-': printer.Bad, '+': printer.Good}[line[0]]
 			out.WriteString(f.Paint(style, strings.TrimSuffix(line, "\n")) + "\n")
 		}
-		for _, n := range c.Notes {
+		for _, n := range s.Change.Notes {
 			out.WriteString("# " + n + "\n")
 		}
 	}

@@ -67,8 +67,10 @@ type Size struct {
 	// SavedGPUs is the difference, SavedPerHour what it costs.
 	SavedGPUs    float64 `json:"savedGPUs,omitempty"`
 	SavedPerHour float64 `json:"savedPerHour,omitempty"`
-	// Change is what would change in the claim or its template.
+	// Change is what would change in the claim or its template. Of several devices that come from one request, the one that needs the most has it.
 	Change *Change `json:"change,omitempty"`
+
+	holding *fleet.Holding
 }
 
 // Part is a GPU or a part of one.
@@ -103,33 +105,45 @@ func Compare(m *fleet.Model, o *Observation, q Query) *SizeList {
 	offers := offersOf(m)
 	for _, h := range m.Holdings {
 		if !h.Admin() && q.Has(h) {
-			list.Items = append(list.Items, sizeOf(m, h, o, q, offers))
+			list.Items = append(list.Items, sizeOf(h, o, q, offers))
 		}
 	}
-	list.spareOthers()
+	list.change(m)
 	slices.SortStableFunc(list.Items, func(a, b Size) int { return cmp.Compare(b.SavedGPUs, a.SavedGPUs) })
 	return list
 }
 
-// spareOthers takes back changes of templates that have claims, too, which need what they hold or of which that is not known: there is one
-// edit for all of them.
-func (l *SizeList) spareOthers() {
+// change says what would change in manifests. There is one edit for all claims of a template, and none if some need what they hold, or if that
+// is not known of them.
+func (l *SizeList) change(m *fleet.Model) {
+	type request struct {
+		of   Source
+		name string
+	}
+	edits := map[request][]*Size{}
 	for i := range l.Items {
 		s := &l.Items[i]
-		if s.Change == nil {
+		edits[request{s.Source, s.Request}] = append(edits[request{s.Source, s.Request}], s)
+	}
+	for _, all := range edits {
+		other := slices.IndexFunc(all, func(s *Size) bool { return s.Verdict != Smaller })
+		for _, s := range all {
+			if other >= 0 && s.Verdict == Smaller && s.Reason == "" {
+				s.Reason = fmt.Sprintf("not all claims of %s %s would have done with less, as far as is known: see %s", s.Source.Kind, s.Source.Name, all[other].Name)
+			}
+		}
+		if other >= 0 {
 			continue
 		}
-		for _, other := range l.Items {
-			if other.Source == s.Source && other.Request == s.Request && other.Verdict != Smaller {
-				s.Change, s.Reason = nil, fmt.Sprintf("not all claims of %s %s would have done with less, as far as is known: see %s", s.Source.Kind, s.Source.Name, other.Name)
-				break
-			}
+		most := slices.MaxFunc(all, func(a, b *Size) int { return cmp.Compare(a.Enough.GPUs, b.Enough.GPUs) })
+		if most.Reason == "" {
+			most.Change = changeOf(m, most.holding, *most.Enough)
 		}
 	}
 }
 
-func sizeOf(m *fleet.Model, h *fleet.Holding, o *Observation, q Query, offers map[string][]*fleet.Device) Size {
-	s := Size{ID: scrape.IDOf(h), Request: h.Result.Request, Source: sourceOf(h), Verdict: Unknown}
+func sizeOf(h *fleet.Holding, o *Observation, q Query, offers map[string][]*fleet.Device) Size {
+	s := Size{ID: scrape.IDOf(h), Request: h.Result.Request, Source: sourceOf(h), Verdict: Unknown, holding: h}
 	if h.Device == nil {
 		s.Reason = "no ResourceSlice has the device any more"
 		return s
@@ -164,12 +178,9 @@ func sizeOf(m *fleet.Model, h *fleet.Holding, o *Observation, q Query, offers ma
 	if s.Enough == nil {
 		return s
 	}
-	s.Verdict = Smaller
+	s.Verdict, s.Reason = Smaller, unchangeable(h)
 	s.SavedGPUs = s.Holds.GPUs - s.Enough.GPUs
 	s.SavedPerHour = s.SavedGPUs * q.Price
-	if s.Reason = unchangeable(h); s.Reason == "" {
-		s.Change = changeOf(m, h, *s.Enough)
-	}
 	return s
 }
 
@@ -214,7 +225,9 @@ type need struct {
 
 func needOf(h *fleet.Holding, seen *observed, q Query) need {
 	percent := h.Result.ConsumedCapacity[fleet.CapacitySMPercent]
-	n := need{device: h.Device, memory: int64(math.Ceil(float64(*seen.peak) * (1 + q.Headroom))), percent: percent.Value()}
+	n := need{
+		device: h.Device, memory: int64(math.Ceil(float64(*seen.peak) * (1 + q.Headroom))), percent: percent.Value(), kinds: []string{fleet.TypeMIG},
+	}
 	share := 1.0
 	if n.percent > 0 {
 		share = float64(min(100, n.percent)) / 100
@@ -224,13 +237,10 @@ func needOf(h *fleet.Holding, seen *observed, q Query) need {
 	if seen.busy != nil {
 		n.busy = *seen.busy * share * (1 + q.Headroom)
 	}
-	switch {
-	case h.Device.Shared():
-		n.kinds = []string{fleet.TypeMIG, h.Device.Type}
-	case q.Sharing:
-		n.kinds = []string{fleet.TypeMIG, fleet.TypeMPS}
-	default:
-		n.kinds = []string{fleet.TypeMIG}
+	if h.Device.Shared() {
+		n.kinds = append(n.kinds, h.Device.Type)
+	} else if q.Sharing {
+		n.kinds = append(n.kinds, fleet.TypeMPS)
 	}
 	return n
 }

@@ -8,8 +8,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -34,19 +32,7 @@ var update = flag.Bool("update", false, "write the golden files instead of compa
 
 func golden(t *testing.T, name, got string) {
 	t.Helper()
-	file := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("rewrite it with -update when this is meant; -want +got:\n%s", diff)
-	}
+	fleettest.Golden(t, *update, name, got)
 }
 
 const gib = 1 << 30
@@ -193,14 +179,31 @@ func example(t *testing.T) *machine {
 	m.used("share", fleettest.Share("mps.partage.dev", "40Gi", "60"), 22*gib, 0.6)
 	m.used("full", fleettest.Request("gpu.nvidia.com"), 79*gib, 1)
 	m.Held("team", "unseen", "node-1", fleettest.Request("gpu.nvidia.com"))
-	for i, peak := range []int64{2 * gib, 30 * gib, 79 * gib} {
+	m.made(2*gib, 30*gib, 79*gib)
+	return m
+}
+
+// made adds claims that were made from one template.
+func (m *machine) made(peaks ...int64) {
+	for i, peak := range peaks {
 		c := m.used(fmt.Sprint("made-", i), fleettest.Request("gpu.nvidia.com"), peak, -1)
 		pod := m.Pods[len(m.Pods)-1]
 		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: new("template")}}
 		c.Annotations = map[string]string{podClaimName: "gpu"}
 		c.OwnerReferences = []metav1.OwnerReference{{Kind: "Pod", Name: pod.Name, UID: pod.UID, Controller: new(true)}}
 	}
-	return m
+}
+
+// TestOneEdit: a template gets one edit, for the claim that needs the most.
+func TestOneEdit(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t, "h100-80-sxm", 3)
+	m.made(2*gib, 30*gib, 3*gib)
+	for _, s := range m.compare(Query{}).Items {
+		if want := s.Name == "made-1"; s.Verdict != Smaller || s.Reason != "" || (s.Change != nil) != want || want && !strings.Contains(s.Change.Diff, "3g.40gb") {
+			t.Errorf("%+v", s)
+		}
+	}
 }
 
 func TestView(t *testing.T) {
@@ -304,8 +307,8 @@ func TestRun(t *testing.T) {
 	client := scrapetest.Cluster(t, f.Snapshot, map[string]scrapetest.Response{"a": {Body: told}}, scrapetest.Pod("a", "node-1"))
 	streams, _, out, _ := genericiooptions.NewTestIOStreams()
 	o := options.New(streams)
-	o.AllNamespaces = true
-	flags := Flags{Query: Query{Headroom: 0.1, Price: 2}, Watch: 20 * time.Millisecond, Interval: time.Millisecond}
+	o.AllNamespaces, o.Interval = true, time.Millisecond
+	flags := Flags{Query: Query{Headroom: 0.1, Price: 2}, Watch: 20 * time.Millisecond}
 	now := func() time.Time { return time.Unix(scrapetest.Started+3600, 0) }
 	if err := Run(t.Context(), o, client, flags, now); err != nil || !strings.Contains(out.String(), "1g.10gb") || !strings.Contains(out.String(), "60m") {
 		t.Errorf("%v, %s", err, out.String())
