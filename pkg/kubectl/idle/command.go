@@ -23,13 +23,12 @@ import (
 // Flags are those of the command, beside Options.
 type Flags struct {
 	Scrape scrape.Options
-	// For is how long a claim must have been idle.
-	For time.Duration
+	Query
 }
 
 // NewCommand returns kubectl gpu idle.
 func NewCommand(o *options.Options) *cobra.Command {
-	f := Flags{For: 30 * time.Minute, Scrape: scrape.Options{Timeout: scrape.DefaultTimeout}}
+	f := Flags{Query: Query{For: 30 * time.Minute}, Scrape: scrape.Options{Timeout: scrape.DefaultTimeout}}
 	c := &cobra.Command{
 		Use:   "idle",
 		Short: "List claims that hold devices and do not use them, with the commands that free these",
@@ -72,20 +71,18 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, f
 		result.Warn(o.ErrOut)
 		silence = result.Silence()
 	}
-	list := Find(m, result, Query{For: f.For, Now: now, Scope: scope})
+	f.Now, f.Scope = now, scope
+	list := Find(m, result, f.Query)
 	if silence != nil {
 		if len(list.Items) == 0 {
 			return fmt.Errorf("what is idle is unknown: %w", silence)
 		}
-		// What is done or unused is known without the driver.
-		if _, err := fmt.Fprintf(o.ErrOut, "warning: %v; what is idle is unknown\n", silence); err != nil {
-			return err
-		}
+		// What is done or unused is known without the driver. Nobody reads warnings that cannot be written.
+		_, _ = fmt.Fprintf(o.ErrOut, "warning: %v; what is idle is unknown\n", silence)
 	}
 	for _, y := range list.Young {
-		if _, err := fmt.Fprintf(o.ErrOut, "warning: node %s: the driver's pod has been running for %s only: what was idle there before is unknown\n", y.Node, printer.Seconds(y.Seconds)); err != nil {
-			return err
-		}
+		_, _ = fmt.Fprintf(o.ErrOut, "warning: node %s: the driver's pod has been running for %s only: what was idle there before is unknown\n",
+			y.Node, printer.Seconds(y.Seconds))
 	}
 	if err := printer.Print(o, list, list.View(scope.Namespace == "")); err != nil {
 		return err

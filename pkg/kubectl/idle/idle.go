@@ -71,6 +71,8 @@ type Claim struct {
 	Freed bool `json:"freed"`
 	// Notes say why there is no command.
 	Notes []string `json:"notes,omitempty"`
+
+	holding *fleet.Holding
 }
 
 // Device is one that the claim has.
@@ -101,11 +103,6 @@ type Query struct {
 func Find(m *fleet.Model, r *scrape.Result, q Query) *ClaimList {
 	list := &ClaimList{TypeMeta: printer.TypeMeta("IdleClaimList"), ForSeconds: q.For.Seconds(), Items: []Claim{}, Young: young(r, q)}
 	index, reaper := scrape.NewIndex(r), newReaper(m)
-	type found struct {
-		holding *fleet.Holding
-		claim   Claim
-	}
-	var idles []found
 	for i := 0; i < len(m.Holdings); {
 		// The holdings of a claim follow each other.
 		all := []*fleet.Holding{m.Holdings[i]}
@@ -124,13 +121,12 @@ func Find(m *fleet.Model, r *scrape.Result, q Query) *ClaimList {
 			list.Less++
 		} else if reason != "" {
 			reaper.idle[all[0].Claim] = true
-			idles = append(idles, found{all[0], newClaim(all, reason, idle)})
+			list.Items = append(list.Items, newClaim(all, reason, idle))
 		}
 	}
-	slices.SortStableFunc(idles, func(a, b found) int { return cmp.Compare(b.claim.GPUs, a.claim.GPUs) })
-	for _, f := range idles {
-		reaper.reap(&f.claim, f.holding)
-		list.Items = append(list.Items, f.claim)
+	slices.SortStableFunc(list.Items, func(a, b Claim) int { return cmp.Compare(b.GPUs, a.GPUs) })
+	for i := range list.Items {
+		reaper.reap(&list.Items[i])
 	}
 	return list
 }
@@ -173,7 +169,7 @@ func reasonOf(h *fleet.Holding, idle *time.Duration, q Query) string {
 
 func newClaim(all []*fleet.Holding, reason string, idle *time.Duration) Claim {
 	h := all[0]
-	c := Claim{Namespace: h.Claim.Namespace, Name: h.Claim.Name, Reason: reason, Commands: []string{}}
+	c := Claim{Namespace: h.Claim.Namespace, Name: h.Claim.Name, Reason: reason, Commands: []string{}, holding: h}
 	if idle != nil {
 		c.IdleSeconds = new(idle.Seconds())
 	}
@@ -192,15 +188,12 @@ func newClaim(all []*fleet.Holding, reason string, idle *time.Duration) Claim {
 }
 
 // young returns nodes whose driver has not looked for long enough, each once.
-func young(r *scrape.Result, q Query) []Young {
-	var out []Young
-	known := map[string]bool{}
+func young(r *scrape.Result, q Query) (all []Young) {
 	for _, c := range r.Claims {
-		if looked := q.Now.Sub(c.Since); !c.Since.IsZero() && looked < q.For && !known[c.Node] {
-			known[c.Node] = true
-			out = append(out, Young{Node: c.Node, Seconds: looked.Seconds()})
+		if looked := q.Now.Sub(c.Since); !c.Since.IsZero() && looked < q.For {
+			all = append(all, Young{Node: c.Node, Seconds: looked.Seconds()})
 		}
 	}
-	slices.SortFunc(out, func(a, b Young) int { return cmp.Compare(a.Node, b.Node) })
-	return out
+	slices.SortFunc(all, func(a, b Young) int { return cmp.Compare(a.Node, b.Node) })
+	return slices.CompactFunc(all, func(a, b Young) bool { return a.Node == b.Node })
 }

@@ -8,14 +8,11 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -34,19 +31,7 @@ var update = flag.Bool("update", false, "write the golden files instead of compa
 
 func golden(t *testing.T, name, got string) {
 	t.Helper()
-	file := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("rewrite it with -update when this is meant; -want +got:\n%s", diff)
-	}
+	fleettest.Golden(t, *update, name, got)
 }
 
 var now = fleettest.Start.Add(5 * time.Hour)
@@ -194,7 +179,7 @@ func TestRun(t *testing.T) {
 			o := options.New(streams)
 			o.AllNamespaces = c.namespace == ""
 			o.Config.Namespace = &c.namespace
-			err := Run(t.Context(), o, client, Flags{For: 30 * time.Minute}, time.Unix(scrapetest.Started+60, 0))
+			err := Run(t.Context(), o, client, Flags{Query: Query{For: 30 * time.Minute}}, time.Unix(scrapetest.Started+60, 0))
 			if errors.Is(c.found, errUnknown) && err != nil && strings.HasPrefix(err.Error(), "what is idle is unknown: ") {
 				// That nothing is idle must not be said, then.
 				err = errUnknown

@@ -43,7 +43,8 @@ func (r *reaper) uses(pod types.UID) bool {
 }
 
 // reap adds to a claim what its pods belong to, and the commands that would free its devices.
-func (r *reaper) reap(c *Claim, h *fleet.Holding) {
+func (r *reaper) reap(c *Claim) {
+	h := c.holding
 	c.Freed = true
 	for _, p := range h.Pods {
 		kind, name := fleet.OwnerOf(p)

