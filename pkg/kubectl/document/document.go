@@ -39,16 +39,7 @@ type Document struct {
 	Line int
 }
 
-// Read reads a stream up to MaxBytes.
-func Read(r io.Reader) ([]byte, error) {
-	data, err := io.ReadAll(io.LimitReader(r, MaxBytes+1))
-	if err == nil && len(data) > MaxBytes {
-		err = fmt.Errorf("is longer than %d bytes", MaxBytes)
-	}
-	return data, err
-}
-
-// ReadFile reads a file, or standard input for "-".
+// ReadFile reads a file, or standard input for "-", up to MaxBytes.
 func ReadFile(in io.Reader, file string) ([]byte, error) {
 	if file == "-" {
 		file = "standard input"
@@ -60,7 +51,10 @@ func ReadFile(in io.Reader, file string) ([]byte, error) {
 		defer func() { _ = opened.Close() }()
 		in = opened
 	}
-	data, err := Read(in)
+	data, err := io.ReadAll(io.LimitReader(in, MaxBytes+1))
+	if err == nil && len(data) > MaxBytes {
+		err = fmt.Errorf("is longer than %d bytes", MaxBytes)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", file, err)
 	}

@@ -37,11 +37,11 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-func TestRead(t *testing.T) {
-	if _, err := Read(bytes.NewReader(make([]byte, MaxBytes+1))); err == nil || !strings.Contains(err.Error(), "is longer than") {
+func TestReadFile(t *testing.T) {
+	if _, err := ReadFile(bytes.NewReader(make([]byte, MaxBytes+1)), "-"); err == nil || !strings.Contains(err.Error(), "is longer than") {
 		t.Errorf("too much: %v", err)
 	}
-	if got, err := Read(strings.NewReader("a")); err != nil || string(got) != "a" {
+	if got, err := ReadFile(strings.NewReader("a"), "-"); err != nil || string(got) != "a" {
 		t.Errorf("%q, %v", got, err)
 	}
 }

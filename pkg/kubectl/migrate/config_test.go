@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -20,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/kubectl/options"
+	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -57,19 +57,7 @@ func mustRun(t testing.TB, args ...string) string {
 // golden compares with a file in testdata/golden.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
-	path := filepath.Join("testdata/golden", name)
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("rewrite it with -update when this is meant; -want +got:\n%s", diff)
-	}
+	fleettest.Golden(t, *update, "golden/"+name, got)
 }
 
 // configTest is a configuration, and what claims get with its translation.

@@ -200,7 +200,7 @@ func (r *castReader) offer(result *Result) {
 	result.Policy.Default = new(by(r.clients))
 	names := map[string]string{}
 	for _, g := range r.perGPU {
-		pattern, short, known := productName(g.name)
+		pattern, short, known := productOf(g.name)
 		switch first, twice := names[pattern]; {
 		case !known:
 			r.tell(finding.Lost, g.at, g.name, "no product is known by this name: add a rule with the productName that nvidia-smi -L prints")
@@ -208,12 +208,12 @@ func (r *castReader) offer(result *Result) {
 			r.tell(finding.Unread, g.at, g.name, fmt.Sprintf("is the same GPU as %s, which comes first", quote.Text(first)))
 		default:
 			names[pattern] = g.name
-			result.Policy.Rules = append(result.Policy.Rules, Rule{Name: short, Match: Match{ProductName: pattern}, Offer: by(g.clients)})
+			result.Policy.Rules = append(result.Policy.Rules, Rule{Name: short, Match: Match{productName: pattern}, Offer: by(g.clients)})
 		}
 	}
 	// The special before the general: a longer pattern is never the more general one.
 	slices.SortStableFunc(result.Policy.Rules, func(a, b Rule) int {
-		return cmp.Or(cmp.Compare(len(b.Match.ProductName), len(a.Match.ProductName)), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(len(b.Match[productName]), len(a.Match[productName])), cmp.Compare(a.Name, b.Name))
 	})
 	r.found.Add(finding.Changed, "gpu", "", "pods that ask for nvidia.com/gpu get a share, as before; translate them with migrate pods --gpu "+string(r.kind))
 }
@@ -230,8 +230,8 @@ var productNames = map[string]string{
 	"rtx-pro-6000": "NVIDIA RTX PRO 6000*",
 }
 
-// productName returns the pattern for a GPU's name, and what it was looked up as.
-func productName(name string) (pattern, short string, known bool) {
+// productOf returns the pattern for a GPU's name, and what it was looked up as.
+func productOf(name string) (pattern, short string, known bool) {
 	short = strings.NewReplacer(" ", "-", "_", "-").Replace(strings.ToLower(strings.TrimSpace(name)))
 	short = strings.TrimPrefix(strings.TrimPrefix(short, "nvidia-"), "tesla-")
 	pattern, known = productNames[short]

@@ -44,13 +44,10 @@ func (o *Options) AddMatches(texts []string) error {
 		if _, twice := o.Matches[parts[0]]; twice {
 			return fmt.Errorf("--match: Duplicate value: %s: a configuration is for GPUs of one kind", quote.Text(parts[0]))
 		}
-		match, known := map[string]Match{
-			"productName": {ProductName: parts[2]}, "architecture": {Architecture: parts[2]}, "pciDeviceID": {PCIDeviceID: parts[2]}, "uuid": {UUID: parts[2]},
-		}[parts[1]]
-		if !known {
+		if !slices.Contains(matchFields, parts[1]) {
 			return fmt.Errorf("--match: Unsupported value: %s: want productName, architecture, pciDeviceID or uuid", quote.Text(parts[1]))
 		}
-		o.Matches[parts[0]] = match
+		o.Matches[parts[0]] = Match{parts[1]: parts[2]}
 	}
 	return nil
 }

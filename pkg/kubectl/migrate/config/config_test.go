@@ -114,7 +114,7 @@ func TestGPUNames(t *testing.T) {
 		"nvidia-tesla-t4": "Tesla T4", "T4": "Tesla T4", "nvidia-l4": "NVIDIA L4", "NVIDIA L40S": "NVIDIA L40S", "A10G": "NVIDIA A10G",
 		"nvidia-a100-80gb": "NVIDIA A100*80GB*", "nvidia_tesla_a100": "NVIDIA A100*", "voodoo": "",
 	} {
-		if got, _, known := productName(name); got != want || known != (want != "") {
+		if got, _, known := productOf(name); got != want || known != (want != "") {
 			t.Errorf("%s is %q, want %q", name, got, want)
 		}
 	}

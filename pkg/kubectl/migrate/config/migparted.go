@@ -23,7 +23,6 @@ import (
 )
 
 const (
-	maxLayouts    = 1024
 	maxEntries    = 256
 	maxPartitions = 64
 	// maxOffered is how many profiles a policy lists.
@@ -83,14 +82,8 @@ func MIGParted(data []byte, o Options) (*Result, error) {
 
 func (r *migParted) read(root *yaml.Node) {
 	seen := r.Object(root, nil, map[string]strict.Read{
-		"version": func(n *yaml.Node, at *field.Path) { strict.OneOf(&r.Reader, n, at, []string{"v1"}) },
-		"mig-configs": func(n *yaml.Node, at *field.Path) {
-			if n.Kind == yaml.MappingNode && len(n.Content)/2 > maxLayouts {
-				r.Fault(field.TooMany(at, len(n.Content)/2, maxLayouts))
-				return
-			}
-			r.Map(n, at, r.layout)
-		},
+		"version":     func(n *yaml.Node, at *field.Path) { strict.OneOf(&r.Reader, n, at, []string{"v1"}) },
+		"mig-configs": func(n *yaml.Node, at *field.Path) { r.Map(n, at, r.layout) },
 	})
 	r.require(root, nil, seen, `must be "v1"`, "version")
 	r.require(root, nil, seen, "must have a layout", "mig-configs")
@@ -224,7 +217,7 @@ func (r *Result) offerLayouts(all map[string][]layoutEntry, chosen []string) {
 	r.Policy.Default = new(r.offerLayout(general))
 	for _, model := range sets.List(models) {
 		r.Policy.Rules = append(r.Policy.Rules, Rule{
-			Name: "pci-" + strings.ReplaceAll(model, ":", "-"), Match: Match{PCIDeviceID: model}, Offer: r.offerLayout(entriesOf(all, chosen, model)),
+			Name: "pci-" + strings.ReplaceAll(model, ":", "-"), Match: Match{pciDeviceID: model}, Offer: r.offerLayout(entriesOf(all, chosen, model)),
 		})
 	}
 }

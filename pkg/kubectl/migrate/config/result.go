@@ -31,13 +31,17 @@ type Rule struct {
 	Offer Offer  `yaml:"offer"`
 }
 
-// Match selects GPUs.
-type Match struct {
-	ProductName  string `yaml:"productName,omitempty"`
-	Architecture string `yaml:"architecture,omitempty"`
-	PCIDeviceID  string `yaml:"pciDeviceID,omitempty"`
-	UUID         string `yaml:"uuid,omitempty"`
-}
+// Match selects GPUs, by a field of theirs.
+type Match map[string]string
+
+// Fields of a Match.
+const (
+	productName = "productName"
+	pciDeviceID = "pciDeviceID"
+)
+
+// matchFields are all.
+var matchFields = []string{productName, "architecture", pciDeviceID, "uuid"}
 
 // Offer is what GPUs are published as.
 type Offer struct {
@@ -59,15 +63,12 @@ type PartitionShares struct {
 	Sharing  `yaml:",inline"`
 }
 
-// Sharing is how many share a device, by the way in which they do: mps or timeslice.
-type Sharing map[string]Share
+// Sharing is how many clients share a device, by the way in which they do: mps or timeslice.
+type Sharing map[string]map[string]int
 
-// Share is how many share a device.
-type Share struct {
-	Clients int `yaml:"clients"`
+func sharing(kind policy.Kind, clients int) Sharing {
+	return Sharing{string(kind): {"clients": clients}}
 }
-
-func sharing(kind policy.Kind, clients int) Sharing { return Sharing{string(kind): {clients}} }
 
 // Names of extended resources.
 const (

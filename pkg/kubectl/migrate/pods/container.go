@@ -28,10 +28,9 @@ const (
 	resourceShared = domain + "gpu.shared"
 	sharedSuffix   = ".shared"
 	// hamiMemory, in MiB, and hamiCores, in percent, are what HAMi limits a container's part of a GPU by.
-	hamiMemory    = domain + "gpumem"
-	hamiCores     = domain + "gpucores"
-	hamiDomain    = "hami.io/"
-	maxContainers = 1000
+	hamiMemory = domain + "gpumem"
+	hamiCores  = domain + "gpucores"
+	hamiDomain = "hami.io/"
 	// maxMemoryMi is more than any GPU has.
 	maxMemoryMi = 1 << 24
 )
@@ -110,9 +109,6 @@ func (w *workload) containers() ([]*container, error) {
 		}
 		if nodes.Kind != yaml.SequenceNode {
 			return nil, fmt.Errorf("%s.%s: Invalid value: must be a list", w.path, list)
-		}
-		if len(nodes.Content) > maxContainers {
-			return nil, fmt.Errorf("%s.%s: Too many: %d: must have at most %d items", w.path, list, len(nodes.Content), maxContainers)
 		}
 		for i, n := range nodes.Content {
 			c := &container{node: n, path: fmt.Sprintf("%s[%d]", list, i), name: document.Text(n, "name")}

@@ -46,21 +46,6 @@ func (r requirement) compare(attribute string, values []string) outcome {
 	return outcome{expression: attribute + " in [" + strings.Join(values, ", ") + "]"}
 }
 
-// anyOf joins expressions: one of them must hold or, for NotIn, none. Others may be joined to the result.
-func (r requirement) anyOf(expressions []string) outcome {
-	text, several := strings.Join(expressions, ") || ("), len(expressions) > 1
-	if several {
-		text = "(" + text + ")"
-	}
-	switch {
-	case r.Operator == corev1.NodeSelectorOpNotIn:
-		text = "!(" + text + ")"
-	case several:
-		text = "(" + text + ")"
-	}
-	return outcome{expression: text}
-}
-
 // numbers reads values that are whole numbers, as Kubernetes compares labels.
 func numbers(values []string) (numbers []int64, err error) {
 	for _, value := range values {
@@ -203,7 +188,7 @@ func (*selection) version(attribute string, r requirement) (outcome, error) {
 	if r.Operator != corev1.NodeSelectorOpIn && r.Operator != corev1.NodeSelectorOpNotIn {
 		return kept("a version is no number")
 	}
-	var any []string
+	var versions []string
 	for _, value := range r.Values {
 		if strings.Count(value, ".") > 2 {
 			return outcome{}, fmt.Errorf("values: Invalid value: %s: must be a version", quote.Text(value))
@@ -212,9 +197,9 @@ func (*selection) version(attribute string, r requirement) (outcome, error) {
 		if err != nil {
 			return outcome{}, err
 		}
-		any = append(any, fmt.Sprintf("%s.compareTo(semver('%d.%d.%d')) == 0", attribute, n[0], n[1], n[2]))
+		versions = append(versions, fmt.Sprintf("semver('%d.%d.%d')", n[0], n[1], n[2]))
 	}
-	return r.anyOf(any), nil
+	return r.compare(attribute, versions), nil
 }
 
 // profileName matches a MIG profile in a label, where variants cannot be told apart.
@@ -265,32 +250,27 @@ func (s *selection) product(attribute string, r requirement) (outcome, error) {
 	return o, err
 }
 
-// memory compares the memory of a GPU in MiB.
+// memory compares the memory of a GPU in MiB, to which the label is rounded down.
 func (s *selection) memory(_ string, r requirement) (outcome, error) {
 	values, err := numbers(r.Values)
 	if err != nil {
 		return outcome{}, err
 	}
-	is := func(n int64, symbol string) string {
-		return fmt.Sprintf("device.capacity['%s'].memory.compareTo(quantity('%dMi'))%s0", s.options.Driver, n, symbol)
-	}
+	memory := fmt.Sprintf("device.capacity['%s'].memory", s.options.Driver)
 	isBound := r.Operator == corev1.NodeSelectorOpGt || r.Operator == corev1.NodeSelectorOpLt
 	switch {
 	case s.partitions:
 		return kept("it is the memory of the GPU, and a partition has its own: ask for a profile")
 	case s.shares && !isBound:
 		return kept("a shared GPU offers somewhat less memory than it has; give the product, or a bound")
-	case s.shares:
-		return outcome{expression: is(values[0], compared[r.Operator].cel), why: "it is compared with what the shared GPU offers, which is somewhat less than it has"}, nil
-	case isBound:
-		return outcome{expression: is(values[0], compared[r.Operator].cel)}, nil
+	case !isBound:
+		return s.number(memory+".asInteger() / 1048576", r)
 	}
-	var any []string
-	for _, n := range values {
-		// The label is rounded down to whole MiB.
-		any = append(any, is(n, " >= ")+" && "+is(n+1, " < "))
+	o := outcome{expression: fmt.Sprintf("%s.compareTo(quantity('%dMi'))%s0", memory, values[0], compared[r.Operator].cel)}
+	if s.shares {
+		o.why = "it is compared with what the shared GPU offers, which is somewhat less than it has"
 	}
-	return r.anyOf(any), nil
+	return o, nil
 }
 
 // count compares the number of GPUs of a node, of which a claim says only how many it wants.

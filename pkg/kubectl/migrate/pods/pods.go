@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"iter"
 	"regexp"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -60,7 +61,7 @@ func Translate(data []byte, o Options) (*Result, error) {
 		}
 		t.reserveNames(roots[i])
 	}
-	var out bytes.Buffer
+	var out [][]byte
 	for i, d := range documents {
 		parts := [][]byte{d.Text}
 		if roots[i] != nil {
@@ -69,16 +70,10 @@ func Translate(data []byte, o Options) (*Result, error) {
 			}
 		}
 		for _, part := range parts {
-			if out.Len() > 0 {
-				out.WriteString("---\n")
-			}
-			out.Write(part)
-			if !bytes.HasSuffix(part, []byte("\n")) {
-				out.WriteByte('\n')
-			}
+			out = append(out, slices.Concat(bytes.TrimSuffix(part, []byte("\n")), []byte("\n")))
 		}
 	}
-	return &Result{Text: out.Bytes(), Findings: t.findings, Changed: t.changed}, nil
+	return &Result{Text: manifest.Join(out), Findings: t.findings, Changed: t.changed}, nil
 }
 
 // translation is the translation of one stream.
