@@ -159,6 +159,15 @@ func Text(n *yaml.Node, keys ...string) string {
 	return ""
 }
 
+// Items returns the objects of a list.
+func Items(list *yaml.Node) ([]*yaml.Node, error) {
+	items := Get(list, "items")
+	if items == nil || items.Kind != yaml.SequenceNode {
+		return nil, errors.New("items: Invalid value: must be a list")
+	}
+	return items.Content, nil
+}
+
 // Config is a configuration with the name that a node's label would choose it by.
 type Config struct {
 	// Name is the key in a ConfigMap, or "" for a file that is the configuration itself.
@@ -206,11 +215,11 @@ func open(n *yaml.Node, path string) (configs []Config, err error) {
 	case kind != "List" && kind != "ConfigMapList":
 		return []Config{{Path: path, Root: n}}, nil
 	}
-	items := Get(n, "items")
-	if items == nil || items.Kind != yaml.SequenceNode {
-		return nil, errors.New("items: Invalid value: must be a list")
+	items, err := Items(n)
+	if err != nil {
+		return nil, err
 	}
-	for i, item := range items.Content {
+	for i, item := range items {
 		found, err := open(item, fmt.Sprintf("%sitems[%d]: ", path, i))
 		if err != nil {
 			return nil, err

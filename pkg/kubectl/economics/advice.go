@@ -102,8 +102,8 @@ func Advise(q Query, m *fleet.Model) (*Advice, error) {
 	}
 	all := candidates(m, offers, q.Memory)
 	f := fleetOf(offers, all, q.Memory)
-	decision, ok := Decide(q.Workload, f)
-	if !ok {
+	decision := Decide(q.Workload, f)
+	if decision.Mechanism == "" {
 		return nil, noneFits(decision, all)
 	}
 	c := all[decision.Mechanism]
@@ -181,9 +181,9 @@ func alternatives(q Query, chosen Mechanism, all map[Mechanism]*candidate) []Alt
 func lostFaults(q Query, f Fleet, c *candidate) []string {
 	patient := q.Workload
 	patient.Latency = ""
-	other, ok := Decide(patient, f)
+	other := Decide(patient, f)
 	from, to := Guarantees[other.Mechanism].Fault, c.Fault
-	if q.Latency == "" || !ok || from == to || from != Guarantees[Partition].Fault {
+	if q.Latency == "" || from == to || from != Guarantees[Partition].Fault {
 		return nil
 	}
 	return []string{fmt.Sprintf("Because of --latency %s this is %s and not %s. Faults are isolated there (%s), and not here (%s); --trust %s gives %[3]s.",

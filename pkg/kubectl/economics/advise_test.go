@@ -350,6 +350,22 @@ func TestOffersOfOneProduct(t *testing.T) {
 	}
 }
 
+// TestOneProfile: the only profile that is offered beside whole GPUs is a part of them.
+func TestOneProfile(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNodeOf("n1", factsOfBoard(t, "h100-80-sxm", false), device.Terms{Policy: &policy.Policy{Default: policy.Offer{
+		Whole: true, Partition: &policy.PartitionOffer{Profiles: []string{"1g.10gb"}},
+	}}})
+	m := fleet.New(f.Snapshot, fleettest.Driver)
+	if a, err := Advise(query(t, "--memory 9Gi --trust regulated"), m); err != nil || a.Mechanism != Partition {
+		t.Errorf("%+v, %v", a, err)
+	}
+	m.Nodes[0].Incomplete = true
+	if a, err := Advise(query(t, "--memory 9Gi --trust regulated"), m); err == nil {
+		t.Errorf("slices are missing, so that nothing can be allocated: %+v", a)
+	}
+}
+
 // TestMissingClass: a mechanism without its class is not advised, and the answer says why.
 func TestMissingClass(t *testing.T) {
 	f := dgx(t)

@@ -183,7 +183,8 @@ func offersPart(f Fleet) bool {
 
 // Decision is what the rules say.
 type Decision struct {
-	Rule      Rule
+	Rule Rule
+	// Mechanism is "" if the fleet offers nothing that the rule which applies could take.
 	Mechanism Mechanism
 	// Missing are mechanisms that the rule prefers and the fleet does not offer.
 	Missing []Mechanism
@@ -191,10 +192,8 @@ type Decision struct {
 	Notes []Rule
 }
 
-// Decide returns what the rules say of a workload, and false if the fleet offers nothing that
-// the rule which applies could take.
-func Decide(w Workload, f Fleet) (Decision, bool) {
-	var d Decision
+// Decide returns what the rules say of a workload.
+func Decide(w Workload, f Fleet) (d Decision) {
 	for _, r := range Rules {
 		switch {
 		case r.Prefer == nil:
@@ -208,9 +207,9 @@ func Decide(w Workload, f Fleet) (Decision, bool) {
 	for _, m := range d.Rule.Prefer {
 		if f.Offered[m] {
 			d.Mechanism = m
-			return d, true
+			break
 		}
 		d.Missing = append(d.Missing, m)
 	}
-	return d, false
+	return d
 }

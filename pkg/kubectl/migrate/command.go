@@ -71,33 +71,30 @@ type flags struct {
 	gpu, shared string
 }
 
-// translation is what a command makes of files: what it prints below a title, and what it tells of their fields.
-type translation struct {
-	title    string
-	text     []byte
-	findings finding.List
-}
+// translate makes of files what a command prints below a title, and what it tells of their fields.
+type translate func(data []byte) (title string, text []byte, findings finding.List, err error)
 
-// command completes one that translates files.
-func (f *flags) command(o *options.Options, c *cobra.Command, check func() error, translate func([]byte) (*translation, error)) *cobra.Command {
+// command completes one that translates files, once its flags are checked.
+func (f *flags) command(o *options.Options, c *cobra.Command, check func() (translate, error)) *cobra.Command {
 	c.Flags().BoolVar(&f.strict, "strict", false, "Fail if a field is not translated")
 	c.RunE = func(c *cobra.Command, files []string) error {
 		// It becomes a part of expressions.
 		if wrong := validation.IsDNS1123Subdomain(o.Driver); len(wrong) > 0 {
 			return fmt.Errorf("--driver: Invalid value: %s: %s", quote.Text(o.Driver), wrong[0])
 		}
-		if err := check(); err != nil {
+		translate, err := check()
+		if err != nil {
 			return err
 		}
 		data, err := read(o, files)
 		if err != nil {
 			return err
 		}
-		t, err := translate(data)
+		title, text, findings, err := translate(data)
 		if err != nil {
 			return fmt.Errorf("%s: %w", strings.Join(files, ", "), err)
 		}
-		return f.print(o, t, c.CommandPath())
+		return f.print(o, c.CommandPath()+": "+title, text, findings)
 	}
 	return c
 }
@@ -118,24 +115,24 @@ func read(o *options.Options, files []string) (data []byte, err error) {
 }
 
 // print prints a translation. What is not translated goes to stderr, too, unless a terminal shows the comments that say so.
-func (f *flags) print(o *options.Options, t *translation, command string) error {
-	if _, err := fmt.Fprintf(o.Out, "%s%s", t.findings.Comment(command+": "+t.title), t.text); err != nil {
+func (f *flags) print(o *options.Options, title string, text []byte, findings finding.List) error {
+	if _, err := fmt.Fprintf(o.Out, "%s%s", findings.Comment(title), text); err != nil {
 		return err
 	}
 	if !o.Terminal() {
-		for _, line := range t.findings.Lines() {
+		for _, line := range findings.Lines() {
 			// Nobody reads what cannot be written.
 			_, _ = fmt.Fprintln(o.ErrOut, line)
 		}
 	}
-	if ignored := t.findings.Ignored(); f.strict && ignored > 0 {
+	if ignored := findings.Ignored(); f.strict && ignored > 0 {
 		return fmt.Errorf("fields that are not translated, of which --strict takes none: %d", ignored)
 	}
 	return nil
 }
 
 // config returns a command that translates a configuration.
-func (f *flags) config(o *options.Options, use, short string, translate func([]byte, config.Options) (*config.Result, error)) *cobra.Command {
+func (f *flags) config(o *options.Options, use, short string, resultOf func([]byte, config.Options) (*config.Result, error)) *cobra.Command {
 	c := &cobra.Command{
 		Use: use, Short: short, Args: cobra.ExactArgs(1),
 		Long: short + `.
@@ -145,26 +142,24 @@ file that the driver reads, or the device classes that the chart does not make.`
 	}
 	c.Flags().StringSliceVar(&f.options.Configs, "config", nil, "Name of the configuration to translate, where there are several")
 	c.Flags().StringVar(&f.part, "print", parts[0].name, "What to print: "+partNames)
-	var printed part
-	check := func() error {
+	return f.command(o, c, func() (translate, error) {
 		at := slices.IndexFunc(parts, func(p part) bool { return p.name == f.part })
 		if at < 0 {
-			return fmt.Errorf("--print: Unsupported value: %s: want %s", quote.Text(f.part), partNames)
+			return nil, fmt.Errorf("--print: Unsupported value: %s: want %s", quote.Text(f.part), partNames)
 		}
-		printed, f.options.Driver = parts[at], o.Driver
-		return f.options.AddMatches(f.matches)
-	}
-	return f.command(o, c, check, func(data []byte) (*translation, error) {
-		result, err := translate(data, f.options)
-		if err != nil {
-			return nil, err
-		}
-		result.TellClasses()
-		text, err := printed.text(result)
-		if len(text) == 0 {
-			text = []byte("# None are needed.\n")
-		}
-		return &translation{printed.what, text, result.Findings}, err
+		f.options.Driver = o.Driver
+		return func(data []byte) (string, []byte, finding.List, error) {
+			result, err := resultOf(data, f.options)
+			if err != nil {
+				return "", nil, nil, err
+			}
+			result.TellClasses()
+			text, err := parts[at].text(result)
+			if len(text) == 0 {
+				text = []byte("# None are needed.\n")
+			}
+			return parts[at].what, text, result.Findings, err
+		}, f.options.AddMatches(f.matches)
 	})
 }
 
@@ -180,17 +175,15 @@ What nvidia.com/gpu is depends on how the device plugin was configured: say it w
 	}
 	c.Flags().StringVar(&f.gpu, "gpu", string(policy.Whole), "What nvidia.com/gpu is: gpu, mps, timeslice, or a MIG profile such as 1g.10gb")
 	c.Flags().StringVar(&f.shared, "gpu-shared", string(policy.TimeSlice), "What nvidia.com/gpu.shared is: timeslice or mps")
-	var wanted pods.Options
-	check := func() (err error) {
-		wanted, err = f.meanings(o.Driver)
-		return err
-	}
-	return f.command(o, c, check, func(data []byte) (*translation, error) {
-		result, err := pods.Translate(data, wanted)
-		if err != nil {
-			return nil, err
-		}
-		return &translation{fmt.Sprintf("objects changed: %d", result.Changed), result.Text, result.Findings}, nil
+	return f.command(o, c, func() (translate, error) {
+		wanted, err := f.meanings(o.Driver)
+		return func(data []byte) (string, []byte, finding.List, error) {
+			result, err := pods.Translate(data, wanted)
+			if err != nil {
+				return "", nil, nil, err
+			}
+			return fmt.Sprintf("objects changed: %d", result.Changed), result.Text, result.Findings, nil
+		}, err
 	})
 }
 

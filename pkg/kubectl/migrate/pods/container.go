@@ -144,7 +144,7 @@ func (w *workload) readDemands(c *container) error {
 		}
 		c.demands[at].memoryMi, c.demands[at].percent = memoryMi, percent
 		if memoryMi == 0 || percent == 0 {
-			w.findings().Add(finding.Changed, w.at(c.path+".resources.limits"), "",
+			w.found.Add(finding.Changed, w.at(c.path+".resources.limits"), "",
 				"HAMi limits the memory or the multiprocessors only; of the other, an MPS share has what the sharing policy gives by default, a quarter of the GPU unless it says otherwise: add memory or smPercent to capacity.requests")
 		}
 	}
@@ -158,7 +158,7 @@ func (w *workload) readDemands(c *container) error {
 func (w *workload) readAmount(c *container, amounts map[string]int, name string, value *yaml.Node, at string) error {
 	if !isGPUResource(name) && !isHAMi(name) {
 		if strings.HasPrefix(name, domain) {
-			w.findings().Add(finding.Lost, w.at(c.path+"."+at), value.Value,
+			w.found.Add(finding.Lost, w.at(c.path+"."+at), value.Value,
 				cmp.Or(hamiOthers[name], "no device class of Partage has this resource; the request is kept, and needs the device plugin that serves it now"))
 		}
 		return nil
@@ -174,7 +174,7 @@ func (w *workload) readAmount(c *container, amounts map[string]int, name string,
 		return fmt.Errorf("%s: Invalid value: %d: must be the same as in limits, %d", at, count, before)
 	case twice:
 	case isHAMi(name):
-		w.findings().Add(finding.Changed, w.at(c.path+"."+at), value.Value, "is what the MPS share has of memory, in Mi, or of the multiprocessors, in percent")
+		w.found.Add(finding.Changed, w.at(c.path+"."+at), value.Value, "is what the MPS share has of memory, in Mi, or of the multiprocessors, in percent")
 	case count > 0:
 		c.demands = append(c.demands, demand{resource: name, count: count})
 	}
@@ -251,7 +251,7 @@ func (w *workload) flagEnvironment(containers []*container) {
 		for i, variable := range document.List(c.node, "env") {
 			name, value := document.Text(variable, "name"), document.Text(variable, "value")
 			if why := variables[name]; why != "" && value != "void" && value != "none" {
-				w.findings().Add(finding.Lost, w.at(fmt.Sprintf("%s.env[%d]", c.path, i)), name+"="+value, why)
+				w.found.Add(finding.Lost, w.at(fmt.Sprintf("%s.env[%d]", c.path, i)), name+"="+value, why)
 			}
 		}
 	}

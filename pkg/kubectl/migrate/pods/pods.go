@@ -8,7 +8,6 @@ package pods
 import (
 	"bytes"
 	"cmp"
-	"errors"
 	"fmt"
 	"iter"
 	"regexp"
@@ -73,14 +72,14 @@ func Translate(data []byte, o Options) (*Result, error) {
 			out = append(out, slices.Concat(bytes.TrimSuffix(part, []byte("\n")), []byte("\n")))
 		}
 	}
-	return &Result{Text: manifest.Join(out), Findings: t.findings, Changed: t.changed}, nil
+	return &Result{Text: manifest.Join(out), Findings: t.found, Changed: t.changed}, nil
 }
 
 // translation is the translation of one stream.
 type translation struct {
-	options  Options
-	findings finding.List
-	changed  int
+	options Options
+	found   finding.List
+	changed int
 	// names are those of the claim templates, with their namespaces.
 	names map[string]bool
 }
@@ -101,11 +100,10 @@ func (t *translation) reserveNames(root *yaml.Node) {
 func (t *translation) document(root *yaml.Node, d document.Document) (documents [][]byte, err error) {
 	objects, prefix := root.Content, ""
 	if list := root.Content[0]; document.Text(list, "kind") == "List" && document.Text(list, "apiVersion") == "v1" {
-		items := document.Get(list, "items")
-		if items == nil || items.Kind != yaml.SequenceNode {
-			return nil, errors.New("items: Invalid value: must be a list")
+		prefix = "items"
+		if objects, err = document.Items(list); err != nil {
+			return nil, err
 		}
-		objects, prefix = items.Content, "items"
 	}
 	for i, object := range objects {
 		template, err := t.object(object)
@@ -162,7 +160,7 @@ func (t *translation) object(n *yaml.Node) ([]byte, error) {
 	}
 	for _, one := range nodes(n) {
 		if one.Kind == yaml.AliasNode || one.Anchor != "" {
-			w.findings().Add(finding.Lost, w.title, "", fmt.Sprintf("it has an anchor (&) or alias (*) in line %d, so that a change here would change something elsewhere, too: write out what it stands for", one.Line))
+			w.found.Add(finding.Lost, w.title, "", fmt.Sprintf("it has an anchor (&) or alias (*) in line %d, so that a change here would change something elsewhere, too: write out what it stands for", one.Line))
 			return nil, nil
 		}
 	}
@@ -188,7 +186,7 @@ func (w *workload) flagConfiguration() {
 	}
 	for key, value := range document.Fields(document.Get(w.object, "data")) {
 		if configurationKeys.MatchString(value.Value) {
-			w.findings().Add(finding.Lost, w.title+": data["+quote.Name(key.Value)+"]", "", "is a configuration, and no pod: translate it with migrate device-plugin or migrate mig-parted")
+			w.found.Add(finding.Lost, w.title+": data["+quote.Name(key.Value)+"]", "", "is a configuration, and no pod: translate it with migrate device-plugin or migrate mig-parted")
 		}
 	}
 }
@@ -233,7 +231,7 @@ func (w *workload) passOn() {
 		for key, value := range document.Fields(n) {
 			if resource := strings.TrimPrefix(key.Value, "requests."); value.Kind == yaml.ScalarNode && isGPUResource(resource) {
 				at := strings.TrimPrefix(path+"."+key.Value, ".")
-				w.findings().Add(finding.Lost, w.title+": "+at, value.Value, whyUnknown(document.Text(w.object, "kind")))
+				w.found.Add(finding.Lost, w.title+": "+at, value.Value, whyUnknown(document.Text(w.object, "kind")))
 			}
 		}
 	}

@@ -76,7 +76,7 @@ func (s *selection) affinity() error {
 	for i, p := range document.List(nodes, preferred) {
 		for j, n := range document.List(document.Get(p, "preference"), expressions) {
 			if about(n) {
-				s.findings().Add(finding.Lost, s.at(fmt.Sprintf("affinity.%s.%s[%d].preference.%s[%d]", nodeAffinity, preferred, i, expressions, j)), document.Text(n, "key"),
+				s.found.Add(finding.Lost, s.at(fmt.Sprintf("affinity.%s.%s[%d].preference.%s[%d]", nodeAffinity, preferred, i, expressions, j)), document.Text(n, "key"),
 					"a preference stays one for nodes, by a label that goes with GPU feature discovery; a claim prefers devices with firstAvailable")
 			}
 		}
@@ -85,7 +85,7 @@ func (s *selection) affinity() error {
 	at := fmt.Sprintf("affinity.%s.%s.nodeSelectorTerms", nodeAffinity, required)
 	if len(terms) != 1 {
 		if slices.ContainsFunc(terms, func(t *yaml.Node) bool { return slices.ContainsFunc(document.List(t, expressions), about) }) {
-			s.findings().Add(finding.Lost, s.at(at), "", "alternatives stay as they are, by labels that go with GPU feature discovery")
+			s.found.Add(finding.Lost, s.at(at), "", "alternatives stay as they are, by labels that go with GPU feature discovery")
 		}
 		return nil
 	}
@@ -128,7 +128,7 @@ func (s *selection) take(r requirement, field, value string) (gone bool, err err
 		if o.stays {
 			kind = finding.Lost
 		}
-		s.findings().Add(kind, s.at(field), value, o.why)
+		s.found.Add(kind, s.at(field), value, o.why)
 	}
 	if o.expression != "" {
 		s.expressions = append(s.expressions, o.expression)

@@ -37,8 +37,6 @@ type workload struct {
 	title, path string
 }
 
-func (w *workload) findings() *finding.List { return &w.translation.findings }
-
 // at names a field of the pod's spec.
 func (w *workload) at(field string) string { return w.title + ": " + w.path + "." + field }
 
@@ -111,7 +109,7 @@ func (w *workload) checkMPS(containers []*container) {
 	for _, c := range containers {
 		shares := slices.ContainsFunc(c.requests, func(r *request) bool { return r.Class == manifest.ClassMPS })
 		if shares && len(c.requests) > 1 {
-			w.findings().Add(finding.Lost, w.at(c.path+".resources"), "", "a container with an MPS share cannot have another device and is not started: give each container one")
+			w.found.Add(finding.Lost, w.at(c.path+".resources"), "", "a container with an MPS share cannot have another device and is not started: give each container one")
 		}
 	}
 }
@@ -125,11 +123,11 @@ func (w *workload) borrow(c *container, d demand, all []*request, add func(*cont
 		}
 	}
 	if best == nil {
-		w.findings().Add(finding.Changed, w.at(c.path+".resources"), d.resource, "no other container has as much, so that the pod holds what this init container asks for until it ends")
+		w.found.Add(finding.Changed, w.at(c.path+".resources"), d.resource, "no other container has as much, so that the pod holds what this init container asks for until it ends")
 		return add(c, d)
 	}
 	if best.count > d.count {
-		w.findings().Add(finding.Changed, w.at(c.path+".resources"), d.resource, fmt.Sprintf("the init container sees all %d devices of the container that starts after it", best.count))
+		w.found.Add(finding.Changed, w.at(c.path+".resources"), d.resource, fmt.Sprintf("the init container sees all %d devices of the container that starts after it", best.count))
 	}
 	return best
 }
@@ -180,10 +178,10 @@ func (w *workload) requestOf(c *container, d demand, s *selection) manifest.Requ
 	field := w.at(c.path + ".resources.limits")
 	switch {
 	case kind == policy.MPS && d.count > 1:
-		w.findings().Add(finding.Lost, field, fmt.Sprintf("%s: %d", d.resource, d.count), "a container can have one MPS share only: the claim asks for one; ask for more memory and smPercent with capacity.requests")
+		w.found.Add(finding.Lost, field, fmt.Sprintf("%s: %d", d.resource, d.count), "a container can have one MPS share only: the claim asks for one; ask for more memory and smPercent with capacity.requests")
 		r.Count = 1
 	case kind == policy.TimeSlice && d.count > 1:
-		w.findings().Add(finding.Changed, field, fmt.Sprintf("%s: %d", d.resource, d.count), "the shares are of different GPUs; before, they could be of one, and gave no more than one share")
+		w.found.Add(finding.Changed, field, fmt.Sprintf("%s: %d", d.resource, d.count), "the shares are of different GPUs; before, they could be of one, and gave no more than one share")
 	}
 	return r
 }
@@ -236,19 +234,19 @@ func (w *workload) templateName() (string, error) {
 func (w *workload) tellOthers() {
 	if document.Text(w.spec, "runtimeClassName") == "nvidia" {
 		document.Remove(w.spec, "runtimeClassName")
-		w.findings().Add(finding.Changed, w.at("runtimeClassName"), "nvidia", "dropped: the container runtime adds the devices by CDI, and NVIDIA's runtime would add all GPUs of images that have NVIDIA_VISIBLE_DEVICES=all")
+		w.found.Add(finding.Changed, w.at("runtimeClassName"), "nvidia", "dropped: the container runtime adds the devices by CDI, and NVIDIA's runtime would add all GPUs of images that have NVIDIA_VISIBLE_DEVICES=all")
 	}
 	if name := document.Text(w.spec, "nodeName"); name != "" {
-		w.findings().Add(finding.Lost, w.at("nodeName"), name, "kept: the scheduler allocates devices, and does not see a pod with nodeName, so that it never starts. Remove it, or select the node by the label kubernetes.io/hostname")
+		w.found.Add(finding.Lost, w.at("nodeName"), name, "kept: the scheduler allocates devices, and does not see a pod with nodeName, so that it never starts. Remove it, or select the node by the label kubernetes.io/hostname")
 	}
 	if name := document.Text(w.spec, "schedulerName"); name != "" && name != corev1.DefaultSchedulerName {
-		w.findings().Add(finding.Lost, w.at("schedulerName"), name,
+		w.found.Add(finding.Lost, w.at("schedulerName"), name,
 			"kept: the pod waits until this scheduler allocates claims, which HAMi's does not. Remove it, so that the default one does")
 	}
 	metadata := strings.TrimSuffix(w.path, "spec") + "metadata.annotations"
 	for key, value := range document.Fields(document.At(w.object, strings.Split(metadata, ".")...)) {
 		if strings.HasPrefix(key.Value, domain) || strings.HasPrefix(key.Value, hamiDomain) {
-			w.findings().Add(finding.Lost, fmt.Sprintf("%s: %s[%s]", w.title, metadata, quote.Name(key.Value)), value.Value,
+			w.found.Add(finding.Lost, fmt.Sprintf("%s: %s[%s]", w.title, metadata, quote.Name(key.Value)), value.Value,
 				"kept: Partage does not read it; selectors of the claim choose among GPUs")
 		}
 	}
