@@ -191,7 +191,7 @@ func (r *castReader) names(n *yaml.Node, at *field.Path) {
 
 // offer makes the policy: a rule for each name of a GPU.
 func (r *castReader) offer(result *Result) {
-	result.serve(resourceGPU, target{kind: r.kind})
+	result.serve(ResourceGPU, target{kind: r.kind})
 	result.Policy.Default = &Offer{Kinds: []policy.Kind{policy.Whole}}
 	if r.kind == policy.Whole {
 		return

@@ -77,6 +77,16 @@ func IsProfile(text string) bool {
 	return profileName.MatchString(text) && !strings.Contains(text, "c.")
 }
 
+// ProfileOf returns the profile that an extended resource of the device plugin is for, and whether its partitions are shared, or "".
+func ProfileOf(resource string) (profile string, shared bool) {
+	name, isMIG := strings.CutPrefix(resource, migPrefix)
+	name, shared = strings.CutSuffix(name, SharedSuffix)
+	if profile = profileOf(name); !isMIG || !IsProfile(profile) {
+		return "", false
+	}
+	return profile, shared
+}
+
 // devicePlugin reads a configuration of NVIDIA's device plugin, version v1. It is as strict as the device plugin, which ignores what it does not
 // know.
 type devicePlugin struct {
@@ -240,13 +250,13 @@ func (r *devicePlugin) resource(n *yaml.Node, at *field.Path) {
 // resourceName reads the name of a resource, whose domain may be left out.
 func (r *devicePlugin) resourceName(n *yaml.Node, at *field.Path) string {
 	name, ok := r.String(n, at)
-	name = domain + strings.TrimPrefix(name, domain)
+	name = Domain + strings.TrimPrefix(name, Domain)
 	profile, isMIG := strings.CutPrefix(name, migPrefix)
-	if ok && (name == resourceGPU || isMIG && profileName.MatchString(profileOf(profile))) {
+	if ok && (name == ResourceGPU || isMIG && profileName.MatchString(profileOf(profile))) {
 		return name
 	}
 	if ok {
-		r.Invalid(n, at, "must be %q, or %q and a MIG profile", resourceGPU, migPrefix)
+		r.Invalid(n, at, "must be %q, or %q and a MIG profile", ResourceGPU, migPrefix)
 	}
 	return ""
 }
@@ -261,15 +271,15 @@ func (r *devicePlugin) as(resource string, kind policy.Kind, replicas int) (poli
 	case replicas == 0:
 		return kind, resource
 	case r.rename:
-		return r.kind, resource + sharedSuffix
+		return r.kind, resource + SharedSuffix
 	}
 	return r.kind, resource
 }
 
 // offer returns what a node with this configuration offered its GPUs as.
 func (r *devicePlugin) offer(result *Result, single string) Offer {
-	gpus := r.resources[resourceGPU].replicas
-	kind, resource := r.as(resourceGPU, policy.Whole, gpus)
+	gpus := r.resources[ResourceGPU].replicas
+	kind, resource := r.as(ResourceGPU, policy.Whole, gpus)
 	offer := Offer{Kinds: []policy.Kind{kind}}
 	if gpus > 0 {
 		offer.Sharing = sharing(kind, gpus)
@@ -296,7 +306,7 @@ func (r *devicePlugin) offer(result *Result, single string) Offer {
 		if gpus > 0 {
 			offer.MIG = &MIG{Profiles: &[]string{}, Shares: []PartitionShares{{[]string{single}, sharing(r.kind, gpus)}}}
 		}
-		serve(resourceGPU, single, gpus)
+		serve(ResourceGPU, single, gpus)
 	case len(shares) == 0:
 		told(finding.Changed, "partitions of any profile are made when claims ask for them. For pods that ask for nvidia.com/mig-PROFILE set the chart's value deviceClasses.mig.extendedResources=Auto, or translate the pods, or the layout with migrate mig-parted")
 	default:

@@ -252,7 +252,7 @@ func (r *Result) offerLayout(entries []layoutEntry) Offer {
 	}
 	if whole {
 		offer.Kinds = append(offer.Kinds, policy.Whole)
-		r.serve(resourceGPU, target{kind: policy.Whole})
+		r.serve(ResourceGPU, target{kind: policy.Whole})
 	}
 	if partitions {
 		offer.Kinds = append(offer.Kinds, policy.Partition)

@@ -72,10 +72,10 @@ func sharing(kind policy.Kind, clients int) Sharing {
 
 // Names of extended resources.
 const (
-	domain       = "nvidia.com/"
-	resourceGPU  = domain + "gpu"
-	migPrefix    = domain + "mig-"
-	sharedSuffix = ".shared"
+	Domain       = "nvidia.com/"
+	ResourceGPU  = Domain + "gpu"
+	migPrefix    = Domain + "mig-"
+	SharedSuffix = ".shared"
 )
 
 // Result is what a configuration becomes.
@@ -155,7 +155,7 @@ func (r *Result) classes() (chart classValues, others map[string]string) {
 		case alone && t.profile == "" && !r.mixesShares(t.kind) && class != nil && class.ExtendedResourceName == "":
 			class.ExtendedResourceName = resource
 		default:
-			others[strings.TrimPrefix(resource, domain)+".extended.partage.dev"] = resource
+			others[strings.TrimPrefix(resource, Domain)+".extended.partage.dev"] = resource
 		}
 	}
 	return chart, others

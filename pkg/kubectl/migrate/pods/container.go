@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -16,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/partage-dev/partage/pkg/kubectl/document"
+	"github.com/partage-dev/partage/pkg/kubectl/migrate/config"
 	"github.com/partage-dev/partage/pkg/kubectl/migrate/finding"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/util/quote"
@@ -23,10 +23,9 @@ import (
 )
 
 const (
-	domain         = "nvidia.com/"
-	resourceGPU    = domain + "gpu"
-	resourceShared = domain + "gpu.shared"
-	sharedSuffix   = ".shared"
+	domain         = config.Domain
+	resourceGPU    = config.ResourceGPU
+	resourceShared = resourceGPU + config.SharedSuffix
 	// hamiMemory, in MiB, and hamiCores, in percent, are what HAMi limits a container's part of a GPU by.
 	hamiMemory = domain + "gpumem"
 	hamiCores  = domain + "gpucores"
@@ -40,9 +39,6 @@ var hamiOthers = map[string]string{
 	domain + "gpumem-percentage": "no node has it without HAMi, so that the pod as printed is never scheduled. Write nvidia.com/gpumem, in Mi, instead, and translate it again",
 	domain + "priority":          "no node has it without HAMi, so that the pod as printed is never scheduled. Remove it, and translate it again",
 }
-
-// migResource matches the names that the device plugin has for partitions.
-var migResource = regexp.MustCompile(`^nvidia\.com/mig-([0-9]{1,2}g\.[0-9]{1,4}gb)((?:\.[a-z]{1,8}){0,2}?|-[a-z]{1,8})(\.shared)?$`)
 
 // container is a container that may ask for GPUs.
 type container struct {
@@ -66,7 +62,8 @@ type demand struct {
 
 // isGPUResource reports whether a name is one of the device plugin's.
 func isGPUResource(name string) bool {
-	return name == resourceGPU || name == resourceShared || migResource.MatchString(name)
+	profile, _ := config.ProfileOf(name)
+	return name == resourceGPU || name == resourceShared || profile != ""
 }
 
 // isHAMi reports whether a name is of what HAMi limits.
@@ -83,17 +80,8 @@ func (d demand) device(o Options) (kind policy.Kind, profile string) {
 	case resourceShared:
 		return o.Shared, ""
 	}
-	parts := migResource.FindStringSubmatch(d.resource)
-	if parts == nil {
-		return o.GPU, ""
-	}
-	profile = parts[1]
-	if variant := parts[2]; strings.HasPrefix(variant, ".") {
-		profile += "+" + variant[1:]
-	} else {
-		profile += variant
-	}
-	if parts[3] == sharedSuffix {
+	profile, shared := config.ProfileOf(d.resource)
+	if shared {
 		return o.Shared, profile
 	}
 	return policy.Partition, profile
