@@ -4,7 +4,6 @@
 package sharing
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,17 +26,12 @@ func (e *exitError) Error() string { return fmt.Sprintf("exit code %d", e.code) 
 // A program that cannot be killed is stuck in the kernel driver. Since it may still have an effect, the error is a
 // *gpu.PendingError then.
 func (m *Manager) run(ctx context.Context, d Device, program host.Program, args []string) (string, error) {
-	type result struct {
-		out string
-		err error
-	}
-	r, err := call.Do(ctx, m.calls.GPU(d.PCIAddress), computePolicy, func() (result, error) {
+	return call.Do(ctx, m.calls.GPU(d.PCIAddress), computePolicy, func() (string, error) {
 		limited, cancel := context.WithTimeout(ctx, m.commandLimit)
 		defer cancel()
 		out, err := m.execute(limited, program, args)
-		return result{out, explain(ctx, limited, d, err)}, nil
+		return out, explain(ctx, limited, d, err)
 	})
-	return r.out, cmp.Or(err, r.err)
 }
 
 // explain returns why a program failed: by itself, or because it was killed.

@@ -72,7 +72,7 @@ func (m *Manager) Ensure(ctx context.Context, spec mps.Spec, devices []Device) (
 		// In mode EXCLUSIVE_PROCESS a server does not start beside another process.
 		return status, fmt.Errorf("%w: %w", gpu.ErrInUse, err)
 	case err != nil:
-		return status, wrapUnavailable(err)
+		return status, err
 	case status.Phase != mps.Running:
 		return status, fmt.Errorf("MPS session %s is %s and not %s: %s", spec.ID, status.Phase, mps.Running, status.Message)
 	}
@@ -89,5 +89,5 @@ func (m *Manager) Ensure(ctx context.Context, spec mps.Spec, devices []Device) (
 
 // End ends a session. It succeeds if there is none.
 func (m *Manager) End(ctx context.Context, id string) error {
-	return wrapUnavailable(m.supervisor.Stop(ctx, id))
+	return m.supervisor.Stop(ctx, id)
 }

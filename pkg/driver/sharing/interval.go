@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 
 	"k8s.io/klog/v2"
 
@@ -59,15 +58,18 @@ func (m *Manager) setInterval(ctx context.Context, d Device, interval Interval, 
 	}
 	answer, err := m.computePolicy(ctx, smi, d, "-i", d.UUID, "--set-timeslice", value)
 	if err != nil {
-		m.tool.failed(d.UUID)
+		m.trusted.CompareAndDelete(d.UUID, true)
 		return err
 	}
-	if m.tool.trusted(d.UUID) {
+	if trusted, _ := m.trusted.Load(d.UUID); trusted == true {
 		return nil
 	}
-	err = m.checkInterval(ctx, smi, d, interval, answer)
-	m.tool.checked(d.UUID, err == nil)
-	return err
+	if err := m.checkInterval(ctx, smi, d, interval, answer); err != nil {
+		m.trusted.Store(d.UUID, false)
+		return err
+	}
+	m.trusted.LoadOrStore(d.UUID, true)
+	return nil
 }
 
 // checkInterval reads back what the tool says that it has set.
@@ -91,40 +93,6 @@ func (m *Manager) checkInterval(ctx context.Context, smi host.Program, d Device,
 		}
 	}
 	return nil
-}
-
-// trust is what is known of nvidia-smi, by the UUID of the GPU. Starting the tool is nearly all
-// of the time that a time slice takes, so that what it says it has set is read back only until
-// that was true once, and again after a failure. A tool that has set something else is never
-// trusted again on this GPU.
-type trust struct {
-	mu  sync.Mutex
-	did map[string]bool
-}
-
-func (t *trust) trusted(uuid string) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.did[uuid]
-}
-
-func (t *trust) checked(uuid string, did bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.did == nil {
-		t.did = map[string]bool{}
-	}
-	if before, known := t.did[uuid]; !known || before {
-		t.did[uuid] = did
-	}
-}
-
-func (t *trust) failed(uuid string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.did[uuid] {
-		delete(t.did, uuid)
-	}
 }
 
 // computePolicy names the sub-command of nvidia-smi in errors.

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/partage-dev/partage/pkg/gpu"
@@ -58,7 +59,10 @@ type Manager struct {
 	calls        *call.Queues
 	commandLimit time.Duration
 	execute      func(ctx context.Context, program host.Program, args []string) (string, error)
-	tool         trust
+	// trusted says of nvidia-smi whether it does what it says, by the UUID of the GPU. Starting it is nearly all of the time that a
+	// time slice takes, so that what it has set is read back only until that was right once, and again after a failure. Once it has
+	// set something else it is false for good.
+	trusted sync.Map
 }
 
 // New returns a Manager. It does nothing to the devices yet.
@@ -77,8 +81,11 @@ func New(o Options) *Manager {
 // knows of sessions but the supervisor.
 func (m *Manager) Sessions(ctx context.Context) (map[string]mps.Status, error) {
 	list, err := m.supervisor.List(ctx)
+	if err != nil && !errors.Is(err, ErrNoSupervisor) {
+		err = fmt.Errorf("%w: %w", ErrNoSupervisor, err)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("list MPS sessions: %w", noSupervisorError{err})
+		return nil, fmt.Errorf("list MPS sessions: %w", err)
 	}
 	sessions := make(map[string]mps.Status, len(list))
 	for _, status := range list {
@@ -86,16 +93,3 @@ func (m *Manager) Sessions(ctx context.Context) (map[string]mps.Status, error) {
 	}
 	return sessions, nil
 }
-
-// wrapUnavailable makes an error that wraps mps.ErrUnavailable wrap ErrNoSupervisor
-// too. Its text stays.
-func wrapUnavailable(err error) error {
-	if errors.Is(err, mps.ErrUnavailable) {
-		return noSupervisorError{err}
-	}
-	return err
-}
-
-type noSupervisorError struct{ error }
-
-func (e noSupervisorError) Unwrap() []error { return []error{ErrNoSupervisor, e.error} }

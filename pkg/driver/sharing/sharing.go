@@ -10,16 +10,16 @@
 package sharing
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 
+	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/policy"
 )
 
 // ErrNoSupervisor means that the MPS supervisor of this node does not answer. What it started
 // may still run.
-var ErrNoSupervisor = errors.New("the MPS supervisor of this node does not answer")
+var ErrNoSupervisor = mps.ErrUnavailable
 
 // Device is a whole GPU or a MIG partition to be shared.
 type Device struct {
