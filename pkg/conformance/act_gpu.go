@@ -117,7 +117,7 @@ func (m *machine) putBack(ctx context.Context, u *undo) error {
 		return err
 	}
 	if u.Partition != nil {
-		if err := m.partitions().Remove(ctx, *u.Partition, u.Dynamic && !u.MIG); err != nil {
+		if err := m.partitions().Remove(ctx, *u.Partition); err != nil {
 			return err
 		}
 	}
@@ -202,7 +202,7 @@ func (m *machine) makePartition(ctx context.Context, g *gpu.GPU, at partition.Ad
 	}
 	took := created{Create: time.Since(began), UUID: live.UUID, InstanceID: live.InstanceID}
 	began = time.Now()
-	err = lifecycle.Remove(ctx, at, false)
+	err = lifecycle.Remove(ctx, at)
 	took.Destroy = time.Since(began)
 	return took, err
 }

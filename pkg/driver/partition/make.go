@@ -9,13 +9,11 @@ import (
 	"fmt"
 	"time"
 
-	"k8s.io/klog/v2"
-
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-// Make makes a partition where nothing is, completely or not at all. With dynamic (gpu.MIG.Dynamic) it turns MIG mode on
-// where that is needed. It is for those who keep no records.
+// Make makes a partition where nothing is. With dynamic (gpu.MIG.Dynamic) it turns MIG mode on where that is needed. It is for
+// those who keep no records; what it has begun when it fails is for Remove.
 //
 // The error wraps ErrForeign when there is an instance at the address, and gpu.ErrNoRoom when another one overlaps it.
 func (l *Lifecycle) Make(ctx context.Context, a Address, dynamic bool) (Live, error) {
@@ -35,55 +33,45 @@ func (l *Lifecycle) Make(ctx context.Context, a Address, dynamic bool) (Live, er
 		}
 	}
 	id, err := l.CreateInstance(ctx, a)
-	if err == nil {
-		var made Live
-		if made, err = l.CreateCompute(ctx, a.PCIAddress, id); err == nil {
-			return made, nil
-		}
+	if err != nil {
+		return Live{}, err
 	}
-	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
-	defer cancel()
-	var left error
-	if refused := (*RefusedError)(nil); !errors.As(err, &refused) {
-		left = l.removeInstance(undo, a, id)
-	}
-	if left = errors.Join(left, l.leave(undo, a.PCIAddress, dynamic)); left != nil {
-		err = errors.Join(err, fmt.Errorf("undo: %w", left))
-	}
-	return Live{}, err
+	return l.CreateCompute(ctx, a.PCIAddress, id)
 }
 
-// Remove destroys the partition at an address, whole or not, and turns MIG mode off where dynamic allows it and no instance
-// is left; that it stays on is no failure, unless the call has not returned. None is a success, and so is one that somebody
-// has divided, which is not the caller's.
+const (
+	// retries are the further attempts on an instance that is in use. The pauses before them double up to longestPause.
+	retries                     = 7
+	shortestPause, longestPause = 100 * time.Millisecond, 2 * time.Second
+)
+
+// Remove destroys the partition at an address, whole or not. None is a success, and so is one that somebody has divided, which
+// is not the caller's.
 //
 // While a process uses the partition Remove tries again for about seven seconds within ctx, because a process that was
 // just killed may take that long to end. Then the error wraps gpu.ErrInUse and names who has it in use.
-func (l *Lifecycle) Remove(ctx context.Context, a Address, dynamic bool) error {
+func (l *Lifecycle) Remove(ctx context.Context, a Address) error {
+	pause := shortestPause
 	for attempt := 0; ; attempt++ {
-		err := l.removeInstance(ctx, a, anyID)
+		err := l.removeInstance(ctx, a)
 		if err == nil {
-			return l.leave(ctx, a.PCIAddress, dynamic)
+			return nil
 		}
-		if !errors.Is(err, gpu.ErrInUse) || attempt == len(pauses) || l.wait(ctx, pauses[attempt]) != nil {
+		if !errors.Is(err, gpu.ErrInUse) || attempt == retries || l.wait(ctx, pause) != nil {
 			return fmt.Errorf("destroy the partition with %s: %w", a, err)
 		}
+		pause = min(2*pause, longestPause)
 	}
 }
 
-// undoTime bounds what is undone after a failure, which the caller's deadline may have caused.
-const undoTime = 15 * time.Second
-
-const anyID = -1
-
-// removeInstance destroys the GPU instance at the address, if it has this ID.
-func (l *Lifecycle) removeInstance(ctx context.Context, a Address, id int) error {
+// removeInstance destroys the GPU instance at the address.
+func (l *Lifecycle) removeInstance(ctx context.Context, a Address) error {
 	state, err := l.State(ctx, a.PCIAddress)
 	if err != nil {
 		return err
 	}
 	i := Instance(state, a)
-	if i == nil || len(i.Compute) > 1 || id != anyID && i.ID != id {
+	if i == nil || len(i.Compute) > 1 {
 		return nil
 	}
 	for _, c := range i.Compute {
@@ -92,33 +80,4 @@ func (l *Lifecycle) removeInstance(ctx context.Context, a Address, id int) error
 		}
 	}
 	return l.DestroyInstance(ctx, a.PCIAddress, i.ID)
-}
-
-// leave turns MIG mode off when the last instance is gone.
-func (l *Lifecycle) leave(ctx context.Context, pciAddress string, dynamic bool) error {
-	if !dynamic {
-		return nil
-	}
-	state, err := l.State(ctx, pciAddress)
-	if err != nil || !state.Enabled || len(state.Instances) > 0 {
-		return err
-	}
-	if err = l.SetMode(ctx, pciAddress, false); errors.Is(err, gpu.ErrHung) {
-		return err
-	}
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "MIG mode stays on, although no instance is left", "pciAddress", pciAddress)
-	}
-	return nil
-}
-
-// pauses are the delays between attempts on an instance that is in use.
-var pauses = []time.Duration{
-	100 * time.Millisecond,
-	200 * time.Millisecond,
-	400 * time.Millisecond,
-	800 * time.Millisecond,
-	1600 * time.Millisecond,
-	2 * time.Second,
-	2 * time.Second,
 }

@@ -18,58 +18,51 @@ func TestRemove(t *testing.T) {
 	bare, media, divided := instance(7, oneAt4), instance(7, mediaAt4, "MIG-f"), instance(7, oneAt4, "MIG-f", "MIG-g")
 	noMIG := off()
 	noMIG.notMIG = true
-	inUse, boom := fault{err: gpu.ErrInUse}, fault{err: errBoom}
-	hangs := fault{err: &gpu.PendingError{Call: "nvmlDeviceSetMigMode", PCIAddress: pci}}
+	inUse := fault{err: gpu.ErrInUse}
 	const whole = "ci- 7/0, gi- 7"
 	for name, test := range map[string]struct {
 		gpu    *fakeGPU
-		static bool
 		waits  int // how many the deadline allows
 		freeAt int // the wait after which all processes are gone
 		outcome
 	}{
-		"last one, mode follows":              {gpu: with(mine), outcome: outcome{calls: whole + ", mode false"}},
-		"last one, static":                    {gpu: with(mine), static: true, outcome: outcome{calls: whole, modeLeft: true}},
-		"neighbour stays":                     {gpu: with(neighbour, mine), outcome: outcome{calls: whole, left: all(neighbour), modeLeft: true}},
-		"absent":                              {gpu: with(neighbour), outcome: outcome{left: all(neighbour), modeLeft: true}},
-		"absent, interrupted before the mode": {gpu: with(), outcome: outcome{calls: "mode false"}},
-		"absent, mode off":                    {gpu: off()},
-		"no MIG any more":                     {gpu: noMIG, outcome: outcome{is: gpu.ErrNotSupported}},
-		"another profile at the placement is not ours": {gpu: with(media), outcome: outcome{left: all(media), modeLeft: true}},
-		"without compute instance":                     {gpu: with(bare), outcome: outcome{calls: "gi- 7, mode false"}},
-		"divided by someone else":                      {gpu: with(divided), outcome: outcome{left: all(divided), modeLeft: true}},
+		"last one":         {gpu: with(mine), outcome: outcome{calls: whole}},
+		"neighbour stays":  {gpu: with(neighbour, mine), outcome: outcome{calls: whole, left: all(neighbour)}},
+		"absent":           {gpu: with(neighbour), outcome: outcome{left: all(neighbour)}},
+		"absent, mode off": {gpu: off()},
+		"no MIG any more":  {gpu: noMIG, outcome: outcome{is: gpu.ErrNotSupported}},
+		"another profile at the placement is not ours": {gpu: with(media), outcome: outcome{left: all(media)}},
+		"without compute instance":                     {gpu: with(bare), outcome: outcome{calls: "gi- 7"}},
+		"divided by someone else":                      {gpu: with(divided), outcome: outcome{left: all(divided)}},
 		"compute instance vanishes meanwhile": {
-			gpu: with(mine).failing("DestroyComputeInstance", fault{err: gpu.ErrNotFound, after: true}), static: true, outcome: outcome{calls: whole, modeLeft: true}},
+			gpu: with(mine).failing("DestroyComputeInstance", fault{err: gpu.ErrNotFound, after: true}), outcome: outcome{calls: whole}},
 		"GPU instance goes and reports failure": {
-			gpu: with(mine).failing("DestroyInstance", fault{err: errBoom, after: true}), outcome: outcome{calls: whole + ", mode false"}},
+			gpu: with(mine).failing("DestroyInstance", fault{err: errBoom, after: true}), outcome: outcome{calls: whole}},
 		"GPU instance stays": {
-			gpu: with(bare).failing("DestroyInstance", boom), outcome: outcome{is: errBoom, says: "profile 19 at 4:1", calls: "gi- 7", left: all(bare), modeLeft: true}},
+			gpu: with(bare).failing("DestroyInstance", fault{err: errBoom}), outcome: outcome{is: errBoom, says: "profile 19 at 4:1", calls: "gi- 7", left: all(bare)}},
 		"GPU is lost": {
-			gpu: with(bare).failing("DestroyInstance", fault{err: gpu.ErrLost}), outcome: outcome{is: gpu.ErrLost, calls: "gi- 7", left: all(bare), modeLeft: true}},
+			gpu: with(bare).failing("DestroyInstance", fault{err: gpu.ErrLost}), outcome: outcome{is: gpu.ErrLost, calls: "gi- 7", left: all(bare)}},
 		"a process holds it and goes": {
-			gpu: with(mine).used(busy[0]), waits: 99, freeAt: 2, outcome: outcome{calls: "ci- 7/0, ci- 7/0, " + whole + ", mode false"}},
+			gpu: with(mine).used(busy[0]), waits: 99, freeAt: 2, outcome: outcome{calls: "ci- 7/0, ci- 7/0, " + whole}},
 		"a process holds it to the end": {gpu: with(mine).used(busy...), waits: 1, outcome: outcome{
-			is: gpu.ErrInUse, says: "process 41, process 42", calls: "ci- 7/0, ci- 7/0", left: all(mine), modeLeft: true}},
+			is: gpu.ErrInUse, says: "process 41, process 42", calls: "ci- 7/0, ci- 7/0", left: all(mine)}},
 		"an agent holds the GPU instance to the end": {
-			gpu: with(bare).failing("DestroyInstance", slices.Repeat([]fault{inUse}, 8)...), static: true, waits: 99, outcome: outcome{
-				is: gpu.ErrInUse, says: "held by nobody", calls: "gi- 7" + strings.Repeat(", gi- 7", 7), left: all(bare), modeLeft: true}},
+			gpu: with(bare).failing("DestroyInstance", slices.Repeat([]fault{inUse}, 8)...), waits: 99, outcome: outcome{
+				is: gpu.ErrInUse, says: "held by nobody", calls: "gi- 7" + strings.Repeat(", gi- 7", 7), left: all(bare)}},
 		"an agent removes it while we wait": {
-			gpu: with(bare).failing("DestroyInstance", fault{err: gpu.ErrInUse, then: func(f *fakeGPU) { f.instances = nil }}), static: true, waits: 99,
-			outcome: outcome{calls: "gi- 7", modeLeft: true}},
-		"mode stays on, that is no failure": {
-			gpu: with(bare).failing("SetMIGMode", inUse), outcome: outcome{calls: "gi- 7, mode false, mode true", modeLeft: true}},
-		"mode change does not return": {
-			gpu: with(bare).failing("SetMIGMode", hangs), outcome: outcome{is: gpu.ErrHung, calls: "gi- 7, mode false", modeLeft: true}},
+			gpu: with(bare).failing("DestroyInstance", fault{err: gpu.ErrInUse, then: func(f *fakeGPU) { f.instances = nil }}), waits: 99,
+			outcome: outcome{calls: "gi- 7"}},
 		"state cannot be read": {
-			gpu: with(mine).failing("MIGState", fault{err: gpu.ErrLost}), static: true, outcome: outcome{is: gpu.ErrLost, left: all(mine), modeLeft: true}},
+			gpu: with(mine).failing("MIGState", fault{err: gpu.ErrLost}), outcome: outcome{is: gpu.ErrLost, left: all(mine)}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			test.modeLeft = test.gpu.enabled
 			l := lifecycle(test.gpu, test.waits, func(n int) {
 				if n == test.freeAt {
 					test.gpu.processes = nil
 				}
 			})
-			test.check(t, test.gpu, l.Remove(t.Context(), oneAt4, !test.static))
+			test.check(t, test.gpu, l.Remove(t.Context(), oneAt4))
 		})
 	}
 }
@@ -115,12 +108,12 @@ func TestRepeat(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 2 {
-			if err := l.Remove(t.Context(), oneAt4, true); err != nil {
+			if err := l.Remove(t.Context(), oneAt4); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if f.enabled || len(f.instances) > 0 {
-			t.Fatalf("left behind: mode %t, %v", f.enabled, f.instances)
+		if len(f.instances) > 0 {
+			t.Fatalf("left behind: %v", f.instances)
 		}
 	}
 }
