@@ -14,7 +14,6 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -27,8 +26,6 @@ const (
 	requestTimeout = time.Minute
 	// pageSize keeps single answers to a few megabytes.
 	pageSize = 2000
-	// expiredPause is the time before all pages are read again.
-	expiredPause = time.Second
 	// maxListed bounds what people have to read.
 	maxListed = 50
 )
@@ -77,18 +74,18 @@ func (e *InUseError) Error() string {
 // Check returns an *InUseError when claims have devices of the driver and are in use.
 // It asks until there is an answer or ctx ends.
 func Check(ctx context.Context, claims ClaimLister, driverName string) error {
-	usages, err := list(ctx, claims, driverName)
-	for apierrors.IsResourceExpired(err) {
-		// The pages were read too slowly to belong together.
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("list the claims of all namespaces: %w", err)
-		case <-time.After(expiredPause):
+	var usages []Usage
+	var problem error
+	retry := wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.1, Steps: 10, Cap: 10 * time.Second}
+	err := retry.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+		// Also where access is refused: the role that allows it may be seconds old. Pages that have expired do not belong together.
+		if usages, problem = list(ctx, claims, driverName); problem != nil {
+			klog.FromContext(ctx).Info("Could not list the claims, will retry", "reason", problem)
 		}
-		usages, err = list(ctx, claims, driverName)
-	}
+		return problem == nil, nil
+	})
 	if err != nil {
-		return fmt.Errorf("list the claims of all namespaces: %w", err)
+		return fmt.Errorf("list the claims of all namespaces: %w", cmp.Or(problem, err))
 	}
 	if len(usages) == 0 {
 		return nil
@@ -99,13 +96,14 @@ func Check(ctx context.Context, claims ClaimLister, driverName string) error {
 	return &InUseError{DriverName: driverName, Usages: usages}
 }
 
-func list(ctx context.Context, claims ClaimLister, driverName string) ([]Usage, error) {
-	var usages []Usage
+func list(ctx context.Context, claims ClaimLister, driverName string) (usages []Usage, err error) {
 	pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-		return page(ctx, claims, options)
+		limited, cancel := context.WithTimeout(ctx, requestTimeout)
+		defer cancel()
+		return claims.List(limited, options)
 	})
 	pages.PageSize = pageSize
-	err := pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
+	err = pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
 		if claim, ok := object.(*resourceapi.ResourceClaim); ok {
 			if usage, inUse := usageOf(claim, driverName); inUse {
 				usages = append(usages, usage)
@@ -114,31 +112,6 @@ func list(ctx context.Context, claims ClaimLister, driverName string) ([]Usage, 
 		return nil
 	})
 	return usages, err
-}
-
-// page reads a part of the list. It asks again where it fails, so that one request that
-// is lost in a large cluster does not cost all that was read before.
-func page(ctx context.Context, claims ClaimLister, options metav1.ListOptions) (*resourceapi.ResourceClaimList, error) {
-	var list *resourceapi.ResourceClaimList
-	var problem error
-	retry := wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.1, Steps: 10, Cap: 10 * time.Second}
-	err := retry.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
-		limited, cancel := context.WithTimeout(ctx, requestTimeout)
-		defer cancel()
-		list, problem = claims.List(limited, options)
-		if apierrors.IsResourceExpired(problem) {
-			return false, problem
-		}
-		// Also where access is refused: the role that allows it may be seconds old.
-		if problem != nil {
-			klog.FromContext(ctx).Info("Could not list the claims, will retry", "reason", problem)
-		}
-		return problem == nil, nil
-	})
-	if err != nil {
-		return nil, cmp.Or(problem, err)
-	}
-	return list, nil
 }
 
 // usageOf reports whether pods use devices of the driver through the claim. Without
