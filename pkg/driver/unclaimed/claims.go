@@ -4,11 +4,11 @@
 package unclaimed
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -117,32 +117,27 @@ func (f *Finder) Find(ctx context.Context) ([]Claim, error) {
 
 // claimsOf are the claims of containers, whether they use their devices or only observe them.
 func (f *Finder) claimsOf(pods []*podresourcesapi.PodResources) []Claim {
-	var claims []Claim
+	claims := map[string]Claim{}
 	for _, pod := range pods {
 		for _, container := range pod.GetContainers() {
 			for _, d := range container.GetDynamicResources() {
-				c := Claim{Namespace: d.GetClaimNamespace(), Name: d.GetClaimName(), Pods: []string{pod.GetName()}}
+				name := d.GetClaimNamespace() + "/" + d.GetClaimName()
 				for _, r := range d.GetClaimResources() {
 					if r.GetDriverName() == f.Driver && r.GetPoolName() == f.Pool && !device.IsName(r.GetDeviceName()) {
-						c.Devices = append(c.Devices, r.GetDeviceName())
+						c := claims[name]
+						c.Devices, c.Pods = append(c.Devices, r.GetDeviceName()), append(c.Pods, pod.GetName())
+						claims[name] = Claim{d.GetClaimNamespace(), d.GetClaimName(), c.Devices, c.Pods}
 					}
-				}
-				if len(c.Devices) > 0 {
-					claims = append(claims, c)
 				}
 			}
 		}
 	}
-	slices.SortStableFunc(claims, func(a, b Claim) int { return cmp.Compare(a.String(), b.String()) })
-	joined := claims[:0]
-	for _, c := range claims {
-		if last := len(joined) - 1; last >= 0 && joined[last].String() == c.String() {
-			c.Devices, c.Pods = append(c.Devices, joined[last].Devices...), append(c.Pods, joined[last].Pods...)
-			joined = joined[:last]
-		}
-		joined = append(joined, Claim{c.Namespace, c.Name, unique(c.Devices), unique(c.Pods)})
+	var all []Claim
+	for _, name := range slices.Sorted(maps.Keys(claims)) {
+		c := claims[name]
+		all = append(all, Claim{c.Namespace, c.Name, unique(c.Devices), unique(c.Pods)})
 	}
-	return joined
+	return all
 }
 
 // onlyObserves reports whether a claim has devices with admin access only, which the kubelet does not tell. A device that it

@@ -130,9 +130,14 @@ func (s Starter) Access(handlers []string) (Access, error) {
 	starter := filepath.Base(arguments[0])
 	switch {
 	case strings.HasPrefix(starter, "containerd-shim-runc-"):
-		a.Runtime, err = s.runtimeOfShim()
-	case strings.HasPrefix(starter, "conmon"):
-		if a.Runtime, err = runtimeOfMonitor(arguments); err == nil {
+		// The shim has written it down beside the pod's sandbox, its working folder: the runtime, or nothing for the one it is built for.
+		var data []byte
+		data, err = os.ReadFile(s.path("cwd/runtime"))
+		a.Runtime = cmp.Or(strings.TrimSpace(string(data)), "runc")
+	case strings.HasPrefix(starter, "conmon"): // or conmonrs
+		if a.Runtime = cmp.Or(setting(arguments, "-r", ""), setting(arguments, "--runtime", "")); a.Runtime == "" {
+			err = errors.New("its command line names no runtime")
+		} else {
 			a.Through, software, err = s.hook()
 		}
 	default:
@@ -188,36 +193,6 @@ func (s Starter) words(name string) ([]string, error) {
 		return nil, fmt.Errorf("%s: %w", s.path(name), errNoWords)
 	}
 	return words, nil
-}
-
-// runtimeOfShim reads what containerd's shim has written down beside the pod's sandbox, its working folder: the runtime, or
-// nothing for the one it is built for.
-func (s Starter) runtimeOfShim() (string, error) {
-	data, err := os.ReadFile(s.path("cwd/runtime"))
-	if err != nil {
-		return "", err
-	}
-	if runtime := strings.TrimSpace(string(data)); runtime != "" {
-		return runtime, nil
-	}
-	return "runc", nil
-}
-
-// runtimeOfMonitor reads the command line of conmon or conmonrs.
-func runtimeOfMonitor(arguments []string) (string, error) {
-	for i, argument := range arguments {
-		name, value, given := strings.Cut(argument, "=")
-		if name != "-r" && name != "--runtime" {
-			continue
-		}
-		if !given && i+1 < len(arguments) {
-			value = arguments[i+1]
-		}
-		if value != "" {
-			return value, nil
-		}
-	}
-	return "", errors.New("its command line names no runtime")
 }
 
 // hook finds NVIDIA's hook among those that CRI-O runs for all containers, and the program that it runs.
@@ -311,16 +286,11 @@ func (s Starter) configs(software string) []string {
 		paths = append(paths, beside(filepath.Dir(software)))
 	}
 	// The program has the environment of the process that starts it. Where that cannot be read the usual places are left.
-	environment := map[string]string{}
 	variables, _ := s.words("environ")
-	for _, variable := range variables {
-		name, value, _ := strings.Cut(variable, "=")
-		environment[name] = value
-	}
-	if file := environment[config.FilePathOverrideEnvVar]; file != "" {
+	if file := setting(variables, config.FilePathOverrideEnvVar, ""); file != "" {
 		paths = append(paths, file)
 	}
-	if folder := environment["XDG_CONFIG_HOME"]; folder != "" {
+	if folder := setting(variables, "XDG_CONFIG_HOME", ""); folder != "" {
 		paths = append(paths, filepath.Join(folder, config.RelativeFilePath))
 	}
 	return append(paths, systemConfig)
