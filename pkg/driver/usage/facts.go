@@ -5,6 +5,7 @@ package usage
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -41,14 +42,7 @@ type facts struct {
 }
 
 // names of the pods in order.
-func (f facts) names() []string {
-	var names []string
-	for _, name := range f.pods {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
-}
+func (f facts) names() []string { return slices.Sorted(maps.Values(f.pods)) }
 
 // NewFacts makes Facts about what a driver has allocated.
 func NewFacts(driver string, cluster claim.Cluster) *Facts {
@@ -120,14 +114,6 @@ func (f *Facts) keep(uids map[types.UID]bool) {
 	if f.known == nil {
 		f.known = map[types.UID]facts{}
 	}
-	for uid := range f.known {
-		if !uids[uid] {
-			delete(f.known, uid)
-		}
-	}
-	for uid := range f.asked {
-		if !uids[uid] {
-			delete(f.asked, uid)
-		}
-	}
+	maps.DeleteFunc(f.known, func(uid types.UID, _ facts) bool { return !uids[uid] })
+	maps.DeleteFunc(f.asked, func(uid types.UID, _ time.Time) bool { return !uids[uid] })
 }

@@ -6,6 +6,7 @@ package usage
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/util/logchange"
 	"github.com/partage-dev/partage/pkg/util/panics"
+	"github.com/partage-dev/partage/pkg/util/wait"
 )
 
 // Claims know what claims have. Its methods ask no GPU.
@@ -79,7 +81,6 @@ type Sampler struct {
 	gpus      map[string]*gpuState
 	claims    map[holdingKey]*claimState
 	sessions  map[mps.Phase]int
-	listing   bool
 
 	journalProblem logchange.Problem
 	panicked       panics.Repeated
@@ -134,7 +135,7 @@ func (s *Sampler) Run(ctx context.Context) {
 		for _, address := range s.forget() {
 			running.Go(func() { s.sample(ctx, address) })
 		}
-		sleep(ctx, time.Until(next))
+		_ = wait.For(ctx, time.Until(next))
 	}
 }
 
@@ -146,17 +147,8 @@ func (s *Sampler) follow(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 		case <-changed:
-			sleep(ctx, together)
+			_ = wait.For(ctx, together)
 		}
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
 	}
 }
 
@@ -193,23 +185,12 @@ func (s *Sampler) readClaims(ctx context.Context) {
 func (s *Sampler) forget() (addresses []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for address, g := range s.gpus {
-		if !g.sampling && !slices.Contains(s.addresses, address) {
-			delete(s.gpus, address)
-		}
-	}
+	maps.DeleteFunc(s.gpus, func(address string, g *gpuState) bool { return !g.sampling && !slices.Contains(s.addresses, address) })
 	return s.addresses
 }
 
-// list asks the MPS supervisor, unless an earlier question has no answer yet.
+// list asks the MPS supervisor.
 func (s *Sampler) list(ctx context.Context) {
-	s.mu.Lock()
-	busy := s.listing
-	s.listing = true
-	s.mu.Unlock()
-	if busy {
-		return
-	}
 	ctx, cancel := context.WithTimeout(ctx, listLimit)
 	defer cancel()
 	all, err := s.o.Sessions.List(ctx)
@@ -222,7 +203,7 @@ func (s *Sampler) list(ctx context.Context) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.listing, s.sessions = false, sessions
+	s.sessions = sessions
 }
 
 // sample reads one GPU, unless an earlier sample of it has not ended.
