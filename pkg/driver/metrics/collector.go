@@ -26,13 +26,7 @@ type collector struct{ *Metrics }
 func (m *Metrics) Collector() prometheus.Collector { return &collector{m} }
 
 // collected are their definitions.
-var collected = []Definition{
-	claimInfo, claimPod, claimMemoryUsed, claimMemoryPeak, claimMemoryLimit, claimMemoryRequested, claimUtilization, claimProcesses,
-	claimThrottled, claimIdle, gpuInfo, gpuHealthy, gpuCondition, gpuXIDs, gpuRole, gpuMemory, gpuMemoryAllocatable, gpuMemoryAllocated,
-	gpuMemoryUsed, gpuMemoryUnattributed, gpuUtilization, gpuThrottled, gpuTemperature, gpuPower, gpuNVLinkSent, gpuNVLinkReceived,
-	gpuPCIeSent, gpuPCIeReceived, gpuSampled, gpuMemorySlice, devices,
-	journalRecords, mpsServers, draPrepared,
-}
+var collected = slices.Concat(claimMetrics, gpuMetrics, []Definition{journalRecords, mpsServers, draPrepared})
 
 // descs are made once.
 var descs = func() map[string]*prometheus.Desc {
@@ -75,11 +69,14 @@ func (e *emitter) emit(d Definition, value float64, labels ...string) {
 }
 
 func (e *emitter) flag(d Definition, value bool, labels ...string) {
-	if value {
-		e.emit(d, 1, labels...)
-		return
+	e.emit(d, number(value), labels...)
+}
+
+// known emits a value unless it is not known.
+func known[T int | int64 | uint | uint64 | float64](e *emitter, d Definition, value *T, labels ...string) {
+	if value != nil {
+		e.emit(d, float64(*value), labels...)
 	}
-	e.emit(d, 0, labels...)
 }
 
 // snapshot is what is known when metrics are asked for.
@@ -170,24 +167,13 @@ func (s *snapshot) claim(e *emitter, c *usage.Claim) {
 	for _, pod := range c.Pods {
 		e.emit(claimPod, 1, c.Claim.Namespace, c.Claim.Name, pod)
 	}
-	bytes := func(d Definition, n *uint64) {
-		if n != nil {
-			e.emit(d, float64(*n), labels...)
-		}
-	}
-	bytes(claimMemoryUsed, c.MemoryBytes)
-	bytes(claimMemoryPeak, c.PeakBytes)
+	known(e, claimMemoryUsed, c.MemoryBytes, labels...)
+	known(e, claimMemoryPeak, c.PeakBytes, labels...)
+	known(e, claimMemoryRequested, c.RequestedBytes, labels...)
+	known(e, claimUtilization, c.Utilization, labels...)
+	known(e, claimProcesses, c.Processes, labels...)
 	if c.MemoryLimitBytes > 0 {
 		e.emit(claimMemoryLimit, float64(c.MemoryLimitBytes), labels...)
-	}
-	if c.RequestedBytes != nil {
-		e.emit(claimMemoryRequested, float64(*c.RequestedBytes), labels...)
-	}
-	if c.Utilization != nil {
-		e.emit(claimUtilization, *c.Utilization, labels...)
-	}
-	if c.Processes != nil {
-		e.emit(claimProcesses, float64(*c.Processes), labels...)
 	}
 	if c.Idle != nil {
 		e.emit(claimIdle, c.Idle.Seconds(), labels...)
@@ -230,16 +216,14 @@ func (s *snapshot) gpu(e *emitter, g *device.Summary) {
 		for _, reason := range []gpu.Throttling{gpu.ThrottlingHardwareThermal, gpu.ThrottlingSoftwareThermal, gpu.ThrottlingPowerBrake} {
 			e.flag(gpuThrottled, slices.Contains(health.Throttling, reason), address, string(reason))
 		}
-		if health.Temperature != nil {
-			e.emit(gpuTemperature, float64(*health.Temperature), address)
-		}
+		known(e, gpuTemperature, health.Temperature, address)
 	}
 	s.gpuUsage(e, address)
 }
 
 func (s *snapshot) gpuUsage(e *emitter, address string) {
-	used, known := s.GPUs[address]
-	if !known || used.Sampled.IsZero() {
+	used, read := s.GPUs[address]
+	if !read || used.Sampled.IsZero() {
 		return
 	}
 	e.emit(gpuSampled, float64(used.Sampled.UnixMilli())/float64(time.Second/time.Millisecond), address)
@@ -248,12 +232,8 @@ func (s *snapshot) gpuUsage(e *emitter, address string) {
 	}
 	e.emit(gpuMemoryUsed, float64(used.Usage.UsedBytes), address)
 	e.emit(gpuMemoryUnattributed, float64(used.UnattributedBytes), address)
-	if used.Usage.Utilization != nil {
-		e.emit(gpuUtilization, *used.Usage.Utilization, address)
-	}
-	if used.Usage.PowerWatts != nil {
-		e.emit(gpuPower, *used.Usage.PowerWatts, address)
-	}
+	known(e, gpuUtilization, used.Usage.Utilization, address)
+	known(e, gpuPower, used.Usage.PowerWatts, address)
 	for _, of := range []struct {
 		traffic        *gpu.Traffic
 		sent, received Definition

@@ -163,21 +163,26 @@ var (
 		"The same as partage_unprepare_failures_total."}
 )
 
+// What follows from what is known, in the order of the reference.
+var (
+	claimMetrics = []Definition{
+		claimInfo, claimPod, claimMemoryUsed, claimMemoryPeak, claimMemoryLimit, claimMemoryRequested,
+		claimUtilization, claimProcesses, claimThrottled, claimIdle,
+	}
+	gpuMetrics = []Definition{
+		gpuInfo, gpuHealthy, gpuCondition, gpuXIDs, gpuRole, gpuMemory, gpuMemoryAllocatable, gpuMemoryAllocated, gpuMemoryUsed,
+		gpuMemoryUnattributed, gpuUtilization, gpuThrottled, gpuTemperature, gpuPower, gpuNVLinkSent, gpuNVLinkReceived,
+		gpuPCIeSent, gpuPCIeReceived, gpuSampled, gpuMemorySlice, devices,
+	}
+)
+
 // Reference has all metrics of the driver, without those of the process.
 func Reference() []Group {
 	return []Group{
 		{"Claims", "One series for each device of each prepared claim, as long as it is prepared. `kind` is how the claim has the " +
 			"device: `gpu`, `mig`, `mps` or `timeslice`; `profile` is that of the partition, or empty; `uuid` is that of the GPU or of the partition.",
-			[]Definition{
-				claimInfo, claimPod, claimMemoryUsed, claimMemoryPeak, claimMemoryLimit, claimMemoryRequested,
-				claimUtilization, claimProcesses, claimThrottled, claimIdle,
-			}},
-		{"GPUs", "`gpu` is the PCI address.",
-			[]Definition{
-				gpuInfo, gpuHealthy, gpuCondition, gpuXIDs, gpuRole, gpuMemory, gpuMemoryAllocatable, gpuMemoryAllocated, gpuMemoryUsed,
-				gpuMemoryUnattributed, gpuUtilization, gpuThrottled, gpuTemperature, gpuPower, gpuNVLinkSent, gpuNVLinkReceived,
-				gpuPCIeSent, gpuPCIeReceived, gpuSampled, gpuMemorySlice, devices,
-			}},
+			claimMetrics},
+		{"GPUs", "`gpu` is the PCI address.", gpuMetrics},
 		{"Preparing and releasing", "Histograms count from a millisecond to a minute.",
 			[]Definition{prepareDuration, unprepareDuration, stepDuration, prepareFailures, unprepareFailures}},
 		{"The driver", "",

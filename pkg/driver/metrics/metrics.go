@@ -13,6 +13,7 @@
 package metrics
 
 import (
+	"maps"
 	"runtime"
 	"slices"
 	"sync"
@@ -193,22 +194,22 @@ func (m *Metrics) Published(slices int) { m.published.Set(float64(slices)) }
 
 // SetNeighbour says whether something else on the node gives out or partitions its GPUs. Nil means that this is not known.
 func (m *Metrics) SetNeighbour(kind string, there *bool) {
-	switch {
-	case there == nil:
+	if there == nil {
 		m.neighbours.DeleteLabelValues(kind)
-	case *there:
-		m.neighbours.WithLabelValues(kind).Set(1)
-	default:
-		m.neighbours.WithLabelValues(kind).Set(0)
+		return
 	}
+	m.neighbours.WithLabelValues(kind).Set(number(*there))
 }
 
 // SetExtendedResources says whether pods can have devices by extended resources. Nil means that this is not known.
 func (m *Metrics) SetExtendedResources(can *bool) {
 	if m.extended.Reset(); can != nil {
-		m.extended.WithLabelValues().Set(map[bool]float64{true: 1}[*can])
+		m.extended.WithLabelValues().Set(number(*can))
 	}
 }
+
+// number is how metrics tell whether something is so.
+func number(is bool) float64 { return map[bool]float64{true: 1}[is] }
 
 // SetGPUs says what the GPUs can be, and which conditions they have.
 func (m *Metrics) SetGPUs(inventory *device.Inventory, status device.Status) {
@@ -216,11 +217,9 @@ func (m *Metrics) SetGPUs(inventory *device.Inventory, status device.Status) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.gpus, m.status = gpus, status
-	for address := range m.health {
-		if !slices.ContainsFunc(gpus, func(s device.Summary) bool { return s.GPU.PCIAddress == address }) {
-			delete(m.health, address)
-		}
-	}
+	maps.DeleteFunc(m.health, func(address string, _ gpu.Health) bool {
+		return !slices.ContainsFunc(gpus, func(s device.Summary) bool { return s.GPU.PCIAddress == address })
+	})
 }
 
 // SetHealth takes what a GPU says about its own state, or the error of asking it: then nothing
