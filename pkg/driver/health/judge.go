@@ -94,8 +94,6 @@ type fault struct {
 	patient bool
 	// held says that a Hold was reported.
 	held bool
-	// verdict is the one for which the conditions were last made.
-	verdict verdict
 	// written is the value of Last for which the file was last written.
 	written time.Time
 }
@@ -141,9 +139,8 @@ type gpuHistory struct {
 // judge decides which faults GPUs have. It is for one goroutine at a time.
 type judge struct {
 	gpus map[string]*gpuHistory
-	// changed says that conditions may have changed since it was last set to false, and touched that
-	// the file has to be written.
-	changed, touched bool
+	// touched says that the file has to be written.
+	touched bool
 	// held are those that were not reported yet.
 	held []Hold
 }
@@ -153,7 +150,6 @@ func newJudge() *judge { return &judge{gpus: map[string]*gpuHistory{}} }
 // follow begins the history of the GPU at an address, if it is another one than before.
 func (j *judge) follow(pciAddress, uuid string) {
 	if g := j.gpus[pciAddress]; g == nil || g.UUID != uuid {
-		j.changed = j.changed || g != nil && len(g.Faults) > 0
 		j.touched = true
 		j.gpus[pciAddress] = &gpuHistory{UUID: uuid}
 	}
@@ -167,7 +163,6 @@ func (j *judge) event(e gpu.Event, at *Place, h *policy.Health) (x xid.XID) {
 	if g == nil {
 		return xid.XID{}
 	}
-	defer j.updateVerdicts(g)
 	switch e.Kind {
 	case gpu.EventXID:
 		x = xid.Lookup(e.XID)
@@ -212,14 +207,14 @@ func (j *judge) see(g *gpuHistory, found *fault, at time.Time) {
 	if known < 0 {
 		found.First, found.Last, found.written = at, at, at
 		g.Faults = append(g.Faults, found)
-		j.changed, j.touched = true, true
+		j.touched = true
 		return
 	}
 	f := g.Faults[known]
 	if !f.Gone.IsZero() {
 		// It has come again while the GPU was held back.
 		j.count(g, f, at)
-		j.changed, j.touched = true, true
+		j.touched = true
 	}
 	if at.After(f.Last) {
 		f.Last = at
@@ -227,10 +222,7 @@ func (j *judge) see(g *gpuHistory, found *fault, at time.Time) {
 	if f.Last.Sub(f.written) >= writeEvery {
 		f.written, j.touched = f.Last, true
 	}
-	f.Gone, f.held, f.Detail = time.Time{}, false, found.Detail
-	if f.Value != found.Value {
-		f.Value, j.changed = found.Value, true
-	}
+	f.Gone, f.held, f.Detail, f.Value = time.Time{}, false, found.Detail, found.Value
 }
 
 // dropGonePartitions ends the faults of partitions that do not exist any more, by a reading of the
@@ -254,7 +246,7 @@ func (j *judge) hasPartitionFaults(pciAddress string) bool {
 func (j *judge) drop(g *gpuHistory, over func(*fault) bool) {
 	before := len(g.Faults)
 	if g.Faults = slices.DeleteFunc(g.Faults, over); len(g.Faults) != before {
-		j.changed, j.touched = true, true
+		j.touched = true
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -101,6 +102,8 @@ type Monitor struct {
 	watches  map[string]*watch
 	run      func(*watch)
 	reported map[string]time.Time
+	// told are the conditions for which Changed was called.
+	told []device.Condition
 
 	// saving orders writes of the history.
 	saving         sync.Mutex
@@ -186,6 +189,7 @@ func (m *Monitor) Follow(uuids map[string]string, reaction policy.Health) {
 			delete(m.watches, pci)
 		}
 	}
+	m.told = m.judge.conditions(&m.reaction) // the caller asks for them
 }
 
 // Conditions returns what is wrong with the GPUs that are followed.
@@ -195,13 +199,14 @@ func (m *Monitor) Conditions() []device.Condition {
 	return slices.DeleteFunc(m.judge.conditions(&m.reaction), func(c device.Condition) bool { return m.watches[c.PCIAddress] == nil })
 }
 
-// change lets the judge work, saves the histories, and calls Changed if the conditions may be
+// change lets the judge work, saves the histories, and calls Changed if the conditions are
 // others.
 func (m *Monitor) change(ctx context.Context, do func(j *judge)) {
 	m.mu.Lock()
 	do(m.judge)
-	changed, touched, held := m.judge.changed, m.judge.touched, m.judge.held
-	m.judge.changed, m.judge.held = false, nil
+	now := m.judge.conditions(&m.reaction)
+	changed, touched, held := !slices.EqualFunc(m.told, now, same), m.judge.touched, m.judge.held
+	m.told, m.judge.held = now, nil
 	m.mu.Unlock()
 	if changed || touched {
 		m.save(ctx)
@@ -214,6 +219,14 @@ func (m *Monitor) change(ctx context.Context, do func(j *judge)) {
 			m.o.HeldBack(ctx, h)
 		}
 	}
+}
+
+// same compares conditions, of which the text may say something else each time. That of an XID has the driver's verdict.
+func same(a, b device.Condition) bool {
+	if a.Reason != device.XID {
+		a.Message = b.Message
+	}
+	return reflect.DeepEqual(a, b)
 }
 
 // save writes the histories as they are now. Several goroutines ask for it, so they are not those of the
@@ -263,7 +276,7 @@ func (m *Monitor) readSafely(ctx context.Context, w *watch) {
 	defer m.setReading(w, time.Time{})
 	now.Health, now.Err = m.o.Hardware.Health(ctx, w.pci)
 	now.Unmonitored = m.o.Hardware.Unmonitored(w.pci)
-	m.readFabric(ctx, w.pci, &now)
+	instances, known := m.readPartitions(ctx, w.pci, &now)
 	if ctx.Err() != nil {
 		// The reading may have failed only because ctx has ended.
 		return
@@ -272,7 +285,6 @@ func (m *Monitor) readSafely(ctx context.Context, w *watch) {
 	if m.o.ObserveHealth != nil {
 		m.o.ObserveHealth(w.pci, now.Health, now.Err)
 	}
-	instances, known := m.instances(ctx, w.pci)
 	m.change(ctx, func(j *judge) {
 		j.read(w.pci, now)
 		if known {
@@ -282,31 +294,23 @@ func (m *Monitor) readSafely(ctx context.Context, w *watch) {
 	})
 }
 
-// readFabric reads the state of the fabric where it is needed and Health does not have it: in MIG
-// mode. With partitions the NVIDIA driver does not register the GPU, so that the state means nothing.
-func (m *Monitor) readFabric(ctx context.Context, pciAddress string, now *reading) {
+// readPartitions reads which partitions a GPU has, if one of them has a fault or the state of the fabric is needed, which
+// Health does not have in MIG mode. With partitions the NVIDIA driver does not register the GPU, so that the state means nothing.
+func (m *Monitor) readPartitions(ctx context.Context, pciAddress string, now *reading) (instances []gpu.Instance, known bool) {
 	m.mu.Lock()
-	needed := m.judge.watchesFabric(pciAddress)
+	faults, fabric := m.judge.hasPartitionFaults(pciAddress), now.Err == nil && m.judge.watchesFabric(pciAddress)
 	m.mu.Unlock()
-	if !needed || now.Err != nil {
-		return
-	}
-	state, err := m.o.Hardware.MIGState(ctx, pciAddress)
-	if err == nil && state.Enabled && len(state.Instances) == 0 {
-		now.Health.FabricPending, err = m.o.Hardware.FabricPending(ctx, pciAddress)
-	}
-	now.FabricNotAsked = err != nil || len(state.Instances) > 0
-}
-
-// instances reads the partitions of a GPU if one of them has a fault.
-func (m *Monitor) instances(ctx context.Context, pciAddress string) ([]gpu.Instance, bool) {
-	m.mu.Lock()
-	needed := m.judge.hasPartitionFaults(pciAddress)
-	m.mu.Unlock()
-	if !needed {
+	if !faults && !fabric {
 		return nil, false
 	}
 	state, err := m.o.Hardware.MIGState(ctx, pciAddress)
+	if fabric {
+		asked := err
+		if err == nil && state.Enabled && len(state.Instances) == 0 {
+			now.Health.FabricPending, asked = m.o.Hardware.FabricPending(ctx, pciAddress)
+		}
+		now.FabricNotAsked = asked != nil || len(state.Instances) > 0
+	}
 	return state.Instances, err == nil
 }
 

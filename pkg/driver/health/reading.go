@@ -41,7 +41,6 @@ func (j *judge) read(pciAddress string, now reading) {
 	if g == nil {
 		return
 	}
-	defer j.updateVerdicts(g)
 	if errors.Is(now.Err, gpu.ErrDriverNotLoaded) || errors.Is(now.Err, gpu.ErrVersionMismatch) {
 		// That says nothing about a single GPU. When the driver is loaded again, it initializes
 		// all of them; it is assumed that this ends the same faults as a reset.
@@ -81,15 +80,6 @@ func (g *gpuHistory) verdict(f *fault) verdict {
 		return verdictTable
 	}
 	return verdictDue
-}
-
-// updateVerdicts notes which verdicts have changed.
-func (j *judge) updateVerdicts(g *gpuHistory) {
-	for _, f := range g.Faults {
-		if v := g.verdict(f); f.Reason == device.XID && f.verdict != v {
-			f.verdict, j.changed, j.touched = v, true, true
-		}
-	}
 }
 
 // clear notes which faults are over, by the proof of a reading.
