@@ -16,6 +16,7 @@ package control
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os/exec"
 	"slices"
@@ -191,23 +192,28 @@ func (c Client) SetLimits(ctx context.Context, spec mps.Spec, servers ...int) er
 			return err
 		}
 	}
-	var commands, queries []string
+	var commands []string
+	var all []limit
 	for _, server := range servers {
-		commands = append(commands, limitCommands(server, limitsOf(spec))...)
-		queries = append(queries, limitQueries(server, spec)...)
+		limits := limitsOf(server, spec)
+		for _, l := range limits {
+			commands = append(commands, l.set)
+		}
+		all = append(all, limits...)
 	}
-	lines, err := c.run(ctx, slices.Concat(commands, queries)...)
+	asked := queries(all)
+	lines, err := c.run(ctx, slices.Concat(commands, asked)...)
 	if err != nil {
 		return fmt.Errorf("set limits: %w", err)
 	}
-	if len(lines) < len(queries) {
-		return fmt.Errorf("read limits: MPS command %q: want %d answers%s", strings.Join(queries, "; "), len(queries), printed(strings.Join(lines, "\n")))
+	if len(lines) < len(asked) {
+		return fmt.Errorf("read limits: MPS command %q: want %d answers%s", strings.Join(asked, "; "), len(asked), printed(strings.Join(lines, "\n")))
 	}
-	answers, each := lines[len(lines)-len(queries):], len(queries)/len(servers)
+	answers, each := lines[len(lines)-len(asked):], len(asked)/len(servers)
 	for i, server := range servers {
-		got, err := parseLimits(answers[i*each:(i+1)*each], spec)
-		if err == nil {
-			err = got.Check(spec)
+		differs, err := compare(all[i*each:(i+1)*each], answers[i*each:])
+		if err == nil && differs != "" {
+			err = errors.New(differs)
 		}
 		if err != nil {
 			whose := "future servers"

@@ -74,12 +74,18 @@ func TestConfirm(t *testing.T) {
 func TestParseLimits(t *testing.T) {
 	// The second device is without a limit, so it is not asked for.
 	spec := mps.Spec{Devices: []string{gpuA, gpuB, "GPU-c"}, ThreadPercentage: 12, Memory: map[string]int64{gpuA: 5 << 30, "GPU-c": 100<<20 + 5}}
+	commands := func(limits []limit) (set []string) {
+		for _, l := range limits {
+			set = append(set, l.set)
+		}
+		return set
+	}
 	wantQueries := []string{"get_active_thread_percentage 77", "get_device_pinned_mem_limit 77 0", "get_device_pinned_mem_limit 77 2"}
-	if diff := cmp.Diff(wantQueries, limitQueries(77, spec)); diff != "" {
+	if diff := cmp.Diff(wantQueries, queries(limitsOf(77, spec))); diff != "" {
 		t.Errorf("queries, -want +got:\n%s", diff)
 	}
 	wantCommands := []string{"set_default_active_thread_percentage 12", "set_default_device_pinned_mem_limit 0 5120M", "set_default_device_pinned_mem_limit 2 100M"}
-	if diff := cmp.Diff(wantCommands, limitCommands(0, limitsOf(spec))); diff != "" {
+	if diff := cmp.Diff(wantCommands, commands(limitsOf(0, spec))); diff != "" {
 		t.Errorf("commands, -want +got:\n%s", diff)
 	}
 	for name, test := range map[string]struct {
@@ -94,34 +100,31 @@ func TestParseLimits(t *testing.T) {
 		"a refusal":                            {[]string{"12.0", "5G", "Error: no"}, false, false},
 		"not numbers":                          {[]string{"all", "5G", "100M"}, false, false},
 	} {
-		got, err := parseLimits(test.answers, spec)
-		if (err == nil) != test.parsed {
-			t.Errorf("%s: %v", name, err)
-		}
-		if err == nil && (got.Check(spec) == nil) != test.right {
-			t.Errorf("%s: %v", name, got.Check(spec))
+		differs, err := compare(limitsOf(77, spec), test.answers)
+		if (err == nil) != test.parsed || err == nil && (differs == "") != test.right {
+			t.Errorf("%s: %q, %v", name, differs, err)
 		}
 	}
 	spec.ClientPriority = mps.PriorityBelowNormal
 	wantQueries, wantCommands = append(wantQueries, "get_default_client_priority"), append(wantCommands, "set_default_client_priority 1")
-	if diff := cmp.Diff(wantQueries, limitQueries(77, spec)); diff != "" {
+	if diff := cmp.Diff(wantQueries, queries(limitsOf(77, spec))); diff != "" {
 		t.Errorf("queries, -want +got:\n%s", diff)
 	}
-	if diff := cmp.Diff(wantCommands, limitCommands(0, limitsOf(spec))); diff != "" {
+	if diff := cmp.Diff(wantCommands, commands(limitsOf(0, spec))); diff != "" {
 		t.Errorf("commands, -want +got:\n%s", diff)
 	}
 	for answer, want := range map[string]string{
 		"1 [BELOW NORMAL]": "", "0 [NORMAL]": "client priority is Normal, want BelowNormal", "Unknown command": "default client priority: want NORMAL or BELOW NORMAL",
 	} {
-		got, err := parseLimits([]string{"12.0", "5G", "100M", answer}, spec)
-		if err == nil {
-			err = got.Check(spec)
+		differs, err := compare(limitsOf(77, spec), []string{"12.0", "5G", "100M", answer})
+		if err != nil {
+			differs = err.Error()
 		}
-		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v, want %q", answer, err, want)
+		if (differs == "") != (want == "") || !strings.Contains(differs, want) {
+			t.Errorf("%q: %q, want %q", answer, differs, want)
 		}
 	}
-	if got := limitCommands(3, limitsOf(mps.Spec{Devices: []string{gpuA}})); !cmp.Equal(got, []string{"set_active_thread_percentage 3 100"}) {
+	if got := commands(limitsOf(3, mps.Spec{Devices: []string{gpuA}})); !cmp.Equal(got, []string{"set_active_thread_percentage 3 100"}) {
 		t.Errorf("without limits: %q", got)
 	}
 }

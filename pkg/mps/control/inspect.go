@@ -19,9 +19,9 @@ import (
 type Server struct {
 	PID   int
 	State State
-	// Limits are only known of a server that is active.
-	Limits  Limits
-	Clients []int
+	// Unlimited says which limit of the spec a server does not have that is active.
+	Unlimited string
+	Clients   []int
 }
 
 // Inspect queries all servers of the daemon. expected are the servers that the caller knows: if it is right about a single
@@ -48,8 +48,8 @@ func (c Client) Inspect(ctx context.Context, expected []int, spec mps.Spec) ([]S
 
 // inspect queries one server, and which ones there are. Nothing more is known of one that is not among them.
 func (c Client) inspect(ctx context.Context, pid int, spec mps.Spec) (_ Server, listed []int, err error) {
-	server, argument, queries := Server{PID: pid}, " "+strconv.Itoa(pid), limitQueries(pid, spec)
-	commands := append([]string{"get_server_list", "get_server_status" + argument, "get_client_list" + argument}, queries...)
+	server, argument, limits := Server{PID: pid}, " "+strconv.Itoa(pid), limitsOf(pid, spec)
+	commands := append([]string{"get_server_list", "get_server_status" + argument, "get_client_list" + argument}, queries(limits)...)
 	lines, err := c.run(ctx, commands...)
 	if err != nil {
 		return server, nil, err
@@ -58,14 +58,14 @@ func (c Client) inspect(ctx context.Context, pid int, spec mps.Spec) (_ Server, 
 	if !slices.Contains(listed, pid) {
 		return server, listed, nil
 	}
-	if server, err = parseServer(server, answers, len(queries), spec); err != nil {
+	if server, err = parseServer(server, answers, limits); err != nil {
 		err = fmt.Errorf("MPS command %q: %w%s", strings.Join(commands, "; "), err, printed(strings.Join(lines, "\n")))
 	}
 	return server, listed, err
 }
 
 // parseServer reads a state, PIDs of clients, and as many limits.
-func parseServer(server Server, answers []string, limits int, spec mps.Spec) (_ Server, err error) {
+func parseServer(server Server, answers []string, limits []limit) (_ Server, err error) {
 	if len(answers) == 0 || !unicode.IsLetter(rune(answers[0][0])) {
 		return server, errors.New("want the state of the server")
 	}
@@ -74,14 +74,14 @@ func parseServer(server Server, answers []string, limits int, spec mps.Spec) (_ 
 		server.Clients, _ = leadingPIDs(answers)
 		return server, nil
 	}
-	if len(answers) < limits {
-		return server, fmt.Errorf("want %d limits", limits)
+	if len(answers) < len(limits) {
+		return server, fmt.Errorf("want %d limits", len(limits))
 	}
-	clients := answers[:len(answers)-limits]
+	clients := answers[:len(answers)-len(limits)]
 	var rest []string
 	if server.Clients, rest = leadingPIDs(clients); len(rest) > 0 {
-		return server, fmt.Errorf("want PIDs of clients and %d limits", limits)
+		return server, fmt.Errorf("want PIDs of clients and %d limits", len(limits))
 	}
-	server.Limits, err = parseLimits(answers[len(clients):], spec)
+	server.Unlimited, err = compare(limits, answers[len(clients):])
 	return server, err
 }

@@ -4,10 +4,9 @@
 package control
 
 import (
+	"cmp"
 	"fmt"
-	"maps"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -16,16 +15,6 @@ import (
 )
 
 const mebibyte = 1 << 20
-
-// Limits of one server, or of future servers.
-type Limits struct {
-	// percentage is 100 without a limit.
-	percentage float64
-	// memory is by device index. It has only the devices that the spec limits.
-	memory map[int]Memory
-	// priority is that of new clients of all servers, if the spec has one.
-	priority mps.ClientPriority
-}
 
 // Memory is a memory limit as a daemon prints it.
 type Memory struct {
@@ -41,96 +30,77 @@ func (m Memory) Confirms(want int64) bool {
 	return m.Bytes > 0 && m.Bytes-want < m.unit && want-m.Bytes < m.unit
 }
 
-func limitsOf(spec mps.Spec) Limits {
-	l := Limits{percentage: 100, memory: map[int]Memory{}, priority: spec.ClientPriority}
-	if spec.ThreadPercentage > 0 {
-		l.percentage = float64(spec.ThreadPercentage)
-	}
-	for i := range spec.Devices {
-		if limit := spec.MemoryMiB(i); limit > 0 {
-			l.memory[i] = Memory{Bytes: limit * mebibyte, unit: mebibyte}
-		}
-	}
-	return l
+// limit is one limit of a server, or of future servers.
+type limit struct {
+	// set and get are commands; the answer to get is one line.
+	what, set, get string
+	// differs returns how an answer differs from what is wanted, or nothing.
+	differs func(answer string) (string, error)
 }
 
-// indexes returns the devices that have a memory limit, in order.
-func (l Limits) indexes() []int { return slices.Sorted(maps.Keys(l.memory)) }
-
-// Check returns an error that names the first limit that is not the spec's. A memory
-// limit that the daemon prints in a coarser unit is the spec's if that rounds to it: no
-// document says in which unit a limit is printed.
-func (l Limits) Check(spec mps.Spec) error {
-	want := limitsOf(spec)
-	if l.percentage != want.percentage {
-		return fmt.Errorf("active thread percentage is %g, want %g", l.percentage, want.percentage)
-	}
-	for _, i := range want.indexes() {
-		if !l.memory[i].Confirms(want.memory[i].Bytes) {
-			return fmt.Errorf("memory limit of device %d (%s) is %d MiB, want %d MiB",
-				i, spec.Devices[i], l.memory[i].Bytes/mebibyte, want.memory[i].Bytes/mebibyte)
-		}
-	}
-	if want.priority != "" && l.priority != want.priority {
-		return fmt.Errorf("default client priority is %s, want %s", l.priority, want.priority)
-	}
-	return nil
-}
-
-// scope returns what tells the limit commands for one server from those for future
-// servers: a part of their names, and their first argument.
-func scope(server int) (name, argument string) {
+// limitsOf returns the limits that a spec asks for of a server, where 0 means future ones. The percentage is always one of
+// them, since it may have been lower.
+func limitsOf(server int, spec mps.Spec) []limit {
+	scope, argument := "", " "+strconv.Itoa(server)
 	if server == 0 {
-		return "default_", ""
+		scope, argument = "default_", ""
 	}
-	return "", " " + strconv.Itoa(server)
-}
-
-// limitQueries returns commands that query limits, with one line of answer each.
-func limitQueries(server int, spec mps.Spec) []string {
-	name, argument := scope(server)
-	queries := []string{"get_" + name + "active_thread_percentage" + argument}
-	for _, i := range limitsOf(spec).indexes() {
-		queries = append(queries, fmt.Sprintf("get_%sdevice_pinned_mem_limit%s %d", name, argument, i))
+	percentage := float64(cmp.Or(spec.ThreadPercentage, 100))
+	limits := []limit{{
+		what: "active thread percentage",
+		set:  fmt.Sprintf("set_%sactive_thread_percentage%s %g", scope, argument, percentage),
+		get:  fmt.Sprintf("get_%sactive_thread_percentage%s", scope, argument),
+		differs: func(answer string) (string, error) {
+			got, err := ParsePercentage(answer)
+			if err != nil || got == percentage {
+				return "", err
+			}
+			return fmt.Sprintf("%g, want %g", got, percentage), nil
+		},
+	}}
+	for i, uuid := range spec.Devices {
+		if want := spec.MemoryMiB(i); want > 0 {
+			limits = append(limits, limit{
+				what: fmt.Sprintf("memory limit of device %d (%s)", i, uuid),
+				set:  fmt.Sprintf("set_%sdevice_pinned_mem_limit%s %d %dM", scope, argument, i, want),
+				get:  fmt.Sprintf("get_%sdevice_pinned_mem_limit%s %d", scope, argument, i),
+				// No document says in which unit a limit is printed.
+				differs: func(answer string) (string, error) {
+					got, err := ParseMemory(answer)
+					if err != nil || got.Confirms(want*mebibyte) {
+						return "", err
+					}
+					return fmt.Sprintf("%d MiB, want %d MiB", got.Bytes/mebibyte, want), nil
+				},
+			})
+		}
 	}
 	if spec.ClientPriority != "" {
-		queries = append(queries, priorityQuery)
+		limits = append(limits, priorityOf(spec.ClientPriority))
 	}
-	return queries
+	return limits
 }
 
-// limitCommands returns commands that set limits. The percentage is always set,
-// since it may have been lower.
-func limitCommands(server int, l Limits) []string {
-	name, argument := scope(server)
-	commands := []string{fmt.Sprintf("set_%sactive_thread_percentage%s %g", name, argument, l.percentage)}
-	for _, i := range l.indexes() {
-		commands = append(commands, fmt.Sprintf("set_%sdevice_pinned_mem_limit%s %d %dM", name, argument, i, l.memory[i].Bytes/mebibyte))
-	}
-	if l.priority != "" {
-		commands = append(commands, priorityCommand(l.priority))
+// queries are the commands that read limits.
+func queries(limits []limit) (commands []string) {
+	for _, l := range limits {
+		commands = append(commands, l.get)
 	}
 	return commands
 }
 
-// parseLimits reads the answers to limitQueries.
-func parseLimits(answers []string, spec mps.Spec) (Limits, error) {
-	l := Limits{memory: map[int]Memory{}}
-	var err error
-	if l.percentage, err = ParsePercentage(answers[0]); err != nil {
-		return Limits{}, fmt.Errorf("active thread percentage: %w", err)
-	}
-	for n, i := range limitsOf(spec).indexes() {
-		if l.memory[i], err = ParseMemory(answers[1+n]); err != nil {
-			return Limits{}, fmt.Errorf("memory limit of device %d (%s): %w", i, spec.Devices[i], err)
+// compare returns which of the limits differs from what was answered to their queries, and how, or nothing.
+func compare(limits []limit, answers []string) (differs string, err error) {
+	for i, l := range limits {
+		how, err := l.differs(answers[i])
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", l.what, err)
+		}
+		if how != "" && differs == "" {
+			differs = l.what + " is " + how
 		}
 	}
-	if spec.ClientPriority != "" {
-		if l.priority, err = ParsePriority(answers[len(answers)-1]); err != nil {
-			return Limits{}, fmt.Errorf("default client priority: %w", err)
-		}
-	}
-	return l, nil
+	return differs, nil
 }
 
 // ParsePercentage reads an active thread percentage, 0 to 100.

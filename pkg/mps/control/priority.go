@@ -20,13 +20,20 @@ var ErrNoPriorities = errors.New("the MPS of this node's driver has no client pr
 
 const priorityQuery = "get_default_client_priority"
 
-// priorityCommand returns the command that sets the priority of new clients of all servers.
-func priorityCommand(p mps.ClientPriority) string {
+// priorityOf is the priority of new clients of all servers.
+func priorityOf(want mps.ClientPriority) limit {
 	number := 0
-	if p == mps.PriorityBelowNormal {
+	if want == mps.PriorityBelowNormal {
 		number = 1
 	}
-	return fmt.Sprintf("set_default_client_priority %d", number)
+	return limit{what: "default client priority", set: fmt.Sprintf("set_default_client_priority %d", number), get: priorityQuery,
+		differs: func(answer string) (string, error) {
+			got, err := ParsePriority(answer)
+			if err != nil || got == want {
+				return "", err
+			}
+			return fmt.Sprintf("%s, want %s", got, want), nil
+		}}
 }
 
 // checkPriorities returns an error that wraps ErrNoPriorities if the daemon has none. It is

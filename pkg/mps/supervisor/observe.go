@@ -128,17 +128,14 @@ func (o *observation) server(listed *control.Server) rules.Server {
 			id = s.record.Servers[i]
 		}
 	}
-	server := rules.Server{ID: id, Alive: id.Alive(), Own: true, State: listed.State, User: s.record.ServerUser}
+	server := rules.Server{
+		ID: id, Alive: id.Alive(), Own: true, State: listed.State, Unlimited: listed.Unlimited, User: s.record.ServerUser,
+	}
 	if !slices.Contains(s.record.Servers, id) {
 		server.Own, server.User = id.DescendsFrom(s.daemon.keeper.ID), ""
 	}
 	if server.User == "" {
 		server.User = process.User(id.PID)
-	}
-	if listed.State == control.StateActive {
-		if err := listed.Limits.Check(s.record.Spec); err != nil {
-			server.Unlimited = err.Error()
-		}
 	}
 	return server
 }
