@@ -14,10 +14,15 @@ import (
 	"os"
 
 	"github.com/partage-dev/partage/pkg/driver/cdi/hook"
+	"github.com/partage-dev/partage/pkg/util/quote"
 	"github.com/partage-dev/partage/pkg/util/version"
 )
 
-const name = "partage-hook"
+const (
+	name = "partage-hook"
+	// maxMessage is how many bytes of an error are told: the runtime, the kubelet and the event of the pod repeat it.
+	maxMessage = 2000
+)
 
 func main() {
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
@@ -25,7 +30,7 @@ func main() {
 
 func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	if err := do(args, stdin, stdout); err != nil {
-		_, _ = fmt.Fprintf(stderr, "%s: %s\n", name, hook.OneLine(err))
+		_, _ = fmt.Fprintf(stderr, "%s: %s\n", name, quote.Line(err.Error(), maxMessage))
 		return 1
 	}
 	return 0

@@ -9,6 +9,8 @@ import (
 	"flag"
 	"fmt"
 	"io"
+
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 const commands = MPSClientCommand + ", " + SoftwareLimitsCommand + ", " + MemoryLimitCommand
@@ -31,7 +33,7 @@ func Run(ctx context.Context, args []string, input io.Reader) error {
 	case MemoryLimitCommand:
 		return runMemoryLimit(ctx, args, input)
 	}
-	return fmt.Errorf("unknown command %s: want one of %s", quote(name), commands)
+	return fmt.Errorf("unknown command %s: want one of %s", quote.Text(name), commands)
 }
 
 func runMPSClient(ctx context.Context, args []string, input io.Reader) error {
@@ -77,7 +79,7 @@ func parse(flags *flag.FlagSet, args []string) error {
 		return fmt.Errorf("%s: %w", flags.Name(), err)
 	}
 	if flags.NArg() > 0 {
-		return fmt.Errorf("%s: unknown argument %s", flags.Name(), quote(flags.Arg(0)))
+		return fmt.Errorf("%s: unknown argument %s", flags.Name(), quote.Text(flags.Arg(0)))
 	}
 	return nil
 }

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 // More than this is not from a container runtime.
@@ -57,7 +59,7 @@ func readContainer(input io.Reader) (*container, error) {
 		return nil, fmt.Errorf("read the container's state from the runtime: %w", err)
 	}
 	if !filepath.IsAbs(s.Bundle) {
-		return nil, fmt.Errorf("the container runtime gives the bundle %s: want an absolute path", quote(s.Bundle))
+		return nil, fmt.Errorf("the container runtime gives the bundle %s: want an absolute path", quote.Text(s.Bundle))
 	}
 	path := filepath.Join(s.Bundle, "config.json")
 	if data, err = readFile(path, maxConfig); err != nil {
@@ -65,10 +67,10 @@ func readContainer(input io.Reader) (*container, error) {
 	}
 	c := container{pid: s.PID}
 	if err := json.Unmarshal(data, &c); err != nil {
-		return nil, fmt.Errorf("read the container's configuration %s: %w", quote(path), err)
+		return nil, fmt.Errorf("read the container's configuration %s: %w", quote.Text(path), err)
 	}
 	if c.Process == nil {
-		return nil, fmt.Errorf("the container's configuration %s has no process", quote(path))
+		return nil, fmt.Errorf("the container's configuration %s has no process", quote.Text(path))
 	}
 	return &c, nil
 }

@@ -11,6 +11,8 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 const (
@@ -43,7 +45,7 @@ func CheckSoftwareLimits(input io.Reader) error {
 	for _, variable := range c.Process.Env {
 		for _, prefix := range numberedLimits {
 			if strings.HasPrefix(variable, prefix) {
-				return fmt.Errorf("this container has the variable %s, which takes precedence over the limits of its share: remove it", quote(variable))
+				return fmt.Errorf("this container has the variable %s, which takes precedence over the limits of its share: remove it", quote.Text(variable))
 			}
 		}
 	}
@@ -67,7 +69,7 @@ func (c *container) checkPreload() error {
 		return fmt.Errorf("read what is mounted at %s: %w", PreloadFile, err)
 	}
 	if !slices.Contains(strings.Fields(string(data)), InterposerLibrary) {
-		return fmt.Errorf("%s, which is mounted at %s, does not name %s", quote(m.Source), PreloadFile, InterposerLibrary)
+		return fmt.Errorf("%s, which is mounted at %s, does not name %s", quote.Text(m.Source), PreloadFile, InterposerLibrary)
 	}
 	return checkLibrary(library.Source)
 }
@@ -90,11 +92,11 @@ func checkLibrary(path string) error {
 	defer func() { _ = file.Close() }()
 	library, err := elf.NewFile(file)
 	if err != nil {
-		return fmt.Errorf("read the library %s: %w", quote(path), err)
+		return fmt.Errorf("read the library %s: %w", quote.Text(path), err)
 	}
 	if want := libraryMachines[runtime.GOARCH]; library.Class != elf.ELFCLASS64 || library.Type != elf.ET_DYN || library.Machine != want {
 		return fmt.Errorf("%s is %s, %s, %s: want a library of this machine, %s, %s, %s",
-			quote(path), library.Class, library.Type, library.Machine, elf.ELFCLASS64, elf.ET_DYN, want)
+			quote.Text(path), library.Class, library.Type, library.Machine, elf.ELFCLASS64, elf.ET_DYN, want)
 	}
 	return nil
 }

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 // A container has a variable for each device that was added to it, or one for several
@@ -78,4 +80,9 @@ func valuesOf(env []string, prefix string) []string {
 		}
 	}
 	return values
+}
+
+// list names values, each once.
+func list(values []string) string {
+	return quote.Names(slices.Compact(slices.Sorted(slices.Values(values))))
 }

@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 const (
@@ -87,7 +89,7 @@ func (l *MemoryLimit) lower(env []string) error {
 		mebibytes, err := strconv.ParseUint(value, 10, 44)
 		// Drivers may take 0 for no limit at all.
 		if err != nil || name == LimitVariable && mebibytes == 0 {
-			return fmt.Errorf("this container has the variable %s: want a number of MiB", quote(variable))
+			return fmt.Errorf("this container has the variable %s: want a number of MiB", quote.Text(variable))
 		}
 		if name == LimitVariable {
 			l.Hard = min(l.Hard, mebibytes<<20)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/partage-dev/partage/pkg/node/process"
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 const (
@@ -56,7 +57,7 @@ func CheckMPSClient(ctx context.Context, input io.Reader, control, session strin
 	switch {
 	case over != "":
 		return fmt.Errorf("MPS session %s: this container has a mount at %s that hides the socket of the MPS daemon in %s, so its programs "+
-			"would run without MPS and without limits: mount the volume elsewhere", session, quote(over), MPSFolder)
+			"would run without MPS and without limits: mount the volume elsewhere", session, quote.Text(over), MPSFolder)
 	case !has:
 		return fmt.Errorf("MPS session %s: this container does not have the folder of the MPS daemon, %s at %s, so its programs would run without "+
 			"MPS and without limits: did the container runtime apply the CDI spec of the claim?", session, filepath.Dir(control), MPSFolder)

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/partage-dev/partage/pkg/node/process"
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 // bundle makes what a runtime makes for a container with these variables.
@@ -172,7 +173,7 @@ func TestVolumeOverDaemon(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := bundleWith(t, test.mounts, "PARTAGE_MPS_12ab34cd=gpu-0")
 			err := CheckMPSClient(t.Context(), strings.NewReader(input(dir)), s.control, "gpu-0")
-			want := "mount at " + quote(test.over) + " that hides the socket"
+			want := "mount at " + quote.Text(test.over) + " that hides the socket"
 			if test.over == "-" {
 				want = "does not have the folder of the MPS daemon"
 			}

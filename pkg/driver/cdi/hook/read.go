@@ -9,6 +9,8 @@ import (
 	"io"
 	"os"
 	"syscall"
+
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 // readFile reads a file like openRegular, and refuses more than limit bytes.
@@ -20,7 +22,7 @@ func readFile(path string, limit int64) ([]byte, error) {
 	defer func() { _ = file.Close() }()
 	data, err := readAll(file, limit)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", quote(path), short(err))
+		return nil, fmt.Errorf("%s: %w", quote.Text(path), short(err))
 	}
 	return data, nil
 }
@@ -33,7 +35,7 @@ func openRegular(path string) (*os.File, error) {
 		return nil, short(err)
 	}
 	if !before.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is a %s: want a regular file", quote(path), kind(before.Mode()))
+		return nil, fmt.Errorf("%s is a %s: want a regular file", quote.Text(path), kind(before.Mode()))
 	}
 	// What is there by now may be something else.
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
@@ -42,7 +44,7 @@ func openRegular(path string) (*os.File, error) {
 	}
 	if opened, err := file.Stat(); err != nil || !os.SameFile(before, opened) {
 		_ = file.Close()
-		return nil, errors.Join(fmt.Errorf("%s was replaced meanwhile", quote(path)), err)
+		return nil, errors.Join(fmt.Errorf("%s was replaced meanwhile", quote.Text(path)), err)
 	}
 	return file, nil
 }
@@ -59,7 +61,7 @@ func readAll(r io.Reader, limit int64) ([]byte, error) {
 // short quotes the path of an error.
 func short(err error) error {
 	if pathError := (*os.PathError)(nil); errors.As(err, &pathError) {
-		return fmt.Errorf("%s %s: %w", pathError.Op, quote(pathError.Path), pathError.Err)
+		return fmt.Errorf("%s %s: %w", pathError.Op, quote.Text(pathError.Path), pathError.Err)
 	}
 	return err
 }
