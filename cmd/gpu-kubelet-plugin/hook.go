@@ -26,9 +26,7 @@ func (c *config) installHooks() (*hookPrograms, error) {
 	if err := os.MkdirAll(dataDir, 0o750); err != nil {
 		return nil, fmt.Errorf("make the plugin's data directory: %w", err)
 	}
-	folder, err := program.Open(filepath.Join(dataDir, "hooks"),
-		// What versions without that folder have left. Specs may still name them.
-		filepath.Join(dataDir, "mps-hook"), filepath.Join(dataDir, "nvidia-cdi-hook"))
+	folder, err := program.Open(filepath.Join(dataDir, "hooks"))
 	if err != nil {
 		return nil, err
 	}

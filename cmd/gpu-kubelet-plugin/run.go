@@ -128,7 +128,7 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 	if err != nil {
 		return fmt.Errorf("set up CDI specs in %s: %w", c.cdiRoot, err)
 	}
-	go hooks.KeepClean(ctx, specs.HookPrograms)
+	hooks.RemoveUnused(ctx, specs.HookPrograms)
 	supervisor := mps.Client{Socket: filepath.Join(c.mpsDir, mps.SocketName)}
 	cluster := plugin.NewCluster(clients.background)
 	facts := usage.NewFacts(driverName, cluster)

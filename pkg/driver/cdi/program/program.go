@@ -5,12 +5,13 @@
 // on the host, outside of the driver's container.
 //
 // The name of a copy has a hash of its content, so that an upgrade puts another program
-// beside it and never changes one that a spec names, or that is running. Copies that no
-// spec names any more are removed.
+// beside it and never changes one that a spec names, or that is running. A plugin that starts
+// removes the copies of earlier ones that no spec names any more.
 package program
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -20,44 +21,33 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"sync"
-	"time"
 
 	"github.com/gofrs/flock"
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/node/host"
 )
 
 const mode = 0o755
 
-// copyName is a name that Install gives, and unfinishedName one that it gives before.
-var (
-	copyName       = regexp.MustCompile(`^[^.].*-[0-9a-f]{12}$`)
-	unfinishedName = regexp.MustCompile(`^\..+-[0-9a-f]{12}\.tmp$`)
-)
+// ourName is a name that Install gives, or that of a copy which a killed process has not finished.
+var ourName = regexp.MustCompile(`^([^.].*-[0-9a-f]{12}|\..+-[0-9a-f]{12}\.tmp)$`)
 
 // Folder is where the copies are. Several processes may use one, and each keeps what it
 // has installed there until it ends: the file is locked as long as that, so that no other
 // one takes it for unused before a spec names it.
 type Folder struct {
-	path    string
-	earlier []string
-
-	mu sync.Mutex
-	// held are the locked files of this process, by their path.
-	held map[string]*os.File
-	// unused is when a copy was first seen that no spec named.
-	unused map[string]time.Time
+	path string
+	held []*os.File
 }
 
-// Open makes the folder if it does not exist. earlier are the paths of copies that
-// versions without hashes have made elsewhere; they are removed like the others.
-func Open(path string, earlier ...string) (*Folder, error) {
+// Open makes the folder if it does not exist.
+func Open(path string) (*Folder, error) {
 	if err := os.MkdirAll(path, 0o755); err != nil {
 		return nil, fmt.Errorf("folder for hook programs: %w", err)
 	}
-	return &Folder{path: path, earlier: earlier, held: map[string]*os.File{}, unused: map[string]time.Time{}}, nil
+	return &Folder{path: path}, nil
 }
 
 // Install copies a program and returns the path of the copy, which stays until this
@@ -69,34 +59,32 @@ func (f *Folder) Install(program string) (path string, err error) {
 	}
 	sum := sha256.Sum256(content)
 	path = filepath.Join(f.path, filepath.Base(program)+"-"+hex.EncodeToString(sum[:6]))
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	folder := f.folderLock()
-	if err := folder.Lock(); err != nil {
-		return "", fmt.Errorf("wait for another instance that installs hook programs: %w", err)
-	}
-	defer func() { err = errors.Join(err, folder.Unlock()) }()
-	if err := f.removeUnfinished(); err != nil {
+	unlock, err := f.lock()
+	if err != nil {
 		return "", err
 	}
+	defer func() { err = errors.Join(err, unlock()) }()
 	file, err := open(path, content)
 	if err != nil {
 		return "", fmt.Errorf("install the hook program %s: %w", program, err)
 	}
+	f.held = append(f.held, file)
 	// Nobody removes it meanwhile, which takes the lock of the folder.
 	if err := unix.Flock(int(file.Fd()), unix.LOCK_SH|unix.LOCK_NB); err != nil {
-		return "", errors.Join(fmt.Errorf("lock the hook program %s: %w", path, err), file.Close())
+		return "", fmt.Errorf("lock the hook program %s: %w", path, err)
 	}
-	if before := f.held[path]; before != nil {
-		_ = before.Close()
-	}
-	f.held[path] = file
 	return path, nil
 }
 
-// folderLock keeps other processes from installing and removing. The lock is on the
+// lock keeps other processes from installing and removing. The lock is on the
 // folder itself, so that it leaves no file behind.
-func (f *Folder) folderLock() *flock.Flock { return flock.New(f.path, flock.SetFlag(os.O_RDONLY)) }
+func (f *Folder) lock() (unlock func() error, err error) {
+	lock := flock.New(f.path, flock.SetFlag(os.O_RDONLY))
+	if err := lock.Lock(); err != nil {
+		return nil, fmt.Errorf("wait for another instance that installs hook programs: %w", err)
+	}
+	return lock.Unlock, nil
+}
 
 // open opens a copy. One that is missing or damaged is made anew, as another file, since
 // a container may be starting right now.
@@ -108,22 +96,6 @@ func open(path string, content []byte) (*os.File, error) {
 		return nil, err
 	}
 	return openIntact(path, content)
-}
-
-// removeUnfinished removes what processes left that were killed while they made a copy.
-// The caller holds the folder's lock.
-func (f *Folder) removeUnfinished() error {
-	entries, err := os.ReadDir(f.path)
-	if err != nil {
-		return fmt.Errorf("folder for hook programs: %w", err)
-	}
-	var errs []error
-	for _, entry := range entries {
-		if unfinishedName.MatchString(entry.Name()) {
-			errs = append(errs, os.Remove(filepath.Join(f.path, entry.Name())))
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // openIntact opens a copy, and fails if it is not what Install makes.
@@ -154,12 +126,64 @@ func openIntact(path string, content []byte) (file *os.File, err error) {
 	return file, nil
 }
 
+// RemoveUnused removes copies that no process holds and no spec names. named returns the paths that specs name; it must be called before
+// this process changes specs: a runtime may be making a container from one that is there.
+func (f *Folder) RemoveUnused(ctx context.Context, named func() (map[string]bool, error)) {
+	if err := f.removeUnused(ctx, named); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot remove copies of hook programs that are not used")
+	}
+}
+
+func (f *Folder) removeUnused(ctx context.Context, named func() (map[string]bool, error)) (err error) {
+	unlock, err := f.lock()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, unlock()) }()
+	entries, err := os.ReadDir(f.path)
+	if err != nil {
+		return fmt.Errorf("folder for hook programs: %w", err)
+	}
+	var free []string
+	for _, entry := range entries {
+		if !ourName.MatchString(entry.Name()) {
+			continue
+		}
+		path := filepath.Join(f.path, entry.Name())
+		file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+		if err != nil {
+			return fmt.Errorf("hook program: %w", err)
+		}
+		defer func() { _ = file.Close() }()
+		// They are locked before the specs are read: a process that ends in between has written its last spec.
+		switch err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+		case err == nil:
+			free = append(free, path)
+		case !errors.Is(err, unix.EWOULDBLOCK):
+			return fmt.Errorf("lock the hook program %s: %w", path, err)
+		}
+	}
+	names, err := named()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, path := range free {
+		if names[path] {
+			continue
+		}
+		if err := host.RemoveFile(path); err != nil {
+			errs = append(errs, fmt.Errorf("hook program: %w", err))
+			continue
+		}
+		klog.FromContext(ctx).Info("Removed a hook program that no CDI spec names any more", "path", path)
+	}
+	return errors.Join(errs...)
+}
+
 // Close gives up what this process has installed, as the end of the process does.
 func (f *Folder) Close() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for path, file := range f.held {
+	for _, file := range f.held {
 		_ = file.Close()
-		delete(f.held, path)
 	}
 }

@@ -5,9 +5,7 @@ package program
 
 import (
 	"bytes"
-	"context"
 	"errors"
-	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -15,8 +13,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -25,9 +21,9 @@ import (
 )
 
 // openFolder returns the folder as another process has it, and closes it at the end.
-func openFolder(t *testing.T, path string, earlier ...string) *Folder {
+func openFolder(t *testing.T, path string) *Folder {
 	t.Helper()
-	f, err := Open(path, earlier...)
+	f, err := Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,10 +121,6 @@ func TestInstallRepairs(t *testing.T) {
 		"a link to the same": func(path string) error {
 			return errors.Join(os.Rename(path, path+".moved"), os.Symlink(path+".moved", path))
 		},
-		"an unfinished copy of another": func(path string) error {
-			return os.WriteFile(host.TemporaryName(filepath.Dir(path)+"/other-0123456789ab"), []byte("o"), 0o600)
-		},
-		"an unfinished copy beside it": func(path string) error { return os.WriteFile(host.TemporaryName(path), []byte("o"), 0o600) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -148,9 +140,6 @@ func TestInstallRepairs(t *testing.T) {
 			}
 			if stat(t, path).Mode() != mode || read(t, path) != "one" {
 				t.Errorf("the copy has mode %v and %q", stat(t, path).Mode(), read(t, path))
-			}
-			if have := names(t, dir); slices.ContainsFunc(have, func(name string) bool { return strings.HasSuffix(name, ".tmp") }) {
-				t.Errorf("the folder has %v", have)
 			}
 		})
 	}
@@ -177,70 +166,50 @@ func TestInstallTogether(t *testing.T) {
 	}
 }
 
-// node is a folder in which three versions of a program were installed, one of them by
-// a plugin that still runs.
+// node is a folder in which three versions of a program were installed, the last two by plugins that still run.
 type node struct {
 	t              *testing.T
 	dir            string
 	old, now, next string
-	running        *Folder
-	earlier        string
-	f              *Folder
-
-	mu sync.Mutex
-	// named is what specs name; broken is why that is not known.
-	named  map[string]bool
-	broken error
-}
-
-// name lets specs name these programs and no others.
-func (n *node) name(paths ...string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	clear(n.named)
-	for _, path := range paths {
-		n.named[path] = true
-	}
-}
-
-// damage makes specs unreadable, or readable again.
-func (n *node) damage(err error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.broken = err
-}
-
-func (n *node) specs() (map[string]bool, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return maps.Clone(n.named), n.broken
+	running, f     *Folder
 }
 
 func newNode(t *testing.T) *node {
-	n := &node{t: t, dir: t.TempDir(), named: map[string]bool{}}
+	n := &node{t: t, dir: t.TempDir()}
 	program := filepath.Join(t.TempDir(), "hook")
-	n.earlier = filepath.Join(t.TempDir(), "mps-hook")
-	write(t, n.earlier, "earlier")
-	write(t, program, "old")
-	old := openFolder(t, n.dir)
-	n.old = install(t, old, program)
-	old.Close() // as if its process had ended
-	write(t, program, "now")
-	n.running = openFolder(t, n.dir)
-	n.now = install(t, n.running, program)
-	write(t, program, "next")
-	n.f = openFolder(t, n.dir, n.earlier)
-	n.next = install(t, n.f, program)
+	for content, path := range map[string]*string{"old": &n.old, "now": &n.now, "next": &n.next} {
+		write(t, program, content)
+		f := openFolder(t, n.dir)
+		*path = install(t, f, program)
+		switch content {
+		case "old":
+			f.Close() // as if its process had ended
+		case "now":
+			n.running = f
+		case "next":
+			n.f = f
+		}
+	}
 	return n
 }
 
-// after lets sweeps go on for some time, and fails unless these are there then.
-func (n *node) after(d time.Duration, want ...string) {
+// sweep removes what specs do not name, and fails unless these are there then.
+func (n *node) sweep(named []string, want ...string) {
 	n.t.Helper()
-	time.Sleep(d)
-	synctest.Wait()
+	n.f.RemoveUnused(n.t.Context(), func() (map[string]bool, error) {
+		names := map[string]bool{}
+		for _, path := range named {
+			names[path] = true
+		}
+		return names, nil
+	})
+	n.has(want...)
+}
+
+func (n *node) has(want ...string) {
+	n.t.Helper()
 	var have []string
-	for _, path := range []string{n.old, n.now, n.next, n.earlier} {
+	for _, path := range []string{n.old, n.now, n.next} {
 		if _, err := os.Lstat(path); err == nil {
 			have = append(have, path)
 		}
@@ -250,83 +219,32 @@ func (n *node) after(d time.Duration, want ...string) {
 	}
 }
 
-const (
-	soon = grace - time.Second
-	// enough is when something that becomes unused now has gone.
-	enough = grace + 2*interval
-)
-
-func TestKeepClean(t *testing.T) {
+func TestRemoveUnused(t *testing.T) {
 	for name, test := range map[string]func(n *node){
 		"what specs name stays": func(n *node) {
-			n.name(n.old, n.earlier)
-			n.after(10*enough, n.old, n.now, n.next, n.earlier)
-		},
-		"not at once": func(n *node) {
-			n.after(soon, n.old, n.now, n.next, n.earlier)
-			n.after(enough-soon, n.now, n.next)
-		},
-		"the last claim ends": func(n *node) {
-			n.name(n.old, n.earlier)
-			n.after(enough, n.old, n.now, n.next, n.earlier)
-			n.name(n.earlier)
-			n.after(soon, n.old, n.now, n.next, n.earlier)
-			n.after(enough-soon, n.now, n.next, n.earlier)
-			n.name()
-			n.after(enough, n.now, n.next)
-		},
-		"named again meanwhile": func(n *node) {
-			n.after(soon, n.old, n.now, n.next, n.earlier)
-			n.name(n.old)
-			n.after(enough, n.old, n.now, n.next)
-			n.name()
-			n.after(soon, n.old, n.now, n.next)
-			n.after(enough-soon, n.now, n.next)
+			n.sweep([]string{n.old}, n.old, n.now, n.next)
+			n.sweep(nil, n.now, n.next)
 		},
 		"the other plugin ends": func(n *node) {
-			n.after(10*enough, n.now, n.next)
-			// It has written a spec at the last moment.
-			n.name(n.now)
 			n.running.Close()
-			n.after(enough, n.now, n.next)
-			n.name()
-			n.after(enough, n.next)
+			// It has written a spec at the last moment.
+			n.sweep([]string{n.now}, n.now, n.next)
+			n.sweep(nil, n.next)
 		},
 		"specs that cannot be read": func(n *node) {
-			n.damage(errors.New("half of a spec"))
-			n.after(enough, n.old, n.now, n.next, n.earlier)
-			n.damage(nil)
-			n.after(enough, n.now, n.next)
-		},
-		"another process installs": func(n *node) {
-			lock := n.running.folderLock()
-			if err := lock.Lock(); err != nil {
-				n.t.Fatal(err)
-			}
-			n.after(enough, n.old, n.now, n.next, n.earlier)
-			if err := lock.Unlock(); err != nil {
-				n.t.Fatal(err)
-			}
-			n.after(enough, n.now, n.next)
+			n.f.RemoveUnused(n.t.Context(), func() (map[string]bool, error) { return nil, errors.New("half of a spec") })
+			n.has(n.old, n.now, n.next)
 		},
 		"files of others": func(n *node) {
 			write(n.t, filepath.Join(n.dir, "README"), "")
-			n.after(enough, n.now, n.next)
-			if !slices.Contains(names(n.t, n.dir), "README") {
-				n.t.Error("it is gone")
+			write(n.t, host.TemporaryName(n.old), "o") // of one who was killed
+			n.sweep(nil, n.now, n.next)
+			if got := names(n.t, n.dir); len(got) != 3 || !slices.Contains(got, "README") {
+				n.t.Errorf("the folder has %v", got)
 			}
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				n := newNode(t)
-				ctx, cancel := context.WithCancel(t.Context())
-				defer synctest.Wait()
-				defer cancel()
-				go n.f.KeepClean(ctx, n.specs)
-				test(n)
-			})
-		})
+		t.Run(name, func(t *testing.T) { test(newNode(t)) })
 	}
 }
 
@@ -334,21 +252,19 @@ func TestKeepClean(t *testing.T) {
 // is free, so that a spec read afterwards names what it has used.
 func TestSpecsAreReadUnderTheLock(t *testing.T) {
 	n := newNode(t)
-	looked := 0
-	if err := n.f.sweep(t.Context(), func() (map[string]bool, error) {
-		for _, path := range []string{n.old, n.earlier} {
-			file, err := os.Open(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := unix.Flock(int(file.Fd()), unix.LOCK_SH|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
-				t.Errorf("%s is not locked: %v", path, err)
-			}
-			_ = file.Close()
-			looked++
+	looked := false
+	n.f.RemoveUnused(t.Context(), func() (map[string]bool, error) {
+		file, err := os.Open(n.old)
+		if err != nil {
+			t.Fatal(err)
 		}
-		return n.specs()
-	}); err != nil || looked != 2 {
-		t.Errorf("looked %d times: %v", looked, err)
+		if err := unix.Flock(int(file.Fd()), unix.LOCK_SH|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+			t.Errorf("it is not locked: %v", err)
+		}
+		looked = true
+		return nil, file.Close()
+	})
+	if !looked {
+		t.Error("no spec was read")
 	}
 }
