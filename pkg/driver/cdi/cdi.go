@@ -25,7 +25,6 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
 	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -106,19 +105,14 @@ func (s *Specs) Write(ctx context.Context, claimUID types.UID, devices []Device)
 	if err != nil {
 		return nil, err
 	}
-	path := s.path(claimUID)
-	present, err := os.ReadFile(path)
-	if err == nil && bytes.Equal(present, data) {
+	if s.has(claimUID, data) {
 		return ids, nil
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		klog.FromContext(ctx).Error(err, "Replacing an unreadable CDI spec", "path", path)
-	}
 	// /var/run may have been emptied since New.
-	if err := os.MkdirAll(s.root, 0o755); err != nil {
-		return nil, fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
+	if err = os.MkdirAll(s.root, 0o755); err == nil {
+		err = host.ReplaceUnsynced(s.path(claimUID), data, specMode)
 	}
-	if err := host.ReplaceUnsynced(path, data, specMode); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
 	}
 	return ids, nil
@@ -127,28 +121,28 @@ func (s *Specs) Write(ctx context.Context, claimUID types.UID, devices []Device)
 // Matches reports whether the spec of a claim is what Write would write.
 func (s *Specs) Matches(ctx context.Context, claimUID types.UID, devices []Device) (bool, error) {
 	data, _, err := s.render(ctx, claimUID, devices)
-	if err != nil {
-		return false, err
-	}
+	return err == nil && s.has(claimUID, data), err
+}
+
+func (s *Specs) has(claimUID types.UID, data []byte) bool {
 	present, err := os.ReadFile(s.path(claimUID))
-	return err == nil && bytes.Equal(present, data), nil
+	return err == nil && bytes.Equal(present, data)
 }
 
 // render returns the content of a claim's spec file and the fully qualified name of
 // each device.
-func (s *Specs) render(ctx context.Context, claimUID types.UID, devices []Device) ([]byte, map[string]string, error) {
+func (s *Specs) render(ctx context.Context, claimUID types.UID, devices []Device) (data []byte, ids map[string]string, err error) {
 	if err := validUID(claimUID); err != nil {
 		return nil, nil, err
 	}
+	var spec *specs.Spec
 	common, err := s.common.get(ctx)
-	if err != nil {
-		return nil, nil, fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
+	if err == nil {
+		spec, ids, err = build(claimUID, common, devices)
 	}
-	spec, ids, err := build(claimUID, common, devices)
-	if err != nil {
-		return nil, nil, fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
+	if err == nil {
+		data, err = json.MarshalIndent(spec, "", "  ")
 	}
-	data, err := json.MarshalIndent(spec, "", "  ")
 	if err != nil {
 		return nil, nil, fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
 	}
@@ -188,17 +182,14 @@ func (s *Specs) List() ([]types.UID, error) {
 // HookPrograms returns the paths of all programs that specs of claims name as hooks,
 // whichever instance of the driver wrote them.
 func (s *Specs) HookPrograms() (map[string]bool, error) {
-	entries, err := os.ReadDir(s.root)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("CDI specs: %w", err)
+	claims, err := s.List()
+	if err != nil {
+		return nil, err
 	}
 	programs := map[string]bool{}
-	for _, entry := range entries {
-		if !isSpec(entry.Name()) {
-			continue
-		}
+	for _, uid := range append(claims, Conformance) {
 		var spec specs.Spec
-		path := filepath.Join(s.root, entry.Name())
+		path := s.path(uid)
 		data, err := os.ReadFile(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // its claim ended meanwhile
@@ -259,7 +250,7 @@ func build(claimUID types.UID, common specs.ContainerEdits, devices []Device) (*
 	if slices.ContainsFunc(devices, func(d Device) bool { return d.NodesLibrary }) {
 		// Also of the claim's other devices: which of them a container has is not known here.
 		common := &spec.ContainerEdits
-		common.Hooks = slices.DeleteFunc(common.Hooks, func(h *specs.Hook) bool { return slices.Contains(h.Args, forwardCompatibility) })
+		common.Hooks = slices.DeleteFunc(slices.Clone(common.Hooks), func(h *specs.Hook) bool { return slices.Contains(h.Args, forwardCompatibility) })
 	}
 	version, err := specs.MinimumRequiredVersion(spec)
 	if err != nil {
@@ -269,16 +260,12 @@ func build(claimUID types.UID, common specs.ContainerEdits, devices []Device) (*
 	return spec, ids, validate(spec)
 }
 
-// validate applies the rules of the CDI library, as runtimes do when they load a file,
-// and that for hooks. A runtime that refuses a spec only logs it.
+// validate applies the rules of the CDI library, as runtimes do when they load a file. A runtime that refuses a spec only logs it.
 func validate(spec *specs.Spec) error {
 	if len(spec.Devices) == 0 {
 		return errors.New("no devices")
 	}
 	if err := specs.ValidateVersion(spec); err != nil {
-		return err
-	}
-	if err := checkConfined(spec); err != nil {
 		return err
 	}
 	if err := (&cdiapi.ContainerEdits{ContainerEdits: &spec.ContainerEdits}).Validate(); err != nil {

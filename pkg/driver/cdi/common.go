@@ -107,7 +107,7 @@ func (c *commonEdits) setVersion(version string) {
 	c.version = version
 }
 
-// get returns edits that the caller may change.
+// get returns edits that others have, too: nobody changes them.
 func (c *commonEdits) get(ctx context.Context) (specs.ContainerEdits, error) {
 	return call.Read(ctx, c.queue, "read the NVIDIA driver's files in "+c.roots.Driver, func() (specs.ContainerEdits, error) {
 		// It may take effect for the next one, for whom ctx is not over.
@@ -137,7 +137,7 @@ func (c *commonEdits) edits(ctx context.Context) (specs.ContainerEdits, error) {
 		c.cached = last
 		c.mu.Unlock()
 	}
-	return clone(last.edits), nil
+	return *last.edits, nil
 }
 
 // tellWhere logs where the device nodes are when that changes, as when a driver container
@@ -160,12 +160,11 @@ func (c *commonEdits) find(ctx context.Context, key driverKey) (*specs.Container
 	if err != nil {
 		return nil, fmt.Errorf("find the NVIDIA driver's files in %s: %w", c.roots.Driver, err)
 	}
-	edits := clone(found)
-	c.normalize(&edits, key.dev)
-	if err := c.checkComplete(&edits, key); err != nil {
+	c.normalize(found, key.dev)
+	if err := c.checkComplete(found, key); err != nil {
 		return nil, err
 	}
-	return &edits, nil
+	return found, nil
 }
 
 func (c *commonEdits) driverKey(version string) (driverKey, error) {

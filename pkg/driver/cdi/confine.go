@@ -4,7 +4,6 @@
 package cdi
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 
@@ -30,16 +29,6 @@ func confine(hook *specs.Hook) {
 		timeout := hookTimeout
 		hook.Timeout = &timeout
 	}
-}
-
-// checkConfined refuses a spec with a hook that confine has not seen.
-func checkConfined(spec *specs.Spec) error {
-	for _, hook := range hooksOf(spec) {
-		if len(hook.Env) == 0 || hook.Timeout == nil || *hook.Timeout <= 0 {
-			return fmt.Errorf("hook %s: want an environment and a time limit of its own", hook.Path)
-		}
-	}
-	return nil
 }
 
 func hooksOf(spec *specs.Spec) []*specs.Hook {
