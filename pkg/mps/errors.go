@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Errors that those of a supervisor and of Client wrap.
+// Errors that those of a supervisor wrap, and the first one that those of Client do.
 var (
 	// ErrUnavailable: nothing answers on the supervisor's socket, or the supervisor
 	// ended during the call. What it started may still run.
@@ -27,30 +27,6 @@ var (
 	ErrFaulted = errors.New("the MPS session accepts no clients after a fault")
 )
 
-// errorCodes are the gRPC codes of errors that keep their identity on the way from
-// the supervisor to its client.
-var errorCodes = []struct {
-	err  error
-	code codes.Code
-}{
-	{ErrInvalid, codes.InvalidArgument},
-	{ErrDiffers, codes.FailedPrecondition},
-	{ErrFaulted, codes.Aborted},
-	{context.DeadlineExceeded, codes.DeadlineExceeded},
-	{context.Canceled, codes.Canceled},
-}
-
-func toStatus(err error) error {
-	code := codes.Internal
-	for _, known := range errorCodes {
-		if errors.Is(err, known.err) {
-			code = known.code
-			break
-		}
-	}
-	return status.Error(code, err.Error())
-}
-
 // remoteError is an error of the supervisor: its text, and what it wraps.
 type remoteError struct {
 	text string
@@ -60,7 +36,7 @@ type remoteError struct {
 func (e *remoteError) Error() string { return e.text }
 func (e *remoteError) Unwrap() error { return e.err }
 
-// fromStatus returns the error that the supervisor on the socket had.
+// fromStatus returns the error that the supervisor on the socket had. It wraps that of a context, if there was one.
 func fromStatus(socket string, err error) error {
 	if err == nil {
 		return nil
@@ -72,10 +48,7 @@ func fromStatus(socket string, err error) error {
 	case codes.Unimplemented:
 		return fmt.Errorf("the MPS supervisor is older than this program: %s", s.Message())
 	}
-	for _, known := range errorCodes {
-		if known.code == s.Code() {
-			return &remoteError{text: s.Message(), err: known.err}
-		}
+	return &remoteError{
+		text: s.Message(), err: map[codes.Code]error{codes.DeadlineExceeded: context.DeadlineExceeded, codes.Canceled: context.Canceled}[s.Code()],
 	}
-	return errors.New(s.Message())
 }

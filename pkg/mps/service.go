@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 )
 
@@ -72,7 +73,7 @@ func method[Request, Answer any](logger klog.Logger, name string, do func(contex
 		answer, err := do(klog.NewContext(ctx, logger), request)
 		if err != nil {
 			logger.Error(err, "A call of the plugin has failed", "call", name, "request", request)
-			return nil, toStatus(err)
+			return nil, status.FromContextError(err).Err()
 		}
 		return answer, nil
 	}}

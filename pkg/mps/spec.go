@@ -115,13 +115,6 @@ func (s Spec) validateDevices(wrong func(format string, args ...any)) {
 	}
 }
 
-// Clone returns a deep copy.
-func (s Spec) Clone() Spec {
-	s.Devices = slices.Clone(s.Devices)
-	s.Memory = maps.Clone(s.Memory)
-	return s
-}
-
 // MemoryMiB returns the memory limit of the device with this index in MiB, 0 if it
 // has none.
 func (s Spec) MemoryMiB(device int) int64 {

@@ -137,7 +137,7 @@ func TestOwnRoot(t *testing.T) {
 			t.Errorf("%s has %v, %v", path, entries, err)
 		}
 	}
-	raised := one.Clone()
+	raised := clone(one)
 	raised.ThreadPercentage = 50
 	if status, err = s.Ensure(t.Context(), raised); err != nil {
 		t.Fatal(err)

@@ -43,7 +43,7 @@ func TestRestartFailsWithOtherLimits(t *testing.T) {
 	w.script(script{Exit: "out of luck"})
 	kill(t, daemonOf(t, s, one.ID))
 	reaches(t, s, one.ID, mps.Failed, 1)
-	raised := one.Clone()
+	raised := clone(one)
 	raised.ThreadPercentage = 75
 	if _, err := s.Ensure(t.Context(), raised); err == nil {
 		t.Error("no error")

@@ -292,7 +292,7 @@ func (s *session) publish(phase mps.Phase, message string, clients []int) {
 		message = s.node.warning
 	}
 	s.status = mps.Status{
-		Spec: r.Spec.Clone(), Phase: phase, Message: message, History: r.History, PipeDir: s.folder.clientPipe(),
+		Spec: r.Spec, Phase: phase, Message: message, History: r.History, PipeDir: s.folder.clientPipe(),
 	}
 	if r.SharesMemory {
 		s.status.ShmDir = s.folder.memory().shm()
@@ -309,7 +309,5 @@ func (s *session) publish(phase mps.Phase, message string, clients []int) {
 func (s *session) current() mps.Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	status := s.status
-	status.Spec = status.Spec.Clone()
-	return status
+	return s.status
 }

@@ -110,7 +110,6 @@ func New(ctx context.Context, options Options) (*Supervisor, error) {
 // canceled before, nothing is left of it; a session that ran before stays, and is
 // retried later.
 func (s *Supervisor) Ensure(ctx context.Context, spec mps.Spec) (mps.Status, error) {
-	spec = spec.Clone()
 	err := spec.Validate()
 	if err == nil {
 		err = s.folder(spec.ID).check()

@@ -81,7 +81,7 @@ func TestChangeLimits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	raised := spec.Clone()
+	raised := clone(spec)
 	raised.ThreadPercentage, raised.Memory[gpuA] = 50, 3<<30
 	second, err := s.Ensure(t.Context(), raised)
 	if err != nil {
@@ -106,7 +106,7 @@ func TestChangeLimits(t *testing.T) {
 		"multi-user": {func(s *mps.Spec) { s.MultiUser = true }, "multi-user"},
 		"no memory":  {func(s *mps.Spec) { s.Memory = nil }, "whole memory"},
 	} {
-		other := raised.Clone()
+		other := clone(raised)
 		test.change(&other)
 		if _, err := s.Ensure(t.Context(), other); !errors.Is(err, mps.ErrDiffers) || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: got %v", name, err)
@@ -118,7 +118,7 @@ func TestChangeLimits(t *testing.T) {
 
 	// A daemon that only pretends.
 	w.script(script{IgnoreServer: true})
-	higher := raised.Clone()
+	higher := clone(raised)
 	higher.ThreadPercentage = 75
 	if _, err := s.Ensure(t.Context(), higher); err == nil || !strings.Contains(err.Error(), "percentage is 50, want 75") {
 		t.Errorf("got %v", err)
@@ -161,7 +161,7 @@ func TestCoarseLimits(t *testing.T) {
 	if err := hasLimits(t, c, server, spec); err != nil {
 		t.Error(err)
 	}
-	other := spec.Clone()
+	other := clone(spec)
 	other.Memory[gpuA] = 40 << 30
 	if err := c.SetLimits(t.Context(), other, server); err != nil {
 		t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -277,6 +278,12 @@ func reaches(t testing.TB, s *Supervisor, id string, phase mps.Phase, losses int
 		return last.Phase == phase && last.Losses == losses
 	})
 	return last
+}
+
+// clone returns a spec that can be changed.
+func clone(s mps.Spec) mps.Spec {
+	s.Memory = maps.Clone(s.Memory)
+	return s
 }
 
 func kill(t testing.TB, pid int) {
