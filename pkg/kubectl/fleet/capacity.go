@@ -15,23 +15,21 @@ import (
 // Granted returns what a claim gets that asks for an amount, or for nothing: the next larger
 // amount that the device allows. It says which limit the amount is beyond.
 func Granted(asked *resource.Quantity, c *resourceapi.DeviceCapacity) (resource.Quantity, string) {
-	policy := c.RequestPolicy
+	p := ptr.Deref(c.RequestPolicy, resourceapi.CapacityRequestPolicy{})
 	switch {
-	case asked == nil && policy != nil && policy.Default != nil:
-		return policy.Default.DeepCopy(), ""
+	case asked == nil && p.Default != nil:
+		return p.Default.DeepCopy(), ""
 	case asked == nil:
 		return c.Value.DeepCopy(), ""
-	case policy == nil:
-		return asked.DeepCopy(), ""
-	case policy.ValidRange != nil:
-		return inRange(asked, policy.ValidRange)
-	case len(policy.ValidValues) > 0:
-		i := slices.IndexFunc(policy.ValidValues, func(v resource.Quantity) bool { return asked.Cmp(v) <= 0 })
-		if i < 0 {
-			largest := policy.ValidValues[len(policy.ValidValues)-1]
-			return asked.DeepCopy(), fmt.Sprintf("the largest amount of a share is %s", largest.String())
+	case p.ValidRange != nil:
+		return inRange(asked, p.ValidRange)
+	}
+	for i, v := range p.ValidValues {
+		if asked.Cmp(v) <= 0 {
+			return v.DeepCopy(), ""
+		} else if i == len(p.ValidValues)-1 {
+			return asked.DeepCopy(), fmt.Sprintf("the largest amount of a share is %s", v.String())
 		}
-		return policy.ValidValues[i].DeepCopy(), ""
 	}
 	return asked.DeepCopy(), ""
 }
@@ -72,13 +70,13 @@ func Largest(c resourceapi.DeviceCapacity, left resource.Quantity) resource.Quan
 			return *resource.NewQuantity(left.Value()-(left.Value()-least.Value())%r.Step.Value(), r.Step.Format)
 		}
 	} else if len(p.ValidValues) > 0 {
-		most := resource.Quantity{}
-		for _, q := range p.ValidValues {
-			if q.Cmp(left) <= 0 && q.Cmp(most) > 0 {
-				most = q
+		// They are in ascending order.
+		for _, q := range slices.Backward(p.ValidValues) {
+			if q.Cmp(left) <= 0 {
+				return q
 			}
 		}
-		return most
+		return resource.Quantity{}
 	}
 	return left
 }

@@ -4,6 +4,7 @@
 package fleet
 
 import (
+	"cmp"
 	"encoding/json"
 	"strings"
 
@@ -64,16 +65,21 @@ func (h *Holding) Ask(c *resourceapi.ResourceClaim) *Ask {
 	return nil
 }
 
+// Compared returns the attribute by which a constraint compares devices, or "".
+func Compared(c *resourceapi.DeviceConstraint) string {
+	return string(cmp.Or(ptr.Deref(c.MatchAttribute, ""), ptr.Deref(c.DistinctAttribute, "")))
+}
+
 // Unqualified returns a name without its domain.
 func Unqualified(name string) string { return name[strings.LastIndexByte(name, '/')+1:] }
 
-// Results returns the devices of a driver that a claim has.
+// Results returns the devices of a driver that a claim has, or with "" of all drivers.
 func Results(c *resourceapi.ResourceClaim, driver string) (all []*resourceapi.DeviceRequestAllocationResult) {
 	if c.Status.Allocation == nil {
 		return nil
 	}
 	for i := range c.Status.Allocation.Devices.Results {
-		if r := &c.Status.Allocation.Devices.Results[i]; r.Driver == driver {
+		if r := &c.Status.Allocation.Devices.Results[i]; driver == "" || r.Driver == driver {
 			all = append(all, r)
 		}
 	}
@@ -114,10 +120,8 @@ func (h *Holding) Live() *api.DeviceStatus {
 // NotReady returns the condition with which the driver says that containers cannot use the
 // device, or nil.
 func (h *Holding) NotReady() *metav1.Condition {
-	if h.Status == nil {
-		return nil
-	}
-	if c := meta.FindStatusCondition(h.Status.Conditions, "Ready"); c != nil && c.Status != metav1.ConditionTrue {
+	conditions := ptr.Deref(h.Status, resourceapi.AllocatedDeviceStatus{}).Conditions
+	if c := meta.FindStatusCondition(conditions, "Ready"); c != nil && c.Status != metav1.ConditionTrue {
 		return c
 	}
 	return nil

@@ -4,6 +4,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -135,10 +136,5 @@ func LastSeen(e *corev1.Event) time.Time {
 	if e.Series != nil && e.Series.LastObservedTime.After(seen) {
 		seen = e.Series.LastObservedTime.Time
 	}
-	for _, t := range []time.Time{e.EventTime.Time, e.CreationTimestamp.Time} {
-		if seen.IsZero() {
-			seen = t
-		}
-	}
-	return seen
+	return cmp.Or(seen, e.EventTime.Time, e.CreationTimestamp.Time)
 }
