@@ -11,6 +11,7 @@
 package template
 
 import (
+	"cmp"
 	"fmt"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -43,8 +44,6 @@ type Options struct {
 	Driver, Node string
 	// Policy is nil for the built-in one.
 	Policy *policy.Policy
-	// SoftwareLimits says that nodes have an interposer library.
-	SoftwareLimits bool
 }
 
 // Facts returns what such a machine reports. PCIe roots and NUMA nodes are left out: they
@@ -57,12 +56,8 @@ func (m Machine) Facts() (*gpu.Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	if m.DriverVersion != "" {
-		node.DriverVersion = m.DriverVersion
-	}
-	if m.CUDAVersion != (gpu.Version{}) {
-		node.CUDAVersion = m.CUDAVersion
-	}
+	node.DriverVersion = cmp.Or(m.DriverVersion, node.DriverVersion)
+	node.CUDAVersion = cmp.Or(m.CUDAVersion, node.CUDAVersion)
 	one := node.GPUs[0]
 	if m.MIG {
 		if one.MIG == nil {
@@ -98,7 +93,7 @@ func (m Machine) Slices(o Options) (made []resourceapi.ResourceSlice, problems [
 	if err != nil {
 		return nil, nil, err
 	}
-	inventory, err := device.NewInventory(facts, device.Terms{Policy: o.Policy, Limited: o.SoftwareLimits, ExtendedResources: true})
+	inventory, err := device.NewInventory(facts, device.Terms{Policy: o.Policy, ExtendedResources: true})
 	if err != nil {
 		return nil, nil, fmt.Errorf("determine the devices of %d GPUs %s: %w", m.Count, m.Model, err)
 	}
