@@ -26,10 +26,7 @@ func started(s *sight) {
 		return
 	}
 	s.Verdict = IsStuck
-	in := stuck.Input{
-		Pod: s.pod, Claims: s.own, Pods: s.x.model.Pods, Driver: s.x.model.Driver, AllPods: !s.x.model.Hides(fleet.ResourcePods),
-		Node: s.x.model.Node(s.pod.Spec.NodeName),
-	}
+	in := stuck.Input{Model: s.x.model, Pod: s.pod, Claims: s.own}
 	if s.x.Events != nil {
 		var err error
 		if in.Events, err = s.x.Events(s.pod, s.own); err != nil {
@@ -111,11 +108,8 @@ func evicted(s *sight) {
 func allocations(s *sight) []Allocation {
 	var out []Allocation
 	for _, c := range s.own {
-		if c.Status.Allocation == nil {
-			continue
-		}
-		for i := range c.Status.Allocation.Devices.Results {
-			out = append(out, allocated(s, c, &c.Status.Allocation.Devices.Results[i]))
+		for _, r := range fleet.Results(c, "") {
+			out = append(out, allocated(s, c, r))
 		}
 	}
 	return out

@@ -6,10 +6,12 @@ package stuck
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -23,66 +25,53 @@ const (
 	failedSandbox = "FailedCreatePodSandBox"
 )
 
-// prepareTexts tell what an event about a failed preparation is about: the first that is part of
-// the message counts. The texts are the kubelet's and those of the driver's errors.
+// prepareTexts tell what an event about a failed preparation is about: the first that has a part of the message counts. The parts are the
+// kubelet's and those of the driver's errors.
 var prepareTexts = []struct {
-	part, remedy string
-	kind         Kind
+	kind   Kind
+	remedy string
+	parts  []string
 }{
-	{"is not registered", "the driver's pod on the node does not run, has just started, or has another kubelet directory than the kubelet: see its log", NotRegistered},
-	{"is not allowed to use ResourceClaim", "the claim belongs to other pods: refer to another claim, or make one of a template", NotReserved},
-	{"previous pod force-deleted", "a pod of the same name was deleted by force: wait until the kubelet has released its claim", OldClaim},
-	{"is being unprepared", "the last pod that used the claim is still being cleaned up: the kubelet tries again within 90 seconds", StillUnprepared},
-	{"which this driver does not publish", "another DRA driver with this driver's name was on the node when the claim got its device: delete the pod, and replace the claim if it was not made from a template", ForeignDevice},
-	{"and may be using this GPU", "a pod of another DRA driver with this driver's name runs on the GPU: delete it, or the pod that waits to get another GPU", ForeignClaim},
-	{"invalid device configuration", "correct the configuration in the claim or the class, and make the claim anew: its spec cannot be changed", InvalidConfig},
-	{" of the allocation (", "correct the configuration in the claim or the class, and make the claim anew: its spec cannot be changed", InvalidConfig},
-	{"and not running: ", mpsRemedy, MPSNotStarted},
-	{"MPS supervisor of this node does not answer", supervisorRemedy, MPSUnavailable},
-	{"MPS supervisor does not answer", supervisorRemedy, MPSUnavailable},
-	{"start MPS session", mpsRemedy, MPSNotStarted},
-	{gpu.ErrDriverNotLoaded.Error(), loadRemedy, NVIDIADriver},
-	{nvmlCode(1), loadRemedy, NVIDIADriver},
-	{nvmlCode(9), loadRemedy, NVIDIADriver},
-	{nvmlCode(12), loadRemedy, NVIDIADriver},
-	{gpu.ErrVersionMismatch.Error(), versionRemedy, NVIDIADriver},
-	{nvmlCode(18), versionRemedy, NVIDIADriver},
-	{gpu.ErrLost.Error(), "restart the node; " + deviceRemedy, GPUFailed},
-	{nvmlCode(15), "restart the node; " + deviceRemedy, GPUFailed},
-	{gpu.ErrResetRequired.Error(), resetRemedy, GPUFailed},
-	{nvmlCode(16), resetRemedy, GPUFailed},
-	{"has not returned since", hungRemedy, GPUUnresponsive},
-	{"was not made by this driver", "somebody made a partition on this GPU by hand: destroy it with nvidia-smi mig on the node, or keep this GPU out of the policy", ForeignPartition},
-	{"overlaps with", "another claim still holds a part of the GPU: the driver tries again; the message names it, or, where it is of another namespace, the log of the driver's pod on the node", DeviceInUse},
-	{gpu.ErrNoRoom.Error(), roomRemedy, NoRoom},
-	{nvmlCode(23), roomRemedy, NoRoom},
-	{gpu.ErrNoPermission.Error(), permissionRemedy, NoPermission},
-	{nvmlCode(4), permissionRemedy, NoPermission},
-	{nvmlCode(17), permissionRemedy, NoPermission},
-	{"held by process", "a program on the node that is no pod uses the GPU: end it", DeviceInUse},
-	{"In use by another client", "a process still uses the GPU: nvidia-smi on the node shows which", DeviceInUse},
-	{"in use", "a process still uses the GPU: nvidia-smi on the node shows which", DeviceInUse},
-	{nvmlCode(10), nvmlRemedy, NVMLFailed},
-	{nvmlCode(999), nvmlRemedy, NVMLFailed},
-	{"context deadline exceeded", "the driver took longer than the kubelet waits (45 s): see the log of the driver's pod on the node", PrepareTimeout},
-	{"timed out", "the driver took longer than the kubelet waits (45 s): see the log of the driver's pod on the node", PrepareTimeout},
+	{NotRegistered, "the driver's pod on the node does not run, has just started, or has another kubelet directory than the kubelet: see its log",
+		[]string{"is not registered"}},
+	{NotReserved, "the claim belongs to other pods: refer to another claim, or make one of a template", []string{"is not allowed to use ResourceClaim"}},
+	{OldClaim, "a pod of the same name was deleted by force: wait until the kubelet has released its claim", []string{"previous pod force-deleted"}},
+	{StillUnprepared, "the last pod that used the claim is still being cleaned up: the kubelet tries again within 90 seconds", []string{"is being unprepared"}},
+	{ForeignDevice, "another DRA driver with this driver's name was on the node when the claim got its device: delete the pod, " +
+		"and replace the claim if it was not made from a template", []string{"which this driver does not publish"}},
+	{ForeignClaim, "a pod of another DRA driver with this driver's name runs on the GPU: delete it, or the pod that waits to get another GPU",
+		[]string{"and may be using this GPU"}},
+	{InvalidConfig, "correct the configuration in the claim or the class, and make the claim anew: its spec cannot be changed",
+		[]string{"invalid device configuration", " of the allocation ("}},
+	{MPSUnavailable, "look at the pod with label " + fleet.ComponentLabel + "=" + fleet.SupervisorComponent + " on the node",
+		[]string{"MPS supervisor of this node does not answer", "MPS supervisor does not answer"}},
+	{MPSNotStarted, "the message says why, and it is tried again by itself; if it lasts, read the log of MPS on the node, /run/partage/mps/DEVICE/log, " +
+		"and end what else runs MPS on this GPU (docs/concepts/sharing.md#when-something-goes-wrong); " + deviceRemedy,
+		[]string{"and not running: ", "start MPS session"}},
+	{NVIDIADriver, "load the NVIDIA driver on the node, or restart the node",
+		[]string{gpu.ErrDriverNotLoaded.Error(), nvmlCode(1), nvmlCode(9), nvmlCode(12)}},
+	{NVIDIADriver, "the NVIDIA driver was updated under the driver's pod: restart the node", []string{gpu.ErrVersionMismatch.Error(), nvmlCode(18)}},
+	{GPUFailed, "restart the node; " + deviceRemedy, []string{gpu.ErrLost.Error(), nvmlCode(15)}},
+	{GPUFailed, "delete the pods that use the GPU, then nvidia-smi --gpu-reset on the node, or restart it",
+		[]string{gpu.ErrResetRequired.Error(), nvmlCode(16)}},
+	{GPUUnresponsive, "a call to the NVIDIA driver hangs, and it goes on by itself when that returns; if it lasts, drain the node and restart it " +
+		"(docs/how-to/troubleshoot.md#gpu-does-not-answer); " + deviceRemedy, []string{"has not returned since"}},
+	{ForeignPartition, "somebody made a partition on this GPU by hand: destroy it with nvidia-smi mig on the node, or keep this GPU out of the policy",
+		[]string{"was not made by this driver"}},
+	{DeviceInUse, "another claim still holds a part of the GPU: the driver tries again; the message names it, or, where it is of another namespace, " +
+		"the log of the driver's pod on the node", []string{"overlaps with"}},
+	{NoRoom, "something that the driver does not know takes room on the GPU: nvidia-smi on the node shows it",
+		[]string{gpu.ErrNoRoom.Error(), nvmlCode(23)}},
+	{NoPermission, "the driver's pod may not do this on the node: see its securityContext, and whether a policy changes it",
+		[]string{gpu.ErrNoPermission.Error(), nvmlCode(4), nvmlCode(17)}},
+	{DeviceInUse, "a program on the node that is no pod uses the GPU: end it", []string{"held by process"}},
+	{DeviceInUse, "a process still uses the GPU: nvidia-smi on the node shows which", []string{"In use by another client", "in use"}},
+	{NVMLFailed, "the NVIDIA driver does not say why, and it is tried again by itself; if it lasts, look for NVRM in the kernel log of the node, " +
+		"and reset the GPU (docs/how-to/troubleshoot.md#how-to-reset-a-gpu) or restart the node; " + deviceRemedy,
+		[]string{nvmlCode(10), nvmlCode(999)}},
+	{PrepareTimeout, "the driver took longer than the kubelet waits (45 s): see the log of the driver's pod on the node",
+		[]string{"context deadline exceeded", "timed out"}},
 }
-
-// What can be done where several texts mean the same.
-const (
-	loadRemedy       = "load the NVIDIA driver on the node, or restart the node"
-	versionRemedy    = "the NVIDIA driver was updated under the driver's pod: restart the node"
-	resetRemedy      = "delete the pods that use the GPU, then nvidia-smi --gpu-reset on the node, or restart it"
-	roomRemedy       = "something that the driver does not know takes room on the GPU: nvidia-smi on the node shows it"
-	permissionRemedy = "the driver's pod may not do this on the node: see its securityContext, and whether a policy changes it"
-	supervisorRemedy = "look at the pod with label " + fleet.ComponentLabel + "=" + fleet.SupervisorComponent + " on the node"
-	nvmlRemedy       = "the NVIDIA driver does not say why, and it is tried again by itself; if it lasts, look for NVRM in the kernel log of the node, and reset the GPU " +
-		"(docs/how-to/troubleshoot.md#how-to-reset-a-gpu) or restart the node; " + deviceRemedy
-	hungRemedy = "a call to the NVIDIA driver hangs, and it goes on by itself when that returns; if it lasts, drain the node and restart it " +
-		"(docs/how-to/troubleshoot.md#gpu-does-not-answer); " + deviceRemedy
-	mpsRemedy = "the message says why, and it is tried again by itself; if it lasts, read the log of MPS on the node, /run/partage/mps/DEVICE/log, " +
-		"and end what else runs MPS on this GPU (docs/concepts/sharing.md#when-something-goes-wrong); " + deviceRemedy
-)
 
 // nvmlCode is how the driver writes what a call of NVML has returned.
 func nvmlCode(code int) string { return fmt.Sprintf("(NVML code %d)", code) }
@@ -95,7 +84,7 @@ func (in *Input) prepare() []Cause {
 	}
 	c := Cause{Kind: PrepareFailed, Text: prepareText(e.Message), Remedy: in.logRemedy()}
 	for _, known := range prepareTexts {
-		if strings.Contains(e.Message, known.part) {
+		if slices.ContainsFunc(known.parts, func(part string) bool { return strings.Contains(e.Message, part) }) {
 			c.Kind, c.Remedy = known.kind, known.remedy
 			break
 		}
@@ -124,9 +113,6 @@ func prepareText(message string) string {
 func (in *Input) containers() []Cause {
 	var out []Cause
 	for _, s := range statuses(in.Pod) {
-		if s.State.Waiting == nil {
-			continue
-		}
 		if c := waiting(in.Pod, &s); c.Kind != "" {
 			out = append(out, c)
 		}
@@ -136,7 +122,7 @@ func (in *Input) containers() []Cause {
 
 // waiting says why a container waits that has more to say than that others come first.
 func waiting(pod *corev1.Pod, s *corev1.ContainerStatus) Cause {
-	w := s.State.Waiting
+	w := ptr.Deref(s.State.Waiting, corev1.ContainerStateWaiting{})
 	text := func(what string) string {
 		return strings.TrimSuffix(fmt.Sprintf("container %s: %s: %s", s.Name, what, cmp.Or(w.Message, w.Reason)), ": ")
 	}

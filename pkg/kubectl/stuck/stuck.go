@@ -67,18 +67,11 @@ const (
 
 // Input is what is known about a pod that has a node.
 type Input struct {
-	Pod    *corev1.Pod
+	Model *fleet.Model
+	Pod   *corev1.Pod
+	// Claims are the pod's, and Events those of both, in any order.
 	Claims []*resourceapi.ResourceClaim
-	// Events are those of the pod and of its claims, in any order.
 	Events []corev1.Event
-	// Pods are all that could be read: the driver's are found by their labels. AllPods says
-	// that pods of all namespaces could be read.
-	Pods    []*corev1.Pod
-	AllPods bool
-	// Node is nil if it could not be read.
-	Node *corev1.Node
-	// Driver is the name of the driver.
-	Driver string
 }
 
 // Cause is why containers do not start.
@@ -158,13 +151,11 @@ func (in *Input) Unallocated() []Cause {
 }
 
 func (in *Input) node() []Cause {
-	if in.Node == nil {
-		return nil
-	}
-	for _, c := range in.Node.Status.Conditions {
+	node := in.Model.Node(in.Pod.Spec.NodeName)
+	for _, c := range ptr.Deref(node, corev1.Node{}).Status.Conditions {
 		if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
 			return []Cause{{
-				Kind: NodeNotReady, Text: fmt.Sprintf("node %s is not ready: %s", in.Node.Name, cmp.Or(c.Message, c.Reason, "no reason is given")),
+				Kind: NodeNotReady, Text: fmt.Sprintf("node %s is not ready: %s", node.Name, cmp.Or(c.Message, c.Reason, "no reason is given")),
 				Remedy: "restart the kubelet or the node; until then nothing starts there",
 			}}
 		}
@@ -176,7 +167,7 @@ func (in *Input) node() []Cause {
 func (in *Input) driver() []Cause {
 	var has []*resourceapi.DeviceRequestAllocationResult
 	for _, c := range in.Claims {
-		has = append(has, fleet.Results(c, in.Driver)...)
+		has = append(has, fleet.Results(c, in.Model.Driver)...)
 	}
 	if len(has) == 0 {
 		return nil
@@ -184,9 +175,9 @@ func (in *Input) driver() []Cause {
 	plugins := in.component(fleet.PluginComponent)
 	var out []Cause
 	switch {
-	case len(plugins) == 0 && in.AllPods:
+	case len(plugins) == 0 && !in.Model.Hides(fleet.ResourcePods):
 		out = append(out, Cause{
-			Kind: DriverAbsent, Text: fmt.Sprintf("no pod of driver %s runs on node %s", in.Driver, in.Pod.Spec.NodeName),
+			Kind: DriverAbsent, Text: fmt.Sprintf("no pod of driver %s runs on node %s", in.Model.Driver, in.Pod.Spec.NodeName),
 			Remedy: "look at the DaemonSet with label " + fleet.ComponentLabel + "=" + fleet.PluginComponent + ": its node selector and tolerations have to fit the node",
 		})
 	case len(plugins) > 0 && !slices.ContainsFunc(plugins, fleet.Ready):
@@ -224,7 +215,8 @@ func unready(pod *corev1.Pod, kind Kind, what string) Cause {
 
 func (in *Input) component(name string) []*corev1.Pod {
 	var out []*corev1.Pod
-	for _, p := range in.Pods {
+	// Anybody can give a pod a label.
+	for _, p := range in.Model.Pods {
 		if fleet.MountsHost(p) && p.Labels[fleet.ComponentLabel] == name && p.Spec.NodeName == in.Pod.Spec.NodeName && p.DeletionTimestamp == nil {
 			out = append(out, p)
 		}

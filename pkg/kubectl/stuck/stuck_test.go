@@ -18,6 +18,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/partition"
 	"github.com/partage-dev/partage/pkg/driver/sharing"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/mps"
 )
 
@@ -49,6 +50,9 @@ func TestWaits(t *testing.T) {
 	}
 }
 
+// unread is a cluster of which nothing is known.
+var unread = fleet.New(&fleet.Snapshot{Missing: []fleet.Missing{{Resource: fleet.ResourcePods}}}, "gpu.nvidia.com")
+
 // TestBeingDeleted: a pod may take its time to end, and the time that Kubernetes tells is the one at which that is over.
 func TestBeingDeleted(t *testing.T) {
 	asked := time.Date(2026, 11, 23, 23, 0, 8, 0, time.UTC)
@@ -57,7 +61,7 @@ func TestBeingDeleted(t *testing.T) {
 	if Waits(pod, asked.Add(10*time.Second)) || !Waits(pod, asked.Add(40*time.Second)) {
 		t.Error("it is stuck once its time is over, and not before")
 	}
-	if got := Causes(Input{Pod: pod})[0]; got.Kind != Terminating || !strings.HasSuffix(got.Text, "since 2026-11-23 23:00:08Z") {
+	if got := Causes(Input{Model: unread, Pod: pod})[0]; got.Kind != Terminating || !strings.HasSuffix(got.Text, "since 2026-11-23 23:00:08Z") {
 		t.Errorf("%+v", got)
 	}
 }
@@ -102,6 +106,7 @@ func TestDriverErrors(t *testing.T) {
 		{errors.New("something new"), PrepareFailed},
 	} {
 		in := Input{
+			Model:  unread,
 			Pod:    &corev1.Pod{Spec: corev1.PodSpec{NodeName: "n1"}},
 			Events: []corev1.Event{{Reason: failedPrepare, Message: "Failed to prepare dynamic resources: NodePrepareResources failed for ResourceClaim x: " + c.err.Error()}},
 		}
