@@ -44,10 +44,11 @@ type Cluster struct {
 	Assumptions []string
 	// Nodes are those of the Snapshot. Where nodes cannot be read, they are those that slices name, without anything but the name.
 	Nodes []*corev1.Node
-	// unread are nodes of which no more than the name is known.
+	// unread are nodes of which no more than the name is known, and most is "at most " where not all pods could be read.
 	unread  sets.Set[string]
+	most    string
 	classes classes
-	// extended finds the class that provides an extended resource.
+	// extended finds the class that provides an extended resource: the newest that names it, or the one that the resource is named after.
 	extended *extendedresourcecache.ExtendedResourceCache
 	cel      *cel.Cache
 	// pools are all there are, onNode those with slices of a node only, and anywhere those
@@ -81,10 +82,13 @@ func newCluster(s *fleet.Snapshot) *Cluster {
 	}
 	c.Features, c.Assumptions = featuresOf(s)
 	c.Nodes, c.unread = nodesOf(s)
+	if s.Hides(fleet.ResourcePods) {
+		c.most = "at most "
+	}
 	c.cel = cel.NewCache(compiledSelectors, cel.Features{
 		EnableConsumableCapacity: c.Features.ConsumableCapacity, EnableListTypeAttributes: c.Features.ListTypeAttributes,
 	})
-	c.pools = poolsOf(s, c.Features.DeviceTaints)
+	c.pools = poolsOf(s)
 	for id, pool := range c.pools {
 		for _, s := range pool.all {
 			if node := ptr.Deref(s.Spec.NodeName, ""); node != "" {

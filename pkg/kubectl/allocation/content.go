@@ -4,7 +4,6 @@
 package allocation
 
 import (
-	"cmp"
 	"fmt"
 	"hash/maphash"
 	"regexp"
@@ -89,8 +88,8 @@ func (c *Cluster) tellApart(claims []*resourceapi.ResourceClaim) bool {
 func comparedBy(claims []*resourceapi.ResourceClaim) []string {
 	var names []string
 	for _, claim := range claims {
-		for _, c := range claim.Spec.Devices.Constraints {
-			names = append(names, string(cmp.Or(ptr.Deref(c.MatchAttribute, ""), ptr.Deref(c.DistinctAttribute, ""))))
+		for i := range claim.Spec.Devices.Constraints {
+			names = append(names, fleet.Compared(&claim.Spec.Devices.Constraints[i]))
 		}
 	}
 	return names
@@ -101,7 +100,8 @@ func (p *Planner) key(node *corev1.Node, compared []string) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
 	write := func(all ...any) { fmt.Fprintln(&h, all...) }
-	values := ordinals{}
+	// Which devices have the same value counts, not the value.
+	values := map[string]int{}
 	for _, id := range p.Cluster.poolsOn(node.Name) {
 		pool := p.Cluster.pools[id]
 		if len(pool.all) > len(pool.Slices) || pool.Incomplete() || pool.Invalid {
@@ -129,7 +129,10 @@ func (p *Planner) key(node *corev1.Node, compared []string) uint64 {
 				for _, name := range compared {
 					a, has := d.Attribute(name)
 					value := fmt.Sprint(name, a.String())
-					write(has, values.of(value))
+					if _, known := values[value]; !known {
+						values[value] = len(values)
+					}
+					write(has, values[value])
 					if p.Cluster.Features.ListTypeAttributes {
 						write(value) // Lists are compared by what they have in common, with single values, too.
 					}
@@ -154,27 +157,13 @@ func (p *Planner) usedOf(d Published) (claims, alone int, consumed uint64) {
 	return len(held), alone, consumed
 }
 
-// ordinals are of the values that devices of a node have: which ones have the same value counts, not the value.
-type ordinals map[string]int
-
-// of returns the ordinal of a value.
-func (o ordinals) of(value string) int {
-	if _, known := o[value]; !known {
-		o[value] = len(o)
-	}
-	return o[value]
-}
-
 // writeNode tells nodes apart that a slice treats differently.
 func (c *Cluster) writeNode(write func(...any), s *resourceapi.ResourceSlice, node *corev1.Node) {
-	if name := ptr.Deref(s.Spec.NodeName, ""); name != "" {
-		write(name == node.Name)
-		return
-	}
-	matches, err := structured.NodeMatches(c.Features, node, "", ptr.Deref(s.Spec.AllNodes, false), s.Spec.NodeSelector)
+	matches, err := structured.NodeMatches(c.Features, node, ptr.Deref(s.Spec.NodeName, ""), ptr.Deref(s.Spec.AllNodes, false), s.Spec.NodeSelector)
 	if err != nil || ptr.Deref(s.Spec.PerDeviceNodeSelection, false) {
 		write(node.Name)
 	}
-	// The pool is the same on all nodes.
-	write(matches, s.Spec.Pool.Name)
+	if write(matches); s.Spec.NodeName == nil {
+		write(s.Spec.Pool.Name) // which is the same on all nodes
+	}
 }

@@ -5,13 +5,13 @@ package allocation
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/structured"
+	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
@@ -54,19 +54,12 @@ func seeDevice(seen *structured.Features, d *resourceapi.Device) {
 		seen.ListTypeAttributes = seen.ListTypeAttributes || a.IntValues != nil || a.BoolValues != nil || a.StringValues != nil || a.VersionValues != nil
 	}
 	for _, c := range d.Capacity {
-		seen.FractionalCapacityRange = seen.FractionalCapacityRange || isFractional(c.RequestPolicy)
-	}
-}
-
-func isFractional(p *resourceapi.CapacityRequestPolicy) bool {
-	if p == nil || p.ValidRange == nil {
-		return false
-	}
-	return slices.ContainsFunc([]*resource.Quantity{p.ValidRange.Min, p.ValidRange.Max, p.ValidRange.Step}, func(q *resource.Quantity) bool {
-		if q == nil {
-			return false
+		r := ptr.Deref(ptr.Deref(c.RequestPolicy, resourceapi.CapacityRequestPolicy{}).ValidRange, resourceapi.CapacityRequestPolicyRange{})
+		for _, q := range []*resource.Quantity{r.Min, r.Max, r.Step} {
+			if q != nil {
+				_, whole := q.AsInt64()
+				seen.FractionalCapacityRange = seen.FractionalCapacityRange || !whole
+			}
 		}
-		_, whole := q.AsInt64()
-		return !whole
-	})
+	}
 }

@@ -9,7 +9,9 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/utils/ptr"
@@ -28,12 +30,34 @@ type Planner struct {
 	// TimeLimit is how long is searched on one node.
 	TimeLimit time.Duration
 	held      map[poolID]state
+	// used is what pods have of nodes, apart from devices, as far as pods could be read: the pods themselves, too.
+	used map[string]corev1.ResourceList
 }
 
 // New returns a Planner for what a Snapshot has: taint rules are applied to slices, and what
 // claims hold is taken.
 func New(s *fleet.Snapshot) *Planner {
-	return &Planner{TimeLimit: DefaultTimeLimit, Cluster: newCluster(s), held: statesOf(s.Claims...)}
+	p := &Planner{TimeLimit: DefaultTimeLimit, Cluster: newCluster(s), held: statesOf(s.Claims...), used: map[string]corev1.ResourceList{}}
+	for _, pod := range s.Pods {
+		if pod.Spec.NodeName != "" && !fleet.Ended(pod) {
+			p.use(pod, pod.Spec.NodeName)
+		}
+	}
+	return p
+}
+
+func (p *Planner) use(pod *corev1.Pod, node string) {
+	used := maps.Clone(p.used[node])
+	if used == nil {
+		used = corev1.ResourceList{}
+	}
+	requests := PodRequests(pod)
+	requests[corev1.ResourcePods] = *resource.NewQuantity(1, resource.DecimalSI)
+	for name, amount := range requests {
+		amount.Add(used[name])
+		used[name] = amount
+	}
+	p.used[node] = used
 }
 
 // Within returns a Planner that searches for so long on one node.
@@ -79,10 +103,11 @@ func Allocated(claims []*resourceapi.ResourceClaim, results []resourceapi.Alloca
 	return out
 }
 
-// With returns a Planner for the time after more claims have been allocated.
-func (p *Planner) With(claims ...*resourceapi.ResourceClaim) *Planner {
+// With returns a Planner for the time after one more pod runs on a node, with claims that have been allocated.
+func (p *Planner) With(pod *corev1.Pod, node string, claims ...*resourceapi.ResourceClaim) *Planner {
 	q := *p
-	q.held = maps.Clone(p.held)
+	q.held, q.used = maps.Clone(p.held), maps.Clone(p.used)
+	q.use(pod, node)
 	for id, added := range statesOf(claims...) {
 		q.held[id] = added
 		for device, holds := range p.held[id] {
@@ -121,11 +146,7 @@ type state map[string][]Hold
 func statesOf(claims ...*resourceapi.ResourceClaim) map[poolID]state {
 	out := map[poolID]state{}
 	for _, c := range claims {
-		if c.Status.Allocation == nil {
-			continue
-		}
-		for i := range c.Status.Allocation.Devices.Results {
-			r := &c.Status.Allocation.Devices.Results[i]
+		for _, r := range fleet.Results(c, "") {
 			if ptr.Deref(r.AdminAccess, false) {
 				continue
 			}
@@ -159,7 +180,7 @@ func (p *Planner) allocated(pools []poolID) structured.AllocatedState {
 		for device, holds := range p.held[id] {
 			deviceID := structured.MakeDeviceID(id.driver, id.pool, device)
 			for _, h := range holds {
-				if h.Alone() || !p.Cluster.Features.ConsumableCapacity {
+				if h.Alone() {
 					out.AllocatedDevices.Insert(deviceID)
 					continue
 				}

@@ -58,50 +58,31 @@ func claimOf(s *fleet.Snapshot, pod *corev1.Pod, ref *corev1.PodResourceClaim) P
 	name, mustOwn, err := resourceclaim.Name(pod, ref)
 	switch {
 	case errors.Is(err, resourceclaim.ErrClaimNotFound):
-		return fromTemplate(s, pod, c)
+		t := fleet.Named(s.Templates, pod.Namespace, c.Template)
+		if t == nil {
+			c.Err = fmt.Errorf("%w: %s in namespace %s", ErrNoTemplate, c.Template, pod.Namespace)
+			return c
+		}
+		c.New, c.Claim = true, &resourceapi.ResourceClaim{
+			ObjectMeta: metav1.ObjectMeta{Namespace: t.Namespace, Name: pod.Name + "-" + c.Name, Labels: t.Spec.Labels, Annotations: t.Spec.Annotations},
+			Spec:       *t.Spec.Spec.DeepCopy(),
+		}
 	case err != nil:
 		c.Err = fmt.Errorf("spec.resourceClaims of pod %s/%s: %w", pod.Namespace, pod.Name, err)
-		return c
-	case name == nil:
-		// The control plane decided that the pod needs no claim here.
-		return c
-	}
-	c.Claim = s.Claim(pod.Namespace, *name)
-	switch {
-	case c.Claim == nil:
-		c.Err = fmt.Errorf("%w: %s in namespace %s", ErrNoClaim, *name, pod.Namespace)
-	case mustOwn && resourceclaim.IsForPod(pod, c.Claim, true) != nil:
-		c.Claim, c.Err = nil, fmt.Errorf("%w: %s in namespace %s", ErrNotOwned, *name, pod.Namespace)
+	case name != nil: // otherwise the control plane decided that the pod needs no claim here
+		c.Claim = s.Claim(pod.Namespace, *name)
+		if c.Claim == nil {
+			c.Err = fmt.Errorf("%w: %s in namespace %s", ErrNoClaim, *name, pod.Namespace)
+		} else if mustOwn && resourceclaim.IsForPod(pod, c.Claim, true) != nil {
+			c.Claim, c.Err = nil, fmt.Errorf("%w: %s in namespace %s", ErrNotOwned, *name, pod.Namespace)
+		}
 	}
 	return c
-}
-
-func fromTemplate(s *fleet.Snapshot, pod *corev1.Pod, c PodClaim) PodClaim {
-	if t := fleet.Named(s.Templates, pod.Namespace, c.Template); t != nil {
-		c.Claim, c.New = Instantiate(t, pod.Name+"-"+c.Name), true
-	} else {
-		c.Err = fmt.Errorf("%w: %s in namespace %s", ErrNoTemplate, c.Template, pod.Namespace)
-	}
-	return c
-}
-
-// Instantiate returns the claim that a template makes.
-func Instantiate(t *resourceapi.ResourceClaimTemplate, name string) *resourceapi.ResourceClaim {
-	return &resourceapi.ResourceClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: t.Namespace, Name: name, Labels: t.Spec.Labels, Annotations: t.Spec.Annotations},
-		Spec:       *t.Spec.Spec.DeepCopy(),
-	}
 }
 
 // ExtendedClaimName is that of the claim which the scheduler makes for a pod's extended
 // resources, while it is not in the cluster yet.
 const ExtendedClaimName = "<extended-resources>"
-
-// ExtendedClass returns the class that provides an extended resource: the newest that names it,
-// or the class that the resource is named after. It is nil if there is none.
-func (c *Cluster) ExtendedClass(name corev1.ResourceName) *resourceapi.DeviceClass {
-	return c.extended.GetDeviceClass(name)
-}
 
 // ExtendedClaim returns the claim that the scheduler makes for the extended resources of a pod
 // on a node, or nil if it makes none. A resource that a device plugin of the node offers is not
@@ -109,7 +90,7 @@ func (c *Cluster) ExtendedClass(name corev1.ResourceName) *resourceapi.DeviceCla
 func (c *Cluster) ExtendedClaim(pod *corev1.Pod, node *corev1.Node) *resourceapi.ResourceClaim {
 	var requests []resourceapi.DeviceRequest
 	for _, name := range extendedOf(pod) {
-		class, offered := c.ExtendedClass(name), ptr.Deref(node, corev1.Node{}).Status.Allocatable[name]
+		class, offered := c.extended.GetDeviceClass(name), ptr.Deref(node, corev1.Node{}).Status.Allocatable[name]
 		if class != nil && offered.IsZero() {
 			requests = append(requests, extendedRequests(pod, name, class.Name)...)
 		}
@@ -131,7 +112,7 @@ func (c *Cluster) ExtendedClaim(pod *corev1.Pod, node *corev1.Node) *resourceapi
 func (c *Cluster) Unserved(pod *corev1.Pod) []corev1.ResourceName {
 	return slices.DeleteFunc(extendedOf(pod), func(name corev1.ResourceName) bool {
 		offers := func(n *corev1.Node) bool { _, has := n.Status.Allocatable[name]; return has }
-		return c.ExtendedClass(name) != nil || slices.ContainsFunc(c.Nodes, offers)
+		return c.extended.GetDeviceClass(name) != nil || slices.ContainsFunc(c.Nodes, offers)
 	})
 }
 
@@ -172,58 +153,39 @@ func withRequests(containers []corev1.Container) []corev1.Container {
 // extendedRequests returns one request per container that runs to the end of the pod, and one
 // more for what an init container wants beyond what those that start after it have.
 func extendedRequests(pod *corev1.Pod, name corev1.ResourceName, class string) []resourceapi.DeviceRequest {
-	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
-	lasting := make([]int64, len(containers))
+	containers := withRequests(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers))
+	wanted, lasting := make([]int64, len(containers)), make([]int64, len(containers))
 	var requests []resourceapi.DeviceRequest
-	for i := range containers {
-		if count := wantedBy(&containers[i], name); count > 0 && (i >= len(pod.Spec.InitContainers) || isSidecar(&containers[i])) {
-			lasting[i] = count
-			requests = append(requests, extendedRequest(&containers[i], i, name, class, count))
+	add := func(i int, count int64) {
+		all := sets.List(sets.KeySet(containers[i].Resources.Requests))
+		requests = append(requests, resourceapi.DeviceRequest{
+			Name: fmt.Sprintf("container-%d-request-%d", i, slices.Index(all, name)),
+			Exactly: &resourceapi.ExactDeviceRequest{
+				DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count,
+			},
+		})
+	}
+	for i, c := range containers {
+		amount := c.Resources.Requests[name]
+		wanted[i] = amount.Value()
+		isSidecar := ptr.Deref(c.RestartPolicy, "") == corev1.ContainerRestartPolicyAlways
+		if wanted[i] > 0 && (i >= len(pod.Spec.InitContainers) || isSidecar) {
+			lasting[i] = wanted[i]
+			add(i, wanted[i])
 		}
 	}
-	var most int64
-	var of resourceapi.DeviceRequest
+	most, of := int64(0), 0
 	for i := range pod.Spec.InitContainers {
-		c := &containers[i]
-		missing := wantedBy(c, name)
-		if missing == 0 || isSidecar(c) {
-			continue
-		}
+		missing := wanted[i]
 		for _, later := range lasting[i:] {
 			missing -= later
 		}
 		if missing > most {
-			most, of = missing, extendedRequest(c, i, name, class, missing)
+			most, of = missing, i
 		}
 	}
 	if most > 0 {
-		requests = append(requests, of)
+		add(of, most)
 	}
 	return requests
-}
-
-func wantedBy(c *corev1.Container, name corev1.ResourceName) int64 {
-	amount := c.Resources.Requests[name]
-	if amount.IsZero() {
-		// Requests of extended resources default to limits, once the API server has the pod.
-		amount = c.Resources.Limits[name]
-	}
-	return amount.Value()
-}
-
-func isSidecar(c *corev1.Container) bool {
-	return ptr.Deref(c.RestartPolicy, "") == corev1.ContainerRestartPolicyAlways
-}
-
-func extendedRequest(c *corev1.Container, index int, name corev1.ResourceName, class string, count int64) resourceapi.DeviceRequest {
-	resources := sets.KeySet(c.Resources.Requests)
-	if len(resources) == 0 {
-		resources = sets.KeySet(c.Resources.Limits)
-	}
-	return resourceapi.DeviceRequest{
-		Name: fmt.Sprintf("container-%d-request-%d", index, slices.Index(sets.List(resources), name)),
-		Exactly: &resourceapi.ExactDeviceRequest{
-			DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count,
-		},
-	}
 }

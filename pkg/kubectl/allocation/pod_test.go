@@ -141,7 +141,7 @@ func TestObstacles(t *testing.T) {
 		pod := f.Pod("a", "pod")
 		pod.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}
 		change(pod, node)
-		got := allocation.NewNodeFilter(f.Snapshot).Obstacles(allocation.New(f.Snapshot).Cluster, pod, node)
+		got := allocation.New(f.Snapshot).Obstacles(pod, node)
 		if kind == "" && len(got) == 0 {
 			continue
 		}

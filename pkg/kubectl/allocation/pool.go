@@ -24,11 +24,8 @@ func comparePools(a, b poolID) int {
 type Pool struct {
 	Driver, Name string
 	Slices       []*resourceapi.ResourceSlice
-	// Expected is how many slices the pool should have. With fewer the scheduler allocates
-	// nothing of it.
-	Expected int64
 	// Invalid says that a name occurs twice, or a counter is not there: the scheduler allocates
-	// nothing of it either.
+	// nothing of it.
 	Invalid bool
 
 	// all are the slices of all generations, sorted by name, as the allocator sorts them: which count is for the allocator to say.
@@ -37,13 +34,16 @@ type Pool struct {
 	contents map[*resourceapi.ResourceSlice][]uint64
 }
 
-// Incomplete reports whether slices are missing.
-func (p *Pool) Incomplete() bool { return int64(len(p.Slices)) != p.Expected }
+// Expected is how many slices the pool should have.
+func (p *Pool) Expected() int64 { return p.Slices[0].Spec.Pool.ResourceSliceCount }
 
-func poolsOf(s *fleet.Snapshot, hasTaints bool) map[poolID]*Pool {
+// Incomplete reports whether slices are missing: the scheduler allocates nothing of the pool then.
+func (p *Pool) Incomplete() bool { return int64(len(p.Slices)) != p.Expected() }
+
+func poolsOf(s *fleet.Snapshot) map[poolID]*Pool {
 	pools := map[poolID]*Pool{}
 	all := s.Slices
-	if hasTaints && len(s.TaintRules) > 0 {
+	if len(s.TaintRules) > 0 {
 		all = make([]*resourceapi.ResourceSlice, len(s.Slices))
 		for i := range all {
 			all[i] = tainted(s.Slices[i], s.TaintRules)
@@ -68,7 +68,6 @@ func poolsOf(s *fleet.Snapshot, hasTaints bool) map[poolID]*Pool {
 	for _, p := range pools {
 		slices.SortStableFunc(p.all, func(a, b *resourceapi.ResourceSlice) int { return cmp.Compare(a.Name, b.Name) })
 		p.Slices, _ = generation.Newest(p.all)
-		p.Expected = p.Slices[0].Spec.Pool.ResourceSliceCount
 		p.Invalid = !p.Incomplete() && !valid(p.Slices)
 	}
 	return pools
@@ -96,33 +95,14 @@ func tainted(s *resourceapi.ResourceSlice, rules []*resourceapi.DeviceTaintRule)
 
 // valid reports whether no name occurs twice, and all counters that devices use are there.
 func valid(pool []*resourceapi.ResourceSlice) bool {
-	counters := map[string]map[string]resourceapi.Counter{}
+	counters, names := fleet.CountersOf(pool), sets.New[string]()
 	for _, s := range pool {
-		for _, set := range s.Spec.SharedCounters {
-			if counters[set.Name] != nil {
-				return false
-			}
-			counters[set.Name] = set.Counters
-		}
-	}
-	names := sets.New[string]()
-	for _, s := range pool {
-		for _, d := range s.Spec.Devices {
-			if names.Has(d.Name) || !countersExist(d.ConsumesCounters, counters) {
+		for i := range s.Spec.Devices {
+			d := &s.Spec.Devices[i]
+			if names.Has(d.Name) || !counters.Fit(d) {
 				return false
 			}
 			names.Insert(d.Name)
-		}
-	}
-	return true
-}
-
-func countersExist(consumed []resourceapi.DeviceCounterConsumption, sets map[string]map[string]resourceapi.Counter) bool {
-	for _, c := range consumed {
-		for name := range c.Counters {
-			if _, has := sets[c.CounterSet][name]; !has {
-				return false
-			}
 		}
 	}
 	return true

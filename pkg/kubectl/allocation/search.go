@@ -116,16 +116,6 @@ func inParallel(n int, f func(int)) {
 	_ = all.Wait() // none fails
 }
 
-// Anywhere reports whether claims fit on one of the nodes, and on which. It stops at the first.
-func (p *Planner) Anywhere(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (Answer, bool) {
-	for _, n := range nodes {
-		if a := p.OnNode(ctx, n, claims); a.Verdict != Refused {
-			return a, a.Verdict == Fits
-		}
-	}
-	return Answer{}, false
-}
-
 // OnNode says whether claims fit on a node, all of them.
 func (p *Planner) OnNode(ctx context.Context, node *corev1.Node, claims []*resourceapi.ResourceClaim) Answer {
 	a, c := Answer{Node: node.Name}, p.Cluster

@@ -8,18 +8,16 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"regexp"
 	"strings"
 
-	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -34,14 +32,23 @@ import (
 // events of a pod, its volumes, and the label of a namespace for admin access.
 func (x *Explainer) ReadFrom(ctx context.Context, client kubernetes.Interface) {
 	x.Events = func(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) ([]corev1.Event, error) {
-		return events(ctx, client, pod, claims)
+		ids := []types.UID{pod.UID}
+		for _, c := range claims {
+			ids = append(ids, c.UID)
+		}
+		var out []corev1.Event
+		for _, id := range ids {
+			list, err := client.CoreV1().Events(pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(id)})
+			if err != nil {
+				return out, fmt.Errorf("list events in namespace %s: %w", pod.Namespace, err)
+			}
+			out = append(out, list.Items...)
+		}
+		return out, nil
 	}
 	x.Failed = func(namespace string) ([]corev1.Event, error) {
 		list, err := client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=FailedCreate"})
-		if err != nil {
-			return nil, err
-		}
-		return list.Items, nil
+		return ptr.Deref(list, corev1.EventList{}).Items, err
 	}
 	x.Owner = func(o corev1.ObjectReference) (runtime.Object, error) {
 		switch o.Kind {
@@ -64,24 +71,13 @@ func (x *Explainer) ReadFrom(ctx context.Context, client kubernetes.Interface) {
 		}
 		return err == nil, err
 	}
-	x.AdminAllowed = func(namespace string) (allowed, known bool) { return adminAllowed(ctx, client, namespace) }
-}
-
-// events lists the events of a pod and of its claims.
-func events(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, claims []*resourceapi.ResourceClaim) ([]corev1.Event, error) {
-	ids := []types.UID{pod.UID}
-	for _, c := range claims {
-		ids = append(ids, c.UID)
-	}
-	var out []corev1.Event
-	for _, id := range ids {
-		list, err := client.CoreV1().Events(pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("involvedObject.uid", string(id)).String()})
+	x.AdminAllowed = func(namespace string) (allowed, known bool) {
+		n, err := client.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{})
 		if err != nil {
-			return out, fmt.Errorf("list events in namespace %s: %w", pod.Namespace, err)
+			return false, apierrors.IsNotFound(err)
 		}
-		out = append(out, list.Items...)
+		return n.Labels[resourceapi.DRAAdminNamespaceLabelKey] == "true", true
 	}
-	return out, nil
 }
 
 // volume reports whether a PersistentVolumeClaim exists, and why it may keep a pod from nodes.
@@ -105,16 +101,6 @@ func volume(ctx context.Context, client kubernetes.Interface, namespace, name st
 	return true, ""
 }
 
-// adminAllowed reports whether a namespace has the label for admin access, and whether the
-// namespace could be read.
-func adminAllowed(ctx context.Context, client kubernetes.Interface, name string) (allowed, known bool) {
-	n, err := client.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return false, apierrors.IsNotFound(err)
-	}
-	return n.Labels[resourceapi.DRAAdminNamespaceLabelKey] == "true", true
-}
-
 // tryToCreate adds to an explanation what the API server would refuse of objects, and what it could not be asked. A quota may count others that
 // end before.
 func (x *Explainer) tryToCreate(e *Explanation, othersEnd bool, objects ...runtime.Object) *Explanation {
@@ -122,11 +108,7 @@ func (x *Explainer) tryToCreate(e *Explanation, othersEnd bool, objects ...runti
 		if x.Refused == nil {
 			break
 		}
-		u, err := unstructuredOf(o)
-		if err != nil {
-			e.doubt("%v", err)
-			continue
-		}
+		u := unstructuredOf(o)
 		refused, doubt := x.Refused(u)
 		if doubt != "" {
 			e.doubt("%s", doubt)
@@ -164,48 +146,34 @@ func (m *Manifest) objectsOf(x *Explainer, pod *corev1.Pod) []runtime.Object {
 			out = append(out, claim)
 		}
 	}
-	if owner := m.owners[pod]; owner != nil {
+	if w := m.workloads[pod]; w != nil {
 		pod = pod.DeepCopy()
 		pod.Name, pod.GenerateName, pod.OwnerReferences = "", pod.Name+"-", nil
-		out = append(out, owner)
+		out = append(out, w.object)
 	}
 	return append(out, pod)
 }
 
-func unstructuredOf(o runtime.Object) (*unstructured.Unstructured, error) {
-	kinds, _, err := scheme.Scheme.ObjectKinds(o)
-	if err != nil {
-		return nil, fmt.Errorf("find out the kind of a %T: %w", o, err)
-	}
-	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
-	if err != nil {
-		return nil, fmt.Errorf("encode a %s: %w", kinds[0].Kind, err)
-	}
+// unstructuredOf encodes an object that was decoded, so that it does not fail.
+func unstructuredOf(o runtime.Object) *unstructured.Unstructured {
+	kinds, _, _ := scheme.Scheme.ObjectKinds(o)
+	content, _ := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
 	u := &unstructured.Unstructured{Object: content}
 	u.SetGroupVersionKind(kinds[0])
 	unstructured.RemoveNestedField(u.Object, "status")
-	return u, nil
+	return u
 }
 
 // dryRun asks the API server whether it would accept an object. What it would refuse is a sentence, and so is why it cannot be asked.
-func dryRun(ctx context.Context, client kubernetes.Interface, writer dynamic.Interface, o *unstructured.Unstructured) (refused, doubt string) {
+func dryRun(ctx context.Context, writer dynamic.Interface, o *unstructured.Unstructured) (refused, doubt string) {
 	resource, _ := meta.UnsafeGuessKindToResource(o.GroupVersionKind())
 	what := strings.TrimSpace(o.GetKind() + " " + o.GetName())
 	if o.GetName() == "" {
 		what = "the " + o.GetKind() + " that a controller would make"
 	}
-	if why := mayNot(ctx, client, "create", resource, o.GetNamespace()); why != "" {
-		return "", fmt.Sprintf("whether the API server would accept %s: %s", what, why)
-	}
-	var into dynamic.ResourceInterface = writer.Resource(resource)
-	if o.GetNamespace() != "" {
-		into = writer.Resource(resource).Namespace(o.GetNamespace())
-	}
+	into := writer.Resource(resource).Namespace(o.GetNamespace())
 	_, err := into.Create(ctx, o, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	if apierrors.IsAlreadyExists(err) {
-		if why := mayNot(ctx, client, "patch", resource, o.GetNamespace()); why != "" {
-			return "", fmt.Sprintf("%s exists already, and whether the API server would accept this change: %s", what, why)
-		}
 		_, err = into.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{DryRun: []string{metav1.DryRunAll}, Force: true, FieldManager: "kubectl-gpu"})
 	}
 	switch {
@@ -217,10 +185,14 @@ func dryRun(ctx context.Context, client kubernetes.Interface, writer dynamic.Int
 	return "", fmt.Sprintf("whether the API server would accept %s: %v", what, err)
 }
 
+// unasked are parts of errors that say nothing of an object: that of an authorizer, by which the user may not write there at all, and that of a
+// webhook.
+var unasked = regexp.MustCompile(`is forbidden: User "|does not support dry run`)
+
 // refuses reports whether an error says that an object is not accepted, rather than that the API server could not tell.
 func refuses(err error) bool {
 	status := apierrors.APIStatus(nil)
-	if !errors.As(err, &status) || strings.Contains(err.Error(), "does not support dry run") {
+	if !errors.As(err, &status) || unasked.MatchString(err.Error()) {
 		return false
 	}
 	switch code := status.Status().Code; code {
@@ -229,21 +201,4 @@ func refuses(err error) bool {
 	default:
 		return code >= http.StatusBadRequest && code < http.StatusInternalServerError
 	}
-}
-
-// mayNot says why the user may not write objects, or "".
-func mayNot(ctx context.Context, client kubernetes.Interface, verb string, r schema.GroupVersionResource, namespace string) string {
-	review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
-		Namespace: namespace, Verb: verb, Group: r.Group, Version: r.Version, Resource: r.Resource,
-	}}}
-	answer, err := client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
-	switch {
-	case err != nil:
-		return fmt.Sprintf("ask whether you may %s %s: %v", verb, r.Resource, err)
-	case answer.Status.Allowed:
-		return ""
-	case namespace != "":
-		return fmt.Sprintf("you may not %s %s in namespace %s", verb, r.Resource, namespace)
-	}
-	return fmt.Sprintf("you may not %s %s", verb, r.Resource)
 }

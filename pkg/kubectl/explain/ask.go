@@ -11,7 +11,9 @@ import (
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
@@ -22,40 +24,37 @@ type ask struct {
 	fleet.Ask
 }
 
-func asksOf(c *resourceapi.ResourceClaim) []ask {
+func asksOf(claims ...*resourceapi.ResourceClaim) []ask {
 	var out []ask
-	for _, a := range fleet.AsksOf(&c.Spec.Devices) {
-		out = append(out, ask{c, a})
+	for _, c := range claims {
+		for _, a := range fleet.AsksOf(&c.Spec.Devices) {
+			out = append(out, ask{c, a})
+		}
 	}
 	return out
 }
 
-// invalid says what the API server refuses in a claim that it has not got yet. It is not all that the
+// invalid finds what the API server refuses in claims that it has not got yet. It is not all that the
 // API server looks at, but all that the allocator takes for granted.
-func invalid(c *resourceapi.ResourceClaim) []string {
-	var out []string
-	requests := c.Spec.Devices.Requests
-	if len(requests) > resourceapi.DeviceRequestsMaxSize {
-		out = append(out, fmt.Sprintf("spec.devices.requests has %d entries, at most %d are allowed", len(requests), resourceapi.DeviceRequestsMaxSize))
-	}
-	for i := range requests {
-		r := &requests[i]
-		switch n := len(r.FirstAvailable); {
-		case (r.Exactly == nil) == (n == 0):
-			out = append(out, fmt.Sprintf("request %s has to have either exactly or firstAvailable", r.Name))
-		case n > resourceapi.FirstAvailableDeviceRequestMaxSize:
-			out = append(out, fmt.Sprintf("request %s has %d alternatives in firstAvailable, at most %d are allowed", r.Name, n, resourceapi.FirstAvailableDeviceRequestMaxSize))
+func invalid(s *sight) {
+	for _, c := range s.claims {
+		refuse := func(format string, args ...any) {
+			s.because(Reason{Cause: ClaimInvalid, Claim: c.Name}, "the API server refuses such a claim: "+format, args...)
+		}
+		for _, r := range c.Spec.Devices.Requests {
+			if (r.Exactly == nil) == (len(r.FirstAvailable) == 0) {
+				refuse("request %s has to have either exactly or firstAvailable", r.Name)
+			}
+		}
+		for _, a := range asksOf(c) {
+			switch exact := *a.Mode == resourceapi.DeviceAllocationModeExactCount; {
+			case !exact && *a.Mode != resourceapi.DeviceAllocationModeAll:
+				refuse("allocationMode %s of request %s has to be ExactCount or All", *a.Mode, a.Name)
+			case exact && *a.Count < 1:
+				refuse("count %d of request %s has to be 1 or more", *a.Count, a.Name)
+			}
 		}
 	}
-	for _, a := range asksOf(c) {
-		switch {
-		case *a.Mode != resourceapi.DeviceAllocationModeExactCount && *a.Mode != resourceapi.DeviceAllocationModeAll:
-			out = append(out, fmt.Sprintf("allocationMode %s of request %s has to be ExactCount or All", *a.Mode, a.Name))
-		case *a.Mode == resourceapi.DeviceAllocationModeExactCount && *a.Count < 1:
-			out = append(out, fmt.Sprintf("count %d of request %s has to be 1 or more", *a.Count, a.Name))
-		}
-	}
-	return out
 }
 
 // changed returns a copy of the claim in which the ask is different.
@@ -88,16 +87,9 @@ func complete(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 	return c
 }
 
-// wants says how many devices are wanted, for people.
-func (a ask) wants() string {
-	switch {
-	case *a.Mode == resourceapi.DeviceAllocationModeAll:
-		return "all devices"
-	case *a.Count == 1:
-		return "1 device"
-	default:
-		return fmt.Sprintf("%d devices", *a.Count)
-	}
+// capacities returns what is asked for of a device.
+func (a ask) capacities() map[resourceapi.QualifiedName]resource.Quantity {
+	return ptr.Deref(*a.Capacity, resourceapi.CapacityRequirements{}).Requests
 }
 
 // compared says what the constraints of claims compare.
@@ -109,7 +101,7 @@ func compared(claims []*resourceapi.ResourceClaim) []string {
 			if constraint.DistinctAttribute != nil {
 				relation = "a different"
 			}
-			if name := constraintName(constraint); name != "" {
+			if name := fleet.Compared(constraint); name != "" {
 				out = append(out, fmt.Sprintf("claim %s wants devices with %s %s", c.Name, relation, name))
 			}
 		}
@@ -120,17 +112,8 @@ func compared(claims []*resourceapi.ResourceClaim) []string {
 // missingName finds what a selector reads that a device does not have, and the device's driver.
 var missingName = regexp.MustCompile(`on device ([^/\s]+)/.*no such key: ([A-Za-z_][A-Za-z0-9_]*)`)
 
-// instead says what serves for names that Partage publishes for some types of devices only.
-var instead = map[string]string{
-	"smPercent":   "a partition has the multiprocessors of its profile",
-	"copyEngines": enginesUndivided,
-	"decoders":    enginesUndivided,
-	"encoders":    enginesUndivided,
-	"jpegEngines": enginesUndivided,
-	"ofaEngines":  enginesUndivided,
-}
-
-const enginesUndivided = "nothing divides engines among claims"
+// engines are what no device has a part of.
+var engines = []string{"copyEngines", "decoders", "encoders", "jpegEngines", "ofaEngines"}
 
 // whoHas says, in a sentence to add, which types of a driver's devices have an attribute or capacity where others do not. It is
 // empty where none has it, or all have.
@@ -138,13 +121,12 @@ func whoHas(s *sight, driver, name string) string {
 	having, lacking := sets.New[string](), sets.New[string]()
 	for _, kind := range s.kinds() {
 		for p := range s.x.planner.Cluster.Devices(kind[0]) {
-			if p.Driver != driver {
-				continue
-			}
-			if has(p.Device.Attributes, name) || has(p.Device.Capacity, name) {
-				having.Insert(textOf(p.Device, "type"))
-			} else {
-				lacking.Insert(textOf(p.Device, "type"))
+			switch kind := textOf(p.Device, "type"); {
+			case p.Driver != driver:
+			case has(p.Device.Attributes, name) || has(p.Device.Capacity, name):
+				having.Insert(kind)
+			default:
+				lacking.Insert(kind)
 			}
 		}
 	}
@@ -153,8 +135,11 @@ func whoHas(s *sight, driver, name string) string {
 		return ""
 	}
 	text := fmt.Sprintf(". Devices of type %s have %s, those of type %s do not", strings.Join(sets.List(having), ", "), name, strings.Join(sets.List(lacking), ", "))
-	if other := instead[name]; other != "" {
-		text += ": " + other
+	switch {
+	case name == "smPercent":
+		text += ": a partition has the multiprocessors of its profile"
+	case slices.Contains(engines, name):
+		text += ": nothing divides engines among claims"
 	}
 	return text
 }

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"sort"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -141,15 +142,12 @@ func smaller(amounts []resource.Quantity, than resource.Quantity) []resource.Qua
 
 // capacities are less of a shared device, or what was meant where no device has such a capacity.
 func (h *helper) capacities(ctx context.Context, a ask) {
-	if *a.Capacity == nil {
-		return
-	}
-	for _, name := range sortedNames((*a.Capacity).Requests) {
-		asked := (*a.Capacity).Requests[name]
+	for _, name := range sortedNames(a.capacities()) {
+		asked := a.capacities()[name]
 		set := func(name resourceapi.QualifiedName, amount resource.Quantity) func(ask) {
-			return func(a ask) { (*a.Capacity).Requests[name] = amount }
+			return func(a ask) { a.capacities()[name] = amount }
 		}
-		drop := func(a ask) { delete((*a.Capacity).Requests, name) }
+		drop := func(a ask) { delete(a.capacities(), name) }
 		amounts := h.offered(ctx, a, drop, name)
 		if len(amounts) == 0 {
 			capacities := sets.New[string]()
@@ -205,18 +203,13 @@ func (h *helper) fewerDevices(ctx context.Context, a ask) {
 	if *a.Mode != resourceapi.DeviceAllocationModeExactCount || *a.Count < 2 {
 		return
 	}
-	set := func(n int64) func(ask) { return func(a ask) { *a.Count = n } }
-	low, high := int64(0), min(*a.Count, resourceapi.AllocationResultsMaxSize+1)
-	for high-low > 1 {
-		middle := (low + high) / 2
-		if _, fits := try(ctx, h.s.x, h.s.x.planner, h.nodes, h.with(a.claim, a.changed(set(middle)))); fits {
-			low = middle
-		} else {
-			high = middle
-		}
-	}
-	if low > 0 {
-		h.confirm(ctx, a, LowerCount, set(low), "with count %d in place of %d", low, *a.Count)
+	set := func(n int) func(ask) { return func(a ask) { *a.Count = int64(n) } }
+	most := sort.Search(int(min(*a.Count, resourceapi.AllocationResultsMaxSize+1))-1, func(n int) bool {
+		_, fits := try(ctx, h.s.x, h.s.x.planner, h.nodes, h.with(a.claim, a.changed(set(n+1))))
+		return !fits
+	})
+	if most > 0 {
+		h.confirm(ctx, a, LowerCount, set(most), "with count %d in place of %d", most, *a.Count)
 	}
 }
 

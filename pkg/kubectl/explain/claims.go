@@ -77,11 +77,7 @@ func deleted(s *sight, c *resourceapi.ResourceClaim) {
 
 // unbound says for which conditions of its devices the scheduler waits before it gives the pod a node.
 func unbound(s *sight, c *resourceapi.ResourceClaim) {
-	if c.Status.Allocation == nil {
-		return
-	}
-	for i := range c.Status.Allocation.Devices.Results {
-		r := &c.Status.Allocation.Devices.Results[i]
+	for _, r := range fleet.Results(c, "") {
 		conditions := ptr.Deref(fleet.StatusOf(c, r), resourceapi.AllocatedDeviceStatus{}).Conditions
 		missing := slices.DeleteFunc(slices.Clone(r.BindingConditions), func(name string) bool { return meta.IsStatusConditionTrue(conditions, name) })
 		if len(missing) > 0 {
@@ -92,36 +88,29 @@ func unbound(s *sight, c *resourceapi.ResourceClaim) {
 	}
 }
 
-// refusedClaims finds what the API server refuses in claims that it has not got yet.
-func refusedClaims(s *sight) {
-	for _, c := range s.claims {
-		for _, text := range invalid(c) {
-			s.because(Reason{Cause: ClaimInvalid, Claim: c.Name}, "the API server refuses such a claim: %s", text)
-		}
-	}
-}
-
 // classes finds classes that are missing or cannot be used, and admin access that is not allowed.
 func classes(ctx context.Context, s *sight) {
-	for _, c := range s.claims {
-		for _, a := range asksOf(c) {
-			of := Reason{Claim: c.Name, Request: a.Name}
-			switch class := s.x.planner.Cluster.Class(*a.Class); {
-			case class == nil:
-				of.Cause = ClassMissing
-				noClass(ctx, s, a, of)
-			case slices.ContainsFunc(class.Spec.Selectors, func(s resourceapi.DeviceSelector) bool { return s.CEL == nil }):
-				of.Cause = ExpressionError
-				s.because(of, "a selector of DeviceClass %s has no CEL expression", class.Name)
+	for _, a := range asksOf(s.claims...) {
+		of := Reason{Claim: a.claim.Name, Request: a.Name}
+		switch class := s.x.planner.Cluster.Class(*a.Class); {
+		case class == nil:
+			of.Cause = ClassMissing
+			noClass(ctx, s, a, of)
+		case slices.ContainsFunc(class.Spec.Selectors, func(s resourceapi.DeviceSelector) bool { return s.CEL == nil }):
+			// The allocator would panic.
+			of.Cause = ExpressionError
+			s.because(of, "a selector of DeviceClass %s has no CEL expression", class.Name)
+		}
+		if !a.Admin || s.x.AdminAllowed == nil {
+			continue
+		}
+		if allowed, known := s.x.AdminAllowed(a.claim.Namespace); known && !allowed {
+			const label = resourceapi.DRAAdminNamespaceLabelKey
+			of.Cause, of.help = AdminForbidden, []Suggestion{
+				suggest(LabelNamespace, "after an administrator's kubectl label namespace %s %s=true", a.claim.Namespace, label),
 			}
-			if !a.Admin || s.x.AdminAllowed == nil {
-				continue
-			}
-			if allowed, known := s.x.AdminAllowed(c.Namespace); known && !allowed {
-				const label = resourceapi.DRAAdminNamespaceLabelKey
-				of.Cause, of.help = AdminForbidden, []Suggestion{suggest(LabelNamespace, "after an administrator's kubectl label namespace %s %s=true", c.Namespace, label)}
-				s.because(of, "request %s wants admin access, and namespace %s has no label %s=true: the API server refuses such claims", a.Name, c.Namespace, label)
-			}
+			s.because(of, "request %s wants admin access, and namespace %s has no label %s=true: the API server refuses such claims",
+				a.Name, a.claim.Namespace, label)
 		}
 	}
 }
@@ -155,14 +144,10 @@ func isOurs(name string) bool {
 
 // remarks say what a claim gets that may not be what was meant.
 func remarks(s *sight) {
-	for _, c := range s.claims {
-		for _, a := range asksOf(c) {
-			if *a.Capacity == nil {
-				continue
-			}
-			if memory, has := (*a.Capacity).Requests[fleet.CapacityMemory]; has && memory.Value() < 1<<20 {
-				s.note("Request %s of claim %s asks for %s bytes of memory, which is rounded up to the smallest share: was a unit such as Gi meant?", a.Name, c.Name, memory.String())
-			}
+	for _, a := range asksOf(s.claims...) {
+		if memory, has := a.capacities()[fleet.CapacityMemory]; has && memory.Value() < 1<<20 {
+			s.note("Request %s of claim %s asks for %s bytes of memory, which is rounded up to the smallest share: was a unit such as Gi meant?",
+				a.Name, a.claim.Name, memory.String())
 		}
 	}
 }

@@ -120,7 +120,7 @@ func (c *command) explain(ctx context.Context, client kubernetes.Interface, name
 		return nil, err
 	}
 	x.Refused = func(object *unstructured.Unstructured) (refused, doubt string) {
-		return dryRun(ctx, client, writer, object)
+		return dryRun(ctx, writer, object)
 	}
 	all := x.Manifest(ctx, m)
 	if len(all) == 0 {
@@ -303,8 +303,7 @@ func (x *Explainer) asks(o corev1.ObjectReference) (bool, error) {
 	if err != nil {
 		return !apierrors.IsNotFound(err), err
 	}
-	_, template := podTemplate(owner)
-	pod := &corev1.Pod{Spec: template.Spec}
+	pod := &corev1.Pod{Spec: workloadOf(owner).template.Spec}
 	cluster := x.planner.Cluster
 	return len(pod.Spec.ResourceClaims) > 0 || cluster.ExtendedClaim(pod, nil) != nil || len(cluster.Unserved(pod)) > 0, nil
 }

@@ -35,7 +35,6 @@ const searchBudget = 10 * time.Second
 // Explainer explains pods and claims of one Model.
 type Explainer struct {
 	planner *allocation.Planner
-	filter  *allocation.NodeFilter
 	model   *fleet.Model
 	now     time.Time
 	// budget is how long is looked for what would help, and tryFor how long one change is
@@ -60,9 +59,7 @@ type Explainer struct {
 
 // New returns an Explainer.
 func New(m *fleet.Model, now time.Time) *Explainer {
-	return &Explainer{
-		planner: allocation.New(m.Snapshot), filter: allocation.NewNodeFilter(m.Snapshot), model: m, now: now, budget: searchBudget, tryFor: tryFor,
-	}
+	return &Explainer{planner: allocation.New(m.Snapshot), model: m, now: now, budget: searchBudget, tryFor: tryFor}
 }
 
 // begin starts to look at an object.
@@ -72,7 +69,7 @@ func (x *Explainer) begin(kind string, o metav1.Object) *sight {
 		e.Notes = append(e.Notes, m.String())
 	}
 	s := &sight{Explanation: e, x: x}
-	s.kinds = sync.OnceValue(func() [][]*corev1.Node { return x.planner.Kinds(x.planner.Cluster.Nodes, s.wanted(nil)...) })
+	s.kinds = sync.OnceValue(func() [][]*corev1.Node { return x.planner.Kinds(s.nodes, s.wanted(nil)...) })
 	return s
 }
 
@@ -132,11 +129,11 @@ func (x *Explainer) Claim(ctx context.Context, c *resourceapi.ResourceClaim) *Ex
 
 // Pod explains a pod.
 func (x *Explainer) Pod(ctx context.Context, pod *corev1.Pod) *Explanation {
-	return x.pods(ctx, pod, 1, nil)
+	return x.pods(ctx, pod, &workload{replicas: 1})
 }
 
-// pods explains a pod of which there are to be so many, in place of others.
-func (x *Explainer) pods(ctx context.Context, pod *corev1.Pod, n int, old []string) *Explanation {
+// pods explains a pod of a workload.
+func (x *Explainer) pods(ctx context.Context, pod *corev1.Pod, w *workload) *Explanation {
 	s := x.begin("Pod", pod)
 	if fleet.Ended(pod) {
 		s.Verdict = Finished
@@ -158,7 +155,7 @@ func (x *Explainer) pods(ctx context.Context, pod *corev1.Pod, n int, old []stri
 		s.place()
 		if allocate(ctx, s) {
 			outside(s)
-			replicas(ctx, s, n, old)
+			replicas(ctx, s, w)
 		}
 		s.Allocations = allocations(s)
 	}
@@ -186,7 +183,7 @@ func allocate(ctx context.Context, s *sight) bool {
 			s.claims = append(s.claims, complete(c))
 		}
 	}
-	if refusedClaims(s); s.Verdict != Waits {
+	if invalid(s); s.Verdict != Waits {
 		classes(ctx, s)
 	}
 	if s.Verdict == Waits {

@@ -4,6 +4,7 @@
 package explain
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -37,24 +38,31 @@ type Manifest struct {
 	Claims    []*resourceapi.ResourceClaim
 	Templates []*resourceapi.ResourceClaimTemplate
 	Classes   []*resourceapi.DeviceClass
-	// owners are the workloads that some of the pods stand for.
-	owners map[*corev1.Pod]runtime.Object
-	// replaced are the pods of the cluster in whose place each would come, and how many of them end before it starts.
-	replaced map[*corev1.Pod]replaced
+	// workloads are those that some of the pods stand for.
+	workloads map[*corev1.Pod]*workload
 	// Ignored are the kinds of objects that explain has nothing to say about, and others are these objects, as kind/namespace/name.
 	Ignored []string
 	others  []string
 }
 
-type replaced struct {
-	names []string
+// workload is what makes pods.
+type workload struct {
+	object interface {
+		metav1.Object
+		runtime.Object
+	}
+	template *corev1.PodTemplateSpec
+	// replicas is how many pods it has at once, and endsFirst how many old ones an update ends before it starts a new one.
+	replicas, endsFirst int
+	// old are its pods in the cluster, of which so many end before a new one starts.
+	old   []string
 	ended int
 }
 
 // Parse reads YAML or JSON documents. Fields that do not exist are errors: the API server would
 // drop them silently, and the pod would wait for something else than was meant.
 func Parse(data []byte, namespace string) (*Manifest, error) {
-	m := &Manifest{owners: map[*corev1.Pod]runtime.Object{}}
+	m := &Manifest{workloads: map[*corev1.Pod]*workload{}}
 	documents, err := document.Split(data)
 	if err != nil {
 		return nil, err
@@ -121,18 +129,17 @@ func (m *Manifest) add(object runtime.Object, kind, namespace string) {
 	case *corev1.Pod:
 		m.Pods = append(m.Pods, in(o, namespace))
 	default:
-		owner, template := podTemplate(object)
-		if template == nil {
+		w := workloadOf(object)
+		if w == nil {
 			m.Ignored = append(m.Ignored, kind)
 			if o, is := object.(metav1.Object); is {
 				m.others = append(m.others, kind+"/"+in(o, namespace).GetNamespace()+"/"+o.GetName())
 			}
 			return
 		}
-		in(owner, namespace)
-		pod := &corev1.Pod{ObjectMeta: *template.ObjectMeta.DeepCopy(), Spec: *template.Spec.DeepCopy()}
-		pod.Name, pod.Namespace = owner.Name, owner.Namespace
-		pod.OwnerReferences = []metav1.OwnerReference{{Kind: kind, Name: owner.Name, Controller: new(true)}}
+		pod := &corev1.Pod{ObjectMeta: *w.template.ObjectMeta.DeepCopy(), Spec: *w.template.Spec.DeepCopy()}
+		pod.Name, pod.Namespace = w.object.GetName(), in(w.object, namespace).GetNamespace()
+		pod.OwnerReferences = []metav1.OwnerReference{{Kind: kind, Name: pod.Name, Controller: new(true)}}
 		if set, is := object.(*appsv1.StatefulSet); is {
 			for _, c := range set.Spec.VolumeClaimTemplates {
 				// The pod gets a volume that is made for it, which a pod can ask for, too.
@@ -140,77 +147,57 @@ func (m *Manifest) add(object runtime.Object, kind, namespace string) {
 				pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: c.Name, VolumeSource: corev1.VolumeSource{Ephemeral: source}})
 			}
 		}
-		m.Pods, m.owners[pod] = append(m.Pods, pod), object
+		m.Pods, m.workloads[pod] = append(m.Pods, pod), w
 	}
 }
 
-// podTemplate returns what the pods of a workload are made of, or nil.
-func podTemplate(object runtime.Object) (*metav1.ObjectMeta, *corev1.PodTemplateSpec) {
+// workloadOf returns what an object is if it makes pods, or nil.
+func workloadOf(object runtime.Object) *workload {
 	switch o := object.(type) {
 	case *appsv1.Deployment:
-		return &o.ObjectMeta, &o.Spec.Template
+		w := &workload{object: o, template: &o.Spec.Template, replicas: int(ptr.Deref(o.Spec.Replicas, 1))}
+		w.endsFirst = unavailable(&o.Spec.Strategy, w.replicas)
+		return w
 	case *appsv1.StatefulSet:
-		return &o.ObjectMeta, &o.Spec.Template
+		return &workload{object: o, template: &o.Spec.Template, replicas: int(ptr.Deref(o.Spec.Replicas, 1)), endsFirst: 1}
 	case *appsv1.DaemonSet:
-		return &o.ObjectMeta, &o.Spec.Template
-	case *appsv1.ReplicaSet:
-		return &o.ObjectMeta, &o.Spec.Template
-	case *batchv1.Job:
-		return &o.ObjectMeta, &o.Spec.Template
-	case *batchv1.CronJob:
-		return &o.ObjectMeta, &o.Spec.JobTemplate.Spec.Template
-	}
-	return nil, nil
-}
-
-// replicasOf returns how many pods a workload has at once. A DaemonSet has one on each node.
-func replicasOf(object runtime.Object) int {
-	n := new(int32(1))
-	switch o := object.(type) {
-	case *appsv1.Deployment:
-		n = o.Spec.Replicas
-	case *appsv1.StatefulSet:
-		n = o.Spec.Replicas
-	case *appsv1.ReplicaSet:
-		n = o.Spec.Replicas
-	case *batchv1.Job:
-		n = parallel(&o.Spec)
-	case *batchv1.CronJob:
-		n = parallel(&o.Spec.JobTemplate.Spec)
-	}
-	return int(ptr.Deref(n, 1))
-}
-
-// endsFirst returns how many old pods an update of a workload ends before it starts a new one.
-func endsFirst(object runtime.Object) int {
-	scaled := func(v *intstr.IntOrString, by string, of int, up bool) int {
-		n, _ := intstr.GetScaledValueFromIntOrPercent(intstr.ValueOrDefault(v, intstr.Parse(by)), of, up)
-		return n
-	}
-	switch o := object.(type) {
-	case *appsv1.StatefulSet:
-		return 1
-	case *appsv1.DaemonSet:
+		// It has one pod on each node.
+		w := &workload{object: o, template: &o.Spec.Template, replicas: 1}
 		if scaled(ptr.Deref(o.Spec.UpdateStrategy.RollingUpdate, appsv1.RollingUpdateDaemonSet{}).MaxSurge, "0", 1, true) == 0 {
-			return math.MaxInt
+			w.endsFirst = math.MaxInt
 		}
-	case *appsv1.Deployment:
-		if o.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType {
-			return math.MaxInt
-		}
-		update, n := ptr.Deref(o.Spec.Strategy.RollingUpdate, appsv1.RollingUpdateDeployment{}), replicasOf(o)
-		unavailable := scaled(update.MaxUnavailable, "25%", n, false)
-		if unavailable == 0 && scaled(update.MaxSurge, "25%", n, true) == 0 {
-			return 1 // the controller takes it so
-		}
-		return unavailable
+		return w
+	case *appsv1.ReplicaSet:
+		return &workload{object: o, template: &o.Spec.Template, replicas: int(ptr.Deref(o.Spec.Replicas, 1))}
+	case *batchv1.Job:
+		return &workload{object: o, template: &o.Spec.Template, replicas: parallel(&o.Spec)}
+	case *batchv1.CronJob:
+		return &workload{object: o, template: &o.Spec.JobTemplate.Spec.Template, replicas: parallel(&o.Spec.JobTemplate.Spec)}
 	}
-	return 0
+	return nil
 }
 
-func parallel(j *batchv1.JobSpec) *int32 {
+// unavailable returns how many of its old pods a Deployment ends first.
+func unavailable(s *appsv1.DeploymentStrategy, replicas int) int {
+	if s.Type == appsv1.RecreateDeploymentStrategyType {
+		return math.MaxInt
+	}
+	update := ptr.Deref(s.RollingUpdate, appsv1.RollingUpdateDeployment{})
+	n := scaled(update.MaxUnavailable, "25%", replicas, false)
+	if n == 0 && scaled(update.MaxSurge, "25%", replicas, true) == 0 {
+		return 1 // the controller takes it so
+	}
+	return n
+}
+
+func scaled(v *intstr.IntOrString, by string, of int, up bool) int {
+	n, _ := intstr.GetScaledValueFromIntOrPercent(intstr.ValueOrDefault(v, intstr.Parse(by)), of, up)
+	return n
+}
+
+func parallel(j *batchv1.JobSpec) int {
 	n := ptr.Deref(j.Parallelism, 1)
-	return new(min(n, ptr.Deref(j.Completions, n)))
+	return int(min(n, ptr.Deref(j.Completions, n)))
 }
 
 // in sets the namespace where the file leaves it out.
@@ -230,21 +217,19 @@ func (m *Manifest) Over(s *fleet.Snapshot) *fleet.Snapshot {
 	out.Templates = over(s.Templates, m.Templates)
 	out.Claims = over(m.Claims, s.Claims)
 	out.Pods = slices.Clone(s.Pods)
-	m.replaced = map[*corev1.Pod]replaced{}
-	for pod, owner := range m.owners {
-		var r replaced
+	for pod, w := range m.workloads {
+		w.old, w.ended = nil, 0
 		kind, name := fleet.OwnerOf(pod)
 		for _, old := range s.Pods {
 			if old.Namespace != pod.Namespace || fleet.Ended(old) || !is(old, kind, name) {
 				continue
 			}
-			if r.names = append(r.names, old.Name); r.ended < endsFirst(owner) {
-				r.ended++
+			if w.old = append(w.old, old.Name); w.ended < w.endsFirst {
+				w.ended++
 				out.Pods = slices.DeleteFunc(out.Pods, func(p *corev1.Pod) bool { return p == old })
 				out.Claims = slices.DeleteFunc(out.Claims, func(c *resourceapi.ResourceClaim) bool { return metav1.IsControlledBy(c, old) })
 			}
 		}
-		m.replaced[pod] = r
 	}
 	return &out
 }
@@ -269,20 +254,20 @@ func (x *Explainer) Manifest(ctx context.Context, m *Manifest) []*Explanation {
 		}
 	}
 	for _, p := range m.Pods {
-		old, pod := m.replaced[p], p
-		if there := fleet.Named(x.model.Pods, p.Namespace, p.Name); there != nil && m.owners[p] == nil {
+		w, pod := cmp.Or(m.workloads[p], &workload{replicas: 1}), p
+		if there := fleet.Named(x.model.Pods, p.Namespace, p.Name); there != nil && w.object == nil {
 			// It keeps what it has: what counts of a pod cannot be changed.
 			pod, p.Status.ResourceClaimStatuses = there, there.Status.ResourceClaimStatuses
 		}
-		e := x.pods(ctx, pod, replicasOf(m.owners[p]), old.names)
-		if kind, name := fleet.OwnerOf(p); len(old.names) > 0 {
+		e := x.pods(ctx, pod, w)
+		if kind, name := fleet.OwnerOf(p); len(w.old) > 0 {
 			e.note("%s %s has pods already, which stay as they are as long as its pod template stays the same.", kind, name)
 		}
-		if old.ended > 0 {
-			names := printer.Some(old.names[:old.ended], mostLines)
-			e.note("In an update, %s %s before a new pod starts: what it has counts as free.", names, plural(old.ended, "ends", "end"))
+		if w.ended > 0 {
+			names := printer.Some(w.old[:w.ended], mostLines)
+			e.note("In an update, %s %s before a new pod starts: what it has counts as free.", names, plural(w.ended, "ends", "end"))
 		}
-		out = append(out, x.tryToCreate(e, old.ended > 0, m.objectsOf(x, p)...))
+		out = append(out, x.tryToCreate(e, w.ended > 0, m.objectsOf(x, p)...))
 	}
 	if len(out) > 0 {
 		return out

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
 const (
@@ -24,10 +25,15 @@ const (
 	mostKinds = 64
 )
 
-// try asks the allocator where claims fit under other circumstances.
+// try asks the allocator on which node claims fit under other circumstances. It stops at the first.
 func try(ctx context.Context, x *Explainer, p *allocation.Planner, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (string, bool) {
-	a, fits := x.hasty(p).Anywhere(ctx, nodes, claims)
-	return a.Node, fits
+	p = x.hasty(p)
+	for _, n := range nodes {
+		if a := p.OnNode(ctx, n, claims); a.Verdict != allocation.Refused {
+			return n.Name, a.Verdict == allocation.Fits
+		}
+	}
+	return "", false
 }
 
 // hasty returns a Planner that gives a hard search up.
@@ -38,7 +44,7 @@ func (x *Explainer) hasty(p *allocation.Planner) *allocation.Planner {
 // places returns the nodes that changes are tried on.
 func (s *sight) places() []*corev1.Node {
 	var nodes []*corev1.Node
-	for _, kind := range s.eligible() {
+	for _, kind := range s.kinds() {
 		nodes = append(nodes, kind[0])
 	}
 	return nodes[:min(len(nodes), mostKinds)]
@@ -71,7 +77,7 @@ func (h *helper) suggest(ctx context.Context) {
 			other := c.DeepCopy()
 			other.Spec.Devices.Constraints = slices.Delete(other.Spec.Devices.Constraints, i, i+1)
 			if node, fits := try(ctx, h.s.x, h.s.x.planner, h.nodes, h.with(c, other)); fits {
-				h.add(Suggestion{Kind: DropConstraint, Node: node}, "without the constraint on %s of claim %s", constraintName(&c.Spec.Devices.Constraints[i]), c.Name)
+				h.add(Suggestion{Kind: DropConstraint, Node: node}, "without the constraint on %s of claim %s", fleet.Compared(&c.Spec.Devices.Constraints[i]), c.Name)
 			}
 		}
 	}

@@ -51,19 +51,14 @@ func holdersOn(ctx context.Context, s *sight, j *judge, n *corev1.Node) []Holder
 			byClaim[h.Claim].Insert(device)
 		}
 	}
-	for _, c := range s.wanted(nil) {
-		for _, a := range asksOf(c) {
-			for _, f := range j.onNode(ctx, n, a) {
-				if f.cause() == Withdrawn {
-					continue
-				}
-				if cause := f.cause(); cause == Held || cause == CapacityUsed {
-					add(f.Pool, f.Device.Name)
-				}
-				if slices.Contains(f.causes, CountersUsed) {
-					for _, name := range neighbours(f.Pool, f.Device) {
-						add(f.Pool, name)
-					}
+	for _, a := range asksOf(s.wanted(nil)...) {
+		for _, f := range j.onNode(ctx, n, a) {
+			if cause := f.cause(); cause == Held || cause == CapacityUsed {
+				add(f.Pool, f.Device.Name)
+			}
+			if f.cause() != Withdrawn && slices.Contains(f.causes, CountersUsed) {
+				for _, name := range neighbours(f.Pool, f.Device) {
+					add(f.Pool, name)
 				}
 			}
 		}

@@ -86,7 +86,7 @@ func (j *judge) device(ctx context.Context, d allocation.Published, a ask) findi
 	f := finding{Published: d}
 	switch {
 	case d.Incomplete():
-		f.add(PoolIncomplete, "%d of %d slices of pool %s are there: the driver is just writing them, or stopped in between", len(d.Slices), d.Expected, d.Name)
+		f.add(PoolIncomplete, "%d of %d slices of pool %s are there: the driver is just writing them, or stopped in between", len(d.Slices), d.Expected(), d.Name)
 		return f
 	case d.Invalid:
 		f.add(PoolInvalid, "pool %s has a name twice, or a counter that does not exist", d.Name)
@@ -110,7 +110,7 @@ func (j *judge) device(ctx context.Context, d allocation.Published, a ask) findi
 		}
 	}
 	for _, c := range a.claim.Spec.Devices.Constraints {
-		if name := constraintName(&c); name != "" && constrains(&c, a) {
+		if name := fleet.Compared(&c); name != "" && constrains(&c, a) {
 			if _, has := d.Attribute(name); !has {
 				f.add(Unconstrained, "%s", name)
 			}
@@ -144,10 +144,7 @@ func newFinding(ctx context.Context, c *allocation.Cluster, d allocation.Publish
 
 // capacity adds why a device has not enough of what a request asks for. What it never has comes before what it has no more.
 func (j *judge) capacity(f *finding, a ask) {
-	wanted := map[resourceapi.QualifiedName]resource.Quantity{}
-	if *a.Capacity != nil {
-		wanted = (*a.Capacity).Requests
-	}
+	wanted := a.capacities()
 	for _, name := range sortedNames(wanted) {
 		if _, has := f.Device.Capacity[name]; !has {
 			f.add(CapacityUnknown, "%s", name)
@@ -254,16 +251,6 @@ func taintText(t *resourceapi.DeviceTaint) string {
 		return fmt.Sprintf("%s:%s", t.Key, t.Effect)
 	}
 	return fmt.Sprintf("%s=%s:%s", t.Key, t.Value, t.Effect)
-}
-
-func constraintName(c *resourceapi.DeviceConstraint) string {
-	switch {
-	case c.MatchAttribute != nil:
-		return string(*c.MatchAttribute)
-	case c.DistinctAttribute != nil:
-		return string(*c.DistinctAttribute)
-	}
-	return ""
 }
 
 // constrains reports whether a constraint is about a request.

@@ -222,25 +222,24 @@ func gates(s *sight) {
 	}
 }
 
-// replicas says how many pods like the one that is explained fit at once, of so many.
-func replicas(ctx context.Context, s *sight, n int, old []string) {
+// replicas says how many pods like the one that is explained fit at once, of those that a workload has.
+func replicas(ctx context.Context, s *sight, w *workload) {
 	// Pods that share a claim, and a rolling update, are not looked at.
-	unknown := len(old) > 0 || slices.ContainsFunc(s.references, func(c allocation.PodClaim) bool { return !c.New })
+	n, unknown := w.replicas, len(w.old) > 0 || slices.ContainsFunc(s.references, func(c allocation.PodClaim) bool { return !c.New })
 	if n < 2 || s.Verdict == Waits {
 		return
 	}
 	limited, cancel := context.WithTimeout(ctx, s.x.budget)
 	defer cancel()
-	planner, filter, fit := s.x.hasty(s.x.planner), s.x.filter.Clone(), 0
+	planner, fit := s.x.hasty(s.x.planner), 0
 	for _, node := range s.nodes {
-		for ; !unknown && fit < n && len(filter.Obstacles(planner.Cluster, s.pod, node)) == 0; fit++ {
+		for ; !unknown && fit < n && len(planner.Obstacles(s.pod, node)) == 0; fit++ {
 			a := planner.OnNode(limited, node, s.wanted(node))
 			if a.Verdict != allocation.Fits {
 				unknown = a.Verdict != allocation.Refused
 				break
 			}
-			planner = planner.With(allocation.Allocated(s.wanted(node), a.Results)...)
-			filter.Add(s.pod, node.Name)
+			planner = planner.With(s.pod, node.Name, allocation.Allocated(s.wanted(node), a.Results)...)
 		}
 	}
 	switch {

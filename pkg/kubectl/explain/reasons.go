@@ -74,7 +74,7 @@ type counted struct {
 
 func count(ctx context.Context, s *sight, j *judge, a ask) *tally {
 	t := &tally{causes: map[Cause]*counted{}}
-	for _, kind := range s.eligible() {
+	for _, kind := range s.kinds() {
 		capable, fit := 0, 0
 		for _, f := range j.onNode(ctx, kind[0], a) {
 			t.add(&f, kind)
@@ -204,7 +204,7 @@ func unusablePools(t *tally, add func(Cause, string, ...any)) {
 
 // tooFew says that no node has as many devices as are wanted.
 func tooFew(a ask, t *tally, capable int) string {
-	text := fmt.Sprintf("%s are wanted, and no node has more than %d that %s", a.wants(), t.mostCapable, plural(t.mostCapable, "matches", "match"))
+	text := fmt.Sprintf("%d devices are wanted, and no node has more than %d that %s", *a.Count, t.mostCapable, plural(t.mostCapable, "matches", "match"))
 	if t.of(Withdrawn).devices > 0 {
 		text += "; " + t.withdrawn(capable)
 	}
@@ -258,7 +258,7 @@ func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 		out[len(out)-1].help = []Suggestion{suggest(ChangeClass, "%s", otherKinds(ctx, s))}
 	case *a.Mode == resourceapi.DeviceAllocationModeExactCount && int(*a.Count) > t.mostCapable:
 		add(TooFewDevices, "%s", tooFew(a, t, capable))
-	case t.mostFit < wanted(a), *a.Mode == resourceapi.DeviceAllocationModeAll && t.fit < capable:
+	case *a.Mode == resourceapi.DeviceAllocationModeAll && t.fit < capable, int64(t.mostFit) < max(1, *a.Count):
 		taken(a, t, capable, add)
 		if t.of(Withdrawn).devices > 0 {
 			// The others decide: they can be waited for.
@@ -267,14 +267,6 @@ func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 		}
 	}
 	return out
-}
-
-// wanted returns how many devices a request needs on one node.
-func wanted(a ask) int {
-	if *a.Mode == resourceapi.DeviceAllocationModeAll {
-		return 1
-	}
-	return int(*a.Count)
 }
 
 // taken says what keeps the devices that would do from being allocated.
@@ -349,10 +341,7 @@ func excludedNodes(ctx context.Context, s *sight, empty *allocation.Planner) {
 func whySelected(ctx context.Context, s *sight, a ask, of *counted, ofClass int) string {
 	var parts []string
 	for _, index := range often(of.details) {
-		n, err := strconv.Atoi(index)
-		if err != nil {
-			continue // judge writes numbers only
-		}
+		n, _ := strconv.Atoi(index) // judge writes numbers only
 		selector, at := (*a.Selectors)[n], fmt.Sprintf("for %d of them", of.details[index])
 		if of.details[index] == ofClass {
 			at = "for all"

@@ -4,6 +4,7 @@
 package explain
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -12,8 +13,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -34,7 +35,7 @@ type sight struct {
 	// nodes are those that nothing but devices keeps the pod from, and excluded the others.
 	nodes    []*corev1.Node
 	excluded []exclusion
-	// kinds returns all nodes, those together that are alike for the claims which have to be allocated.
+	// kinds returns these nodes, those together that are alike for the claims which have to be allocated.
 	kinds func() [][]*corev1.Node
 }
 
@@ -65,15 +66,13 @@ func (s *sight) look(pod *corev1.Pod) {
 func (s *sight) place() {
 	cluster := s.x.planner.Cluster
 	for _, n := range cluster.Nodes {
-		obstacles := s.x.filter.Obstacles(cluster, s.pod, n)
+		obstacles := s.x.planner.Obstacles(s.pod, n)
 		for _, c := range s.own {
-			if c.Status.Allocation == nil || c.Status.Allocation.NodeSelector == nil {
+			selector := ptr.Deref(c.Status.Allocation, resourceapi.AllocationResult{}).NodeSelector
+			if selector == nil || cluster.Unread(n) && selectsLabels(selector) {
 				continue
 			}
-			if cluster.Unread(n) && selectsLabels(c.Status.Allocation.NodeSelector) {
-				continue
-			}
-			if matches, err := nodeaffinity.NewLazyErrorNodeSelector(c.Status.Allocation.NodeSelector).Match(n); err != nil || !matches {
+			if matches, err := nodeaffinity.NewLazyErrorNodeSelector(selector).Match(n); err != nil || !matches {
 				obstacles = append(obstacles, allocation.Obstacle{Kind: byClaim, Text: fmt.Sprintf("claim %s has its devices on another node", c.Name)})
 			}
 		}
@@ -119,35 +118,18 @@ func (s *sight) search(ctx context.Context, p *allocation.Planner, nodes []*core
 		}
 		groups[names] = append(groups[names], n)
 	}
-	byName := map[string]allocation.Answer{}
+	var out []allocation.Answer
 	for _, group := range groups {
-		for _, a := range p.OnNodes(ctx, group, s.wanted(group[0])) {
-			byName[a.Node] = a
-		}
+		out = append(out, p.OnNodes(ctx, group, s.wanted(group[0]))...)
 	}
-	out := make([]allocation.Answer, 0, len(nodes))
-	for _, n := range nodes {
-		out = append(out, byName[n.Name])
-	}
-	return out
-}
-
-// eligible returns the nodes that the pod may run on, those of a kind together.
-func (s *sight) eligible() [][]*corev1.Node {
-	allowed := sets.New(s.nodes...)
-	var out [][]*corev1.Node
-	for _, kind := range s.kinds() {
-		if some := slices.DeleteFunc(slices.Clone(kind), func(n *corev1.Node) bool { return !allowed.Has(n) }); len(some) > 0 {
-			out = append(out, some)
-		}
-	}
+	slices.SortFunc(out, func(a, b allocation.Answer) int { return cmp.Compare(a.Node, b.Node) })
 	return out
 }
 
 // devicesOf returns the devices of a class, or with "" all, on the nodes that the pod may run on, of one node of each kind.
 func (s *sight) devicesOf(ctx context.Context, class string) []allocation.Published {
 	var out []allocation.Published
-	for _, kind := range s.eligible() {
+	for _, kind := range s.kinds() {
 		for d := range s.x.planner.Cluster.Devices(kind[0]) {
 			if f := newFinding(ctx, s.x.planner.Cluster, d, class, nil); class == "" || f.cause() == "" {
 				out = append(out, d)

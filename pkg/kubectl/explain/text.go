@@ -11,8 +11,10 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
+	"github.com/partage-dev/partage/pkg/kubectl/stuck"
 )
 
 // List are the explanations of several objects.
@@ -90,10 +92,9 @@ func headline(e *Explanation) (string, printer.Style) {
 
 // choicesOf returns how many of the first reasons are those of one request's alternatives, and of how many of these.
 func choicesOf(reasons []Reason) (whole, alternatives int) {
-	request, _, is := strings.Cut(reasons[0].Request, "/")
-	seen := sets.New[string]()
+	first, seen := reasons[0], sets.New[string]()
 	for _, r := range reasons {
-		if of, _, _ := strings.Cut(r.Request, "/"); !is || of != request || r.Claim != reasons[0].Claim {
+		if !resourceclaim.IsSubRequestRef(first.Request) || base(r) != base(first) || r.Claim != first.Claim {
 			break
 		}
 		seen.Insert(r.Request)
@@ -102,20 +103,26 @@ func choicesOf(reasons []Reason) (whole, alternatives int) {
 	return whole, seen.Len()
 }
 
+// base is the request that a reason is about, without the alternative.
+func base(r Reason) string { return resourceclaim.BaseRequestRef(r.Request) }
+
 // reasonTexts are the reasons, those of the alternatives of a request together.
 func reasonTexts(reasons []Reason) []string {
 	var out []string
 	for len(reasons) > 0 {
 		whole, n := choicesOf(reasons)
-		if n < 2 {
-			out, reasons = append(out, oneLine(reasons[0].Text)+reasons[0].of()), reasons[1:]
-			continue
-		}
-		request, _, _ := strings.Cut(reasons[0].Request, "/")
-		text := fmt.Sprintf("none of the %d alternatives of request %s of claim %s can be allocated:", n, request, reasons[0].Claim)
-		for _, r := range reasons[:whole] {
-			_, name, _ := strings.Cut(r.Request, "/")
-			text += fmt.Sprintf("\n    %s: %s", name, oneLine(r.Text))
+		r, text := reasons[0], oneLine(reasons[0].Text)
+		switch {
+		case n > 1:
+			text = fmt.Sprintf("none of the %d alternatives of request %s of claim %s can be allocated:", n, base(r), r.Claim)
+			for _, r := range reasons[:whole] {
+				text += fmt.Sprintf("\n    %s: %s", strings.TrimPrefix(r.Request, base(r)+"/"), oneLine(r.Text))
+			}
+		case r.Request != "":
+			text += fmt.Sprintf(" (claim %s, request %s)", r.Claim, r.Request)
+			fallthrough
+		default:
+			whole = 1
 		}
 		out, reasons = append(out, text), reasons[whole:]
 	}
@@ -135,20 +142,19 @@ func (p *page) explanation(e *Explanation) {
 	if len(e.FitsOn) > 0 && e.Verdict == Allocatable {
 		p.line("It fits on %s.", nodesText(e.FitsOn))
 	}
-	p.stuck(e)
-	p.allocations(e)
+	asIs := func(text string) string { return text }
+	section(p, "Why", e.Stuck, causeText)
+	section(p, "Devices", e.Allocations, Allocation.text)
 	if e.Verdict == Unknown || len(e.Reasons) > 0 && e.Reasons[0].Cause == NotScheduled {
-		p.section("Not looked at", len(e.Unseen), func(i int) string { return oneLine(e.Unseen[i]) })
+		section(p, "Not looked at", e.Unseen, oneLine)
 	}
-	why := reasonTexts(e.Reasons)
-	p.section("Why", len(why), func(i int) string { return why[i] })
-	p.section("In the way", len(e.InTheWay), func(i int) string { return e.InTheWay[i].text() })
+	section(p, "Why", reasonTexts(e.Reasons), asIs)
+	section(p, "In the way", e.InTheWay, Holder.text)
 	help := "What would help"
 	if len(e.Unseen) > 0 {
 		help += ", as far as can be seen"
 	}
-	p.section(help, len(e.Suggestions), func(i int) string {
-		s := e.Suggestions[i]
+	section(p, help, e.Suggestions, func(s Suggestion) string {
 		if s.Node == "" || s.Kind == ChangeNode {
 			return oneLine(s.Text)
 		}
@@ -158,21 +164,27 @@ func (p *page) explanation(e *Explanation) {
 		p.line("")
 		p.line("No single change was found that would help.")
 	}
-	p.section("Notes", len(e.Notes), func(i int) string { return oneLine(e.Notes[i]) })
+	section(p, "Notes", e.Notes, oneLine)
 	if p.format.Wide {
-		p.section("Assumed", len(e.Assumptions), func(i int) string { return e.Assumptions[i] })
+		section(p, "Assumed", e.Assumptions, asIs)
 	}
 }
 
-// of says what a reason is about.
-func (r *Reason) of() string {
-	if r.Request == "" {
-		return ""
+func section[T any](p *page, title string, all []T, text func(T) string) {
+	for i, one := range all {
+		if i == 0 {
+			p.line("")
+			p.title(printer.Bold, title+":")
+		}
+		if i == mostLines && len(all) > mostLines+1 && !p.format.Wide {
+			p.line("  - and %d more (-o wide)", len(all)-i)
+			return
+		}
+		p.line("  - %s", text(one))
 	}
-	return fmt.Sprintf(" (claim %s, request %s)", r.Claim, r.Request)
 }
 
-func (h *Holder) text() string {
+func (h Holder) text() string {
 	text := fmt.Sprintf("claim %s/%s has %s on node %s", h.Namespace, h.Claim, printer.Some(h.Devices, mostLines), h.Node)
 	if h.For != nil {
 		text += " since " + printer.Age(h.For.Duration)
@@ -183,63 +195,42 @@ func (h *Holder) text() string {
 	return text + ", used by " + plural(len(h.Pods), "pod ", "pods ") + printer.Some(h.Pods, mostLines)
 }
 
-func (p *page) section(title string, n int, text func(int) string) {
-	if n == 0 {
-		return
+func causeText(c stuck.Cause) string {
+	// Lines of others could look like ours.
+	text := oneLine(c.Text)
+	if c.Times > 1 {
+		text += fmt.Sprintf(" (%d times)", c.Times)
 	}
-	p.line("")
-	p.title(printer.Bold, title+":")
-	for i := range n {
-		if i == mostLines && n > mostLines+1 && !p.format.Wide {
-			p.line("  - and %d more (-o wide)", n-i)
-			return
-		}
-		p.line("  - %s", text(i))
+	if c.Remedy != "" {
+		text += "\n    Remedy: " + c.Remedy
 	}
+	return text
 }
 
-func (p *page) stuck(e *Explanation) {
-	p.section("Why", len(e.Stuck), func(i int) string {
-		c := e.Stuck[i]
-		// Lines of others could look like ours.
-		text := oneLine(c.Text)
-		if c.Times > 1 {
-			text += fmt.Sprintf(" (%d times)", c.Times)
+func (a Allocation) text() string {
+	text := fmt.Sprintf("request %s of claim %s has %s", a.Request, a.Claim, a.Device)
+	if a.Node != "" {
+		text += " on node " + a.Node
+	}
+	if a.Profile != "" {
+		text += ", profile " + a.Profile
+	}
+	if len(a.Placement) > 0 {
+		text += fmt.Sprintf(", memory slices %v", a.Placement)
+	}
+	for _, name := range sets.List(sets.KeySet(a.Share)) {
+		text += fmt.Sprintf(", %s %s", name, a.Share[name])
+	}
+	if a.AdminAccess {
+		text += ", with admin access"
+	}
+	for _, c := range a.Conditions {
+		text += fmt.Sprintf("\n    %s=%s", c.Type, c.Status)
+		if c.Message != "" {
+			text += ": " + oneLine(c.Message)
 		}
-		if c.Remedy != "" {
-			text += "\n    Remedy: " + c.Remedy
-		}
-		return text
-	})
-}
-
-func (p *page) allocations(e *Explanation) {
-	p.section("Devices", len(e.Allocations), func(i int) string {
-		a := e.Allocations[i]
-		text := fmt.Sprintf("request %s of claim %s has %s", a.Request, a.Claim, a.Device)
-		if a.Node != "" {
-			text += " on node " + a.Node
-		}
-		if a.Profile != "" {
-			text += ", profile " + a.Profile
-		}
-		if len(a.Placement) > 0 {
-			text += fmt.Sprintf(", memory slices %v", a.Placement)
-		}
-		for _, name := range sets.List(sets.KeySet(a.Share)) {
-			text += fmt.Sprintf(", %s %s", name, a.Share[name])
-		}
-		if a.AdminAccess {
-			text += ", with admin access"
-		}
-		for _, c := range a.Conditions {
-			text += fmt.Sprintf("\n    %s=%s", c.Type, c.Status)
-			if c.Message != "" {
-				text += ": " + oneLine(c.Message)
-			}
-		}
-		return text
-	})
+	}
+	return text
 }
 
 // nodesText names some nodes.
