@@ -173,14 +173,11 @@ func (c *Cluster) Selects(ctx context.Context, expression string, p Published) (
 // Attribute returns an attribute by its fully qualified name. A name in a slice without domain
 // is in the driver's.
 func (p Published) Attribute(name string) (resourceapi.DeviceAttribute, bool) {
-	if a, has := p.Device.Attributes[resourceapi.QualifiedName(name)]; has {
-		return a, true
+	a, has := p.Device.Attributes[resourceapi.QualifiedName(name)]
+	if id := fleet.Unqualified(name); !has && name == p.Driver+"/"+id {
+		a, has = p.Device.Attributes[resourceapi.QualifiedName(id)]
 	}
-	if id := fleet.Unqualified(name); name == p.Driver+"/"+id {
-		a, has := p.Device.Attributes[resourceapi.QualifiedName(id)]
-		return a, has
-	}
-	return resourceapi.DeviceAttribute{}, false
+	return a, has
 }
 
 // nodesOf returns the nodes of a Snapshot. Without the right to read nodes there are those that

@@ -238,13 +238,10 @@ func absent(kind, name, namespace string) error {
 func (x *Explainer) Waiting(ctx context.Context, namespace string) []*Explanation {
 	all := []*Explanation{}
 	if x.model.Lacks(fleet.ResourcePods, namespace) {
-		e := &Explanation{TypeMeta: printer.TypeMeta(Kind), Subject: Subject{Kind: kindNamespace, Name: namespace}, Verdict: Unknown}
-		for _, m := range x.model.Missing {
-			if m.Resource == fleet.ResourcePods {
-				e.doubt("%s", m)
-			}
-		}
-		return append(all, e)
+		// The notes say which right is missing.
+		s := x.begin(kindNamespace, &metav1.ObjectMeta{Name: namespace})
+		s.Verdict = Unknown
+		return append(all, s.Explanation)
 	}
 	for _, p := range x.model.Pods {
 		if namespace != "" && p.Namespace != namespace || scheduled(p) && !stuck.Waits(p, x.now) {
