@@ -216,24 +216,20 @@ func newClaim(h *fleet.Holding, mark string) Claim {
 }
 
 // cells says who has each slice: every device that is not a partition has all of them.
-func cells(g *fleet.GPU, marks marks) []Cell {
-	out := []Cell{}
-	for _, index := range g.Cells {
-		out = append(out, cell(g, index, marks))
+func cells(g *fleet.GPU, marks marks) (out []Cell) {
+	indexes := g.Cells
+	if len(indexes) == 0 {
+		indexes = []int{0}
 	}
-	if len(out) == 0 {
-		return []Cell{cell(g, 0, marks)}
+	for _, index := range indexes {
+		state, held := StateOf(g, index)
+		c := Cell{Slice: index, State: state}
+		if state == CellTaken {
+			c.Mark = marks.of(held.Held()[0].Claim)
+		}
+		out = append(out, c)
 	}
 	return out
-}
-
-func cell(g *fleet.GPU, index int, marks marks) Cell {
-	c := Cell{Slice: index}
-	var d *fleet.Device
-	if c.State, d = StateOf(g, index); c.State == CellTaken {
-		c.Mark = marks.of(d.Held()[0].Claim)
-	}
-	return c
 }
 
 // StateOf returns the state of a slice, and the device that claims have of it, if they have one.
@@ -241,7 +237,7 @@ func StateOf(g *fleet.GPU, index int) (state string, held *fleet.Device) {
 	state = CellBlocked
 	for _, d := range g.Devices {
 		switch isHeld := len(d.Held()) > 0; {
-		case d.Type == fleet.TypeObserver || len(d.Placement) > 0 && !slices.Contains(d.Placement, index):
+		case !Uses(d, index):
 		case isHeld && d.Shared():
 			return CellShared, d
 		case isHeld:
@@ -254,4 +250,9 @@ func StateOf(g *fleet.GPU, index int) (state string, held *fleet.Device) {
 		}
 	}
 	return state, nil
+}
+
+// Uses reports whether a device takes a memory slice of its GPU from others.
+func Uses(d *fleet.Device, index int) bool {
+	return d.Type != fleet.TypeObserver && (len(d.Placement) == 0 || slices.Contains(d.Placement, index))
 }

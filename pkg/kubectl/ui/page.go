@@ -7,12 +7,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
 
@@ -20,83 +22,112 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/ui/view"
 )
 
-// settle is how long changes are collected before the page is made anew, at least: never less than
-// making it took, so that a large cluster leaves half of a processor to others.
-const settle = 250 * time.Millisecond
-
-// readInterval is how often the cluster is read, and pace how many times as long as that took is waited at least: the API server of a large
-// cluster is to have little to do for a page that is left open.
+// readInterval is how often the cluster is read, and pods are explained, at most, and measureInterval how often the driver's pods are asked
+// what claims use: as often as they measure.
 const (
-	readInterval = 2 * time.Second
-	pace         = 10
+	readInterval    = 2 * time.Second
+	measureInterval = 15 * time.Second
 )
 
-// rest is how long nothing is explained after everything was, at least: in a large cluster where much
-// happens the allocator would be busy all the time, and the API server asked for the events of many pods.
-const rest = 2 * time.Second
-
-// measureInterval is how often the driver's pods are asked what claims use, at most: as often as they measure.
-const measureInterval = 15 * time.Second
+// pace is how many times as long as something took is waited at least until it is done again: a page that is left open is to leave API
+// server and processor to others, also where the cluster is large.
+const pace = 10
 
 // page follows a cluster and publishes what the browser shows.
 type page struct {
 	Config
 	client kubernetes.Interface
-	// changed receives a value when what goes with the objects has changed, and toExplain the newest model.
-	changed   chan struct{}
-	toExplain chan *fleet.Model
 
 	mu sync.Mutex
-	// state is what the browser gets, and version how often it has changed.
-	state        []byte
-	version      int
+	// state is what the browser gets, version how often it has changed, and changed when it did last.
+	state   []byte
+	version int
+	changed time.Time
+	// The others are what the state is made of. unread and unmeasured say what could not be found out.
+	model        *fleet.Model
+	loading      bool
 	explanations map[string]view.Explanation
 	measured     view.Measured
-	// unmeasured says why nothing could be measured.
-	unmeasured []view.Gap
+	unread       []view.Gap
+	unmeasured   []view.Gap
+
+	// explained is when pods were explained, and hasStuck whether some were stuck. They are those of explain.
+	explained time.Time
+	hasStuck  bool
 }
 
 func newPage(client kubernetes.Interface, c Config) *page {
 	return &page{
-		Config: c, client: client, state: []byte("{}"), explanations: map[string]view.Explanation{},
-		changed: make(chan struct{}, 1), toExplain: make(chan *fleet.Model, 1),
+		Config: c, client: client, state: []byte("{}"), model: fleet.New(&fleet.Snapshot{}, c.Driver), loading: true,
+		explanations: map[string]view.Explanation{},
 	}
 }
 
 // run reads and publishes until the context ends.
 func (p *page) run(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	var all sync.WaitGroup
-	defer all.Wait()
-	defer cancel()
+	if err := p.publish(func() {}); err != nil {
+		return err
+	}
+	all, ctx := errgroup.WithContext(ctx)
+	again := func(interval time.Duration, do func(context.Context) error) {
+		all.Go(func() error {
+			for {
+				start := time.Now()
+				if err := do(ctx); err != nil {
+					return err
+				}
+				select {
+				case <-ctx.Done():
+					return nil
+				case <-time.After(max(interval, pace*time.Since(start))):
+				}
+			}
+		})
+	}
+	again(readInterval, p.read)
 	if p.Explain != nil {
-		all.Go(func() { p.explainAll(ctx) })
+		again(readInterval, p.explain)
 	}
 	if p.Measure != nil {
-		all.Go(func() { p.measureAll(ctx) })
+		again(measureInterval, p.measure)
 	}
-	snapshot, meta := &fleet.Snapshot{}, view.Meta{Context: p.Context, Driver: p.Driver, Loading: true}
-	for due := time.NewTimer(0); ; {
-		start := time.Now()
-		if err := p.publish(snapshot, meta); err != nil {
-			return err
-		}
-		if !meta.Loading && !sleep(ctx, max(settle, time.Since(start))) {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-p.changed:
-		case start := <-due.C:
-			read, err := fleet.Read(ctx, p.client, p.Namespace)
-			if err == nil {
-				snapshot, meta.Loading = read, false
-			}
-			meta.Problems = problemsOf(snapshot, err)
-			due.Reset(max(readInterval, pace*time.Since(start)))
-		}
+	return all.Wait()
+}
+
+// publish makes the page anew after a change of what is known.
+func (p *page) publish(change func()) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	change()
+	objects, newErr := view.New(view.Input{Model: p.model, Explanations: p.explanations, Measured: p.measured, Meta: view.Meta{
+		Context: p.Context, Driver: p.Driver, Loading: p.loading, Problems: slices.Concat(p.unread, p.unmeasured),
+	}})
+	state, err := json.Marshal(objects)
+	if err = errors.Join(newErr, err); err != nil {
+		return fmt.Errorf("make the page: %w", err)
 	}
+	if !bytes.Equal(p.state, state) {
+		p.state, p.version, p.changed = state, p.version+1, time.Now()
+	}
+	return nil
+}
+
+// current returns the page, which must not be changed.
+func (p *page) current() (state []byte, version int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.state, p.version
+}
+
+// read reads the cluster.
+func (p *page) read(ctx context.Context) error {
+	snapshot, err := fleet.Read(ctx, p.client, p.Namespace)
+	return p.publish(func() {
+		if err == nil {
+			p.model, p.loading = fleet.New(snapshot, p.Driver), false
+		}
+		p.unread = problemsOf(p.model.Snapshot, err)
+	})
 }
 
 // problemsOf returns what could not be read, and with an error why what is shown may be old.
@@ -113,128 +144,41 @@ func problemsOf(s *fleet.Snapshot, err error) (gaps []view.Gap) {
 	return gaps
 }
 
-// sleep reports whether the context goes on after a pause.
-func sleep(ctx context.Context, pause time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(pause):
-		return true
-	}
-}
-
-// publish makes the page of what is known now.
-func (p *page) publish(snapshot *fleet.Snapshot, meta view.Meta) error {
-	model := fleet.New(snapshot, p.Driver)
+// explain explains the pods that wait or are stuck when the page has changed. Those that are stuck it explains again after a while: new
+// events do not change the page.
+func (p *page) explain(ctx context.Context) error {
 	p.mu.Lock()
-	explanations, measured := maps.Clone(p.explanations), p.measured
-	meta.Problems = slices.Concat(meta.Problems, p.unmeasured)
+	model, isNew := p.model, p.changed.After(p.explained)
 	p.mu.Unlock()
-	objects, err := view.New(view.Input{Model: model, Explanations: explanations, Measured: measured, Meta: meta})
-	if err != nil {
-		return fmt.Errorf("make the page: %w", err)
+	if !isNew && (!p.hasStuck || time.Since(p.explained) < fresh) {
+		return nil
 	}
-	state, err := json.Marshal(objects)
-	if err != nil {
-		return fmt.Errorf("encode the page: %w", err)
-	}
-	if p.replace(state) && p.Explain != nil && !meta.Loading {
-		select { // only the newest is of interest
-		case <-p.toExplain:
-		default:
+	p.explained, p.hasStuck = time.Now(), false
+	explanation, waiting := p.Explain(ctx, model), map[string]bool{}
+	for _, pod := range model.Pods {
+		isStuck := view.Stuck(model, pod)
+		if ctx.Err() != nil || !isStuck && !view.Waits(model, pod) {
+			continue
 		}
-		p.toExplain <- model
-	}
-	return nil
-}
-
-// replace reports whether the page differs from the one before.
-func (p *page) replace(state []byte) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if bytes.Equal(p.state, state) {
-		return false
-	}
-	p.state, p.version = state, p.version+1
-	return true
-}
-
-// current returns the page, which must not be changed.
-func (p *page) current() (state []byte, version int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.state, p.version
-}
-
-// notify has the page made anew.
-func (p *page) notify() {
-	select {
-	case p.changed <- struct{}{}:
-	default: // one is waiting to be received
-	}
-}
-
-// explainAll explains the pods that wait or are stuck of each model that it receives. Those that
-// are stuck it explains again after a while: new events do not make a new model.
-func (p *page) explainAll(ctx context.Context) {
-	var model *fleet.Model
-	var again <-chan time.Time
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case model = <-p.toExplain:
-		case <-again:
-		}
-		again = nil
-		start := time.Now()
-		explanation := p.Explain(ctx, model)
-		waiting := map[string]bool{}
-		for _, pod := range model.Pods {
-			if ctx.Err() != nil {
-				return
-			}
-			stuck := view.Stuck(model, pod)
-			if stuck && again == nil {
-				again = time.After(fresh)
-			}
-			if stuck || view.Waits(model, pod) {
-				key := view.PodKey(pod)
-				waiting[key] = true
-				p.explains(key, explanation(pod))
-			}
-		}
+		p.hasStuck = p.hasStuck || isStuck
+		key, why := view.PodKey(pod), explanation(pod)
+		waiting[key] = true
 		p.mu.Lock()
-		maps.DeleteFunc(p.explanations, func(key string, _ view.Explanation) bool { return !waiting[key] })
+		p.explanations[key] = why // the others may take long
 		p.mu.Unlock()
-		if !sleep(ctx, max(rest, pace*time.Since(start))) {
-			return
-		}
 	}
+	return p.publish(func() {
+		maps.DeleteFunc(p.explanations, func(key string, _ view.Explanation) bool { return !waiting[key] })
+	})
 }
 
-// explains notes an explanation, and has the page made anew if it differs from the one before.
-func (p *page) explains(key string, e view.Explanation) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.explanations[key] != e {
-		p.explanations[key] = e
-		p.notify()
+// measure asks what is used.
+func (p *page) measure(ctx context.Context) error {
+	told, err := p.Measure(ctx)
+	if err == nil {
+		err = told.Silence()
 	}
-}
-
-// measureAll asks what is used, again and again.
-func (p *page) measureAll(ctx context.Context) {
-	for {
-		start := time.Now()
-		told, err := p.Measure(ctx)
-		if err == nil {
-			err = told.Silence()
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		p.mu.Lock()
+	return p.publish(func() {
 		p.unmeasured, p.measured = nil, view.Measured{At: time.Now(), Told: told}
 		if err != nil {
 			p.unmeasured = []view.Gap{{
@@ -242,10 +186,5 @@ func (p *page) measureAll(ctx context.Context) {
 				Unknown: "How much memory claims use, and whether they are idle, is unknown.",
 			}}
 		}
-		p.mu.Unlock()
-		p.notify()
-		if !sleep(ctx, max(measureInterval, pace*time.Since(start))) {
-			return
-		}
-	}
+	})
 }

@@ -58,7 +58,7 @@ type Server struct {
 	handler http.Handler
 }
 
-// New returns a server that follows a cluster from Run on.
+// New returns a server that follows a cluster from Serve on.
 func New(client kubernetes.Interface, c Config) (*Server, error) {
 	assets, err := fs.Sub(embedded, "assets")
 	if err != nil {
@@ -72,20 +72,14 @@ func New(client kubernetes.Interface, c Config) (*Server, error) {
 	return s, nil
 }
 
-// Handler returns what answers requests.
-func (s *Server) Handler() http.Handler { return s.handler }
-
 // Path returns the path of the page, which has the token.
 func (s *Server) Path() string { return "/" + s.token + "/" }
-
-// Run follows the cluster until the context ends.
-func (s *Server) Run(ctx context.Context) error { return s.page.run(ctx) }
 
 // Serve follows the cluster and answers requests until the context ends.
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	all, ctx := errgroup.WithContext(ctx)
 	server := &http.Server{Handler: s.handler, ReadHeaderTimeout: headerLimit, WriteTimeout: sendLimit, MaxHeaderBytes: maxHeader}
-	all.Go(func() error { return s.Run(ctx) })
+	all.Go(func() error { return s.page.run(ctx) })
 	all.Go(func() error {
 		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 			return fmt.Errorf("serve the page: %w", err)

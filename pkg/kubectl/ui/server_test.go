@@ -55,8 +55,8 @@ func serve(t *testing.T, client *fake.Clientset, explain Explain, measure ...Mea
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- s.Run(ctx) }()
-	web := httptest.NewServer(s.Handler())
+	go func() { ended <- s.page.run(ctx) }()
+	web := httptest.NewServer(s.handler)
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
@@ -141,7 +141,7 @@ func TestGuard(t *testing.T) {
 				r.Header.Set(name, value)
 			}
 			w := httptest.NewRecorder()
-			s.Handler().ServeHTTP(w, r)
+			s.handler.ServeHTTP(w, r)
 			if w.Code != test.want {
 				t.Errorf("status %d, want %d: %s", w.Code, test.want, w.Body)
 			}
@@ -179,7 +179,7 @@ func TestAssets(t *testing.T) {
 	get := func(name string) *httptest.ResponseRecorder {
 		w := httptest.NewRecorder()
 		r := httptest.NewRequest(http.MethodGet, "http://127.0.0.1"+s.Path()+name, nil)
-		s.Handler().ServeHTTP(w, r)
+		s.handler.ServeHTTP(w, r)
 		return w
 	}
 	refers := regexp.MustCompile(`(?:src|href)="([^"#$]+)"|from "\./([^"]+)"`)

@@ -97,7 +97,7 @@ function claimPanel(store, key, claim) {
         h("span", { class: "muted" }, what(d)), used(d.usage).map((t) => h("span", { class: "small" }, t)),
         h("code", { class: "small" }, d.device),
         d.gone && h("p", { class: "bad-text" }, "No ResourceSlice has this device."),
-        d.ready && (d.ready.bad || d.ready.text !== "Ready") ? [badge(d.ready), h("p", { class: "small" }, d.ready.title)] : null)))
+        d.notReady && [badge(d.notReady), h("p", { class: "small" }, d.notReady.title)])))
       : h("p", { class: "muted" }, "None yet.")),
     section("Pods", claim.pods?.length || claim.others?.length
       ? h("ul", { class: "list" }, (claim.pods ?? []).map((p) => podItem(store, p)), (claim.others ?? []).map((o) => h("li", {}, o, h("span", { class: "muted" }, "cannot be read"))))

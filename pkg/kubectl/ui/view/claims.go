@@ -13,8 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
@@ -50,7 +49,7 @@ func claimsOf(m *fleet.Model, u usages) map[string]*Claim {
 }
 
 func newClaim(c *resourceapi.ResourceClaim) *Claim {
-	out := &Claim{Namespace: c.Namespace, Name: c.Name, Whose: c.Name, Created: created(c), Requests: requestsOf(&c.Spec.Devices)}
+	out := &Claim{Namespace: c.Namespace, Name: c.Name, Whose: c.Name, Created: c.CreationTimestamp, Requests: requestsOf(&c.Spec.Devices)}
 	switch {
 	case c.DeletionTimestamp != nil:
 		out.State = "ending"
@@ -80,22 +79,18 @@ func whose(name string, pods []*corev1.Pod) string {
 
 func users(c *Claim, h *fleet.Holding) {
 	c.Whose = whose(c.Name, h.Pods)
-	known := map[string]bool{}
-	for _, p := range h.Pods {
-		known[p.Name] = true
-		c.Pods = append(c.Pods, PodKey(p))
-	}
-	for _, u := range h.Claim.Status.ReservedFor {
-		if !known[u.Name] {
-			c.Others = append(c.Others, strings.TrimSuffix(u.Resource, "s")+" "+u.Name)
+	for _, u := range h.Users() {
+		if u.Pod != nil {
+			c.Pods = append(c.Pods, PodKey(u.Pod))
+		} else {
+			c.Others = append(c.Others, u.Resource+" "+u.Name)
 		}
 	}
 }
 
 func heldOf(h *fleet.Holding, u usages) Held {
 	out := Held{
-		Device: h.Result.Device, Request: h.Result.Request, Admin: h.Admin(),
-		Amount: amountOf(h.Result), Usage: u.of(h), Gone: h.Device == nil, Node: h.Result.Pool,
+		Device: h.Result.Device, Amount: amountOf(h.Result), Usage: u.of(h), Gone: h.Device == nil, Node: h.Result.Pool,
 	}
 	if d := h.Device; d != nil {
 		out.Node, out.GPU, out.Type, out.Profile, out.UUID = d.GPU.Node.Name, d.GPU.Name, d.Type, d.Profile, d.UUID
@@ -103,10 +98,8 @@ func heldOf(h *fleet.Holding, u usages) Held {
 			out.Memory = d.Capacity(fleet.CapacityMemory)
 		}
 	}
-	if h.Status != nil {
-		if c := meta.FindStatusCondition(h.Status.Conditions, "Ready"); c != nil {
-			out.Ready = &Badge{Text: c.Reason, Title: c.Message, Bad: c.Status != metav1.ConditionTrue}
-		}
+	if not := h.NotReady(); not != nil {
+		out.NotReady = &Badge{Text: not.Reason, Title: not.Message, Bad: true}
 	}
 	return out
 }
@@ -213,60 +206,46 @@ func wantsExtended(m *fleet.Model, p *corev1.Pod) bool {
 
 // podsOf returns the pods that use claims, wait for some or are stuck, by key, and has claims name the pods that wait for them.
 func podsOf(m *fleet.Model, claims map[string]*Claim) map[string]*Pod {
-	pods := map[string]*Pod{}
-	add := func(p *corev1.Pod) *Pod {
-		key := PodKey(p)
-		if pods[key] == nil {
-			pods[key] = newPod(m, p, claims)
-		}
-		return pods[key]
+	pods, using := map[string]*Pod{}, sets.New[*corev1.Pod]()
+	for _, h := range m.Holdings {
+		using.Insert(h.Pods...)
 	}
 	for _, p := range m.Pods {
-		if Stuck(m, p) {
-			add(p).Stuck = true
-		}
-		if !Waits(m, p) {
+		isStuck, waits := Stuck(m, p), Waits(m, p)
+		if !isStuck && !waits && !using.Has(p) {
 			continue
 		}
-		add(p).Waiting = true
-		for _, key := range add(p).Claims {
-			if c := claims[key]; !slices.Contains(c.Pods, PodKey(p)) {
-				c.Pods = append(c.Pods, PodKey(p))
+		key, pod := PodKey(p), newPod(m, p, claims)
+		pod.Stuck, pod.Waiting, pods[key] = isStuck, waits, pod
+		for _, of := range pod.Claims {
+			if c := claims[of]; waits && !slices.Contains(c.Pods, key) {
+				c.Pods = append(c.Pods, key)
 				slices.Sort(c.Pods)
 			}
-		}
-	}
-	for _, h := range m.Holdings {
-		for _, p := range h.Pods {
-			add(p)
 		}
 	}
 	return pods
 }
 
 func newPod(m *fleet.Model, p *corev1.Pod, claims map[string]*Claim) *Pod {
-	out := &Pod{Namespace: p.Namespace, Name: p.Name, Node: p.Spec.NodeName, Phase: phaseOf(p), Created: created(p)}
-	kind, owner := fleet.OwnerOf(p)
-	out.Owner = strings.TrimSpace(kind + " " + owner)
-	var names []string
-	for _, c := range allocation.ClaimsOf(m.Snapshot, p) {
-		if c.Claim != nil && !c.New {
-			names = append(names, c.Claim.Name)
-		}
+	out := &Pod{
+		Namespace: p.Namespace, Name: p.Name, Node: p.Spec.NodeName, Phase: phaseOf(p), Created: p.CreationTimestamp, Owner: fleet.User{Pod: p}.Owner(),
 	}
-	if e := p.Status.ExtendedResourceClaimStatus; e != nil {
-		names = append(names, e.ResourceClaimName)
-	}
-	for _, name := range names {
-		key := "claim/" + p.Namespace + "/" + name
-		if claims[key] != nil && !slices.Contains(out.Claims, key) {
+	add := func(name string) {
+		if key := "claim/" + p.Namespace + "/" + name; claims[key] != nil && !slices.Contains(out.Claims, key) {
 			out.Claims = append(out.Claims, key)
 		}
 	}
-	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodScheduled && c.Status != corev1.ConditionTrue {
-			out.Scheduler = c.Message
+	for _, c := range allocation.ClaimsOf(m.Snapshot, p) {
+		if c.Claim != nil && !c.New {
+			add(c.Claim.Name)
 		}
+	}
+	if e := p.Status.ExtendedResourceClaimStatus; e != nil {
+		add(e.ResourceClaimName)
+	}
+	if c := fleet.Condition(p, corev1.PodScheduled); c.Status != corev1.ConditionTrue {
+		out.Scheduler = c.Message
 	}
 	return out
 }
@@ -282,12 +261,4 @@ func phaseOf(p *corev1.Pod) string {
 		}
 	}
 	return cmp.Or(p.Status.Reason, string(p.Status.Phase), string(corev1.PodPending))
-}
-
-func created(o metav1.Object) *time.Time {
-	t := o.GetCreationTimestamp()
-	if t.IsZero() {
-		return nil
-	}
-	return ptr.To(t.UTC())
 }

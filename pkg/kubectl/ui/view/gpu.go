@@ -42,12 +42,13 @@ func gpuOf(g *fleet.GPU, driver string, u usages) GPU {
 			out.Observers = append(out.Observers, claimKey(h.Claim))
 		}
 	}
-	out.Fits = fitsOf(g)
+	room := fleet.Free(g)
+	out.Fits = fitsOf(room)
 	if n := len(g.Cells); n > 0 && g.Cells[n-1] != n-1 {
 		out.Cells = g.Cells
 	}
 	out.Use, out.Usage = useOf(out.Blocks), u.ofGPU(g)
-	out.Room = out.Use == "part" && !fleet.Free(g).Nothing() && !g.Node.Hidden
+	out.Room = out.Use == "part" && !room.Nothing() && !g.Node.Hidden
 	return out
 }
 
@@ -83,42 +84,27 @@ func shared(b *Block) int64 {
 
 // blocksOf cuts the strip of a GPU into blocks: what claims have, partitions that exist without
 // a claim, what is blocked, and what is free.
-func blocksOf(g *fleet.GPU, driver string, u usages) []Block { //nolint:cyclop // one case for each kind of block
-	size := max(1, len(g.Cells))
+func blocksOf(g *fleet.GPU, driver string, u usages) []Block {
 	var blocks []Block
-	taken := make([]bool, size)
+	taken := make([]bool, max(1, len(g.Cells)))
 	take := func(b Block) {
-		b.Start = min(max(0, b.Start), size-1)
-		b.Size = min(max(1, b.Size), size-b.Start)
-		for i := b.Start; i < b.Start+b.Size; i++ {
-			if taken[i] {
-				return // two overlap, which no scheduler allows: the first is shown
-			}
+		cells := taken[b.Start : b.Start+b.Size]
+		if slices.Contains(cells, true) {
+			return // two overlap, which no scheduler allows: the first is shown
 		}
-		for i := b.Start; i < b.Start+b.Size; i++ {
-			taken[i] = true
+		for i := range cells {
+			cells[i] = true
 		}
 		blocks = append(blocks, b)
 	}
-	for _, d := range g.Devices {
-		if b, held := heldBlock(d, size, u); held {
-			take(b)
-		}
-	}
-	for _, d := range g.Devices {
-		if d.Type == fleet.TypeMIG && strings.HasSuffix(d.Name, "-static") && len(d.Holdings) == 0 {
-			b := Block{Start: 0, Size: size, Kind: KindFree, Device: d.Name, Profile: d.Profile, Why: "A partition that somebody else made. A claim can have it as it is."}
-			b.place(d)
-			if reasons := refusals(d.Taints, driver); len(reasons) > 0 {
-				b.Kind, b.Why = KindBlocked, strings.Join(reasons, ", ")
+	for _, isHeld := range []bool{true, false} {
+		for _, d := range g.Devices {
+			if b, exists := blockOf(d, driver, u); exists && isHeld == (len(b.Parts) > 0) {
+				take(b)
 			}
-			take(b)
 		}
 	}
-	for i := range size {
-		if taken[i] {
-			continue
-		}
+	for i := range taken {
 		index, b := 0, Block{Start: i, Size: 1}
 		if len(g.Cells) > 0 {
 			index = g.Cells[i]
@@ -127,7 +113,7 @@ func blocksOf(g *fleet.GPU, driver string, u usages) []Block { //nolint:cyclop /
 		case KindUnknown:
 			b.Why = "A claim that you may not read may have it."
 		case KindBlocked:
-			b.Why = strings.Join(blocking(g, driver, index), ", ")
+			b.Why = blocking(g, driver, index)
 		}
 		take(b)
 	}
@@ -135,28 +121,29 @@ func blocksOf(g *fleet.GPU, driver string, u usages) []Block { //nolint:cyclop /
 	return blocks
 }
 
-// heldBlock is the block of a device that claims have. An observer has none: it takes nothing.
-func heldBlock(d *fleet.Device, size int, u usages) (Block, bool) {
-	b := Block{Start: 0, Size: size, Kind: d.Type, Device: d.Name, Profile: d.Profile}
+// blockOf is the block of a device that claims have, or that is a partition which somebody else made: at its cells, if it has not all of the
+// GPU. An observer has none: it takes nothing.
+func blockOf(d *fleet.Device, driver string, u usages) (b Block, exists bool) {
+	b = Block{Size: max(1, len(d.GPU.Cells)), Kind: d.Type, Device: d.Name, Profile: d.Profile}
+	if len(d.Placement) > 0 {
+		b.Start = max(0, slices.Index(d.GPU.Cells, d.Placement[0]))
+		b.Size = min(len(d.Placement), b.Size-b.Start)
+	}
 	for _, h := range d.Held() {
 		b.Parts = append(b.Parts, Part{Claim: claimKey(h.Claim), Whose: whose(h.Claim.Name, h.Pods), Amount: amountOf(h.Result), Usage: u.of(h)})
 	}
-	if len(b.Parts) == 0 || d.Type == fleet.TypeObserver {
-		return Block{}, false
-	}
-	b.place(d)
-	if d.Shared() {
+	switch isStatic := d.Type == fleet.TypeMIG && strings.HasSuffix(d.Name, "-static") && len(d.Holdings) == 0; {
+	case d.Type == fleet.TypeObserver, len(b.Parts) == 0 && !isStatic:
+		return b, false
+	case isStatic:
+		b.Kind, b.Why = KindFree, "A partition that somebody else made. A claim can have it as it is."
+		if reasons := refusals(d.Taints, driver); len(reasons) > 0 {
+			b.Kind, b.Why = KindBlocked, strings.Join(reasons, ", ")
+		}
+	case d.Shared():
 		b.Total = &Amount{Memory: d.Capacity(fleet.CapacityMemory), SM: d.Capacity(fleet.CapacitySMPercent), Shares: d.Capacity(fleet.CapacityShares)}
 	}
 	return b, true
-}
-
-// place puts a block where a device is: at its cells, if it has not all of the GPU.
-func (b *Block) place(d *fleet.Device) {
-	if len(d.Placement) == 0 {
-		return
-	}
-	b.Start, b.Size = max(0, slices.Index(d.GPU.Cells, d.Placement[0])), len(d.Placement)
 }
 
 func amountOf(r *resourceapi.DeviceRequestAllocationResult) Amount {
@@ -165,24 +152,19 @@ func amountOf(r *resourceapi.DeviceRequestAllocationResult) Amount {
 }
 
 // blocking says which taints keep the devices that use a slice from being allocated.
-func blocking(g *fleet.GPU, driver string, index int) []string {
+func blocking(g *fleet.GPU, driver string, index int) string {
 	var reasons []string
 	for _, d := range g.Devices {
-		if d.Type == fleet.TypeObserver || len(d.Placement) > 0 && !slices.Contains(d.Placement, index) {
-			continue
-		}
-		for _, r := range refusals(d.Taints, driver) {
-			if !slices.Contains(reasons, r) {
-				reasons = append(reasons, r)
-			}
+		if tree.Uses(d, index) {
+			reasons = append(reasons, refusals(d.Taints, driver)...)
 		}
 	}
-	return reasons
+	slices.Sort(reasons)
+	return strings.Join(slices.Compact(reasons), ", ")
 }
 
 // fitsOf says what a GPU still has room for, each by itself, the largest first.
-func fitsOf(g *fleet.GPU) []string {
-	room := fleet.Free(g)
+func fitsOf(room fleet.Room) []string {
 	if room.AtMost && !room.Nothing() {
 		return []string{"unknown: claims or taint rules that you may not read"}
 	}

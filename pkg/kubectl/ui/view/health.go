@@ -60,7 +60,7 @@ func refusals(taints []resourceapi.DeviceTaint, driver string) []string {
 
 // notesOf returns a badge for each taint of a GPU's devices that is not normal, the bad ones first.
 func notesOf(g *fleet.GPU, driver string) []Badge {
-	var bad, hints []Badge
+	var notes []Badge
 	for _, t := range g.Taints() {
 		if name, own := strings.CutPrefix(t.Key, driver+"/"); own && normal.Has(device.Reason(name)) {
 			continue
@@ -70,13 +70,9 @@ func notesOf(g *fleet.GPU, driver string) []Badge {
 		if t.Devices < t.Of {
 			title += fmt.Sprintf(", on %d of %d devices of this GPU", t.Devices, t.Of)
 		}
-		if badge := (Badge{Text: text, Title: title + "."}); isFault && t.Effect != string(resourceapi.DeviceTaintEffectNone) {
-			badge.Bad = true
-			bad = append(bad, badge)
-		} else {
-			hints = append(hints, badge)
-		}
+		notes = append(notes, Badge{Text: text, Title: title + ".", Bad: isFault && t.Effect != string(resourceapi.DeviceTaintEffectNone)})
 	}
-	byText := func(a, b Badge) int { return cmp.Compare(a.Text, b.Text) }
-	return append(slices.SortedFunc(slices.Values(bad), byText), slices.SortedFunc(slices.Values(hints), byText)...)
+	place := map[bool]int{true: 0, false: 1}
+	slices.SortFunc(notes, func(a, b Badge) int { return cmp.Or(place[a.Bad]-place[b.Bad], cmp.Compare(a.Text, b.Text)) })
+	return notes
 }

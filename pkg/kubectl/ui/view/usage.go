@@ -7,6 +7,8 @@ import (
 	"math"
 	"time"
 
+	"k8s.io/utils/ptr"
+
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/scrape"
 )
@@ -59,7 +61,7 @@ func (u usages) of(h *fleet.Holding) *Usage {
 	if told == nil {
 		return &Usage{Unknown: why}
 	}
-	out := &Usage{Memory: mebibytes(told.UsedBytes), Busy: percent(told.Utilization)}
+	out := usageOf(told.UsedBytes, told.Utilization)
 	switch d := h.Device; {
 	case told.LimitBytes != nil:
 		out.Of = *told.LimitBytes
@@ -70,8 +72,7 @@ func (u usages) of(h *fleet.Holding) *Usage {
 	}
 	// What worked at the last look is not idle.
 	if told.Idle != nil && *told.Idle >= time.Minute {
-		since := u.at.Add(-*told.Idle).UTC().Truncate(time.Minute)
-		out.Idle = &since
+		out.Idle = new(u.at.Add(-*told.Idle).UTC().Truncate(time.Minute))
 	}
 	return out
 }
@@ -82,24 +83,19 @@ func (u usages) ofGPU(g *fleet.GPU) *Usage {
 	if told == nil {
 		return nil
 	}
-	out := &Usage{Memory: mebibytes(told.UsedBytes), Of: g.MemoryBytes, Busy: percent(told.Utilization)}
-	if told.MemoryBytes != nil {
-		out.Of = *told.MemoryBytes
-	}
+	out := usageOf(told.UsedBytes, told.Utilization)
+	out.Of = ptr.Deref(told.MemoryBytes, g.MemoryBytes)
 	return out
 }
 
-// mebibytes rounds, so that what has hardly changed is not sent again.
-func mebibytes(n *int64) *int64 {
-	if n == nil {
-		return nil
+// usageOf rounds to mebibytes, so that what has hardly changed is not sent again.
+func usageOf(bytes *int64, ratio *float64) *Usage {
+	out := &Usage{}
+	if bytes != nil {
+		out.Memory = new(*bytes >> 20 << 20)
 	}
-	return new(*n >> 20 << 20)
-}
-
-func percent(ratio *float64) *int {
-	if ratio == nil {
-		return nil
+	if ratio != nil {
+		out.Busy = new(int(math.Round(100 * *ratio)))
 	}
-	return new(int(math.Round(100 * *ratio)))
+	return out
 }

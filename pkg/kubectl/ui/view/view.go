@@ -8,7 +8,8 @@ package view
 import (
 	"encoding/json"
 	"fmt"
-	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
@@ -154,10 +155,10 @@ type Badge struct {
 
 // Claim is a claim with devices of the driver, or that waits for some.
 type Claim struct {
-	Namespace string     `json:"ns"`
-	Name      string     `json:"name"`
-	Whose     string     `json:"whose"`
-	Created   *time.Time `json:"created,omitempty"`
+	Namespace string      `json:"ns"`
+	Name      string      `json:"name"`
+	Whose     string      `json:"whose"`
+	Created   metav1.Time `json:"created,omitzero"`
 	// State is "waiting", "allocated", "in use" or "ending".
 	State    string    `json:"state"`
 	Requests []Request `json:"requests,omitempty"`
@@ -182,26 +183,24 @@ type Held struct {
 	Device  string `json:"device"`
 	Type    string `json:"type,omitempty"`
 	Profile string `json:"profile,omitempty"`
-	Request string `json:"request,omitempty"`
 	UUID    string `json:"uuid,omitempty"`
 	Amount
 	Usage *Usage `json:"usage,omitempty"`
-	Admin bool   `json:"admin,omitempty"`
 	// Gone says that no slice has the device.
 	Gone bool `json:"gone,omitempty"`
-	// Ready is the driver's condition in the claim's status.
-	Ready *Badge `json:"ready,omitempty"`
+	// NotReady is the driver's condition in the claim's status where it says so.
+	NotReady *Badge `json:"notReady,omitempty"`
 }
 
 // Pod is a pod that uses claims or waits for some.
 type Pod struct {
-	Namespace string     `json:"ns"`
-	Name      string     `json:"name"`
-	Node      string     `json:"node,omitempty"`
-	Phase     string     `json:"phase"`
-	Created   *time.Time `json:"created,omitempty"`
-	Owner     string     `json:"owner,omitempty"`
-	Claims    []string   `json:"claims,omitempty"`
+	Namespace string      `json:"ns"`
+	Name      string      `json:"name"`
+	Node      string      `json:"node,omitempty"`
+	Phase     string      `json:"phase"`
+	Created   metav1.Time `json:"created,omitzero"`
+	Owner     string      `json:"owner,omitempty"`
+	Claims    []string    `json:"claims,omitempty"`
 	// Waiting says that the scheduler has found no node.
 	Waiting bool `json:"waiting,omitempty"`
 	// Stuck says that it has a node, and that its containers do not start.
