@@ -5,7 +5,6 @@ package tree
 
 import (
 	"bytes"
-	"cmp"
 	"fmt"
 	"math"
 	"reflect"
@@ -79,15 +78,13 @@ func (t *Tree) largest() string {
 		}
 		for _, g := range n.GPUs {
 			atMost = atMost || g.Free.AtMost
-			switch {
-			case g.Free.Whole:
+			if g.Free.Whole {
 				add(math.MaxInt64, "a whole GPU")
-			case len(g.Free.Partitions) > 0:
-				largest := slices.MaxFunc(g.Free.Partitions, func(a, b fleet.PartitionRoom) int {
-					return cmp.Or(cmp.Compare(a.MemoryBytes, b.MemoryBytes), cmp.Compare(a.Profile, b.Profile))
-				})
-				add(largest.MemoryBytes, "a partition "+largest.Profile)
-			case len(g.Free.Shares) > 0:
+			}
+			for _, p := range g.Free.Partitions {
+				add(p.MemoryBytes, "a partition "+p.Profile)
+			}
+			if len(g.Free.Shares) > 0 {
 				add(0, "a share of a GPU")
 			}
 		}
