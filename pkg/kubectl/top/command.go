@@ -85,9 +85,6 @@ func showOf[T interface {
 
 // Claimed shows what claims use.
 func Claimed(ctx context.Context, o *options.Options, client kubernetes.Interface, f Flags) error {
-	if err := (&ClaimUsageList{}).Sort(f.SortBy); err != nil {
-		return err
-	}
 	m, scope, err := fleet.Look(ctx, o, client, fleet.ResourceClaims, fleet.ResourceClasses, fleet.ResourceTemplates, fleet.ResourceTaintRules, fleet.ResourceNodes)
 	if err != nil {
 		return err
