@@ -19,20 +19,19 @@ import (
 
 // events adds what events say to incidents, and what they say else.
 func (h *hearing) events() {
-	f := h.facts
 	var all findings
-	for _, e := range newestFirst(f.Events) {
-		isForged := e.InvolvedObject.Kind == "Node" && !f.ofNode(e)
+	for _, e := range newestFirst(h.Events) {
+		isForged := e.InvolvedObject.Kind == "Node" && !h.ofNode(e)
 		// What a pod is told its claim is told, too.
-		if !f.byDriver(e) || isForged || e.Type != corev1.EventTypeWarning || !f.recent(e) || e.InvolvedObject.Kind == "Pod" {
+		if !h.byDriver(e) || isForged || e.Type != corev1.EventTypeWarning || !h.recent(e) || e.InvolvedObject.Kind == "Pod" {
 			continue
 		}
 		switch c := causeOfEvent(e.Reason); {
 		case c.check != "":
-		case f.ofNode(e):
-			h.ofNode(&all, e, c)
+		case h.ofNode(e):
+			h.aboutNode(&all, e, c)
 		case !c.isTainted() || c.claims: // of others the node is told, too
-			h.ofClaim(&all, e, c)
+			h.aboutClaim(&all, e, c)
 		}
 	}
 	for _, one := range all {
@@ -47,7 +46,7 @@ func (h *hearing) events() {
 	}
 }
 
-func (h *hearing) ofNode(all *findings, e *corev1.Event, c *cause) {
+func (h *hearing) aboutNode(all *findings, e *corev1.Event, c *cause) {
 	node := e.InvolvedObject.Name
 	addresses, text := subjectsOf(strings.ReplaceAll(e.Message, evicted, ""))
 	if len(addresses) == 0 || c.wholeNode {
@@ -71,7 +70,7 @@ func (h *hearing) ofNode(all *findings, e *corev1.Event, c *cause) {
 // missesTaint says what it means that the taint which goes with an event is not published.
 func (h *hearing) missesTaint(one *Finding, node, address string, g *fleet.GPU, text string) {
 	switch {
-	case g == nil && (address != "" || !h.facts.publishes(node)):
+	case g == nil && (address != "" || !h.publishes(node)):
 		one.Said = said("No ResourceSlice has it, so that it is unknown whether this is over. " + text)
 	case !h.hasPublished(node, g, one.Last.Time):
 		// A taint that keeps pods away would have been published at once.
@@ -84,11 +83,10 @@ func (h *hearing) missesTaint(one *Finding, node, address string, g *fleet.GPU, 
 
 // refAt refers to a GPU, which is nil if it is not published, or without an address to a node.
 func (h *hearing) refAt(node, address string) (about Ref, g *fleet.GPU) {
-	f := h.facts
 	if address == "" {
 		return nodeRef(node), nil
 	}
-	g, err := f.GPU(node + "/" + address)
+	g, err := h.GPU(node + "/" + address)
 	if err != nil {
 		return Ref{Kind: "gpu", Name: node + "/" + address}, nil
 	}
@@ -97,13 +95,12 @@ func (h *hearing) refAt(node, address string) (about Ref, g *fleet.GPU) {
 
 // span sets when the incident of an event began, and when the driver reported its end.
 func (h *hearing) span(one *Finding, e *corev1.Event, c *cause, address string) {
-	f := h.facts
 	if !e.FirstTimestamp.IsZero() {
 		one.Since = &e.FirstTimestamp
 	}
-	for _, o := range f.Events {
+	for _, o := range h.Events {
 		of, text := subjectsOf(o.Message)
-		if !f.ofNode(o) || about(o) != about(e) || !c.isOverBy(o.Reason, text) || address != "" && !slices.Contains(of, address) {
+		if !h.ofNode(o) || about(o) != about(e) || !c.isOverBy(o.Reason, text) || address != "" && !slices.Contains(of, address) {
 			continue
 		}
 		switch at := (&metav1.Time{Time: fleet.LastSeen(o)}); {
@@ -117,26 +114,24 @@ func (h *hearing) span(one *Finding, e *corev1.Event, c *cause, address string) 
 
 // hasPublished reports whether the driver had the time to publish the taint that goes with an event, or has written the slices since.
 func (h *hearing) hasPublished(node string, g *fleet.GPU, told time.Time) bool {
-	f := h.facts
 	isNewer := func(m metav1.ManagedFieldsEntry) bool { return m.Time != nil && m.Time.After(told) }
 	isOfGPU := func(d resourceapi.Device) bool { return g == nil || strings.HasPrefix(d.Name, g.Name) }
-	return f.Now.Sub(told) >= slowestTaint || !slices.ContainsFunc(f.ofDriver()[poolKey{node, node}], func(s *resourceapi.ResourceSlice) bool {
+	return h.Now.Sub(told) >= slowestTaint || !slices.ContainsFunc(h.ofDriver()[poolKey{node, node}], func(s *resourceapi.ResourceSlice) bool {
 		return !s.CreationTimestamp.After(told) && !slices.ContainsFunc(s.ManagedFields, isNewer) && slices.ContainsFunc(s.Spec.Devices, isOfGPU)
 	})
 }
 
-// ofClaim reports an event about the GPUs that a claim has, or else about the claim. A namespace gets one finding for each cause, because its
-// users can write any number of events.
-func (h *hearing) ofClaim(all *findings, e *corev1.Event, c *cause) {
-	f := h.facts
+// aboutClaim reports an event about the GPUs that a claim has, or else about the claim. A namespace gets one finding for each cause, because
+// its users can write any number of events.
+func (h *hearing) aboutClaim(all *findings, e *corev1.Event, c *cause) {
 	at, text := about(e), e.Message
 	if c.event == "" {
 		c, text = &unknown, e.Reason+": "+text
 	}
 	one := newTold(e, c, at, text)
 	one.Remedy += ". Users of namespace " + e.Namespace + " can write such an event, too"
-	one.lasts = !c.past && (c.outlivesClaim || f.Hides(claims) || f.Claim(at.Namespace, at.Name) != nil)
-	held := slices.DeleteFunc(slices.Clone(f.Holdings), func(o *fleet.Holding) bool {
+	one.lasts = !c.past && (c.outlivesClaim || h.Hides(claims) || h.Claim(at.Namespace, at.Name) != nil)
+	held := slices.DeleteFunc(slices.Clone(h.Holdings), func(o *fleet.Holding) bool {
 		return o.Device == nil || o.Claim.Namespace != at.Namespace || o.Claim.Name != at.Name
 	})
 	if slices.ContainsFunc(held, func(o *fleet.Holding) bool { return strings.Contains(text, o.Device.Name) }) {
@@ -189,11 +184,10 @@ func (f *findings) addTold(one *Finding) {
 
 // isOver reports whether the Node of an event says that it is over, or is gone.
 func (h *hearing) isOver(e *corev1.Event, c *cause) bool {
-	f := h.facts
-	if !f.Hides(nodes) && f.Node(e.InvolvedObject.Name) == nil {
+	if !h.Hides(nodes) && h.Node(e.InvolvedObject.Name) == nil {
 		return true
 	}
-	return c.event == "CordonedGPUUnknown" && slices.ContainsFunc(f.Nodes, func(n *fleet.Node) bool {
+	return c.event == "CordonedGPUUnknown" && slices.ContainsFunc(h.Nodes, func(n *fleet.Node) bool {
 		return n.Name == e.InvolvedObject.Name && n.Object != nil &&
 			!slices.ContainsFunc(api.CordonedGPUs(n.Object.Annotations), func(name string) bool { return strings.Contains(e.Message, strconv.Quote(name)) })
 	})

@@ -43,7 +43,7 @@ type Facts struct {
 
 	// namespace is the driver's, or "" where that is not known: what names and labels of objects elsewhere say is for anybody to write.
 	namespace string
-	hasTold   *told
+	hasTold   *hearing
 }
 
 // Read reads everything that the checks look at. Where the objects of all namespaces may not

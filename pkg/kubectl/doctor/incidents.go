@@ -31,12 +31,6 @@ const recentTime = time.Hour
 // slowestTaint is how long the driver may take to publish a taint that keeps nobody away (docs/design/publishing.md).
 const slowestTaint = 10 * time.Minute
 
-// told is what the driver says with taints and events: one finding for each place and cause.
-type told struct {
-	// past is over. The newest comes first.
-	gpus, others, past findings
-}
-
 // place is where an incident is: at a GPU or, without one, at a node.
 type place struct {
 	node, gpu string
@@ -60,22 +54,23 @@ type sign struct {
 }
 
 // told looks at taints and events, once.
-func (f *Facts) told() *told {
+func (f *Facts) told() *hearing {
 	if f.hasTold == nil {
-		f.hasTold = &told{}
-		h := &hearing{f, f.hasTold, map[place]*incident{}}
-		h.taints()
-		h.events()
-		h.gpus = h.gpuFindings()
+		f.hasTold = &hearing{Facts: f, incidents: map[place]*incident{}}
+		f.hasTold.taints()
+		f.hasTold.events()
+		f.hasTold.gpus = f.hasTold.gpuFindings()
 	}
 	return f.hasTold
 }
 
-// hearing finds out what became of what taints and events tell of.
+// hearing finds out what became of what taints and events tell of: one finding for each place and cause.
 type hearing struct {
-	facts *Facts
-	*told
+	*Facts
+
 	incidents map[place]*incident
+	// past is over. The newest comes first.
+	gpus, others, past findings
 }
 
 func placeOf(node, gpu string, c *cause) place {
@@ -87,9 +82,9 @@ func placeOf(node, gpu string, c *cause) place {
 
 // taints finds the incidents that taints tell of. A taint that is not in the table is of a device that is as it should be.
 func (h *hearing) taints() {
-	for d := range h.facts.Devices() {
+	for d := range h.Devices() {
 		for _, t := range d.Published.Taints {
-			name, own := strings.CutPrefix(t.Key, h.facts.Driver+"/")
+			name, own := strings.CutPrefix(t.Key, h.Driver+"/")
 			c := causeOfTaint(name)
 			if !own || c == nil {
 				continue
@@ -222,7 +217,7 @@ func (h *hearing) gpuFindings() (found findings) {
 		if first.wholeNode {
 			one.Objects = []Ref{nodeRef(at.node)}
 		}
-		if first.pods && h.facts.Hides(fleet.ResourceClaims) {
+		if first.pods && h.Hides(fleet.ResourceClaims) {
 			one.Message += ". Which pods use it is unknown, as far as claims may not be read"
 		}
 		if in.unevicted {
@@ -241,27 +236,25 @@ func (h *hearing) gpuFindings() (found findings) {
 
 // supervisorDown reports whether the MPS supervisor of a node is found not to work.
 func (h *hearing) supervisorDown(node string) bool {
-	f := h.facts
-	if f.namespace == "" || f.Hides(pods) {
+	if h.namespace == "" || h.Hides(pods) {
 		return false
 	}
 	at := []Ref{nodeRef(node)}
-	for _, p := range byNode(f.driverPods(supervisor))[node] {
+	for _, p := range byNode(h.driverPods(supervisor))[node] {
 		at = append(at, refTo("pod", p))
 	}
-	return slices.ContainsFunc(supervisorsReady(f), func(found Finding) bool {
+	return slices.ContainsFunc(supervisorsReady(h.Facts), func(found Finding) bool {
 		return found.Severity == Error && slices.ContainsFunc(at, func(r Ref) bool { return slices.Contains(found.Objects, r) })
 	})
 }
 
 // deletePods adds the commands that delete the pods of a finding, and which of them nobody makes again.
 func (h *hearing) deletePods(of *Finding) {
-	f := h.facts
 	names := map[string][]string{}
 	var bare []Ref
 	for _, p := range of.Pods {
 		names[p.Namespace] = append(names[p.Namespace], p.Name)
-		if slices.ContainsFunc(f.Pods, func(o *corev1.Pod) bool { return refTo("pod", o) == p && metav1.GetControllerOf(o) == nil }) {
+		if slices.ContainsFunc(h.Pods, func(o *corev1.Pod) bool { return refTo("pod", o) == p && metav1.GetControllerOf(o) == nil }) {
 			bare = append(bare, p)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/partage-dev/partage/pkg/api"
 	"github.com/partage-dev/partage/pkg/device"
@@ -131,14 +132,11 @@ func notReady(found *findings, f *Facts, p *corev1.Pod) {
 	if fleet.Ready(p) || p.DeletionTimestamp != nil {
 		return
 	}
-	add := func(s Severity, message, remedy string) {
-		since := fleet.Condition(p, corev1.PodReady).LastTransitionTime
-		if since.IsZero() {
-			found.add(s, message, remedy, refTo("pod", p))
-			return
-		}
-		found.addSince(&since, s, message, remedy, refTo("pod", p))
+	var since *metav1.Time
+	if c := fleet.Condition(p, corev1.PodReady); !c.LastTransitionTime.IsZero() {
+		since = &c.LastTransitionTime
 	}
+	add := func(s Severity, message, remedy string) { found.addSince(since, s, message, remedy, refTo("pod", p)) }
 	logs := fmt.Sprintf("kubectl logs --namespace %s %s", p.Namespace, p.Name)
 	for _, c := range p.Status.ContainerStatuses {
 		w := c.State.Waiting
