@@ -149,17 +149,11 @@ func (n *Node) WriteCataloguePatch(ctx context.Context, out io.Writer) error {
 	node := gpus.of(l)
 	var text bytes.Buffer
 	fmt.Fprintf(&text, "# Measured on %s by gpu-kubelet-plugin %s with driver %s.\n", n.header.Time, n.header.Version, node.DriverVersion)
-	var products []string
-	same := map[string][]*gpu.GPU{}
 	for i := range node.GPUs {
-		g := &node.GPUs[i]
-		if same[g.ProductName] == nil {
-			products = append(products, g.ProductName)
+		isSame := func(g gpu.GPU) bool { return g.ProductName == node.GPUs[i].ProductName }
+		if !slices.ContainsFunc(node.GPUs[:i], isSame) {
+			l.writeProduct(&text, &node.GPUs[i], node.GPUs)
 		}
-		same[g.ProductName] = append(same[g.ProductName], g)
-	}
-	for _, product := range products {
-		l.writeProduct(&text, same[product])
 	}
 	if l.err == nil {
 		_, l.err = text.WriteTo(out)
@@ -170,9 +164,8 @@ func (n *Node) WriteCataloguePatch(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
-// writeProduct writes what was measured of the GPUs of one product.
-func (l *look) writeProduct(text *bytes.Buffer, same []*gpu.GPU) {
-	g := same[0]
+// writeProduct writes what was measured of the GPUs of one product, of which the first is g.
+func (l *look) writeProduct(text *bytes.Buffer, g *gpu.GPU, all []gpu.GPU) {
 	board, more := measure(g, gpuFacts(g).of(l), catalogued(g.ProductName)), l.measuredOf(g)
 	if more.mps != (BoardMPS{}) {
 		board.MPS = &more.mps
@@ -191,8 +184,8 @@ func (l *look) writeProduct(text *bytes.Buffer, same []*gpu.GPU) {
 	// Half of the calls that succeeded took this time at most.
 	medians := map[string]time.Duration{"mps_server_start": more.serverStart}
 	for function, times := range l.transcript.times(func(function, pciAddress string, failed bool) bool {
-		ours := slices.ContainsFunc(same, func(g *gpu.GPU) bool { return g.PCIAddress == pciAddress })
-		return !failed && function != endOfSession && (pciAddress == "" || ours)
+		isOurs := func(one gpu.GPU) bool { return one.PCIAddress == pciAddress && one.ProductName == g.ProductName }
+		return !failed && function != endOfSession && (pciAddress == "" || slices.ContainsFunc(all, isOurs))
 	}) {
 		medians[function] = times[(len(times)-1)/2]
 	}

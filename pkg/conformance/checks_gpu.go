@@ -60,7 +60,7 @@ var driverChecks = []Check{
 			if on == nil {
 				return cannot("the driver does not say")
 			}
-			return expect(*on, "%s", onOff(*on))
+			return expect(*on, "%s", onOff[*on])
 		}),
 	},
 }
@@ -111,12 +111,7 @@ func checkAllGPUs(l *look) (findings []Finding) {
 func hasMIG(g gpu.GPU) bool { return g.MIG != nil }
 func inMIG(g *gpu.GPU) bool { return g.MIG != nil && g.MIG.Enabled }
 
-func onOff(on bool) string {
-	if on {
-		return "on"
-	}
-	return "off"
-}
+var onOff = map[bool]string{true: "on", false: "off"}
 
 // modeChecks are about the modes of GPUs, which the driver changes as claims need it.
 var modeChecks = []Check{
@@ -132,9 +127,9 @@ var modeChecks = []Check{
 			}
 			state := migState(g).of(l)
 			if state.Pending != state.Enabled {
-				return expect(false, "%s, %s after a reset", onOff(state.Enabled), onOff(state.Pending))
+				return expect(false, "%s, %s after a reset", onOff[state.Enabled], onOff[state.Pending])
 			}
-			return expect(true, "%s, %d instances", onOff(state.Enabled), len(state.Instances))
+			return expect(true, "%s, %d instances", onOff[state.Enabled], len(state.Instances))
 		}),
 	},
 	{
@@ -205,7 +200,7 @@ func checkCoherentMemory(l *look, g *gpu.GPU) Finding {
 		return expect(true, "no MIG")
 	}
 	enabled := migState(g).of(l).Enabled
-	return expect(!enabled, "%s", onOff(enabled))
+	return expect(!enabled, "%s", onOff[enabled])
 }
 
 // holderChecks are about the processes that use GPUs.

@@ -171,8 +171,7 @@ func (l *look) reserveSubject() string {
 	if missing != "" {
 		return missing
 	}
-	asking := l.anew()
-	claims := preparedClaims(asking, func(m *machine) ([]string, error) {
+	claims, err := l.preparedClaims(func(m *machine) ([]string, error) {
 		left, err := m.readUndo()
 		if left == nil {
 			return []string{found[0].PCIAddress}, err
@@ -180,8 +179,8 @@ func (l *look) reserveSubject() string {
 		return []string{left.PCIAddress, found[0].PCIAddress}, nil
 	})
 	switch {
-	case asking.err != nil:
-		return fmt.Sprintf("the GPU cannot be kept from claims: %v", asking.err)
+	case err != nil:
+		return fmt.Sprintf("the GPU cannot be kept from claims: %v", err)
 	case len(claims) > 0:
 		return fmt.Sprintf("%d claims are prepared on this node, the first is %s: drain it", len(claims), claims[0].Claim)
 	}
@@ -235,11 +234,9 @@ func checkProfile(l *look, p gpu.Profile) Finding {
 
 // checkPod gives a container the smallest partition, where there can be one, else the whole GPU.
 func checkPod(l *look, g *gpu.GPU) Finding {
-	runtime := do(l, File, "container runtime, and the image of this container", findRuntime)
-	if l.err != nil {
-		why := l.err
-		l.err = nil
-		return cannot("%v", why)
+	runtime, err := fact[containerRuntime]{File, "container runtime, and the image of this container", findRuntime}.try(l)
+	if err != nil {
+		return cannot("%v", err)
 	}
 	subject, u := g.PCIAddress, undoOf(g, nil)
 	if partitionless(g) == "" {

@@ -25,7 +25,7 @@ var nodeChecks = []Check{
 		Assumption: "the processes of the node are seen, with the process IDs that they have there",
 		Expected:   "the pod has hostPID",
 		So:         "holders of GPUs are not found, and MPS does not know its clients",
-		Code:       "pkg/node/host/openers.go",
+		Code:       "pkg/node/holder",
 		find: judge(firstProgram, func(name string) Finding {
 			own := strings.HasPrefix(name, "gpu-kubelet-plu") || strings.HasPrefix(name, "mps-supervisor")
 			return expect(!own, "process 1 is %s", name)

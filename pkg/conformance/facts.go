@@ -312,12 +312,13 @@ func namesOf(g *gpu.GPU, pids []int) fact[[]nodeProcess] {
 // are: any process may have their names.
 func openersOf(g *gpu.GPU) fact[[]nodeProcess] {
 	return fact[[]nodeProcess]{File, "processes with GPU " + g.PCIAddress + " open", func(ctx context.Context, m *machine) ([]nodeProcess, error) {
-		holders, err := (&holder.Finder{Roots: m.Roots, Proc: procfs}).Openers(ctx, g.PCIAddress, m.Limit, false)
+		finder := holder.Finder{Roots: m.Roots, Proc: procfs}
+		processes, err := finder.Openers(ctx, g.PCIAddress, m.Limit, false)
 		if err != nil {
 			return nil, err
 		}
 		var pids []int
-		for _, p := range holders {
+		for _, p := range processes {
 			pids = append(pids, p.PID)
 		}
 		open, err := named(pids)

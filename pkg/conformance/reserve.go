@@ -77,8 +77,8 @@ type heldClaim struct {
 
 // preparedClaims keeps the driver from preparing claims on GPUs, and returns the claims that are prepared on the node.
 // What is said of such a GPU stays true while this process has its lock.
-func preparedClaims(l *look, gpus func(*machine) ([]string, error)) []heldClaim {
-	return do(l, File, "prepared claims", func(ctx context.Context, m *machine) ([]heldClaim, error) {
+func (l *look) preparedClaims(gpus func(*machine) ([]string, error)) ([]heldClaim, error) {
+	return decode[[]heldClaim](put(l.ctx, l.Node, File, "prepared claims", func(ctx context.Context, m *machine) ([]heldClaim, error) {
 		addresses, err := gpus(m)
 		if err == nil {
 			err = m.reserved.take(ctx, addresses)
@@ -96,7 +96,7 @@ func preparedClaims(l *look, gpus func(*machine) ([]string, error)) []heldClaim 
 		}
 		all := store.Snapshot() //nolint:contextcheck // it is bounded by itself
 		return heldClaims(all), all.Err
-	})
+	}))
 }
 
 // heldClaims leaves out claims of an earlier boot, of which nothing is on the hardware, and GPUs that a claim only looks at.
@@ -151,12 +151,11 @@ func (l *look) chooseGPU() (*gpu.GPU, string) {
 	}
 	var reasons []string
 	for _, g := range candidates {
-		asking := l.anew()
-		claims := preparedClaims(asking, func(*machine) ([]string, error) { return []string{g.PCIAddress}, nil })
+		claims, err := l.preparedClaims(func(*machine) ([]string, error) { return []string{g.PCIAddress}, nil })
 		why := claimed(claims, g.PCIAddress)
 		switch {
-		case asking.err != nil:
-			why = fmt.Sprintf("cannot be kept from claims: %v", asking.err)
+		case err != nil:
+			why = fmt.Sprintf("cannot be kept from claims: %v", err)
 		case why == "" && inMIG(g):
 			why = "is in MIG mode"
 		case why == "":
