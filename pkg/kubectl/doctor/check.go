@@ -161,7 +161,7 @@ type Report struct {
 // Examine runs all checks.
 func Examine(f *Facts) *Report {
 	r := &Report{TypeMeta: printer.TypeMeta("DoctorReport"), now: f.Now}
-	checks := Checks()
+	checks := Checks
 	if f.uninstalled() {
 		checks = checksWithoutDriver
 	} else {
@@ -246,7 +246,37 @@ const (
 	driverPlace = "the driver's namespace"
 )
 
-// Checks returns all checks, in the order in which they are shown.
-func Checks() []Check {
-	return slices.Concat(podChecks, gpuChecks, sliceChecks, classChecks, policyChecks, neighbourChecks, versionChecks, runtimeChecks, claimChecks, eventChecks)
+// Checks are all, in the order in which they are shown.
+var Checks = []Check{
+	{ID: "driver-daemonset", Title: "the driver is installed", needs: []string{driverPlace, daemonSets}, run: driverInstalled},
+	{ID: "driver-pods", Title: "every node with GPUs has a pod of the driver", needs: []string{driverPlace, nodes, pods, daemonSets}, run: driverOnEveryNode},
+	{ID: "driver-pods-ready", Title: "the pods of the driver are ready", needs: []string{driverPlace, pods}, parts: []string{pods}, run: driverPodsReady},
+	{ID: "driver-restarts", Title: "the pods of the driver do not restart", needs: []string{driverPlace, pods}, parts: []string{pods}, run: driverRestarts},
+	{ID: "mps-supervisor", Title: "every node with MPS shares has a supervisor that is ready", needs: []string{driverPlace, pods, slicesOf}, run: supervisorsReady},
+	{ID: "gpus", Title: "nothing is wrong with a GPU", needs: []string{slicesOf}, run: func(f *Facts) findings { return f.told().gpus }},
+	{ID: "pools-complete", Title: "the pools of ResourceSlices are complete", needs: []string{slicesOf}, run: poolsComplete},
+	{ID: "nodes-publish", Title: "every node with GPUs and a pod of the driver has ResourceSlices", needs: []string{driverPlace, slicesOf, nodes, pods}, run: nodesPublish},
+	{ID: "taint-rules", Title: "no DeviceTaintRule keeps pods off devices", needs: []string{slicesOf, taintRules}, run: taintRulesThatApply},
+	{ID: "device-classes", Title: "the chart's classes are there", needs: []string{classes, slicesOf}, run: classesExist},
+	{ID: "class-selectors", Title: "the chart's classes select the driver's devices", needs: []string{classes, slicesOf}, run: classesSelect},
+	{ID: "extended-resources", Title: "no two classes have the same extended resource", needs: []string{classes}, run: extendedResources},
+	{ID: "claimed-classes", Title: "claims and templates ask for classes that exist", needs: []string{classes, claims, templates}, parts: []string{claims, templates}, run: claimedClasses},
+	{ID: "sharing-policy", Title: "the sharing policy is valid", needs: []string{driverPlace, daemonSets, configMaps}, parts: []string{daemonSets}, run: policyValid},
+	{ID: "one-driver", Title: "every node has one driver with this name", needs: []string{driverPlace, pods}, parts: []string{pods}, run: oneDriver},
+	{ID: "foreign-slices", Title: "all ResourceSlices of the driver's name are this driver's", needs: []string{slicesOf}, run: foreignSlices},
+	{ID: "device-plugin", Title: "no device plugin gives away the GPUs of the driver's nodes", needs: []string{nodes, slicesOf}, run: devicePlugin},
+	{ID: "mig-manager", Title: "no MIG manager partitions the GPUs of the driver's nodes", needs: []string{nodes, pods, slicesOf}, parts: []string{pods}, run: migManager},
+	{ID: "gpu-operator", Title: "the GPU Operator stops Partage before it replaces NVIDIA's driver", needs: []string{driverPlace, nodes, pods, daemonSets}, parts: []string{pods}, run: gpuOperator},
+	{ID: "gpus-by-annotation", Title: "no pod names GPUs in an annotation", needs: []string{pods}, parts: []string{pods}, run: gpusByAnnotation},
+	{ID: "node-labels", Title: "the labels of nodes agree with what the driver publishes", needs: []string{nodes, slicesOf}, run: nodeLabels},
+	{ID: "apiserver-version", Title: "the version of the API server has no known holes", needs: []string{apiVersion}, run: apiServerVersion},
+	{ID: "kubelet-versions", Title: "the versions of the kubelets have no known holes", needs: []string{apiVersion, nodes, slicesOf, classes, claims}, parts: []string{claims}, run: kubeletVersions},
+	{ID: "feature-gates", Title: "the API server stores what the driver publishes", needs: []string{slicesOf}, run: featureGates},
+	{ID: "cdi", Title: "no container has failed because of CDI within an hour", needs: []string{events}, parts: []string{events}, run: cdiFailures},
+	{ID: "claims-deleting", Title: "no claim is stuck in its deletion", needs: []string{claims}, parts: []string{claims}, run: claimsDeleting},
+	{ID: "claims-devices", Title: "claims have devices that are published", needs: []string{claims, slicesOf}, parts: []string{claims}, run: claimsDevices},
+	{
+		ID: "driver-events", Title: "the driver warns of nothing that lasts", needs: []string{events, slicesOf, claims}, parts: []string{events, claims},
+		run: func(f *Facts) findings { return f.told().others },
+	},
 }

@@ -11,11 +11,6 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
-var claimChecks = []Check{
-	{ID: "claims-deleting", Title: "no claim is stuck in its deletion", needs: []string{claims}, parts: []string{claims}, run: claimsDeleting},
-	{ID: "claims-devices", Title: "claims have devices that are published", needs: []string{claims, slicesOf}, parts: []string{claims}, run: claimsDevices},
-}
-
 // graceToDelete is how long the deletion of a claim may take before that is a finding.
 const graceToDelete = 5 * time.Minute
 

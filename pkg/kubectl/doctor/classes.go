@@ -16,13 +16,6 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
-var classChecks = []Check{
-	{ID: "device-classes", Title: "the chart's classes are there", needs: []string{classes, slicesOf}, run: classesExist},
-	{ID: "class-selectors", Title: "the chart's classes select the driver's devices", needs: []string{classes, slicesOf}, run: classesSelect},
-	{ID: "extended-resources", Title: "no two classes have the same extended resource", needs: []string{classes}, run: extendedResources},
-	{ID: "claimed-classes", Title: "claims and templates ask for classes that exist", needs: []string{classes, claims, templates}, parts: []string{claims, templates}, run: claimedClasses},
-}
-
 // chartClass is a class that the chart makes for a type of device.
 type chartClass struct{ name, deviceType string }
 
@@ -106,7 +99,8 @@ func extendedResources(f *Facts) (found findings) {
 
 func claimedClasses(f *Facts) (found findings) {
 	look := func(at Ref, spec *resourceapi.ResourceClaimSpec) {
-		for _, name := range classesIn(spec) {
+		for _, a := range fleet.AsksOf(&spec.Devices) {
+			name := *a.Class
 			if f.Class(name) != nil {
 				continue
 			}
@@ -126,14 +120,4 @@ func claimedClasses(f *Facts) (found findings) {
 		}
 	}
 	return found
-}
-
-// classesIn returns the classes that a claim asks for.
-func classesIn(spec *resourceapi.ResourceClaimSpec) []string {
-	var names []string
-	for _, a := range fleet.AsksOf(&spec.Devices) {
-		names = append(names, *a.Class)
-	}
-	slices.Sort(names)
-	return slices.Compact(names)
 }

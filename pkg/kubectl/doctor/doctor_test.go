@@ -45,7 +45,7 @@ type bad struct {
 func TestChecks(t *testing.T) {
 	t.Parallel()
 	const wantChecks, wantCases = 28, 91
-	checks := Checks()
+	checks := Checks
 	if len(checks) != wantChecks {
 		t.Errorf("%d checks, want %d", len(checks), wantChecks)
 	}
@@ -564,7 +564,7 @@ func TestManyObjects(t *testing.T) {
 func TestDocs(t *testing.T) {
 	t.Parallel()
 	table := page.NewTable("check", "what is in order")
-	for _, c := range Checks() {
+	for _, c := range Checks {
 		table.Row(page.Code(c.ID), c.Title)
 	}
 	page.Generated(t, *update, "docs/reference/doctor.md", table.String())
@@ -657,7 +657,7 @@ func TestEvents(t *testing.T) {
 		if !documented[c.event] || !documented[c.over] {
 			t.Errorf("%s, %s: nothing writes one of the events", c.event, c.over)
 		}
-		if c.check != "" && !slices.ContainsFunc(Checks(), func(k Check) bool { return k.ID == c.check }) {
+		if c.check != "" && !slices.ContainsFunc(Checks, func(k Check) bool { return k.ID == c.check }) {
 			t.Errorf("%s: there is no check %s", c.event, c.check)
 		}
 		if c.check == "" && !c.past && (c.text == "" || c.remedy == "") {

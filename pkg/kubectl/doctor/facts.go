@@ -35,15 +35,19 @@ type Facts struct {
 	// Version is that of the API server, such as v1.37.1.
 	Version    string
 	DaemonSets []*appsv1.DaemonSet
-	// Policies are the ConfigMaps that DaemonSets of the driver mount as their policy, or nil
-	// where the ConfigMap does not exist, by namespace and name.
-	Policies map[Ref]*corev1.ConfigMap
+	Policies   []Policy
 	// Events are warnings of all components, and what the driver reported as normal.
 	Events []*corev1.Event
 
 	// namespace is the driver's, or "" where that is not known: what names and labels of objects elsewhere say is for anybody to write.
 	namespace string
 	hasTold   *hearing
+}
+
+// Policy is a ConfigMap that a DaemonSet of the driver mounts as its policy. Config is nil where it does not exist.
+type Policy struct {
+	At     Ref
+	Config *corev1.ConfigMap
 }
 
 // Read reads everything that the checks look at. Where the objects of all namespaces may not
@@ -53,7 +57,7 @@ func Read(ctx context.Context, client kubernetes.Interface, driver, namespace st
 	if err != nil {
 		return nil, err
 	}
-	f := &Facts{Model: fleet.New(snapshot, driver), Now: now, Policies: map[Ref]*corev1.ConfigMap{}}
+	f := &Facts{Model: fleet.New(snapshot, driver), Now: now}
 	if f.namespace, err = f.driverNamespace(namespace); err != nil {
 		f.lacks(driverPlace, "", err)
 	}
@@ -90,34 +94,25 @@ func Read(ctx context.Context, client kubernetes.Interface, driver, namespace st
 // readPolicies reads the ConfigMaps with the driver's policy.
 func (f *Facts) readPolicies(ctx context.Context, client kubernetes.Interface) error {
 	for _, set := range f.driverSets() {
-		name := policyOf(set)
-		if name == "" {
-			continue
-		}
-		config, err := client.CoreV1().ConfigMaps(set.Namespace).Get(ctx, name, metav1.GetOptions{})
-		ref := Ref{Kind: "configmap", Namespace: set.Namespace, Name: name}
-		switch {
-		case apierrors.IsNotFound(err):
-			f.Policies[ref] = nil
-		case apierrors.IsForbidden(err):
-			f.lacks(configMaps, set.Namespace, err)
-		case err != nil:
-			return fmt.Errorf("get ConfigMap %s/%s: %w", set.Namespace, name, err)
-		default:
-			f.Policies[ref] = config
+		for _, v := range set.Spec.Template.Spec.Volumes {
+			if v.Name != policyVolume || v.ConfigMap == nil {
+				continue
+			}
+			name := v.ConfigMap.Name
+			config, err := client.CoreV1().ConfigMaps(set.Namespace).Get(ctx, name, metav1.GetOptions{})
+			switch {
+			case apierrors.IsForbidden(err):
+				f.lacks(configMaps, set.Namespace, err)
+				continue
+			case apierrors.IsNotFound(err):
+				config = nil
+			case err != nil:
+				return fmt.Errorf("get ConfigMap %s/%s: %w", set.Namespace, name, err)
+			}
+			f.Policies = append(f.Policies, Policy{Ref{Kind: "configmap", Namespace: set.Namespace, Name: name}, config})
 		}
 	}
 	return nil
-}
-
-// policyOf returns the name of the ConfigMap with the policy that a DaemonSet mounts, or "".
-func policyOf(set *appsv1.DaemonSet) string {
-	for _, v := range set.Spec.Template.Spec.Volumes {
-		if v.Name == policyVolume && v.ConfigMap != nil {
-			return v.ConfigMap.Name
-		}
-	}
-	return ""
 }
 
 func (f *Facts) lacks(resource, namespace string, err error) {

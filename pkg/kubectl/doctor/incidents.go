@@ -17,14 +17,6 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
-var (
-	gpuChecks   = []Check{{ID: "gpus", Title: "nothing is wrong with a GPU", needs: []string{slicesOf}, run: func(f *Facts) findings { return f.told().gpus }}}
-	eventChecks = []Check{{
-		ID: "driver-events", Title: "the driver warns of nothing that lasts", needs: []string{events, slicesOf, claims}, parts: []string{events, claims},
-		run: func(f *Facts) findings { return f.told().others },
-	}}
-)
-
 // recentTime is how long an event counts. API servers keep events for an hour by default.
 const recentTime = time.Hour
 

@@ -209,7 +209,7 @@ func TestNotKnownToBeUninstalled(t *testing.T) {
 		uninstall(w)
 		w.forbidden[resource] = true
 		r := w.examine(t)
-		if c := result(t, r, "driver-daemonset"); c.Severity != Unknown || len(r.Checks) != len(Checks()) {
+		if c := result(t, r, "driver-daemonset"); c.Severity != Unknown || len(r.Checks) != len(Checks) {
 			t.Errorf("%s: %+v", resource, c)
 		}
 	}

@@ -19,16 +19,6 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
-var neighbourChecks = []Check{
-	{ID: "one-driver", Title: "every node has one driver with this name", needs: []string{driverPlace, pods}, parts: []string{pods}, run: oneDriver},
-	{ID: "foreign-slices", Title: "all ResourceSlices of the driver's name are this driver's", needs: []string{slicesOf}, run: foreignSlices},
-	{ID: "device-plugin", Title: "no device plugin gives away the GPUs of the driver's nodes", needs: []string{nodes, slicesOf}, run: devicePlugin},
-	{ID: "mig-manager", Title: "no MIG manager partitions the GPUs of the driver's nodes", needs: []string{nodes, pods, slicesOf}, parts: []string{pods}, run: migManager},
-	{ID: "gpu-operator", Title: "the GPU Operator stops Partage before it replaces NVIDIA's driver", needs: []string{driverPlace, nodes, pods, daemonSets}, parts: []string{pods}, run: gpuOperator},
-	{ID: "gpus-by-annotation", Title: "no pod names GPUs in an annotation", needs: []string{pods}, parts: []string{pods}, run: gpusByAnnotation},
-	{ID: "node-labels", Title: "the labels of nodes agree with what the driver publishes", needs: []string{nodes, slicesOf}, run: nodeLabels},
-}
-
 // isReferenceDriver reports whether a pod is NVIDIA's DRA driver for GPUs, which has the same
 // name. Its container for compute domains is another driver.
 func isReferenceDriver(p *corev1.Pod) bool {

@@ -19,14 +19,6 @@ import (
 	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
-var podChecks = []Check{
-	{ID: "driver-daemonset", Title: "the driver is installed", needs: []string{driverPlace, daemonSets}, run: driverInstalled},
-	{ID: "driver-pods", Title: "every node with GPUs has a pod of the driver", needs: []string{driverPlace, nodes, pods, daemonSets}, run: driverOnEveryNode},
-	{ID: "driver-pods-ready", Title: "the pods of the driver are ready", needs: []string{driverPlace, pods}, parts: []string{pods}, run: driverPodsReady},
-	{ID: "driver-restarts", Title: "the pods of the driver do not restart", needs: []string{driverPlace, pods}, parts: []string{pods}, run: driverRestarts},
-	{ID: "mps-supervisor", Title: "every node with MPS shares has a supervisor that is ready", needs: []string{driverPlace, pods, slicesOf}, run: supervisorsReady},
-}
-
 // checksWithoutDriver are those that mean something where no driver is installed.
 var checksWithoutDriver = []Check{
 	{ID: "driver-daemonset", Title: "the driver is installed", run: driverInstalled},

@@ -16,12 +16,6 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/generation"
 )
 
-var sliceChecks = []Check{
-	{ID: "pools-complete", Title: "the pools of ResourceSlices are complete", needs: []string{slicesOf}, run: poolsComplete},
-	{ID: "nodes-publish", Title: "every node with GPUs and a pod of the driver has ResourceSlices", needs: []string{driverPlace, slicesOf, nodes, pods}, run: nodesPublish},
-	{ID: "taint-rules", Title: "no DeviceTaintRule keeps pods off devices", needs: []string{slicesOf, taintRules}, run: taintRulesThatApply},
-}
-
 // poolKey identifies a pool: a node's, or one without a node.
 type poolKey struct{ pool, node string }
 

@@ -17,12 +17,6 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
-var versionChecks = []Check{
-	{ID: "apiserver-version", Title: "the version of the API server has no known holes", needs: []string{apiVersion}, run: apiServerVersion},
-	{ID: "kubelet-versions", Title: "the versions of the kubelets have no known holes", needs: []string{apiVersion, nodes, slicesOf, classes, claims}, parts: []string{claims}, run: kubeletVersions},
-	{ID: "feature-gates", Title: "the API server stores what the driver publishes", needs: []string{slicesOf}, run: featureGates},
-}
-
 // upgradeTo is the first version in which everything works by default (docs/reference/compatibility.md).
 const upgradeTo = "Upgrade Kubernetes to 1.36.2 or later (docs/reference/compatibility.md)"
 
@@ -147,10 +141,6 @@ func featureGates(f *Facts) (found findings) {
 		}
 	}
 	return found
-}
-
-var runtimeChecks = []Check{
-	{ID: "cdi", Title: "no container has failed because of CDI within an hour", needs: []string{events}, parts: []string{events}, run: cdiFailures},
 }
 
 func cdiFailures(f *Facts) (found findings) {
