@@ -23,6 +23,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/test/must"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -72,26 +73,18 @@ var (
 func put(t *testing.T, root, path string) {
 	t.Helper()
 	full := filepath.Join(root, path)
-	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(full, []byte("not a library"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(full), 0o755))
+	must.Do(t, os.WriteFile(full, []byte("not a library"), 0o755))
 }
 
 func node(t *testing.T, root, path string, major, minor uint32) {
 	t.Helper()
 	full := filepath.Join(root, path)
-	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(full), 0o755))
 	if err := unix.Mknod(full, unix.S_IFCHR|0o666, int(unix.Mkdev(major, minor))); err != nil {
 		t.Skipf("cannot make device nodes: %v", err)
 	}
-	if err := os.Chmod(full, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(full, 0o666))
 }
 
 // driver puts a driver of the given version under root. Nothing in it can be
@@ -112,9 +105,7 @@ func driverIn(t *testing.T, root, folder, version string) {
 		if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			t.Fatal(err)
 		}
-		if err := os.Symlink(name+"."+version, link); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Symlink(name+"."+version, link))
 	}
 }
 
@@ -129,10 +120,7 @@ func makeControlNodes(t *testing.T, root string) {
 func newSpecs(t *testing.T, roots host.Roots) (*Specs, string) {
 	t.Helper()
 	folder := filepath.Join(t.TempDir(), "cdi")
-	s, err := New(Options{Root: folder, Roots: roots, HookPath: "/opt/partage/nvidia-cdi-hook"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(New(Options{Root: folder, Roots: roots, HookPath: "/opt/partage/nvidia-cdi-hook"}))(t)
 	return s, folder
 }
 
@@ -153,10 +141,7 @@ func TestGolden(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, folder := newSpecs(t, test.roots)
 			s.SetDriverVersion(version)
-			ids, err := s.Write(t.Context(), uid, test.devices)
-			if err != nil {
-				t.Fatal(err)
-			}
+			ids := must.Get(s.Write(t.Context(), uid, test.devices))(t)
 			for _, d := range test.devices {
 				if want := "k8s.gpu.nvidia.com/claim=" + string(uid) + "-" + d.Name; ids[d.Name] != want {
 					t.Errorf("got id %q, want %q", ids[d.Name], want)
@@ -174,22 +159,12 @@ func TestGolden(t *testing.T) {
 
 func golden(t *testing.T, path, want string) {
 	t.Helper()
-	got, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(os.ReadFile(path))(t)
 	if *update {
-		if err := os.MkdirAll(filepath.Dir(want), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(want, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(want), 0o755))
+		must.Do(t, os.WriteFile(want, got, 0o644))
 	}
-	expected, err := os.ReadFile(want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expected := must.Get(os.ReadFile(want))(t)
 	if diff := cmp.Diff(string(expected), string(got)); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
@@ -198,10 +173,7 @@ func golden(t *testing.T, path, want string) {
 // checkLoads reads the folder as a container runtime does.
 func checkLoads(t *testing.T, folder string, ids map[string]string) {
 	t.Helper()
-	cache, err := cdiapi.NewCache(cdiapi.WithSpecDirs(folder), cdiapi.WithAutoRefresh(false))
-	if err != nil {
-		t.Fatal(err)
-	}
+	cache := must.Get(cdiapi.NewCache(cdiapi.WithSpecDirs(folder), cdiapi.WithAutoRefresh(false)))(t)
 	if errs := cache.GetErrors(); len(errs) > 0 {
 		t.Errorf("the CDI library finds fault: %v", errs)
 	}
@@ -243,24 +215,16 @@ func completeEdits(root string) *specs.ContainerEdits {
 
 func TestWriteIsIdempotent(t *testing.T) {
 	s, folder, calls := fixed(t)
-	first, err := s.Write(t.Context(), uid, []Device{whole, partition})
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := must.Get(s.Write(t.Context(), uid, []Device{whole, partition}))(t)
 	before := statOnly(t, folder)
-	second, err := s.Write(t.Context(), uid, []Device{partition, whole})
-	if err != nil {
-		t.Fatal(err)
-	}
+	second := must.Get(s.Write(t.Context(), uid, []Device{partition, whole}))(t)
 	if diff := cmp.Diff(first, second); diff != "" {
 		t.Errorf("other ids:\n%s", diff)
 	}
 	if after := statOnly(t, folder); !os.SameFile(before, after) {
 		t.Error("the same content was written again")
 	}
-	if _, err := s.Write(t.Context(), uid, []Device{whole}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(s.Write(t.Context(), uid, []Device{whole}))(t)
 	if after := statOnly(t, folder); os.SameFile(before, after) {
 		t.Error("the file was not replaced")
 	}
@@ -276,11 +240,7 @@ func statOnly(t *testing.T, folder string) fs.FileInfo {
 	if err != nil || len(entries) != 1 {
 		t.Fatalf("got %v, %v, want one file", entries, err)
 	}
-	info, err := entries[0].Info()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return info
+	return must.Get(entries[0].Info())(t)
 }
 
 func TestMatches(t *testing.T) {
@@ -292,9 +252,7 @@ func TestMatches(t *testing.T) {
 		}
 	}
 	check("without a spec", false, whole)
-	if _, err := s.Write(t.Context(), uid, []Device{whole, partition}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(s.Write(t.Context(), uid, []Device{whole, partition}))(t)
 	before := statOnly(t, folder)
 	check("with the same devices", true, partition, whole)
 	check("with others", false, whole)
@@ -310,9 +268,7 @@ func TestMatches(t *testing.T) {
 // claim's: it has no record, and would be removed.
 func TestConformanceIsNoClaim(t *testing.T) {
 	s, folder, _ := fixed(t)
-	if _, err := s.Write(t.Context(), Conformance, []Device{whole}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(s.Write(t.Context(), Conformance, []Device{whole}))(t)
 	if uids, err := s.List(); err != nil || len(uids) > 0 {
 		t.Errorf("claims with a spec: %v, %v", uids, err)
 	}
@@ -327,14 +283,10 @@ func TestRemove(t *testing.T) {
 	s, folder, _ := fixed(t)
 	other := types.UID("0b6f4f5e-0000-4000-8000-000000000000")
 	for _, u := range []types.UID{other, uid} {
-		if _, err := s.Write(t.Context(), u, []Device{whole}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.Write(t.Context(), u, []Device{whole}))(t)
 	}
 	for _, left := range []string{"", s.path(uid)} {
-		if err := errors.Join(os.WriteFile(host.TemporaryName(s.path(uid)), nil, 0o600), os.RemoveAll(left)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(os.WriteFile(host.TemporaryName(s.path(uid)), nil, 0o600), os.RemoveAll(left)))
 		if uids, err := s.List(); err != nil || !slices.Equal(slices.Sorted(slices.Values(uids)), []types.UID{other, uid}) {
 			t.Errorf("claims with a spec: %v, %v", uids, err)
 		}
@@ -351,9 +303,7 @@ func TestRemove(t *testing.T) {
 
 func TestWriteAfterFolderVanished(t *testing.T) {
 	s, folder, _ := fixed(t)
-	if err := os.RemoveAll(folder); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.RemoveAll(folder))
 	if err := s.Remove(uid); err != nil {
 		t.Error(err)
 	}
@@ -407,14 +357,8 @@ func TestDevicesOfOneSession(t *testing.T) {
 	s, folder, _ := fixed(t)
 	other := share
 	other.Name = "gpu-0000-53-00-0"
-	ids, err := s.Write(t.Context(), uid, []Device{share, other})
-	if err != nil {
-		t.Fatal(err)
-	}
-	cache, err := cdiapi.NewCache(cdiapi.WithSpecDirs(folder), cdiapi.WithAutoRefresh(false))
-	if err != nil {
-		t.Fatal(err)
-	}
+	ids := must.Get(s.Write(t.Context(), uid, []Device{share, other}))(t)
+	cache := must.Get(cdiapi.NewCache(cdiapi.WithSpecDirs(folder), cdiapi.WithAutoRefresh(false)))(t)
 	container := func(ids ...string) *oci.Spec {
 		t.Helper()
 		spec := &oci.Spec{}
@@ -459,32 +403,22 @@ func TestHookPrograms(t *testing.T) {
 		}
 	}
 	want()
-	if _, err := s.Write(t.Context(), uid, []Device{whole}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(s.Write(t.Context(), uid, []Device{whole}))(t)
 	want("/hook")
 	other := types.UID("0b6f4f5e-0000-4000-8000-000000000000")
-	if _, err := s.Write(t.Context(), other, []Device{share}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(s.Write(t.Context(), other, []Device{share}))(t)
 	put(t, folder, "nvidia.com-gpu.json") // of somebody else
 	put(t, folder, ".k8s.gpu.nvidia.com-claim_x.json.tmp")
 	want("/hook", "/opt/another", share.Hooks[0].Path)
 	// As an earlier version wrote it.
 	old := `{"cdiVersion": "0.5.0", "devices": [{"name": "a", "containerEdits": {"hooks": [{"hookName": "createContainer", "path": "/data/mps-hook"}]}}]}`
-	if err := os.WriteFile(s.path(other), []byte(old), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(s.path(other), []byte(old), 0o644))
 	want("/data/mps-hook", "/hook")
-	if err := os.WriteFile(s.path(other), []byte("{"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(s.path(other), []byte("{"), 0o644))
 	if programs, err := s.HookPrograms(); err == nil || !strings.Contains(err.Error(), s.path(other)) {
 		t.Errorf("half of a spec: got %v, %v", programs, err)
 	}
-	if err := os.RemoveAll(folder); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.RemoveAll(folder))
 	want()
 	put(t, filepath.Dir(folder), filepath.Base(folder))
 	if programs, err := s.HookPrograms(); err == nil {

@@ -18,6 +18,7 @@ import (
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // common makes Specs whose common edits are found by a function, and counts the times
@@ -135,9 +136,7 @@ func TestHalfInstalledDriver(t *testing.T) {
 func TestControlNodesChange(t *testing.T) {
 	c := newCommon(t)
 	path := filepath.Join(c.root, "dev/nvidia-uvm")
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
 	calls := 0
 	for _, device := range []string{"/dev/null", "/dev/zero", ""} {
 		err := os.RemoveAll(path)
@@ -205,10 +204,7 @@ func TestDriverContainerComes(t *testing.T) {
 	}
 	node(t, root, "dev/nvidiactl", 195, 255)
 	node(t, root, "dev/nvidia-uvm", 510, 0)
-	edits, err := s.common.get(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	edits := must.Get(s.common.get(t.Context()))(t)
 	for _, n := range edits.DeviceNodes {
 		if n.HostPath != "/run/nvidia/driver"+n.Path {
 			t.Errorf("%s is taken from %q", n.Path, n.HostPath)
@@ -217,9 +213,7 @@ func TestDriverContainerComes(t *testing.T) {
 	if s.common.told.Path != root {
 		t.Errorf("the log says that nodes are in %+v", s.common.told)
 	}
-	if err := os.Rename(filepath.Join(root, "dev"), filepath.Join(root, "dev.away")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Rename(filepath.Join(root, "dev"), filepath.Join(root, "dev.away")))
 	if _, err := s.common.get(t.Context()); err == nil {
 		t.Error("the nodes of a container that has ended are still handed out")
 	}
@@ -234,10 +228,7 @@ func TestDriverInFolderOfNVIDIA(t *testing.T) {
 	node(t, root, "dev/nvidiactl", 195, 255)
 	node(t, root, "dev/nvidia-uvm", 510, 0)
 	s, _ := newSpecs(t, host.Roots{Driver: root, Dev: root, HostDriver: "/var/lib/driver", HostDev: "/"})
-	edits, err := s.common.get(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	edits := must.Get(s.common.get(t.Context()))(t)
 	for _, name := range []string{"libcuda.so.", "libnvidia-ml.so.", "libnvidia-ptxjitcompiler.so."} {
 		path := filepath.Join(folder, name+version)
 		if !slices.ContainsFunc(edits.Mounts, func(m *specs.Mount) bool {

@@ -23,21 +23,16 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/cdi"
 	"github.com/partage-dev/partage/pkg/driver/cdi/hook"
 	"github.com/partage-dev/partage/pkg/node/process"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestContainer puts devices into a container as a runtime does, with the CDI library
 // and the hooks: a container either has exactly the limits of its devices, or it is
 // refused.
 func TestContainer(t *testing.T) {
-	dir, err := os.MkdirTemp("/tmp", "edit") // t.TempDir's is too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("/tmp", "edit"))(t) // t.TempDir's is too long for a socket
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	self, err := process.Identify(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(process.Identify(os.Getpid()))(t)
 	write(t, filepath.Join(dir, "s1/session.json"), fmt.Sprintf(`{"daemon": {"pid": %d, "start": %d}}`, self.PID, self.Start))
 	listener, err := net.Listen("unixpacket", filepath.Join(dir, "s1/control"))
 	if err != nil {
@@ -102,10 +97,7 @@ func TestContainer(t *testing.T) {
 			var edits cdi.Edits
 			container := &oci.Spec{Process: &oci.Process{Env: test.env}}
 			for i, e := range test.edits {
-				device, err := Device(fmt.Sprint("device", i), e)
-				if err != nil {
-					t.Fatal(err)
-				}
+				device := must.Get(Device(fmt.Sprint("device", i), e))(t)
 				edits.Append(device.Edits)
 				inject(t, container, device)
 			}
@@ -131,9 +123,7 @@ func library(t *testing.T, dir string) (path string) {
 		Type:  uint16(elf.ET_DYN), Machine: uint16(machine), Version: uint32(elf.EV_CURRENT),
 	}
 	var b strings.Builder
-	if err := binary.Write(&b, binary.LittleEndian, header); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, binary.Write(&b, binary.LittleEndian, header))
 	path = filepath.Join(dir, "libhami-2.so")
 	write(t, path, b.String())
 	return path
@@ -146,19 +136,14 @@ func inject(t *testing.T, container *oci.Spec, device cdi.Device) {
 	for _, m := range device.Mounts {
 		edits.Mounts = append(edits.Mounts, &specs.Mount{HostPath: m.HostPath, ContainerPath: m.ContainerPath})
 	}
-	if err := (&cdiapi.ContainerEdits{ContainerEdits: edits}).Apply(container); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, (&cdiapi.ContainerEdits{ContainerEdits: edits}).Apply(container))
 }
 
 // start runs the hooks of a container.
 func start(t *testing.T, container *oci.Spec, hooks []cdi.Hook) error {
 	t.Helper()
 	bundle := t.TempDir()
-	config, err := json.Marshal(container)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Get(json.Marshal(container))(t)
 	write(t, filepath.Join(bundle, "config.json"), string(config))
 	for _, h := range hooks {
 		if err := hook.Run(t.Context(), h.Args[1:], strings.NewReader(fmt.Sprintf(`{"bundle": %q}`, bundle))); err != nil {

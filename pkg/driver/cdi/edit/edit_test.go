@@ -15,6 +15,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/driver/cdi"
 	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/test/must"
 )
 
 const (
@@ -40,23 +41,15 @@ func machine(t *testing.T) host.Roots {
 	} {
 		write(t, filepath.Join(root, path), content)
 	}
-	if err := os.MkdirAll(filepath.Join(root, "dev"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink("/dev/null", filepath.Join(root, "dev/nvidia3")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Join(root, "dev"), 0o755))
+	must.Do(t, os.Symlink("/dev/null", filepath.Join(root, "dev/nvidia3")))
 	return host.Roots{Dev: root, Proc: filepath.Join(root, "proc"), HostDev: "/host"}
 }
 
 func write(t *testing.T, path, content string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	must.Do(t, os.WriteFile(path, []byte(content), 0o644))
 }
 
 func TestEdits(t *testing.T) {
@@ -142,10 +135,7 @@ func TestEdits(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := test.edit.Edits()
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := must.Get(test.edit.Edits())(t)
 			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
@@ -185,10 +175,7 @@ func TestEditsFail(t *testing.T) {
 }
 
 func TestDevice(t *testing.T) {
-	got, err := Device("gpu-a", GPU{machine(t), address}, Direct{"gpu-a", "u1/gpu-a"}, Direct{"gpu-b", "u1/gpu-b"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(Device("gpu-a", GPU{machine(t), address}, Direct{"gpu-a", "u1/gpu-a"}, Direct{"gpu-b", "u1/gpu-b"}))(t)
 	want := cdi.Device{Name: "gpu-a", Edits: cdi.Edits{
 		Nodes: []cdi.Node{{Path: "/dev/nvidia3", HostPath: "/host/dev/nvidia3", Major: 1, Minor: 3}},
 		Env:   []string{"PARTAGE_GPU_ec8f7b43=gpu-a", "PARTAGE_GPU_3e6a64e5=gpu-b"},
@@ -205,10 +192,7 @@ func TestLimitsOwners(t *testing.T) {
 		t.Helper()
 		i := a
 		change(&i)
-		edits, err := i.Edits()
-		if err != nil {
-			t.Fatal(err)
-		}
+		edits := must.Get(i.Edits())(t)
 		for _, v := range edits.Env {
 			if name, _, _ := strings.Cut(v, "="); strings.HasPrefix(name, "PARTAGE_LIMITS_") {
 				return name

@@ -18,6 +18,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/driver/cdi"
 	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // driverRoot adds to a machine what every container needs of the driver.
@@ -27,9 +28,7 @@ func driverRoot(t *testing.T, roots host.Roots) host.Roots {
 	for _, name := range []string{"libcuda.so", "libnvidia-ml.so"} {
 		path := filepath.Join(roots.Driver, "usr/lib64", name)
 		write(t, path+".580.95.05", "not a library")
-		if err := os.Symlink(name+".580.95.05", path+".1"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Symlink(name+".580.95.05", path+".1"))
 	}
 	for i, name := range []string{"nvidiactl", "nvidia-uvm"} {
 		path := filepath.Join(roots.Dev, "dev", name)
@@ -64,30 +63,18 @@ func TestEveryHookIsConfined(t *testing.T) {
 		"limited share of a partition": {[]Edit{partition, limited}, 1},
 	}
 	folder := t.TempDir()
-	s, err := cdi.New(cdi.Options{Root: folder, Roots: roots, HookPath: "/data/hooks/nvidia-cdi-hook-12ab"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(cdi.New(cdi.Options{Root: folder, Roots: roots, HookPath: "/data/hooks/nvidia-cdi-hook-12ab"}))(t)
 	device := func(name, kind string) cdi.Device {
 		t.Helper()
-		d, err := Device(name, kinds[kind].edits...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return d
+		return must.Get(Device(name, kinds[kind].edits...))(t)
 	}
 	cases := 0
 	for one := range kinds {
 		for other := range kinds {
 			cases++
 			uid := types.UID(fmt.Sprint("claim-", cases))
-			if _, err := s.Write(t.Context(), uid, []cdi.Device{device("gpu-a", one), device("gpu-b", other)}); err != nil {
-				t.Fatal(err)
-			}
-			data, err := os.ReadFile(filepath.Join(folder, "k8s.gpu.nvidia.com-claim_"+string(uid)+".json"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Get(s.Write(t.Context(), uid, []cdi.Device{device("gpu-a", one), device("gpu-b", other)}))(t)
+			data := must.Get(os.ReadFile(filepath.Join(folder, "k8s.gpu.nvidia.com-claim_"+string(uid)+".json")))(t)
 			ours, nvidias := confined(t, one+" and "+other, data)
 			if want := kinds[one].hooks + kinds[other].hooks; ours != want || nvidias < 2 {
 				t.Errorf("%s and %s: got %d hooks of ours and %d of NVIDIA's, want %d and some", one, other, ours, nvidias, want)
@@ -108,9 +95,7 @@ func TestEveryHookIsConfined(t *testing.T) {
 func confined(t *testing.T, what string, data []byte) (ours, nvidias int) {
 	t.Helper()
 	var spec specs.Spec
-	if err := json.Unmarshal(data, &spec); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(data, &spec))
 	hooks := spec.ContainerEdits.Hooks
 	nvidias = len(hooks)
 	for _, d := range spec.Devices {

@@ -14,15 +14,15 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 // bundleOf makes a bundle whose configuration is what a function makes at a path.
 func bundleOf(t *testing.T, make func(path string) error) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := make(filepath.Join(dir, "config.json")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, make(filepath.Join(dir, "config.json")))
 	return dir
 }
 
@@ -115,9 +115,7 @@ func TestHostilePreloadFile(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "preload\n\x1b")
-			if err := test.make(path); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, test.make(path))
 			mounts := []mount{{"/l.so", InterposerLibrary}, {path, PreloadFile}}
 			err := CheckSoftwareLimits(strings.NewReader(input(bundleWith(t, mounts))))
 			if err == nil || !strings.Contains(err.Error(), test.want) || strings.ContainsAny(err.Error(), "\x1b\n") {

@@ -13,15 +13,15 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 func TestSoftwareLimits(t *testing.T) {
 	dir := t.TempDir()
 	preload := func(name, content string) mount {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, []byte(content), 0o600))
 		return mount{Source: path, Destination: PreloadFile}
 	}
 	machine := libraryMachines[runtime.GOARCH]
@@ -82,21 +82,15 @@ func header(t *testing.T, dir string, class elf.Class, kind elf.Type, machine el
 		h = elf.Header32{Ident: ident, Type: uint16(kind), Machine: uint16(machine), Version: uint32(elf.EV_CURRENT)}
 	}
 	var b bytes.Buffer
-	if err := binary.Write(&b, binary.LittleEndian, h); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, binary.Write(&b, binary.LittleEndian, h))
 	path = filepath.Join(dir, fmt.Sprintf("%s-%s-%s.so", class, kind, machine))
-	if err := os.WriteFile(path, b.Bytes(), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, b.Bytes(), 0o600))
 	return path
 }
 
 func linkTo(t *testing.T, path string) string {
 	t.Helper()
 	link := filepath.Join(t.TempDir(), "libvgpu.so")
-	if err := os.Symlink(path, link); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(path, link))
 	return link
 }

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 const mib = 1 << 20
@@ -20,10 +22,7 @@ const mib = 1 << 20
 // plugin answers on a socket, and returns what it was asked for.
 func plugin(t *testing.T, folder, name string, answer MemoryAnswer) <-chan MemoryLimit {
 	t.Helper()
-	listener, err := net.Listen("unix", filepath.Join(folder, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get(net.Listen("unix", filepath.Join(folder, name)))(t)
 	t.Cleanup(func() { _ = listener.Close() })
 	asked := make(chan MemoryLimit, 9)
 	go func() {
@@ -46,10 +45,7 @@ func plugin(t *testing.T, folder, name string, answer MemoryAnswer) <-chan Memor
 // sockets is a folder whose path is short enough.
 func sockets(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "memory")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("/tmp", "memory"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }
@@ -111,10 +107,7 @@ func TestLimitMemory(t *testing.T) {
 // A process that was killed leaves its socket behind, and the next one has another.
 func TestLimitMemoryAfterKill(t *testing.T) {
 	folder := sockets(t)
-	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(folder, "9999.sock"), Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	dead := must.Get(net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(folder, "9999.sock"), Net: "unix"}))(t)
 	dead.SetUnlinkOnClose(false)
 	_ = dead.Close()
 	asked := plugin(t, folder, "1.sock", MemoryAnswer{})

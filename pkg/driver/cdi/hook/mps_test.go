@@ -18,6 +18,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/node/process"
 	"github.com/partage-dev/partage/pkg/util/quote"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // bundle makes what a runtime makes for a container with these variables.
@@ -59,16 +60,11 @@ type session struct {
 
 func newSession(t *testing.T) *session {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "hook") // t.TempDir's may be too long
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("/tmp", "hook"))(t) // t.TempDir's may be too long
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	s := &session{T: t, folder: filepath.Join(dir, "gpu-0")}
 	s.control = filepath.Join(s.folder, "pipe/client/control")
-	if err := os.MkdirAll(filepath.Dir(s.control), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(s.control), 0o755))
 	return s
 }
 
@@ -206,9 +202,7 @@ func TestSlowDisk(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
 	record := filepath.Join(s.folder, "session.json")
-	if err := syscall.Mkfifo(record, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Mkfifo(record, 0o600))
 	back := make(chan struct{})
 	go func() {
 		defer close(back)
@@ -244,29 +238,21 @@ func TestWrongListener(t *testing.T) {
 		}, "listens, and the daemon is"},
 		"another socket": {func(t *testing.T, s *session) {
 			s.listen("unixpacket").record(nil)
-			if err := os.Rename(s.control, s.control+".real"); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.Rename(s.control, s.control+".real"))
 			s.listen("unixpacket")
 		}, "inode"},
 		"a symlink to the socket": {func(t *testing.T, s *session) {
 			s.listen("unixpacket").record(nil)
-			if err := errors.Join(os.Rename(s.control, s.control+".real"), os.Symlink("control.real", s.control)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(os.Rename(s.control, s.control+".real"), os.Symlink("control.real", s.control)))
 		}, "symbolic links"},
 		"a symlink to the folder": {func(t *testing.T, s *session) {
 			s.listen("unixpacket").record(nil)
 			dir := filepath.Dir(s.control)
-			if err := errors.Join(os.Rename(dir, dir+".real"), os.Symlink("client.real", dir)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(os.Rename(dir, dir+".real"), os.Symlink("client.real", dir)))
 		}, "symbolic links"},
 		"a file": {func(t *testing.T, s *session) {
 			s.record(nil)
-			if err := os.WriteFile(s.control, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(s.control, nil, 0o600))
 		}, "is not a socket"},
 		"no daemon": {func(_ *testing.T, s *session) {
 			s.listen("unixpacket").record(func(r *daemonRecord) { r.Daemon = nil })
@@ -274,9 +260,7 @@ func TestWrongListener(t *testing.T) {
 		"no record": {func(_ *testing.T, s *session) { s.listen("unixpacket") }, "session.json"},
 		"half of one": {func(t *testing.T, s *session) {
 			s.listen("unixpacket")
-			if err := os.WriteFile(filepath.Join(s.folder, "session.json"), []byte("{"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(filepath.Join(s.folder, "session.json"), []byte("{"), 0o600))
 		}, "session.json"},
 	} {
 		t.Run(name, func(t *testing.T) {

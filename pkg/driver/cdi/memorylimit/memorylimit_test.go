@@ -18,15 +18,13 @@ import (
 
 	"github.com/partage-dev/partage/pkg/driver/cdi/hook"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // folder is one whose path is short enough for sockets.
 func folder(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "memory")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("/tmp", "memory"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return filepath.Join(dir, "sockets")
 }
@@ -35,9 +33,7 @@ func folder(t *testing.T) string {
 func runHook(t *testing.T, folder string, pid int) error {
 	t.Helper()
 	bundle := t.TempDir()
-	if err := os.WriteFile(filepath.Join(bundle, "config.json"), []byte(`{"process": {}}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(bundle, "config.json"), []byte(`{"process": {}}`), 0o600))
 	return hook.Run(t.Context(), []string{
 		hook.MemoryLimitCommand, "--sockets", folder, "--gpu", "0000:1b:00.0", "--uuid", "GPU-a", "--soft", "1048576", "--hard", "2097152",
 	}, strings.NewReader(fmt.Sprintf(`{"bundle": %q, "pid": %d}`, bundle, pid)))
@@ -66,9 +62,7 @@ func TestServer(t *testing.T) {
 			return nil
 		},
 	}
-	if err := s.Start(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Start(ctx))
 	for pid, want := range map[int]string{1: "find the container's cgroup: no cgroup", 2: "other limits"} {
 		if err := runHook(t, s.Folder, pid); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
@@ -110,26 +104,17 @@ func TestEndWhileAsked(t *testing.T) {
 // What a process that was killed has left goes with the next one, what another instance has stays.
 func TestEndedProcesses(t *testing.T) {
 	s := Server{Folder: folder(t)}
-	if err := os.Mkdir(s.Folder, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(s.Folder, 0o700))
 	ended := exec.CommandContext(t.Context(), "true")
-	if err := ended.Run(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, ended.Run())
 	left := filepath.Join(s.Folder, fmt.Sprintf("%d.sock", ended.ProcessState.Pid()))
 	other := filepath.Join(s.Folder, fmt.Sprintf("%d.sock", os.Getppid()))
 	for _, path := range []string{left, other} {
-		listener, err := net.Listen("unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		listener := must.Get(net.Listen("unix", path))(t)
 		defer func() { _ = listener.Close() }()
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	if err := s.Start(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Start(ctx))
 	own := filepath.Join(s.Folder, fmt.Sprintf("%d.sock", os.Getpid()))
 	if found, _ := filepath.Glob(s.Folder + "/*"); !slices.Contains(found, other) || !slices.Contains(found, own) || len(found) != 2 {
 		t.Errorf("found %q", found)

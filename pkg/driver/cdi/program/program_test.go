@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // openFolder returns the folder as another process has it, and closes it at the end.
@@ -33,45 +34,29 @@ func openFolder(t *testing.T, path string) *Folder {
 
 func write(t *testing.T, path, content string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(content), mode); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(content), mode))
 }
 
 func install(t *testing.T, f *Folder, program string) string {
 	t.Helper()
-	path, err := f.Install(program)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return must.Get(f.Install(program))(t)
 }
 
 func read(t *testing.T, path string) string {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile(path))(t)
 	return string(data)
 }
 
 func stat(t *testing.T, path string) os.FileInfo {
 	t.Helper()
-	info, err := os.Lstat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return info
+	return must.Get(os.Lstat(path))(t)
 }
 
 // names are those of the files in a folder.
 func names(t *testing.T, path string) []string {
 	t.Helper()
-	entries, err := os.ReadDir(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := must.Get(os.ReadDir(path))(t)
 	var names []string
 	for _, entry := range entries {
 		names = append(names, entry.Name())
@@ -127,14 +112,9 @@ func TestInstallRepairs(t *testing.T) {
 			program := filepath.Join(t.TempDir(), "hook")
 			write(t, program, "one")
 			path := install(t, openFolder(t, dir), program)
-			before, err := os.Open(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			before := must.Get(os.Open(path))(t)
 			defer func() { _ = before.Close() }()
-			if err := spoil(path); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, spoil(path))
 			if again := install(t, openFolder(t, dir), program); again != path {
 				t.Errorf("the copy is %s now", again)
 			}
