@@ -17,6 +17,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // fakeHardware has GPUs that say what they are told.
@@ -103,6 +104,12 @@ func (f *fakeHardware) MIGState(ctx context.Context, pci string) (gpu.MIGState, 
 	return f.states[pci], nil
 }
 
+// inBubble runs a test of hardware in a bubble.
+func inBubble(t *testing.T, test func(t *testing.T, h *fakeHardware)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { test(t, newFakeHardware()) })
+}
+
 // station is a monitor of two GPUs in a bubble.
 type station struct {
 	*Monitor
@@ -130,6 +137,7 @@ func newStation(t *testing.T, dir string, hardware *fakeHardware) *station {
 	done := make(chan struct{})
 	go func() { s.Run(ctx); close(done) }()
 	s.end = func() { cancel(); <-done }
+	t.Cleanup(s.end)
 	synctest.Wait()
 	return s
 }
@@ -182,12 +190,9 @@ func partitioned(uuids ...string) gpu.MIGState {
 // TestMonitor: an event is about the partition that has the instance now; its fault ends with
 // it, without anybody's asking.
 func TestMonitor(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		h := newFakeHardware()
+	inBubble(t, func(t *testing.T, h *fakeHardware) {
 		h.states[pciA] = partitioned("MIG-1", "MIG-2")
 		s := newStation(t, t.TempDir(), h)
-		defer s.end()
 		s.send(pciA, 94, 8)
 		s.want(t, "an XID", "xid=94 NoSchedule at 1:1")
 		if s.changes.Load() != 1 {
@@ -227,9 +232,7 @@ func TestMonitor(t *testing.T) {
 // not about that partition. It keeps new pods away from the GPU and evicts nobody, whatever the
 // policy has for it; one of all of the GPU does.
 func TestReusedInstance(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		h := newFakeHardware()
+	inBubble(t, func(t *testing.T, h *fakeHardware) {
 		state := partitioned("MIG-1", "MIG-2")
 		state.Instances[1].IDSince = time.Now().Add(-10 * time.Second)
 		h.states[pciA] = state
@@ -252,7 +255,6 @@ func TestReusedInstance(t *testing.T) {
 		s.mu.Unlock()
 		s.end()
 		s = newStation(t, dir, h)
-		defer s.end()
 		s.Follow(uuids, reaction)
 		s.want(t, "restarted", "xid=94 NoSchedule")
 		s.deliver(pciA, 94, 8, 5*time.Second)
@@ -268,13 +270,10 @@ func TestReusedInstance(t *testing.T) {
 // TestReusedInstanceInQueue: of events that wait for the look together, the last one says how old
 // they are.
 func TestReusedInstanceInQueue(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		h := newFakeHardware()
+	inBubble(t, func(t *testing.T, h *fakeHardware) {
 		h.states[pciA] = partitioned("MIG-1", "MIG-2")
 		h.slow = 3 * time.Second
 		s := newStation(t, t.TempDir(), h)
-		defer s.end()
 		s.send(pciA, 48, 8) // keeps the queue busy
 		s.send(pciA, 94, 7)
 		s.send(pciA, 94, 8)
@@ -297,12 +296,9 @@ func TestReusedInstanceInQueue(t *testing.T) {
 // TestHungGPU: one that hangs is said to, and keeps back nothing of the other; its own events
 // count for all of it.
 func TestHungGPU(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		h := newFakeHardware()
+	inBubble(t, func(t *testing.T, h *fakeHardware) {
 		h.states[pciA], h.states[pciB] = partitioned("MIG-1"), partitioned("MIG-2")
 		s := newStation(t, t.TempDir(), h)
-		defer s.end()
 		h.set(func() { h.hang[pciA] = true })
 		time.Sleep(15 * time.Second)
 		s.send(pciA, 94, 7)
@@ -323,13 +319,10 @@ func TestHungGPU(t *testing.T) {
 // TestStorm: a program that fails in a loop costs its own partition only, however slow the look
 // at the partitions is; more different events than can wait count for all of the GPU.
 func TestStorm(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		h := newFakeHardware()
+	inBubble(t, func(t *testing.T, h *fakeHardware) {
 		h.states[pciA] = partitioned("MIG-1", "MIG-2")
 		h.slow = time.Second
 		s := newStation(t, t.TempDir(), h)
-		defer s.end()
 		for range 3 * queueLength {
 			s.send(pciA, 94, 7)
 			s.send(pciA, 31, 7)
@@ -355,12 +348,9 @@ func TestStorm(t *testing.T) {
 
 // TestProgramErrors are reported, but not each of them, and are no conditions.
 func TestProgramErrors(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		h := newFakeHardware()
+	inBubble(t, func(t *testing.T, h *fakeHardware) {
 		h.states[pciA] = partitioned("MIG-1", "MIG-2")
 		s := newStation(t, t.TempDir(), h)
-		defer s.end()
 		for range 5 {
 			s.send(pciA, 31, 7)
 			s.send(pciA, 31, 8)
@@ -433,27 +423,18 @@ func TestHistory(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(path, []byte(change(string(content))), fileMode); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(path, []byte(change(string(content))), fileMode))
 			if gpus, err := (&historyFile{path: path, bootID: "boot-1"}).read(time.Now()); err == nil || len(gpus) != 0 {
 				t.Errorf("%s: read as %v", what, gpus)
 			}
 			s = newStation(t, dir, h)
 			s.want(t, what, "")
 			s.end()
-			if err := os.WriteFile(path, content, fileMode); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(path, content, fileMode))
 		}
-		content, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := must.Get(os.ReadFile(path))(t)
 		newer := []byte(strings.Replace(string(content), `"gpus"`, `"more": 1, "gpus"`, 1))
-		if err := os.WriteFile(path, newer, fileMode); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, newer, fileMode))
 		gpus, err := (&historyFile{path: path, bootID: "boot-1"}).read(time.Now())
 		if err != nil || len(gpus) != 2 {
 			t.Errorf("of a newer driver: %v, %v", gpus, err)
@@ -484,13 +465,10 @@ func TestClockPutBack(t *testing.T) {
 				"first": "` + ahead + `", "last": "` + ahead + `", "gone": "` + ahead + `"}]},
 			"` + pciB + `": {"uuid": "GPU-B", "wants": "None", "content": "` + ahead + `", "faults": [{"reason": "xid", "xid": 79, "value": "79",
 				"ending": "reset", "detail": "XID 79", "first": "` + ahead + `", "last": "` + ahead + `"}]}}}`
-		if err := os.WriteFile(filepath.Join(dir, FileName), []byte(content), fileMode); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, FileName), []byte(content), fileMode))
 		h := newFakeHardware()
 		h.health[pciB] = gpu.Health{RecoveryAction: gpu.RecoveryNone}
 		s := newStation(t, dir, h)
-		defer s.end()
 		time.Sleep(21 * time.Minute)
 		s.want(t, "long after it was over", "")
 	})
@@ -498,11 +476,8 @@ func TestClockPutBack(t *testing.T) {
 
 // TestNoPlaceForHistory: the GPUs are followed all the same.
 func TestNoPlaceForHistory(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		h := newFakeHardware()
+	inBubble(t, func(t *testing.T, h *fakeHardware) {
 		s := newStation(t, filepath.Join(t.TempDir(), "none"), h)
-		defer s.end()
 		s.send(pciA, 95, -1)
 		s.want(t, "an XID", "xid=95 NoExecute")
 	})
@@ -515,16 +490,12 @@ func TestWrites(t *testing.T) {
 		dir := t.TempDir()
 		h := newFakeHardware()
 		h.errs[pciA] = errors.Join(errors.New("read"), gpu.ErrLost)
-		s := newStation(t, dir, h)
-		defer s.end()
+		newStation(t, dir, h)
 		writes, last := 0, []byte(nil)
 		for range 360 {
 			time.Sleep(10 * time.Second)
 			synctest.Wait()
-			now, err := os.ReadFile(filepath.Join(dir, FileName))
-			if err != nil {
-				t.Fatal(err)
-			}
+			now := must.Get(os.ReadFile(filepath.Join(dir, FileName)))(t)
 			if string(now) != string(last) {
 				writes++
 			}

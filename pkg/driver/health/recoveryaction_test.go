@@ -44,13 +44,10 @@ func TestFailedReading(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{gpu.ErrVersionMismatch, gpu.ErrDriverNotLoaded, gpu.ErrUnknown, gpu.ErrTimeout, gpu.ErrInUse, errors.New("another")} {
 		t.Run(err.Error(), func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				h := newFakeHardware()
+			inBubble(t, func(t *testing.T, h *fakeHardware) {
 				answers := func() { h.health[pciA], h.errs[pciA] = gpu.Health{RecoveryAction: gpu.RecoveryNone}, nil }
 				h.set(answers)
 				s := newStation(t, t.TempDir(), h)
-				defer s.end()
 				time.Sleep(5 * time.Second)
 				s.send(pciA, 95, -1)
 				s.want(t, "nothing is wanted", "xid=95 None")
@@ -61,11 +58,9 @@ func TestFailedReading(t *testing.T) {
 			})
 		})
 	}
-	synctest.Test(t, func(t *testing.T) {
-		h := newFakeHardware()
+	inBubble(t, func(t *testing.T, h *fakeHardware) {
 		h.set(func() { h.hang[pciA] = true })
 		s := newStation(t, t.TempDir(), h)
-		defer s.end()
 		s.send(pciA, 95, -1)
 		s.want(t, "before the first answer", "xid=95 NoSchedule")
 		time.Sleep(time.Hour)
@@ -80,10 +75,8 @@ func TestFailedReading(t *testing.T) {
 func TestReadingsArePaced(t *testing.T) {
 	t.Parallel()
 	for _, xid := range []uint64{31, 63, 999} {
-		synctest.Test(t, func(t *testing.T) {
-			h := newFakeHardware()
+		inBubble(t, func(t *testing.T, h *fakeHardware) {
 			s := newStation(t, t.TempDir(), h)
-			defer s.end()
 			time.Sleep(5 * time.Second)
 			reads := func() (n int) {
 				h.set(func() { n = h.reads[pciA] })
@@ -108,11 +101,8 @@ func TestReadingsArePaced(t *testing.T) {
 // TestMemoryErrorsAreReadAtOnce: whether memory waits for a reset is known as soon as an XID says
 // that something was remapped or retired.
 func TestMemoryErrorsAreReadAtOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		h := newFakeHardware()
+	inBubble(t, func(t *testing.T, h *fakeHardware) {
 		s := newStation(t, t.TempDir(), h)
-		defer s.end()
 		time.Sleep(5 * time.Second)
 		h.set(func() { h.health[pciA] = gpu.Health{RepairPending: true} })
 		s.send(pciA, 63, -1)
@@ -123,12 +113,9 @@ func TestMemoryErrorsAreReadAtOnce(t *testing.T) {
 // TestFabricOfPartitionedGPU: while there are partitions the driver does not register the GPU, which neither
 // begins nor ends anything; when they are gone it is asked in MIG mode, too.
 func TestFabricOfPartitionedGPU(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		h := newFakeHardware()
+	inBubble(t, func(t *testing.T, h *fakeHardware) {
 		h.set(func() { h.health[pciA] = gpu.Health{FabricPending: "In Progress"} })
 		s := newStation(t, t.TempDir(), h)
-		defer s.end()
 		time.Sleep(70 * time.Second)
 		s.want(t, "whole", "fabric-unhealthy NoSchedule")
 		if !s.Conditions()[0].Undivided {

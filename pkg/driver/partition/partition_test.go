@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/must"
 )
 
 var (
@@ -187,10 +188,7 @@ func TestLookup(t *testing.T) {
 	f := &fakeGPU{enabled: true, instances: []gpu.Instance{
 		instance(7, oneAt4, "MIG-a"), instance(8, address(19, 5, 1)), instance(9, address(14, 0, 2), "MIG-b", "MIG-c"),
 	}}
-	state, err := New(f, f).State(t.Context(), pci)
-	if err != nil {
-		t.Fatal(err)
-	}
+	state := must.Get(New(f, f).State(t.Context(), pci))(t)
 	tests := map[string]struct {
 		at    Address
 		want  Live
@@ -233,10 +231,7 @@ func TestReadingFails(t *testing.T) {
 
 // The address is written to disk; its form must stay.
 func TestAddressJSON(t *testing.T) {
-	data, err := json.Marshal(oneAt4)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(json.Marshal(oneAt4))(t)
 	const want = `{"pciAddress":"0000:1b:00.0","profileID":19,"placement":{"start":4,"size":1}}`
 	if string(data) != want {
 		t.Errorf("got %s, want %s", data, want)

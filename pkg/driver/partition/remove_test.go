@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/must"
 )
 
 var busy = []gpu.Process{{PID: 42, InstanceID: 7}, {PID: 41, InstanceID: 7}, {PID: 5, InstanceID: 3}}
@@ -104,9 +105,7 @@ func TestRepeat(t *testing.T) {
 	f := &fakeGPU{}
 	l := New(f, f)
 	for range 3 {
-		if _, err := l.Make(t.Context(), oneAt4, true); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(l.Make(t.Context(), oneAt4, true))(t)
 		for range 2 {
 			if err := l.Remove(t.Context(), oneAt4); err != nil {
 				t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // prepared is a claim of another namespace than the pods of monitors, prepared at a time, or nothing.
@@ -157,9 +158,7 @@ func TestFirstLook(t *testing.T) {
 			n.now = 2 * time.Hour
 			n.run(5000001, third, test.start, true)
 			if test.start < 0 {
-				if err := os.Remove(filepath.Join(n.dir, "processes/5000001/stat")); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.Remove(filepath.Join(n.dir, "processes/5000001/stat")))
 			}
 			look := func() string {
 				got, _, _ := n.users.Users(t.Context(), pci, prepared(time.Hour), nil)
@@ -198,9 +197,7 @@ func TestOpenersUnknown(t *testing.T) {
 	n := newNode(t)
 	n.listed = []gpu.Process{{PID: 5000001, InstanceID: -1}}
 	n.run(5000001, train, 0, true)
-	if err := os.RemoveAll(filepath.Join(n.dir, "driver")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.RemoveAll(filepath.Join(n.dir, "driver")))
 	if got, _, _ := n.users.Users(t.Context(), pci, nil, nil); kindOf(got) != "memory" {
 		t.Errorf("got %+v", got)
 	}

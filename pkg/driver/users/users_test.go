@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/device"
@@ -23,6 +24,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/node/holder"
 	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/test/must"
 )
 
 const (
@@ -259,5 +261,37 @@ func TestSlowSupervisor(t *testing.T) {
 	got, _, _ := n.users.Users(t.Context(), pci, []*record.Record{claim("a", nil, pci), claim("b", nil, pci)}, nil)
 	if took := time.Since(began); took > 30*time.Second || got == "" || !strings.Contains(got, "third/x") || strings.Contains(got, "stray") {
 		t.Errorf("got %+v after %s", got, took)
+	}
+}
+
+// TestServersBesideSlowFiles: open files that cannot be read in time leave time to ask which processes are MPS servers.
+func TestServersBesideSlowFiles(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.run(5000001, gone, time.Minute, true)
+	n.listed, n.servers = []gpu.Process{{PID: 5000001, InstanceID: -1}}, []int{5000001}
+	slow := filepath.Join(n.dir, "processes/2/cgroup")
+	n.write("processes/2/comm", "slow\n")
+	must.Do(t, unix.Mkfifo(slow, 0o600))
+	t.Cleanup(func() {
+		writer, err := os.OpenFile(slow, os.O_RDWR, 0)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		_ = writer.Close()
+	})
+	n.users.Servers = func(ctx context.Context) ([]int, error) {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(time.Millisecond): // a question to another process
+			return n.servers, nil
+		}
+	}
+	for range 2 {
+		if got, instances, opened := n.users.Users(t.Context(), pci, nil, nil); got != "" || len(instances) > 0 || opened != "" {
+			t.Errorf("got %q, %v, %q", got, instances, opened)
+		}
 	}
 }
