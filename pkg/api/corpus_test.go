@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 // corpusCase is a configuration of testdata/corpus.yaml.
@@ -35,14 +37,9 @@ func (c corpusCase) text() string {
 
 func corpus(t *testing.T) []corpusCase {
 	t.Helper()
-	data, err := os.ReadFile("testdata/corpus.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile("testdata/corpus.yaml"))(t)
 	var cases []corpusCase
-	if err := yaml.UnmarshalStrict(data, &cases); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, yaml.UnmarshalStrict(data, &cases))
 	return cases
 }
 
@@ -93,9 +90,7 @@ func TestCorpusIsComplete(t *testing.T) {
 			continue
 		}
 		var object map[string]any
-		if err := json.Unmarshal([]byte(c.text()), &object); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, json.Unmarshal([]byte(c.text()), &object))
 		kind, _ := object["kind"].(string)
 		collect(kind, object, used)
 	}
@@ -216,14 +211,9 @@ func TestMutations(t *testing.T) {
 		var object map[string]any
 		decoder := json.NewDecoder(strings.NewReader(c.text()))
 		decoder.UseNumber()
-		if err := decoder.Decode(&object); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, decoder.Decode(&object))
 		mutations(object, func() {
-			mutated, err := json.Marshal(object)
-			if err != nil {
-				t.Fatal(err)
-			}
+			mutated := must.Get(json.Marshal(object))(t)
 			if seen[string(mutated)] {
 				return
 			}
@@ -240,14 +230,9 @@ func TestMutations(t *testing.T) {
 		t.Errorf("%d mutations, %d are right", len(seen), good)
 	}
 	if *update {
-		if err := os.WriteFile(golden, text.Bytes(), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(golden, text.Bytes(), 0o600))
 	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := must.Get(os.ReadFile(golden))(t)
 	if !bytes.Equal(want, text.Bytes()) {
 		t.Errorf("%s is out of date: go test ./pkg/api -run TestMutations -update", golden)
 	}

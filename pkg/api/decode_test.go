@@ -14,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 // gpu and mig put the fields after the type of a configuration.
@@ -25,6 +27,14 @@ func typed(kind, fields string) string {
 		fields = "," + fields
 	}
 	return `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"` + kind + `"` + fields + `}`
+}
+
+// wantEqual compares what a test is about.
+func wantEqual(t testing.TB, what string, want, got any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
 }
 
 func decode(text string) (Config, error) {
@@ -69,13 +79,8 @@ func TestDecode(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := decode(test.in)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(test.want, got); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			got := must.Get(decode(test.in))(t)
+			wantEqual(t, "configuration", test.want, got)
 			if err := got.Validate(); err != nil {
 				t.Errorf("Validate: %v", err)
 			}
@@ -126,9 +131,7 @@ func TestOnlyClientPriority(t *testing.T) {
 		c := &MPSConfig{}
 		reflect.ValueOf(c).Elem().Field(i).Set(full.Field(i))
 		priority := c.DefaultClientPriority != nil
-		if c.OnlyClientPriority() != priority {
-			t.Errorf("%s alone: %v", full.Type().Field(i).Name, !priority)
-		}
+		wantEqual(t, full.Type().Field(i).Name+" alone", priority, c.OnlyClientPriority())
 		if c.DefaultClientPriority = ptr.To(PriorityNormal); c.OnlyClientPriority() != priority {
 			t.Errorf("%s and a priority: %v", full.Type().Field(i).Name, !priority)
 		}

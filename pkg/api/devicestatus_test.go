@@ -11,9 +11,10 @@ import (
 	"reflect"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 var fullStatus = DeviceStatus{
@@ -32,24 +33,14 @@ var fullStatus = DeviceStatus{
 func TestDeviceStatusFormat(t *testing.T) {
 	empty := DeviceStatus{TypeMeta: fullStatus.TypeMeta, Type: "gpu", PCIBusID: "0000:1b:00.0"}
 	for name, status := range map[string]DeviceStatus{"full": fullStatus, "least": empty} {
-		want, err := os.ReadFile(filepath.Join("testdata", "devicestatus-"+name+".v1alpha1.json"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := json.MarshalIndent(status, "", "  ")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(string(bytes.TrimSpace(want)), string(got)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		want := must.Get(os.ReadFile(filepath.Join("testdata", "devicestatus-"+name+".v1alpha1.json")))(t)
+		got := must.Get(json.MarshalIndent(status, "", "  "))(t)
+		wantEqual(t, name, string(bytes.TrimSpace(want)), string(got))
 		var read DeviceStatus
 		if err := json.Unmarshal(want, &read); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if diff := cmp.Diff(status, read); diff != "" {
-			t.Errorf("%s, read back (-want +got):\n%s", name, diff)
-		}
+		wantEqual(t, name+", read back", status, read)
 	}
 }
 
@@ -72,7 +63,5 @@ func TestFullDeviceStatus(t *testing.T) {
 		}
 	}
 	check("DeviceStatus", reflect.ValueOf(&fullStatus))
-	if fields != 19 {
-		t.Errorf("%d fields", fields)
-	}
+	wantEqual(t, "fields", 19, fields)
 }

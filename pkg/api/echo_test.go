@@ -12,6 +12,8 @@ import (
 	"testing"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 // hostile are texts that somebody may write into a claim.
@@ -75,10 +77,7 @@ func TestEcho(t *testing.T) {
 	for position, template := range positions {
 		for kind, text := range hostile {
 			cases++
-			encoded, err := json.Marshal(text)
-			if err != nil {
-				t.Fatal(err)
-			}
+			encoded := must.Get(json.Marshal(text))(t)
 			config, err := decode(fmt.Sprintf(template, encoded))
 			if err == nil {
 				err = config.Validate()

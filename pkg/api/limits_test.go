@@ -8,8 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/utils/ptr"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 const (
@@ -33,16 +34,9 @@ func TestMPS(t *testing.T) {
 		"MPS on a partition":           {mig(`"sharing":{"strategy":"MPS","mpsConfig":{"multiUser":true}}`), &MPSConfig{MultiUser: ptr.To(true)}, IntervalDefault},
 	} {
 		t.Run(name, func(t *testing.T) {
-			config, err := decode(test.in)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(test.want, config.MPS()); diff != "" {
-				t.Errorf("MPS, -want +got:\n%s", diff)
-			}
-			if got := config.Interval(); got != test.interval {
-				t.Errorf("interval %s, want %s", got, test.interval)
-			}
+			config := must.Get(decode(test.in))(t)
+			wantEqual(t, "MPS", test.want, config.MPS())
+			wantEqual(t, "interval", test.interval, config.Interval())
 		})
 	}
 	// Made in Go, without what Decode fills in.
@@ -60,9 +54,7 @@ func TestSettings(t *testing.T) {
 		t.Errorf("nothing set: %d, %v", none.ThreadPercentage(), none.IsMultiUser())
 	}
 	zero := &MPSConfig{DefaultActiveThreadPercentage: ptr.To(0)}
-	if zero.ThreadPercentage() != 0 {
-		t.Errorf("zero percent: %d", zero.ThreadPercentage())
-	}
+	wantEqual(t, "zero percent", 0, zero.ThreadPercentage())
 	all := &MPSConfig{DefaultActiveThreadPercentage: ptr.To(25), MultiUser: ptr.To(true)}
 	if all.ThreadPercentage() != 25 || !all.IsMultiUser() {
 		t.Errorf("all set: %d, %v", all.ThreadPercentage(), all.IsMultiUser())
@@ -142,9 +134,7 @@ func TestMemoryLimits(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := test.config.MemoryLimits(test.devices)
-			if diff := cmp.Diff(test.want, got); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			wantEqual(t, "limits", test.want, got)
 			if len(test.err) == 0 && err != nil {
 				t.Error(err)
 			}

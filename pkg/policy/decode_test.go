@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/must"
 )
 
 const head = "apiVersion: policy.partage.dev/v1alpha1\nkind: SharingPolicy\n"
@@ -25,18 +26,12 @@ func examples(t testing.TB, name string) map[string][]byte {
 	t.Helper()
 	var paths []string
 	for _, pattern := range []string{name + ".yaml", name + "/*.yaml"} {
-		found, err := filepath.Glob(filepath.Join("testdata", pattern))
-		if err != nil {
-			t.Fatal(err)
-		}
+		found := must.Get(filepath.Glob(filepath.Join("testdata", pattern)))(t)
 		paths = append(paths, found...)
 	}
 	documents := map[string][]byte{}
 	for n, path := range paths {
-		content, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := must.Get(os.ReadFile(path))(t)
 		for i, document := range strings.Split(string(content), "\n---\n") {
 			if i > 0 {
 				path = fmt.Sprintf("%s, document %d", paths[n], i+1)
@@ -52,11 +47,15 @@ func examples(t testing.TB, name string) map[string][]byte {
 
 func mustDecode(t testing.TB, data []byte) *Policy {
 	t.Helper()
-	p, err := Decode(data)
-	if err != nil {
-		t.Fatal(err)
+	return must.Get(Decode(data))(t)
+}
+
+// wantEqual compares what a test is about.
+func wantEqual(t testing.TB, what string, want, got any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
 	}
-	return p
 }
 
 // healthWith has the built-in reactions with some others.
@@ -142,16 +141,11 @@ func TestDecode(t *testing.T) {
 		})},
 	} {
 		t.Run(name, func(t *testing.T) {
-			content, err := os.ReadFile(filepath.Join("testdata/valid", name+".yaml"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			content := must.Get(os.ReadFile(filepath.Join("testdata/valid", name+".yaml")))(t)
 			if want.Health.Conditions == nil {
 				want.Health = builtinHealth()
 			}
-			if diff := cmp.Diff(want, mustDecode(t, content)); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			wantEqual(t, "policy", want, mustDecode(t, content))
 		})
 	}
 }
@@ -176,9 +170,7 @@ func TestDecodeOffers(t *testing.T) {
 		"{kinds: [mps], mps: {contextMemory: 0}}":              "mps 4 clients, 0 for the context of each",
 		"{kinds: [timeslice], timeslice: {interval: Default}}": "timeslice 4 clients",
 	} {
-		if got := mustDecode(t, []byte(head+"default: "+text)).Default.String(); got != want {
-			t.Errorf("%s:\ngot  %s\nwant %s", text, got, want)
-		}
+		wantEqual(t, text, want, mustDecode(t, []byte(head+"default: "+text)).Default.String())
 	}
 }
 
@@ -346,9 +338,7 @@ func FuzzDecode(f *testing.F) {
 			if effective.String() == "" || strings.Contains(effective.String(), "\n") {
 				t.Errorf("%q", effective)
 			}
-			if diff := cmp.Diff(effective, p.For(g)); diff != "" {
-				t.Error(diff)
-			}
+			wantEqual(t, "offer", effective, p.For(g))
 		}
 	})
 }

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	gocmp "github.com/google/go-cmp/cmp"
-
 	"github.com/partage-dev/partage/test/docs/page"
 	"github.com/partage-dev/partage/test/docs/schema"
 )
@@ -123,15 +121,11 @@ func TestDefaults(t *testing.T) {
 			entry := fmt.Sprintf("%s%s: %s, ", place, name, value)
 			at := strings.LastIndex(everything, place)
 			text := everything[:at] + entry + everything[at+len(place):]
-			if diff := gocmp.Diff(want, decoded(t, text)); diff != "" {
-				t.Errorf("%s is not the default (-default +got):\n%s", entry, diff)
-			}
+			wantEqual(t, entry, want, decoded(t, text))
 		}
 	}
 	quietPeriod := fmt.Sprintf("duration, %s to %s", page.Duration(minQuietPeriod), page.Duration(maxQuietPeriod))
-	if got := health.Property("quietPeriod").Type(); got != quietPeriod {
-		t.Errorf("the quiet period is a %s, want %s", got, quietPeriod)
-	}
+	wantEqual(t, "type of the quiet period", quietPeriod, health.Property("quietPeriod").Type())
 	if t.Logf("%d cases", defaults); defaults < 15 {
 		t.Errorf("only %d defaults", defaults)
 	}

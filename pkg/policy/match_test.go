@@ -4,14 +4,19 @@
 package policy
 
 import (
+	"flag"
+	"fmt"
+	"maps"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/must"
 )
 
 func a100() *gpu.GPU {
@@ -49,9 +54,7 @@ func TestMatch(t *testing.T) {
 			if test.want {
 				want = Effective{Rule: "r", Offer: Offer{Whole: true}}
 			}
-			if diff := cmp.Diff(want, p.For(a100())); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			wantEqual(t, "offer", want, p.For(a100()))
 		})
 	}
 	if (Match{PCIDeviceID: "10de:20b2"}).matches(&gpu.GPU{}) {
@@ -62,9 +65,7 @@ func TestMatch(t *testing.T) {
 // TestSlashInName: a product's name is no path.
 func TestSlashInName(t *testing.T) {
 	for glob, want := range map[string]bool{"*6000*": true, "*8000": true, "quadro rtx 6000/8000": true, "*6000?8000": true, "*6000": false} {
-		if got := (Match{ProductName: glob}).matches(&gpu.GPU{ProductName: "Quadro RTX 6000/8000"}); got != want {
-			t.Errorf("%s matches is %t, want %t", glob, got, want)
-		}
+		wantEqual(t, glob, want, (Match{ProductName: glob}).matches(&gpu.GPU{ProductName: "Quadro RTX 6000/8000"}))
 	}
 }
 
@@ -85,21 +86,15 @@ default: {kinds: [gpu, timeslice]}
 		`rule "ampere": timeslice 4 clients`: a10,
 		`default: gpu; timeslice 4 clients`:  {ProductName: "Tesla T4", Architecture: "Turing"},
 	} {
-		if got := p.For(g).String(); got != want {
-			t.Errorf("%s: got %s, want %s", g.ProductName, got, want)
-		}
+		wantEqual(t, g.ProductName, want, p.For(g).String())
 	}
 }
 
 func TestNilPolicyIsBuiltin(t *testing.T) {
 	var p *Policy
-	if diff := cmp.Diff(Builtin().For(a100()), p.For(a100())); diff != "" {
-		t.Error(diff)
-	}
+	wantEqual(t, "offer", Builtin().For(a100()), p.For(a100()))
 	checkValid(t, Builtin())
-	if got := (&Policy{}).For(a100()).String(); got != "default: nothing" {
-		t.Errorf("a policy without anything offers %s", got)
-	}
+	wantEqual(t, "offer of a policy without anything", "default: nothing", (&Policy{}).For(a100()).String())
 }
 
 // TestCovers: a rule is only called unreachable when this is certain.
@@ -122,9 +117,7 @@ func TestCovers(t *testing.T) {
 		"a star that is meant": {Match{ProductName: `\*`}, Match{ProductName: "A100"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := test.earlier.covers(test.later); got != test.want {
-				t.Errorf("got %v", got)
-			}
+			wantEqual(t, "covers", test.want, test.earlier.covers(test.later))
 		})
 	}
 }
@@ -132,10 +125,7 @@ func TestCovers(t *testing.T) {
 // TestArchitectures: rules can ask for what hardware access calls GPUs, and for
 // nothing else.
 func TestArchitectures(t *testing.T) {
-	source, err := os.ReadFile("../gpu/nvml/names.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	source := must.Get(os.ReadFile("../gpu/nvml/names.go"))(t)
 	var want []string
 	for _, found := range regexp.MustCompile(`nvml\.DEVICE_ARCH_\w+: +"([^"]+)"`).FindAllStringSubmatch(string(source), -1) {
 		want = append(want, found[1])
@@ -143,4 +133,70 @@ func TestArchitectures(t *testing.T) {
 	if len(want) == 0 || !slices.Equal(want, architectures) {
 		t.Errorf("package nvml has %q, this one %q", want, architectures)
 	}
+}
+
+func TestUnknownProfiles(t *testing.T) {
+	with := func(product string, profiles ...string) gpu.GPU {
+		g := gpu.GPU{ProductName: product, MIG: &gpu.MIG{}}
+		for _, name := range profiles {
+			g.MIG.Profiles = append(g.MIG.Profiles, gpu.Profile{Name: name})
+		}
+		return g
+	}
+	small, large := with("A100 40GB", "1g.5gb", "2g.10gb"), with("A100 80GB", "1g.10gb", "1g.10gb+me")
+	const (
+		rule    = "rules: [{name: a, match: {productName: A100*}, offer: {mig: {profiles: [1g.10gb], shares: [{profiles: [1g.11gb], mps: {}}]}}}]"
+		several = "default: {mig: {profiles: [1g.10gb, 1g.24gb]}}"
+	)
+	for name, test := range map[string]struct {
+		policy string
+		gpus   []gpu.GPU
+		want   []UnknownProfiles
+	}{
+		"no profiles named": {"default: {kinds: [mig]}", []gpu.GPU{small}, nil},
+		"all known":         {"default: {mig: {profiles: [1g.5gb]}}", []gpu.GPU{small}, nil},
+		"a rule": {rule, []gpu.GPU{small, small}, []UnknownProfiles{
+			{Rule: "a", Missing: []string{"1g.10gb", "1g.11gb"}, Has: []string{"1g.5gb", "2g.10gb"}},
+		}},
+		"one GPU of the rule has it": {rule, []gpu.GPU{small, large}, []UnknownProfiles{
+			{Rule: "a", Missing: []string{"1g.11gb"}, Has: []string{"1g.10gb", "1g.10gb+me", "1g.5gb", "2g.10gb"}},
+		}},
+		"a rule for other GPUs":         {rule, []gpu.GPU{with("H100", "1g.12gb")}, nil},
+		"no MIG":                        {rule, []gpu.GPU{{ProductName: "A100 vGPU"}}, nil},
+		"the default is for all":        {several, []gpu.GPU{large}, nil},
+		"nothing of the default's fits": {several, []gpu.GPU{small}, []UnknownProfiles{{Missing: []string{"1g.10gb", "1g.24gb"}, Has: []string{"1g.5gb", "2g.10gb"}}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			wantEqual(t, "unknown profiles", test.want, mustDecode(t, []byte(head+test.policy)).UnknownProfiles(test.gpus))
+		})
+	}
+	const want = `The sharing policy's rule "a" names MIG profiles that no GPU of this node has to which it applies: 1g.11gb. They have 1g.5gb, 2g.10gb; correct the policy, or have rules for each model`
+	wantEqual(t, "text", want, (UnknownProfiles{Rule: "a", Missing: []string{"1g.11gb"}, Has: []string{"1g.5gb", "2g.10gb"}}).String())
+}
+
+var update = flag.Bool("update", false, "rewrite the golden file")
+
+// TestGolden has in one file what each of the examples means.
+func TestGolden(t *testing.T) {
+	var got strings.Builder
+	files := examples(t, "valid")
+	for _, path := range slices.Sorted(maps.Keys(files)) {
+		p := mustDecode(t, files[path])
+		got.WriteString(filepath.Base(path) + "\n")
+		for _, rule := range p.Rules {
+			got.WriteString("  " + rule.Match.String() + "\n    " + Effective{Offer: rule.Offer, Rule: rule.Name}.String() + "\n")
+		}
+		got.WriteString("  " + Effective{Offer: p.Default}.String() + "\n")
+		health := "as built in"
+		if !cmp.Equal(p.Health, Builtin().Health) {
+			health = fmt.Sprint(p.Health)
+		}
+		got.WriteString("  health: " + health + "\n")
+	}
+	const golden = "testdata/valid.golden.txt"
+	if *update {
+		must.Do(t, os.WriteFile(golden, []byte(got.String()), 0o644))
+	}
+	want := must.Get(os.ReadFile(golden))(t)
+	wantEqual(t, "rewrite it with -update when this is meant", string(want), got.String())
 }

@@ -10,41 +10,25 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"sigs.k8s.io/yaml"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 func compiled(t *testing.T) *jsonschema.Schema {
 	t.Helper()
-	content, err := os.ReadFile("schema.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	document, err := jsonschema.UnmarshalJSON(bytes.NewReader(content))
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Get(os.ReadFile("schema.json"))(t)
+	document := must.Get(jsonschema.UnmarshalJSON(bytes.NewReader(content)))(t)
 	const name = "schema.json"
 	compiler := jsonschema.NewCompiler()
-	if err := compiler.AddResource(name, document); err != nil {
-		t.Fatal(err)
-	}
-	s, err := compiler.Compile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
+	must.Do(t, compiler.AddResource(name, document))
+	return must.Get(compiler.Compile(name))(t)
 }
 
 // validate converts YAML as helm does.
 func validate(t *testing.T, s *jsonschema.Schema, content []byte) error {
 	t.Helper()
-	converted, err := yaml.YAMLToJSON(content)
-	if err != nil {
-		t.Fatal(err)
-	}
-	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(converted))
-	if err != nil {
-		t.Fatal(err)
-	}
+	converted := must.Get(yaml.YAMLToJSON(content))(t)
+	value := must.Get(jsonschema.UnmarshalJSON(bytes.NewReader(converted)))(t)
 	return s.Validate(value)
 }
 

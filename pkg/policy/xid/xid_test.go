@@ -12,15 +12,13 @@ import (
 
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/test/docs/page"
+	"github.com/partage-dev/partage/test/must"
 )
 
 var update = flag.Bool("update", false, "rewrite docs/reference/xids.md")
 
 func TestTable(t *testing.T) {
-	table, err := parse(xidTable)
-	if err != nil {
-		t.Fatal(err)
-	}
+	table := must.Get(parse(xidTable))(t)
 	for i, x := range table {
 		if i > 0 && table[i-1].Number >= x.Number {
 			t.Errorf("XID %d is not in order", x.Number)
