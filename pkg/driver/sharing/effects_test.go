@@ -17,6 +17,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // failing lets the calls fail that begin so.
@@ -32,10 +33,7 @@ func failing(call string, err error) func(int, string) *fault {
 func TestEnsure(t *testing.T) {
 	n := newNode(t)
 	n.losses = 3
-	status, err := n.start(id, 40, first, second)
-	if err != nil {
-		t.Fatal(err)
-	}
+	status := must.Get(n.start(id, 40, first, second))(t)
 	if diff := cmp.Diff(n.sessions[id], status); diff != "" || status.Losses != 3 {
 		t.Errorf("-want +got:\n%s", diff)
 	}
@@ -46,9 +44,7 @@ func TestEnsure(t *testing.T) {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
 	// Again, with a new limit.
-	if _, err := n.manager().Ensure(t.Context(), session(id, 60, first, second), []Device{first, second}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(n.manager().Ensure(t.Context(), session(id, 60, first, second), []Device{first, second}))(t)
 	if got := n.sessions[id].Spec.ThreadPercentage; got != 60 {
 		t.Errorf("limit is %d", got)
 	}
@@ -149,9 +145,7 @@ func TestEnd(t *testing.T) {
 		"it does not end": {func(n *node) { n.strike = failing("stop", errors.New("busy")) }, nil, "busy", true},
 	} {
 		n := newNode(t)
-		if _, err := n.start(id, 40, first); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(n.start(id, 40, first))(t)
 		if test.before != nil {
 			test.before(n)
 		}
@@ -173,9 +167,7 @@ func TestSessions(t *testing.T) {
 	}
 	const other = "gpu-0000-2c-00-0"
 	for id, device := range map[string]Device{id: first, other: second} {
-		if _, err := n.start(id, 40, device); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(n.start(id, 40, device))(t)
 	}
 	got, err := m.Sessions(t.Context())
 	if diff := cmp.Diff(n.sessions, got, cmpopts.EquateEmpty()); diff != "" || err != nil {

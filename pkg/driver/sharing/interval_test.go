@@ -20,6 +20,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu/call"
 	"github.com/partage-dev/partage/pkg/node/host"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // driver is a driver root whose nvidia-smi is this shell script. $slice is a file
@@ -29,13 +30,9 @@ func driver(t *testing.T, script string) (host.Roots, string) {
 	root := t.TempDir()
 	slice := filepath.Join(root, "slice")
 	folder := filepath.Join(root, "usr/bin")
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(folder, 0o755))
 	script = "#!/bin/sh\nslice=" + slice + "\n" + script
-	if err := os.WriteFile(filepath.Join(folder, "nvidia-smi"), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(folder, "nvidia-smi"), []byte(script), 0o755))
 	return host.Roots{Driver: root}, slice
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // simulate makes a machine with two GPUs and a manager of it, whose supervisor is
@@ -48,19 +49,14 @@ func simulate(t *testing.T, n *node) (*Manager, *state.File, []Device) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file, err := state.Open(sysroot.StatePath(root))
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(state.Open(sysroot.StatePath(root)))(t)
 	t.Cleanup(func() { file.Close() })
 
 	t.Setenv("GPUSIM_STATE", sysroot.StatePath(root))
 	roots := host.Roots{Driver: root, Sys: filepath.Join(root, "sys")}
 	gpus := nvml.New(nvml.Options{Roots: roots})
 	t.Cleanup(gpus.Close)
-	if err := gpus.Open(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, gpus.Open(t.Context()))
 	devices := []Device{
 		{PCIAddress: m.GPUs[0].PCIAddress, UUID: m.GPUs[0].UUID}, {PCIAddress: m.GPUs[1].PCIAddress, UUID: m.GPUs[1].UUID},
 	}
@@ -75,10 +71,7 @@ func TestSimulated(t *testing.T) {
 	m, file, devices := simulate(t, n)
 	look := func() []machine.GPU {
 		t.Helper()
-		now, err := file.Snapshot()
-		if err != nil {
-			t.Fatal(err)
-		}
+		now := must.Get(file.Snapshot())(t)
 		return now.GPUs
 	}
 	spec := mps.Spec{ID: id}
@@ -88,23 +81,17 @@ func TestSimulated(t *testing.T) {
 	setModes := func(exclusive bool) {
 		t.Helper()
 		for _, d := range devices {
-			if err := m.SetExclusive(t.Context(), d, exclusive); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, m.SetExclusive(t.Context(), d, exclusive))
 		}
 	}
 	setModes(true)
-	if _, err := m.Ensure(t.Context(), spec, devices); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(m.Ensure(t.Context(), spec, devices))(t)
 	for _, g := range look() {
 		if g.ComputeMode != exclusiveProcess {
 			t.Errorf("%s: mode %d while the session runs", g.PCIAddress, g.ComputeMode)
 		}
 	}
-	if err := m.End(t.Context(), spec.ID); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.End(t.Context(), spec.ID))
 	setModes(false)
 	for _, g := range look() {
 		if g.ComputeMode != 0 {

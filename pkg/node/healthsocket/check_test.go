@@ -12,6 +12,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestFlood: however many ask, one check runs at a time, and those that come while it
@@ -120,13 +122,9 @@ func TestImpatient(t *testing.T) {
 		}})
 		theirs, ours := net.Pipe()
 		go s.handle(t.Context(), theirs)
-		if _, err := ours.Write([]byte(Liveness + "\n")); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(ours.Write([]byte(Liveness + "\n")))(t)
 		synctest.Wait()
-		if err := ours.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, ours.Close())
 		if err := s.answer(t.Context(), Liveness); err != nil {
 			t.Errorf("got %v", err)
 		}

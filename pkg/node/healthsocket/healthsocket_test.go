@@ -17,22 +17,17 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 // listen returns a listener on a socket of the test's own.
 func listen(t *testing.T) (listener net.Listener, socket string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "h") // t.TempDir's is too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("/tmp", "h"))(t) // t.TempDir's is too long for a socket
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	socket = filepath.Join(dir, "s")
-	listener, err = (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return listener, socket
+	return must.Get((&net.ListenConfig{}).Listen(t.Context(), "unix", socket))(t), socket
 }
 
 func TestServe(t *testing.T) {
@@ -63,9 +58,7 @@ func TestServe(t *testing.T) {
 
 func TestServeFails(t *testing.T) {
 	listener, _ := listen(t)
-	if err := listener.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, listener.Close())
 	failed := make(chan error, 1)
 	stop := Serve(t.Context(), listener, Checks{}, func(err error) { failed <- err })
 	defer stop()
@@ -201,10 +194,7 @@ func TestAskTimesOut(t *testing.T) {
 func TestKubeletWaitsLonger(t *testing.T) {
 	limit := regexp.MustCompile(`timeoutSeconds: (\d+)`)
 	for _, template := range []string{"daemonset.yaml", "mps-supervisor.yaml"} {
-		text, err := os.ReadFile(filepath.Join("../../../deployments/helm/partage/templates", template))
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(filepath.Join("../../../deployments/helm/partage/templates", template)))(t)
 		found := limit.FindAllSubmatch(text, -1)
 		if len(found) != 3 {
 			t.Errorf("%s: %d probes, want 3", template, len(found))

@@ -16,6 +16,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/node/holder"
 	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/test/must"
 )
 
 const (
@@ -40,9 +41,7 @@ func TestHolderOfEndedContainer(t *testing.T) {
 	passed := nodeOfContainer(t)
 	process := exec.Command("sleep", "infinity")
 	process.ExtraFiles = []*os.File{passed}
-	if err := process.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, process.Start())
 	t.Cleanup(func() { _, _ = process.Process.Kill(), process.Wait() })
 	_ = passed.Close()
 

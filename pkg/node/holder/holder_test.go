@@ -10,11 +10,13 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/node/host"
 	"github.com/partage-dev/partage/pkg/node/host/hosttest"
+	"github.com/partage-dev/partage/test/must"
 )
 
 const (
@@ -33,17 +35,10 @@ func finder(t *testing.T) *Finder {
 	return &Finder{Roots: host.Roots{Proc: roots, Dev: "/run/nvidia/driver"}, Proc: proc}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func write(t *testing.T, dir, name, content string) {
 	t.Helper()
 	path := filepath.Join(dir, name)
-	must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o600)))
+	must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o600)))
 }
 
 // run adds a process that has these files open. Its ID is one that the kernel gives to no
@@ -53,9 +48,9 @@ func (f *Finder) run(t *testing.T, pid int, name, cgroup string, open ...string)
 	dir := filepath.Join(f.Proc, strconv.Itoa(pid))
 	write(t, dir, "comm", name+"\n")
 	write(t, dir, "cgroup", cgroup+"\n")
-	must(t, os.Mkdir(filepath.Join(dir, "fd"), 0o755))
+	must.Do(t, os.Mkdir(filepath.Join(dir, "fd"), 0o755))
 	for i, path := range open {
-		must(t, os.Symlink(path, filepath.Join(dir, "fd", strconv.Itoa(i))))
+		must.Do(t, os.Symlink(path, filepath.Join(dir, "fd", strconv.Itoa(i))))
 	}
 }
 
@@ -67,11 +62,11 @@ func TestFileCalledLikeNode(t *testing.T) {
 	root := t.TempDir()
 	write(t, root, "dev/nvidia2", "")
 	write(t, root, "dev/nvidia-caps/nvidia-cap336", "")
-	must(t, os.Symlink("/dev/null", filepath.Join(root, "dev/nvidia3")))
+	must.Do(t, os.Symlink("/dev/null", filepath.Join(root, "dev/nvidia3")))
 	f := finder(t)
 	f.run(t, 5000009, "a", inPodCgroup, filepath.Join(root, "dev/nvidia2"), filepath.Join(root, "dev/nvidia-caps/nvidia-cap336"), filepath.Join(root, "dev/nvidia3"))
 	f.run(t, 5000010, "b", inPodCgroup, "/dev/nvidia2")
-	must(t, os.Symlink(root, filepath.Join(f.Proc, "5000009/root")))
+	must.Do(t, os.Symlink(root, filepath.Join(f.Proc, "5000009/root")))
 	open, err := f.Openers(t.Context(), pci, time.Minute, true)
 	if err != nil || len(open) != 1 || open[0].PID != 5000010 {
 		t.Errorf("openers: %+v, %v", open, err)
@@ -114,7 +109,7 @@ func TestDescribe(t *testing.T) {
 				f.run(t, 5000009, "neighbour", "0::/", "/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap345")
 				f.run(t, 5000010, "other", "0::/", "/dev/nvidia20", "/data/nvidia2", "/dev/nvidia-caps/nvidia-cap3", "/data/dev/nvidia2")
 				f.run(t, 5000011, "chroot", "0::/", "/srv/dev/nvidia2")
-				must(t, os.Symlink("/srv", filepath.Join(f.Proc, "5000011/root")))
+				must.Do(t, os.Symlink("/srv", filepath.Join(f.Proc, "5000011/root")))
 			},
 			instance: 7, want: "process 5000008 (dcgm, has /dev/nvidia2 open), process 5000011 (chroot, has /dev/nvidia2 open)",
 		},
@@ -237,4 +232,58 @@ func TestOpenersInTime(t *testing.T) {
 	if open, err := f.Openers(t.Context(), pci, time.Second, false); err == nil || !strings.Contains(err.Error(), "could not be read in time") {
 		t.Errorf("got %+v, %v", open, err)
 	}
+}
+
+// TestReads: a read that does not end holds up the first who asks for the limit, and others no longer.
+func TestReads(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var r reads[int]
+		stuck := make(chan struct{})
+		calls := 0
+		hang := func() (int, error) {
+			calls++
+			<-stuck
+			return 1, nil
+		}
+		for _, want := range []time.Duration{time.Second, 0, 0} {
+			began := time.Now()
+			if _, err := r.do(time.Second, hang); !errors.Is(err, errNoAnswer) || time.Since(began) != want {
+				t.Errorf("%v after %s, want that after %s", err, time.Since(began), want)
+			}
+		}
+		time.AfterFunc(time.Second, func() { close(stuck) })
+		if got, err := r.do(time.Hour, hang); got != 1 || err != nil || calls != 1 {
+			t.Errorf("it answers at last: %d, %v, %d reads", got, err, calls)
+		}
+		failed := errors.New("gone")
+		if _, err := r.do(time.Second, func() (int, error) { return 0, failed }); !errors.Is(err, failed) {
+			t.Errorf("afterwards: %v", err)
+		}
+	})
+}
+
+func TestPodNames(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	add := func(name string) {
+		t.Helper()
+		must.Do(t, os.Mkdir(filepath.Join(folder, name), 0o755))
+	}
+	n := &PodNames{Roots: host.Roots{PodLogs: folder}}
+	check := func(uid, want string) {
+		t.Helper()
+		if got := n.Name(uid); got != want {
+			t.Errorf("%s: got %q, want %q", uid, got, want)
+		}
+	}
+	add("team_train_u1")
+	check("u1", "team/train")
+	check("u2", "")
+	add("team_other_u2")
+	check("u2", "team/other")
+	must.Do(t, os.RemoveAll(folder))
+	check("u1", "team/train")
+	check("u4", "")
+	check("u2", "team/other")
 }

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 // place makes a folder with device nodes. They have the number of /dev/null, since only
@@ -92,7 +94,7 @@ func TestNodeAuto(t *testing.T) {
 	if node, err := roots.Node("/dev/null"); err != nil || node.Root.Path != driver {
 		t.Errorf("got %+v, %v", node, err)
 	}
-	must(t, errors.Join(os.Remove(filepath.Join(driver, "dev/null")), os.Mkdir(filepath.Join(driver, "dev/null"), 0o755)))
+	must.Do(t, errors.Join(os.Remove(filepath.Join(driver, "dev/null")), os.Mkdir(filepath.Join(driver, "dev/null"), 0o755)))
 	if _, err := roots.Node("/dev/null"); !errors.Is(err, ErrNotCharDevice) {
 		t.Errorf("a folder: got %v", err)
 	}

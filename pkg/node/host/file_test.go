@@ -6,10 +6,15 @@ package host
 import (
 	"errors"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 // replacements are all that replace a file.
@@ -26,9 +31,9 @@ func testReplace(t *testing.T, replace func(path string, data []byte, mode fs.Fi
 	folder := t.TempDir()
 	path := filepath.Join(folder, "a.json")
 	// What a killed process left behind is no obstacle.
-	must(t, os.WriteFile(TemporaryName(path), []byte(strings.Repeat("old", 100)), 0o600))
+	must.Do(t, os.WriteFile(TemporaryName(path), []byte(strings.Repeat("old", 100)), 0o600))
 	for _, content := range []string{"one", "two, longer", "3"} {
-		must(t, replace(path, []byte(content), 0o644))
+		must.Do(t, replace(path, []byte(content), 0o644))
 		got, err := os.ReadFile(path)
 		if err != nil || string(got) != content {
 			t.Errorf("got %q, %v, want %q", got, err, content)
@@ -53,7 +58,7 @@ func testReplaceFails(t *testing.T, replace func(path string, data []byte, mode 
 	t.Helper()
 	folder := t.TempDir()
 	path := filepath.Join(folder, "a.json")
-	must(t, os.MkdirAll(filepath.Join(path, "not-empty"), 0o755))
+	must.Do(t, os.MkdirAll(filepath.Join(path, "not-empty"), 0o755))
 	if err := replace(path, nil, 0o644); err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("got %v", err)
 	}
@@ -69,10 +74,10 @@ func TestRemoveFile(t *testing.T) {
 	folder := t.TempDir()
 	path := filepath.Join(folder, "a.json")
 	for _, name := range []string{path, TemporaryName(path)} {
-		must(t, os.WriteFile(name, nil, 0o600))
+		must.Do(t, os.WriteFile(name, nil, 0o600))
 	}
 	for range 2 {
-		must(t, RemoveFile(path))
+		must.Do(t, RemoveFile(path))
 	}
 	if err := RemoveFile(filepath.Join(folder, "no", "a.json")); err != nil {
 		t.Errorf("in an absent folder: %v", err)
@@ -80,4 +85,49 @@ func TestRemoveFile(t *testing.T) {
 	if entries, err := os.ReadDir(folder); err != nil || len(entries) != 0 {
 		t.Errorf("got %v, %v, want none", entries, err)
 	}
+}
+
+// TestListenUnix: whatever the umask is and whatever is there, nobody else may connect.
+func TestListenUnix(t *testing.T) {
+	path := filepath.Join(shortDir(t), "s")
+	defer unix.Umask(unix.Umask(0))
+	for _, what := range []string{"new", "after one that was killed"} {
+		listener := must.Get(ListenUnix(t.Context(), path))(t)
+		if info, err := os.Stat(path); err != nil || info.Mode() != os.ModeSocket|0o600 {
+			t.Errorf("%s: %v, %v", what, info.Mode(), err)
+		}
+		conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", path)
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		_ = conn.Close()
+		socket, ok := listener.(*net.UnixListener)
+		if !ok {
+			t.Fatalf("%s: got %T", what, listener)
+		}
+		socket.SetUnlinkOnClose(false)
+		must.Do(t, listener.Close())
+	}
+
+	file := filepath.Join(shortDir(t), "file")
+	must.Do(t, os.WriteFile(file, nil, 0o600))
+	if _, err := ListenUnix(t.Context(), file); !errors.Is(err, unix.EADDRINUSE) {
+		t.Errorf("where a file is: got %v", err)
+	}
+	long := filepath.Join(shortDir(t), strings.Repeat("x", MaxSocketPath))
+	if _, err := ListenUnix(t.Context(), long); err == nil || !strings.Contains(err.Error(), "at most 107") {
+		t.Errorf("a long path: got %v", err)
+	}
+	if _, err := ListenUnix(t.Context(), "/does/not/exist/s"); err == nil || !strings.Contains(err.Error(), "/does/not/exist/s") {
+		t.Errorf("no folder: got %v", err)
+	}
+}
+
+// shortDir is a folder for sockets; that of t.TempDir may have a longer name than these
+// may have.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir := must.Get(os.MkdirTemp("/tmp", "s"))(t)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
 }

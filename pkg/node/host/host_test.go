@@ -7,34 +7,31 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 func write(t *testing.T, root, path, content string) {
 	t.Helper()
 	full := filepath.Join(root, path)
-	must(t, os.MkdirAll(filepath.Dir(full), 0o755))
-	must(t, os.WriteFile(full, []byte(content), 0o644))
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(full), 0o755))
+	must.Do(t, os.WriteFile(full, []byte(content), 0o644))
 }
 
 func link(t *testing.T, root, path, target string) {
 	t.Helper()
 	full := filepath.Join(root, path)
-	must(t, os.MkdirAll(filepath.Dir(full), 0o755))
-	must(t, os.Symlink(target, full))
+	must.Do(t, os.MkdirAll(filepath.Dir(full), 0o755))
+	must.Do(t, os.Symlink(target, full))
 }
 
 // tree is a temporary machine: Roots whose folders all lie in one root.
@@ -78,11 +75,8 @@ func TestLibraryPath(t *testing.T) {
 		t.Run(folder, func(t *testing.T) {
 			root, roots := tree(t)
 			write(t, root, filepath.Join(folder, "libnvidia-ml.so.580.95.05"), "")
-			must(t, os.Symlink("libnvidia-ml.so.580.95.05", filepath.Join(root, folder, nvmlLibrary)))
-			got, err := roots.LibraryPath()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.Symlink("libnvidia-ml.so.580.95.05", filepath.Join(root, folder, nvmlLibrary)))
+			got := must.Get(roots.LibraryPath())(t)
 			if want := filepath.Join(root, folder, "libnvidia-ml.so.580.95.05"); got != want {
 				t.Errorf("got %s, want %s", got, want)
 			}
@@ -108,7 +102,7 @@ func TestLibraryPath(t *testing.T) {
 	t.Run("dangling link", func(t *testing.T) {
 		root, roots := tree(t)
 		write(t, root, "usr/lib64/other", "")
-		must(t, os.Symlink("gone", filepath.Join(root, "usr/lib64", nvmlLibrary)))
+		must.Do(t, os.Symlink("gone", filepath.Join(root, "usr/lib64", nvmlLibrary)))
 		if _, err := roots.LibraryPath(); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("got %v", err)
 		}
@@ -282,4 +276,90 @@ func FuzzParseMajor(f *testing.F) {
 			t.Errorf("major %d from %q", major, data)
 		}
 	})
+}
+
+func TestNVIDIAGPUs(t *testing.T) {
+	root, roots := tree(t)
+	if _, err := roots.NVIDIAGPUs(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without a PCI bus: %v", err)
+	}
+	for address, device := range map[string]struct{ vendor, class, driver string }{
+		"0000:00:00.0": {"0x8086", "0x060000", ""},       // host bridge
+		"0000:00:02.0": {"0x1af4", "0x030000", ""},       // another vendor's display
+		"0000:17:00.0": {"0x10de", "0x068000", ""},       // NVSwitch
+		"0000:19:00.1": {"0x10de", "0x040300", ""},       // audio of a GPU
+		"0000:1b:00.0": {"0x10de", "0x030200", "nvidia"}, // 3D controller
+		"0000:43:00.0": {"0x10de", "0x030000", ""},       // VGA, no driver
+		"0000:52:00.0": {"0x10de", "0x030200", "vfio-pci"},
+		"0000:61:00.0": {"0x10de", "0x030200", "nvgrace_gpu_vfio_pci"},
+	} {
+		folder := "sys/bus/pci/devices/" + address
+		write(t, root, folder+"/vendor", device.vendor+"\n")
+		write(t, root, folder+"/class", device.class+"\n")
+		if device.driver != "" {
+			link(t, root, folder+"/driver", "../../../bus/pci/drivers/"+device.driver)
+		}
+	}
+	got := must.Get(roots.NVIDIAGPUs())(t)
+	if diff := cmp.Diff([]string{"0000:1b:00.0", "0000:43:00.0"}, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+func TestDriverManagesMemory(t *testing.T) {
+	paramsOf := func(text string) Roots {
+		roots := Roots{Proc: t.TempDir()}
+		path := filepath.Join(roots.Proc, "driver/nvidia/params")
+		must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)))
+		return roots
+	}
+	for text, want := range map[string]bool{
+		"ModifyDeviceFiles: 1\nEnableUserNUMAManagement: 1\nRegistryDwords: \"\"\n": false, // R535 has no mode
+		"EnableUserNUMAManagement: 1\nCoherentGPUMemoryMode: \"\"\n":                false,
+		"EnableUserNUMAManagement: 1\nCoherentGPUMemoryMode: \"numa\"\n":            false,
+		"EnableUserNUMAManagement: 0\nCoherentGPUMemoryMode: \"driver\"\n":          true,
+		// R615 by itself, and drivers that have only the older parameter.
+		"EnableUserNUMAManagement: 0\nCoherentGPUMemoryMode: \"\"\n":                true,
+		"ModifyDeviceFiles: 1\nEnableUserNUMAManagement: 0\nRegistryDwords: \"\"\n": true,
+	} {
+		if got, err := paramsOf(text).DriverManagesMemory(); err != nil || got != want {
+			t.Errorf("%q: %t, %v", text, got, err)
+		}
+	}
+	// What is not there says nothing.
+	for _, text := range []string{"", "ModifyDeviceFiles: 1\n"} {
+		if _, err := paramsOf(text).DriverManagesMemory(); err == nil {
+			t.Errorf("%q: no error", text)
+		}
+	}
+	if _, err := (Roots{Proc: t.TempDir()}).DriverManagesMemory(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without a driver: %v", err)
+	}
+}
+
+func TestPodNames(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	for _, name := range []string{
+		"team-a_train-0_3f2a1b4c-0000-4000-8000-0123456789ab",
+		"kube-system_etcd-node.example.com_2f0c5c5d4e1a4f6c8b7a9d0e1f2a3b4c", // static
+		"a_twice_u2", "b_twice_u2", "same_twice_u3",
+		"_name_u4", "namespace__u5", "namespace_name_", "two_parts", "more_than_three_parts", "lost+found",
+	} {
+		must.Do(t, os.Mkdir(filepath.Join(folder, name), 0o755))
+	}
+	must.Do(t, os.WriteFile(filepath.Join(folder, "a_file_u6"), nil, 0o600))
+	got, err := Roots{PodLogs: folder}.PodNames()
+	want := map[string]string{
+		"3f2a1b4c-0000-4000-8000-0123456789ab": "team-a/train-0",
+		"2f0c5c5d4e1a4f6c8b7a9d0e1f2a3b4c":     "kube-system/etcd-node.example.com",
+		"u2":                                   "",
+		"u3":                                   "same/twice",
+	}
+	if err != nil || !maps.Equal(got, want) {
+		t.Errorf("got %v, %v, want %v", got, err, want)
+	}
+	if _, err := (Roots{PodLogs: filepath.Join(folder, "none")}).PodNames(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without the folder: %v", err)
+	}
 }

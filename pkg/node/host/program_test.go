@@ -19,6 +19,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 // probing makes the test binary a program that tells what it sees.
@@ -37,7 +39,7 @@ func TestMain(m *testing.M) {
 func install(t *testing.T, root, path, content string) {
 	t.Helper()
 	write(t, root, path, content)
-	must(t, os.Chmod(filepath.Join(root, path), 0o755))
+	must.Do(t, os.Chmod(filepath.Join(root, path), 0o755))
 }
 
 func TestProgram(t *testing.T) {
@@ -189,17 +191,11 @@ func TestCommandInRoot(t *testing.T) {
 		t.Skip("only root can enter another root")
 	}
 	root, roots := tree(t)
-	self, err := os.ReadFile("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.ReadFile("/proc/self/exe"))(t)
 	install(t, root, "usr/bin/probe", string(self))
 	install(t, root, "lib64/ld-linux-x86-64.so.2", "")
 	write(t, root, "marker", "")
-	program, err := roots.Program("probe")
-	if err != nil {
-		t.Fatal(err)
-	}
+	program := must.Get(roots.Program("probe"))(t)
 	cmd := program.Command(t.Context(), "-x", "1")
 	cmd.Env = append(cmd.Env, probing+"=1")
 	out, err := cmd.CombinedOutput()
@@ -216,24 +212,15 @@ func TestCommandInRoot(t *testing.T) {
 func TestCommandEnds(t *testing.T) {
 	root, roots := tree(t)
 	install(t, root, "usr/bin/slow", "#!/bin/sh\nPATH=/usr/bin:/bin\nsleep 1000 &\necho $!\nwait\n")
-	program, err := roots.Program("slow")
-	if err != nil {
-		t.Fatal(err)
-	}
+	program := must.Get(roots.Program("slow"))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	cmd := program.Command(ctx)
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	must(t, cmd.Start())
+	out := must.Get(cmd.StdoutPipe())(t)
+	must.Do(t, cmd.Start())
 	lines := bufio.NewScanner(out)
 	lines.Scan()
-	child, err := strconv.Atoi(lines.Text())
-	if err != nil {
-		t.Fatal(err)
-	}
+	child := must.Get(strconv.Atoi(lines.Text()))(t)
 	pidfd, err := unix.PidfdOpen(child, 0)
 	if err != nil {
 		t.Fatal(err)

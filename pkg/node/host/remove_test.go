@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 const (
@@ -30,9 +32,9 @@ func memoryFolder(t *testing.T, options string) string {
 		t.Skip("mounts need root")
 	}
 	path := t.TempDir()
-	must(t, unix.Mount("test", path, "tmpfs", 0, options))
+	must.Do(t, unix.Mount("test", path, "tmpfs", 0, options))
 	t.Cleanup(func() {
-		must(t, unix.Unmount(path, unix.MNT_DETACH))
+		must.Do(t, unix.Unmount(path, unix.MNT_DETACH))
 	})
 	return path
 }
@@ -43,7 +45,7 @@ const manyFiles = "size=64m,nr_inodes=400k"
 // deepen makes folders in folders, with a file in each hundredth.
 func deepen(t *testing.T, path string, levels int) {
 	t.Helper()
-	must(t, os.Mkdir(path, 0o755))
+	must.Do(t, os.Mkdir(path, 0o755))
 	at, err := unix.Open(path, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	for i := 0; err == nil && i < levels; i++ {
 		if i%100 == 0 {
@@ -59,21 +61,17 @@ func deepen(t *testing.T, path string, levels int) {
 		err = errors.Join(err, unix.Close(at))
 		at = next
 	}
-	if err = errors.Join(err, unix.Close(at)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(err, unix.Close(at)))
 }
 
 func widen(t *testing.T, path string, files int) {
 	t.Helper()
-	must(t, os.Mkdir(path, 0o755))
+	must.Do(t, os.Mkdir(path, 0o755))
 	at, err := unix.Open(path, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	for i := 0; err == nil && i < files; i++ {
 		err = unix.Mknodat(at, strconv.Itoa(i), unix.S_IFREG|0o600, 0)
 	}
-	if err = errors.Join(err, unix.Close(at)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(err, unix.Close(at)))
 }
 
 // TestRemoveTreeWithFewDescriptors is the part of TestRemoveTree in a process of its own.
@@ -82,8 +80,8 @@ func TestRemoveTreeWithFewDescriptors(t *testing.T) {
 	if path == "" {
 		t.Skip("TestRemoveTree runs it")
 	}
-	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: 256}))
-	must(t, RemoveTree(t.Context(), path))
+	must.Do(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: 256}))
+	must.Do(t, RemoveTree(t.Context(), path))
 }
 
 // Whatever a tenant made of a folder, it goes, with few descriptors.
@@ -134,13 +132,13 @@ func TestRemoveTreeStays(t *testing.T) {
 	link(t, tree, "a/link", outside)
 	link(t, tree, "link", "../outside")
 	link(t, tree, "a/b/up", "..")
-	must(t, RemoveTree(t.Context(), tree))
+	must.Do(t, RemoveTree(t.Context(), tree))
 	if _, err := os.Stat(filepath.Join(outside, "file")); err != nil {
 		t.Error(err)
 	}
 
 	mounted := filepath.Join(tree, "a", "mounted")
-	must(t, errors.Join(os.MkdirAll(mounted, 0o755), unix.Mount(outside, mounted, "", unix.MS_BIND, "")))
+	must.Do(t, errors.Join(os.MkdirAll(mounted, 0o755), unix.Mount(outside, mounted, "", unix.MS_BIND, "")))
 	if err := RemoveTree(t.Context(), tree); err == nil {
 		t.Error("no error although something is mounted")
 	}
@@ -160,9 +158,9 @@ func TestRemoveTreeGoesOn(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	}
-	must(t, RemoveTree(t.Context(), tree))
+	must.Do(t, RemoveTree(t.Context(), tree))
 	empty(t, folder)
-	must(t, RemoveTree(t.Context(), filepath.Join(folder, "absent/tree")))
+	must.Do(t, RemoveTree(t.Context(), filepath.Join(folder, "absent/tree")))
 }
 
 // endsAfter is a context that ends after it was asked a number of times.
@@ -184,7 +182,7 @@ func TestClearFolder(t *testing.T) {
 	deepen(t, filepath.Join(folder, "deep"), 5000)
 	widen(t, filepath.Join(folder, "wide"), 5000)
 	link(t, folder, "link", "deep")
-	must(t, ClearFolder(t.Context(), folder))
+	must.Do(t, ClearFolder(t.Context(), folder))
 	empty(t, folder)
 	if err := ClearFolder(t.Context(), filepath.Join(folder, "absent")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v", err)
@@ -194,10 +192,10 @@ func TestClearFolder(t *testing.T) {
 // A bound on the number of files holds for folders, too.
 func TestMountTmpfsBounds(t *testing.T) {
 	path := filepath.Join(memoryFolder(t, manyFiles), "bounded")
-	must(t, MountTmpfs("test", path, 1<<20, ""))
+	must.Do(t, MountTmpfs("test", path, 1<<20, ""))
 	flags := func() int64 {
 		var st unix.Statfs_t
-		must(t, unix.Statfs(path, &st))
+		must.Do(t, unix.Statfs(path, &st))
 		return st.Flags
 	}
 	if want := int64(unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC | 0x2000); flags()&want != want {
@@ -210,14 +208,14 @@ func TestMountTmpfsBounds(t *testing.T) {
 	if int64(made) > TmpfsFiles(1<<20) {
 		t.Errorf("%d folders", made)
 	}
-	must(t, RemoveTmpfs(path))
+	must.Do(t, RemoveTmpfs(path))
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
 	}
 	// Without the mount, as a reboot leaves it, and without anything.
-	must(t, os.Mkdir(path, 0o755))
+	must.Do(t, os.Mkdir(path, 0o755))
 	for range 2 {
-		must(t, RemoveTmpfs(path))
+		must.Do(t, RemoveTmpfs(path))
 	}
 	empty(t, filepath.Dir(path))
 }

@@ -4,7 +4,9 @@
 package host
 
 import (
+	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,12 +17,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/partage-dev/partage/pkg/gpu/call"
 	"github.com/partage-dev/partage/pkg/node/host/hosttest"
+	"github.com/partage-dev/partage/test/must"
 )
 
 func writeFile(t *testing.T, path string) {
 	t.Helper()
-	must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o777), os.WriteFile(path, []byte("secret"), 0o600)))
+	must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o777), os.WriteFile(path, []byte("secret"), 0o600)))
 }
 
 // TestUnused: what nobody has open or mapped goes when it is old, whatever it is, and nothing outside.
@@ -32,19 +36,13 @@ func TestUnused(t *testing.T) {
 	}
 	hosttest.KeepOpen(t, at("open"))
 	hosttest.KeepOpen(t, at("mixed/open"))
-	mapped, err := os.Open(at("mapped"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	mapped := must.Get(os.Open(at("mapped")))(t)
 	region, err := unix.Mmap(int(mapped.Fd()), 0, 1, unix.PROT_READ, unix.MAP_SHARED)
-	must(t, errors.Join(err, mapped.Close()))
+	must.Do(t, errors.Join(err, mapped.Close()))
 	defer func() { _ = unix.Munmap(region) }()
 	outside := filepath.Join(t.TempDir(), "outside")
 	writeFile(t, outside)
-	err = errors.Join(os.Symlink(filepath.Dir(outside), at("in/link")), unix.Mkfifo(at("fifo"), 0o600), os.Mkdir(at("empty"), 0o700))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Symlink(filepath.Dir(outside), at("in/link")), unix.Mkfifo(at("fifo"), 0o600), os.Mkdir(at("empty"), 0o700)))
 	before := hosttest.Files(t, folder)
 
 	for _, test := range []struct {
@@ -55,9 +53,7 @@ func TestUnused(t *testing.T) {
 		{time.Minute, []string{"mapped", "mixed", "mixed/open", "open"}},
 		{time.Minute, []string{"mapped", "mixed", "mixed/open", "open"}},
 	} {
-		if _, err := RemoveUnused(t.Context(), folder, time.Now().Add(test.age)); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(RemoveUnused(t.Context(), folder, time.Now().Add(test.age)))(t)
 		if got := hosttest.Files(t, folder); !slices.Equal(got, test.want) {
 			t.Errorf("left:\n%q, want\n%q", got, test.want)
 		}
@@ -83,9 +79,7 @@ func TestUnusedWithoutEnd(t *testing.T) {
 		if looks == 500/deepest+1 {
 			t.Fatalf("%d are left after %d looks", len(hosttest.Files(t, folder)), looks)
 		}
-		if _, err := RemoveUnused(t.Context(), folder, time.Now().Add(time.Minute)); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(RemoveUnused(t.Context(), folder, time.Now().Add(time.Minute)))(t)
 	}
 }
 
@@ -135,5 +129,58 @@ func TestUnusedBelow(t *testing.T) {
 	left := strings.Join(hosttest.Files(t, folder), " ")
 	if !strings.Contains(left, "/open") || strings.Contains(left, "closed") || strings.Contains(left, "file3") || !strings.Contains(left, "file2") {
 		t.Errorf("left: %s", left)
+	}
+}
+
+// A file system that does not answer, as that of a stopped server in the network, holds up nobody who asks for something else.
+func TestOpenersBesideHungFileSystem(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("mounts need root")
+	}
+	folder, proc := hosttest.HungFolder(t), t.TempDir()
+	files := proc + "/5000001/fd" // no process has this ID, so that it is not the test itself, which is left out
+	must.Do(t, os.MkdirAll(files, 0o755))
+	must.Do(t, os.Symlink(folder, files+"/3"))
+	must.Do(t, os.Symlink("/dev/null", files+"/4"))
+	got, err := Roots{Proc: proc}.Openers("/dev/null")
+	if err != nil || !slices.Equal(got, []int{5000001}) {
+		t.Errorf("got %v, %v", got, err)
+	}
+}
+
+// TestFileThatHangs: a read of one GPU's file that does not return takes no longer than its caller has, and keeps
+// back no read of another's.
+func TestFileThatHangs(t *testing.T) {
+	proc := t.TempDir()
+	const hung, well = "0000:1b:00.0", "0000:2c:00.0"
+	file := func(pci string) string { return filepath.Join(proc, "driver/nvidia/gpus", pci, "information") }
+	for _, pci := range []string{hung, well} {
+		must.Do(t, os.MkdirAll(filepath.Dir(file(pci)), 0o755))
+	}
+	must.Do(t, errors.Join(unix.Mkfifo(file(hung), 0o600), os.WriteFile(file(well), []byte("Device Minor: \t 3\n"), 0o600)))
+	roots := Roots{Proc: proc, Calls: call.New(0)}
+	for range 2 { // the second one waits behind the first
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		_, err := roots.Within(ctx).GPUMinor(hung)
+		cancel()
+		if !errors.Is(err, call.ErrNoAnswer) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "on GPU "+hung) {
+			t.Errorf("got %v", err)
+		}
+	}
+	if minor, err := roots.Within(t.Context()).GPUMinor(well); minor != 3 || err != nil {
+		t.Errorf("another GPU: %d, %v", minor, err)
+	}
+	if _, err := roots.GPUMinor("0000:3d:00.0"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no GPU: %v", err)
+	}
+	// It goes on.
+	writer, err := os.OpenFile(file(hung), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = writer.WriteString("Device Minor: 1\n")
+	must.Do(t, errors.Join(err, writer.Close(), os.Remove(file(hung)), os.WriteFile(file(hung), []byte("Device Minor: 1\n"), 0o600)))
+	if minor, err := roots.Within(t.Context()).GPUMinor(hung); minor != 1 || err != nil {
+		t.Errorf("afterwards: %d, %v", minor, err)
 	}
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/node/process"
 	"github.com/partage-dev/partage/pkg/util/wait"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // keepCommand makes the test program a keeper: of a starter, a lock, and a program with its arguments.
@@ -44,7 +45,7 @@ func TestMain(m *testing.M) {
 func newLock(t *testing.T) string {
 	t.Helper()
 	lock := filepath.Join(t.TempDir(), "lock")
-	must(t, os.WriteFile(lock, nil, 0o600))
+	must.Do(t, os.WriteFile(lock, nil, 0o600))
 	return lock
 }
 
@@ -56,18 +57,12 @@ func keep(t *testing.T, lock, script string) *process.Process {
 
 func keepFor(t *testing.T, starter int, lock, script string) *process.Process {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
 	cmd := exec.Command(self, keepCommand, strconv.Itoa(starter), lock, "/bin/sh", "-c", script)
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
-	p, err := process.Start(cmd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(process.Start(cmd))(t)
 	t.Cleanup(func() {
-		must(t, End(context.Background(), lock))
+		must.Do(t, End(context.Background(), lock))
 	})
 	return p
 }
@@ -88,13 +83,6 @@ func pidIn(t *testing.T, path string) process.ID {
 		return err == nil
 	})
 	return id
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func eventually(t *testing.T, what string, question func() bool) {
@@ -137,7 +125,7 @@ func TestEnd(t *testing.T) {
 			if id, found, err := Of(lock); err != nil || !found || id != p.ID {
 				t.Errorf("the lock is that of %v, %t, %v, want %v", id, found, err, p.ID)
 			}
-			must(t, os.WriteFile(dir+"/go", nil, 0o600))
+			must.Do(t, os.WriteFile(dir+"/go", nil, 0o600))
 			test.act(t, lock, program)
 			<-p.Done()
 			if left.Alive() || program.Alive() {
@@ -157,7 +145,7 @@ func nothing(*testing.T, string, process.ID) {}
 
 func mustEnd(t *testing.T, lock string) {
 	t.Helper()
-	must(t, End(t.Context(), lock))
+	must.Do(t, End(t.Context(), lock))
 }
 
 // TestKilled shows that a program does not outlive a keeper that is killed.
@@ -166,7 +154,7 @@ func TestKilled(t *testing.T) {
 	program := filepath.Join(filepath.Dir(lock), "program")
 	p := keep(t, lock, fmt.Sprintf("echo $$ >%s; exec sleep 1000", program))
 	id := pidIn(t, program)
-	must(t, p.Signal(unix.SIGKILL))
+	must.Do(t, p.Signal(unix.SIGKILL))
 	eventually(t, "the end of the program", func() bool { return !id.Alive() })
 }
 
@@ -179,15 +167,12 @@ func TestOneKeeper(t *testing.T) {
 		t.Errorf("got %v, want %v", err, ErrKept)
 	}
 	second := keep(t, lock, "sleep 1000")
-	must(t, first.Signal(unix.SIGTERM))
+	must.Do(t, first.Signal(unix.SIGTERM))
 	eventually(t, "the second keeper", func() bool { id, _, err := Of(lock); return id == second.ID && err == nil })
 	mustEnd(t, lock)
-	file, err := Lock(lock)
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(Lock(lock))(t)
 	late := keep(t, lock, "sleep 1000")
-	must(t, errors.Join(os.Remove(lock), file.Close()))
+	must.Do(t, errors.Join(os.Remove(lock), file.Close()))
 	<-late.Done()
 	if late.How() != "exit status 99" {
 		t.Errorf("a keeper beside who removes the file: %s", late.How())
