@@ -6,11 +6,11 @@ package must
 
 import "testing"
 
-// Do ends the test unless err is nil.
-func Do(t testing.TB, err error) {
+// Do ends the test unless err is nil. The last arguments say of what.
+func Do(t testing.TB, err error, what ...any) {
 	t.Helper()
 	if err != nil {
-		t.Fatal(err)
+		t.Fatal(append(what, err)...)
 	}
 }
 
