@@ -3,7 +3,11 @@
 
 package gpu
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/partage-dev/partage/test/expect"
+)
 
 func TestMPSClients(t *testing.T) {
 	h100 := func(multiprocessors int) *Profile {
@@ -34,9 +38,7 @@ func TestMPSClients(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			g := &GPU{ComputeCapability: test.compute, Resources: Resources{Multiprocessors: test.whole}}
-			if got := g.MPSClients(test.cuda, test.profile); got != test.want {
-				t.Errorf("got %d, want %d", got, test.want)
-			}
+			expect.Equal(t, g.MPSClients(test.cuda, test.profile), test.want)
 		})
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/partage-dev/partage/test/expect"
 )
 
 // TestKeeping: GPUs that are missing stay as they were, and the others are as they
@@ -23,15 +25,11 @@ func TestKeeping(t *testing.T) {
 	earlier, now := node("580", 1, a, b, long), node("590", 2, b, c)
 	now.Broken = []Broken{{PCIAddress: a}}
 	all, kept := now.Keeping(earlier)
-	if diff := cmp.Diff([]string{a, long}, kept); diff != "" {
-		t.Errorf("kept (-want +got):\n%s", diff)
-	}
+	expect.Same(t, kept, []string{a, long}, "kept")
 	want := &Node{DriverVersion: "590", Broken: now.Broken, GPUs: []GPU{
 		{PCIAddress: a, Minor: 1}, {PCIAddress: b, Minor: 2}, {PCIAddress: c, Minor: 2}, {PCIAddress: long, Minor: 1},
 	}}
-	if diff := cmp.Diff(want, all); diff != "" {
-		t.Errorf("GPUs (-want +got):\n%s", diff)
-	}
+	expect.Same(t, all, want, "GPUs")
 	if len(now.GPUs) != 2 || len(earlier.GPUs) != 3 {
 		t.Error("a node changed")
 	}
@@ -56,13 +54,9 @@ func TestKeepingMovedGPU(t *testing.T) {
 		"another one":               {[]GPU{{PCIAddress: a, UUID: "GPU-z"}}, []GPU{{PCIAddress: a, UUID: "GPU-z"}, {PCIAddress: b, UUID: "GPU-y", Minor: 2}}},
 	} {
 		all, _ := (&Node{GPUs: test.now}).Keeping(earlier)
-		if diff := cmp.Diff(test.want, all.GPUs); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		expect.Same(t, all.GPUs, test.want, name)
 	}
-	if earlier.GPUs[1].UUID != "GPU-y" {
-		t.Error("the earlier node changed")
-	}
+	expect.Equal(t, earlier.GPUs[1].UUID, "GPU-y", "the earlier node changed")
 }
 
 // TestKeepingReservedMemory: what a GPU reserves neither goes nor shrinks because of what
@@ -81,9 +75,7 @@ func TestKeepingReservedMemory(t *testing.T) {
 		if diff := cmp.Diff([]GPU{test.want}, all.GPUs); diff != "" || len(kept) > 0 {
 			t.Errorf("%s: kept %v (-want +got):\n%s", name, kept, diff)
 		}
-		if !cmp.Equal(now.GPUs[0], test.now) {
-			t.Errorf("%s: the node changed", name)
-		}
+		expect.Same(t, now.GPUs[0], test.now, name, "the node changed")
 	}
 }
 
@@ -104,8 +96,6 @@ func TestKeepingNVLink(t *testing.T) {
 	} {
 		test.earlier.PCIAddress, test.now.PCIAddress = "0000:01:00.0", "0000:01:00.0"
 		all, _ := (&Node{GPUs: []GPU{test.now}}).Keeping(&Node{GPUs: []GPU{test.earlier}})
-		if diff := cmp.Diff(test.want, all.GPUs[0].NVLink); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		expect.Same(t, all.GPUs[0].NVLink, test.want, name)
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestBlame: of calls that do not return, those are hung that no older one of another GPU explains.
@@ -50,10 +52,7 @@ func TestBlame(t *testing.T) {
 				for _, one := range test.calls {
 					until(one.at)
 					q := all.Of(one.pci, one.of)
-					c, err := q.enter(t.Context(), "nvmlOf "+one.pci+one.of)
-					if err != nil {
-						t.Fatal(err)
-					}
+					c := must.Get(q.enter(t.Context(), "nvmlOf "+one.pci+one.of))(t)
 					if one.returns > 0 {
 						time.AfterFunc(one.returns-one.at, func() { q.leave(t.Context(), c, nil) })
 					}
@@ -77,16 +76,9 @@ func TestBlame(t *testing.T) {
 func TestYoungerCallIsNoExcuse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := New(0)
-		c, err := all.GPU(first).enter(t.Context(), "nvmlSomething")
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(all.GPU(first).enter(t.Context(), "nvmlSomething"))(t)
 		time.Sleep(DefaultLimit - time.Second)
-		if _, err := Do(t.Context(), all.GPU(second), "nvmlOther", takes(time.Second)); err != nil {
-			t.Fatal(err)
-		}
-		if p := c.pending(nil); !errors.Is(p, gpu.ErrHung) {
-			t.Errorf("it is %v", p)
-		}
+		must.Get(Do(t.Context(), all.GPU(second), "nvmlOther", takes(time.Second)))(t)
+		expect.Is(t, c.pending(nil), gpu.ErrHung)
 	})
 }

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // The tests run in bubbles with a clock of their own, which goes on when everything waits. So they know to the
@@ -62,9 +64,7 @@ func pendingOf(t *testing.T, err error) *gpu.PendingError {
 func checkIs(t *testing.T, err error, all, none []error) {
 	t.Helper()
 	for _, is := range all {
-		if !errors.Is(err, is) {
-			t.Errorf("%v is not %v", err, is)
-		}
+		expect.Is(t, err, is)
 	}
 	for _, is := range none {
 		if errors.Is(err, is) {
@@ -131,9 +131,7 @@ func TestOneCall(t *testing.T) {
 				if out := q.all.Pending(""); out != nil {
 					t.Errorf("pending after its return: %v", out)
 				}
-				if value, err := Do(t.Context(), q, "nvmlNext", takes(0)); value != 1 || err != nil {
-					t.Errorf("the next call: %d, %v", value, err)
-				}
+				expect.Equal(t, must.Get(Do(t.Context(), q, "nvmlNext", takes(0)))(t), 1, "the next call")
 			})
 		})
 	}
@@ -148,18 +146,14 @@ func TestPanicOfAbandonedCall(t *testing.T) {
 			panic("odd, and late")
 		})
 		<-pendingOf(t, err).Done
-		if _, err := Do(t.Context(), q, "nvmlNext", takes(0)); err != nil {
-			t.Error(err)
-		}
+		expect.Do(t, expect.Err(Do(t.Context(), q, "nvmlNext", takes(0))))
 	})
 }
 
 // TestPanicIsSaid: its caller hears of a panic.
 func TestPanicIsSaid(t *testing.T) {
 	_, err := Do(t.Context(), New(0).GPU(first), "nvmlOdd", func() (int, error) { panic("odd") })
-	if err == nil || !strings.Contains(err.Error(), "odd") {
-		t.Errorf("got %v", err)
-	}
+	expect.Says(t, err, "odd")
 }
 
 // TestQueueOrder: calls of one queue are made one after the other, as they came, and those of others at once.
@@ -261,9 +255,7 @@ func TestHungIsKnown(t *testing.T) {
 		}
 		release()
 		<-p.Done
-		if _, err := Do(t.Context(), q, "nvmlBehind", takes(0)); err != nil {
-			t.Errorf("after its return: %v", err)
-		}
+		expect.Do(t, expect.Err(Do(t.Context(), q, "nvmlBehind", takes(0))), "after its return")
 	})
 }
 
@@ -272,10 +264,7 @@ func TestTurnComesToOneWhoGivesUp(t *testing.T) {
 	for range 100 { // it may see either first
 		synctest.Test(t, func(t *testing.T) {
 			q := New(0).GPU(first)
-			c, err := q.enter(t.Context(), "nvmlAhead")
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := must.Get(q.enter(t.Context(), "nvmlAhead"))(t)
 			ctx, cancel := context.WithCancel(t.Context())
 			late, next := make(chan error, 1), make(chan error, 1)
 			for _, one := range []struct {
@@ -290,12 +279,8 @@ func TestTurnComesToOneWhoGivesUp(t *testing.T) {
 			}
 			cancel()
 			q.leave(t.Context(), c, nil)
-			if err := <-late; !errors.Is(err, context.Canceled) {
-				t.Errorf("the one who gives up: %v", err)
-			}
-			if err := <-next; err != nil {
-				t.Errorf("the next one: %v", err)
-			}
+			expect.Is(t, <-late, context.Canceled, "the one who gives up")
+			expect.Do(t, <-next, "the next one")
 		})
 	}
 }
@@ -304,38 +289,22 @@ func TestTurnComesToOneWhoGivesUp(t *testing.T) {
 func TestTurnComesInsteadOfHung(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := New(0).GPU(first)
-		c, err := q.enter(t.Context(), "nvmlAhead")
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(q.enter(t.Context(), "nvmlAhead"))(t)
 		time.Sleep(DefaultLimit)
-		if err := q.inVain("nvmlNext", time.Now(), nil); !errors.Is(err, gpu.ErrHung) {
-			t.Errorf("it has not returned: %v", err)
-		}
+		expect.Is(t, q.inVain("nvmlNext", time.Now(), nil), gpu.ErrHung)
 		q.leave(t.Context(), c, nil)
-		if err := q.inVain("nvmlNext", time.Now(), nil); err != nil {
-			t.Errorf("it has returned: %v", err)
-		}
-		if _, err := q.enter(t.Context(), "nvmlNext"); err != nil {
-			t.Errorf("the next one: %v", err)
-		}
-		if err := q.inVain("nvmlAfter", time.Now(), nil); err != nil {
-			t.Errorf("another call has begun: %v", err)
-		}
+		expect.Do(t, q.inVain("nvmlNext", time.Now(), nil))
+		expect.Do(t, expect.Err(q.enter(t.Context(), "nvmlNext")), "the next one")
+		expect.Do(t, q.inVain("nvmlAfter", time.Now(), nil), "another call has begun")
 	})
 }
 
 // TestReturnsAtLastMoment: a call that returns while its caller gives up is not pending.
 func TestReturnsAtLastMoment(t *testing.T) {
 	q := New(0).GPU(first)
-	c, err := q.enter(t.Context(), "nvmlSomething")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(q.enter(t.Context(), "nvmlSomething"))(t)
 	q.leave(t.Context(), c, nil)
-	if err := q.abandon(c, context.Canceled); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, q.abandon(c, context.Canceled))
 }
 
 // TestPending: a queue knows its call that nobody waits for any more, and by now what that one is.
@@ -379,12 +348,8 @@ func TestNoQueues(t *testing.T) {
 		var none *Queues
 		stuck, release := held()
 		_, err := Do(t.Context(), none.GPU(first), "nvmlAhead", stuck)
-		if !errors.Is(err, gpu.ErrHung) {
-			t.Errorf("hung: %v", err)
-		}
-		if _, err := Do(t.Context(), none.GPU(first), "nvmlNext", takes(0)); err != nil {
-			t.Error(err)
-		}
+		expect.Is(t, err, gpu.ErrHung, "hung")
+		expect.Do(t, expect.Err(Do(t.Context(), none.GPU(first), "nvmlNext", takes(0))))
 		release()
 		<-pendingOf(t, err).Done
 	})
@@ -406,9 +371,7 @@ func TestRead(t *testing.T) {
 		}
 		release()
 		synctest.Wait()
-		if value, err := Read(t.Context(), q, "read of files", takes(time.Second)); value != 1 || err != nil {
-			t.Errorf("afterwards: %d, %v", value, err)
-		}
+		expect.Equal(t, must.Get(Read(t.Context(), q, "read of files", takes(time.Second)))(t), 1, "afterwards")
 		if _, err := Read(t.Context(), q, "read of files", func() (int, error) { return 0, errWrong }); !errors.Is(err, errWrong) || errors.Is(err, ErrNoAnswer) {
 			t.Errorf("it fails: %v", err)
 		}
