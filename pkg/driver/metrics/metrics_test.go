@@ -31,6 +31,8 @@ import (
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/util/steptime"
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 var update = flag.Bool("update", false, "rewrite golden files and the documentation")
@@ -40,10 +42,7 @@ const golden = "testdata/everything.txt"
 // busyNode is a node with so many H100, each cut into seven partitions that claims use.
 func busyNode(t testing.TB, gpus int) (*device.Inventory, usage.Snapshot) {
 	t.Helper()
-	node, err := boards.Load("h100-80-sxm")
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := must.Get(boards.Load("h100-80-sxm"))(t)
 	board := node.GPUs[0]
 	node.GPUs = nil
 	snapshot := usage.Snapshot{GPUs: map[string]usage.GPU{}, Records: map[string]int{"preparing": 0, "prepared": 7 * gpus, "releasing": 0, "earlier": 0, "unreadable": 0}, Sessions: map[mps.Phase]int{mps.Running: 1}}
@@ -54,10 +53,7 @@ func busyNode(t testing.TB, gpus int) (*device.Inventory, usage.Snapshot) {
 		used := gpu.Usage{UsedBytes: 7 << 30}
 		snapshot.GPUs[g.PCIAddress] = usage.GPU{Sampled: time.Unix(1_800_000_000, 0), Usage: &used, UnattributedBytes: 1 << 20}
 	}
-	inventory, err := device.NewInventory(node, device.Terms{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	inventory := must.Get(device.NewInventory(node, device.Terms{}))(t)
 	for _, g := range inventory.Summaries() {
 		for _, d := range g.Devices {
 			if d.Kind == device.Partition && d.Partition.Profile.Name == "1g.10gb" {
@@ -137,20 +133,14 @@ func everything(t testing.TB) *Metrics {
 // scrape asks over HTTP, as Prometheus does.
 func scrape(t testing.TB, m *Metrics) string {
 	t.Helper()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	defer m.Serve(t.Context(), listener)()
 	return bodyOf(t, "http://"+listener.Addr().String()+Path)
 }
 
 func bodyOf(t testing.TB, url string) string {
 	t.Helper()
-	answer, err := http.Get(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	answer := must.Get(http.Get(url))(t)
 	body, err := io.ReadAll(answer.Body)
 	if err = errors.Join(err, answer.Body.Close()); err != nil || answer.StatusCode != http.StatusOK {
 		t.Fatalf("%s, %v", answer.Status, err)
@@ -166,9 +156,7 @@ func TestEverything(t *testing.T) {
 	t.Parallel()
 	got := changing.ReplaceAllString(scrape(t, everything(t)), "")
 	if *update {
-		if err := os.WriteFile(golden, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(golden, []byte(got), 0o600))
 	}
 	want, err := os.ReadFile(golden)
 	if err != nil || got != string(want) {
@@ -182,25 +170,17 @@ func TestNotUTF8(t *testing.T) {
 	inventory, _ := busyNode(t, 1)
 	node := *inventory.Summaries()[0].GPU
 	node.ProductName = "NVIDIA \xff\x00\"\n"
-	garbled, err := device.NewInventory(&gpu.Node{DriverVersion: "580.65.06", GPUs: []gpu.GPU{node}}, device.Terms{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	garbled := must.Get(device.NewInventory(&gpu.Node{DriverVersion: "580.65.06", GPUs: []gpu.GPU{node}}, device.Terms{}))(t)
 	m := New(Options{})
 	m.SetGPUs(garbled, device.Status{})
-	if body := scrape(t, m); !strings.Contains(body, `product="NVIDIA �`) {
-		t.Error(body)
-	}
+	expect.Contains(t, scrape(t, m), `product="NVIDIA �`)
 }
 
 // TestReferenceIsComplete: every metric is in the reference, with its type and labels, and
 // everything in the reference is exported.
 func TestReferenceIsComplete(t *testing.T) {
 	t.Parallel()
-	families, err := everything(t).registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	families := must.Get(everything(t).registry.Gather())(t)
 	documented := map[string]Definition{}
 	for _, g := range Reference() {
 		for _, d := range g.Definitions {
@@ -240,10 +220,7 @@ func TestReferenceIsComplete(t *testing.T) {
 func TestLint(t *testing.T) {
 	t.Parallel()
 	body := scrape(t, everything(t))
-	problems, err := promlint.New(strings.NewReader(body)).Lint()
-	if err != nil || len(problems) > 0 {
-		t.Errorf("%v, %+v", err, problems)
-	}
+	expect.Len(t, must.Get(promlint.New(strings.NewReader(body)).Lint())(t), 0)
 	promtool, err := exec.LookPath("promtool")
 	if err != nil {
 		t.Skip("promtool is not installed")
@@ -258,10 +235,7 @@ func TestLint(t *testing.T) {
 // TestNVIDIAMetrics: the second listener has what NVIDIA's driver tells, by its names, labels and buckets, and nothing else.
 func TestNVIDIAMetrics(t *testing.T) {
 	t.Parallel()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	defer everything(t).ServeNVIDIA(t.Context(), listener, "/nvidia/metrics")()
 	body := bodyOf(t, "http://"+listener.Addr().String()+"/nvidia/metrics")
 	for _, line := range []string{
@@ -273,27 +247,20 @@ func TestNVIDIAMetrics(t *testing.T) {
 		`nvidia_dra_node_prepare_errors_total{driver="gpu.nvidia.com",error_type="overlap"} 1`,
 		`nvidia_dra_node_unprepare_errors_total{driver="gpu.nvidia.com",error_type="overlap"} 1`,
 	} {
-		if !strings.Contains(body, line+"\n") {
-			t.Errorf("there is no %s", line)
-		}
+		expect.Contains(t, body, line+"\n", "there is no", line)
 	}
 	for line := range strings.Lines(body) {
 		if !strings.HasPrefix(line, "#") && !strings.HasPrefix(line, "nvidia_dra_") {
 			t.Errorf("there is %s", line)
 		}
 	}
-	if n := strings.Count(body, "# TYPE"); n != 6 {
-		t.Errorf("%d metrics", n)
-	}
+	expect.Equal(t, strings.Count(body, "# TYPE"), 6, "metrics")
 }
 
 // TestNothingElseIsServed: anybody in the network may ask the port.
 func TestNothingElseIsServed(t *testing.T) {
 	t.Parallel()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	defer everything(t).Serve(t.Context(), listener)()
 	for _, c := range []struct {
 		method, path string
@@ -303,17 +270,10 @@ func TestNothingElseIsServed(t *testing.T) {
 		{http.MethodPost, Path, http.StatusMethodNotAllowed}, {http.MethodGet, Path, http.StatusOK},
 	} {
 		request, err := http.NewRequestWithContext(t.Context(), c.method, "http://"+listener.Addr().String()+c.path, http.NoBody)
-		if err != nil {
-			t.Fatal(err)
-		}
-		answer, err := http.DefaultClient.Do(request)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
+		answer := must.Get(http.DefaultClient.Do(request))(t)
 		_ = answer.Body.Close()
-		if answer.StatusCode != c.want {
-			t.Errorf("%s %s: %s, want %d", c.method, c.path, answer.Status, c.want)
-		}
+		expect.Equal(t, answer.StatusCode, c.want, c.method, c.path, answer.Status)
 	}
 }
 
@@ -361,9 +321,7 @@ func TestCordoned(t *testing.T) {
 		`partage_gpu_healthy{gpu="0000:10:00.0"} 1`, `partage_gpu_healthy{gpu="0000:11:00.0"} 1`,
 		`partage_gpu_role{gpu="0000:10:00.0",role="partitioned"} 1`, `partage_gpu_role{gpu="0000:11:00.0",role="unavailable"} 1`,
 	} {
-		if !strings.Contains(text, want) {
-			t.Errorf("it lacks %s", want)
-		}
+		expect.Contains(t, text, want, "the text")
 	}
 }
 

@@ -17,16 +17,16 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
+
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // from opens a connection from another address of this machine.
 func from(t *testing.T, host, to string) net.Conn {
 	t.Helper()
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(host)}}
-	conn, err := dialer.DialContext(t.Context(), "tcp", to)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(dialer.DialContext(t.Context(), "tcp", to))(t)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
@@ -34,9 +34,7 @@ func from(t *testing.T, host, to string) net.Conn {
 // ask sends a request, and does not read the answer.
 func ask(t *testing.T, conn net.Conn) {
 	t.Helper()
-	if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\n\r\n", Path); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\n\r\n", Path))(t)
 }
 
 // serving serves metrics with so many bytes, and returns the address. They are one series: a scrape takes little time.
@@ -49,10 +47,7 @@ func serving(t *testing.T, bytes int) (address string) {
 
 func serveFrom(t *testing.T, from prometheus.Gatherer) (address string) {
 	t.Helper()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(serve(context.WithoutCancel(t.Context()), listener, Path, from))
 	return listener.Addr().String()
 }
@@ -71,13 +66,9 @@ func TestOneClientKeepsNobodyOut(t *testing.T) {
 	for range 3 {
 		conn := from(t, "127.0.0.3", address)
 		ask(t, conn)
-		if err := conn.SetReadDeadline(time.Now().Add(answerTime / 3)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, conn.SetReadDeadline(time.Now().Add(answerTime/3)))
 		response, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		if err != nil {
-			t.Fatalf("another client has no answer: %v", err)
-		}
+		must.Do(t, err, "another client has no answer")
 		_ = response.Body.Close()
 		if response.StatusCode != http.StatusOK || !strings.HasPrefix(response.Header.Get("Content-Type"), "text/plain") {
 			t.Errorf("another client gets %s", response.Status)
@@ -109,10 +100,7 @@ func TestScrapesInTurns(t *testing.T) {
 func statusOf(t *testing.T, conn net.Conn) (status int) {
 	t.Helper()
 	ask(t, conn)
-	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	response := must.Get(http.ReadResponse(bufio.NewReader(conn), nil))(t)
 	_ = response.Body.Close()
 	_ = conn.Close()
 	return response.StatusCode
@@ -129,7 +117,5 @@ func TestScrapeAfterPanic(t *testing.T) {
 	first := from(t, "127.0.0.1", address)
 	ask(t, first)
 	_, _ = io.Copy(io.Discard, first)
-	if status := statusOf(t, from(t, "127.0.0.1", address)); status != http.StatusOK {
-		t.Errorf("after a panic: %d", status)
-	}
+	expect.Equal(t, statusOf(t, from(t, "127.0.0.1", address)), http.StatusOK, "after a panic")
 }

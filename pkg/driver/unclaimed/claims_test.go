@@ -9,18 +9,20 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/fakekubelet"
+	"github.com/partage-dev/partage/test/must"
 )
 
 const (
@@ -75,10 +77,7 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("", "n"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	socket := filepath.Join(dir, "k.sock")
 	r := &rig{kubelet: fakekubelet.Serve(t, socket), cluster: &cluster{claims: map[string]*resourceapi.ResourceClaim{}}}
@@ -91,9 +90,7 @@ func newRig(t *testing.T) *rig {
 func (r *rig) want(t *testing.T, wantErr string, want ...Claim) {
 	t.Helper()
 	got, err := r.Find(t.Context())
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("claims (-want +got):\n%s", diff)
-	}
+	expect.Same(t, got, want, "claims")
 	switch {
 	case err == nil && wantErr != "", err != nil && wantErr == "", err != nil && !strings.Contains(err.Error(), wantErr):
 		t.Errorf("error %v, want one with %q", err, wantErr)
@@ -130,9 +127,7 @@ func TestClaimsOfPods(t *testing.T) {
 
 	// The API server is asked once about each claim.
 	r.want(t, "", train, unknown)
-	if r.cluster.asked != 3 {
-		t.Errorf("the API server was asked %d times", r.cluster.asked)
-	}
+	expect.Equal(t, r.cluster.asked, 3, "times that the API server was asked")
 
 	// What the kubelet said stays while it does not answer, or has not read its pods.
 	r.kubelet.Fail(true)
@@ -140,9 +135,7 @@ func TestClaimsOfPods(t *testing.T) {
 	r.kubelet.Fail(false)
 	r.kubelet.Set(fakekubelet.Pod("kube-system", "static", ""))
 	r.want(t, "it has not read its pods yet", train, unknown)
-	if _, err := r.Find(t.Context()); !errors.Is(err, ErrKubelet) {
-		t.Errorf("%v does not say that the kubelet may answer soon", err)
-	}
+	expect.Is(t, expect.Err(r.Find(t.Context())), ErrKubelet)
 	r.kubelet.Set(plugin)
 	r.want(t, "")
 }
@@ -170,9 +163,7 @@ func TestObserver(t *testing.T) {
 	r.cluster.allocate("ops", "next", true, "gpu-2")
 	r.cluster.err = errors.New("away")
 	r.want(t, "away", exporter, next)
-	if r.cluster.asked != 1 {
-		t.Errorf("an API server that does not answer was asked %d times", r.cluster.asked)
-	}
+	expect.Equal(t, r.cluster.asked, 1, "times that an API server that does not answer was asked")
 	r.cluster.err = nil
 	r.want(t, "")
 
@@ -252,8 +243,63 @@ func TestGPUs(t *testing.T) {
 		"gpu-99999":               all,
 		"gpu-0000-1b-00-0":        all,
 	} {
-		if got := strings.Join(Claim{Devices: strings.Fields(names)}.GPUs(gpus), " "); got != want {
-			t.Errorf("%s: %s, want %s", names, got, want)
-		}
+		expect.Equal(t, strings.Join(Claim{Devices: strings.Fields(names)}.GPUs(gpus), " "), want, names)
+	}
+}
+
+// uidOf is the UID of a pod.
+func uidOf(n int) string { return fmt.Sprintf("3f2a1b4c-0000-4000-8000-%012d", n) }
+
+// TestPodsWithAClaim: a claim that is not in the cluster any more is with the pods that the kubelet lists with it, and may be with those of its
+// namespace that run and were deleted.
+func TestPodsWithAClaim(t *testing.T) {
+	t.Parallel()
+	const name, other = "team/train-0", "victim/web"
+	with := fakekubelet.Pod("team", "train-0", "gpu", of("gpu-0000-1b-00-0"))
+	without, others := fakekubelet.Pod("team", "train-0", ""), fakekubelet.Pod("victim", "web", "")
+	for title, test := range map[string]struct {
+		listed []string
+		// running are the names of pods with processes, by number.
+		running map[int]string
+		want    string
+	}{
+		"none":                             {},
+		"listed with it":                   {listed: []string{"with"}, running: map[int]string{1: name}, want: "pod team/train-0"},
+		"listed without it":                {listed: []string{"without"}, running: map[int]string{1: name}},
+		"of other namespaces":              {listed: []string{"others"}, running: map[int]string{1: other}},
+		"of others, deleted":               {running: map[int]string{1: other}},
+		"deleted":                          {running: map[int]string{1: name}, want: "pod team/train-0, which was deleted and runs"},
+		"deleted, and another of its name": {listed: []string{"without"}, running: map[int]string{1: name, 2: name}, want: "pod team/train-0, which was deleted and runs"},
+		"nobody knows its name":            {running: map[int]string{1: ""}, want: "pod with UID " + uidOf(1) + ", whose name is not known"},
+	} {
+		t.Run(title, func(t *testing.T) {
+			t.Parallel()
+			r, proc := newRig(t), t.TempDir()
+			listed := append([]string{}, test.listed...)
+			pods := map[string]*podresourcesapi.PodResources{"with": with, "without": without, "others": others}
+			all := []*podresourcesapi.PodResources{plugin}
+			for _, l := range listed {
+				all = append(all, pods[l])
+			}
+			r.kubelet.Set(all...)
+			names := map[string]string{}
+			for n, name := range test.running {
+				names[uidOf(n)] = name
+				dir := filepath.Join(proc, strconv.Itoa(100+n))
+				must.Do(t, os.Mkdir(dir, 0o755))
+				cgroup := fmt.Sprintf("0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod%s.slice/cri-containerd-%s.scope\n",
+					strings.ReplaceAll(uidOf(n), "-", "_"), strings.Repeat("0a", 32))
+				must.Do(t, os.WriteFile(filepath.Join(dir, "cgroup"), []byte(cgroup), 0o600))
+			}
+			p := Pods{Socket: r.Socket, PodName: r.PodName, Proc: proc, Named: func(uid string) string { return names[uid] }}
+			got, err := p.With(t.Context(), "team", "gpu")
+			if err != nil || (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
+				t.Errorf("got %q, %v, want %q", got, err, test.want)
+			}
+			r.kubelet.Fail(true)
+			if got, err := p.With(t.Context(), "team", "gpu"); err == nil {
+				t.Errorf("the kubelet does not answer: got %q", got)
+			}
+		})
 	}
 }

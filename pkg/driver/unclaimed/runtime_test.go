@@ -11,6 +11,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 const (
@@ -28,13 +31,9 @@ func machine(t *testing.T, files map[string]string) Starter {
 	t.Helper()
 	proc, root, bundle := t.TempDir(), t.TempDir(), t.TempDir()
 	process := filepath.Join(proc, "42")
-	if err := os.Mkdir(process, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(process, 0o755))
 	for name, target := range map[string]string{"root": root, "cwd": bundle} {
-		if err := os.Symlink(target, filepath.Join(process, name)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Symlink(target, filepath.Join(process, name)))
 	}
 	for name, content := range files {
 		path := filepath.Join(process, name)
@@ -44,18 +43,12 @@ func machine(t *testing.T, files map[string]string) Starter {
 		case filepath.IsAbs(name):
 			path = filepath.Join(root, name)
 		}
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
 		if target, link := strings.CutPrefix(content, "-> "); link {
-			if err := os.Symlink(target, path); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.Symlink(target, path))
 			continue
 		}
-		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, []byte(content), 0o644))
 	}
 	return Starter{Proc: proc, PID: 42}
 }
@@ -175,25 +168,18 @@ func TestInjector(t *testing.T) {
 			t.Parallel()
 			s := machine(t, map[string]string{"cmdline": shim, "runtime": "runc", nriSocket: "the host's"})
 			process := machine(t, map[string]string{"cmdline": test.cmdline, "environ": test.environ})
-			if err := os.Rename(filepath.Join(process.Proc, "42"), filepath.Join(s.Proc, "77")); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.Rename(filepath.Join(process.Proc, "42"), filepath.Join(s.Proc, "77")))
 			put := func(path string, make func(path string) error) {
 				if path == "" {
 					return
 				}
 				at := filepath.Join(s.Proc, "77", "root", path)
-				if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), make(at)); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), make(at)))
 			}
 			put(test.socket, func(at string) error { return os.Link(filepath.Join(s.path("root"), nriSocket), at) })
 			put(test.circle, func(at string) error { return os.Symlink(filepath.Base(at), at) })
 			put(test.own, func(at string) error { return os.WriteFile(at, nil, 0o600) })
-			got, err := s.Access([]string{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := must.Get(s.Access([]string{}))(t)
 			if is := got.Injector == 77; is != test.want || got.Open() != test.want {
 				t.Errorf("got %+v", got)
 			}
@@ -270,9 +256,7 @@ func TestAccessFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			got, err := machine(t, test.files).Access([]string{})
-			if err == nil || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("found %+v, error %v, want one with %q", got, err, test.want)
-			}
+			expect.Says(t, err, test.want, "found", got)
 		})
 	}
 }

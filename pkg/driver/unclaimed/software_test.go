@@ -13,6 +13,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 func TestOnNode(t *testing.T) {
@@ -58,27 +61,18 @@ func TestOnNode(t *testing.T) {
 					t.Errorf("there is %t, and the text is %q", f.There, f.Text)
 				}
 			}
-			if len(found) != 2 {
-				t.Errorf("found %v", found)
-			}
+			expect.Equal(t, len(found), 2, "found", found)
 		})
 	}
 }
 
 func TestOtherDriver(t *testing.T) {
 	t.Parallel()
-	dir, err := os.MkdirTemp("", "n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("", "n"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	find := func() bool { return OtherDriver(t.Context(), dir, "gpu.nvidia.com").There }
 	listen := func(name string) *net.UnixListener {
-		listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, name), Net: "unix"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return listener
+		return must.Get(net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, name), Net: "unix"}))(t)
 	}
 	defer listen("gpu.nvidia.com-uid-1-reg.sock").Close()
 	defer listen("compute-domain.nvidia.com-reg.sock").Close()

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -20,6 +21,8 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/claim"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // world is a node with two GPUs and claims on them.
@@ -192,9 +195,7 @@ func TestPeakAndIdle(t *testing.T) {
 		}
 		w.hold()
 		pass(2 * together)
-		if got := s.Snapshot().Claims; len(got) > 0 {
-			t.Errorf("released: %+v", got)
-		}
+		expect.Len(t, s.Snapshot().Claims, 0, "released")
 		w.hold(whole)
 		pass(2 * together)
 		if one = s.Snapshot().Claims[0]; one.PeakBytes != nil {
@@ -250,9 +251,7 @@ func TestTogether(t *testing.T) {
 		}
 		pass(interval)
 		for pci, now := range s.Snapshot().GPUs {
-			if got := now.Sampled.Sub(first[pci].Sampled); got != interval {
-				t.Errorf("%s is sampled again after %v", pci, got)
-			}
+			expect.Equal(t, now.Sampled.Sub(first[pci].Sampled), interval, pci, "is sampled again after")
 		}
 	})
 }
@@ -285,13 +284,9 @@ func TestNobodySamples(t *testing.T) {
 	t.Parallel()
 	f := NewFacts("gpu.nvidia.com", newWorld())
 	for i := range 100 {
-		if _, err := f.Claim(t.Context(), claim.Ref{Namespace: "n", Name: "c", UID: types.UID(fmt.Sprint(i))}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(f.Claim(t.Context(), claim.Ref{Namespace: "n", Name: "c", UID: types.UID(fmt.Sprint(i))}))(t)
 	}
-	if len(f.known)+len(f.asked) > 0 {
-		t.Errorf("%d claims are remembered for ever", len(f.known))
-	}
+	expect.Equal(t, len(f.known)+len(f.asked), 0, "claims that are remembered for ever")
 }
 
 // TestSessions: MPS servers are counted, and not known without a supervisor.
@@ -310,4 +305,54 @@ func TestSessions(t *testing.T) {
 			t.Errorf("without a supervisor: %v", got)
 		}
 	})
+}
+
+// TestIgnoredLimit: a claim is told once that a program asks for a limit in vain, and not where the driver holds one. A process
+// that keeps its reader waiting keeps nobody else from being sampled.
+func TestIgnoredLimit(t *testing.T) {
+	t.Parallel()
+	const asks = "PATH=/bin\x00NVIDIA_GPU_MEMORY_LIMIT=1024\x00"
+	for name, test := range map[string]struct {
+		environ string
+		kind    device.Kind
+		held    bool
+		pod     string
+		want    []string
+	}{
+		"a whole GPU":           {asks, device.Whole, false, "a", []string{"c MemoryLimitIgnored"}},
+		"a share":               {asks, device.TimeSlice, false, "a", []string{"c MemoryLimitIgnored"}},
+		"a share that is held":  {asks, device.TimeSlice, true, "a", nil},
+		"another pod's program": {asks, device.TimeSlice, false, "b", nil},
+		"another variable":      {"MY_NVIDIA_GPU_MEMORY_LIMIT=1\x00NVIDIA_GPU_MEMORY_LIMITS=1", device.TimeSlice, false, "a", nil},
+		"an endless look":       {"hangs", device.TimeSlice, false, "a", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld()
+				w.environ = map[int]string{10: test.environ}
+				w.hangs["environ"] = make(chan struct{})
+				defer close(w.hangs["environ"])
+				c := claimNamed("c", "A", test.kind)
+				c.Devices[0].Limits = &claim.LiveLimits{MemoryBytes: 1, Held: test.held}
+				w.hold(c)
+				w.pods["c"] = []string{test.pod}
+				w.use("A", 30, process(10, -1, 10))
+				s := w.run(t)
+				pass(3 * interval)
+				var warned []string
+				if w.with(func() { warned = w.warned }); !slices.Equal(warned, test.want) {
+					t.Errorf("events %q, want %q", warned, test.want)
+				}
+				if test.environ != "hangs" {
+					return
+				}
+				w.use("A", 99, []gpu.ProcessUsage{process(10, -1, 10), process(11, -1, 10)}...)
+				pass(2 * interval)
+				if got := s.Snapshot().GPUs["A"]; got.Usage == nil || got.Usage.UsedBytes != 99 {
+					t.Errorf("the GPU is not sampled any more: %+v", got)
+				}
+			})
+		})
+	}
 }

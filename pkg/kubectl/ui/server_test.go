@@ -30,15 +30,14 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/scrape"
 	"github.com/partage-dev/partage/pkg/kubectl/ui/view"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/kubectl/fleets"
+	"github.com/partage-dev/partage/test/must"
 )
 
 func demo(t *testing.T) *fake.Clientset {
 	t.Helper()
-	objects, err := fleets.Demo()
-	if err != nil {
-		t.Fatal(err)
-	}
+	objects := must.Get(fleets.Demo())(t)
 	return fake.NewClientset(objects...)
 }
 
@@ -49,19 +48,14 @@ func serve(t *testing.T, client *fake.Clientset, explain Explain, measure ...Mea
 	if len(measure) > 0 {
 		config.Measure = measure[0]
 	}
-	s, err := New(client, config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(New(client, config))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.page.run(ctx) }()
 	web := httptest.NewServer(s.handler)
 	t.Cleanup(func() {
 		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		expect.Do(t, <-ended)
 		web.Close()
 	})
 	return s, web
@@ -69,9 +63,7 @@ func serve(t *testing.T, client *fake.Clientset, explain Explain, measure ...Mea
 
 func TestGuard(t *testing.T) {
 	s, err := New(fake.NewClientset(), Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	page := s.Path()
 	tests := []struct {
 		name   string
@@ -142,14 +134,10 @@ func TestGuard(t *testing.T) {
 			}
 			w := httptest.NewRecorder()
 			s.handler.ServeHTTP(w, r)
-			if w.Code != test.want {
-				t.Errorf("status %d, want %d: %s", w.Code, test.want, w.Body)
-			}
+			expect.Equal(t, w.Code, test.want, "status", w.Body)
 			policy := w.Header().Get("Content-Security-Policy")
 			for _, want := range []string{"default-src 'none'", "script-src 'self'", "frame-ancestors 'none'"} {
-				if !strings.Contains(policy, want) {
-					t.Errorf("Content-Security-Policy %q lacks %q", policy, want)
-				}
+				expect.Contains(t, policy, want, "Content-Security-Policy")
 			}
 			if strings.Contains(policy, "unsafe") {
 				t.Errorf("Content-Security-Policy %q", policy)
@@ -161,9 +149,7 @@ func TestGuard(t *testing.T) {
 				if w.Code == http.StatusNotFound && name == "Cache-Control" {
 					continue // the file server takes it back
 				}
-				if got := w.Header().Get(name); got != want {
-					t.Errorf("header %s: %q, want %q", name, got, want)
-				}
+				expect.Equal(t, w.Header().Get(name), want, "header", name)
 			}
 		})
 	}
@@ -172,10 +158,7 @@ func TestGuard(t *testing.T) {
 
 // TestAssets reads what a browser would load, and what its policy would refuse.
 func TestAssets(t *testing.T) {
-	s, err := New(fake.NewClientset(), Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(New(fake.NewClientset(), Config{}))(t)
 	get := func(name string) *httptest.ResponseRecorder {
 		w := httptest.NewRecorder()
 		r := httptest.NewRequest(http.MethodGet, "http://127.0.0.1"+s.Path()+name, nil)
@@ -193,9 +176,7 @@ func TestAssets(t *testing.T) {
 		}
 		seen[name] = true
 		w := get(name)
-		if w.Code != http.StatusOK {
-			t.Errorf("%q: status %d", name, w.Code)
-		}
+		expect.Equal(t, w.Code, http.StatusOK, name, "status")
 		want := "text/html"
 		switch {
 		case strings.HasSuffix(name, ".js"):
@@ -209,17 +190,12 @@ func TestAssets(t *testing.T) {
 			t.Errorf("%q: Content-Type %q, want %q", name, got, want)
 		}
 		text := w.Body.String()
-		if found := inline.FindString(strings.ReplaceAll(text, "http://www.w3.org/2000/svg", "")); found != "" {
-			t.Errorf("%q has %q", name, found)
-		}
+		expect.Equal(t, inline.FindString(strings.ReplaceAll(text, "http://www.w3.org/2000/svg", "")), "", name)
 		for _, match := range refers.FindAllStringSubmatch(text, -1) {
 			next = append(next, match[1]+match[2])
 		}
 	}
-	files, err := fs.Glob(embedded, "assets/*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(fs.Glob(embedded, "assets/*"))(t)
 	for _, file := range files {
 		if name := strings.TrimPrefix(file, "assets/"); !seen[name] && name != "index.html" {
 			t.Errorf("nothing loads %s", name)
@@ -245,15 +221,9 @@ func listen(t *testing.T, s *Server, web *httptest.Server) *stream {
 // next returns the page, or nil if it is the one that was returned last.
 func (s *stream) next() view.Objects {
 	s.t.Helper()
-	r, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, s.url, nil)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	r := must.Get(http.NewRequestWithContext(s.t.Context(), http.MethodGet, s.url, nil))(s.t)
 	r.Header.Set("If-None-Match", s.tag)
-	response, err := s.client.Do(r)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	response := must.Get(s.client.Do(r))(s.t)
 	defer func() { _ = response.Body.Close() }()
 	if response.StatusCode == http.StatusNotModified {
 		return nil
@@ -288,9 +258,7 @@ func (s *stream) until(what string, holds func(view.Objects) bool) view.Objects 
 func part[T any](t *testing.T, state view.Objects, key string) T {
 	t.Helper()
 	var value T
-	if err := json.Unmarshal(state[key], &value); err != nil {
-		t.Fatalf("%s: %v", key, err)
-	}
+	must.Do(t, json.Unmarshal(state[key], &value), key)
 	return value
 }
 
@@ -316,9 +284,7 @@ func TestChanges(t *testing.T) {
 	}
 
 	// The claim ends: its place is free, and nothing else changes but the sums.
-	if err := client.ResourceV1().ResourceClaims("research").Delete(t.Context(), "notebook-lin", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, client.ResourceV1().ResourceClaims("research").Delete(t.Context(), "notebook-lin", metav1.DeleteOptions{}))
 	changed := page.until("changed", func(view.Objects) bool { return true })
 	for key, before := range loaded {
 		gone := slices.Contains([]string{"claim/research/notebook-lin", "pod/research/notebook-lin"}, key)
@@ -326,9 +292,7 @@ func TestChanges(t *testing.T) {
 			t.Errorf("%s has changed, is there: %t", key, has)
 		}
 	}
-	if kind := part[view.Node](t, changed, "node/dgx-1").GPUs[0].Blocks[3].Kind; kind != view.KindFree {
-		t.Errorf("memory slice 4 is %s, want free", kind)
-	}
+	expect.Equal(t, part[view.Node](t, changed, "node/dgx-1").GPUs[0].Blocks[3].Kind, view.KindFree, "memory slice 4")
 }
 
 // TestMissingRights takes rights away and gives them back.
@@ -367,9 +331,7 @@ func TestMissingRights(t *testing.T) {
 			t.Errorf("rights that are missing: %v; %v is not among them", rights, want)
 		}
 	}
-	if got := metaOf(t, without).Summary.GPUs; got != 14 {
-		t.Errorf("%d GPUs, want 14: slices may be read", got)
-	}
+	expect.Equal(t, metaOf(t, without).Summary.GPUs, 14, "GPUs, as slices may be read")
 	if without["pod/research/protein-fold"] == nil || without["pod/serving/embed-0"] != nil {
 		t.Error("want the pods of namespace research, and of no other")
 	}
@@ -411,9 +373,7 @@ func TestExplanations(t *testing.T) {
 	s, web := serve(t, demo(t), func(_ context.Context, m *fleet.Model) func(*corev1.Pod) view.Explanation {
 		return func(pod *corev1.Pod) view.Explanation {
 			asked.Add(1)
-			if len(m.Nodes) != 3 {
-				t.Errorf("%d nodes, want 3", len(m.Nodes))
-			}
+			expect.Equal(t, len(m.Nodes), 3, "nodes")
 			return view.Explanation{Verdict: "because of " + pod.Name, Text: "at length"}
 		}
 	})
@@ -444,9 +404,7 @@ func TestByAllocator(t *testing.T) {
 	if !strings.Contains(e.Verdict, "1g.12gb") && !strings.Contains(e.Text, "1g.12gb") {
 		t.Errorf("the explanation does not name the profile that nothing has: %+v", e)
 	}
-	if !strings.Contains(e.Text, "notebook-kim") {
-		t.Errorf("text: %s", e.Text)
-	}
+	expect.Contains(t, e.Text, "notebook-kim", "text")
 	t.Log(e.Verdict, "\n", e.Text)
 }
 
@@ -454,23 +412,16 @@ func TestByAllocator(t *testing.T) {
 func TestStuck(t *testing.T) {
 	client := demo(t)
 	pods := client.CoreV1().Pods("serving")
-	pod, err := pods.Get(t.Context(), "embed-0", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pod := must.Get(pods.Get(t.Context(), "embed-0", metav1.GetOptions{}))(t)
 	pod.Status.Phase = corev1.PodPending
-	if _, err := pods.Update(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(pods.Update(t.Context(), pod, metav1.UpdateOptions{}))(t)
 	const message = `MountVolume.SetUp failed for volume "models" : configmap "models" not found`
 	event := &corev1.Event{
 		ObjectMeta:     metav1.ObjectMeta{Namespace: "serving", Name: "embed-0.1"},
 		InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "serving", Name: "embed-0", UID: pod.UID},
 		Type:           corev1.EventTypeWarning, Reason: "FailedMount", Message: message, Count: 3,
 	}
-	if _, err := client.CoreV1().Events("serving").Create(t.Context(), event, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(client.CoreV1().Events("serving").Create(t.Context(), event, metav1.CreateOptions{}))(t)
 	s, web := serve(t, client, ByAllocator(client))
 	key := "pod/serving/embed-0"
 	state := listen(t, s, web).until("explained", func(state view.Objects) bool {

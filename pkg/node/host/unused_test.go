@@ -132,22 +132,6 @@ func TestUnusedBelow(t *testing.T) {
 	}
 }
 
-// A file system that does not answer, as that of a stopped server in the network, holds up nobody who asks for something else.
-func TestOpenersBesideHungFileSystem(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("mounts need root")
-	}
-	folder, proc := hosttest.HungFolder(t), t.TempDir()
-	files := proc + "/5000001/fd" // no process has this ID, so that it is not the test itself, which is left out
-	must.Do(t, os.MkdirAll(files, 0o755))
-	must.Do(t, os.Symlink(folder, files+"/3"))
-	must.Do(t, os.Symlink("/dev/null", files+"/4"))
-	got, err := Roots{Proc: proc}.Openers("/dev/null")
-	if err != nil || !slices.Equal(got, []int{5000001}) {
-		t.Errorf("got %v, %v", got, err)
-	}
-}
-
 // TestFileThatHangs: a read of one GPU's file that does not return takes no longer than its caller has, and keeps
 // back no read of another's.
 func TestFileThatHangs(t *testing.T) {

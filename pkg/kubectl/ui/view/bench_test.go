@@ -12,15 +12,13 @@ import (
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/test/kubectl/fleets"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // large is a snapshot of a fleet of n nodes with 8 GPUs each.
 func large(tb testing.TB, n int) *fleet.Snapshot {
 	tb.Helper()
-	objects, err := fleets.Large(n)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	objects := must.Get(fleets.Large(n))(tb)
 	s := &fleet.Snapshot{}
 	for _, o := range objects {
 		switch o := o.(type) {
@@ -54,10 +52,7 @@ func BenchmarkNew(b *testing.B) {
 		b.Run(fmt.Sprintf("view/%d", n), func(b *testing.B) {
 			size := 0
 			for b.Loop() {
-				all, err := New(Input{Model: m})
-				if err != nil {
-					b.Fatal(err)
-				}
+				all := must.Get(New(Input{Model: m}))(b)
 				size = 0
 				for _, part := range all {
 					size += len(part)

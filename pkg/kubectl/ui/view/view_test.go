@@ -20,24 +20,17 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/scrape"
 	"github.com/partage-dev/partage/pkg/kubectl/tree"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/kubectl/fleets"
 	"github.com/partage-dev/partage/test/kubectl/fleettest"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestBlocks compares what is drawn of the demo's GPUs: each block's start, size, kind and claims.
 func TestBlocks(t *testing.T) {
-	objects, err := fleets.Demo()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := fleet.Read(t.Context(), fake.NewClientset(objects...), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	all, err := New(Input{Model: fleet.New(s, fleets.Driver)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	objects := must.Get(fleets.Demo())(t)
+	s := must.Get(fleet.Read(t.Context(), fake.NewClientset(objects...), ""))(t)
+	all := must.Get(New(Input{Model: fleet.New(s, fleets.Driver)}))(t)
 	want := map[string][]string{
 		"dgx-1": {
 			"part: 0+2 mig embed-0, 2+1 free, 3+1 free, 4+1 mig notebook-lin, 5+1 free, 6+1 mig notebook-ada",
@@ -53,16 +46,12 @@ func TestBlocks(t *testing.T) {
 	}
 	for name, gpus := range want {
 		var node Node
-		if err := json.Unmarshal(all["node/"+name], &node); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, json.Unmarshal(all["node/"+name], &node))
 		if len(node.GPUs) != len(gpus) {
 			t.Fatalf("node %s has %d GPUs, want %d", name, len(node.GPUs), len(gpus))
 		}
 		for i, g := range node.GPUs {
-			if got := drawn(g); got != gpus[i] {
-				t.Errorf("node %s, GPU %d:\n%s\nwant\n%s", name, i, got, gpus[i])
-			}
+			expect.Equal(t, drawn(g), gpus[i], "node", name, "GPU", i)
 		}
 	}
 }
@@ -120,10 +109,7 @@ func TestFreeAsInTree(t *testing.T) {
 			}
 		}
 		m := fleet.New(f.Snapshot, fleettest.Driver)
-		drawn, err := tree.New(m, nil, labels.Everything())
-		if err != nil {
-			t.Fatal(err)
-		}
+		drawn := must.Get(tree.New(m, nil, labels.Everything()))(t)
 		for i, cell := range drawn.Nodes[0].GPUs[0].Cells {
 			if b := gpuOf(m.Nodes[0].GPUs[0], fleettest.Driver, usages{}).Blocks[i]; b.Start != i || b.Kind != c.want || cell.State != c.want {
 				t.Errorf("%s: slice %d is %s in the page at %d, and %s in tree; want %s", name, i, b.Kind, b.Start, cell.State, c.want)
@@ -139,15 +125,10 @@ func TestHiddenClaims(t *testing.T) {
 	f.Held("team", "own", "n1", fleettest.Request("mig.nvidia.com", fleettest.Profile("3g.40gb")))
 	f.AddNode("n2", "h100-80-sxm", 1)
 	f.Missing = []fleet.Missing{{Resource: fleet.ResourceClaims}}
-	all, err := New(Input{Model: fleet.New(f.Snapshot, fleettest.Driver)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(New(Input{Model: fleet.New(f.Snapshot, fleettest.Driver)}))(t)
 	var meta Meta
 	var node Node
-	if err := errors.Join(json.Unmarshal(all["meta"], &meta), json.Unmarshal(all["node/n2"], &node)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(json.Unmarshal(all["meta"], &meta), json.Unmarshal(all["node/n2"], &node)))
 	if s := meta.Summary; s.Free != 0 || s.Unknown != 1 || s.Used != 1 {
 		t.Errorf("%+v", s)
 	}
@@ -177,15 +158,10 @@ func TestUsage(t *testing.T) {
 	}
 	m := fleet.New(f.Snapshot, fleettest.Driver)
 	told.GPUs = []scrape.GPU{{Node: "n1", PCIBusID: m.Nodes[0].GPUs[0].PCIBusID, UsedBytes: new(int64(12 << 30)), MemoryBytes: new(int64(80 << 30))}}
-	all, err := New(Input{Model: m, Measured: Measured{At: now, Told: told}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(New(Input{Model: m, Measured: Measured{At: now, Told: told}}))(t)
 	var meta Meta
 	var n1, n2 Node
-	if err := errors.Join(json.Unmarshal(all["meta"], &meta), json.Unmarshal(all["node/n1"], &n1), json.Unmarshal(all["node/n2"], &n2)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(json.Unmarshal(all["meta"], &meta), json.Unmarshal(all["node/n1"], &n1), json.Unmarshal(all["node/n2"], &n2)))
 	usageOf := func(n Node, claim string) *Usage {
 		for _, b := range n.GPUs[0].Blocks {
 			for _, p := range b.Parts {
@@ -210,7 +186,7 @@ func TestUsage(t *testing.T) {
 	}
 
 	// Nobody was asked: nothing is said.
-	if all, err = New(Input{Model: m}); err != nil || strings.Contains(string(all["node/n1"]), "usage") {
+	if all, err := New(Input{Model: m}); err != nil || strings.Contains(string(all["node/n1"]), "usage") {
 		t.Errorf("%v, %s", err, all["node/n1"])
 	}
 }
@@ -233,9 +209,7 @@ func TestWhose(t *testing.T) {
 		{"web-0-gpu-x7k2p", []*corev1.Pod{pod("web-0", "web"), pod("alone", "")}},
 		{"web-0-gpu-x7k2p", nil},
 	} {
-		if got := whose("web-0-gpu-x7k2p", test.pods); got != test.want {
-			t.Errorf("%s, want %s", got, test.want)
-		}
+		expect.Equal(t, whose("web-0-gpu-x7k2p", test.pods), test.want)
 	}
 }
 
@@ -254,10 +228,7 @@ func TestPodsWithoutClaims(t *testing.T) {
 		}
 		f.Pods = append(f.Pods, pod)
 	}
-	all, err := New(Input{Model: fleet.New(f.Snapshot, fleettest.Driver)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(New(Input{Model: fleet.New(f.Snapshot, fleettest.Driver)}))(t)
 	var meta Meta
 	if err := json.Unmarshal(all["meta"], &meta); err != nil || meta.Summary.Waiting != 2 || all["pod/team/claim"] == nil || all["pod/team/template"] == nil {
 		t.Errorf("%v, %+v", err, meta.Summary)
