@@ -12,10 +12,11 @@ import (
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/test/expect"
+	fatal "github.com/partage-dev/partage/test/must"
 )
 
 const (
@@ -53,18 +54,14 @@ func TestOpenFailures(t *testing.T) {
 			if err == nil || (test.is != nil && !errors.Is(err, test.is)) || !strings.Contains(err.Error(), test.says) {
 				t.Errorf("error %v does not wrap %v and say %q", err, test.is, test.says)
 			}
-			if _, err := c.Discover(t.Context()); !errors.Is(err, gpu.ErrDriverNotLoaded) {
-				t.Errorf("discovery without session: %v", err)
-			}
+			expect.Is(t, expect.Err(c.Discover(t.Context())), gpu.ErrDriverNotLoaded, "discovery without session")
 		})
 	}
 }
 
 func TestOpenWithoutLibrary(t *testing.T) {
 	c := New(Options{Roots: host.Roots{Driver: t.TempDir()}})
-	if err := c.Open(t.Context()); !errors.Is(err, gpu.ErrDriverNotLoaded) {
-		t.Errorf("got %v", err)
-	}
+	expect.Is(t, c.Open(t.Context()), gpu.ErrDriverNotLoaded)
 }
 
 func TestOpenOnce(t *testing.T) {
@@ -75,9 +72,7 @@ func TestOpenOnce(t *testing.T) {
 	}
 	c.Close()
 	c.Close()
-	if lib.shutdowns != 1 {
-		t.Errorf("%d shutdowns", lib.shutdowns)
-	}
+	expect.Equal(t, lib.shutdowns, 1, "shutdowns")
 	if err := c.Open(t.Context()); err != nil || lib.inits != 2 {
 		t.Errorf("open again: %d initialisations, %v", lib.inits, err)
 	}
@@ -111,17 +106,13 @@ func TestDeadSessionAndNoDriver(t *testing.T) {
 	c := openFake(t, lib)
 	lib.countResult, lib.initResult = nvml.ERROR_DRIVER_NOT_LOADED, nvml.ERROR_DRIVER_NOT_LOADED
 	for range 2 {
-		if err := c.Open(t.Context()); !errors.Is(err, gpu.ErrDriverNotLoaded) {
-			t.Errorf("got %v", err)
-		}
+		expect.Is(t, c.Open(t.Context()), gpu.ErrDriverNotLoaded)
 	}
 	if lib.shutdowns != 1 || lib.inits != 3 {
 		t.Errorf("%d shutdowns, %d initialisations", lib.shutdowns, lib.inits)
 	}
 	lib.countResult, lib.initResult = nvml.SUCCESS, nvml.SUCCESS
-	if err := c.Open(t.Context()); err != nil {
-		t.Errorf("the driver is back: %v", err)
-	}
+	expect.Do(t, c.Open(t.Context()), "the driver is back")
 }
 
 // The library that is called first is that of the process, even if there was no
@@ -141,19 +132,13 @@ func TestUpgradedDriverNeedsNewProcess(t *testing.T) {
 		{"580.95.05", nvml.SUCCESS, nil},
 	} {
 		path := filepath.Join(folder, "libnvidia-ml.so."+step.version)
-		if err := os.WriteFile(path, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		fatal.Do(t, os.WriteFile(path, nil, 0o600))
 		link := filepath.Join(folder, "libnvidia-ml.so.1")
-		if err := errors.Join(os.RemoveAll(link), os.Symlink(path, link)); err != nil {
-			t.Fatal(err)
-		}
+		fatal.Do(t, errors.Join(os.RemoveAll(link), os.Symlink(path, link)))
 		c := New(Options{})
 		c.uses(&fakeLibrary{initResult: step.initResult})
 		c.find = func() (string, error) { return link, nil }
-		if err := c.Open(t.Context()); !errors.Is(err, step.want) {
-			t.Errorf("%s: %v, want %v", step.version, err, step.want)
-		}
+		expect.Is(t, c.Open(t.Context()), step.want, step.version)
 	}
 }
 
@@ -167,10 +152,7 @@ func TestDiscoverGoesOnAfterBrokenGPU(t *testing.T) {
 		},
 		broken: map[int]nvml.Return{2: nvml.ERROR_RESET_REQUIRED},
 	})
-	node, err := c.Discover(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := fatal.Get(c.Discover(t.Context()))(t)
 	type fault struct {
 		index int
 		pci   string
@@ -194,9 +176,7 @@ func TestDiscoverGoesOnAfterBrokenGPU(t *testing.T) {
 		},
 	}
 	node.Broken = nil
-	if diff := cmp.Diff(want, node); diff != "" {
-		t.Errorf("node (-want +got):\n%s", diff)
-	}
+	expect.Same(t, node, want, "node")
 }
 
 // TestDiscoverGoesOnAfterPanic: a defect that one GPU triggers costs that GPU only.
@@ -204,10 +184,7 @@ func TestDiscoverGoesOnAfterPanic(t *testing.T) {
 	d := &fakeDevice{busID: busID}
 	c := openFake(t, &fakeLibrary{devices: []*fakeDevice{d, {busID: "00000000:DB:00.0"}}})
 	for _, d.panic = range []bool{false, true} {
-		node, err := c.Discover(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		node := fatal.Get(c.Discover(t.Context()))(t)
 		if !d.panic {
 			continue // from now on its address is known
 		}
@@ -224,9 +201,7 @@ func TestContextIsHonoured(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	c := openFake(t, &fakeLibrary{devices: []*fakeDevice{{busID: busID, mig: true}}})
-	if _, err := c.Discover(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("Discover: %v", err)
-	}
+	expect.Is(t, expect.Err(c.Discover(ctx)), context.Canceled, "Discover")
 	_, err := c.MIGState(ctx, pci)
 	var failed *gpu.Error
 	if !errors.Is(err, context.Canceled) || !errors.As(err, &failed) || failed.PCIAddress != pci {
@@ -271,5 +246,72 @@ func TestErrorNamesCallAndGPU(t *testing.T) {
 	}
 	if failed.Call != "nvmlDeviceGetHandleByPciBusId_v2" || failed.PCIAddress != pci || !strings.Contains(failed.Text, "6") {
 		t.Errorf("got %+v", failed)
+	}
+}
+
+func TestPCIAddress(t *testing.T) {
+	tests := map[string]struct {
+		busID, want string
+		fails       bool
+	}{
+		"as NVML writes it":              {busID: "00000000:1B:00.0", want: "0000:1b:00.0"},
+		"as the kernel does":             {busID: "0000:1b:00.0", want: "0000:1b:00.0"},
+		"domain":                         {busID: "00000001:C1:02.3", want: "0001:c1:02.3"},
+		"domain of a machine in a cloud": {busID: "00009C2B:00:00.0", want: "9c2b:00:00.0"},
+		"more than 16 bits":              {busID: "00010000:E1:00.0", want: "10000:e1:00.0"},
+		"empty":                          {fails: true},
+		"no function":                    {busID: "0000:1b:00", fails: true},
+		"no domain":                      {busID: "1b:00.0", fails: true},
+		"not hexadecimal":                {busID: "0000:xx:00.0", fails: true},
+		"too large":                      {busID: "100000000:1b:00.0", fails: true},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, err := pciAddress(test.busID)
+			if got != test.want || (err != nil) != test.fails {
+				t.Errorf("got %q, %v; want %q", got, err, test.want)
+			}
+		})
+	}
+}
+
+func TestPCIDeviceID(t *testing.T) {
+	for combined, want := range map[uint32]string{0x233010de: "10de:2330", 0x00fa10de: "10de:00fa", 0: ""} {
+		if got := pciDeviceID(combined); got != want {
+			t.Errorf("%#x: got %q, want %q", combined, got, want)
+		}
+	}
+}
+
+func TestLibraryVersion(t *testing.T) {
+	tests := map[string]string{
+		"/usr/lib64/libnvidia-ml.so.580.95.05": "580.95.05",
+		"/usr/lib64/libnvidia-ml.so.1":         "",
+		"libnvidia-ml.so":                      "",
+		"":                                     "",
+	}
+	for path, want := range tests {
+		expect.Equal(t, libraryVersion(path), want, path)
+	}
+}
+
+func TestRemoved(t *testing.T) {
+	sys := t.TempDir()
+	devices := filepath.Join(sys, "bus/pci/devices")
+	for address, driver := range map[string]string{"0000:1b:00.0": "nvidia", "0000:28:00.0": "vfio-pci", "0000:35:00.0": ""} {
+		fatal.Do(t, os.MkdirAll(filepath.Join(devices, address), 0o700))
+		if driver == "" {
+			continue
+		}
+		fatal.Do(t, os.Symlink("../../../../bus/pci/drivers/"+driver, filepath.Join(devices, address, "driver")))
+	}
+	c := New(Options{Roots: host.Roots{Sys: sys}})
+	for address, want := range map[string]bool{
+		"0000:1b:00.0": false,
+		"0000:28:00.0": true,
+		"0000:35:00.0": false, // the driver is not loaded
+		"0000:41:00.0": true,
+	} {
+		expect.Equal(t, c.Removed(address), want, "GPU", address)
 	}
 }

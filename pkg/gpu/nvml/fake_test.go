@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	fatal "github.com/partage-dev/partage/test/must"
 )
 
 // fakeLibrary stands in for the few functions of the library that a test
@@ -389,8 +391,6 @@ func openFake(t *testing.T, lib *fakeLibrary) *Client {
 	c := New(Options{})
 	c.roots.Sys = t.TempDir()
 	c.uses(lib)
-	if err := c.Open(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	fatal.Do(t, c.Open(t.Context()))
 	return c
 }

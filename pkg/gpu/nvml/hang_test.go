@@ -18,6 +18,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/call"
+	"github.com/partage-dev/partage/test/expect"
 )
 
 // The tests in this file run in bubbles with a clock of their own, which goes
@@ -81,9 +82,7 @@ func TestCallThatHangs(t *testing.T) {
 		time.Sleep(time.Minute)
 		release()
 		<-hung.Done
-		if _, err := c.MIGState(ctx, pci); err != nil {
-			t.Errorf("after the call returned: %v", err)
-		}
+		expect.Do(t, expect.Err(c.MIGState(ctx, pci)), "after the call returned")
 		synctest.Wait()
 		underlier, _ := logger.GetSink().(ktesting.Underlier)
 		log := underlier.GetBuffer().String()
@@ -104,15 +103,11 @@ func TestCallerGivesUp(t *testing.T) {
 		time.AfterFunc(time.Second, cancel)
 		time.AfterFunc(3*time.Second, release)
 		var err error
-		if elapsed := took(func() { _, err = c.MIGState(ctx, pci) }); elapsed != 3*time.Second {
-			t.Errorf("returned after %s", elapsed)
-		}
+		expect.Equal(t, took(func() { _, err = c.MIGState(ctx, pci) }), 3*time.Second, "returned after")
 		if gpu.IsPending(err) {
 			t.Errorf("the call counts as one that is out: %v", err)
 		}
-		if _, err := c.MIGState(t.Context(), pci); err != nil {
-			t.Errorf("another caller: %v", err)
-		}
+		expect.Do(t, expect.Err(c.MIGState(t.Context(), pci)), "another caller")
 	})
 }
 
@@ -230,19 +225,13 @@ func TestDiscoverOnDriverThatHangs(t *testing.T) {
 		release := lib.hang("DeviceGetCount")
 		_, err := c.Discover(t.Context())
 		hung := expectHung(t, err, "nvmlDeviceGetCount_v2", "")
-		if elapsed := took(func() { err = c.Open(t.Context()) }); elapsed != 0 {
-			t.Errorf("Open waited %s", elapsed)
-		}
+		expect.Equal(t, took(func() { err = c.Open(t.Context()) }), 0, "Open waited")
 		if again := expectHung(t, err, "nvmlDeviceGetCount_v2", ""); again.Done != hung.Done {
 			t.Errorf("another call is out: %v", again)
 		}
-		if _, err := c.MIGState(t.Context(), pci); err != nil {
-			t.Errorf("a call on a GPU: %v", err)
-		}
+		expect.Do(t, expect.Err(c.MIGState(t.Context(), pci)), "a call on a GPU")
 		release()
 		<-hung.Done
-		if err := c.Open(t.Context()); err != nil {
-			t.Error(err)
-		}
+		expect.Do(t, c.Open(t.Context()))
 	})
 }

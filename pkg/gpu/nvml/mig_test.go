@@ -13,6 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/expect"
+	fatal "github.com/partage-dev/partage/test/must"
 )
 
 func TestSetMIGMode(t *testing.T) {
@@ -61,9 +63,7 @@ func TestSetMIGMode(t *testing.T) {
 			c := openFake(t, &fakeLibrary{devices: []*fakeDevice{test.device}})
 			err := c.SetMIGMode(t.Context(), pci, !test.off)
 			if test.is == nil && test.says == "" {
-				if err != nil {
-					t.Error(err)
-				}
+				expect.Do(t, err)
 				return
 			}
 			if err == nil || (test.is != nil && !errors.Is(err, test.is)) || !strings.Contains(err.Error(), test.says) {
@@ -149,16 +149,11 @@ func TestDiscoverMIG(t *testing.T) {
 			if err != nil || len(node.GPUs) != 1 || node.GPUs[0].MIG == nil {
 				t.Fatalf("%+v, %v", node, err)
 			}
-			if node.GPUs[0].MIG.Dynamic != test.want {
-				t.Errorf("dynamic: %t", node.GPUs[0].MIG.Dynamic)
-			}
+			expect.Equal(t, node.GPUs[0].MIG.Dynamic, test.want, "dynamic")
 		})
 	}
 
-	node, err := openFake(t, &fakeLibrary{devices: []*fakeDevice{h100()}}).Discover(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := fatal.Get(openFake(t, &fakeLibrary{devices: []*fakeDevice{h100()}}).Discover(t.Context()))(t)
 	want := &gpu.MIG{Dynamic: true, MemorySlices: 8, Profiles: []gpu.Profile{
 		{
 			ID: 0, Name: "7g.id0", Slices: 7, MaxInstances: 1,
@@ -176,13 +171,9 @@ func TestDiscoverMIG(t *testing.T) {
 			Placements: []gpu.Placement{{Start: 2, Size: 2}},
 		},
 	}}
-	if diff := cmp.Diff(want, node.GPUs[0].MIG); diff != "" {
-		t.Errorf("MIG (-want +got):\n%s", diff)
-	}
+	expect.Same(t, node.GPUs[0].MIG, want, "MIG")
 	whole := gpu.Resources{MemoryBytes: 81559 * mib, Multiprocessors: 132, Decoders: 8}
-	if diff := cmp.Diff(whole, node.GPUs[0].Resources); diff != "" {
-		t.Errorf("whole GPU (-want +got):\n%s", diff)
-	}
+	expect.Same(t, node.GPUs[0].Resources, whole, "whole GPU")
 }
 
 // A GPU whose MIG facts cannot be read must not be offered undivided.
@@ -256,12 +247,8 @@ func TestCreationIsUndone(t *testing.T) {
 	} {
 		c.lib.handles = map[string]*handle{}
 		_, err := c.CreateInstance(&expiring{t.Context(), looks}, pci, 19, gpu.Placement{Start: 4, Size: 1})
-		if !errors.Is(err, want) {
-			t.Errorf("got %v, want %v", err, want)
-		}
-		if len(device.instances) != 0 {
-			t.Errorf("left: %+v", device.instances)
-		}
+		expect.Is(t, err, want)
+		expect.Equal(t, len(device.instances), 0, "left", device.instances)
 	}
 	if made, gone := device.count("CreateGpuInstanceWithPlacement"), device.count("instance Destroy"); made != 2 || gone != 2 {
 		t.Errorf("%d created, %d destroyed", made, gone)
@@ -294,12 +281,8 @@ func TestAbsentInstance(t *testing.T) {
 	c := openFake(t, &fakeLibrary{devices: []*fakeDevice{device}})
 	for _, mode := range []int{nvml.DEVICE_MIG_DISABLE, nvml.DEVICE_MIG_ENABLE} {
 		device.current = mode
-		if err := c.DestroyInstance(t.Context(), pci, 9); !errors.Is(err, gpu.ErrNotFound) {
-			t.Errorf("mode %d: %v", mode, err)
-		}
-		if err := c.DestroyComputeInstance(t.Context(), pci, 9, 0); !errors.Is(err, gpu.ErrNotFound) {
-			t.Errorf("mode %d: %v", mode, err)
-		}
+		expect.Is(t, c.DestroyInstance(t.Context(), pci, 9), gpu.ErrNotFound, "mode", mode)
+		expect.Is(t, c.DestroyComputeInstance(t.Context(), pci, 9, 0), gpu.ErrNotFound, "mode", mode)
 	}
 }
 

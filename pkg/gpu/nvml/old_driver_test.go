@@ -12,9 +12,10 @@ import (
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/expect"
+	fatal "github.com/partage-dev/partage/test/must"
 )
 
 // healthFunctions are all that Health calls.
@@ -29,10 +30,7 @@ var healthFunctions = []string{
 // that is missing panics here, and would end the process on a machine.
 func TestHealthOfOldLibrary(t *testing.T) {
 	c := openFake(t, &fakeLibrary{devices: []*fakeDevice{{busID: busID}}, missing: healthFunctions})
-	got, err := c.Health(t.Context(), pci)
-	if diff := cmp.Diff(gpu.Health{}, got); diff != "" || err != nil {
-		t.Errorf("%v, health (-want +got):\n%s", err, diff)
-	}
+	expect.Same(t, fatal.Get(c.Health(t.Context(), pci))(t), gpu.Health{}, "health")
 }
 
 // lacking is a library without some functions.
@@ -59,15 +57,10 @@ func TestSimulatedHealthByOldNames(t *testing.T) {
 	c.load = func(path string) nvml.Interface {
 		return lacking{load(path), []string{"nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetTemperatureV"}}
 	}
-	if err := c.Open(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	fatal.Do(t, c.Open(t.Context()))
 	want := well()
 	want.Throttling = []gpu.Throttling{gpu.ThrottlingSoftwareThermal}
-	health, err := c.Health(t.Context(), m.GPUs[0].PCIAddress)
-	if diff := cmp.Diff(want, health); diff != "" || err != nil {
-		t.Errorf("%v, health (-want +got):\n%s", err, diff)
-	}
+	expect.Same(t, fatal.Get(c.Health(t.Context(), m.GPUs[0].PCIAddress))(t), want, "health")
 	calls, err := file.Calls()
 	if err != nil || calls["nvmlDeviceGetTemperature"] != 1 || calls["nvmlDeviceGetTemperatureV"] != 0 {
 		t.Errorf("calls: %v, %v", calls, err)
@@ -104,8 +97,5 @@ func useOldDriver(t *testing.T) {
 	}
 	want := well()
 	want.RecoveryAction, want.Throttling = "", []gpu.Throttling{gpu.ThrottlingSoftwareThermal}
-	health, err := c.Health(t.Context(), pci)
-	if diff := cmp.Diff(want, health); diff != "" || err != nil {
-		t.Errorf("%v, health (-want +got):\n%s", err, diff)
-	}
+	expect.Same(t, fatal.Get(c.Health(t.Context(), pci))(t), want, "health")
 }

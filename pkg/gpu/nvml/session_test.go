@@ -14,6 +14,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/call"
+	"github.com/partage-dev/partage/test/expect"
 )
 
 // An initialisation that takes too long is not done twice: what it comes to at
@@ -27,13 +28,9 @@ func TestInitialisationIsLeftBehind(t *testing.T) {
 				c := New(Options{Calls: call.New(time.Second)})
 				c.uses(lib)
 				var err error
-				if elapsed := took(func() { err = c.Open(t.Context()) }); elapsed != time.Second {
-					t.Errorf("took %s", elapsed)
-				}
+				expect.Equal(t, took(func() { err = c.Open(t.Context()) }), time.Second, "the first attempt took")
 				hung := expectHung(t, err, "nvmlInitWithFlags", "")
-				if elapsed := took(func() { err = c.Open(t.Context()) }); elapsed != 0 {
-					t.Errorf("second attempt waited %s", elapsed)
-				}
+				expect.Equal(t, took(func() { err = c.Open(t.Context()) }), 0, "the second attempt waited")
 				if again := expectHung(t, err, "nvmlInitWithFlags", ""); again.Done != hung.Done {
 					t.Errorf("another call is out: %v", again)
 				}
@@ -41,16 +38,10 @@ func TestInitialisationIsLeftBehind(t *testing.T) {
 				release()
 				<-hung.Done
 				lib.initResult = nvml.SUCCESS
-				if err := c.Open(t.Context()); err != nil {
-					t.Errorf("after the call returned: %v", err)
-				}
-				if want := 1 + min(1, int(result)); lib.inits != want {
-					t.Errorf("%d initialisations, want %d", lib.inits, want)
-				}
+				expect.Do(t, c.Open(t.Context()), "after the call returned")
+				expect.Equal(t, lib.inits, 1+min(1, int(result)), "initialisations")
 				c.Close()
-				if lib.shutdowns != 1 {
-					t.Errorf("%d shutdowns", lib.shutdowns)
-				}
+				expect.Equal(t, lib.shutdowns, 1, "shutdowns")
 			})
 		})
 	}
@@ -67,9 +58,7 @@ func TestCloseAfterInitialisationWasLeftBehind(t *testing.T) {
 		release()
 		<-hung.Done
 		c.Close()
-		if lib.shutdowns != 1 {
-			t.Errorf("%d shutdowns", lib.shutdowns)
-		}
+		expect.Equal(t, lib.shutdowns, 1, "shutdowns")
 	})
 }
 
@@ -84,9 +73,7 @@ func TestOpenWaitsNoLongerThanItsCaller(t *testing.T) {
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := c.Open(ctx); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got %v", err)
-		}
+		expect.Is(t, c.Open(ctx), context.DeadlineExceeded)
 		release()
 		if err := <-opened; err != nil || lib.inits != 1 {
 			t.Errorf("%d initialisations, %v", lib.inits, err)
@@ -124,15 +111,11 @@ func TestShutdownThatHangs(t *testing.T) {
 		lib := &fakeLibrary{}
 		c := openFake(t, lib)
 		release := lib.hang("Shutdown")
-		if elapsed := took(c.Close); elapsed != call.DefaultLimit {
-			t.Errorf("waited %s", elapsed)
-		}
+		expect.Equal(t, took(c.Close), call.DefaultLimit, "waited")
 		hung := expectHung(t, c.Open(t.Context()), "nvmlShutdown", "")
 		release()
 		<-hung.Done
-		if err := c.Open(t.Context()); err != nil {
-			t.Errorf("after the call returned: %v", err)
-		}
+		expect.Do(t, c.Open(t.Context()), "after the call returned")
 	})
 }
 

@@ -5,24 +5,22 @@ package nvml
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	fatal "github.com/partage-dev/partage/test/must"
 )
 
 // expectMode asks the client, and looks into the machine at what the mode is.
 func expectMode(t *testing.T, c *Client, pci, uuid string, want gpu.ComputeMode, in int) {
 	t.Helper()
-	got, err := c.ComputeMode(t.Context(), pci, uuid)
-	if err != nil || got != want {
-		t.Errorf("mode of %s %s: %s, %v; want %s", pci, uuid, got, err, want)
-	}
-	if in != int(computeModes[want]) {
-		t.Errorf("%s %s: the machine has mode %d, want %s", pci, uuid, in, want)
-	}
+	expect.Equal(t, fatal.Get(c.ComputeMode(t.Context(), pci, uuid))(t), want, "mode of", pci, uuid)
+	expect.Equal(t, in, int(computeModes[want]), pci, uuid, "mode", want)
 }
 
 func TestSimulatedComputeMode(t *testing.T) {
@@ -33,45 +31,32 @@ func TestSimulatedComputeMode(t *testing.T) {
 
 	for _, uuid := range []string{"", ids.otherUUID} {
 		for _, mode := range []gpu.ComputeMode{gpu.ComputeExclusiveProcess, gpu.ComputeProhibited, gpu.ComputeDefault} {
-			if err := c.SetComputeMode(ctx, ids.other, uuid, mode); err != nil {
-				t.Errorf("%q to %s: %v", uuid, mode, err)
-			}
+			expect.Do(t, c.SetComputeMode(ctx, ids.other, uuid, mode), uuid, "to", mode)
 			expectMode(t, c, ids.other, uuid, mode, whole())
 		}
 	}
-	if err := c.SetComputeMode(ctx, ids.pci, ids.uuid, gpu.ComputeProhibited); err != nil {
-		t.Fatal(err)
-	}
+	fatal.Do(t, c.SetComputeMode(ctx, ids.pci, ids.uuid, gpu.ComputeProhibited))
 	expectMode(t, c, ids.pci, ids.uuid, gpu.ComputeProhibited, part())
 	expectMode(t, c, ids.pci, "", gpu.ComputeDefault, snapshot(t, file).GPUs[1].ComputeMode)
 	expectMode(t, c, ids.other, "", gpu.ComputeDefault, whole())
 
 	// Setting what is set changes nothing, so that it needs no permission either.
 	before := calls(t, file)[setComputeMode]
-	if err := c.SetComputeMode(ctx, ids.pci, ids.uuid, gpu.ComputeProhibited); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, c.SetComputeMode(ctx, ids.pci, ids.uuid, gpu.ComputeProhibited))
 	if after := calls(t, file)[setComputeMode]; after != before {
 		t.Errorf("%d calls to set what is set", after-before)
 	}
-	unmodelled, err := file.Unmodelled()
-	if err != nil || len(unmodelled) > 0 {
-		t.Errorf("functions that the simulated library does not have: %v, %v", unmodelled, err)
-	}
+	expect.Len(t, fatal.Get(file.Unmodelled())(t), 0, "functions that the simulated library does not have")
 }
 
 // A MIG device is found among the instances of its GPU. To look it up by UUID
 // takes seconds under load.
 func TestSimulatedMIGDeviceIsNotSearchedFor(t *testing.T) {
 	c, file, ids := partitioned(t)
-	if err := c.SetComputeMode(t.Context(), ids.pci, ids.uuid, gpu.ComputeProhibited); err != nil {
-		t.Fatal(err)
-	}
+	fatal.Do(t, c.SetComputeMode(t.Context(), ids.pci, ids.uuid, gpu.ComputeProhibited))
 	made := calls(t, file)
 	for _, call := range []string{"nvmlDeviceGetHandleByUUID", "nvmlDeviceGetMigDeviceHandleByIndex"} {
-		if made[call] != 0 {
-			t.Errorf("%d calls of %s", made[call], call)
-		}
+		expect.Equal(t, made[call], 0, "calls of", call)
 	}
 }
 
@@ -107,9 +92,7 @@ func TestSimulatedComputeModeRefusals(t *testing.T) {
 func TestSimulatedComputeModeWithoutMIG(t *testing.T) {
 	c, file := simulate(t, newMachine(t, "t4x1"))
 	pci := snapshot(t, file).GPUs[0].PCIAddress
-	if err := c.SetComputeMode(t.Context(), pci, "", gpu.ComputeExclusiveProcess); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, c.SetComputeMode(t.Context(), pci, "", gpu.ComputeExclusiveProcess))
 	expectMode(t, c, pci, "", gpu.ComputeExclusiveProcess, snapshot(t, file).GPUs[0].ComputeMode)
 	if _, err := c.ComputeMode(t.Context(), pci, "MIG-none"); !errors.Is(err, gpu.ErrNotFound) {
 		t.Errorf("MIG device of a GPU without MIG: %v", err)
@@ -135,8 +118,56 @@ func TestSimulatedComputeModeFails(t *testing.T) {
 		}
 	}
 	for pci, uuid := range map[string]string{ids.pci: ids.uuid, ids.other: ids.otherUUID} {
-		if mode, err := c.ComputeMode(t.Context(), pci, uuid); err != nil || mode != gpu.ComputeDefault {
-			t.Errorf("afterwards %s: %s, %v", uuid, mode, err)
-		}
+		expect.Equal(t, fatal.Get(c.ComputeMode(t.Context(), pci, uuid))(t), gpu.ComputeDefault, "afterwards", uuid)
+	}
+}
+
+// What the library answers is not believed before it is read back. What it does
+// when all is well is tested against the simulated one.
+func TestComputeModeIsReadBack(t *testing.T) {
+	const thread = nvml.COMPUTEMODE_EXCLUSIVE_THREAD
+	tests := map[string]struct {
+		device fakeComputeMode
+		says   string // empty: no error
+		sets   int
+	}{
+		"set":            {sets: 1},
+		"set already":    {device: fakeComputeMode{mode: nvml.COMPUTEMODE_EXCLUSIVE_PROCESS}},
+		"nothing done":   {device: fakeComputeMode{kept: true}, says: "the mode is DEFAULT instead of EXCLUSIVE_PROCESS", sets: 1},
+		"refused":        {device: fakeComputeMode{result: nvml.ERROR_NO_PERMISSION}, says: "Insufficient Permissions", sets: 1},
+		"mode of old":    {device: fakeComputeMode{mode: thread}, says: "unknown compute mode 1"},
+		"mode to become": {device: fakeComputeMode{mode: 17}, says: "unknown compute mode 17"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			device := &fakeDevice{busID: busID, compute: test.device}
+			c := openFake(t, &fakeLibrary{devices: []*fakeDevice{device}})
+			err := c.SetComputeMode(t.Context(), pci, "", gpu.ComputeExclusiveProcess)
+			if (err == nil) != (test.says == "") || device.compute.sets != test.sets {
+				t.Fatalf("%v after %d calls", err, device.compute.sets)
+			}
+			if err == nil {
+				return
+			}
+			var failed *gpu.Error
+			if !errors.As(err, &failed) || failed.PCIAddress != pci || !strings.Contains(err.Error(), test.says) {
+				t.Errorf("got %v, want %q", err, test.says)
+			}
+		})
+	}
+}
+
+// A handle from before a reset is replaced.
+func TestComputeModeAfterReset(t *testing.T) {
+	old := &fakeDevice{busID: busID, mig: true}
+	lib := &fakeLibrary{devices: []*fakeDevice{old}}
+	c := openFake(t, lib)
+	fatal.Get(c.ComputeMode(t.Context(), pci, ""))(t)
+	old.uuidResult = nvml.ERROR_INVALID_ARGUMENT
+	fresh := &fakeDevice{busID: busID, mig: true}
+	lib.devices[0] = fresh
+	fatal.Do(t, c.SetComputeMode(t.Context(), pci, "GPU-"+busID, gpu.ComputeExclusiveProcess))
+	if old.compute.sets != 0 || fresh.compute.mode != nvml.COMPUTEMODE_EXCLUSIVE_PROCESS {
+		t.Errorf("old handle set %d times, mode is %d", old.compute.sets, fresh.compute.mode)
 	}
 }

@@ -16,8 +16,10 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/call"
 	"github.com/partage-dev/partage/pkg/util/wait"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
+	fatal "github.com/partage-dev/partage/test/must"
 )
 
 // patience is how long a test waits for what has to happen, on a machine of any load.
@@ -35,12 +37,8 @@ type listener struct {
 func listen(t *testing.T, m *machine.Machine, o Options) *listener {
 	t.Helper()
 	c, file := simulateClosed(t, m, o)
-	if err := c.Open(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.Discover(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	fatal.Do(t, c.Open(t.Context()))
+	fatal.Get(c.Discover(t.Context()))(t)
 	ctx, stop := context.WithCancel(t.Context())
 	l := &listener{t: t, client: c, file: file, events: c.Events(ctx)}
 	t.Cleanup(func() {
@@ -75,10 +73,7 @@ func (l *listener) monitored(addresses ...string) {
 
 func (l *listener) update(change func(m *machine.Machine)) {
 	l.t.Helper()
-	err := l.file.Update(func(m *machine.Machine) error { change(m); return nil })
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	update(l.t, l.file, change)
 }
 
 // happen adds events.
@@ -182,9 +177,7 @@ func TestSimulatedEventsOfLostGPU(t *testing.T) {
 	l.expect(whole(second, gpu.EventXID, 13))
 
 	l.update(func(m *machine.Machine) {
-		if err := m.ResetGPU(0); err != nil {
-			t.Error(err)
-		}
+		expect.Do(t, m.ResetGPU(0))
 	})
 	l.monitored(first)
 	l.happen(xid(0, 14))
@@ -207,9 +200,7 @@ func TestSimulatedEventsAfterReset(t *testing.T) {
 		calls, err := l.file.Calls()
 		return calls["nvmlDeviceRegisterEvents"] >= 2, err
 	})
-	if err != nil {
-		t.Fatalf("the GPU is not registered again: %v", err)
-	}
+	fatal.Do(t, err, "the GPU is not registered again")
 	l.monitored(pci)
 	l.happen(xid(0, 14))
 	l.expect(whole(pci, gpu.EventXID, 14))
@@ -231,12 +222,8 @@ func TestSimulatedEventsHang(t *testing.T) {
 	happened := time.Now()
 	l.happen(xid(0, 95), xid(1, 13))
 	l.expect(whole(second, gpu.EventXID, 13))
-	if err := l.client.Unmonitored(second); err != nil {
-		t.Errorf("the other GPU: %v", err)
-	}
-	if _, err := l.client.MIGState(t.Context(), first); err != nil {
-		t.Errorf("the GPU whose events hang cannot be used: %v", err)
-	}
+	expect.Do(t, l.client.Unmonitored(second), "the other GPU")
+	expect.Do(t, expect.Err(l.client.MIGState(t.Context(), first)), "the GPU whose events hang cannot be used")
 
 	released := time.Now()
 	l.update(func(m *machine.Machine) { state.RemoveFault(m, fault) })
@@ -252,9 +239,7 @@ func TestSimulatedEventsHang(t *testing.T) {
 		l.happen(xid(0, 13))
 		return l.expect(whole(first, gpu.EventXID, 13))[0].NotBefore.After(released), nil
 	})
-	if err != nil {
-		t.Errorf("events are never younger than a call that hung: %v", err)
-	}
+	expect.Do(t, err, "events are never younger than a call that hung")
 }
 
 // Everything else on a GPU hangs. Its events come all the same.
@@ -294,9 +279,7 @@ func TestSimulatedEventsWhileCallIsOut(t *testing.T) {
 	l.happen(xid(0, 119), xid(0, 154))
 	l.expect(whole(pci, gpu.EventXID, 119), whole(pci, gpu.EventXID, 154))
 	removeFault(t, l.file, fault)
-	if err := <-answer; err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, <-answer)
 }
 
 // Events go on in the next session.
@@ -307,9 +290,7 @@ func TestSimulatedEventsOfNextSession(t *testing.T) {
 	l.monitored(pci)
 	l.client.Close()
 	l.until(pci, "without a session", func(err error) bool { return errors.Is(err, gpu.ErrDriverNotLoaded) })
-	if err := l.client.Open(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	fatal.Do(t, l.client.Open(t.Context()))
 	l.monitored(pci)
 	l.happen(xid(0, 13))
 	l.expect(whole(pci, gpu.EventXID, 13))

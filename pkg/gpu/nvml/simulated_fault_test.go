@@ -16,12 +16,13 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/call"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
+	fatal "github.com/partage-dev/partage/test/must"
 )
 
 // partitioned is a machine with two H100s. On the second, MIG mode is on, with
@@ -33,17 +34,11 @@ func partitioned(t testing.TB) (*Client, *state.File, instanceIDs) {
 	c, file := simulate(t, m)
 	ids := instanceIDs{pci: m.GPUs[1].PCIAddress, other: m.GPUs[0].PCIAddress, otherUUID: m.GPUs[0].UUID}
 	var err error
-	if ids.full, err = c.CreateInstance(t.Context(), ids.pci, oneSlice, gpu.Placement{Start: 0, Size: 1}); err != nil {
-		t.Fatal(err)
-	}
+	ids.full = fatal.Get(c.CreateInstance(t.Context(), ids.pci, oneSlice, gpu.Placement{Start: 0, Size: 1}))(t)
 	ci, err := c.CreateComputeInstance(t.Context(), ids.pci, ids.full)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fatal.Do(t, err)
 	ids.compute, ids.uuid = ci.ID, ci.UUID
-	if ids.empty, err = c.CreateInstance(t.Context(), ids.pci, oneSlice, gpu.Placement{Start: 1, Size: 1}); err != nil {
-		t.Fatal(err)
-	}
+	ids.empty = fatal.Get(c.CreateInstance(t.Context(), ids.pci, oneSlice, gpu.Placement{Start: 1, Size: 1}))(t)
 	return c, file, ids
 }
 
@@ -163,13 +158,8 @@ func TestSimulatedRefusedLists(t *testing.T) {
 			m.GPUs[0].MIG.Current, m.GPUs[0].MIG.Pending = true, true
 			pci := m.GPUs[0].PCIAddress
 			c, file := simulate(t, m)
-			id, err := c.CreateInstance(t.Context(), pci, whole, gpu.Placement{Start: 0, Size: 8})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := c.CreateComputeInstance(t.Context(), pci, id); err != nil {
-				t.Fatal(err)
-			}
+			id := fatal.Get(c.CreateInstance(t.Context(), pci, whole, gpu.Placement{Start: 0, Size: 8}))(t)
+			fatal.Get(c.CreateComputeInstance(t.Context(), pci, id))(t)
 			want, err := c.MIGState(t.Context(), pci)
 			if err != nil || len(want.Instances) != 1 {
 				t.Fatalf("%+v, %v", want, err)
@@ -200,13 +190,9 @@ func TestSimulatedProfileOverlooked(t *testing.T) {
 			if err == nil {
 				_, err = c.CreateComputeInstance(t.Context(), pci, id)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			fatal.Do(t, err)
 			c.Close() // what is known is asked for anew
-			if err := c.Open(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			fatal.Do(t, c.Open(t.Context()))
 			addFault(t, file, machine.Fault{Function: call, GPU: -1, Times: 1, Code: int(nvml.ERROR_NOT_SUPPORTED)})
 			for range 2 {
 				got, err := c.MIGState(t.Context(), pci)
@@ -224,11 +210,7 @@ func TestSimulatedLostProfileNames(t *testing.T) {
 	c, file := simulate(t, m)
 	discover := func() *gpu.Node {
 		t.Helper()
-		node, err := c.Discover(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return node
+		return fatal.Get(c.Discover(t.Context()))(t)
 	}
 	lost := func() int {
 		return addFault(t, file, machine.Fault{Function: "nvmlDeviceGetGpuInstanceProfileInfoV", GPU: -1, Code: int(nvml.ERROR_NOT_SUPPORTED)})
@@ -248,9 +230,7 @@ func TestSimulatedLostProfileNames(t *testing.T) {
 		t.Errorf("without names again: the profiles are %+v", got.GPUs[0].MIG.Profiles)
 	}
 	removeFault(t, file, fault)
-	if diff := gocmp.Diff(want, discover()); diff != "" {
-		t.Errorf("with names again (-want +got):\n%s", diff)
-	}
+	expect.Same(t, discover(), want, "with names again")
 }
 
 // callsOf are the functions of the library that the method calls when the
@@ -258,13 +238,9 @@ func TestSimulatedLostProfileNames(t *testing.T) {
 func callsOf(t *testing.T, c *Client, file *state.File, ids instanceIDs, method func(context.Context, *Client, instanceIDs) error) []string {
 	t.Helper()
 	c.Close()
-	if err := c.Open(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	fatal.Do(t, c.Open(t.Context()))
 	before := calls(t, file)
-	if err := method(t.Context(), c, ids); err != nil {
-		t.Fatal(err)
-	}
+	fatal.Do(t, method(t.Context(), c, ids))
 	made := calls(t, file)
 	maps.DeleteFunc(made, func(call string, n uint64) bool { return n == before[call] })
 	return slices.Sorted(maps.Keys(made))
@@ -297,9 +273,7 @@ func hangAndReturn(t *testing.T, c *Client, file *state.File, call string, limit
 		<-hung.Done
 	}
 	restore()
-	if err := c.Open(t.Context()); err != nil {
-		t.Fatalf("afterwards: %v", err)
-	}
+	fatal.Do(t, c.Open(t.Context()), "afterwards")
 	node, err := c.Discover(t.Context())
 	if err != nil || len(node.Broken) != 0 {
 		t.Errorf("afterwards: %+v, %v", node.Broken, err)
@@ -322,12 +296,8 @@ func TestSimulatedCreationLeftBehind(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	restore()
-	if instances := snapshot(t, file).GPUs[1].MIG.Instances; len(instances) != 2 {
-		t.Errorf("instances while the call is out: %+v", instances)
-	}
-	if _, err := c.MIGState(t.Context(), ids.other); err != nil {
-		t.Errorf("other GPU: %v", err)
-	}
+	expect.Len(t, snapshot(t, file).GPUs[1].MIG.Instances, 2, "instances while the call is out")
+	expect.Do(t, expect.Err(c.MIGState(t.Context(), ids.other)), "other GPU")
 	removeFault(t, file, fault)
 	<-hung.Done
 	if got, err := c.MIGState(t.Context(), ids.pci); err != nil || len(got.Instances) != 3 {
@@ -342,9 +312,7 @@ func TestSimulatedDiscoveryWithHungGPUs(t *testing.T) {
 		state.AddFault(m, machine.Fault{Function: "*", GPU: i, Hang: true, Effect: machine.Proceed})
 	}
 	c, file := simulateClosed(t, m, Options{Calls: call.New(2 * time.Second)})
-	if err := c.Open(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	fatal.Do(t, c.Open(t.Context()))
 	for range 2 {
 		node, err := c.Discover(t.Context())
 		if err != nil || len(node.GPUs) != len(m.GPUs)-len(hung) {
@@ -383,9 +351,7 @@ func TestSimulatedFailedGPU(t *testing.T) {
 				well := look()
 				update(t, file, func(m *machine.Machine) { m.GPUs[1].Failure = int(code) })
 				for range 2 {
-					if err := look(); !errors.Is(err, want) {
-						t.Errorf("got %v", err)
-					}
+					expect.Is(t, look(), want)
 				}
 				node, err := c.Discover(t.Context())
 				if err != nil || len(node.GPUs) != 1 || len(node.Broken) != 1 || !errors.Is(node.Broken[0].Err, want) {
@@ -403,14 +369,9 @@ func TestSimulatedFailedGPU(t *testing.T) {
 // The driver is unloaded under the session and comes back.
 func TestSimulatedDriverReload(t *testing.T) {
 	c, file := simulate(t, newMachine(t, "h100-80-sxmx2"))
-	node, err := c.Discover(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := fatal.Get(c.Discover(t.Context()))(t)
 	control := filepath.Join(c.roots.Driver, "dev", "nvidiactl")
-	if err := os.Rename(control, control+"-away"); err != nil {
-		t.Fatal(err)
-	}
+	fatal.Do(t, os.Rename(control, control+"-away"))
 	gone := addFault(t, file, machine.Fault{Function: "nvmlDeviceGetCount_v2", GPU: -1, Code: int(nvml.ERROR_DRIVER_NOT_LOADED)})
 	for range 2 {
 		if err := c.Open(t.Context()); !errors.Is(err, gpu.ErrDriverNotLoaded) {
@@ -420,17 +381,10 @@ func TestSimulatedDriverReload(t *testing.T) {
 	if _, err := c.MIGState(t.Context(), node.GPUs[0].PCIAddress); !errors.Is(err, gpu.ErrDriverNotLoaded) {
 		t.Errorf("a call without a driver: %v", err)
 	}
-	if err := os.Rename(control+"-away", control); err != nil {
-		t.Fatal(err)
-	}
+	fatal.Do(t, os.Rename(control+"-away", control))
 	removeFault(t, file, gone)
-	if err := c.Open(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	again, err := c.Discover(t.Context())
-	if diff := gocmp.Diff(node, again); diff != "" || err != nil {
-		t.Errorf("after the reload: %v\n%s", err, diff)
-	}
+	fatal.Do(t, c.Open(t.Context()))
+	expect.Same(t, fatal.Get(c.Discover(t.Context()))(t), node, "after the reload")
 	shutdowns, inits := calls(t, file)["nvmlShutdown"], calls(t, file)["nvmlInitWithFlags"]
 	if shutdowns != 1 || inits != 4 { // two of them failed
 		t.Errorf("%d shutdowns and %d initialisations, want 1 and 4", shutdowns, inits)
@@ -439,22 +393,12 @@ func TestSimulatedDriverReload(t *testing.T) {
 
 func calls(t testing.TB, file *state.File) map[string]uint64 {
 	t.Helper()
-	made, err := file.Calls()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return made
+	return fatal.Get(file.Calls())(t)
 }
 
 func update(t testing.TB, file *state.File, change func(*machine.Machine)) {
 	t.Helper()
-	err := file.Update(func(m *machine.Machine) error {
-		change(m)
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	fatal.Do(t, file.Update(func(m *machine.Machine) error { change(m); return nil }))
 }
 
 func addFault(t testing.TB, file *state.File, f machine.Fault) (id int) {

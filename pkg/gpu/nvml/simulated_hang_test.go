@@ -12,8 +12,10 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/call"
 	"github.com/partage-dev/partage/pkg/util/wait"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
+	fatal "github.com/partage-dev/partage/test/must"
 )
 
 // TestSimulatedUsageHang: whichever call hangs, Usage returns, and works again afterwards.
@@ -31,17 +33,12 @@ func TestSimulatedUsageHang(t *testing.T) {
 			pci := m.GPUs[0].PCIAddress
 			ids := []gpu.PartitionID{makePartition(t, c, pci, 0)}
 			if function != "nvmlGpmQueryDeviceSupport" {
-				if _, err := c.Usage(t.Context(), pci, ids, time.Time{}); err != nil {
-					t.Fatal(err)
-				}
+				fatal.Get(c.Usage(t.Context(), pci, ids, time.Time{}))(t)
 			}
 			fault := 0
-			if err := file.Update(func(m *machine.Machine) error {
+			update(t, file, func(m *machine.Machine) {
 				fault = state.AddFault(m, machine.Fault{Function: function, GPU: -1, Hang: true, Effect: machine.Proceed})
-				return nil
-			}); err != nil {
-				t.Fatal(err)
-			}
+			})
 			restore := impatient(c, 200*time.Millisecond)
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
@@ -49,9 +46,7 @@ func TestSimulatedUsageHang(t *testing.T) {
 			if ctx.Err() != nil || err != nil && !gpu.IsPending(err) {
 				t.Errorf("%v", err)
 			}
-			if err := file.Update(func(m *machine.Machine) error { state.RemoveFault(m, fault); return nil }); err != nil {
-				t.Fatal(err)
-			}
+			update(t, file, func(m *machine.Machine) { state.RemoveFault(m, fault) })
 			var hung *gpu.PendingError
 			if errors.As(err, &hung) {
 				<-hung.Done
@@ -80,12 +75,8 @@ func TestSimulatedEventCallsHang(t *testing.T) {
 			m := newMachine(t, "h100-80-sxmx2")
 			fault := state.AddFault(m, machine.Fault{Function: function, GPU: -1, Hang: true, Effect: machine.Proceed})
 			c, file := simulateClosed(t, m, Options{Calls: call.New(2 * time.Second)})
-			if err := c.Open(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := c.Discover(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			fatal.Do(t, c.Open(t.Context()))
+			fatal.Get(c.Discover(t.Context()))(t)
 			ctx, stop := context.WithCancel(t.Context())
 			l := &listener{t: t, client: c, file: file, events: c.Events(ctx)}
 			if function == "nvmlEventSetFree" {
@@ -103,9 +94,7 @@ func TestSimulatedEventCallsHang(t *testing.T) {
 			if err := wait.Until(limited, func() (bool, error) { return c.calls.Pending("nvml") == nil, nil }); err != nil {
 				t.Fatalf("%v: %v", err, c.calls.Pending("nvml"))
 			}
-			if err := c.Open(limited); err != nil {
-				t.Error(err)
-			}
+			expect.Do(t, c.Open(limited))
 			c.Close()
 		})
 	}

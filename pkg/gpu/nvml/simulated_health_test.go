@@ -10,11 +10,12 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
+	fatal "github.com/partage-dev/partage/test/must"
 )
 
 // well is what a GPU in good health reports.
@@ -132,17 +133,8 @@ func TestSimulatedHealth(t *testing.T) {
 			c, file := simulate(t, m)
 			want := well()
 			test.want(&want)
-			got, err := c.Health(t.Context(), m.GPUs[0].PCIAddress)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := gocmp.Diff(want, got); diff != "" {
-				t.Errorf("health (-want +got):\n%s", diff)
-			}
-			unmodelled, err := file.Unmodelled()
-			if err != nil || len(unmodelled) > 0 {
-				t.Errorf("not simulated: %v, %v", unmodelled, err)
-			}
+			expect.Same(t, fatal.Get(c.Health(t.Context(), m.GPUs[0].PCIAddress))(t), want, "health")
+			expect.Len(t, fatal.Get(file.Unmodelled())(t), 0, "not simulated")
 		})
 	}
 }
@@ -154,10 +146,7 @@ func TestSimulatedHealthOfOldDriver(t *testing.T) {
 	c, _ := simulate(t, m)
 	want := well()
 	want.RecoveryAction = ""
-	got, err := c.Health(t.Context(), m.GPUs[0].PCIAddress)
-	if diff := gocmp.Diff(want, got); diff != "" || err != nil {
-		t.Errorf("%v, health (-want +got):\n%s", err, diff)
-	}
+	expect.Same(t, fatal.Get(c.Health(t.Context(), m.GPUs[0].PCIAddress))(t), want, "health")
 }
 
 // What cannot be read is missing, and the rest is there; only a GPU that hangs is not
@@ -184,9 +173,7 @@ func TestSimulatedHealthFaults(t *testing.T) {
 			if !errors.As(err, &failed) || failed.Call != function || !errors.Is(err, gpu.ErrUnknown) {
 				t.Errorf("error %v, want that of %s", err, function)
 			}
-			if diff := gocmp.Diff(expected, got); diff != "" {
-				t.Errorf("health (-want +got):\n%s", diff)
-			}
+			expect.Same(t, got, expected, "health")
 		})
 	}
 }
@@ -210,26 +197,16 @@ func TestSimulatedHealthAfterReset(t *testing.T) {
 	if err != nil || *before.UncorrectedECC != 1 || !before.RepairPending {
 		t.Fatalf("%+v, %v", before, err)
 	}
-	if err := file.Update(func(m *machine.Machine) error { return m.ResetGPU(0) }); err != nil {
-		t.Fatal(err)
-	}
-	want := well()
-	got, err := c.Health(t.Context(), pci)
-	if diff := gocmp.Diff(want, got); diff != "" || err != nil {
-		t.Errorf("%v, health (-want +got):\n%s", err, diff)
-	}
+	fatal.Do(t, file.Update(func(m *machine.Machine) error { return m.ResetGPU(0) }))
+	expect.Same(t, fatal.Get(c.Health(t.Context(), pci))(t), well(), "health")
 }
 
 func TestSimulatedHealthHang(t *testing.T) {
 	m := newMachine(t, "h100-80-sxmx2")
 	c, file := simulate(t, m)
-	err := file.Update(func(m *machine.Machine) error {
+	update(t, file, func(m *machine.Machine) {
 		state.AddFault(m, machine.Fault{Function: "nvmlDeviceGetRemappedRows", GPU: 0, Hang: true, Effect: machine.Proceed})
-		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	restore := impatient(c, 2*time.Second)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -239,11 +216,7 @@ func TestSimulatedHealthHang(t *testing.T) {
 		t.Errorf("what was read before is missing, or the GPU was asked on: %+v", got)
 	}
 	restore()
-	if _, err := c.Health(ctx, m.GPUs[1].PCIAddress); err != nil {
-		t.Errorf("other GPU: %v", err)
-	}
-	if err := file.Update(func(m *machine.Machine) error { m.Faults = nil; return nil }); err != nil {
-		t.Fatal(err)
-	}
+	expect.Do(t, expect.Err(c.Health(ctx, m.GPUs[1].PCIAddress)), "other GPU")
+	update(t, file, func(m *machine.Machine) { m.Faults = nil })
 	<-hung.Done
 }

@@ -5,9 +5,12 @@ package nvml
 
 import (
 	"testing"
+	"time"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	fatal "github.com/partage-dev/partage/test/must"
 )
 
 // How many calls a look at a GPU takes is what the documentation of MIGState
@@ -17,11 +20,9 @@ func TestSimulatedCostOfLook(t *testing.T) {
 	pci := snapshot(t, file).GPUs[0].PCIAddress
 	look := func() {
 		t.Helper()
-		if _, err := c.MIGState(t.Context(), pci); err != nil {
-			t.Fatal(err)
-		}
+		fatal.Get(c.MIGState(t.Context(), pci))(t)
 	}
-	expect := func(when string, want uint64) {
+	wants := func(when string, want uint64) {
 		t.Helper()
 		look() // fills the caches
 		before := calls(t, file)
@@ -30,25 +31,16 @@ func TestSimulatedCostOfLook(t *testing.T) {
 		for call, made := range calls(t, file) {
 			cost += made - before[call]
 		}
-		if cost != want {
-			t.Errorf("%s: %d calls, want %d", when, cost, want)
-		}
+		expect.Equal(t, cost, want, when, "calls")
 	}
-	expect("mode off", 2)
-	if err := c.SetMIGMode(t.Context(), pci, true); err != nil {
-		t.Fatal(err)
-	}
-	expect("empty", 9)
+	wants("mode off", 2)
+	fatal.Do(t, c.SetMIGMode(t.Context(), pci, true))
+	wants("empty", 9)
 	for slice := range 7 {
-		gi, err := c.CreateInstance(t.Context(), pci, oneSlice, gpu.Placement{Start: slice, Size: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := c.CreateComputeInstance(t.Context(), pci, gi); err != nil {
-			t.Fatal(err)
-		}
+		gi := fatal.Get(c.CreateInstance(t.Context(), pci, oneSlice, gpu.Placement{Start: slice, Size: 1}))(t)
+		fatal.Get(c.CreateComputeInstance(t.Context(), pci, gi))(t)
 	}
-	expect("full", 37)
+	wants("full", 37)
 }
 
 // A look at a GPU instance ends early where no slice is left, and misses nothing by that.
@@ -80,4 +72,52 @@ func TestSimulatedLookAtFullGPU(t *testing.T) {
 		add(oneSlice, 13, 6, 1)
 	})
 	expectState(t, c, snapshot(t, file).GPUs[0].PCIAddress, "full", want)
+}
+
+// TestIDOwners: from when on an id is that of one instance only, of instance 3 after looks one
+// second after the other. Each look has the UUIDs of the instance's compute instances, or is nil
+// without the instance.
+func TestIDOwners(t *testing.T) {
+	start := time.Now()
+	for name, test := range map[string]struct {
+		looks [][]string
+		since int
+	}{
+		"found by the first look":      {[][]string{{"MIG-a"}, {"MIG-a"}}, 0},
+		"made after the first look":    {[][]string{nil, nil, {"MIG-a"}, {"MIG-a"}}, 0},
+		"another's before, then free":  {[][]string{{"MIG-a"}, nil, nil, {"MIG-b"}, {"MIG-b"}}, 1},
+		"another's at once":            {[][]string{{"MIG-a"}, {"MIG-a"}, {"MIG-b"}, {"MIG-b"}}, 2},
+		"another's, then half made":    {[][]string{{"MIG-a"}, {}, {"MIG-b"}}, 1},
+		"half made first":              {[][]string{nil, {}, {"MIG-a"}}, 0},
+		"divided and no longer so":     {[][]string{{"MIG-a", "MIG-b"}, {"MIG-a"}}, 1},
+		"two after the other":          {[][]string{{"MIG-a"}, nil, {"MIG-b"}, nil, {"MIG-c"}}, 3},
+		"a look that was overtaken":    {[][]string{{"MIG-a"}, {"MIG-b"}, {"MIG-a"}, {"MIG-b"}}, 3},
+		"the same again after a hole":  {[][]string{{"MIG-a"}, nil, {"MIG-a"}}, 1},
+		"found by the only look there": {[][]string{{"MIG-a"}}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ids := &idOwners{gpus: map[string]map[int]idOwner{}}
+			var last gpu.Instance
+			for second, uuids := range test.looks {
+				over := start.Add(time.Duration(second) * time.Second)
+				// Of another GPU, and another id.
+				ids.note("other", []gpu.Instance{{ID: 3, Compute: []gpu.ComputeInstance{{UUID: "MIG-" + over.String()}}}}, over)
+				instances := []gpu.Instance{{ID: 4, Compute: []gpu.ComputeInstance{{UUID: "MIG-4"}}}}
+				if uuids != nil {
+					instances = append(instances, gpu.Instance{ID: 3})
+				}
+				for i, uuid := range uuids {
+					instances[1].Compute = append(instances[1].Compute, gpu.ComputeInstance{ID: i, UUID: uuid})
+				}
+				ids.note("this", instances, over)
+				if instances[0].IDSince != start {
+					t.Fatalf("instance 4 since %s", instances[0].IDSince.Sub(start))
+				}
+				last = instances[len(instances)-1]
+			}
+			if want := start.Add(time.Duration(test.since) * time.Second); last.ID != 3 || last.IDSince != want {
+				t.Errorf("instance %d since %s, want %s", last.ID, last.IDSince.Sub(start), want.Sub(start))
+			}
+		})
+	}
 }

@@ -7,13 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/cgroup"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
+	fatal "github.com/partage-dev/partage/test/must"
 )
 
 // limiting is a client of a machine whose driver limits memory, or not, and the cgroups that it sees, if any.
@@ -26,9 +27,7 @@ func limiting(t *testing.T, driver string, withCgroups bool) (c *Client, file *s
 	if withCgroups {
 		cgroup.MountAt(t, tree)
 	}
-	if err := c.Open(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	fatal.Do(t, c.Open(t.Context()))
 	return c, file, tree
 }
 
@@ -76,15 +75,11 @@ func TestSimulatedLimitMemory(t *testing.T) {
 	g := snapshot(t, file).GPUs[0]
 	pod := cgroup.Make(t, tree, "pod")
 	limit := func() error { return c.LimitMemory(t.Context(), g.PCIAddress, g.UUID, pod, 512*mib, 1024*mib) }
-	if err := limit(); err != nil {
-		t.Fatal(err)
-	}
+	fatal.Do(t, limit())
 	if err := c.LimitMemory(t.Context(), g.PCIAddress, "GPU-another", pod, mib, mib); !errors.Is(err, gpu.ErrNotFound) {
 		t.Errorf("of another GPU: %v", err)
 	}
-	if err := c.LimitMemory(t.Context(), g.PCIAddress, g.UUID, pod+"-none", mib, mib); err == nil || !strings.Contains(err.Error(), pod+"-none") {
-		t.Errorf("of no cgroup: %v", err)
-	}
+	expect.Says(t, c.LimitMemory(t.Context(), g.PCIAddress, g.UUID, pod+"-none", mib, mib), pod+"-none", "of no cgroup")
 	for name, fault := range map[string]machine.Fault{
 		"a driver that does nothing and says so": {Function: setMemoryLimits, Code: 3},
 		"a driver that only says that it does":   {Function: setMemoryLimits, Effect: machine.Pretend},
@@ -95,18 +90,12 @@ func TestSimulatedLimitMemory(t *testing.T) {
 			other := cgroup.Make(t, tree, fmt.Sprintf("code %d, effect %d", fault.Code, fault.Effect))
 			update(t, file, func(m *machine.Machine) { m.Faults = []machine.Fault{fault} })
 			defer update(t, file, func(m *machine.Machine) { m.Faults = nil })
-			if err := c.LimitMemory(t.Context(), g.PCIAddress, g.UUID, other, mib, mib); err == nil {
-				t.Error("no error")
-			}
+			expect.Fails(t, c.LimitMemory(t.Context(), g.PCIAddress, g.UUID, other, mib, mib))
 			if fault.Effect == machine.Pretend {
 				// Earlier limits are no less wrong than none.
-				if err := c.LimitMemory(t.Context(), g.PCIAddress, g.UUID, pod, mib, 2*mib); err == nil || !strings.Contains(err.Error(), "536870912 and 1073741824 bytes instead") {
-					t.Errorf("got %v", err)
-				}
+				expect.Says(t, c.LimitMemory(t.Context(), g.PCIAddress, g.UUID, pod, mib, 2*mib), "536870912 and 1073741824 bytes instead")
 			}
 		})
 	}
-	if err := limit(); err != nil {
-		t.Errorf("again: %v", err)
-	}
+	expect.Do(t, limit(), "again")
 }

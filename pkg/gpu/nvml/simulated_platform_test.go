@@ -15,7 +15,9 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/call"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	fatal "github.com/partage-dev/partage/test/must"
 )
 
 // discovered are the GPUs of a machine, none of which is broken.
@@ -69,14 +71,10 @@ func TestSimulatedCoherentMemoryUnknown(t *testing.T) {
 			m := newMachine(t, "gb200-node")
 			m.CoherentMemory = machine.CoherentDriver
 			c, _ := simulateClosed(t, m, Options{Calls: call.New(2 * time.Second)})
-			if err := c.Open(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			fatal.Do(t, c.Open(t.Context()))
 			path := filepath.Join(c.roots.Proc, "driver/nvidia/params")
 			aside := path + ".aside"
-			if err := errors.Join(os.Rename(path, aside), replace(path)); err != nil {
-				t.Fatal(err)
-			}
+			fatal.Do(t, errors.Join(os.Rename(path, aside), replace(path)))
 			// Without the limit it would not return.
 			wantCoherentMemory(t, c, len(m.GPUs), gpu.CoherentUnknown)
 			if name == "hanging" {
@@ -86,13 +84,9 @@ func TestSimulatedCoherentMemoryUnknown(t *testing.T) {
 					<-hung.Done
 				}
 			}
-			if err := os.Rename(aside, path); err != nil {
-				t.Fatal(err)
-			}
+			fatal.Do(t, os.Rename(aside, path))
 			wantCoherentMemory(t, c, len(m.GPUs), gpu.CoherentDriver)
-			if err := os.Remove(path); err != nil {
-				t.Fatal(err)
-			}
+			fatal.Do(t, os.Remove(path))
 			wantCoherentMemory(t, c, len(m.GPUs), gpu.CoherentDriver)
 		})
 	}
@@ -105,22 +99,14 @@ func wantCoherentMemory(t *testing.T, c *Client, gpus int, want gpu.CoherentMemo
 		t.Fatalf("%+v, %v", node, err)
 	}
 	for _, g := range node.GPUs {
-		if g.CoherentMemory != want {
-			t.Errorf("memory of GPU %s is managed by %q, want %q", g.PCIAddress, g.CoherentMemory, want)
-		}
+		expect.Equal(t, g.CoherentMemory, want, "memory of GPU", g.PCIAddress, "is managed by")
 	}
 }
 
 // release ends the reads of a pipe that nobody writes to.
 func release(t *testing.T, pipe string) {
 	t.Helper()
-	writer, err := os.OpenFile(pipe, os.O_WRONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := writer.Close(); err != nil {
-		t.Fatal(err)
-	}
+	fatal.Do(t, fatal.Get(os.OpenFile(pipe, os.O_WRONLY|unix.O_NONBLOCK, 0))(t).Close())
 }
 
 // TestSimulatedMIGModeOfDriverManagedMemory: such a GPU cannot be partitioned.
@@ -128,9 +114,7 @@ func TestSimulatedMIGModeOfDriverManagedMemory(t *testing.T) {
 	m := newMachine(t, "gh200-144x1")
 	m.CoherentMemory = machine.CoherentDriver
 	c, _ := simulate(t, m)
-	if err := c.SetMIGMode(t.Context(), m.GPUs[0].PCIAddress, true); !errors.Is(err, gpu.ErrNotSupported) {
-		t.Error(err)
-	}
+	expect.Is(t, c.SetMIGMode(t.Context(), m.GPUs[0].PCIAddress, true), gpu.ErrNotSupported)
 }
 
 // TestSimulatedUnknownArchitecture: a generation or brand of GPUs that the library or this code has no name for
@@ -195,10 +179,7 @@ func TestSimulatedFabricPending(t *testing.T) {
 				g.MIG.Instances = []machine.GPUInstance{g.MIG.Profiles[0].Instance(0, "MIG-1")}
 			}
 			c, _ := simulate(t, m)
-			pending, err := c.FabricPending(t.Context(), g.PCIAddress)
-			if err != nil || pending != test.pending {
-				t.Errorf("%q, %v, want %q", pending, err, test.pending)
-			}
+			expect.Equal(t, fatal.Get(c.FabricPending(t.Context(), g.PCIAddress))(t), test.pending)
 			if health, err := c.Health(t.Context(), g.PCIAddress); err != nil || health.FabricPending != test.health {
 				t.Errorf("health: %q, %v, want %q", health.FabricPending, err, test.health)
 			}
@@ -217,9 +198,7 @@ func TestSimulatedRetiredPages(t *testing.T) {
 			if err != nil || health.RepairPending != want {
 				t.Errorf("%+v, %v", health, err)
 			}
-			if unmodelled, err := file.Unmodelled(); err != nil || len(unmodelled) > 0 {
-				t.Errorf("not simulated: %v, %v", unmodelled, err)
-			}
+			expect.Len(t, fatal.Get(file.Unmodelled())(t), 0, "not simulated")
 		})
 	}
 }

@@ -21,10 +21,12 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/catalog"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
+	fatal "github.com/partage-dev/partage/test/must"
 )
 
 // The tests in this file run the real bindings on the simulated library. A
@@ -67,9 +69,7 @@ func TestMain(m *testing.M) {
 func simulate(t testing.TB, m *machine.Machine) (*Client, *state.File) {
 	t.Helper()
 	c, file := simulateClosed(t, m, Options{})
-	if err := c.Open(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	fatal.Do(t, c.Open(t.Context()))
 	return c, file
 }
 
@@ -77,9 +77,7 @@ func simulate(t testing.TB, m *machine.Machine) (*Client, *state.File) {
 func simulateClosed(t testing.TB, m *machine.Machine, o Options) (*Client, *state.File) {
 	t.Helper()
 	lib, err := buildLibrary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	fatal.Do(t, err)
 	root := t.TempDir()
 	library := filepath.Join(lib, "libnvidia-ml.so")
 	// Nobody runs the programs of this machine.
@@ -87,14 +85,9 @@ func simulateClosed(t testing.TB, m *machine.Machine, o Options) (*Client, *stat
 	if errors.Is(err, fs.ErrPermission) {
 		t.Skipf("a simulated machine cannot be made here: %v", err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	fatal.Do(t, err)
 	t.Setenv("GPUSIM_STATE", sysroot.StatePath(root))
-	file, err := state.Open(sysroot.StatePath(root))
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := fatal.Get(state.Open(sysroot.StatePath(root)))(t)
 	t.Cleanup(func() { file.Close() })
 
 	o.Roots = host.Roots{Driver: root, Proc: filepath.Join(root, "proc"), Sys: filepath.Join(root, "sys")}
@@ -106,20 +99,12 @@ func simulateClosed(t testing.TB, m *machine.Machine, o Options) (*Client, *stat
 
 func newMachine(t testing.TB, name string) *machine.Machine {
 	t.Helper()
-	m, err := catalog.Machine(name, catalog.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return m
+	return fatal.Get(catalog.Machine(name, catalog.Options{}))(t)
 }
 
 func snapshot(t testing.TB, file *state.File) *machine.Machine {
 	t.Helper()
-	m, err := file.Snapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return m
+	return fatal.Get(file.Snapshot())(t)
 }
 
 // What Discover says of a board is what the catalogue says of it.
@@ -129,17 +114,11 @@ func TestSimulatedBoards(t *testing.T) {
 			m := newMachine(t, board+"x2")
 			m.GPUs[1].NUMANode = -1
 			c, file := simulate(t, m)
-			got, err := c.Discover(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := fatal.Get(c.Discover(t.Context()))(t)
 			if diff := gocmp.Diff(expectedNode(m), got, cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("node (-catalogue +discovered):\n%s", diff)
 			}
-			unmodelled, err := file.Unmodelled()
-			if err != nil || len(unmodelled) > 0 {
-				t.Errorf("functions that the simulated library does not have: %v, %v", unmodelled, err)
-			}
+			expect.Len(t, fatal.Get(file.Unmodelled())(t), 0, "functions that the simulated library does not have")
 		})
 	}
 }
@@ -216,10 +195,7 @@ func TestSimulatedLifeCycle(t *testing.T) {
 				m.GPUs[i].MIG.Current, m.GPUs[i].MIG.Pending = true, true
 			}
 			c, file := simulate(t, m)
-			node, err := c.Discover(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			node := fatal.Get(c.Discover(t.Context()))(t)
 			second := node.GPUs[1]
 			for _, profile := range second.MIG.Profiles {
 				for _, at := range profile.Placements {
@@ -235,44 +211,30 @@ func liveAndDie(t *testing.T, c *Client, file *state.File, pci string, profile g
 	ctx := t.Context()
 	where := fmt.Sprintf("%s at %d:%d", profile.Name, at.Start, at.Size)
 	gi, err := c.CreateInstance(ctx, pci, profile.ID, at)
-	if err != nil {
-		t.Fatalf("%s: %v", where, err)
-	}
+	fatal.Do(t, err, where)
 	want := gpu.MIGState{Enabled: true, Pending: true, Instances: []gpu.Instance{{ID: gi, ProfileID: profile.ID, Placement: at}}}
 	expectState(t, c, pci, where+" without compute instance", want)
 
 	ci, err := c.CreateComputeInstance(ctx, pci, gi)
-	if err != nil {
-		t.Fatalf("%s: %v", where, err)
-	}
+	fatal.Do(t, err, where)
 	want.Instances[0].Compute = []gpu.ComputeInstance{ci}
 	expectState(t, c, pci, where, want)
 	expectSpan(t, file, where, profile, ci)
 
-	if err := c.DestroyInstance(ctx, pci, gi); !errors.Is(err, gpu.ErrInUse) {
-		t.Errorf("%s: destroyed with its compute instance in it: %v", where, err)
-	}
-	if err := c.DestroyComputeInstance(ctx, pci, gi, ci.ID); err != nil {
-		t.Fatalf("%s: %v", where, err)
-	}
+	expect.Is(t, c.DestroyInstance(ctx, pci, gi), gpu.ErrInUse, where, "destroyed with its compute instance in it")
+	fatal.Do(t, c.DestroyComputeInstance(ctx, pci, gi, ci.ID), where)
 	if err := c.DestroyComputeInstance(ctx, pci, gi, ci.ID); !errors.Is(err, gpu.ErrNotFound) {
 		t.Errorf("%s: compute instance destroyed twice: %v", where, err)
 	}
-	if err := c.DestroyInstance(ctx, pci, gi); err != nil {
-		t.Fatalf("%s: %v", where, err)
-	}
-	if err := c.DestroyInstance(ctx, pci, gi); !errors.Is(err, gpu.ErrNotFound) {
-		t.Errorf("%s: destroyed twice: %v", where, err)
-	}
+	fatal.Do(t, c.DestroyInstance(ctx, pci, gi), where)
+	expect.Is(t, c.DestroyInstance(ctx, pci, gi), gpu.ErrNotFound, where, "destroyed twice")
 	expectState(t, c, pci, "after "+where, gpu.MIGState{Enabled: true, Pending: true})
 }
 
 func expectState(t *testing.T, c *Client, pci, when string, want gpu.MIGState) {
 	t.Helper()
 	got, err := c.MIGState(t.Context(), pci)
-	if err != nil {
-		t.Fatalf("%s: %v", when, err)
-	}
+	fatal.Do(t, err, when)
 	if diff := gocmp.Diff(want, got, cmpopts.EquateEmpty(), cmpopts.IgnoreFields(gpu.Instance{}, "IDSince")); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", when, diff)
 	}
@@ -308,28 +270,17 @@ func TestSimulatedRefusals(t *testing.T) {
 	if _, err := c.CreateInstance(ctx, pci, one, gpu.Placement{Start: 4, Size: 1}); !errors.Is(err, gpu.ErrNotSupported) {
 		t.Errorf("created with MIG mode off: %v", err)
 	}
-	if err := c.SetMIGMode(ctx, pci, true); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.SetMIGMode(ctx, pci, true); err != nil {
-		t.Errorf("mode that is on: %v", err)
-	}
-	gi, err := c.CreateInstance(ctx, pci, one, gpu.Placement{Start: 4, Size: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	fatal.Do(t, c.SetMIGMode(ctx, pci, true))
+	expect.Do(t, c.SetMIGMode(ctx, pci, true), "mode that is on")
+	gi := fatal.Get(c.CreateInstance(ctx, pci, one, gpu.Placement{Start: 4, Size: 1}))(t)
 	if _, err := c.CreateInstance(ctx, pci, three, gpu.Placement{Start: 4, Size: 4}); !errors.Is(err, gpu.ErrNoRoom) {
 		t.Errorf("overlapping instance: %v", err)
 	}
 	if _, err := c.CreateInstance(ctx, pci, 4711, gpu.Placement{Start: 0, Size: 1}); !errors.Is(err, gpu.ErrInvalid) && !errors.Is(err, gpu.ErrNotSupported) {
 		t.Errorf("unknown profile: %v", err)
 	}
-	if _, err := c.CreateComputeInstance(ctx, pci, gi+1); !errors.Is(err, gpu.ErrNotFound) {
-		t.Errorf("compute instance in nothing: %v", err)
-	}
-	if _, err := c.MIGState(ctx, "0000:ff:00.0"); !errors.Is(err, gpu.ErrNotFound) {
-		t.Errorf("no such GPU: %v", err)
-	}
+	expect.Is(t, expect.Err(c.CreateComputeInstance(ctx, pci, gi+1)), gpu.ErrNotFound, "compute instance in nothing")
+	expect.Is(t, expect.Err(c.MIGState(ctx, "0000:ff:00.0")), gpu.ErrNotFound, "no such GPU")
 }
 
 func TestSimulatedProcessHoldsInstance(t *testing.T) {
@@ -337,28 +288,16 @@ func TestSimulatedProcessHoldsInstance(t *testing.T) {
 	m.GPUs[0].MIG.Current, m.GPUs[0].MIG.Pending = true, true
 	c, file := simulate(t, m)
 	ctx, pci := t.Context(), m.GPUs[0].PCIAddress
-	gi, err := c.CreateInstance(ctx, pci, 19, gpu.Placement{Start: 4, Size: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	gi := fatal.Get(c.CreateInstance(ctx, pci, 19, gpu.Placement{Start: 4, Size: 1}))(t)
 	ci, err := c.CreateComputeInstance(ctx, pci, gi)
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = file.Update(func(m *machine.Machine) error {
+	fatal.Do(t, err)
+	update(t, file, func(m *machine.Machine) {
 		m.Processes = []machine.Process{{PID: 4711, Name: "train", GPU: 0, InstanceID: gi, ComputeID: ci.ID}}
-		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	if err := c.DestroyComputeInstance(ctx, pci, gi, ci.ID); !errors.Is(err, gpu.ErrInUse) || !strings.Contains(err.Error(), pci) {
 		t.Errorf("destroyed in use: %v", err)
 	}
-	processes, err := c.Processes(ctx, pci)
-	if diff := gocmp.Diff([]gpu.Process{{PID: 4711, InstanceID: gi}}, processes); diff != "" || err != nil {
-		t.Errorf("processes: %v\n%s", err, diff)
-	}
+	expect.Same(t, fatal.Get(c.Processes(ctx, pci))(t), []gpu.Process{{PID: 4711, InstanceID: gi}}, "processes")
 }
 
 // On Ampere the mode waits for a reset, and the caller learns that.
@@ -369,19 +308,13 @@ func TestSimulatedModeThatNeedsReset(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	expectState(t, c, pci, "after the refusal", gpu.MIGState{Pending: true})
-	if err := c.SetMIGMode(t.Context(), pci, false); err != nil {
-		t.Errorf("take it back: %v", err)
-	}
+	expect.Do(t, c.SetMIGMode(t.Context(), pci, false), "take it back")
 	expectState(t, c, pci, "taken back", gpu.MIGState{})
 }
 
 func TestSimulatedBoardWithoutMIG(t *testing.T) {
 	c, file := simulate(t, newMachine(t, "t4x1"))
 	pci := snapshot(t, file).GPUs[0].PCIAddress
-	if _, err := c.MIGState(t.Context(), pci); !errors.Is(err, gpu.ErrNotSupported) {
-		t.Errorf("state: %v", err)
-	}
-	if err := c.SetMIGMode(t.Context(), pci, true); !errors.Is(err, gpu.ErrNotSupported) {
-		t.Errorf("mode: %v", err)
-	}
+	expect.Is(t, expect.Err(c.MIGState(t.Context(), pci)), gpu.ErrNotSupported, "state")
+	expect.Is(t, c.SetMIGMode(t.Context(), pci, true), gpu.ErrNotSupported, "mode")
 }

@@ -8,11 +8,12 @@ import (
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
+	fatal "github.com/partage-dev/partage/test/must"
 )
 
 // groupsOf discovers a machine and returns the groups of its GPUs, in their order.
@@ -66,12 +67,8 @@ func TestSimulatedGroups(t *testing.T) {
 				uuids = append(uuids, m.GPUs[i].UUID)
 			}
 			c, file := simulate(t, m)
-			if diff := gocmp.Diff(want(uuids), groupsOf(t, c)); diff != "" {
-				t.Errorf("groups (-want +got):\n%s", diff)
-			}
-			if unmodelled, err := file.Unmodelled(); err != nil || len(unmodelled) > 0 {
-				t.Errorf("functions that the simulated library does not have: %v, %v", unmodelled, err)
-			}
+			expect.Same(t, groupsOf(t, c), want(uuids), "groups")
+			expect.Len(t, fatal.Get(file.Unmodelled())(t), 0, "functions that the simulated library does not have")
 		})
 	}
 }
@@ -122,9 +119,7 @@ func TestSimulatedNVLinkTrouble(t *testing.T) {
 			test.change(m)
 			c, _ := simulate(t, m)
 			for i, g := range groupsOf(t, c) {
-				if (g.NVLinkDomain != "") != test.groups {
-					t.Errorf("GPU %d is in %+v", i, g)
-				}
+				expect.Equal(t, (g.NVLinkDomain != ""), test.groups, "GPU", i, "is in", g)
 			}
 		})
 	}
@@ -146,31 +141,23 @@ func TestSimulatedNVLinkOnce(t *testing.T) {
 	c, file := simulate(t, m)
 	update := func(change func(*machine.GPU)) {
 		t.Helper()
-		if err := file.Update(func(m *machine.Machine) error {
+		update(t, file, func(m *machine.Machine) {
 			for i := range m.GPUs {
 				change(&m.GPUs[i])
 			}
-			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		})
 	}
-	expect := func(when string, want device.Groups) {
+	wants := func(when string, want device.Groups) {
 		t.Helper()
-		if diff := gocmp.Diff(same(8, want), groupsOf(t, c)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", when, diff)
-		}
+		expect.Same(t, groupsOf(t, c), same(8, want), when)
 	}
-	expect("before the registration", device.Groups{})
+	wants("before the registration", device.Groups{})
 	update(func(g *machine.GPU) { g.Health.Fabric.State = nvml.GPU_FABRIC_STATE_COMPLETED })
 	domain := device.Groups{NVLinkDomain: m.GPUs[0].UUID}
-	expect("registered", domain)
-	before, err := file.Calls()
-	if err != nil {
-		t.Fatal(err)
-	}
+	wants("registered", domain)
+	before := fatal.Get(file.Calls())(t)
 	update(func(g *machine.GPU) { g.MIG.Current, g.MIG.Pending = true, true })
-	expect("MIG is on", domain)
+	wants("MIG is on", domain)
 	after, err := file.Calls()
 	if err != nil || after["nvmlDeviceGetNvLinkState"] != before["nvmlDeviceGetNvLinkState"] {
 		t.Errorf("links are read again: %v", err)

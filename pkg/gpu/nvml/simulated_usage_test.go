@@ -6,25 +6,22 @@ package nvml
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
+	fatal "github.com/partage-dev/partage/test/must"
 )
 
 func setProcesses(t *testing.T, file *state.File, processes ...machine.Process) {
 	t.Helper()
-	err := file.Update(func(m *machine.Machine) error {
+	update(t, file, func(m *machine.Machine) {
 		m.Processes = processes
-		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // TestSimulatedUsage: memory and work of the undivided GPU, by process.
@@ -33,11 +30,7 @@ func TestSimulatedUsage(t *testing.T) {
 	g := snapshot(t, file).GPUs[0]
 	read := func() gpu.Usage {
 		t.Helper()
-		usage, err := c.Usage(t.Context(), g.PCIAddress, nil, time.Time{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return usage
+		return fatal.Get(c.Usage(t.Context(), g.PCIAddress, nil, time.Time{}))(t)
 	}
 	idle := read()
 	if idle.UsedBytes != 0 ||
@@ -74,15 +67,11 @@ func TestSimulatedMeters(t *testing.T) {
 	m.GPUs[2].MIG.Current, m.GPUs[2].MIG.Pending = true, true
 	m.GPUs[2].Meters = machine.Meters{PowerMilliwatts: 1}
 	c, file := simulate(t, m)
-	err := file.Update(func(m *machine.Machine) error {
+	update(t, file, func(m *machine.Machine) {
 		for _, f := range []string{"nvmlDeviceGetPowerUsage", "nvmlDeviceGetFieldValues", "nvmlDeviceGetPcieThroughput"} {
 			state.AddFault(m, machine.Fault{Function: f, GPU: 3, Code: 999})
 		}
-		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	for i, want := range []gpu.Usage{
 		{PowerWatts: new(412.5), NVLink: &gpu.Traffic{Sent: 1 << 42, Received: 3 << 10}, PCIe: &gpu.Traffic{Sent: 7000}},
 		{},
@@ -94,9 +83,7 @@ func TestSimulatedMeters(t *testing.T) {
 			t.Errorf("GPU %d: %+v, %v", i, got, err)
 		}
 		got = gpu.Usage{PowerWatts: got.PowerWatts, NVLink: got.NVLink, PCIe: got.PCIe}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("GPU %d (-want +got):\n%s", i, diff)
-		}
+		expect.Same(t, got, want, "GPU", i)
 	}
 }
 
@@ -151,24 +138,15 @@ func TestSimulatedUsageOfPartitions(t *testing.T) {
 
 func makePartition(t *testing.T, c *Client, pci string, start int) gpu.PartitionID {
 	t.Helper()
-	node, err := c.Discover(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := fatal.Get(c.Discover(t.Context()))(t)
 	smallest := node.GPUs[0].MIG.Profiles[0]
 	for _, p := range node.GPUs[0].MIG.Profiles {
 		if p.Resources.MemoryBytes < smallest.Resources.MemoryBytes {
 			smallest = p
 		}
 	}
-	id, err := c.CreateInstance(t.Context(), pci, smallest.ID, smallest.Placements[start])
-	if err != nil {
-		t.Fatal(err)
-	}
-	compute, err := c.CreateComputeInstance(t.Context(), pci, id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	id := fatal.Get(c.CreateInstance(t.Context(), pci, smallest.ID, smallest.Placements[start]))(t)
+	compute := fatal.Get(c.CreateComputeInstance(t.Context(), pci, id))(t)
 	return gpu.PartitionID{InstanceID: id, ComputeID: compute.ID, UUID: compute.UUID}
 }
 
@@ -177,17 +155,11 @@ func makePartition(t *testing.T, c *Client, pci string, start int) gpu.Partition
 func TestSimulatedUsageFails(t *testing.T) {
 	m := newMachine(t, "h100x2")
 	c, file := simulate(t, m)
-	err := file.Update(func(m *machine.Machine) error {
+	update(t, file, func(m *machine.Machine) {
 		m.GPUs[0].Failure = 15
 		state.AddFault(m, machine.Fault{Function: "nvmlDeviceGetUtilizationRates", GPU: 1, Code: 999})
-		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.Usage(t.Context(), m.GPUs[0].PCIAddress, nil, time.Time{}); !errors.Is(err, gpu.ErrLost) {
-		t.Errorf("a lost GPU: %v", err)
-	}
+	expect.Is(t, expect.Err(c.Usage(t.Context(), m.GPUs[0].PCIAddress, nil, time.Time{})), gpu.ErrLost, "a lost GPU")
 	usage, err := c.Usage(t.Context(), m.GPUs[1].PCIAddress, nil, time.Time{})
 	if err != nil || usage.Utilization != nil || usage.Processes == nil {
 		t.Errorf("without utilization: %+v, %v", usage, err)
@@ -197,4 +169,44 @@ func TestSimulatedUsageFails(t *testing.T) {
 	if _, err := c.Usage(ended, m.GPUs[1].PCIAddress, nil, time.Time{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("after the end: %v", err)
 	}
+}
+
+// TestSimulatedFacts: what a GPU does not support is left out, and every call is observed.
+func TestSimulatedFacts(t *testing.T) {
+	m := newMachine(t, "t4x2")
+	m.GPUs[0].Persistence, m.GPUs[0].ECC = true, -1
+	m.GPUs[0].ReservedBytes, m.GPUs[0].Cores = 450<<20, 2560
+	m.GPUs[1].Failure = 15
+	var mu sync.Mutex
+	var calls []Call
+	c, _ := simulateClosed(t, m, Options{Observe: func(_ context.Context, call Call) {
+		mu.Lock()
+		defer mu.Unlock()
+		calls = append(calls, call)
+	}})
+	fatal.Do(t, c.Open(t.Context()))
+	facts := fatal.Get(c.Facts(t.Context(), m.GPUs[0].PCIAddress))(t)
+	if facts.Persistence == nil || !*facts.Persistence || facts.ECC != nil {
+		t.Errorf("got persistence %v, ECC %v", facts.Persistence, facts.ECC)
+	}
+	if facts.ReservedBytes == nil || *facts.ReservedBytes != 450<<20 || facts.Cores == nil || *facts.Cores != 2560 {
+		t.Errorf("got reserved %v, cores %v", facts.ReservedBytes, facts.Cores)
+	}
+	expect.Is(t, expect.Err(c.Facts(t.Context(), m.GPUs[1].PCIAddress)), gpu.ErrLost, "a lost GPU")
+
+	mu.Lock()
+	defer mu.Unlock()
+	wantCall(t, calls, "nvmlInitWithFlags", "", nil, nil)
+	wantCall(t, calls, "nvmlDeviceGetPersistenceMode", m.GPUs[0].PCIAddress, true, nil)
+	wantCall(t, calls, "nvmlDeviceGetEccMode", m.GPUs[0].PCIAddress, false, gpu.ErrNotSupported)
+}
+
+func wantCall(t *testing.T, calls []Call, function, pci string, answer any, err error) {
+	t.Helper()
+	for _, c := range calls {
+		if c.Function == function && c.PCIAddress == pci && c.Answer == answer && errors.Is(c.Err, err) {
+			return
+		}
+	}
+	t.Errorf("no call of %s on %q with %v, %v in %+v", function, pci, answer, err, calls)
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/call"
+	fatal "github.com/partage-dev/partage/test/must"
 )
 
 // fakeLinks are the NVLinks of a GPU. All of them lead to switches that the machine does not see.
@@ -121,12 +122,8 @@ func TestPCIeSwitch(t *testing.T) {
 	} {
 		sys := t.TempDir()
 		devices := filepath.Join(sys, "bus/pci/devices")
-		if err := os.MkdirAll(devices, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink("../../../devices/"+test.path, filepath.Join(devices, address)); err != nil {
-			t.Fatal(err)
-		}
+		fatal.Do(t, os.MkdirAll(devices, 0o755))
+		fatal.Do(t, os.Symlink("../../../devices/"+test.path, filepath.Join(devices, address)))
 		if got, err := pcieSwitch(sys, address); got != test.want || (err != nil) != test.fails {
 			t.Errorf("%s: %q, %v; want %q", name, got, err, test.want)
 		}
