@@ -7,12 +7,14 @@ import (
 	"net"
 	"path/filepath"
 	"reflect"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
+
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // slowListener gives the server each connection late, as a machine with too much to do
@@ -38,10 +40,7 @@ func (s oneSession) List() []Status { return []Status{s.status} }
 func serve(t *testing.T, sessions Sessions, wrap func(net.Listener) net.Listener) Client {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), SocketName)
-	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get(net.Listen("unix", socket))(t)
 	server := NewServer(klog.Background(), sessions)
 	go func() { _ = server.Serve(wrap(listener)) }()
 	t.Cleanup(server.Stop)
@@ -51,9 +50,7 @@ func serve(t *testing.T, sessions Sessions, wrap func(net.Listener) net.Listener
 // TestSlowSupervisor: a supervisor that is slow is there.
 func TestSlowSupervisor(t *testing.T) {
 	client := serve(t, oneSession{}, func(l net.Listener) net.Listener { return slowListener{l} })
-	if _, err := client.List(t.Context()); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, expect.Err(client.List(t.Context())))
 }
 
 // TestStatusIsSent: a client gets what the supervisor says, even a text that is not UTF-8.
@@ -83,7 +80,5 @@ func TestStatusIsSent(t *testing.T) {
 // TestOtherService: one that does not know a call is older.
 func TestOtherService(t *testing.T) {
 	client := serve(t, oneSession{}, func(l net.Listener) net.Listener { return l })
-	if err := client.call(t.Context(), "Later", named{}, &named{}); err == nil || !strings.Contains(err.Error(), "older than this program") {
-		t.Errorf("got %v", err)
-	}
+	expect.Says(t, client.call(t.Context(), "Later", named{}, &named{}), "older than this program")
 }

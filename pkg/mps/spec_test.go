@@ -7,6 +7,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"github.com/partage-dev/partage/test/expect"
 )
 
 const (
@@ -72,8 +74,6 @@ func TestSameLimits(t *testing.T) {
 		"normal is the default": {with(PriorityNormal), has, true},
 		"whether MPS has any":   {has, with(PriorityNormal), false},
 	} {
-		if got := test.has.SameLimits(test.wanted); got != test.same {
-			t.Errorf("%s: %v", name, got)
-		}
+		expect.Equal(t, test.has.SameLimits(test.wanted), test.same, name)
 	}
 }

@@ -18,6 +18,8 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // Names of the driver, the node's pool, GPUs and devices.
@@ -110,11 +112,7 @@ func Node() *gpu.Node {
 // Inventory returns what the node publishes under Policy.
 func Inventory(t testing.TB) *device.Inventory {
 	t.Helper()
-	inventory, err := device.NewInventory(Node(), device.Terms{Policy: Policy(), Limited: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return inventory
+	return must.Get(device.NewInventory(Node(), device.Terms{Policy: Policy(), Limited: true}))(t)
 }
 
 // Policy returns one that offers everything, shares of small partitions included. All that takes
@@ -179,8 +177,6 @@ func Admin(claim *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 func WantError(t testing.TB, err error, want ...string) {
 	t.Helper()
 	for _, text := range want {
-		if err == nil || !strings.Contains(err.Error(), text) {
-			t.Errorf("got error %v, want %q", err, text)
-		}
+		expect.Says(t, err, text)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/test/expect"
 )
 
 const (
@@ -33,9 +34,7 @@ func TestParseMemory(t *testing.T) {
 	} {
 		got, err := ParseMemory(answer)
 		if want == -1 {
-			if err == nil {
-				t.Errorf("%q: got %d, want an error", answer, got)
-			}
+			expect.Fails(t, err, answer)
 			continue
 		}
 		if err != nil || got.Bytes != want {
@@ -62,12 +61,8 @@ func TestConfirm(t *testing.T) {
 		{"0G", 900, false}, {"0M", 900, false}, {"-1G", 900, false}, {"99999999999T", 900, false},
 	} {
 		got, err := ParseMemory(test.answer)
-		if err != nil {
-			t.Errorf("%q: %v", test.answer, err)
-		}
-		if got.Confirms(test.want<<20) != test.ok {
-			t.Errorf("%q confirms %d MiB: %v", test.answer, test.want, !test.ok)
-		}
+		expect.Do(t, err, test.answer)
+		expect.Equal(t, got.Confirms(test.want<<20), test.ok, test.answer, "confirms", test.want, "MiB")
 	}
 }
 
@@ -81,13 +76,9 @@ func TestParseLimits(t *testing.T) {
 		return set
 	}
 	wantQueries := []string{"get_active_thread_percentage 77", "get_device_pinned_mem_limit 77 0", "get_device_pinned_mem_limit 77 2"}
-	if diff := cmp.Diff(wantQueries, queries(limitsOf(77, spec))); diff != "" {
-		t.Errorf("queries, -want +got:\n%s", diff)
-	}
+	expect.Same(t, queries(limitsOf(77, spec)), wantQueries, "queries")
 	wantCommands := []string{"set_default_active_thread_percentage 12", "set_default_device_pinned_mem_limit 0 5120M", "set_default_device_pinned_mem_limit 2 100M"}
-	if diff := cmp.Diff(wantCommands, commands(limitsOf(0, spec))); diff != "" {
-		t.Errorf("commands, -want +got:\n%s", diff)
-	}
+	expect.Same(t, commands(limitsOf(0, spec)), wantCommands, "commands")
 	for name, test := range map[string]struct {
 		answers []string
 		parsed  bool
@@ -107,12 +98,8 @@ func TestParseLimits(t *testing.T) {
 	}
 	spec.ClientPriority = mps.PriorityBelowNormal
 	wantQueries, wantCommands = append(wantQueries, "get_default_client_priority"), append(wantCommands, "set_default_client_priority 1")
-	if diff := cmp.Diff(wantQueries, queries(limitsOf(77, spec))); diff != "" {
-		t.Errorf("queries, -want +got:\n%s", diff)
-	}
-	if diff := cmp.Diff(wantCommands, commands(limitsOf(0, spec))); diff != "" {
-		t.Errorf("commands, -want +got:\n%s", diff)
-	}
+	expect.Same(t, queries(limitsOf(77, spec)), wantQueries, "queries")
+	expect.Same(t, commands(limitsOf(0, spec)), wantCommands, "commands")
 	for answer, want := range map[string]string{
 		"1 [BELOW NORMAL]": "", "0 [NORMAL]": "client priority is Normal, want BelowNormal", "Unknown command": "default client priority: want NORMAL or BELOW NORMAL",
 	} {
@@ -214,9 +201,7 @@ func TestInspect(t *testing.T) {
 
 func TestParseState(t *testing.T) {
 	for answer, want := range map[string]State{"ACTIVE": StateActive, "FAULT": StateFault, "Active": StateActive, "INITIALIZING": "INITIALIZING"} {
-		if got := parseState(answer); got != want {
-			t.Errorf("%q: got %q", answer, got)
-		}
+		expect.Equal(t, parseState(answer), want, answer)
 	}
 }
 

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -20,6 +19,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	podsv1alpha1 "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 	"k8s.io/utils/ptr"
+
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // kubelet serves streams, each of which is what a function makes it.
@@ -68,10 +70,7 @@ func start(t *testing.T) (*kubelet, heard) {
 		defer close(done)
 		watcher.Run(ctx, h) // the kubelet does not listen yet
 	}()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get((&net.ListenConfig{}).Listen(t.Context(), "unix", socket))(t)
 	server := grpc.NewServer()
 	podsv1alpha1.RegisterPodsServer(server, k)
 	go func() { _ = server.Serve(listener) }()
@@ -98,9 +97,7 @@ func pod(name string, deleted time.Time, grace int64) *corev1.Pod {
 func want(t *testing.T, h heard, name string, grace, left time.Duration) {
 	t.Helper()
 	end := End{UID: types.UID("uid-" + name), Namespace: "default", Name: name, Grace: grace, At: now.Add(left)}
-	if diff := cmp.Diff(end, <-h.ends); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	expect.Same(t, <-h.ends, end)
 }
 
 // TestWatch: a pod's end counts from when the kubelet tells of it, and is told once, unless
