@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
@@ -117,20 +118,14 @@ func allocations(s *sight) []Allocation {
 
 func allocated(s *sight, c *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) Allocation {
 	a := Allocation{Claim: c.Name, Request: r.Request, Driver: r.Driver, Device: r.Device, AdminAccess: ptr.Deref(r.AdminAccess, false)}
-	if len(r.ConsumedCapacity) > 0 {
-		a.Share = map[string]string{}
-		for name, amount := range r.ConsumedCapacity {
-			if !amount.IsZero() {
-				a.Share[string(name)] = amount.String()
-			}
+	a.Share = map[string]string{}
+	for name, amount := range r.ConsumedCapacity {
+		if !amount.IsZero() {
+			a.Share[string(name)] = amount.String()
 		}
 	}
-	if status := fleet.StatusOf(c, r); status != nil {
-		a.Conditions = status.Conditions
-		if status.Data != nil {
-			a.Data = string(status.Data.Raw)
-		}
-	}
+	status := ptr.Deref(fleet.StatusOf(c, r), resourceapi.AllocatedDeviceStatus{})
+	a.Conditions, a.Data = status.Conditions, string(ptr.Deref(status.Data, runtime.RawExtension{}).Raw)
 	for _, h := range s.x.model.Holdings {
 		if h.Result == r && h.Device != nil {
 			a.Node, a.Profile, a.Placement = h.Device.GPU.Node.Name, h.Device.Profile, h.Device.Placement

@@ -31,6 +31,8 @@ import (
 type command struct {
 	*options.Options
 	file string
+	// manifest is what the file has.
+	manifest *Manifest
 }
 
 // NewCommand returns the command explain.
@@ -54,7 +56,7 @@ The exit code is 2 if something waits, is stuck, or is unknown.`,
   kubectl gpu explain -A -w
   kubectl gpu explain -f job.yaml`,
 		Args: cobra.MaximumNArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error { return c.run(cmd.Context(), args) },
+		RunE: o.Run(c.run),
 	}
 	o.AddOutputFlag(cmd)
 	o.AddWatchFlags(cmd)
@@ -63,7 +65,7 @@ The exit code is 2 if something waits, is stuck, or is unknown.`,
 	return cmd
 }
 
-func (c *command) run(ctx context.Context, args []string) error {
+func (c *command) run(ctx context.Context, client kubernetes.Interface, args []string) error {
 	if len(args) > 0 && (c.file != "" || c.AllNamespaces) {
 		return errors.New("name one object, or a file with -f, or all with -A")
 	}
@@ -71,25 +73,36 @@ func (c *command) run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	manifest, err := c.manifest(namespace)
-	if err != nil {
-		return err
-	}
-	client, err := c.Client()
-	if err != nil {
-		return err
-	}
-	return c.Repeat(ctx, func() error {
-		all, err := c.explain(ctx, client, namespace, manifest, strings.Join(args, "/"))
+	// With -w, too, the standard input is read once.
+	if c.file != "" && c.manifest == nil {
+		data, err := document.ReadFile(c.In, c.file)
 		if err != nil {
 			return err
 		}
-		return c.print(all)
-	})
+		if c.manifest, err = Parse(data, namespace); err != nil {
+			return fmt.Errorf("%s: %w", c.file, err)
+		}
+	}
+	all, err := c.explain(ctx, client, namespace, strings.Join(args, "/"))
+	if err != nil {
+		return err
+	}
+	var object any = &List{TypeMeta: printer.TypeMeta(Kind + "List"), Items: all}
+	if len(all) == 1 {
+		object = all[0]
+	}
+	if err := printer.Print(c.Options, object, View(all...)); err != nil {
+		return err
+	}
+	if slices.ContainsFunc(all, (*Explanation).Found) {
+		return options.ErrFound
+	}
+	return nil
 }
 
-// explain explains a manifest, what an argument names or, if that is empty, what waits.
-func (c *command) explain(ctx context.Context, client kubernetes.Interface, namespace string, m *Manifest, argument string) ([]*Explanation, error) {
+// explain explains the file, what an argument names or, if that is empty, what waits.
+func (c *command) explain(ctx context.Context, client kubernetes.Interface, namespace, argument string) ([]*Explanation, error) {
+	m := c.manifest
 	snapshot, err := fleet.Read(ctx, client, namespace)
 	if err != nil {
 		return nil, err
@@ -127,35 +140,6 @@ func (c *command) explain(ctx context.Context, client kubernetes.Interface, name
 		return nil, fmt.Errorf("%s has no pod, claim or claim template, and no workload with pods", c.file)
 	}
 	return all, nil
-}
-
-func (c *command) manifest(namespace string) (*Manifest, error) {
-	if c.file == "" {
-		return nil, nil
-	}
-	data, err := document.ReadFile(c.In, c.file)
-	if err != nil {
-		return nil, err
-	}
-	m, err := Parse(data, namespace)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", c.file, err)
-	}
-	return m, nil
-}
-
-func (c *command) print(all []*Explanation) error {
-	var object any = &List{TypeMeta: printer.TypeMeta(Kind + "List"), Items: all}
-	if len(all) == 1 {
-		object = all[0]
-	}
-	if err := printer.Print(c.Options, object, View(all...)); err != nil {
-		return err
-	}
-	if slices.ContainsFunc(all, (*Explanation).Found) {
-		return options.ErrFound
-	}
-	return nil
 }
 
 // kinds are what the argument may begin with. Workloads are as the owners of their pods have it.
