@@ -15,6 +15,7 @@ import (
 	operators "k8s.io/apimachinery/pkg/selection"
 
 	"github.com/partage-dev/partage/pkg/kubectl/manifest"
+	"github.com/partage-dev/partage/pkg/kubectl/migrate/config"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/pkg/util/quote"
 )
@@ -202,11 +203,11 @@ func (*selection) version(attribute string, r requirement) (outcome, error) {
 	return r.compare(attribute, versions), nil
 }
 
-// profileName matches a MIG profile in a label, where variants cannot be told apart.
-var profileName = regexp.MustCompile(`^[0-9]{1,2}g\.[0-9]{1,4}gb$`)
-
 // brand matches a product's name as the driver reports it: drivers before 470 left out NVIDIA.
 var brand = regexp.MustCompile(`(?i)^(nvidia|tesla|quadro|geforce|grid)-`)
+
+// isPlain reports whether a text is a profile without a variant: variants cannot be told apart in a label.
+func isPlain(profile string) bool { return config.IsProfile(profile) && !policy.IsVariant(profile) }
 
 // product compares the name of a product, which GPU feature discovery writes with a dash for
 // each blank, and at whose end it says what nvidia.com/gpu is.
@@ -233,7 +234,7 @@ func (s *selection) product(attribute string, r requirement) (outcome, error) {
 	switch {
 	case len(ends) > 1 || r.Operator == corev1.NodeSelectorOpNotIn && of != end{}:
 		return kept("these products differ in what nvidia.com/gpu is on their nodes")
-	case of.profile != "" && !profileName.MatchString(of.profile):
+	case of.profile != "" && !isPlain(of.profile):
 		return kept("the end of the product's name is no MIG profile such as 1g.10gb")
 	}
 	r.Values = names
