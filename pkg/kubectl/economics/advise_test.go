@@ -179,8 +179,8 @@ func TestAdvise(t *testing.T) {
 // checkTexts looks for what others say of GPU sharing that does not hold for Partage.
 func checkTexts(t *testing.T, text string) {
 	t.Helper()
-	plain := strings.Join(strings.Fields(text), " ")
-	for _, banned := range []string{"cannot be mixed", "needs a GPU reset", "maintenance window", "one mechanism per node pool"} {
+	plain := strings.ToLower(strings.Join(strings.Fields(text), " "))
+	for _, banned := range doNotRepeat {
 		if strings.Contains(plain, banned) {
 			t.Errorf("the advice says %q", banned)
 		}

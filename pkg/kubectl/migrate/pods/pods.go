@@ -197,32 +197,29 @@ func title(n *yaml.Node) string {
 	return strings.TrimSpace(document.Text(n, "kind") + " " + name)
 }
 
-// maxDepth bounds how deep objects are looked into: those of Kubernetes are not as deep.
-const maxDepth = 40
-
 // nodes goes through an object and all that is in it, keys included, by path.
 func nodes(n *yaml.Node) iter.Seq2[string, *yaml.Node] {
-	var walk func(n *yaml.Node, path string, depth int, yield func(string, *yaml.Node) bool) bool
-	walk = func(n *yaml.Node, path string, depth int, yield func(string, *yaml.Node) bool) bool {
-		if depth > maxDepth || !yield(path, n) {
-			return depth > maxDepth
+	var walk func(n *yaml.Node, path string, yield func(string, *yaml.Node) bool) bool
+	walk = func(n *yaml.Node, path string, yield func(string, *yaml.Node) bool) bool {
+		if !yield(path, n) {
+			return false
 		}
 		if n.Kind == yaml.SequenceNode {
 			for i, item := range n.Content {
-				if !walk(item, fmt.Sprintf("%s[%d]", path, i), depth+1, yield) {
+				if !walk(item, fmt.Sprintf("%s[%d]", path, i), yield) {
 					return false
 				}
 			}
 		}
 		for key, value := range document.Fields(n) {
 			at := strings.TrimPrefix(path+"."+key.Value, ".")
-			if !walk(key, at, depth+1, yield) || !walk(value, at, depth+1, yield) {
+			if !walk(key, at, yield) || !walk(value, at, yield) {
 				return false
 			}
 		}
 		return true
 	}
-	return func(yield func(string, *yaml.Node) bool) { walk(n, "", 0, yield) }
+	return func(yield func(string, *yaml.Node) bool) { walk(n, "", yield) }
 }
 
 // passOn tells what an object of an unknown kind asks for.

@@ -173,6 +173,7 @@ func TestAliases(t *testing.T) {
 		"what is removed":      list("nodeSelector: &a {nvidia.com/gpu.product: NVIDIA-L4}, "+gpu, "nodeSelector: *a, containers: [{name: main}]"),
 		"what is changed":      list("containers: [{name: main, resources: &a {limits: {nvidia.com/gpu: 1}}}]", "containers: [{name: main, resources: *a}]"),
 		"a key":                list(asking("limits: {&a nvidia.com/gpu: 1}"), asking("limits: {*a : 1}")),
+		"deep in it":           pod(gpu + ", x: " + strings.Repeat("[", 50) + "&a {zone: z}, *a" + strings.Repeat("]", 50)),
 		"an object":            "apiVersion: v1\nkind: List\nitems:\n- &a {apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {" + gpu + "}}\n- *a\n",
 		"a container of a job": "x: &a {limits: {nvidia.com/gpu: 1}}\napiVersion: batch/v1\nkind: Job\nmetadata: {name: j}\nspec: {template: {spec: {containers: [{name: main, resources: *a}]}}}\n",
 	} {
