@@ -250,7 +250,7 @@ const (
 var Checks = []Check{
 	{ID: "driver-daemonset", Title: "the driver is installed", needs: []string{driverPlace, daemonSets}, run: driverInstalled},
 	{ID: "driver-pods", Title: "every node with GPUs has a pod of the driver", needs: []string{driverPlace, nodes, pods, daemonSets}, run: driverOnEveryNode},
-	{ID: "driver-pods-ready", Title: "the pods of the driver are ready", needs: []string{driverPlace, pods}, parts: []string{pods}, run: driverPodsReady},
+	{ID: "driver-pods-ready", Title: "the pods of the driver are ready", needs: []string{driverPlace, pods}, parts: []string{pods}, run: pluginsReady},
 	{ID: "driver-restarts", Title: "the pods of the driver do not restart", needs: []string{driverPlace, pods}, parts: []string{pods}, run: driverRestarts},
 	{ID: "mps-supervisor", Title: "every node with MPS shares has a supervisor that is ready", needs: []string{driverPlace, pods, slicesOf}, run: supervisorsReady},
 	{ID: "gpus", Title: "nothing is wrong with a GPU", needs: []string{slicesOf}, run: func(f *Facts) findings { return f.told().gpus }},

@@ -123,13 +123,9 @@ func (f *Facts) lacks(resource, namespace string, err error) {
 
 // driverSets returns the DaemonSets of the driver's plugin in its namespace.
 func (f *Facts) driverSets() []*appsv1.DaemonSet {
-	var sets []*appsv1.DaemonSet
-	for _, s := range f.DaemonSets {
-		if s.Labels[componentLabel] == pluginLabel && s.Namespace == f.namespace {
-			sets = append(sets, s)
-		}
-	}
-	return sets
+	return slices.DeleteFunc(slices.Clone(f.DaemonSets), func(s *appsv1.DaemonSet) bool {
+		return s.Labels[componentLabel] != pluginLabel || s.Namespace != f.namespace
+	})
 }
 
 // driverNamespace is what the chart has written down, or else the one that the user has named, where the pods of others may not be read.
@@ -159,13 +155,7 @@ func (f *Facts) nodePods(match func(*corev1.Pod) bool) []*corev1.Pod {
 }
 
 func (f *Facts) podsWith(match func(*corev1.Pod) bool) []*corev1.Pod {
-	var pods []*corev1.Pod
-	for _, p := range f.Pods {
-		if !fleet.Ended(p) && match(p) {
-			pods = append(pods, p)
-		}
-	}
-	return pods
+	return slices.DeleteFunc(slices.Clone(f.Pods), func(p *corev1.Pod) bool { return fleet.Ended(p) || !match(p) })
 }
 
 // byNode returns the pods of each node.

@@ -4,7 +4,6 @@
 package doctor
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,6 +11,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -38,10 +38,8 @@ func oneDriver(f *Facts) (found findings) {
 		// Two pods of one DaemonSet are an upgrade.
 		sets := map[string]bool{}
 		for _, p := range slices.Concat(own[node], called[node]) {
-			for _, o := range p.OwnerReferences {
-				if ptr.Deref(o.Controller, false) {
-					sets[p.Namespace+"/"+o.Name] = true
-				}
+			if o := metav1.GetControllerOf(p); o != nil {
+				sets[p.Namespace+"/"+o.Name] = true
 			}
 		}
 		if len(sets) > 1 {
@@ -54,18 +52,12 @@ func oneDriver(f *Facts) (found findings) {
 
 func foreignSlices(f *Facts) (found findings) {
 	for _, s := range f.Slices {
-		if s.Spec.Driver != f.Driver {
+		at := slices.IndexFunc(s.Spec.Devices, func(d resourceapi.Device) bool { return !device.IsName(d.Name) })
+		if s.Spec.Driver != f.Driver || at < 0 {
 			continue
 		}
-		for _, d := range s.Spec.Devices {
-			if device.IsName(d.Name) {
-				continue
-			}
-			node := ptr.Deref(s.Spec.NodeName, "")
-			found.add(Error, fmt.Sprintf("It has the device %s, as NVIDIA's DRA driver names devices, on node %s", d.Name, cmp.Or(node, "(none)")),
-				"Keep one of the two drivers off the node (docs/how-to/install.md#from-nvidias-dra-driver)", refTo("resourceslice", s))
-			break
-		}
+		found.add(Error, fmt.Sprintf("It has the device %s, as NVIDIA's DRA driver names devices, on node %s", s.Spec.Devices[at].Name, ptr.Deref(s.Spec.NodeName, "(none)")),
+			"Keep one of the two drivers off the node (docs/how-to/install.md#from-nvidias-dra-driver)", refTo("resourceslice", s))
 	}
 	return found
 }

@@ -109,21 +109,20 @@ func virtual(n *corev1.Node) bool {
 	return kind == "virtual-kubelet" || kind == "kwok" || n.Labels["eks.amazonaws.com/compute-type"] == "fargate"
 }
 
-func driverPodsReady(f *Facts) (found findings) {
-	for _, p := range f.driverPods(pluginLabel) {
-		notReady(&found, f, p)
+// graceToStart is how long a pod may take to be ready before that is a finding.
+const graceToStart = 2 * time.Minute
+
+// notReady finds which pods of a component are not ready, and why.
+func notReady(f *Facts, component string) (found findings) {
+	for _, p := range f.driverPods(component) {
+		if !fleet.Ready(p) && p.DeletionTimestamp == nil {
+			whyNotReady(&found, f, p)
+		}
 	}
 	return found
 }
 
-// graceToStart is how long a pod may take to be ready before that is a finding.
-const graceToStart = 2 * time.Minute
-
-// notReady adds why a pod is not ready.
-func notReady(found *findings, f *Facts, p *corev1.Pod) {
-	if fleet.Ready(p) || p.DeletionTimestamp != nil {
-		return
-	}
+func whyNotReady(found *findings, f *Facts, p *corev1.Pod) {
 	var since *metav1.Time
 	if c := fleet.Condition(p, corev1.PodReady); !c.LastTransitionTime.IsZero() {
 		since = &c.LastTransitionTime
@@ -147,18 +146,14 @@ func notReady(found *findings, f *Facts, p *corev1.Pod) {
 		}
 	}
 	if p.Spec.NodeName == "" {
-		add(Error, "It was not scheduled"+scheduling(p), "Make room on the node, or let the pod go first: kubeletPlugin.priorityClassName")
+		add(Error, "It was not scheduled"+more(fleet.Condition(p, corev1.PodScheduled).Message), "Make room on the node, or let the pod go first: kubeletPlugin.priorityClassName")
 		return
 	}
 	if f.Now.Sub(p.CreationTimestamp.Time) < graceToStart {
 		add(Warning, "It has just been made, and is not ready yet", "Wait, and ask again")
 		return
 	}
-	message := "It is not ready"
-	if reason := probeFailure(f, p); reason != "" {
-		message += ": " + reason
-	}
-	add(Error, message, "Its event Unhealthy and the end of its log say why: most often the NVIDIA driver of the node is not loaded, "+
+	add(Error, "It is not ready"+more(probeFailure(f, p)), "Its event Unhealthy and the end of its log say why: most often the NVIDIA driver of the node is not loaded, "+
 		"or the API server does not take its ResourceSlices; "+logs)
 }
 
@@ -172,10 +167,15 @@ func lastWords(c corev1.ContainerStatus) string {
 	if t.Reason != "" && t.Reason != "Error" {
 		text += " (" + t.Reason + ")"
 	}
-	if message := lastLine(t.Message); message != "" {
-		text += ": " + said(message)
+	return text + more(lastLine(t.Message))
+}
+
+// more adds what others said, if they did.
+func more(text string) string {
+	if text == "" {
+		return ""
 	}
-	return text
+	return ": " + said(text)
 }
 
 func lastLine(s string) string {
@@ -183,26 +183,14 @@ func lastLine(s string) string {
 	return strings.TrimSpace(lines[len(lines)-1])
 }
 
-func scheduling(p *corev1.Pod) string {
-	if c := fleet.Condition(p, corev1.PodScheduled); c.Status == corev1.ConditionFalse && c.Message != "" {
-		return ": " + said(c.Message)
-	}
-	return ""
-}
-
 // probeFailure returns what the newest failed readiness probe said.
 func probeFailure(f *Facts, p *corev1.Pod) string {
-	var newest *corev1.Event
-	for _, e := range f.Events {
-		if e.Reason == "Unhealthy" && e.InvolvedObject.UID == p.UID && f.recent(e) &&
-			(newest == nil || fleet.LastSeen(newest).Before(fleet.LastSeen(e))) {
-			newest = e
+	for _, e := range newestFirst(f.Events) {
+		if e.Reason == "Unhealthy" && e.InvolvedObject.UID == p.UID && f.recent(e) {
+			return lastLine(e.Message)
 		}
 	}
-	if newest == nil {
-		return ""
-	}
-	return said(lastLine(newest.Message))
+	return ""
 }
 
 // manyRestarts is how often a container may have started anew while the last time is not long ago.
@@ -224,6 +212,8 @@ func driverRestarts(f *Facts) (found findings) {
 	return found
 }
 
+func pluginsReady(f *Facts) findings { return notReady(f, pluginLabel) }
+
 func supervisorsReady(f *Facts) (found findings) {
 	have := byNode(f.driverPods(supervisor))
 	for d := range f.Devices() {
@@ -232,8 +222,5 @@ func supervisorsReady(f *Facts) (found findings) {
 				"Set mpsSupervisor.enabled=true in the chart, or offer no mps in the sharing policy", nodeRef(n))
 		}
 	}
-	for _, p := range f.driverPods(supervisor) {
-		notReady(&found, f, p)
-	}
-	return found
+	return append(found, notReady(f, supervisor)...)
 }

@@ -176,23 +176,14 @@ func count(n int, noun string) string {
 
 // objects lists objects, those of one kind after its name.
 func objects(all []Ref, wide bool) string {
-	shown := all
-	if !wide && len(all) > maxObjects {
-		shown = all[:maxObjects]
-	}
-	var text strings.Builder
-	for i, o := range shown {
-		switch {
-		case i > 0 && shown[i-1].Kind == o.Kind:
-			text.WriteString(", " + strings.TrimPrefix(o.String(), o.Kind+" "))
-		case i > 0:
-			text.WriteString(", " + o.String())
-		default:
-			text.WriteString(o.String())
+	names := make([]string, len(all))
+	for i, o := range all {
+		if names[i] = o.String(); i > 0 && all[i-1].Kind == o.Kind {
+			names[i] = strings.TrimPrefix(names[i], o.Kind+" ")
 		}
 	}
-	if more := len(all) - len(shown); more > 0 {
-		fmt.Fprintf(&text, " and %d more", more)
+	if wide {
+		return strings.Join(names, ", ")
 	}
-	return text.String()
+	return printer.Some(names, maxObjects)
 }
