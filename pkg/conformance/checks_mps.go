@@ -136,7 +136,10 @@ var mpsChecks = []Check{
 		Expected:   isLimited + ", as a client of the one server, by its process ID",
 		So:         "the driver cannot tell whose clients the server has",
 		Code:       "pkg/mps/supervisor/clients.go",
-		find:       trials(clients()...),
+		find: trials(
+			clientTrial("root", 0, 0), clientTrial("another user", 0, nobody),
+			clientTrial("namespaces of a container", container, 0), clientTrial("another user in a container", container, nobody),
+		),
 	},
 	{
 		ID:         "mps.user-namespace",
