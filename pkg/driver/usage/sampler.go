@@ -71,8 +71,6 @@ const (
 // Sampler asks GPUs what is used of them.
 type Sampler struct {
 	o Options
-	// reading is held while the journal is read.
-	reading sync.Mutex
 
 	mu        sync.Mutex
 	held      []Holding
@@ -127,25 +125,19 @@ func New(o Options) *Sampler {
 func (s *Sampler) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
-	running.Go(func() { s.follow(ctx) })
-	for ctx.Err() == nil {
-		next := time.Now().Add(s.o.Interval)
-		s.readClaims(ctx)
-		running.Go(func() { s.list(ctx) })
-		for _, address := range s.forget() {
-			running.Go(func() { s.sample(ctx, address) })
-		}
-		_ = wait.For(ctx, time.Until(next))
-	}
-}
-
-// follow reads what claims have whenever that changes.
-func (s *Sampler) follow(ctx context.Context) {
-	for ctx.Err() == nil {
+	for next := time.Now(); ctx.Err() == nil; {
 		changed := s.o.Claims.Changed()
 		s.readClaims(ctx)
+		if now := time.Now(); !now.Before(next) {
+			next = now.Add(s.o.Interval)
+			running.Go(func() { s.list(ctx) })
+			for _, address := range s.forget() {
+				running.Go(func() { s.sample(ctx, address) })
+			}
+		}
 		select {
 		case <-ctx.Done():
+		case <-time.After(time.Until(next)):
 		case <-changed:
 			_ = wait.For(ctx, together)
 		}
@@ -154,8 +146,6 @@ func (s *Sampler) follow(ctx context.Context) {
 
 // readClaims reads the journal without the lock that a snapshot needs: a disk may hang.
 func (s *Sampler) readClaims(ctx context.Context) {
-	s.reading.Lock()
-	defer s.reading.Unlock()
 	live, err := s.o.Claims.Live()
 	var records map[string]int
 	if err == nil {
