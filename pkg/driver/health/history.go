@@ -55,11 +55,11 @@ func (f *historyFile) read(now time.Time) (map[string]*gpuHistory, error) {
 		return map[string]*gpuHistory{}, nil
 	}
 	if err != nil {
-		return map[string]*gpuHistory{}, fmt.Errorf("read the history of the GPUs' health: %w", err)
+		return map[string]*gpuHistory{}, err
 	}
 	c, err := decode(data, now)
 	if err != nil {
-		return map[string]*gpuHistory{}, fmt.Errorf("read the history of the GPUs' health: %s: %w", f.path, err)
+		return map[string]*gpuHistory{}, fmt.Errorf("read %s: %w", f.path, err)
 	}
 	f.stored = data
 	if c.BootID != f.bootID {
@@ -127,11 +127,7 @@ func (g *gpuHistory) restart() {
 
 // encode is what the file is to have.
 func (f *historyFile) encode(gpus map[string]*gpuHistory) ([]byte, error) {
-	data, err := json.MarshalIndent(fileContent{APIVersion: fileVersion, Kind: fileKind, BootID: f.bootID, GPUs: gpus}, "", "  ")
-	if err != nil {
-		return nil, fmt.Errorf("write the history of the GPUs' health: %w", err)
-	}
-	return data, nil
+	return json.MarshalIndent(fileContent{APIVersion: fileVersion, Kind: fileKind, BootID: f.bootID, GPUs: gpus}, "", "  ")
 }
 
 // write replaces the file if it differs from what this process has read or written. It
@@ -143,15 +139,12 @@ func (f *historyFile) write(data []byte) (written bool, err error) {
 	// A lock of its own: users of the folder's lock do not try again, so that this would disturb them.
 	lock := flock.New(filepath.Join(filepath.Dir(f.path), lockName))
 	locked, err := lock.TryLock()
-	if err != nil {
-		return false, fmt.Errorf("write the history of the GPUs' health: lock: %w", err)
-	}
-	if !locked {
-		return false, nil
+	if err != nil || !locked {
+		return false, err
 	}
 	defer func() { _ = lock.Unlock() }()
 	if err := host.ReplaceFile(f.path, data, fileMode); err != nil {
-		return false, fmt.Errorf("write the history of the GPUs' health: %w", err)
+		return false, err
 	}
 	f.stored = data
 	return true, nil
