@@ -4,6 +4,7 @@
 package sharing
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu/call"
 	"github.com/partage-dev/partage/pkg/node/host"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/pkg/util/quote"
 )
 
 // intervals are the arguments of nvidia-smi compute-policy --set-timeslice.
@@ -175,19 +177,5 @@ func listedInterval(table string) (Interval, bool) {
 
 // oneLine formats a program's output for an error.
 func oneLine(out string) string {
-	const limit = 400
-	var lines []string
-	for line := range strings.Lines(out) {
-		if line = strings.TrimSpace(line); line != "" {
-			lines = append(lines, line)
-		}
-	}
-	text := strings.ToValidUTF8(strings.Join(lines, " "), "?")
-	if text == "" {
-		return "no output"
-	}
-	if len(text) > limit {
-		text = strings.ToValidUTF8(text[:limit], "") + "…"
-	}
-	return text
+	return cmp.Or(quote.Line(strings.Join(strings.Fields(out), " "), 400), "no output")
 }

@@ -310,11 +310,10 @@ func FuzzListedInterval(f *testing.F) {
 }
 
 func TestOneLine(t *testing.T) {
-	long := oneLine(strings.Repeat("ä", 1000))
-	if len(long) > 410 || !strings.HasSuffix(long, "ä…") {
+	if long := oneLine(strings.Repeat("ä", 1000)); len(long) > 400 {
 		t.Errorf("got %d bytes: %s", len(long), long)
 	}
-	if got := oneLine("a\xff\n\n b "); got != "a? b" {
+	if got := oneLine("a\xff\n\n b "); got != `a\xff b` {
 		t.Errorf("got %q", got)
 	}
 }
