@@ -59,7 +59,6 @@ type commonEdits struct {
 	mu      sync.Mutex
 	version string // of the kernel driver, empty while not known
 	cached  discovery
-	told    host.DevRoot // where the log says that device nodes are
 }
 
 // discovery is what was found, and when.
@@ -126,10 +125,12 @@ func (c *commonEdits) edits(ctx context.Context) (specs.ContainerEdits, error) {
 	}
 	now := c.clock.Now()
 	if !last.confirmed || last.key != key || now.Sub(last.at) >= maxAge {
-		c.tellWhere(ctx, key.dev)
 		edits, err := c.find(ctx, key)
 		if err != nil {
 			return specs.ContainerEdits{}, err
+		}
+		if last.key.dev != key.dev { // as when a driver container comes up
+			klog.FromContext(ctx).Info("Containers get the device nodes of this folder now", "folder", key.dev.Folder(), "before", last.key.dev.Folder())
 		}
 		same := last.key == key && reflect.DeepEqual(last.edits, edits)
 		last = discovery{edits: edits, key: key, at: now, confirmed: same}
@@ -138,20 +139,6 @@ func (c *commonEdits) edits(ctx context.Context) (specs.ContainerEdits, error) {
 		c.mu.Unlock()
 	}
 	return *last.edits, nil
-}
-
-// tellWhere logs where the device nodes are when that changes, as when a driver container
-// comes up.
-func (c *commonEdits) tellWhere(ctx context.Context, dev host.DevRoot) {
-	if c.told == dev {
-		return
-	}
-	before := "nowhere yet"
-	if c.told != (host.DevRoot{}) {
-		before = c.told.Folder()
-	}
-	c.told = dev
-	klog.FromContext(ctx).Info("Containers get the device nodes of this folder now", "folder", dev.Folder(), "before", before)
 }
 
 // find returns what is there now, as it is to be in specs.

@@ -210,9 +210,6 @@ func TestDriverContainerComes(t *testing.T) {
 			t.Errorf("%s is taken from %q", n.Path, n.HostPath)
 		}
 	}
-	if s.common.told.Path != root {
-		t.Errorf("the log says that nodes are in %+v", s.common.told)
-	}
 	must.Do(t, os.Rename(filepath.Join(root, "dev"), filepath.Join(root, "dev.away")))
 	if _, err := s.common.get(t.Context()); err == nil {
 		t.Error("the nodes of a container that has ended are still handed out")

@@ -157,10 +157,7 @@ func TestEditsFail(t *testing.T) {
 		"no GPU instance":     {Partition{roots, address, 9, 0}, missing, "gi9"},
 		"no compute instance": {Partition{roots, address, 8, 0}, missing, "gi8/ci0"},
 		"no session":          {MPSClient{Session: "s", ShmDir: "/s", Hook: hookAt}, nil, "MPS session s does not run"},
-		"no hook for MPS":     {MPSClient{Session: "s", PipeDir: "/p", ShmDir: "/s"}, nil, "no hook program"},
 		"no library":          {Interposer{Folder: "/f", Hook: hookAt}, func(err error) bool { return errors.Is(err, ErrNoInterposer) }, "--interposer-library"},
-		"no hook for memory":  {MemoryLimit{HardBytes: 1}, nil, "no hook program"},
-		"no hook for limits":  {Interposer{Folder: "/f", Library: "/l.so"}, nil, "no hook program"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Device("gpu-x", test.edit)

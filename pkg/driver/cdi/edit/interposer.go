@@ -66,13 +66,10 @@ func (i Interposer) PreloadPath() string { return filepath.Join(i.Folder, "ld.so
 // ErrNoInterposer is returned for a device with limits on a node without a library.
 var ErrNoInterposer = errors.New("it is limited by an interposer library, and this node has none any more: set --interposer-library")
 
-// Edits fails if there is no library or no hook.
+// Edits fails if there is no library.
 func (i Interposer) Edits() (cdi.Edits, error) {
 	if i.Library == "" {
 		return cdi.Edits{}, ErrNoInterposer
-	}
-	if i.Hook == "" {
-		return cdi.Edits{}, errors.New("there is no hook program that could check its limits")
 	}
 	cache := filepath.Join(interposerDir, "caches", i.Device)
 	// The same owner with other limits is another owner.

@@ -4,7 +4,6 @@
 package edit
 
 import (
-	"errors"
 	"path/filepath"
 	"strconv"
 
@@ -25,11 +24,8 @@ type MemoryLimit struct {
 	SoftBytes, HardBytes int64
 }
 
-// Edits fails if there is no hook.
+// Edits never fails.
 func (m MemoryLimit) Edits() (cdi.Edits, error) {
-	if m.Hook == "" {
-		return cdi.Edits{}, errors.New("there is no hook program that could limit its memory")
-	}
 	bytes := func(n int64) string { return strconv.FormatInt(n, 10) }
 	return cdi.Edits{
 		Env: []string{hook.Marker(hook.MemoryMarkerPrefix, m.Owner) + "=" + m.PCIAddress},

@@ -4,7 +4,6 @@
 package edit
 
 import (
-	"errors"
 	"fmt"
 	"path/filepath"
 	"strconv"
@@ -38,13 +37,10 @@ type MPSClient struct {
 	BelowNormal bool
 }
 
-// Edits fails if the session does not run or there is no hook.
+// Edits fails if the session does not run.
 func (c MPSClient) Edits() (cdi.Edits, error) {
 	if c.PipeDir == "" {
 		return cdi.Edits{}, fmt.Errorf("MPS session %s does not run", c.Session)
-	}
-	if c.Hook == "" {
-		return cdi.Edits{}, errors.New("there is no hook program that could check its MPS session")
 	}
 	env := []string{
 		"CUDA_MPS_PIPE_DIRECTORY=" + hook.MPSFolder,
