@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -57,12 +56,6 @@ type node struct {
 // works until Close.
 func New(ctx context.Context, options Options) (*Supervisor, error) {
 	options = options.withDefaults()
-	if !filepath.IsAbs(options.Dir) {
-		return nil, fmt.Errorf("the folder of MPS sessions is %q: want an absolute path", options.Dir)
-	}
-	if err := os.MkdirAll(options.Dir, folderMode); err != nil {
-		return nil, fmt.Errorf("make the folder of MPS sessions: %w", err)
-	}
 	bootID, err := options.Roots.BootID()
 	if err != nil {
 		return nil, err
