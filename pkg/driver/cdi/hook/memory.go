@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/partage-dev/partage/pkg/util/quote"
+	"github.com/partage-dev/partage/pkg/util/wait"
 )
 
 const (
@@ -27,8 +28,7 @@ const (
 	MemoryTime = 20 * time.Second
 
 	// pluginTime is how long the driver may not run, as when its pod is replaced.
-	pluginTime     = 20 * time.Second
-	pluginInterval = 100 * time.Millisecond
+	pluginTime = 20 * time.Second
 )
 
 // Variables by which NVIDIA's own hook is told a container's limit in MiB, and how much of it is guaranteed.
@@ -102,16 +102,14 @@ func (l *MemoryLimit) lower(env []string) error {
 }
 
 // ask waits for a moment until a process of the driver answers.
-func ask(ctx context.Context, sockets string, limit MemoryLimit) error {
-	ticker := time.NewTicker(pluginInterval)
-	defer ticker.Stop()
-	for end := time.Now().Add(pluginTime); ; {
-		answered, err := askAny(ctx, sockets, limit)
-		if answered || ctx.Err() != nil || time.Now().After(end) {
-			return err
-		}
-		<-ticker.C
-	}
+func ask(ctx context.Context, sockets string, limit MemoryLimit) (err error) {
+	limited, cancel := context.WithTimeout(ctx, pluginTime)
+	defer cancel()
+	_ = wait.Until(limited, func() (answered bool, _ error) {
+		answered, err = askAny(ctx, sockets, limit)
+		return answered, nil
+	})
+	return err
 }
 
 // askAny asks the first process that is there: there are two while the driver's pod is replaced.

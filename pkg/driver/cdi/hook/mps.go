@@ -11,18 +11,19 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/partage-dev/partage/pkg/node/process"
 	"github.com/partage-dev/partage/pkg/util/quote"
+	"github.com/partage-dev/partage/pkg/util/wait"
 )
 
 const (
 	// restartTime is how long a daemon that has just ended may take to come back.
 	restartTime = 2 * time.Second
 
-	dialInterval = 20 * time.Millisecond
-	dialLimit    = time.Second
+	dialLimit = time.Second
 
 	// sessionRecord is the supervisor's file in the folder of a session.
 	sessionRecord = "session.json"
@@ -49,9 +50,9 @@ func CheckMPSClient(ctx context.Context, input io.Reader, control, session strin
 		return fmt.Errorf("MPS session %s: this container has a user namespace (hostUsers: false in its pod), in which CUDA programs may fail as "+
 			"clients of MPS: remove hostUsers from the pod, or claim a partition, a whole GPU or a time-slice share", session)
 	}
-	folder, name, err := splitControl(control, session)
-	if err != nil {
-		return err
+	above, name, found := strings.Cut(filepath.Clean(control), "/"+session+"/")
+	if !found {
+		return fmt.Errorf("MPS session %s: the socket %s is not in a folder of that name", session, control)
 	}
 	over, has := c.over(MPSFolder, filepath.Dir(control))
 	switch {
@@ -62,48 +63,25 @@ func CheckMPSClient(ctx context.Context, input io.Reader, control, session strin
 		return fmt.Errorf("MPS session %s: this container does not have the folder of the MPS daemon, %s at %s, so its programs would run without "+
 			"MPS and without limits: did the container runtime apply the CDI spec of the claim?", session, filepath.Dir(control), MPSFolder)
 	}
-	if err := reach(ctx, folder, name); err != nil {
+	if err := reach(ctx, filepath.Join(above, session), name); err != nil {
 		return fmt.Errorf("the MPS control daemon of session %s cannot be reached at %s, so this container would run without its limits: "+
 			"see the log of the mps-supervisor on this node; the container starts once the session runs again: %w", session, control, err)
 	}
 	return nil
 }
 
-// splitControl splits the path of a socket after the session's folder, which has the
-// session's name.
-func splitControl(control, session string) (folder, name string, err error) {
-	folder = filepath.Dir(filepath.Clean(control))
-	for filepath.Base(folder) != session {
-		parent := filepath.Dir(folder)
-		if parent == folder {
-			return "", "", fmt.Errorf("MPS session %s: the socket %s is not in a folder of that name", session, control)
-		}
-		folder = parent
-	}
-	name, err = filepath.Rel(folder, control)
-	return folder, name, err
-}
-
 // reach waits for a moment until the session's daemon can be reached.
-func reach(ctx context.Context, folder, name string) error {
-	end := time.NewTimer(restartTime)
-	defer end.Stop()
-	ticker := time.NewTicker(dialInterval)
-	defer ticker.Stop()
-	for {
-		err := checkListener(ctx, folder, name)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ticker.C:
-		case <-end.C:
-			// The check before may have been long ago, where the node does much else.
-			return checkListener(ctx, folder, name)
-		case <-ctx.Done():
-			return err
-		}
+func reach(ctx context.Context, folder, name string) (err error) {
+	limited, cancel := context.WithTimeout(ctx, restartTime)
+	defer cancel()
+	check := func() (bool, error) {
+		err = checkListener(ctx, folder, name)
+		return err == nil, nil
 	}
+	if wait.Until(limited, check) != nil && ctx.Err() == nil {
+		_, _ = check() // the one before may have been long ago, where the node does much else
+	}
+	return err
 }
 
 // daemonRecord is the part that matters of a session's record.

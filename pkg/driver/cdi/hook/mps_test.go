@@ -211,7 +211,7 @@ func TestSlowDisk(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		<-time.After(restartTime + 2*dialInterval)
+		<-time.After(restartTime + 100*time.Millisecond)
 		if err := os.Remove(record); err != nil {
 			t.Error(err)
 		}
