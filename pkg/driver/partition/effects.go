@@ -48,16 +48,17 @@ func (l *Lifecycle) SetMode(ctx context.Context, pciAddress string, on bool) err
 	if on {
 		word = "on"
 	}
+	wrap := func(err error) error { return fmt.Errorf("turn MIG mode of GPU %s %s: %w", pciAddress, word, err) }
 	err := l.hw.SetMIGMode(ctx, pciAddress, on)
 	if gpu.IsPending(err) {
-		return fmt.Errorf("turn MIG mode of GPU %s %s: %w", pciAddress, word, err)
+		return wrap(err)
 	}
 	check, cancel := afterwards(ctx)
 	defer cancel()
 	state, checkErr := l.hw.MIGState(check, pciAddress)
 	switch {
 	case checkErr != nil:
-		return fmt.Errorf("turn MIG mode of GPU %s %s: %w", pciAddress, word, errors.Join(err, checkErr))
+		return wrap(errors.Join(err, checkErr))
 	case state.Enabled == on:
 		klog.FromContext(ctx).Info("MIG mode switched", "pciAddress", pciAddress, "mode", word)
 		return nil
@@ -70,7 +71,7 @@ func (l *Lifecycle) SetMode(ctx context.Context, pciAddress string, on bool) err
 	if errors.Is(err, gpu.ErrInUse) {
 		err = l.heldBy(ctx, pciAddress, wholeGPU, err)
 	}
-	return &RefusedError{fmt.Errorf("turn MIG mode of GPU %s %s: %w", pciAddress, word, err)}
+	return &RefusedError{wrap(err)}
 }
 
 // CreateInstance makes a GPU instance at an address where none is, and returns its ID. Whatever the driver answers is
