@@ -33,8 +33,7 @@ import (
 
 // End is the announced end of a pod.
 type End struct {
-	UID             types.UID
-	Namespace, Name string
+	UID types.UID
 	// Grace is how long its containers have, from the moment that the kubelet knew.
 	Grace time.Duration
 	// At is when what is left of it is killed.
@@ -163,7 +162,7 @@ func (v view) see(ctx context.Context, event podsv1alpha1.EventType, pod *metav1
 		return
 	}
 	v.known[pod.UID] = grace
-	end := End{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Grace: grace, At: v.now().Add(grace)}
+	end := End{UID: pod.UID, Grace: grace, At: v.now().Add(grace)}
 	if v.initial && pod.DeletionTimestamp.Time.Before(end.At) {
 		end.At = pod.DeletionTimestamp.Time // by the clock of the API server
 	}

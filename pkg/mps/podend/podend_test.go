@@ -96,7 +96,7 @@ func pod(name string, deleted time.Time, grace int64) *corev1.Pod {
 
 func want(t *testing.T, h heard, name string, grace, left time.Duration) {
 	t.Helper()
-	end := End{UID: types.UID("uid-" + name), Namespace: "default", Name: name, Grace: grace, At: now.Add(left)}
+	end := End{UID: types.UID("uid-" + name), Grace: grace, At: now.Add(left)}
 	expect.Same(t, <-h.ends, end)
 }
 

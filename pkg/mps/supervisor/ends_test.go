@@ -20,7 +20,7 @@ const endingPod types.UID = "8b3f0e6e-7a59-4c8a-9d3c-2f1f4a1f0b11"
 
 // ending is the end of endingPod.
 func ending(at time.Time) podend.End {
-	return podend.End{UID: endingPod, Namespace: "default", Name: "ending", Grace: 30 * time.Second, At: at}
+	return podend.End{UID: endingPod, Grace: 30 * time.Second, At: at}
 }
 
 // terminatedClient reports whether a client may be killed.

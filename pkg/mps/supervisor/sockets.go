@@ -87,9 +87,7 @@ func (f folder) publish(names []string) error {
 		from, to := filepath.Join(f.daemonPipe(), name), filepath.Join(f.clientPipe(), name)
 		// Containers do not see this one.
 		temporary := filepath.Join(f.pipe(), name+".new")
-		if err := os.Remove(temporary); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("give containers the daemon's %s: %w", name, err)
-		}
+		_ = os.Remove(temporary) // of a supervisor that was killed
 		err := os.Link(from, temporary)
 		if name != controlSocket && errors.Is(err, os.ErrNotExist) {
 			continue // this driver has no such file
