@@ -19,9 +19,7 @@ import (
 // that fails in a loop makes events faster than their partitions can be found: an event that equals
 // one in the queue, apart from its time, replaces it.
 func (m *Monitor) receive(ctx context.Context, e gpu.Event) {
-	if m.o.ObserveEvent != nil {
-		m.o.ObserveEvent(e)
-	}
+	m.o.ObserveEvent(e)
 	kind := e
 	kind.Time, kind.NotBefore = time.Time{}, time.Time{}
 	m.mu.Lock()
@@ -120,7 +118,7 @@ func (m *Monitor) apply(ctx context.Context, e gpu.Event, at *Place) {
 			program = m.programError(e, at, x)
 		}
 	})
-	if program != nil && m.o.Report != nil {
+	if program != nil {
 		m.o.Report(ctx, *program)
 	}
 }

@@ -55,7 +55,7 @@ type Hold struct {
 	Until   time.Time
 }
 
-// Options are mandatory except where a comment says otherwise.
+// Options are all mandatory.
 type Options struct {
 	Hardware Hardware
 	// DataDir is where the history is kept, BootID that of this boot of the machine.
@@ -64,14 +64,14 @@ type Options struct {
 	Interval time.Duration
 	// Changed is called when the conditions may have changed.
 	Changed func()
-	// Report is called for errors of programs, at most once in reportEvery for the same. Optional.
+	// Report is called for errors of programs, at most once in reportEvery for the same.
 	Report func(ctx context.Context, e ProgramError)
-	// HeldBack is called when a GPU works again and is not offered yet. Optional.
+	// HeldBack is called when a GPU works again and is not offered yet.
 	HeldBack func(ctx context.Context, h Hold)
-	// ObserveEvent is called for every event of a GPU in order. Optional.
+	// ObserveEvent is called for every event of a GPU in order.
 	ObserveEvent func(e gpu.Event)
 	// ObserveHealth is called for every reading of a GPU. With an error parts of it may be
-	// missing. Optional.
+	// missing.
 	ObserveHealth func(pciAddress string, h gpu.Health, err error)
 }
 
@@ -211,13 +211,11 @@ func (m *Monitor) change(ctx context.Context, do func(j *judge)) {
 	if changed || touched {
 		m.save(ctx)
 	}
-	if changed && m.o.Changed != nil {
+	if changed {
 		m.o.Changed()
 	}
 	for _, h := range held {
-		if m.o.HeldBack != nil {
-			m.o.HeldBack(ctx, h)
-		}
+		m.o.HeldBack(ctx, h)
 	}
 }
 
@@ -282,9 +280,7 @@ func (m *Monitor) readSafely(ctx context.Context, w *watch) {
 		return
 	}
 	now.Ended = time.Now()
-	if m.o.ObserveHealth != nil {
-		m.o.ObserveHealth(w.pci, now.Health, now.Err)
-	}
+	m.o.ObserveHealth(w.pci, now.Health, now.Err)
 	m.change(ctx, func(j *judge) {
 		j.read(w.pci, now)
 		if known {

@@ -130,7 +130,7 @@ func newStation(t *testing.T, dir string, hardware *fakeHardware) *station {
 		Changed:      func() { s.changes.Add(1) },
 		Report:       func(_ context.Context, e ProgramError) { s.note(func() { s.programs = append(s.programs, e) }) },
 		HeldBack:     func(_ context.Context, h Hold) { s.note(func() { s.holds = append(s.holds, h) }) },
-		ObserveEvent: func(e gpu.Event) { s.note(func() { s.observed = append(s.observed, e.XID) }) },
+		ObserveEvent: func(e gpu.Event) { s.note(func() { s.observed = append(s.observed, e.XID) }) }, ObserveHealth: func(string, gpu.Health, error) {},
 	})
 	s.Follow(map[string]string{pciA: "GPU-A", pciB: "GPU-B"}, policy.Builtin().Health)
 	ctx, cancel := context.WithCancel(t.Context())
