@@ -155,14 +155,14 @@ func (j *judge) follow(pciAddress, uuid string) {
 	}
 }
 
+// of returns the history of a GPU. Nothing is remembered of one that is not followed.
+func (j *judge) of(pciAddress string) *gpuHistory { return cmp.Or(j.gpus[pciAddress], &gpuHistory{}) }
+
 // event makes a fault of an event, and returns what the XID means if it is one. The place is nil if
 // the whole GPU is affected, or a partition that is not known. An XID that the policy ignores is no
 // fault.
 func (j *judge) event(e gpu.Event, at *Place, h *policy.Health) (x xid.XID) {
-	g := j.gpus[e.PCIAddress]
-	if g == nil {
-		return xid.XID{}
-	}
+	g := j.of(e.PCIAddress)
 	switch e.Kind {
 	case gpu.EventXID:
 		x = xid.Lookup(e.XID)
@@ -228,19 +228,14 @@ func (j *judge) see(g *gpuHistory, found *fault, at time.Time) {
 // dropGonePartitions ends the faults of partitions that do not exist any more, by a reading of the
 // partitions that began at a time.
 func (j *judge) dropGonePartitions(pciAddress string, instances []gpu.Instance, began time.Time) {
-	g := j.gpus[pciAddress]
-	if g == nil {
-		return
-	}
-	j.drop(g, func(f *fault) bool {
+	j.drop(j.of(pciAddress), func(f *fault) bool {
 		return f.Partition != nil && f.Last.Before(began) && !gpu.HasMIGDevice(instances, f.Partition.UUID)
 	})
 }
 
 // hasPartitionFaults reports whether dropGonePartitions may end something.
 func (j *judge) hasPartitionFaults(pciAddress string) bool {
-	g := j.gpus[pciAddress]
-	return g != nil && slices.ContainsFunc(g.Faults, func(f *fault) bool { return f.Partition != nil })
+	return slices.ContainsFunc(j.of(pciAddress).Faults, func(f *fault) bool { return f.Partition != nil })
 }
 
 func (j *judge) drop(g *gpuHistory, over func(*fault) bool) {
@@ -265,10 +260,7 @@ func (j *judge) reset(g *gpuHistory, began time.Time) {
 
 // settle removes the faults that are over by now. It must be called again and again.
 func (j *judge) settle(pciAddress string, quiet time.Duration, now time.Time) {
-	g := j.gpus[pciAddress]
-	if g == nil {
-		return
-	}
+	g := j.of(pciAddress)
 	j.drop(g, func(f *fault) bool {
 		if end := g.end(f, quiet); now.Before(end) {
 			if !f.Gone.IsZero() && !f.held {

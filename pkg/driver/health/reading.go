@@ -37,10 +37,7 @@ func (now *reading) silent() bool {
 
 // read takes a reading.
 func (j *judge) read(pciAddress string, now reading) {
-	g := j.gpus[pciAddress]
-	if g == nil {
-		return
-	}
+	g := j.of(pciAddress)
 	if errors.Is(now.Err, gpu.ErrDriverNotLoaded) || errors.Is(now.Err, gpu.ErrVersionMismatch) {
 		// That says nothing about a single GPU. When the driver is loaded again, it initializes
 		// all of them; it is assumed that this ends the same faults as a reset.
@@ -178,10 +175,7 @@ func (g *gpuHistory) persistent(found []*fault, now reading) []*fault {
 
 // watchesFabric reports whether there is a fault of the fabric, or one that may become a fault.
 func (j *judge) watchesFabric(pciAddress string) bool {
-	g := j.gpus[pciAddress]
-	if g == nil {
-		return false
-	}
+	g := j.of(pciAddress)
 	_, pending := g.since[device.FabricUnhealthy]
 	return pending || g.has(device.FabricUnhealthy)
 }
