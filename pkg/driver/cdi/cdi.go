@@ -165,9 +165,10 @@ func (s *Specs) List() ([]types.UID, error) {
 	var uids []types.UID
 	prefix := cdiapi.GenerateTransientSpecName(Vendor, Class, "")
 	for _, entry := range entries {
-		name := host.FinalName(entry.Name())
-		if isSpec(name) && filepath.Join(s.root, name) != s.path(Conformance) {
-			uids = append(uids, types.UID(strings.TrimSuffix(strings.TrimPrefix(name, prefix), specSuffix)))
+		name, ours := strings.CutPrefix(host.FinalName(entry.Name()), prefix)
+		uid, isSpec := strings.CutSuffix(name, specSuffix)
+		if ours && isSpec && uid != string(Conformance) {
+			uids = append(uids, types.UID(uid))
 		}
 	}
 	slices.Sort(uids)
@@ -195,7 +196,11 @@ func (s *Specs) HookPrograms() (map[string]bool, error) {
 		if err != nil {
 			return nil, fmt.Errorf("CDI spec %s: %w", path, err)
 		}
-		for _, hook := range hooksOf(&spec) {
+		hooks := spec.ContainerEdits.Hooks
+		for i := range spec.Devices {
+			hooks = append(hooks, spec.Devices[i].ContainerEdits.Hooks...)
+		}
+		for _, hook := range hooks {
 			programs[hook.Path] = true
 		}
 	}
@@ -206,11 +211,6 @@ const specSuffix = ".json"
 
 func (s *Specs) path(claimUID types.UID) string {
 	return filepath.Join(s.root, cdiapi.GenerateTransientSpecName(Vendor, Class, string(claimUID))+specSuffix)
-}
-
-// isSpec reports whether path gives a file this name.
-func isSpec(name string) bool {
-	return strings.HasPrefix(name, cdiapi.GenerateTransientSpecName(Vendor, Class, "")) && strings.HasSuffix(name, specSuffix)
 }
 
 var uidText = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z-]{0,62}$`)

@@ -291,13 +291,11 @@ func (v knownVersion) SystemGetDriverVersion() (string, nvml.Return) { return v.
 // every optional file that a driver does not have.
 type toolkitLogger struct{ log klog.Logger }
 
-func (l toolkitLogger) Tracef(format string, args ...any) { l.print(7, format, args) }
-func (l toolkitLogger) Debugf(format string, args ...any) { l.print(6, format, args) }
-func (l toolkitLogger) Infof(format string, args ...any)  { l.print(5, format, args) }
-func (l toolkitLogger) Warningf(format string, args ...any) {
-	l.print(5, format, args)
-}
-func (l toolkitLogger) Errorf(format string, args ...any) { l.print(2, format, args) }
+func (l toolkitLogger) Tracef(format string, args ...any)   { l.print(7, format, args) }
+func (l toolkitLogger) Debugf(format string, args ...any)   { l.print(6, format, args) }
+func (l toolkitLogger) Infof(format string, args ...any)    { l.print(5, format, args) }
+func (l toolkitLogger) Warningf(format string, args ...any) { l.print(5, format, args) }
+func (l toolkitLogger) Errorf(format string, args ...any)   { l.print(2, format, args) }
 
 func (l toolkitLogger) print(level int, format string, args []any) {
 	if l.log.V(level).Enabled() {

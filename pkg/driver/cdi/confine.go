@@ -30,11 +30,3 @@ func confine(hook *specs.Hook) {
 		hook.Timeout = &timeout
 	}
 }
-
-func hooksOf(spec *specs.Spec) []*specs.Hook {
-	hooks := slices.Clone(spec.ContainerEdits.Hooks)
-	for i := range spec.Devices {
-		hooks = append(hooks, spec.Devices[i].ContainerEdits.Hooks...)
-	}
-	return hooks
-}
