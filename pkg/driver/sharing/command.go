@@ -26,8 +26,8 @@ func (e *exitError) Error() string { return fmt.Sprintf("exit code %d", e.code) 
 // A program that cannot be killed is stuck in the kernel driver. Since it may still have an effect, the error is a
 // *gpu.PendingError then.
 func (m *Manager) run(ctx context.Context, d Device, program host.Program, args []string) (string, error) {
-	return call.Do(ctx, m.calls.GPU(d.PCIAddress), computePolicy, func() (string, error) {
-		limited, cancel := context.WithTimeout(ctx, m.commandLimit)
+	return call.Do(ctx, m.options.Calls.GPU(d.PCIAddress), computePolicy, func() (string, error) {
+		limited, cancel := context.WithTimeout(ctx, m.options.CommandLimit)
 		defer cancel()
 		out, err := m.execute(limited, program, args)
 		return out, explain(ctx, limited, d, err)

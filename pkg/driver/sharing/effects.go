@@ -20,7 +20,7 @@ import (
 // Mode returns the compute mode of a whole GPU. Partitions have none: nothing but the environment of their containers
 // keeps clients in a session.
 func (m *Manager) Mode(ctx context.Context, d Device) (gpu.ComputeMode, error) {
-	mode, err := m.modes.ComputeMode(ctx, d.PCIAddress, d.UUID)
+	mode, err := m.options.Modes.ComputeMode(ctx, d.PCIAddress, d.UUID)
 	if err != nil {
 		return "", fmt.Errorf("read the compute mode of %s: %w", d, err)
 	}
@@ -35,7 +35,7 @@ func (m *Manager) SetExclusive(ctx context.Context, d Device, exclusive bool) er
 	if exclusive {
 		want = gpu.ComputeExclusiveProcess
 	}
-	err := m.modes.SetComputeMode(ctx, d.PCIAddress, d.UUID, want)
+	err := m.options.Modes.SetComputeMode(ctx, d.PCIAddress, d.UUID, want)
 	if errors.Is(err, gpu.ErrNotFound) && !exclusive {
 		klog.FromContext(ctx).V(2).Info("The GPU is gone, and its compute mode with it", "pciAddress", d.PCIAddress, "uuid", d.UUID)
 		return nil
@@ -66,7 +66,7 @@ const unavailable = "CUDA_ERROR_DEVICE_UNAVAILABLE"
 // Ensure makes a session run on these devices, or changes the limits of the running one. The compute mode of whole GPUs
 // among them has to be EXCLUSIVE_PROCESS before, see SetExclusive. After an error the session may run or not.
 func (m *Manager) Ensure(ctx context.Context, spec mps.Spec, devices []Device) (mps.Status, error) {
-	status, err := m.supervisor.Ensure(ctx, spec)
+	status, err := m.options.Supervisor.Ensure(ctx, spec)
 	switch {
 	case err != nil && strings.Contains(err.Error(), unavailable):
 		// In mode EXCLUSIVE_PROCESS a server does not start beside another process.
@@ -89,5 +89,5 @@ func (m *Manager) Ensure(ctx context.Context, spec mps.Spec, devices []Device) (
 
 // End ends a session. It succeeds if there is none.
 func (m *Manager) End(ctx context.Context, id string) error {
-	return m.supervisor.Stop(ctx, id)
+	return m.options.Supervisor.Stop(ctx, id)
 }

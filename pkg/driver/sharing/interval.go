@@ -52,8 +52,8 @@ func (m *Manager) SetInterval(ctx context.Context, d Device, interval Interval) 
 }
 
 func (m *Manager) setInterval(ctx context.Context, d Device, interval Interval, value string) error {
-	smi, err := call.Read(ctx, m.calls.Of("", call.DriverFiles), "find nvidia-smi", func() (host.Program, error) {
-		return m.roots.Program("nvidia-smi")
+	smi, err := call.Read(ctx, m.options.Calls.Of("", call.DriverFiles), "find nvidia-smi", func() (host.Program, error) {
+		return m.options.Roots.Program("nvidia-smi")
 	})
 	if err != nil {
 		return err

@@ -53,12 +53,8 @@ const defaultCommandLimit = 10 * time.Second
 
 // Manager shares the devices of one node.
 type Manager struct {
-	roots        host.Roots
-	modes        Modes
-	supervisor   Supervisor
-	calls        *call.Queues
-	commandLimit time.Duration
-	execute      func(ctx context.Context, program host.Program, args []string) (string, error)
+	options Options
+	execute func(ctx context.Context, program host.Program, args []string) (string, error)
 	// trusted says of nvidia-smi whether it does what it says, by the UUID of the GPU. Starting it is nearly all of the time that a
 	// time slice takes, so that what it has set is read back only until that was right once, and again after a failure. Once it has
 	// set something else it is false for good.
@@ -67,20 +63,14 @@ type Manager struct {
 
 // New returns a Manager. It does nothing to the devices yet.
 func New(o Options) *Manager {
-	return &Manager{
-		roots:        o.Roots,
-		modes:        o.Modes,
-		supervisor:   o.Supervisor,
-		calls:        o.Calls,
-		commandLimit: cmp.Or(o.CommandLimit, defaultCommandLimit),
-		execute:      execute,
-	}
+	o.CommandLimit = cmp.Or(o.CommandLimit, defaultCommandLimit)
+	return &Manager{options: o, execute: execute}
 }
 
 // Sessions returns the sessions of the node by ID. The error wraps ErrNoSupervisor: nobody
 // knows of sessions but the supervisor.
 func (m *Manager) Sessions(ctx context.Context) (map[string]mps.Status, error) {
-	list, err := m.supervisor.List(ctx)
+	list, err := m.options.Supervisor.List(ctx)
 	if err != nil && !errors.Is(err, ErrNoSupervisor) {
 		err = fmt.Errorf("%w: %w", ErrNoSupervisor, err)
 	}
