@@ -95,7 +95,8 @@ func (f *Facts) may(h *Holding, pod string) bool {
 }
 
 // learn asks about a claim, but not again and again. What cannot be found out stays unknown.
-func (f *Facts) learn(ctx context.Context, ref claim.Ref, now time.Time) {
+func (f *Facts) learn(ctx context.Context, ref claim.Ref) {
+	now := time.Now()
 	f.mu.Lock()
 	due := now.Sub(f.asked[ref.UID]) >= askAgain
 	if due {

@@ -209,7 +209,7 @@ func (s *Sampler) sample(ctx context.Context, pciAddress string) {
 	for i := range held {
 		// Which pods use the claim is not known after a restart.
 		if _, known := s.o.Facts.of(held[i].Claim.UID); !known {
-			s.o.Facts.learn(ctx, held[i].Claim, time.Now())
+			s.o.Facts.learn(ctx, held[i].Claim)
 		}
 	}
 	var partitions []gpu.PartitionID
@@ -251,9 +251,11 @@ func (s *Sampler) end(ctx context.Context, pciAddress string, held []Holding, us
 	if err == nil {
 		var strangers []string
 		by, unattributed, strangers = attribute(&usage, held, pods{of: s.o.PodOf, may: s.o.Facts.may})
-		if len(strangers) > 0 {
+		for i := range held {
 			// A claim may be reserved for further pods after it was prepared.
-			s.learnShares(ctx, held)
+			if len(strangers) > 0 && held[i].Kind.IsShare() {
+				s.o.Facts.learn(ctx, held[i].Claim)
+			}
 		}
 	}
 	s.mu.Lock()
@@ -279,14 +281,6 @@ func (s *Sampler) end(ctx context.Context, pciAddress string, held []Holding, us
 }
 
 var errDriver = errors.New("the NVIDIA driver is not loaded")
-
-func (s *Sampler) learnShares(ctx context.Context, held []Holding) {
-	for i := range held {
-		if held[i].Kind.IsShare() {
-			s.o.Facts.learn(ctx, held[i].Claim, time.Now())
-		}
-	}
-}
 
 // take remembers a sample.
 func (c *claimState) take(m Measured, at time.Time) {
