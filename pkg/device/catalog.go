@@ -162,11 +162,8 @@ func (c *catalog) add(d Device, offered bool, g group) {
 
 // addShare adds the share of a device that an option describes.
 func (c *catalog) addShare(base Device, o shareOption, g group) {
-	share := o.share
-	share.Base = base.Name
-	base.Name = shareName(base.Name, o.kind)
-	base.Kind = o.kind
-	base.Share = &share
+	o.share.Base = base.Name
+	base.Name, base.Kind, base.Share = shareName(base.Name, o.kind), o.kind, &o.share
 	c.add(base, o.offered, g)
 }
 

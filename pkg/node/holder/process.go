@@ -91,14 +91,11 @@ func (p procfs) nodes(pid int) []string {
 		if err != nil {
 			continue
 		}
-		node, at := nodePath(path, roots), filepath.Join(folder, file.Name())
-		switch {
-		case node == "" && filepath.IsAbs(path):
-			node = nodeOf(at)
-		case node != "" && isOther(at, node):
-			node = ""
+		called := nodePath(path, roots)
+		if called == "" && !filepath.IsAbs(path) {
+			continue // a socket or a pipe
 		}
-		if node != "" {
+		if node := nodeOf(filepath.Join(folder, file.Name()), called); node != "" {
 			nodes = append(nodes, node)
 		}
 	}
@@ -117,24 +114,25 @@ func nodePath(path string, roots []string) string {
 	return node
 }
 
-// isOther reports whether a file is known not to be the node that it is called like: anybody can call a file so.
-func isOther(file, node string) bool {
-	st, err := process.StatOpen(file)
-	minor := strconv.Itoa(int(st.Rdev_minor))
-	return err == nil && (st.Mode&unix.S_IFMT != unix.S_IFCHR || node != gpuNode(int(st.Rdev_minor)) && !strings.HasSuffix(node, "/nvidia-cap"+minor) ||
-		st.Rdev_major != gpuMajor && node == gpuNode(int(st.Rdev_minor)))
-}
-
 // gpuMajor is the number of NVIDIA's driver among those of character devices.
 const gpuMajor = 195
 
-// nodeOf returns the node of the GPU that a file is, or "" for another file.
-func nodeOf(file string) string {
+// nodeOf returns the node of the driver that an open file is, or "" for another file. Anybody can call a file like a node: one
+// that is called so, unless that is "", is the node if its number is not known to be another's.
+func nodeOf(file, called string) string {
 	st, err := process.StatOpen(file)
-	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev_major != gpuMajor {
+	node := gpuNode(int(st.Rdev_minor))
+	switch {
+	case err != nil:
+		return called
+	case st.Mode&unix.S_IFMT != unix.S_IFCHR:
 		return ""
+	case st.Rdev_major == gpuMajor && (called == "" || called == node):
+		return node
+	case strings.HasSuffix(called, "/nvidia-cap"+strconv.Itoa(int(st.Rdev_minor))):
+		return called
 	}
-	return gpuNode(int(st.Rdev_minor))
+	return ""
 }
 
 func gpuNode(minor int) string { return "/dev/nvidia" + strconv.Itoa(minor) }

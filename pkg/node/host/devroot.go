@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -41,7 +42,7 @@ type Node struct {
 
 // DevRoot returns where the driver's device nodes are at the moment. With AutoDev it is
 // the first place that has all RequiredNodes, or else the first of those that have most.
-func (r Roots) DevRoot() DevRoot { return mostComplete(r.devRoots()) }
+func (r Roots) DevRoot() DevRoot { return byCompleteness(r.devRoots())[0] }
 
 // devRoots are the places that may have device nodes, in order of preference.
 func (r Roots) devRoots() []DevRoot {
@@ -56,20 +57,17 @@ func (r Roots) devRoots() []DevRoot {
 	return places
 }
 
-func mostComplete(places []DevRoot) DevRoot {
-	best, most := places[0], -1
-	for _, place := range places {
-		present := 0
+// byCompleteness sorts places by how many of the RequiredNodes they have, most first.
+func byCompleteness(places []DevRoot) []DevRoot {
+	present := func(d DevRoot) (nodes int) {
 		for _, path := range RequiredNodes() {
-			if _, err := place.node(path); err == nil {
-				present++
+			if _, err := d.node(path); err == nil {
+				nodes++
 			}
 		}
-		if present > most {
-			best, most = place, present
-		}
+		return nodes
 	}
-	return best
+	return slices.SortedStableFunc(slices.Values(places), func(a, b DevRoot) int { return present(b) - present(a) })
 }
 
 // Node returns a device node of the host, for example "/dev/nvidia0". With AutoDev it may
@@ -77,17 +75,9 @@ func mostComplete(places []DevRoot) DevRoot {
 // missing node, and ErrNotCharDevice for any other file; it says what to do about it.
 func (r Roots) Node(path string) (Node, error) {
 	places := r.devRoots()
-	first := mostComplete(places)
-	node, err := first.node(path)
-	if !errors.Is(err, fs.ErrNotExist) {
-		return node, err
-	}
-	for _, place := range places {
-		if place == first {
-			continue
-		}
-		if node, otherErr := place.node(path); !errors.Is(otherErr, fs.ErrNotExist) {
-			return node, otherErr
+	for _, place := range byCompleteness(places) {
+		if node, err := place.node(path); !errors.Is(err, fs.ErrNotExist) {
+			return node, err
 		}
 	}
 	return Node{}, missing(path, places)

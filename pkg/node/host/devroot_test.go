@@ -60,7 +60,7 @@ func TestMostComplete(t *testing.T) {
 		"driver container is gone":             {nil, byItself, onHost},
 		"none":                                 {nil, nil, inContainer},
 	} {
-		if got := mostComplete([]DevRoot{place(t, inContainer, test.driver...), place(t, onHost, test.host...)}); got.OnHost != test.want {
+		if got := byCompleteness([]DevRoot{place(t, inContainer, test.driver...), place(t, onHost, test.host...)})[0]; got.OnHost != test.want {
 			t.Errorf("%s: got %s, want %s", name, got.OnHost, test.want)
 		}
 	}

@@ -69,25 +69,20 @@ var advice = map[string]string{
 	"CONTACT_SUPPORT": "If it happens again, contact the vendor of the GPU",
 }
 
-// unknown is for an XID that is not in the table: newer than it, or called unused by
-// NVIDIA's catalogue, which then says to contact support. It keeps nobody away, as it may be
-// harmless and happen again and again: drivers with newer XIDs have a recovery action, which is
-// a condition of its own.
-func unknown(number uint64) XID {
-	return XID{
-		Number: number, Name: "not known to this version of the driver", Scope: Partition, Effect: policy.EffectNone,
-		Recovery: Quiet, Advice: "See https://docs.nvidia.com/deploy/xid-errors",
-	}
-}
-
 // Lookup returns what an XID means. Every number means something.
 func Lookup(number uint64) XID {
 	table := Table()
 	at, known := slices.BinarySearchFunc(table, number, func(x XID, number uint64) int { return int(x.Number) - int(number) })
-	if !known {
-		return unknown(number)
+	if known {
+		return table[at]
 	}
-	return table[at]
+	// It is newer than the table, or called unused by NVIDIA's catalogue, which then says to contact support. It keeps nobody
+	// away, as it may be harmless and happen again and again: drivers with newer XIDs have a recovery action, which is a
+	// condition of its own.
+	return XID{
+		Number: number, Name: "not known to this version of the driver", Scope: Partition, Effect: policy.EffectNone,
+		Recovery: Quiet, Advice: "See https://docs.nvidia.com/deploy/xid-errors",
+	}
 }
 
 //go:embed xids.csv
