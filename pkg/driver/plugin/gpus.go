@@ -311,14 +311,14 @@ func (r *gpuReport) log(ctx context.Context, inventory *device.Inventory, curren
 	if known.discovered && r.summary.Set(fmt.Sprint(gpus, devices, version)) {
 		logger.Info("Discovered", "gpus", gpus, "devices", devices, "driverVersion", version)
 	}
-	problems, _ := r.problems.Update(inventory.Problems(), error.Error)
+	problems := r.problems.Update(inventory.Problems(), error.Error)
 	for _, problem := range problems {
 		logger.Error(problem, "Not everything can be published")
 	}
 	if current == nil {
 		return
 	}
-	appeared, _ := r.policies.Update(known.node.GPUs, func(g gpu.GPU) gpuPolicy { return gpuPolicy{current, g.UUID} })
+	appeared := r.policies.Update(known.node.GPUs, func(g gpu.GPU) gpuPolicy { return gpuPolicy{current, g.UUID} })
 	for i := range appeared {
 		logger.Info("Sharing policy", "pciAddress", appeared[i].PCIAddress, "productName", appeared[i].ProductName, "offers", current.For(&appeared[i]).String())
 	}

@@ -52,9 +52,8 @@ type problemState struct {
 }
 
 // Log logs an error unless the last one that was logged had the same text, and, where
-// resolved is not empty, that there is no error any more. It reports whether the
-// problem appeared, changed or disappeared.
-func (p *Problem) Log(ctx context.Context, err error, failed, resolved string, keysAndValues ...any) (changed bool) {
+// resolved is not empty, that there is no error any more.
+func (p *Problem) Log(ctx context.Context, err error, failed, resolved string, keysAndValues ...any) {
 	// Held while logging, so that the last line is about the last state.
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -70,7 +69,7 @@ func (p *Problem) Log(ctx context.Context, err error, failed, resolved string, k
 		now.text = err.Error()
 	}
 	if p.last == now {
-		return false
+		return
 	}
 	p.last = now
 	logger := klog.FromContext(ctx).WithCallDepth(1)
@@ -82,42 +81,29 @@ func (p *Problem) Log(ctx context.Context, err error, failed, resolved string, k
 	case resolved != "":
 		logger.Info(resolved, keysAndValues...)
 	}
-	return true
 }
 
 // Set remembers values by a key: two with the same key are the same, whatever else
 // differs. At first it is empty.
 type Set[K comparable, V any] struct {
 	mu   sync.Mutex
-	last map[K]V
-	// order is that of the last update.
-	order []K
+	last map[K]bool
 }
 
-// Update replaces all values and returns those that have appeared and those that
-// have disappeared since the last call, each once and in the order they were given
-// in. Of values with the same key the first counts.
-func (s *Set[K, V]) Update(values []V, key func(V) K) (appeared, disappeared []V) {
+// Update replaces all values and returns those that have appeared since the last call,
+// each once and in the order they were given in. Of values with the same key the first
+// counts.
+func (s *Set[K, V]) Update(values []V, key func(V) K) (appeared []V) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := make(map[K]V, len(values))
-	var order []K
+	now := make(map[K]bool, len(values))
 	for _, value := range values {
 		k := key(value)
-		if _, seen := now[k]; seen {
-			continue
-		}
-		now[k] = value
-		order = append(order, k)
-		if _, known := s.last[k]; !known {
+		if !now[k] && !s.last[k] {
 			appeared = append(appeared, value)
 		}
+		now[k] = true
 	}
-	for _, k := range s.order {
-		if _, still := now[k]; !still {
-			disappeared = append(disappeared, s.last[k])
-		}
-	}
-	s.last, s.order = now, order
-	return appeared, disappeared
+	s.last = now
+	return appeared
 }
