@@ -214,10 +214,7 @@ func TestSimulatedEventsHang(t *testing.T) {
 	l := listen(t, m, Options{Calls: call.New(2 * time.Second)})
 	l.monitored(first, second)
 
-	fault := 0
-	l.update(func(m *machine.Machine) {
-		fault = state.AddFault(m, machine.Fault{Function: waitForEvent, GPU: 0, Hang: true, Effect: machine.Proceed})
-	})
+	fault := addFault(t, l.file, machine.Fault{Function: waitForEvent, GPU: 0, Hang: true, Effect: machine.Proceed})
 	l.until(first, "hung", gpu.IsPending)
 	happened := time.Now()
 	l.happen(xid(0, 95), xid(1, 13))
@@ -226,7 +223,7 @@ func TestSimulatedEventsHang(t *testing.T) {
 	expect.Do(t, expect.Err(l.client.MIGState(t.Context(), first)), "the GPU whose events hang cannot be used")
 
 	released := time.Now()
-	l.update(func(m *machine.Machine) { state.RemoveFault(m, fault) })
+	removeFault(t, l.file, fault)
 	// It may be from any time since the last call that returned.
 	if e := l.expect(whole(first, gpu.EventXID, 95))[0]; !e.NotBefore.Before(happened) || e.Time.Before(released) {
 		t.Errorf("the event is from %s to %s, it happened after %s and was received after %s", e.NotBefore, e.Time, happened, released)
@@ -248,9 +245,7 @@ func TestSimulatedEventsOfHungGPU(t *testing.T) {
 	pci := m.GPUs[0].PCIAddress
 	l := listen(t, m, Options{Calls: call.New(2 * time.Second)})
 	l.monitored(pci)
-	l.update(func(m *machine.Machine) {
-		state.AddFault(m, machine.Fault{Function: "nvmlDeviceGetMemoryInfo", GPU: 0, Hang: true, Effect: machine.Proceed})
-	})
+	addFault(t, l.file, machine.Fault{Function: "nvmlDeviceGetMemoryInfo", GPU: 0, Hang: true, Effect: machine.Proceed})
 	_, err := l.client.MIGState(t.Context(), pci)
 	var hung *gpu.PendingError
 	if !errors.As(err, &hung) {

@@ -35,10 +35,7 @@ func TestSimulatedUsageHang(t *testing.T) {
 			if function != "nvmlGpmQueryDeviceSupport" {
 				fatal.Get(c.Usage(t.Context(), pci, ids, time.Time{}))(t)
 			}
-			fault := 0
-			update(t, file, func(m *machine.Machine) {
-				fault = state.AddFault(m, machine.Fault{Function: function, GPU: -1, Hang: true, Effect: machine.Proceed})
-			})
+			fault := addFault(t, file, machine.Fault{Function: function, GPU: -1, Hang: true, Effect: machine.Proceed})
 			restore := impatient(c, 200*time.Millisecond)
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
@@ -46,7 +43,7 @@ func TestSimulatedUsageHang(t *testing.T) {
 			if ctx.Err() != nil || err != nil && !gpu.IsPending(err) {
 				t.Errorf("%v", err)
 			}
-			update(t, file, func(m *machine.Machine) { state.RemoveFault(m, fault) })
+			removeFault(t, file, fault)
 			var hung *gpu.PendingError
 			if errors.As(err, &hung) {
 				<-hung.Done
@@ -88,7 +85,7 @@ func TestSimulatedEventCallsHang(t *testing.T) {
 			for range l.events { // until it is closed
 			}
 			c.Close()
-			l.update(func(m *machine.Machine) { state.RemoveFault(m, fault) })
+			removeFault(t, file, fault)
 			limited, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			if err := wait.Until(limited, func() (bool, error) { return c.calls.Pending("nvml") == nil, nil }); err != nil {

@@ -204,9 +204,7 @@ func TestSimulatedHealthAfterReset(t *testing.T) {
 func TestSimulatedHealthHang(t *testing.T) {
 	m := newMachine(t, "h100-80-sxmx2")
 	c, file := simulate(t, m)
-	update(t, file, func(m *machine.Machine) {
-		state.AddFault(m, machine.Fault{Function: "nvmlDeviceGetRemappedRows", GPU: 0, Hang: true, Effect: machine.Proceed})
-	})
+	addFault(t, file, machine.Fault{Function: "nvmlDeviceGetRemappedRows", GPU: 0, Hang: true, Effect: machine.Proceed})
 	restore := impatient(c, 2*time.Second)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

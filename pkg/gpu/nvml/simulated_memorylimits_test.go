@@ -59,9 +59,7 @@ func TestSimulatedMemoryLimits(t *testing.T) {
 // A driver in trouble is asked again: only what it says is kept.
 func TestSimulatedMemoryLimitsLater(t *testing.T) {
 	c, file, _ := limiting(t, "615.71.09", true)
-	update(t, file, func(m *machine.Machine) {
-		state.AddFault(m, machine.Fault{Function: getMemoryLimits, Code: 999, Times: 1})
-	})
+	addFault(t, file, machine.Fault{Function: getMemoryLimits, Code: 999, Times: 1})
 	for _, want := range []bool{false, true} {
 		node, err := c.Discover(t.Context())
 		if err != nil || len(node.GPUs) != 1 || node.GPUs[0].MemoryLimits != want {
