@@ -11,7 +11,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 func TestWantedBoardsExist(t *testing.T) {
@@ -32,27 +34,17 @@ func TestLoadRefuses(t *testing.T) {
 		"other name":    {"name: z\n", `says "z"`},
 		"not a mapping": {"- x\n", "x"},
 	} {
-		if _, err := decode("x", []byte(c.data)); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: got error %v, want one with %q", name, err, c.want)
-		}
+		expect.Says(t, expect.Err(decode("x", []byte(c.data))), c.want, name)
 	}
-	if _, err := Load("voodoo"); err == nil || !strings.Contains(err.Error(), "h200") {
-		t.Errorf("the error of an unknown board must list the known ones, got %v", err)
-	}
+	expect.Says(t, expect.Err(Load("voodoo")), "h200", "the error of an unknown board must list the known ones")
 }
 
 // forBoards runs a test for each board.
 func forBoards(t *testing.T, f func(t *testing.T, b *Board, g *machine.GPU)) {
 	for _, name := range Boards() {
 		t.Run(name, func(t *testing.T) {
-			b, err := Load(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			g, err := b.GPU()
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := must.Get(Load(name))(t)
+			g := must.Get(b.GPU())(t)
 			f(t, b, g)
 		})
 	}
@@ -166,9 +158,7 @@ func checkPlacements(t *testing.T, g *machine.GPU, p machine.GIProfile) {
 	if m := mediaOf(p.Enum); m == mediaExtended || m == mediaAll {
 		want = 1
 	}
-	if p.MaxInstances != want {
-		t.Errorf("%s: max %d, want %d", p.Name, p.MaxInstances, want)
-	}
+	expect.Equal(t, p.MaxInstances, want, p.Name, "max")
 }
 
 // What all instances of a layout have together is within the board.
@@ -202,9 +192,7 @@ func TestInstanceIDs(t *testing.T) {
 			}
 			for i, at := range p.Placements {
 				node := g.MIG.MemorySlices/at.Size - 1 + at.Start/at.Size
-				if p.InstanceIDs[i] != node {
-					t.Errorf("%s at %d: id %d, the tree says %d", p.Name, at.Start, p.InstanceIDs[i], node)
-				}
+				expect.Equal(t, p.InstanceIDs[i], node, p.Name, "at", at.Start, "id in the tree")
 			}
 		}
 		for _, l := range Layouts(g) {
@@ -270,9 +258,7 @@ func TestNames(t *testing.T) {
 			if e, ok := nameExceptions[b.Name+"/"+p.Name]; ok {
 				want = e
 			}
-			if p.Name != want {
-				t.Errorf("%s: computed name is %s", p.Name, want)
-			}
+			expect.Equal(t, p.Name, want, "computed name")
 		}
 	})
 }

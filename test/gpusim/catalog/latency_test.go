@@ -14,22 +14,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // header is the text of nvml.h.
 func header(t *testing.T) string {
 	t.Helper()
 	dir, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "pkg/nvml/nvml.h"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
+	text := must.Get(os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "pkg/nvml/nvml.h")))(t)
 	return string(text)
 }
 
@@ -39,10 +34,7 @@ const driverOpen = "driver_open"
 // Every latency is of a function that exists, is positive and says how well it
 // is known.
 func TestLatencyProfiles(t *testing.T) {
-	list, err := latencyProfiles()
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Get(latencyProfiles())(t)
 	var names []string
 	nvml := header(t)
 	for _, p := range list {
@@ -65,9 +57,7 @@ func TestLatencyProfiles(t *testing.T) {
 			checkTags(t, p.Name+": "+c.Function, c)
 		}
 	}
-	if d := cmp.Diff([]string{"zero", "hopper", "ampere", "dense"}, names); d != "" {
-		t.Error(d)
-	}
+	expect.Same(t, names, []string{"zero", "hopper", "ampere", "dense"})
 	described, err := LatencyProfiles()
 	if err != nil || len(described) != len(list) {
 		t.Errorf("%v, %v", described, err)
@@ -91,11 +81,7 @@ func checkTags(t *testing.T, what string, c callLatency) {
 // total is how long calls of a function take on a GPU with that many instances.
 func total(t *testing.T, profile, function string, instances int) time.Duration {
 	t.Helper()
-	list, err := Latencies(profile, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, l := range list {
+	for _, l := range must.Get(Latencies(profile, 1))(t) {
 		if l.Function == function {
 			return l.Base + time.Duration(instances)*l.PerInstance
 		}
@@ -110,10 +96,7 @@ func TestDense(t *testing.T) {
 	if off := math.Abs(walk.Seconds()/5.4 - 1); off > 0.02 {
 		t.Errorf("walking over 56 MIG devices takes %v, not about 5.4 s", walk)
 	}
-	hopper, err := Latencies("hopper", 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	hopper := must.Get(Latencies("hopper", 1))(t)
 	for _, l := range hopper {
 		for _, n := range []int{0, 7} {
 			if dense := total(t, "dense", l.Function, n); dense < total(t, "hopper", l.Function, n) {
@@ -124,36 +107,21 @@ func TestDense(t *testing.T) {
 }
 
 func TestLatencies(t *testing.T) {
-	none, err := Latencies("zero", 1)
-	if err != nil || len(none) != 0 {
-		t.Errorf("zero: %v, %v", none, err)
-	}
-	once, err := Latencies("dense", 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	half, err := Latencies("dense", 0.5)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.Len(t, must.Get(Latencies("zero", 1))(t), 0, "zero")
+	once := must.Get(Latencies("dense", 1))(t)
+	half := must.Get(Latencies("dense", 0.5))(t)
 	want := slices.Clone(once)
 	for i := range want {
 		want[i].Base /= 2
 		want[i].PerInstance /= 2
 	}
-	if d := cmp.Diff(want, half); d != "" {
-		t.Errorf("half of it: %s", d)
-	}
+	expect.Same(t, half, want, "half of it")
 	destroy := machine.Latency{Function: "nvmlGpuInstanceDestroy", Base: time.Second, PerInstance: 20 * time.Millisecond, Exclusive: true}
 	if !slices.Contains(once, destroy) {
 		t.Errorf("no %+v in %+v", destroy, once)
 	}
 	for _, scale := range []float64{0, -1, 1001, math.NaN(), math.Inf(1)} {
-		if _, err := Latencies("hopper", scale); err == nil || !strings.Contains(err.Error(), "above 0") {
-			t.Errorf("scale %v: got error %v", scale, err)
-		}
+		expect.Says(t, expect.Err(Latencies("hopper", scale)), "above 0", "scale", scale)
 	}
-	if _, err := Latencies("warp", 1); err == nil || !strings.Contains(err.Error(), "zero, hopper, ampere, dense") {
-		t.Errorf("got error %v", err)
-	}
+	expect.Says(t, expect.Err(Latencies("warp", 1)), "zero, hopper, ampere, dense")
 }

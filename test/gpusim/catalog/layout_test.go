@@ -7,20 +7,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 func gpuOf(t *testing.T, board string) *machine.GPU {
 	t.Helper()
-	b, err := Load(board)
-	if err != nil {
-		t.Fatal(err)
-	}
-	g, err := b.GPU()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return g
+	b := must.Get(Load(board))(t)
+	return must.Get(b.GPU())(t)
 }
 
 func TestLegal(t *testing.T) {
@@ -76,9 +71,7 @@ func TestLayouts(t *testing.T) {
 			plain++
 		}
 	}
-	if want := (6*6+2)*(6*3+1) + 1; plain != want {
-		t.Errorf("%d layouts without media extensions, want %d", plain, want)
-	}
+	expect.Equal(t, plain, (6*6+2)*(6*3+1)+1, "layouts without media extensions")
 	// NVIDIA's table has 19 combinations for these boards when order, +me and
 	// double-memory profiles do not count.
 	seen := map[string]bool{}

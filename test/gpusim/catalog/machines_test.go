@@ -6,29 +6,24 @@ package catalog
 import (
 	"regexp"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 func TestMachines(t *testing.T) {
-	named, err := Machines()
-	if err != nil {
-		t.Fatal(err)
-	}
+	named := must.Get(Machines())(t)
 	names := []string{"a30x4", "l4x8", "t4x4", "a10x1", "rtx-pro-6000x8", "a100x16", "h100-nvlx2", "gh200x1", "h100x16"}
 	for _, m := range named {
 		names = append(names, m.Name)
 	}
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
-			m, err := Machine(name, Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			m := must.Get(Machine(name, Options{}))(t)
 			var addresses []string
 			seen := map[any]bool{}
 			for _, g := range m.GPUs {
@@ -52,10 +47,7 @@ func TestMachines(t *testing.T) {
 func TestTopology(t *testing.T) {
 	links := map[string]int{"dgx-a100": 12, "dgx-h100": 18, "dgx-h200": 18, "dgx-b200": 18, "gb200-node": 18, "h100-nvl-pairs": 12}
 	for name, want := range links {
-		m, err := Machine(name, Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := must.Get(Machine(name, Options{}))(t)
 		active := map[[2]string]int{}
 		for _, g := range m.GPUs {
 			up := 0
@@ -65,9 +57,7 @@ func TestTopology(t *testing.T) {
 					active[[2]string{g.PCIAddress, l.Remote}]++
 				}
 			}
-			if up != want {
-				t.Errorf("%s: %s has %d active links, want %d", name, g.PCIAddress, up, want)
-			}
+			expect.Equal(t, up, want, name, g.PCIAddress, "active links")
 		}
 		for ends, n := range active {
 			if isGPU(m, ends[1]) && active[[2]string{ends[1], ends[0]}] != n {
@@ -104,27 +94,15 @@ func checkPlace(t *testing.T, g machine.GPU) {
 
 func TestMachineIdentity(t *testing.T) {
 	get := func(name string, o Options) any {
-		m, err := Machine(name, o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return m
+		return must.Get(Machine(name, o))(t)
 	}
-	if d := cmp.Diff(get("dgx-h100", Options{Seed: 7}), get("dgx-h100", Options{Seed: 7})); d != "" {
-		t.Errorf("same seed, different machine: %s", d)
-	}
+	expect.Same(t, get("dgx-h100", Options{Seed: 7}), get("dgx-h100", Options{Seed: 7}), "same seed, different machine")
 	if cmp.Equal(get("dgx-h100", Options{}), get("dgx-h100", Options{Seed: 7})) {
 		t.Error("the seed changes nothing")
 	}
-	m, err := Machine("dgx-h100", Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(Machine("dgx-h100", Options{}))(t)
 	got := []any{m.DriverVersion, m.NVMLVersion, m.CUDADriverVersion, len(m.GPUs), m.GPUs[0].ProductName, m.GPUs[0].PCIDeviceID}
-	want := []any{"580.95.05", "13.580.95.05", 13000, 8, "NVIDIA H100 80GB HBM3", uint32(0x233010de)}
-	if d := cmp.Diff(want, got); d != "" {
-		t.Error(d)
-	}
+	expect.Same(t, got, []any{"580.95.05", "13.580.95.05", 13000, 8, "NVIDIA H100 80GB HBM3", uint32(0x233010de)})
 	if !regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`).MatchString(m.BootID) {
 		t.Errorf("boot id %q", m.BootID)
 	}
@@ -141,8 +119,6 @@ func TestMachineRefuses(t *testing.T) {
 		"l4x17":    "1 to 16",
 		"":         "known",
 	} {
-		if _, err := Machine(name, Options{}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: got error %v, want one with %q", name, err, want)
-		}
+		expect.Says(t, expect.Err(Machine(name, Options{})), want, name)
 	}
 }

@@ -11,20 +11,17 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/catalog"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 func machineOf(t *testing.T, name string) *machine.Machine {
 	t.Helper()
-	m, err := catalog.Machine(name, catalog.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return m
+	return must.Get(catalog.Machine(name, catalog.Options{}))(t)
 }
 
 // container is a root with these nodes.
@@ -37,9 +34,7 @@ func container(t *testing.T, nodes ...string) (root string) {
 		if errors.Is(err, unix.EPERM) {
 			t.Skip(err)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 	return root
 }
@@ -91,17 +86,13 @@ func TestHere(t *testing.T) {
 		"not the GPU's node":      {caps(first+9, first+10), ""},
 		"all":                     {append(caps(1), node(a), node(b)), a.UUID + " MIG-whole MIG-small0 MIG-small1 MIG-small2"},
 	} {
-		if got := uuids(Here(m, container(t, c.nodes...))); got != c.want {
-			t.Errorf("%s: %q, want %q", name, got, c.want)
-		}
+		expect.Equal(t, uuids(Here(m, container(t, c.nodes...))), c.want, name)
 	}
 	if got := Here(m, t.TempDir()); got != nil {
 		t.Errorf("without nvidiactl: %v", got)
 	}
 	noUVM := container(t, append(caps(1), node(a))...)
-	if err := os.Remove(filepath.Join(noUVM, "dev/nvidia-uvm")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(filepath.Join(noUVM, "dev/nvidia-uvm")))
 	if got := Here(m, noUVM); got != nil {
 		t.Errorf("without nvidia-uvm: %v", got)
 	}
@@ -115,14 +106,10 @@ func TestHere(t *testing.T) {
 			ContextMemory: 326 << 20, ServerMemory: 74 << 20,
 			Multiprocessors: 16, OfGPU: 132, Major: 9},
 	}
-	if d := cmp.Diff(want, here[:2]); d != "" {
-		t.Error(d)
-	}
+	expect.Same(t, here[:2], want)
 	want = []Device{{UUID: c.UUID, Name: "NVIDIA H100 80GB HBM3", GPU: 2, Instance: -1, Compute: -1, Minor: c.Minor,
 		Memory: c.MemoryBytes - c.ReservedBytes, ContextMemory: 514 << 20, ServerMemory: 74 << 20, Multiprocessors: 132, OfGPU: 132, Major: 9}}
-	if d := cmp.Diff(want, here[4:]); d != "" {
-		t.Error(d)
-	}
+	expect.Same(t, here[4:], want)
 }
 
 // A process that uses devices has their nodes open, and those of no other.
@@ -142,42 +129,25 @@ func TestOpen(t *testing.T) {
 		"a partition without its nodes": {here[1], []string{nodeB}},
 		"a compute instance":            {here[3], []string{nodeB, cap(in), cap(ci)}},
 	} {
-		nodes, err := Open(root, test.device)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nodes := must.Get(Open(root, test.device))(t)
 		var got []string
 		for _, n := range nodes {
-			name, err := filepath.Rel(filepath.Join(root, "dev"), n.Name())
-			if err != nil {
-				t.Fatal(err)
-			}
+			name := must.Get(filepath.Rel(filepath.Join(root, "dev"), n.Name()))(t)
 			got = append(got, name)
 		}
-		if d := cmp.Diff(test.want, got); d != "" {
-			t.Errorf("%s: %s", what, d)
-		}
-		if err := nodes.Close(); err != nil {
-			t.Error(err)
-		}
+		expect.Same(t, got, test.want, what)
+		expect.Do(t, nodes.Close())
 	}
-	if _, err := Open(t.TempDir(), here[0]); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("without nodes: %v", err)
-	}
+	expect.Is(t, expect.Err(Open(t.TempDir(), here[0])), os.ErrNotExist, "without nodes")
 }
 
 // All boards have the multiprocessors that the catalogue made their cores of.
 func TestMultiprocessors(t *testing.T) {
 	for _, name := range catalog.Boards() {
-		b, err := catalog.Load(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(catalog.Load(name))(t)
 		m := machineOf(t, name+"x1")
 		d := whole(0, &m.GPUs[0])
-		if d.Multiprocessors != b.Product.SMs {
-			t.Errorf("%s: %d, want %d", name, d.Multiprocessors, b.Product.SMs)
-		}
+		expect.Equal(t, d.Multiprocessors, b.Product.SMs, name)
 	}
 }
 
@@ -201,9 +171,7 @@ func TestSelect(t *testing.T) {
 			t.Errorf("%q of %s: %q, want %q", c.list, uuids(c.here), got, c.want)
 		}
 	}
-	if got := uuids(Enumerate(mixed)); got != "MIG-14" {
-		t.Errorf("enumerated %q", got)
-	}
+	expect.Equal(t, uuids(Enumerate(mixed)), "MIG-14", "enumerated")
 	if got := Enumerate(gpus); len(got) != 3 {
 		t.Errorf("enumerated %q", uuids(got))
 	}
@@ -215,32 +183,18 @@ func TestFreeAndUsed(t *testing.T) {
 		{GPU: 1, InstanceID: 2, ComputeID: 1, MemoryBytes: 5}, {GPU: 1, InstanceID: 3, ComputeID: 0, MemoryBytes: 7},
 		{GPU: 0, InstanceID: 2, ComputeID: 0, MemoryBytes: 9},
 	}}
-	if got := d.Used(m); got != 5 {
-		t.Errorf("%d bytes in use, want those of the GPU instance: 5", got)
-	}
+	expect.Equal(t, d.Used(m), 5, "bytes in use, which are those of the GPU instance")
 	free := func(mode int) error { d.Mode = mode; return d.Free(m) }
-	if err := errors.Join(free(ModeDefault), free(ModeExclusiveProcess)); err != nil {
-		t.Error(err)
-	}
-	if err := free(ModeProhibited); !errors.Is(err, DeviceUnavailable) {
-		t.Errorf("prohibited: %v", err)
-	}
+	expect.Do(t, errors.Join(free(ModeDefault), free(ModeExclusiveProcess)))
+	expect.Is(t, free(ModeProhibited), DeviceUnavailable, "prohibited")
 	m.Processes[0].ComputeID = 0
-	if err := free(ModeExclusiveProcess); !errors.Is(err, DeviceUnavailable) {
-		t.Errorf("held: %v", err)
-	}
-	if err := free(ModeDefault); err != nil {
-		t.Error(err)
-	}
+	expect.Is(t, free(ModeExclusiveProcess), DeviceUnavailable, "held")
+	expect.Do(t, free(ModeDefault))
 }
 
 func TestErrors(t *testing.T) {
-	if got := OutOfMemory.Error(); got != "CUDA_ERROR_OUT_OF_MEMORY: out of memory" {
-		t.Error(got)
-	}
-	if got := Error(12345).Error(); got != "CUDA error 12345" {
-		t.Error(got)
-	}
+	expect.Equal(t, OutOfMemory.Error(), "CUDA_ERROR_OUT_OF_MEMORY: out of memory")
+	expect.Equal(t, Error(12345).Error(), "CUDA error 12345")
 }
 
 func TestLimited(t *testing.T) {

@@ -13,6 +13,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 // Build makes libnvidia-ml.so and libcuda.so in folder out, which becomes
@@ -23,6 +27,10 @@ func Build(ctx context.Context, out string) (string, error) {
 	if given := os.Getenv("GPUSIM_LIB"); given != "" {
 		return given, nil
 	}
+	return build(ctx, out)
+}
+
+func build(ctx context.Context, out string) (string, error) {
 	sources, err := sources()
 	if err != nil {
 		return "", err
@@ -39,6 +47,34 @@ func Build(ctx context.Context, out string) (string, error) {
 	}
 	return filepath.Join(out, "libnvidia-ml.so"), nil
 }
+
+// Node is where the simulated library and programs of a node are built, once for all tests of a package.
+type Node struct {
+	once sync.Once
+	dir  string
+	err  error
+}
+
+// Dir builds them unless that was done, the programs from their packages' folders, and returns where they are.
+func (n *Node) Dir(t testing.TB, programs ...string) string {
+	t.Helper()
+	n.once.Do(func() {
+		if n.dir, n.err = os.MkdirTemp("", "gpusim"); n.err != nil {
+			return
+		}
+		n.err = os.Chmod(n.dir, 0o755) // for other users
+		_, err := build(context.Background(), filepath.Join(n.dir, "lib"))
+		out, buildErr := exec.Command("go", append([]string{"build", "-o", filepath.Join(n.dir, "bin") + "/"}, programs...)...).CombinedOutput()
+		if n.err = errors.Join(n.err, err, buildErr); n.err != nil {
+			n.err = fmt.Errorf("%w\n%s", n.err, out)
+		}
+	})
+	must.Do(t, n.err, "build a node's programs")
+	return n.dir
+}
+
+// Remove removes what was built.
+func (n *Node) Remove() { _ = os.RemoveAll(n.dir) }
 
 // sources finds the library's folder from the working folder, which in a test
 // is the package's. It reads all of the sources, so that go test knows that a

@@ -4,7 +4,6 @@
 package main
 
 import (
-	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -14,21 +13,20 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
 // What is wrong with a GPU adds up, is reported by events, and is gone after a reset as far
 // as a reset can help.
 func TestHealth(t *testing.T) {
-	root := t.TempDir()
-	t.Setenv("GPUSIM_ROOT", root)
-	must(t, "new", "--machine", "mixed", "--assets", assets(t))
+	root := newNode(t, "mixed")
 	for _, args := range []string{
 		"--corrected-ecc 2", "--uncorrected-ecc 1 --remapped-uncorrected 1 --remap-pending", "--uncorrected-ecc 1 --repair-pending",
 		"--remap-failed --unrepairable", "--remapped-corrected 3", "--throttle hw-thermal,power-cap --temperature 92",
 		"--recovery-action drain-and-reset", "--recovery-action drain-and-reset", "--fabric unhealthy-route", "--events=false",
 	} {
-		must(t, append([]string{"gpu", "--gpu", "1"}, strings.Fields(args)...)...)
+		mustRun(t, append([]string{"gpu", "--gpu", "1"}, strings.Fields(args)...)...)
 	}
 	want := machine.Health{
 		VolatileECC: machine.ECCErrors{Corrected: 2, Uncorrected: 2}, AggregateECC: machine.ECCErrors{Corrected: 2, Uncorrected: 2},
@@ -47,17 +45,15 @@ func TestHealth(t *testing.T) {
 		event(1, nvml.EventTypeSingleBitEccError, 0), event(2, nvml.EventTypeDoubleBitEccError, 0), event(3, nvml.EventTypeDoubleBitEccError, 0),
 		event(4, nvml.EventTypeXidCriticalError, 154), event(5, nvml.EventTypeGpuRecoveryAction, 0),
 	}
-	if d := cmp.Diff(events, m.Events); d != "" {
-		t.Errorf("events (-want +got):\n%s", d)
-	}
+	expect.Same(t, m.Events, events, "events")
 
-	must(t, "reset", "--gpu", "1")
+	mustRun(t, "reset", "--gpu", "1")
 	want.VolatileECC, want.RecoveryAction, want.RemappedRows.Pending, want.ChannelRepair = machine.ECCErrors{}, 0, false, false
 	m = load(t, root)
 	if d := cmp.Diff(want, m.GPUs[1].Health); d != "" || m.GPUs[1].Resets != 1 || m.GPUs[0].Resets != 0 {
 		t.Errorf("after %d resets (-want +got):\n%s", m.GPUs[1].Resets, d)
 	}
-	must(t, "gpu", "--gpu", "1", "--throttle", "none", "--fabric", "none", "--events")
+	mustRun(t, "gpu", "--gpu", "1", "--throttle", "none", "--fabric", "none", "--events")
 	if g := load(t, root).GPUs[1]; g.Health.ClocksReasons != 0 || g.Health.Fabric != (machine.Fabric{}) || g.NoEvents {
 		t.Errorf("not well again: %+v", g.Health)
 	}
@@ -65,18 +61,14 @@ func TestHealth(t *testing.T) {
 
 // The PCI bus can show something else than NVML.
 func TestPCI(t *testing.T) {
-	root := t.TempDir()
-	t.Setenv("GPUSIM_ROOT", root)
-	must(t, "new", "--machine", "mixed", "--assets", assets(t))
+	root := newNode(t, "mixed")
 	address := load(t, root).GPUs[1].PCIAddress
 	device := filepath.Join(root, "sys/bus/pci/devices", address)
 	for _, want := range []string{"vfio-pci", "absent", "nvidia", "nvidia"} {
-		must(t, "gpu", "--gpu", "1", "--pci", want)
+		mustRun(t, "gpu", "--gpu", "1", "--pci", want)
 		driver, err := os.Readlink(filepath.Join(device, "driver"))
 		if want == "absent" {
-			if _, err := os.Stat(device); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("%s is there: %v", device, err)
-			}
+			expect.Is(t, expect.Err(os.Stat(device)), fs.ErrNotExist, device, "is there")
 			continue
 		}
 		if err != nil || filepath.Base(driver) != want {
@@ -89,11 +81,9 @@ func TestPCI(t *testing.T) {
 }
 
 func TestHealthRefused(t *testing.T) {
-	root := t.TempDir()
-	t.Setenv("GPUSIM_ROOT", root)
-	must(t, "new", "--machine", "mixed", "--assets", assets(t))
+	root := newNode(t, "mixed")
 	before := load(t, root)
-	for args, want := range map[string]string{
+	refuses(t, "", map[string]string{
 		"gpu --gpu 1 --uncorrected-ecc -1":            `--uncorrected-ecc "-1" is not a number from 0 on`,
 		"gpu --gpu 1 --recovery-action rest":          `--recovery-action "rest" is not one of none, reset,`,
 		"gpu --gpu 1 --throttle hw-thermal,heat":      `--throttle "hw-thermal,heat" is not some of none, hw-thermal,`,
@@ -110,31 +100,22 @@ func TestHealthRefused(t *testing.T) {
 		"proc set --pid 5 --sm 1":                     "there is no process 5",
 		"proc set --pid 5":                            "by --memory or --sm",
 		"proc add --gpu 0 --sm 101":                   "keeps 101 % of the multiprocessors busy: it is 0 to 100",
-	} {
-		_, err := gpusim(strings.Fields(args)...)
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: got error %v, want one with %q", args, err, want)
-		}
-	}
-	if d := cmp.Diff(before, load(t, root)); d != "" {
-		t.Errorf("the machine has changed: %s", d)
-	}
+	})
+	expect.Same(t, load(t, root), before, "the machine has changed")
 }
 
 // A GPU that gets lost says so; an XID is on what the user says; a reset waits for nobody.
 func TestXIDAndReset(t *testing.T) {
-	root := t.TempDir()
-	t.Setenv("GPUSIM_ROOT", root)
-	must(t, "new", "--machine", "mixed", "--assets", assets(t))
+	root := newNode(t, "mixed")
 	change(t, root, func(m *machine.Machine) {
 		mig := m.GPUs[1].MIG
 		mig.Current, mig.Pending = true, true
 		mig.Instances = []machine.GPUInstance{{ID: 9, ProfileID: 19, Placement: machine.Placement{Size: 1}, Compute: []machine.ComputeInstance{{ID: 0, UUID: "MIG-x"}}}}
 	})
-	must(t, "xid", "--gpu", "1", "--xid", "31", "--gi", "9")
-	must(t, "xid", "--gpu", "1", "--xid", "94", "--gi", "9", "--ci", "0", "--recovery-action", "reset")
-	must(t, "gpu", "--gpu", "1", "--failure", "lost")
-	must(t, "gpu", "--gpu", "1", "--failure", "lost") // it is already
+	mustRun(t, "xid", "--gpu", "1", "--xid", "31", "--gi", "9")
+	mustRun(t, "xid", "--gpu", "1", "--xid", "94", "--gi", "9", "--ci", "0", "--recovery-action", "reset")
+	mustRun(t, "gpu", "--gpu", "1", "--failure", "lost")
+	mustRun(t, "gpu", "--gpu", "1", "--failure", "lost") // it is already
 	xid := func(serial, number uint64, instance, compute int) machine.Event {
 		return machine.Event{Serial: serial, GPU: 1, Type: nvml.EventTypeXidCriticalError, XID: number, InstanceID: instance, ComputeID: compute}
 	}
@@ -142,20 +123,16 @@ func TestXIDAndReset(t *testing.T) {
 		xid(1, 31, 9, -1), xid(2, 94, 9, 0), xid(3, 154, -1, -1),
 		{Serial: 4, GPU: 1, Type: nvml.EventTypeGpuRecoveryAction, InstanceID: -1, ComputeID: -1}, xid(5, 79, -1, -1),
 	}
-	if d := cmp.Diff(want, load(t, root).Events); d != "" {
-		t.Errorf("events (-want +got):\n%s", d)
-	}
+	expect.Same(t, load(t, root).Events, want, "events")
 
-	must(t, "proc", "add", "--gpu", "1", "--gi", "9", "--pid", "42", "--sm", "30")
-	must(t, "proc", "set", "--pid", "42", "--sm", "40", "--memory", "512")
+	mustRun(t, "proc", "add", "--gpu", "1", "--gi", "9", "--pid", "42", "--sm", "30")
+	mustRun(t, "proc", "set", "--pid", "42", "--sm", "40", "--memory", "512")
 	if p := load(t, root).Processes[0]; p.SM != 40 || p.MemoryBytes != 512<<20 {
 		t.Errorf("process %+v", p)
 	}
-	if _, err := gpusim("reset", "--gpu", "1"); err == nil || !strings.Contains(err.Error(), "GPU 1 is in use by process 42 (python3)") {
-		t.Errorf("reset of a GPU in use: %v", err)
-	}
-	must(t, "proc", "rm", "--all")
-	must(t, "reset", "--gpu", "1")
+	expect.Says(t, expect.Err(gpusim("reset", "--gpu", "1")), "GPU 1 is in use by process 42 (python3)", "reset of a GPU in use")
+	mustRun(t, "proc", "rm", "--all")
+	mustRun(t, "reset", "--gpu", "1")
 	g := load(t, root).GPUs[1]
 	if g.Failure != 0 || len(g.MIG.Instances) != 0 || g.MIG.Current || g.Health.RecoveryAction != 0 {
 		t.Errorf("after the reset: %+v", g)

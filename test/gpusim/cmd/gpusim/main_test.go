@@ -16,9 +16,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
+	"github.com/partage-dev/partage/test/must"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -30,7 +32,7 @@ func gpusim(args ...string) (string, error) {
 	return out.String(), err
 }
 
-func must(t *testing.T, args ...string) string {
+func mustRun(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := gpusim(args...)
 	if errors.Is(err, unix.EPERM) {
@@ -42,6 +44,24 @@ func must(t *testing.T, args ...string) string {
 	return out
 }
 
+// newNode makes a machine that the commands find, and returns its root.
+func newNode(t *testing.T, machine string) string {
+	t.Helper()
+	root := t.TempDir()
+	t.Setenv("GPUSIM_ROOT", root)
+	mustRun(t, "new", "--machine", machine, "--assets", assets(t))
+	return root
+}
+
+// refuses wants for arguments of a command the error that says why they are wrong.
+func refuses(t *testing.T, command string, args map[string]string) {
+	t.Helper()
+	for args, want := range args {
+		_, err := gpusim(strings.Fields(command + " " + args)...)
+		expect.Says(t, err, want, command, args)
+	}
+}
+
 // assets are files with the right names. Nothing here runs them.
 func assets(t *testing.T) string {
 	t.Helper()
@@ -50,9 +70,7 @@ func assets(t *testing.T) string {
 		"lib/libnvidia-ml.so", "lib/libcuda.so", "bin/nvidia-smi", "bin/nvidia-cuda-mps-control", "bin/nvidia-cuda-mps-server",
 	} {
 		path := filepath.Join(dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o600)))
 	}
 	return dir
 }
@@ -60,14 +78,9 @@ func assets(t *testing.T) string {
 // change edits a machine's state as the library would.
 func change(t *testing.T, root string, f func(m *machine.Machine)) {
 	t.Helper()
-	s, err := state.Open(sysroot.StatePath(root))
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(state.Open(sysroot.StatePath(root)))(t)
 	defer s.Close()
-	if err := s.Update(func(m *machine.Machine) error { f(m); return nil }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Update(func(m *machine.Machine) error { f(m); return nil }))
 }
 
 // partition puts a GPU instance with a compute instance, and one without, on
@@ -89,46 +102,30 @@ func golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
 	if *update {
-		if err := errors.Join(os.MkdirAll("testdata", 0o755), os.WriteFile(path, []byte(got), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(os.MkdirAll("testdata", 0o755), os.WriteFile(path, []byte(got), 0o600)))
 	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff(string(want), got); d != "" {
-		t.Errorf("%s (-update rewrites it): %s", name, d)
-	}
+	expect.Same(t, got, string(must.Get(os.ReadFile(path))(t)), name, "(-update rewrites it)")
 }
 
 func TestDriverContainer(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "node")
-	must(t, "new", "--machine", "t4x1", "--driver-container", "--assets", assets(t), "--root", root)
-	if want := filepath.Join(root, "run/nvidia/driver"); sysroot.DriverRoot(root) != want {
-		t.Errorf("the driver is in %s, want %s", sysroot.DriverRoot(root), want)
-	}
-	if out := must(t, "show", "--root", root); !strings.Contains(out, "Tesla T4") {
-		t.Errorf("the machine is %s", out)
-	}
+	mustRun(t, "new", "--machine", "t4x1", "--driver-container", "--assets", assets(t), "--root", root)
+	expect.Equal(t, sysroot.DriverRoot(root), filepath.Join(root, "run/nvidia/driver"), "the driver is in")
+	expect.Contains(t, mustRun(t, "show", "--root", root), "Tesla T4", "the machine")
 }
 
 func TestShow(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "node")
-	out := must(t, "new", "--machine", "mixed", "--assets", assets(t), "--root", root)
-	if want := root + ": mixed with 6 GPUs, driver 580.95.05\n"; out != want {
-		t.Errorf("got %q, want %q", out, want)
-	}
+	out := mustRun(t, "new", "--machine", "mixed", "--assets", assets(t), "--root", root)
+	expect.Equal(t, out, root+": mixed with 6 GPUs, driver 580.95.05\n")
 	change(t, root, partition)
-	must(t, "proc", "add", "--root", root, "--gpu", "1", "--gi", "7")
-	must(t, "proc", "add", "--root", root, "--gpu", "4", "--pid", "99", "--name", "a.out", "--memory", "1024")
-	golden(t, "show.txt", must(t, "show", root))
-	golden(t, "show.yaml", must(t, "show", "-o", "yaml", "--root", root))
+	mustRun(t, "proc", "add", "--root", root, "--gpu", "1", "--gi", "7")
+	mustRun(t, "proc", "add", "--root", root, "--gpu", "4", "--pid", "99", "--name", "a.out", "--memory", "1024")
+	golden(t, "show.txt", mustRun(t, "show", root))
+	golden(t, "show.yaml", mustRun(t, "show", "-o", "yaml", "--root", root))
 
 	var s shown
-	if err := json.Unmarshal([]byte(must(t, "show", "-o", "json", root)), &s); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal([]byte(mustRun(t, "show", "-o", "json", root)), &s))
 	if len(s.GPUs) != 6 || len(s.GPUs[1].MIG.Instances) != 2 || s.Processes[0].InstanceID != 7 {
 		t.Errorf("%+v", s)
 	}
@@ -138,26 +135,25 @@ func TestRootFromEnvironment(t *testing.T) {
 	root := t.TempDir()
 	t.Setenv("GPUSIM_ROOT", root)
 	t.Setenv("GPUSIM_ASSETS", assets(t))
-	must(t, "new", "--machine", "l4x2", "--seed", "3")
-	before := must(t, "show")
+	mustRun(t, "new", "--machine", "l4x2", "--seed", "3")
+	before := mustRun(t, "show")
 	if !strings.HasPrefix(before, "l4x2, driver") {
 		t.Error(before)
 	}
-	must(t, "sysroot")
-	if after := must(t, "show"); after != before {
+	mustRun(t, "sysroot")
+	if after := mustRun(t, "show"); after != before {
 		t.Errorf("rewriting the files changed the machine: %s", cmp.Diff(before, after))
 	}
-	must(t, "reboot")
-	if after := must(t, "show"); after == before {
+	mustRun(t, "reboot")
+	if after := mustRun(t, "show"); after == before {
 		t.Error("a reboot changed nothing")
 	}
 }
 
 func TestProcesses(t *testing.T) {
-	root := t.TempDir()
-	must(t, "new", "--machine", "mixed", "--assets", assets(t), root)
+	root := newNode(t, "mixed")
 	change(t, root, partition)
-	for args, want := range map[string]string{
+	refuses(t, "proc add", map[string]string{
 		"--gpu 9":               "there is no GPU 9",
 		"--gpu 1":               "in MIG mode: say which instance",
 		"--gpu 1 --ci 0":        "--ci needs --gi",
@@ -167,41 +163,27 @@ func TestProcesses(t *testing.T) {
 		"--gpu 0 --gi 7":        "not in MIG mode",
 		"--gi 7":                "gpu",
 		"--gpu 0 --pid -4":      "not possible or taken",
-	} {
-		_, err := gpusim(append([]string{"proc", "add", "--root", root}, strings.Fields(args)...)...)
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("proc add %s: got error %v, want one with %q", args, err, want)
-		}
-	}
-	if pid := must(t, "proc", "add", "--gpu", "1", "--gi", "7", root); pid != "10000\n" {
-		t.Errorf("pid %q", pid)
-	}
-	if pid := must(t, "proc", "add", "--gpu", "0", root); pid != "10001\n" {
-		t.Errorf("pid %q", pid)
-	}
-	for args, want := range map[string]string{
+	})
+	expect.Equal(t, mustRun(t, "proc", "add", "--gpu", "1", "--gi", "7", root), "10000\n", "pid")
+	expect.Equal(t, mustRun(t, "proc", "add", "--gpu", "0", root), "10001\n", "pid")
+	refuses(t, "proc rm", map[string]string{
 		"":               "say which process",
 		"--all --pid 10": "say which process",
 		"--pid 10":       "there is no process 10",
-	} {
-		_, err := gpusim(append([]string{"proc", "rm", "--root", root}, strings.Fields(args)...)...)
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("proc rm %s: got error %v, want one with %q", args, err, want)
-		}
-	}
-	must(t, "proc", "rm", "--pid", "10000", root)
-	if out := must(t, "show", root); strings.Contains(out, "10000") || !strings.Contains(out, "10001") {
+	})
+	mustRun(t, "proc", "rm", "--pid", "10000", root)
+	if out := mustRun(t, "show", root); strings.Contains(out, "10000") || !strings.Contains(out, "10001") {
 		t.Error(out)
 	}
-	must(t, "proc", "rm", "--all", root)
-	if out := must(t, "show", root); strings.Contains(out, "PID") {
+	mustRun(t, "proc", "rm", "--all", root)
+	if out := mustRun(t, "show", root); strings.Contains(out, "PID") {
 		t.Error(out)
 	}
 }
 
 func TestErrors(t *testing.T) {
 	dir := t.TempDir()
-	for args, want := range map[string]string{
+	refuses(t, "", map[string]string{
 		"explode":                   `no command "explode"`,
 		"show":                      "GPUSIM_ROOT",
 		"show " + dir:               "no simulated machine in",
@@ -214,14 +196,10 @@ func TestErrors(t *testing.T) {
 		"new --machine l4x1 --assets " + dir + " " + dir + "/x": "say where they are by --assets",
 		"reboot " + dir:                  "not the root of a simulated machine",
 		"sysroot --assets " + dir + " /": "say where they are by --assets",
-	} {
-		if _, err := gpusim(strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("gpusim %s: got error %v, want one with %q", args, err, want)
-		}
-	}
+	})
 }
 
 func TestLists(t *testing.T) {
-	golden(t, "machines.txt", must(t, "machines"))
-	golden(t, "boards.txt", must(t, "boards"))
+	golden(t, "machines.txt", mustRun(t, "machines"))
+	golden(t, "boards.txt", mustRun(t, "boards"))
 }

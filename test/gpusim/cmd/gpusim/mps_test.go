@@ -8,9 +8,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // serverOn plays an MPS server with two clients on a GPU and an idle one on the
@@ -18,9 +20,7 @@ import (
 func serverOn(t *testing.T, root string) (f *state.File, owner uint64) {
 	t.Helper()
 	f, err := state.Open(sysroot.StatePath(root))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(f.Close)
 	if owner, err = f.Own(); err != nil {
 		t.Fatal(err)
@@ -43,35 +43,25 @@ func serverOn(t *testing.T, root string) (f *state.File, owner uint64) {
 }
 
 func TestMPS(t *testing.T) {
-	root := t.TempDir()
-	must(t, "new", "--machine", "l4x2", "--assets", assets(t), root)
-	if out := must(t, "mps", "list", root); out != "" {
-		t.Errorf("without servers: %q", out)
-	}
-	if out := must(t, "mps", "list", "-o", "json", root); strings.TrimSpace(out) != "[]" {
+	root := newNode(t, "l4x2")
+	expect.Equal(t, mustRun(t, "mps", "list", root), "", "without servers")
+	if out := mustRun(t, "mps", "list", "-o", "json", root); strings.TrimSpace(out) != "[]" {
 		t.Errorf("without servers: %q", out)
 	}
 	f, owner := serverOn(t, root)
-	golden(t, "mps.txt", must(t, "mps", "list", root))
-	golden(t, "show-mps.txt", must(t, "show", root))
+	golden(t, "mps.txt", mustRun(t, "mps", "list", root))
+	golden(t, "show-mps.txt", mustRun(t, "show", root))
 	var s shown
-	if err := json.Unmarshal([]byte(must(t, "show", "-o", "json", root)), &s); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal([]byte(mustRun(t, "show", "-o", "json", root)), &s))
 	if len(s.MPS) != 2 || len(s.MPS[0].Clients) != 2 || s.MPS[0].Clients[1] != (shownClient{502, "train", 2048}) || s.MPS[0].Status != "FAULT" {
 		t.Errorf("%+v", s.MPS)
 	}
 
-	for args, want := range map[string]string{
+	refuses(t, "mps fault", map[string]string{
 		"":                  "gpu",
 		"--gpu 2":           "there is no such MPS server on GPU 2, the machine has 500 on GPU 0, 500 on GPU 1",
 		"--gpu 0 --pid 501": "there is no such MPS server on GPU 0",
-	} {
-		_, err := gpusim(append([]string{"mps", "fault", "--root", root}, strings.Fields(args)...)...)
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("mps fault %s: got error %v, want one with %q", args, err, want)
-		}
-	}
+	})
 	// It returns when the server has obeyed, or is no more.
 	for _, end := range []func(){
 		func() {
@@ -89,10 +79,7 @@ func TestMPS(t *testing.T) {
 			done <- err
 		}()
 		for wanted := false; !wanted; {
-			gpus, err := f.WantedFaults(owner)
-			if err != nil {
-				t.Fatal(err)
-			}
+			gpus := must.Get(f.WantedFaults(owner))(t)
 			wanted = len(gpus) == 1 && gpus[0] == 1
 		}
 		select {
@@ -101,64 +88,43 @@ func TestMPS(t *testing.T) {
 		default:
 		}
 		end()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		expect.Do(t, <-done)
 	}
-	if out := must(t, "mps", "list", root); out != "" {
-		t.Errorf("when the server is gone: %q", out)
-	}
+	expect.Equal(t, mustRun(t, "mps", "list", root), "", "when the server is gone")
 }
 
 func TestMPSFaults(t *testing.T) {
-	root := t.TempDir()
-	must(t, "new", "--machine", "l4x2", "--assets", assets(t), root)
-	t.Setenv("GPUSIM_ROOT", root)
+	newNode(t, "l4x2")
 	for _, args := range []string{
 		"--function mps_server_start --gpu 1 --times 1 --effect fail",
 		"--function mps_control_start --delay 2s",
 		"--function mps_quit --effect kill-after",
 		"--function mps_get_server_list --effect fail-after --skip 3",
 	} {
-		must(t, append([]string{"fault", "add"}, strings.Fields(args)...)...)
+		mustRun(t, append([]string{"fault", "add"}, strings.Fields(args)...)...)
 	}
-	golden(t, "faults-mps.txt", must(t, "fault", "list"))
-	for args, want := range map[string]string{
+	golden(t, "faults-mps.txt", mustRun(t, "fault", "list"))
+	refuses(t, "fault add", map[string]string{
 		"--function mps_make_coffee --hang":           `--function "mps_make_coffee" is not one of mps_client_alloc, mps_client_connect,`,
 		"--function mps_quit --effect fail --code 19": "mps_quit has no codes: use --effect fail",
 		"--function mps_quit --code 19":               "mps_quit has no codes: use --effect fail",
 		"--function mps_quit":                         "this fault would do nothing",
 		"--function mps_quit --effect explode":        `--effect "explode" is not one of`,
-	} {
-		_, err := gpusim(append([]string{"fault", "add"}, strings.Fields(args)...)...)
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("fault add %s: got error %v, want one with %q", args, err, want)
-		}
-	}
+	})
 }
 
 func TestMPSSettings(t *testing.T) {
-	root := t.TempDir()
-	must(t, "new", "--machine", "l4x2", "--assets", assets(t), root)
+	root := newNode(t, "l4x2")
 	settings := func() (mps machine.MPS) {
 		change(t, root, func(m *machine.Machine) { mps = m.MPS })
 		return mps
 	}
-	if got := settings(); got != (machine.MPS{}) {
-		t.Errorf("a new machine has %+v", got)
-	}
-	must(t, "mps", "set", "--killed-client", "harmless", "--shared-memory", "file", "--open-files", "any", root)
-	must(t, "mps", "set", "--killed-client", "undefined", "--control-shm", "daemon", root)
-	if got := settings(); got != (machine.MPS{NamedSharedMemory: true, FewFiles: true, ControlNeedsSharedMemory: true}) {
-		t.Errorf("it has %+v", got)
-	}
-	for args, want := range map[string]string{
+	expect.Equal(t, settings(), (machine.MPS{}), "a new machine")
+	mustRun(t, "mps", "set", "--killed-client", "harmless", "--shared-memory", "file", "--open-files", "any", root)
+	mustRun(t, "mps", "set", "--killed-client", "undefined", "--control-shm", "daemon", root)
+	expect.Equal(t, settings(), (machine.MPS{NamedSharedMemory: true, FewFiles: true, ControlNeedsSharedMemory: true}))
+	refuses(t, "mps set", map[string]string{
 		"--open-files few": `--open-files "few" is not needed or any`,
 		"":                 "say what to set",
-	} {
-		_, err := gpusim(append([]string{"mps", "set", "--root", root}, strings.Fields(args)...)...)
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("mps set %s: got error %v, want one with %q", args, err, want)
-		}
-	}
+	})
 }

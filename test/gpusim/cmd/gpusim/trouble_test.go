@@ -11,49 +11,36 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/libtest"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
+	"github.com/partage-dev/partage/test/must"
 )
 
-// withLibrary makes a machine whose library is the real one.
+// withLibrary makes a machine whose library is the real one, which the commands find, and returns its root.
 func withLibrary(t *testing.T, machineName string) (root string) {
 	t.Helper()
-	library, err := libtest.Build(t.Context(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	library := must.Get(libtest.Build(t.Context(), t.TempDir()))(t)
 	dir := assets(t)
 	name := filepath.Join(dir, "lib/libnvidia-ml.so")
-	if err := os.Remove(name); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(library, name); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(name))
+	must.Do(t, os.Symlink(library, name))
 	root = t.TempDir()
-	must(t, "new", "--machine", machineName, "--assets", dir, root)
+	t.Setenv("GPUSIM_ROOT", root)
+	mustRun(t, "new", "--machine", machineName, "--assets", dir)
 	return root
 }
 
 func load(t *testing.T, root string) *machine.Machine {
 	t.Helper()
-	m, err := sysroot.Load(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return m
+	return must.Get(sysroot.Load(root))(t)
 }
 
 func TestFaults(t *testing.T) {
 	root := withLibrary(t, "mixed")
-	t.Setenv("GPUSIM_ROOT", root)
-	if out := must(t, "fault", "list"); out != "" {
-		t.Errorf("without faults: %q", out)
-	}
-	if out := must(t, "fault", "list", "-o", "json"); strings.TrimSpace(out) != "[]" {
+	expect.Equal(t, mustRun(t, "fault", "list"), "", "without faults")
+	if out := mustRun(t, "fault", "list", "-o", "json"); strings.TrimSpace(out) != "[]" {
 		t.Errorf("without faults: %q", out)
 	}
 	for i, args := range []string{
@@ -63,10 +50,8 @@ func TestFaults(t *testing.T) {
 		"--function nvmlDeviceCreateGpuInstanceWithPlacement --effect kill-after --times 1",
 		"--function nvmlComputeInstanceDestroy --effect pretend --delay 10ms --probability 1",
 	} {
-		id := must(t, append([]string{"fault", "add"}, strings.Fields(args)...)...)
-		if want := string(rune('1'+i)) + "\n"; id != want {
-			t.Errorf("fault add %s: ID %q, want %q", args, id, want)
-		}
+		id := mustRun(t, append([]string{"fault", "add"}, strings.Fields(args)...)...)
+		expect.Equal(t, id, string(rune('1'+i))+"\n", "fault add", args, "ID")
 	}
 	want := []machine.Fault{
 		{ID: 1, Function: "nvmlGpuInstanceDestroy", GPU: 1, Skip: 1, Times: 2, Code: 19},
@@ -75,30 +60,22 @@ func TestFaults(t *testing.T) {
 		{ID: 4, Function: "nvmlDeviceCreateGpuInstanceWithPlacement", GPU: -1, Times: 1, Effect: machine.KillAfter},
 		{ID: 5, Function: "nvmlComputeInstanceDestroy", GPU: -1, Probability: 1, Effect: machine.Pretend, Delay: 10 * time.Millisecond},
 	}
-	if d := cmp.Diff(want, load(t, root).Faults); d != "" {
-		t.Error(d)
-	}
-	golden(t, "faults.txt", must(t, "fault", "list"))
-	golden(t, "faults.yaml", must(t, "fault", "list", "-o", "yaml"))
-	if out := must(t, "fault", "held"); out != "FAULT  FUNCTION  GPUS  PID\n" {
-		t.Errorf("nothing is held: %q", out)
-	}
+	expect.Same(t, load(t, root).Faults, want)
+	golden(t, "faults.txt", mustRun(t, "fault", "list"))
+	golden(t, "faults.yaml", mustRun(t, "fault", "list", "-o", "yaml"))
+	expect.Equal(t, mustRun(t, "fault", "held"), "FAULT  FUNCTION  GPUS  PID\n", "nothing is held")
 
-	must(t, "fault", "rm", "2")
-	must(t, "fault", "rm", "4", root)
-	if d := cmp.Diff([]machine.Fault{want[0], want[2], want[4]}, load(t, root).Faults); d != "" {
-		t.Errorf("after removing 2 and 4: %s", d)
-	}
-	must(t, "fault", "rm", "--all")
-	if left := load(t, root).Faults; len(left) != 0 {
-		t.Errorf("faults are left: %v", left)
-	}
+	mustRun(t, "fault", "rm", "2")
+	mustRun(t, "fault", "rm", "4", root)
+	expect.Same(t, load(t, root).Faults, []machine.Fault{want[0], want[2], want[4]}, "after removing 2 and 4")
+	mustRun(t, "fault", "rm", "--all")
+	expect.Len(t, load(t, root).Faults, 0, "faults are left")
 }
 
 func TestFaultRefusals(t *testing.T) {
 	root := withLibrary(t, "l4x2")
-	must(t, "fault", "add", "--function", "*", "--code", "19", root)
-	for args, want := range map[string]string{
+	mustRun(t, "fault", "add", "--function", "*", "--code", "19", root)
+	refuses(t, "fault", map[string]string{
 		"add --code 19":                                              `"function" not set`,
 		"add --function nvmlFly --code 19":                           `--function "nvmlFly" is not a function of libnvidia-ml.so, such as nvml`,
 		"add --function gpuinstancedestroy --code 19":                "is it nvmlGpuInstanceDestroy",
@@ -131,15 +108,8 @@ func TestFaultRefusals(t *testing.T) {
 		"let-go 1":           "fault 1 holds 0 calls, not 1",
 		"list -o xml":        "none of table, json, yaml",
 		"rm --all a b c":     "one root at a time",
-	} {
-		_, err := gpusim(append([]string{"fault"}, append(strings.Fields(args), "--root", root)...)...)
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("fault %s: got error %v, want one with %q", args, err, want)
-		}
-	}
-	if faults := load(t, root).Faults; len(faults) != 1 {
-		t.Errorf("what was refused left faults: %v", faults)
-	}
+	})
+	expect.Len(t, load(t, root).Faults, 1, "what was refused left faults")
 }
 
 func TestCodes(t *testing.T) {
@@ -153,46 +123,35 @@ func TestCodes(t *testing.T) {
 		}
 	}
 	for code, want := range map[int]string{19: "IN_USE", 15: "GPU_IS_LOST", 999: "UNKNOWN", 500: "500"} {
-		if got := codeName(code); got != want {
-			t.Errorf("%d is %s, want %s", code, got, want)
-		}
+		expect.Equal(t, codeName(code), want, code)
 	}
 }
 
 func TestLatency(t *testing.T) {
-	root := t.TempDir()
-	must(t, "new", "--machine", "l4x2", "--assets", assets(t), root)
-	must(t, "latency", "hopper", "--scale", "0.5", root)
+	root := newNode(t, "l4x2")
+	mustRun(t, "latency", "hopper", "--scale", "0.5", root)
 	hopper := load(t, root).Latencies
 	if len(hopper) == 0 || hopper[0] != (machine.Latency{Function: "nvmlInit_v2", Base: 5 * time.Millisecond}) {
 		t.Errorf("half of hopper: %+v", hopper)
 	}
-	must(t, "latency", "--root", root, "dense")
+	mustRun(t, "latency", "--root", root, "dense")
 	if len(load(t, root).Latencies) <= len(hopper) {
 		t.Error("dense is no more than hopper")
 	}
-	must(t, "latency", "zero", root)
-	if left := load(t, root).Latencies; len(left) != 0 {
-		t.Errorf("latencies are left: %v", left)
-	}
-	for args, want := range map[string]string{
+	mustRun(t, "latency", "zero", root)
+	expect.Len(t, load(t, root).Latencies, 0, "latencies are left")
+	refuses(t, "latency", map[string]string{
 		"":                   "say which profile: zero, hopper, ampere, dense",
 		"warp":               `unknown latency profile "warp" (known: zero, hopper`,
 		"hopper --scale 0":   "latency scale 0 is not above 0",
 		"hopper --scale big": `--scale "big" is not a number, such as 0.1`,
-	} {
-		_, err := gpusim(append([]string{"latency", "--root", root}, strings.Fields(args)...)...)
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("latency %s: got error %v, want one with %q", args, err, want)
-		}
-	}
+	})
 }
 
 func TestFailure(t *testing.T) {
-	root := t.TempDir()
-	must(t, "new", "--machine", "l4x4", "--assets", assets(t), root)
+	root := newNode(t, "l4x4")
 	for i, failure := range []string{"lost", "reset-required", "unknown", "none"} {
-		must(t, "gpu", "--gpu", string(rune('0'+i)), "--failure", failure, root)
+		mustRun(t, "gpu", "--gpu", string(rune('0'+i)), "--failure", failure, root)
 	}
 	failures := func() (out []int) {
 		for _, g := range load(t, root).GPUs {
@@ -200,33 +159,21 @@ func TestFailure(t *testing.T) {
 		}
 		return out
 	}
-	if d := cmp.Diff([]int{15, 16, 999, 0}, failures()); d != "" {
-		t.Error(d)
-	}
-	must(t, "reboot", root)
-	if d := cmp.Diff([]int{0, 0, 999, 0}, failures()); d != "" {
-		t.Errorf("after a reboot: %s", d)
-	}
-	must(t, "gpu", "--gpu", "2", "--failure", "none", root)
-	if d := cmp.Diff([]int{0, 0, 0, 0}, failures()); d != "" {
-		t.Errorf("after making it well: %s", d)
-	}
-	for args, want := range map[string]string{
+	expect.Same(t, failures(), []int{15, 16, 999, 0})
+	mustRun(t, "reboot", root)
+	expect.Same(t, failures(), []int{0, 0, 999, 0}, "after a reboot")
+	mustRun(t, "gpu", "--gpu", "2", "--failure", "none", root)
+	expect.Same(t, failures(), []int{0, 0, 0, 0}, "after making it well")
+	refuses(t, "gpu", map[string]string{
 		"--gpu 4 --failure lost":   `--gpu "4" is not the index of a GPU, which are 0 to 3`,
 		"--gpu 0 --failure broken": `--failure "broken" is not one of lost, reset-required, none, or an NVML error`,
 		"--gpu 0":                  "say what becomes of the GPU",
-	} {
-		_, err := gpusim(append([]string{"gpu", "--root", root}, strings.Fields(args)...)...)
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("gpu %s: got error %v, want one with %q", args, err, want)
-		}
-	}
+	})
 }
 
 // show adds what goes wrong to what it shows anyway.
 func TestShowTrouble(t *testing.T) {
-	root := t.TempDir()
-	must(t, "new", "--machine", "l4x2", "--assets", assets(t), root)
+	root := newNode(t, "l4x2")
 	change(t, root, func(m *machine.Machine) {
 		m.GPUs[1].Failure = 15
 		m.GPUs[0].Health = machine.Health{
@@ -242,28 +189,21 @@ func TestShowTrouble(t *testing.T) {
 			{Function: "nvmlGpuInstanceDestroy", Base: time.Second, PerInstance: 20 * time.Millisecond, Exclusive: true},
 		}
 	})
-	golden(t, "show-trouble.txt", must(t, "show", root))
-	golden(t, "show-trouble.yaml", must(t, "show", "-o", "yaml", root))
+	golden(t, "show-trouble.txt", mustRun(t, "show", root))
+	golden(t, "show-trouble.yaml", mustRun(t, "show", "-o", "yaml", root))
 	var s shown
-	if err := json.Unmarshal([]byte(must(t, "show", "-o", "json", root)), &s); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal([]byte(mustRun(t, "show", "-o", "json", root)), &s))
 	if s.GPUs[1].Failure != "GPU_IS_LOST" || s.Faults[0].Code != "TIMEOUT" || !s.Latencies[1].Exclusive {
 		t.Errorf("%+v", s)
 	}
 }
 
 func TestRenumber(t *testing.T) {
-	root := t.TempDir()
-	must(t, "new", "--machine", "l4x2", "--assets", assets(t), root)
+	root := newNode(t, "l4x2")
 	minors := func() []int { m := load(t, root); return []int{m.GPUs[0].Minor, m.GPUs[1].Minor} }
 	before := minors()
-	must(t, "reboot", root)
-	if d := cmp.Diff(before, minors()); d != "" {
-		t.Errorf("a plain reboot renumbers: %s", d)
-	}
-	must(t, "reboot", "--renumber", root)
-	if d := cmp.Diff([]int{before[1], before[0]}, minors()); d != "" {
-		t.Error(d)
-	}
+	mustRun(t, "reboot", root)
+	expect.Same(t, minors(), before, "a plain reboot renumbers")
+	mustRun(t, "reboot", "--renumber", root)
+	expect.Same(t, minors(), []int{before[1], before[0]})
 }

@@ -5,12 +5,15 @@ package main
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/gpusim/sysroot"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // layout is the instances of a GPU as "id profile@start+size", with the
@@ -30,9 +33,7 @@ func (n node) layout(index int) []string {
 
 func (n node) wantLayout(index int, want ...string) {
 	n.t.Helper()
-	if d := cmp.Diff(want, n.layout(index)); d != "" {
-		n.t.Errorf("instances of GPU %d: %s", index, d)
-	}
+	expect.Same(n.t, n.layout(index), want, "instances of GPU", index)
 }
 
 // An administrator's session, step by step. The goldens show the answers.
@@ -70,5 +71,45 @@ func TestCreateNeedsMIGMode(t *testing.T) {
 	out, exit := n.smi("mig", "-cgi", "19", "-C")
 	if exit != exitNotFound || !strings.Contains(out, "No MIG-enabled devices found.") {
 		t.Errorf("exit code %d, %s", exit, out)
+	}
+}
+
+// A GPU is reset if nobody uses it, also one that needs it and answers nothing else, but not
+// one that is lost.
+func TestReset(t *testing.T) {
+	n := newNode(t, "mixed", func(m *machine.Machine) {
+		divided(m)
+		m.GPUs[0].Failure, m.GPUs[0].ComputeMode, m.GPUs[0].TimeSlice = 16, 3, 2
+	})
+	if err := os.Chmod(filepath.Dir(n.root), 0o755); err != nil { // for the other user
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		args string
+		exit int
+		says string
+		who  uint32
+	}{
+		{"-r -i 0", exitPermission, "Insufficient Permissions", 1000},
+		{"-r -i 0", exitOK, "was successfully reset.\nAll done.", 0},
+		{"--gpu-reset -i 1", exitOther, "is in use by another client: GPU 1 is in use by process 4711 (python3)", 0},
+	} {
+		n.uid = test.who
+		out, exit := n.smi(strings.Fields(test.args)...)
+		if exit != test.exit || !strings.Contains(out, test.says) {
+			t.Errorf("%s: exit code %d, want %d with %q, output\n%s", test.args, exit, test.exit, test.says, out)
+		}
+	}
+	m := must.Get(sysroot.Load(n.root))(t)
+	if m.GPUs[0].Failure != 0 || m.GPUs[0].Resets != 1 || m.GPUs[1].Resets != 0 {
+		t.Errorf("failure %d, resets %d and %d", m.GPUs[0].Failure, m.GPUs[0].Resets, m.GPUs[1].Resets)
+	}
+	// The kernel module has the time slice.
+	if m.GPUs[0].ComputeMode != 0 || m.GPUs[0].TimeSlice != 2 {
+		t.Errorf("compute mode %d, time slice %d", m.GPUs[0].ComputeMode, m.GPUs[0].TimeSlice)
+	}
+	lost := newNode(t, "l4x1", func(m *machine.Machine) { m.GPUs[0].Failure = 15 })
+	if out, exit := lost.smi("-r"); exit != exitLost || !strings.Contains(out, "GPU is lost") {
+		t.Errorf("lost GPU: exit code %d, output\n%s", exit, out)
 	}
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/partage-dev/partage/test/expect"
 )
 
 // Rows as the real tool printed them on an RTX PRO 6000 (driver 580) and a
@@ -34,9 +36,7 @@ func TestProfileRow(t *testing.T) {
 				JpegCount: 1, MemorySizeMB: 22528},
 		},
 	} {
-		if d := cmp.Diff(want, profileRow(0, p, int(p.info.InstanceCount))); d != "" {
-			t.Error(d)
-		}
+		expect.Same(t, profileRow(0, p, int(p.info.InstanceCount)), want)
 	}
 }
 
@@ -46,9 +46,7 @@ func TestTableWidths(t *testing.T) {
 	for _, table := range []string{profilesHead + profileRow(12, p, 7) + profilesRule, instancesHead + instancesRule, computeHead + computeRule} {
 		lines := strings.Split(strings.TrimSuffix(table, "\n"), "\n")
 		for _, l := range lines {
-			if len(l) != len(lines[0]) {
-				t.Errorf("%d and not %d characters: %s", len(l), len(lines[0]), l)
-			}
+			expect.Equal(t, len(l), len(lines[0]), "characters", l)
 		}
 	}
 }
@@ -101,9 +99,7 @@ func TestParse(t *testing.T) {
 		"-L --format=csv":  "Invalid combination",
 		"--query-gpu=name": "Invalid combination",
 	} {
-		if _, err := parse(strings.Fields(line)); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: got error %v, want one with %q", line, err, want)
-		}
+		expect.Says(t, expect.Err(parse(strings.Fields(line))), want, line)
 	}
 }
 
@@ -113,8 +109,6 @@ func TestSelect(t *testing.T) {
 		"1": true, "0": false, "GPU-1234": true, "GPU-12": false,
 		"00000000:1B:00.0": true, "0000:1b:00.0": true, "1b:00.0": true, "0000:2b:00.0": false, "0001:1b:00.0": false, "b:00.0": false, ":00.0": false,
 	} {
-		if g.is(id) != want {
-			t.Errorf("-i %s: %v", id, !want)
-		}
+		expect.Equal(t, g.is(id), want, "-i", id)
 	}
 }

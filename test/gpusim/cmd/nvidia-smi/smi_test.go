@@ -19,10 +19,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/catalog"
+	"github.com/partage-dev/partage/test/gpusim/libtest"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
+	"github.com/partage-dev/partage/test/must"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -40,10 +43,7 @@ type node struct {
 // newNode makes a machine and changes it before anybody looks.
 func newNode(t *testing.T, name string, prepare func(*machine.Machine)) node {
 	t.Helper()
-	m, err := catalog.Machine(name, catalog.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(catalog.Machine(name, catalog.Options{}))(t)
 	if prepare != nil {
 		prepare(m)
 	}
@@ -76,9 +76,7 @@ func (n node) smi(args ...string) (output string, exit int) {
 func (n node) golden(name string, exit int, args ...string) {
 	n.t.Helper()
 	got, code := n.smi(args...)
-	if code != exit {
-		n.t.Errorf("%v: exit code %d, want %d", args, code, exit)
-	}
+	expect.Equal(n.t, code, exit, args, "exit code")
 	all := outputs(n.t)
 	if *update {
 		all[name] = got
@@ -86,9 +84,7 @@ func (n node) golden(name string, exit int, args ...string) {
 		for _, name := range slices.Sorted(maps.Keys(all)) {
 			text.WriteString(goldenMark + name + "\n" + all[name])
 		}
-		if err := os.WriteFile(goldenFile, []byte(text.String()), 0o600); err != nil {
-			n.t.Fatal(err)
-		}
+		must.Do(n.t, os.WriteFile(goldenFile, []byte(text.String()), 0o600))
 	}
 	if want, found := all[name]; !found || want != got {
 		d := cmp.Diff(want, got)
@@ -102,10 +98,7 @@ const goldenFile, goldenMark = "testdata/outputs.golden.txt", ">>> "
 // outputs are those of the golden file by name.
 func outputs(t *testing.T) map[string]string {
 	t.Helper()
-	data, err := os.ReadFile(goldenFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile(goldenFile))(t)
 	all, name := map[string]string{}, ""
 	for line := range strings.Lines(string(data)) {
 		if begins, found := strings.CutPrefix(line, goldenMark); found {
@@ -158,9 +151,7 @@ func TestOutput(t *testing.T) {
 		out = "+" + out
 		lines := strings.Split(strings.TrimSpace(out), "\n")
 		for _, l := range lines {
-			if len(l) != len(lines[0]) {
-				t.Errorf("%s: %d and not %d characters: %s", table, len(l), len(lines[0]), l)
-			}
+			expect.Equal(t, len(l), len(lines[0]), table, "characters", l)
 		}
 	}
 	n.golden("L.txt", 0, "-L")
@@ -215,11 +206,7 @@ func TestSelection(t *testing.T) {
 
 func (n node) machine() *machine.Machine {
 	n.t.Helper()
-	m, err := sysroot.Load(n.root)
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	return m
+	return must.Get(sysroot.Load(n.root))(n.t)
 }
 
 func TestSetting(t *testing.T) {
@@ -245,14 +232,9 @@ func TestSetting(t *testing.T) {
 func TestContainer(t *testing.T) {
 	n := newNode(t, "mixed", divided)
 	dev := filepath.Join(n.root, "dev")
-	nodes, err := filepath.Glob(dev + "/nvidia[0-9]")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nodes := must.Get(filepath.Glob(dev + "/nvidia[0-9]"))(t)
 	for _, path := range append(nodes, dev+"/nvidia-caps/nvidia-cap1", dev+"/nvidia-caps/nvidia-cap2") {
-		if err := os.Remove(path); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Remove(path))
 	}
 	n.golden("container-nothing.txt", exitNotFound, "-L")
 	// The H100 is minor 0; its GPU instance 9 has capability 3 + 9 x 9.
@@ -261,9 +243,7 @@ func TestContainer(t *testing.T) {
 		if minor > 0 {
 			major = 508
 		}
-		if err := unix.Mknod(filepath.Join(dev, path), unix.S_IFCHR|0o444, int(unix.Mkdev(major, minor))); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, unix.Mknod(filepath.Join(dev, path), unix.S_IFCHR|0o444, int(unix.Mkdev(major, minor))))
 	}
 	n.golden("container-one.txt", 0, "-L")
 }
@@ -271,9 +251,7 @@ func TestContainer(t *testing.T) {
 // Without the library the tool says so, and ends as the real one does.
 func TestNoLibrary(t *testing.T) {
 	n := newNode(t, "t4x1", nil)
-	if err := os.RemoveAll(sysroot.LibraryDir(n.root)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.RemoveAll(sysroot.LibraryDir(n.root)))
 	n.golden("no-library.txt", exitNoLibrary, "-L")
 }
 
@@ -281,9 +259,7 @@ func TestNoLibrary(t *testing.T) {
 func TestLost(t *testing.T) {
 	n := newNode(t, "h100x2", func(m *machine.Machine) { m.GPUs[1].Failure = 15 })
 	n.golden("lost.txt", exitLost, "-q")
-	if err := sysroot.Reboot(n.root, sysroot.RebootOptions{Renumber: true}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, sysroot.Reboot(n.root, sysroot.RebootOptions{Renumber: true}))
 	if out, exit := n.smi("-q"); exit != 0 {
 		t.Errorf("after a reboot: exit code %d, %s", exit, out)
 	}
@@ -296,9 +272,7 @@ func TestNoDriver(t *testing.T) {
 	if err != nil || len(links) != 1 {
 		t.Fatal(links, err)
 	}
-	if err := errors.Join(os.Remove(links[0]), os.Remove(sysroot.StatePath(n.root))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Remove(links[0]), os.Remove(sysroot.StatePath(n.root))))
 	n.golden("no-driver.txt", exitNoDriver, "-L")
 }
 
@@ -322,11 +296,24 @@ func TestNotRoot(t *testing.T) {
 
 func TestStateIsFoundInContainers(t *testing.T) {
 	n := newNode(t, "t4x1", nil)
-	if err := os.RemoveAll(filepath.Join(n.root, "var")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.RemoveAll(filepath.Join(n.root, "var")))
 	n.golden("policy-container.txt", 0, "compute-policy", "-l")
 	if _, err := state.Open(sysroot.StatePath(n.root)); err == nil {
 		t.Error("the state is still at its place, so the test shows nothing")
 	}
+}
+
+var built libtest.Node
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	built.Remove()
+	os.Exit(code)
+}
+
+// assets builds the simulated library, this program and those of MPS.
+func assets(t *testing.T) sysroot.Assets {
+	t.Helper()
+	dir := built.Dir(t, ".", "../nvidia-cuda-mps-control", "../nvidia-cuda-mps-server")
+	return must.Get(sysroot.AssetsIn(dir))(t)
 }

@@ -9,8 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestStruck: a fault of the machine strikes the program itself, on the GPUs that it is about.
@@ -26,10 +28,7 @@ func TestStruck(t *testing.T) {
 		t.Errorf("without a fault: exit code %d: %s", exit, output)
 	}
 
-	f, err := state.Open(filepath.Join(n.root, state.RelativePath))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(state.Open(filepath.Join(n.root, state.RelativePath)))(t)
 	defer f.Close()
 	done := make(chan int, 1)
 	go func() {
@@ -37,10 +36,7 @@ func TestStruck(t *testing.T) {
 		done <- exit
 	}()
 	for held := 0; held == 0; time.Sleep(time.Millisecond) {
-		calls, err := f.Held()
-		if err != nil {
-			t.Fatal(err)
-		}
+		calls := must.Get(f.Held())(t)
 		held = len(calls)
 	}
 	select {
@@ -48,10 +44,6 @@ func TestStruck(t *testing.T) {
 		t.Fatalf("it has ended with %d although it is held", exit)
 	default:
 	}
-	if err := f.LetGo(2, 1); err != nil {
-		t.Fatal(err)
-	}
-	if exit := <-done; exit != exitOK {
-		t.Errorf("after it was let go: exit code %d", exit)
-	}
+	must.Do(t, f.LetGo(2, 1))
+	expect.Equal(t, <-done, exitOK, "after it was let go: exit code")
 }

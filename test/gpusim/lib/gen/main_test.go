@@ -4,10 +4,9 @@
 package main
 
 import (
-	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/partage-dev/partage/test/expect"
 )
 
 func TestParse(t *testing.T) {
@@ -35,9 +34,7 @@ typedef nvmlReturn_t (*nvmlCallback)(void);
 		"nvmlDeviceGetHandleByUUIDV":    "const nvmlUUID_t *uuid, nvmlDevice_t *device",
 		"nvmlGet":                       "unsigned int a, nvmlGpuInstance_t g, nvmlDevice_t d, nvmlComputeInstance_t *c",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("functions (-want +got):\n%s", diff)
-	}
+	expect.Same(t, got, want, "functions")
 	text := string(calls(got)) + string(models(got))
 	for _, line := range []string{
 		"CALL(nvmlInit_v2, (void), (), NULL, NULL)",
@@ -48,8 +45,6 @@ typedef nvmlReturn_t (*nvmlCallback)(void);
 		"CALL(nvmlGet, (unsigned int a, nvmlGpuInstance_t g, nvmlDevice_t d, nvmlComputeInstance_t *c), (a, g, d, c), gpu_of_handle, g.handle)",
 		"#define nvmlLong model_nvmlLong",
 	} {
-		if !strings.Contains(text, line+"\n") {
-			t.Errorf("no line %q in\n%s", line, text)
-		}
+		expect.Contains(t, text, line+"\n", "no line", line, "in")
 	}
 }
