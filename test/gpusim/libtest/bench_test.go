@@ -11,6 +11,7 @@ import (
 
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // BenchmarkCreateDestroy is one partition made and removed again, without a
@@ -18,12 +19,8 @@ import (
 func BenchmarkCreateDestroy(b *testing.B) {
 	d := benchmarkDevice(b)
 	for b.Loop() {
-		if err := fill(d, nvml.GPU_INSTANCE_PROFILE_1_SLICE); err != nil {
-			b.Fatal(err)
-		}
-		if err := clear(d); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, fill(d, nvml.GPU_INSTANCE_PROFILE_1_SLICE))
+		must.Do(b, clear(d))
 	}
 }
 

@@ -4,28 +4,24 @@
 package libtest
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/partage-dev/partage/test/gpusim/catalog"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestCatalogRules holds the library against the catalogue's own statement of
 // what fits on a board: from a sample of all layouts, every profile at every
-// placement.
+// placement, and of more of them, what there is room for.
 func TestCatalogRules(t *testing.T) {
-	const sample = 12 // layouts of each board
+	const looked, tried = 150, 12 // layouts of each board
 	for _, name := range catalog.Boards() {
-		b, err := catalog.Load(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		g, err := b.GPU()
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := must.Get(catalog.Load(name))(t)
+		g := must.Get(b.GPU())(t)
 		if g.MIG == nil {
 			continue
 		}
@@ -35,10 +31,16 @@ func TestCatalogRules(t *testing.T) {
 			r := newRoot(t, machineOf(*g))
 			d := device(t, r.open(), 0)
 			layouts := catalog.Layouts(g)
-			for i := 0; i < len(layouts); i += max(1, len(layouts)/sample) {
-				instances := populate(t, g, layouts[i])
-				r.update(func(m *machine.Machine) { m.GPUs[0].MIG.Instances = instances })
-				tryAll(t, d, g, layouts[i])
+			for i, layout := range layouts {
+				look, try := i%(1+len(layouts)/looked) == 0, i%max(1, len(layouts)/tried) == 0
+				if look || try {
+					instances := populate(t, g, layout)
+					r.update(func(m *machine.Machine) { m.GPUs[0].MIG.Instances = instances })
+					checkRoom(t, d, g, layout)
+				}
+				if try {
+					tryAll(t, d, g, layout)
+				}
 			}
 		})
 	}
@@ -68,12 +70,25 @@ func populate(t *testing.T, g *machine.GPU, layout catalog.Layout) []machine.GPU
 	return out
 }
 
+// checkRoom asks the library which profiles there is room for beside a layout.
+func checkRoom(t *testing.T, d nvml.Device, g *machine.GPU, layout catalog.Layout) {
+	t.Helper()
+	for _, p := range g.MIG.Profiles {
+		room := slices.ContainsFunc(p.Placements, func(at machine.Placement) bool {
+			return catalog.Legal(g, append(slices.Clip(layout), catalog.Instance{ProfileID: p.ID, Placement: at})) == nil
+		})
+		free := get(d.GetGpuInstanceRemainingCapacity(&nvml.GpuInstanceProfileInfo{Id: p.ID}))(t, "GetGpuInstanceRemainingCapacity")
+		if free > 0 != room || free > p.MaxInstances {
+			t.Fatalf("beside %v, the library has room for %d of %s, the catalogue: %t", layout, free, p.Name, room)
+		}
+	}
+}
+
 // tryAll creates every possible instance beside a layout, one at a time.
 func tryAll(t *testing.T, d nvml.Device, g *machine.GPU, layout catalog.Layout) {
 	t.Helper()
 	for _, p := range g.MIG.Profiles {
-		info, ret := d.GetGpuInstanceProfileInfo(p.Enum)
-		wants(t, "GetGpuInstanceProfileInfo", ret, nvml.SUCCESS)
+		info := get(d.GetGpuInstanceProfileInfo(p.Enum))(t, "GetGpuInstanceProfileInfo")
 		for _, at := range p.Placements {
 			with := append(layout[:len(layout):len(layout)], catalog.Instance{ProfileID: p.ID, Placement: at})
 			legal := catalog.Legal(g, with)

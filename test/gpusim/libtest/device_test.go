@@ -10,9 +10,10 @@ import (
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"github.com/google/go-cmp/cmp"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 func TestInit(t *testing.T) {
@@ -23,15 +24,11 @@ func TestInit(t *testing.T) {
 	wants(t, "Init", lib.Init(), nvml.SUCCESS)
 	wants(t, "second Init", lib.Init(), nvml.SUCCESS)
 	wants(t, "Shutdown", lib.Shutdown(), nvml.SUCCESS)
-	_, ret := lib.DeviceGetCount()
-	wants(t, "DeviceGetCount after the first Shutdown", ret, nvml.SUCCESS)
+	wants(t, "DeviceGetCount after the first Shutdown", code(lib.DeviceGetCount()), nvml.SUCCESS)
 	wants(t, "second Shutdown", lib.Shutdown(), nvml.SUCCESS)
-	_, ret = lib.DeviceGetCount()
-	wants(t, "DeviceGetCount after the second Shutdown", ret, nvml.ERROR_UNINITIALIZED)
+	wants(t, "DeviceGetCount after the second Shutdown", code(lib.DeviceGetCount()), nvml.ERROR_UNINITIALIZED)
 	wants(t, "InitWithFlags", lib.InitWithFlags(nvml.INIT_FLAG_NO_GPUS), nvml.SUCCESS)
-	if got := nvml.ERROR_IN_USE.Error(); got != "In use by another client" {
-		t.Errorf("text of IN_USE is %q", got)
-	}
+	expect.Equal(t, nvml.ERROR_IN_USE.Error(), "In use by another client", "text of IN_USE")
 	wants(t, "Shutdown", lib.Shutdown(), nvml.SUCCESS)
 }
 
@@ -52,18 +49,12 @@ func TestInitWithoutDriver(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRoot(t, machineOf(h100(0)))
-			if err := c.spoil(r); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, c.spoil(r))
 			t.Setenv("GPUSIM_STATE", r.state())
 			lib := nvml.New(nvml.WithLibraryPath(library))
 			wants(t, "Init", lib.Init(), c.want)
 			if c.want == nvml.SUCCESS {
-				count, ret := lib.DeviceGetCount()
-				wants(t, "DeviceGetCount", ret, nvml.SUCCESS)
-				if count != 0 {
-					t.Errorf("%d GPUs without a node", count)
-				}
+				expect.Equal(t, get(lib.DeviceGetCount())(t, "DeviceGetCount"), 0, "GPUs without a node")
 				wants(t, "Shutdown", lib.Shutdown(), nvml.SUCCESS)
 			}
 		})
@@ -83,16 +74,10 @@ func poke(path string, offset int64, b byte) error {
 
 func TestSystem(t *testing.T) {
 	lib := newRoot(t, machineOf(h100(0))).open()
-	driver, ret := lib.SystemGetDriverVersion()
-	wants(t, "SystemGetDriverVersion", ret, nvml.SUCCESS)
-	version, ret := lib.SystemGetNVMLVersion()
-	wants(t, "SystemGetNVMLVersion", ret, nvml.SUCCESS)
-	cuda, ret := lib.SystemGetCudaDriverVersion_v2()
-	wants(t, "SystemGetCudaDriverVersion", ret, nvml.SUCCESS)
-	got := fmt.Sprint(driver, " ", version, " ", cuda)
-	if want := "580.95.05 13.580.95.05 13000"; got != want {
-		t.Errorf("versions %q, want %q", got, want)
-	}
+	driver := get(lib.SystemGetDriverVersion())(t, "SystemGetDriverVersion")
+	version := get(lib.SystemGetNVMLVersion())(t, "SystemGetNVMLVersion")
+	cuda := get(lib.SystemGetCudaDriverVersion_v2())(t, "SystemGetCudaDriverVersion")
+	expect.Equal(t, fmt.Sprint(driver, " ", version, " ", cuda), "580.95.05 13.580.95.05 13000", "versions")
 }
 
 // facts is what a device says of itself.
@@ -161,9 +146,7 @@ func TestFacts(t *testing.T) {
 		"addressing": 1, "numa": "Not Supported", "ecc": [2]int{1, 1}, "persistence": 0, "virtualization": 0, "mig": [2]int{0, 0},
 	}}
 	for i, w := range want {
-		if diff := cmp.Diff(w, facts(t, device(t, lib, i))); diff != "" {
-			t.Errorf("GPU %d (-want +got):\n%s", i, diff)
-		}
+		expect.Same(t, facts(t, device(t, lib, i)), w, "GPU", i)
 	}
 }
 
@@ -178,12 +161,8 @@ func TestHandles(t *testing.T) {
 		"bus8":   func() (nvml.Device, nvml.Return) { return lib.DeviceGetHandleByPciBusId("00000000:1C:00.0") },
 		"short":  func() (nvml.Device, nvml.Return) { return lib.DeviceGetHandleByPciBusId("1c:00.0") },
 	}
-	for name, get := range by {
-		d, ret := get()
-		wants(t, name, ret, nvml.SUCCESS)
-		if d != first {
-			t.Errorf("handle by %s is another one", name)
-		}
+	for name, find := range by {
+		expect.Equal(t, get(find())(t, name), first, "handle by", name, "is another one")
 	}
 	for name, c := range map[string]struct {
 		get  func() (nvml.Device, nvml.Return)
@@ -196,8 +175,7 @@ func TestHandles(t *testing.T) {
 		"bus":       {func() (nvml.Device, nvml.Return) { return lib.DeviceGetHandleByPciBusId("0000:77:00.0") }, nvml.ERROR_NOT_FOUND},
 		"malformed": {func() (nvml.Device, nvml.Return) { return lib.DeviceGetHandleByPciBusId("1c") }, nvml.ERROR_INVALID_ARGUMENT},
 	} {
-		_, ret := c.get()
-		wants(t, "unknown "+name, ret, c.want)
+		wants(t, "unknown "+name, code(c.get()), c.want)
 	}
 }
 
@@ -205,49 +183,34 @@ const first1UUID = "GPU-00000000-0000-4000-8000-000000000001"
 
 func TestPCI(t *testing.T) {
 	d := device(t, newRoot(t, machineOf(h100(0))).open(), 0)
-	info, ret := d.GetPciInfo()
-	wants(t, "GetPciInfo", ret, nvml.SUCCESS)
+	info := get(d.GetPciInfo())(t, "GetPciInfo")
 	got := fmt.Sprintf("%s %s %d %#x %d %#x %#x", text(info.BusId[:]), text(info.BusIdLegacy[:]), info.Domain, info.Bus, info.Device,
 		info.PciDeviceId, info.PciSubSystemId)
-	if want := "00000000:1B:00.0 0000:1B:00.0 0 0x1b 0 0x233010de 0x16c110de"; got != want {
-		t.Errorf("PCI info %q, want %q", got, want)
-	}
-	ext, ret := d.GetPciInfoExt()
-	wants(t, "GetPciInfoExt", ret, nvml.SUCCESS)
+	expect.Equal(t, got, "00000000:1B:00.0 0000:1B:00.0 0 0x1b 0 0x233010de 0x16c110de", "PCI info")
+	ext := get(d.GetPciInfoExt())(t, "GetPciInfoExt")
 	if ext.BaseClass != 3 || ext.SubClass != 2 || text(ext.BusId[:]) != "00000000:1B:00.0" {
 		t.Errorf("PCI info with class: %+v", ext)
 	}
 }
 
 func TestModes(t *testing.T) {
-	r := newRoot(t, machineOf(h100(0)))
-	d := device(t, r.open(), 0)
+	r, d := oneH100(t)
 	wants(t, "SetComputeMode", d.SetComputeMode(nvml.COMPUTEMODE_EXCLUSIVE_PROCESS), nvml.SUCCESS)
 	wants(t, "removed compute mode", d.SetComputeMode(nvml.COMPUTEMODE_EXCLUSIVE_THREAD), nvml.ERROR_NOT_SUPPORTED)
 	wants(t, "unknown compute mode", d.SetComputeMode(17), nvml.ERROR_INVALID_ARGUMENT)
 	wants(t, "SetPersistenceMode", d.SetPersistenceMode(nvml.FEATURE_ENABLED), nvml.SUCCESS)
-	mode, ret := d.GetComputeMode()
-	wants(t, "GetComputeMode", ret, nvml.SUCCESS)
+	mode := get(d.GetComputeMode())(t, "GetComputeMode")
 	if g := r.machine().GPUs[0]; mode != nvml.COMPUTEMODE_EXCLUSIVE_PROCESS || g.ComputeMode != 3 || !g.Persistence {
 		t.Errorf("compute mode %d, in the state %d; persistence %v", mode, g.ComputeMode, g.Persistence)
 	}
 }
 
 func TestUnmodelledCallsAreCounted(t *testing.T) {
-	r := newRoot(t, machineOf(h100(0)))
-	d := device(t, r.open(), 0)
+	r, d := oneH100(t)
 	for range 3 {
-		_, ret := d.GetFanSpeed()
-		wants(t, "GetFanSpeed", ret, nvml.ERROR_NOT_SUPPORTED)
+		wants(t, "GetFanSpeed", code(d.GetFanSpeed()), nvml.ERROR_NOT_SUPPORTED)
 	}
-	_, ret := d.GetDisplayMode()
-	wants(t, "GetDisplayMode", ret, nvml.ERROR_NOT_SUPPORTED)
-	got, err := r.file().Unmodelled()
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := map[string]uint64{"nvmlDeviceGetFanSpeed": 3, "nvmlDeviceGetDisplayMode": 1}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("counted calls (-want +got):\n%s", diff)
-	}
+	wants(t, "GetDisplayMode", code(d.GetDisplayMode()), nvml.ERROR_NOT_SUPPORTED)
+	got := must.Get(r.file().Unmodelled())(t)
+	expect.Same(t, got, map[string]uint64{"nvmlDeviceGetFanSpeed": 3, "nvmlDeviceGetDisplayMode": 1}, "counted calls")
 }

@@ -10,10 +10,11 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"github.com/google/go-cmp/cmp"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
+	"github.com/partage-dev/partage/test/must"
 )
 
 const xidType = nvml.EventTypeXidCriticalError
@@ -30,8 +31,7 @@ func (r *root) happen(gpu int, xids ...uint64) {
 
 func eventSet(t testing.TB, lib nvml.Interface, devices ...nvml.Device) nvml.EventSet {
 	t.Helper()
-	set, ret := lib.EventSetCreate()
-	wants(t, "EventSetCreate", ret, nvml.SUCCESS)
+	set := get(lib.EventSetCreate())(t, "EventSetCreate")
 	for _, d := range devices {
 		wants(t, "RegisterEvents", d.RegisterEvents(xidType, set), nvml.SUCCESS)
 	}
@@ -53,9 +53,7 @@ func drain(t testing.TB, set nvml.EventSet) (xids []uint64) {
 
 func expectXIDs(t testing.TB, what string, set nvml.EventSet, want ...uint64) {
 	t.Helper()
-	if diff := cmp.Diff(want, drain(t, set)); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
+	expect.Same(t, drain(t, set), want, what)
 }
 
 // Every set gets every event of its GPUs since they were registered, once and in order.
@@ -73,15 +71,13 @@ func TestEventSets(t *testing.T) {
 	r.happen(0, 48)
 	expectXIDs(t, "late", late, 48)
 
-	data, ret := both.Wait(0)
-	wants(t, "EventSetWait", ret, nvml.SUCCESS)
+	data := get(both.Wait(0))(t, "EventSetWait")
 	if data.Device != device(t, lib, 0) || data.EventType != xidType || data.GpuInstanceId != ^uint32(0) || data.ComputeInstanceId != ^uint32(0) {
 		t.Errorf("event %+v", data)
 	}
 	wants(t, "Free", both.Free(), nvml.SUCCESS)
 	wants(t, "Free twice", both.Free(), nvml.ERROR_INVALID_ARGUMENT)
-	_, ret = both.Wait(0)
-	wants(t, "wait with a set that was freed", ret, nvml.ERROR_INVALID_ARGUMENT)
+	wants(t, "wait with a set that was freed", code(both.Wait(0)), nvml.ERROR_INVALID_ARGUMENT)
 }
 
 // Who does not read loses the oldest.
@@ -98,9 +94,7 @@ func TestEventsAreForgotten(t *testing.T) {
 		}
 	}
 	expectXIDs(t, "the last", set, want...)
-	if n := len(r.machine().Events); n != kept {
-		t.Errorf("%d events are kept", n)
-	}
+	expect.Equal(t, len(r.machine().Events), kept, "events are kept")
 }
 
 func TestEventRegistration(t *testing.T) {
@@ -108,12 +102,8 @@ func TestEventRegistration(t *testing.T) {
 	r.update(func(m *machine.Machine) { m.GPUs[0].NoEvents, m.GPUs[1].ECC = true, 1 })
 	lib := r.open()
 	none, d := device(t, lib, 0), device(t, lib, 1)
-	types, ret := none.GetSupportedEventTypes()
-	if wants(t, "GetSupportedEventTypes", ret, nvml.SUCCESS); types != 0 {
-		t.Errorf("types %#x of a GPU without events", types)
-	}
-	types, ret = d.GetSupportedEventTypes()
-	wants(t, "GetSupportedEventTypes", ret, nvml.SUCCESS)
+	expect.Equal(t, get(none.GetSupportedEventTypes())(t, "GetSupportedEventTypes"), 0)
+	types := get(d.GetSupportedEventTypes())(t, "GetSupportedEventTypes")
 	if want := uint64(xidType | nvml.EventTypeDoubleBitEccError | nvml.EventTypeGpuUnavailableError | nvml.EventTypeGpuRecoveryAction); types&want != want {
 		t.Errorf("types %#x lack some of %#x", types, want)
 	}
@@ -133,10 +123,7 @@ func TestEventRegistration(t *testing.T) {
 			state.AddEvent(m, machine.Event{GPU: 1, Type: kind, InstanceID: -1, ComputeID: -1})
 		}
 	})
-	data, ret := set.Wait(0)
-	if wants(t, "EventSetWait", ret, nvml.SUCCESS); data.EventType != nvml.EventTypeDoubleBitEccError {
-		t.Errorf("event %+v", data)
-	}
+	expect.Equal(t, get(set.Wait(0))(t, "EventSetWait").EventType, nvml.EventTypeDoubleBitEccError)
 	expectXIDs(t, "rest", set)
 }
 
@@ -148,8 +135,7 @@ func TestEventWait(t *testing.T) {
 	d := device(t, lib, 0)
 	set := eventSet(t, lib, d)
 	start := time.Now()
-	_, ret := set.Wait(50)
-	wants(t, "wait for nothing", ret, nvml.ERROR_TIMEOUT)
+	wants(t, "wait for nothing", code(set.Wait(50)), nvml.ERROR_TIMEOUT)
 	if took := time.Since(start); took < 50*time.Millisecond {
 		t.Errorf("waited for %s", took)
 	}
@@ -162,8 +148,7 @@ func TestEventWait(t *testing.T) {
 			answers <- ret
 		}()
 		for r.calls("nvmlEventSetWait_v2") == before {
-			_, ret := d.GetUUID() // is not kept waiting
-			wants(t, "GetUUID", ret, nvml.SUCCESS)
+			wants(t, "GetUUID", code(d.GetUUID()), nvml.SUCCESS) // is not kept waiting
 		}
 	}
 	waiting()
@@ -180,10 +165,7 @@ func TestEventWait(t *testing.T) {
 
 func (r *root) calls(function string) uint64 {
 	r.t.Helper()
-	calls, err := r.file().Calls()
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	calls := must.Get(r.file().Calls())(r.t)
 	return calls[function]
 }
 
@@ -196,21 +178,14 @@ func TestEventsOfLostGPU(t *testing.T) {
 	set := eventSet(t, lib, d, device(t, lib, 1))
 	r.happen(0, 79)
 	r.update(func(m *machine.Machine) { m.GPUs[0].Failure = int(nvml.ERROR_GPU_IS_LOST) })
-	data, ret := set.Wait(1000)
-	if wants(t, "EventSetWait", ret, nvml.SUCCESS); data.EventData != 79 {
-		t.Errorf("event %+v", data)
-	}
-	_, ret = set.Wait(1000)
-	wants(t, "wait on a lost GPU", ret, nvml.ERROR_GPU_IS_LOST)
+	expect.Equal(t, get(set.Wait(1000))(t, "EventSetWait").EventData, 79)
+	wants(t, "wait on a lost GPU", code(set.Wait(1000)), nvml.ERROR_GPU_IS_LOST)
 	wants(t, "register a lost GPU", d.RegisterEvents(xidType, set), nvml.ERROR_GPU_IS_LOST)
 
 	r.update(func(m *machine.Machine) {
-		if err := m.ResetGPU(0); err != nil {
-			t.Error(err)
-		}
+		expect.Do(t, m.ResetGPU(0))
 	})
-	_, ret = d.GetUUID()
-	wants(t, "GetUUID by the old handle", ret, nvml.ERROR_INVALID_ARGUMENT)
+	wants(t, "GetUUID by the old handle", code(d.GetUUID()), nvml.ERROR_INVALID_ARGUMENT)
 	r.happen(0, 13)
 	r.happen(1, 31)
 	expectXIDs(t, "after the reset", set, 31)
@@ -243,9 +218,7 @@ func TestEventsOfInstances(t *testing.T) {
 		t.Errorf("event %+v", data)
 	}
 	expectXIDs(t, "rest", set, 95)
-	if err := os.Remove(filepath.Join(r.dir, "dev/nvidia-caps/nvidia-cap1")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(filepath.Join(r.dir, "dev/nvidia-caps/nvidia-cap1")))
 	happen()
 	expectXIDs(t, "without the capability", set, 95)
 }

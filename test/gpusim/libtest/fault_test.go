@@ -16,10 +16,11 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"github.com/google/go-cmp/cmp"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // divided is a machine of H100s in MIG mode.
@@ -62,9 +63,7 @@ func (r *root) counts() string {
 
 func (r *root) wantCounts(want string) {
 	r.t.Helper()
-	if got := r.counts(); got != want {
-		r.t.Errorf("calls seen and struck: %s, want %s", got, want)
-	}
+	expect.Equal(r.t, r.counts(), want, "calls seen and struck")
 }
 
 // until waits for something that will happen.
@@ -97,22 +96,18 @@ func TestEffects(t *testing.T) {
 			c.fault.Function, c.fault.Delay = "nvmlDeviceCreateGpuInstance", time.Millisecond
 			r.strike(c.fault)
 			started := time.Now()
-			_, ret := d.CreateGpuInstance(info)
-			wants(t, "CreateGpuInstance", ret, c.want)
+			wants(t, "CreateGpuInstance", code(d.CreateGpuInstance(info)), c.want)
 			if passed := time.Since(started); passed < c.fault.Delay {
 				t.Errorf("the call took %v, less than its delay", passed)
 			}
-			if got := len(r.machine().GPUs[0].MIG.Instances); got != c.instances {
-				t.Errorf("%d instances, want %d", got, c.instances)
-			}
+			expect.Equal(t, len(r.machine().GPUs[0].MIG.Instances), c.instances, "instances")
 			r.wantCounts("1/1")
 		})
 	}
 }
 
 func TestPretendLeavesResults(t *testing.T) {
-	r := newRoot(t, machineOf(h100(0)))
-	d := device(t, r.open(), 0)
+	r, d := oneH100(t)
 	r.strike(machine.Fault{Function: "nvmlDeviceGetUUID", Effect: machine.Pretend})
 	uuid, ret := d.GetUUID()
 	if uuid != "" || ret != nvml.SUCCESS {
@@ -153,17 +148,11 @@ func TestKill(t *testing.T) {
 				t.Errorf("the process ended with %v, want SIGKILL", err)
 			}
 			m := r.machine()
-			if got := len(m.GPUs[0].MIG.Instances); got != c.instances {
-				t.Errorf("%d instances, want %d", got, c.instances)
-			}
-			if diff := cmp.Diff(capabilitiesOf(m), r.capabilities()); diff != "" {
-				t.Errorf("capability files (-want +got):\n%s", diff)
-			}
+			expect.Equal(t, len(m.GPUs[0].MIG.Instances), c.instances, "instances")
+			expect.Same(t, r.capabilities(), capabilitiesOf(m), "capability files")
 			r.wantCounts("1/1")
 			// Once only: the next process lives.
-			if err := helper(t, "create", library, "GPUSIM_STATE="+r.state()).Run(); err != nil {
-				t.Errorf("the process after it: %v", err)
-			}
+			expect.Do(t, helper(t, "create", library, "GPUSIM_STATE="+r.state()).Run(), "the process after it")
 		})
 	}
 }
@@ -182,8 +171,7 @@ func pattern(d nvml.Device, n int) string {
 }
 
 func TestSkipAndTimes(t *testing.T) {
-	r := newRoot(t, machineOf(h100(0)))
-	d := device(t, r.open(), 0)
+	r, d := oneH100(t)
 	const function = "nvmlDeviceGetUUID"
 	for _, c := range []struct {
 		faults []machine.Fault
@@ -205,44 +193,34 @@ func TestSkipAndTimes(t *testing.T) {
 				state.AddFault(m, f)
 			}
 		})
-		if got := pattern(d, 8); got != c.want {
-			t.Errorf("%+v: %s, want %s", c.faults, got, c.want)
-		}
+		expect.Equal(t, pattern(d, 8), c.want, c.faults)
 		r.wantCounts(c.counts)
 		r.update(func(m *machine.Machine) { m.Faults = nil })
 	}
-	if got := pattern(d, 8); got != "........" {
-		t.Errorf("without faults: %s", got)
-	}
+	expect.Equal(t, pattern(d, 8), "........", "without faults")
 }
 
 // TestCountsSurviveUpdates: another update leaves them alone, a new fault has
 // none.
 func TestCountsSurviveUpdates(t *testing.T) {
-	r := newRoot(t, machineOf(h100(0)))
-	d := device(t, r.open(), 0)
+	r, d := oneH100(t)
 	fault := machine.Fault{Function: "*", Code: 3, Skip: 3}
 	id := r.strike(fault)
 	pattern(d, 2)
 	r.update(func(m *machine.Machine) {
 		m.BootID, m.Faults[0].Code, m.Faults[0].Seen = "another", 4, 77
 	})
-	if got := pattern(d, 2); got != ".4" {
-		t.Errorf("after the update: %s, want .4", got)
-	}
+	expect.Equal(t, pattern(d, 2), ".4", "after the update")
 	r.wantCounts("4/1")
 	r.relent(id)
 	r.strike(fault)
 	r.wantCounts("0/0")
-	if got := pattern(d, 4); got != "...3" {
-		t.Errorf("with a new fault: %s, want ...3", got)
-	}
+	expect.Equal(t, pattern(d, 4), "...3", "with a new fault")
 }
 
 // TestCountsStartAtZero for more faults than the file has places for counts.
 func TestCountsStartAtZero(t *testing.T) {
-	r := newRoot(t, machineOf(h100(0)))
-	d := device(t, r.open(), 0)
+	r, d := oneH100(t)
 	stays := r.strike(machine.Fault{Function: "nvmlDeviceGetUUID", Effect: machine.Proceed})
 	for round := range 300 {
 		id := r.strike(machine.Fault{Function: "nvmlDeviceGetUUID", Effect: machine.Proceed})
@@ -256,8 +234,7 @@ func TestCountsStartAtZero(t *testing.T) {
 }
 
 func TestProbability(t *testing.T) {
-	r := newRoot(t, machineOf(h100(0)))
-	d := device(t, r.open(), 0)
+	r, d := oneH100(t)
 	r.strike(machine.Fault{Function: "nvmlDeviceGetUUID", Code: 3, Probability: 0.25})
 	const calls = 4000
 	struck := strings.Count(pattern(d, calls), "3")
@@ -292,17 +269,14 @@ func failures(t *testing.T, cmd *exec.Cmd, calls int) int {
 		return 0
 	}
 	n, err := strconv.Atoi(strings.TrimSpace(string(out)))
-	if err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, err)
 	return n
 }
 
 // TestExactCounts: threads and processes together are struck exactly as often
 // as the fault says.
 func TestExactCounts(t *testing.T) {
-	r := newRoot(t, machineOf(h100(0)))
-	d := device(t, r.open(), 0)
+	r, d := oneH100(t)
 	// So many that the processes are at it together.
 	const processes, threads, calls, times = 3, 2, 100_000, 137
 	r.strike(machine.Fault{Function: "nvmlDeviceGetUUID", Code: 3, Skip: 2 * calls, Times: times})
@@ -317,17 +291,10 @@ func TestExactCounts(t *testing.T) {
 	}
 	wg.Wait()
 	const total = (processes + threads) * calls
-	if got := failed.Load(); got != times {
-		t.Errorf("%d calls failed, want %d", got, times)
-	}
+	expect.Equal(t, failed.Load(), times, "calls failed")
 	r.wantCounts(fmt.Sprintf("%d/%d", total, times))
-	counted, err := r.file().Calls()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := counted["nvmlDeviceGetUUID"]; got != total {
-		t.Errorf("%d calls counted, want %d", got, total)
-	}
+	counted := must.Get(r.file().Calls())(t)
+	expect.Equal(t, counted["nvmlDeviceGetUUID"], total, "calls counted")
 	if counted["nvmlInit_v2"] < processes+1 || counted["nvmlDeviceGetName"] != 0 {
 		t.Errorf("calls %v", counted)
 	}
@@ -336,25 +303,16 @@ func TestExactCounts(t *testing.T) {
 // TestReadOnlyProcess: who may not write the state is struck by the number of
 // calls that others have counted, and adds none.
 func TestReadOnlyProcess(t *testing.T) {
-	r := newRoot(t, machineOf(h100(0)))
-	d := device(t, r.open(), 0)
+	r, d := oneH100(t)
 	lib := container(t, r, "nvidiactl", "nvidia0")
 	const function = "nvmlDeviceGetUUID"
 	r.strike(machine.Fault{Function: function, Code: 3, Times: 1})
 	readOnly := func() int { return failures(t, asUser(t, helper(t, "uuids", lib, "GPUSIM_STATE="), lib), 5) }
-	if got := readOnly(); got != 5 {
-		t.Errorf("%d of 5 calls failed before the first that counts, want all", got)
-	}
+	expect.Equal(t, readOnly(), 5, "of 5 calls failed before the first that counts")
 	r.wantCounts("0/0")
-	if got := pattern(d, 2); got != "3." {
-		t.Errorf("calls that count: %s, want 3.", got)
-	}
-	if got := readOnly(); got != 0 {
-		t.Errorf("%d of 5 calls failed when the fault was over, want none", got)
-	}
+	expect.Equal(t, pattern(d, 2), "3.", "calls that count")
+	expect.Equal(t, readOnly(), 0, "of 5 calls failed when the fault was over")
 	r.wantCounts("2/1")
 	r.update(func(m *machine.Machine) { m.Faults[0].Times, m.GPUs[0].Failure = 0, int(nvml.ERROR_UNINITIALIZED) })
-	if got := readOnly(); got != 5 {
-		t.Errorf("%d of 5 calls failed with a fault without limit, want all", got)
-	}
+	expect.Equal(t, readOnly(), 5, "of 5 calls failed with a fault without limit")
 }

@@ -4,13 +4,17 @@
 package libtest
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/gpusim/catalog"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestFirstInstance: where the MIG mode changes without a reset, it does so whoever uses the GPU. Who has a context is
@@ -58,23 +62,15 @@ func TestFirstInstance(t *testing.T) {
 
 // TestComputeModeStays: the compute mode is kept while the MIG mode changes, and cannot be changed while it is on.
 func TestComputeModeStays(t *testing.T) {
-	r := newRoot(t, machineOf(h100(0)))
-	d := device(t, r.open(), 0)
+	_, d := oneH100(t)
 	wants(t, "SetComputeMode", d.SetComputeMode(nvml.COMPUTEMODE_EXCLUSIVE_PROCESS), nvml.SUCCESS)
 	enable(t, d)
-	mode, ret := d.GetComputeMode()
-	wants(t, "GetComputeMode", ret, nvml.SUCCESS)
-	if mode != nvml.COMPUTEMODE_EXCLUSIVE_PROCESS {
-		t.Errorf("the compute mode is %d with MIG mode on", mode)
-	}
+	mode := get(d.GetComputeMode())(t, "GetComputeMode")
+	expect.Equal(t, mode, nvml.COMPUTEMODE_EXCLUSIVE_PROCESS, "the compute mode with MIG mode on")
 	wants(t, "SetComputeMode with MIG mode on", d.SetComputeMode(nvml.COMPUTEMODE_DEFAULT), nvml.ERROR_NOT_SUPPORTED)
-	_, ret = d.SetMigMode(nvml.DEVICE_MIG_DISABLE)
-	wants(t, "SetMigMode", ret, nvml.SUCCESS)
-	mode, ret = d.GetComputeMode()
-	wants(t, "GetComputeMode", ret, nvml.SUCCESS)
-	if mode != nvml.COMPUTEMODE_EXCLUSIVE_PROCESS {
-		t.Errorf("the compute mode is %d afterwards", mode)
-	}
+	wants(t, "SetMigMode", code(d.SetMigMode(nvml.DEVICE_MIG_DISABLE)), nvml.SUCCESS)
+	mode = get(d.GetComputeMode())(t, "GetComputeMode")
+	expect.Equal(t, mode, nvml.COMPUTEMODE_EXCLUSIVE_PROCESS, "the compute mode afterwards")
 }
 
 // TestUUIDsFollowFromThePlace: a partition has the UUID of its place, whoever makes it and whenever; different places have
@@ -118,7 +114,44 @@ func TestUUIDsFollowFromThePlace(t *testing.T) {
 			m.GPUs[i].Reset()
 		}
 	})
-	if again := round(); !maps.Equal(first, again) {
-		t.Errorf("UUIDs after a reset: %v, before: %v", again, first)
+	expect.Same(t, first, round(), "UUIDs after a reset")
+}
+
+// TestInstanceIDOrders: which id an instance has depends on its place, and on which half of the GPU the driver numbers first.
+func TestInstanceIDOrders(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*machine.MIG)
+		want   []string
+	}{
+		"lower half first": {func(*machine.MIG) {}, []string{
+			"1g.10gb: 0→7 1→8 2→9 3→10 4→11 5→12 6→13", "1g.20gb: 0→3 2→4 4→5 6→6", "2g.20gb: 0→3 2→4 4→5",
+			"3g.40gb: 0→1 4→2", "4g.40gb: 0→1", "7g.80gb: 0→0",
+		}},
+		"upper half first": {(*machine.MIG).UpperHalfFirst, []string{
+			"1g.10gb: 0→11 1→12 2→13 3→14 4→7 5→8 6→9", "1g.20gb: 0→5 2→6 4→3 6→4", "2g.20gb: 0→5 2→6 4→3",
+			"3g.40gb: 0→2 4→1", "4g.40gb: 0→2", "7g.80gb: 0→0",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := must.Get(catalog.Machine("h100-80-sxmx1", catalog.Options{}))(t)
+			test.change(m.GPUs[0].MIG)
+			d := device(t, newRoot(t, m).open(), 0)
+			enable(t, d)
+			var got []string
+			for _, p := range m.GPUs[0].MIG.Profiles {
+				if p.Enum == nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV1 {
+					continue // as 1g.10gb
+				}
+				line := p.Name + ":"
+				for _, at := range p.Placements {
+					gi := createAt(t, d, p.ID, place(uint32(at.Start), uint32(at.Size)))
+					info := get(gi.GetInfo())(t, "GetInfo")
+					line += fmt.Sprintf(" %d→%d", at.Start, info.Id)
+					wants(t, "Destroy", gi.Destroy(), nvml.SUCCESS)
+				}
+				got = append(got, line)
+			}
+			expect.Same(t, got, test.want, "ids")
+		})
 	}
 }

@@ -9,10 +9,11 @@ import (
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"github.com/google/go-cmp/cmp"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // held waits until a number of calls are held, and returns them.
@@ -30,9 +31,7 @@ func (r *root) held(n int) (calls []state.Held) {
 
 func (r *root) letGo(fault, n int) {
 	r.t.Helper()
-	if err := r.file().LetGo(fault, n); err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, r.file().LetGo(fault, n))
 }
 
 // TestGate: calls that a fault holds go on one by one, the oldest first, and those that come later are held, too.
@@ -60,34 +59,22 @@ func TestGate(t *testing.T) {
 			t.Errorf("held: %+v", c)
 		}
 	}
-	if diff := cmp.Diff([]string{"nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetSerial"}, functions); diff != "" {
-		t.Errorf("held calls (-want +got):\n%s", diff)
-	}
-	if _, ret := second.GetUUID(); ret != nvml.SUCCESS {
-		t.Errorf("on the other GPU: %v", ret)
-	}
+	expect.Same(t, functions, []string{"nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetSerial"}, "held calls")
+	wants(t, "on the other GPU", code(second.GetUUID()), nvml.SUCCESS)
 
 	r.letGo(id, 1)
-	if got := <-answers; got != (answer{"UUID", nvml.SUCCESS}) {
-		t.Errorf("first came %+v", got)
-	}
+	expect.Equal(t, <-answers, (answer{"UUID", nvml.SUCCESS}), "what came first")
 	r.held(2)
 	ask("minor", func() nvml.Return { _, ret := first.GetMinorNumber(); return ret })
 	r.held(3)
 	r.letGo(id, 2)
 	names := []string{(<-answers).name, (<-answers).name}
 	slices.Sort(names)
-	if !slices.Equal(names, []string{"name", "serial"}) {
-		t.Errorf("then came %v", names)
-	}
+	expect.Same(t, names, []string{"name", "serial"}, "then came")
 	r.held(1)
-	if err := r.file().LetGo(id, 2); err == nil {
-		t.Error("two calls were let go where there is one")
-	}
+	expect.Fails(t, r.file().LetGo(id, 2), "two calls were let go where there is one")
 	r.relent(id)
-	if got := <-answers; got != (answer{"minor", nvml.SUCCESS}) {
-		t.Errorf("last came %+v", got)
-	}
+	expect.Equal(t, <-answers, (answer{"minor", nvml.SUCCESS}), "what came last")
 	r.held(0)
 }
 
@@ -103,9 +90,7 @@ func TestGateAfter(t *testing.T) {
 	for i := range 2 {
 		go func() { _, ret := d.CreateGpuInstance(info); answers <- ret }()
 		r.held(i + 1)
-		if got := len(r.machine().GPUs[0].MIG.Instances); got != i+1 {
-			t.Errorf("%d instances, want %d", got, i+1)
-		}
+		expect.Equal(t, len(r.machine().GPUs[0].MIG.Instances), i+1, "instances")
 	}
 	for range 2 {
 		r.letGo(id, 1)
@@ -120,12 +105,8 @@ func TestGateOfTheDead(t *testing.T) {
 	id := r.strike(machine.Fault{Function: "nvmlDeviceGetUUID", GPU: 0, Hang: true, Effect: machine.Proceed})
 	for range 3 {
 		other := helper(t, "list", library, "GPUSIM_STATE="+r.state())
-		if err := other.Start(); err != nil {
-			t.Fatal(err)
-		}
-		if c := r.held(1)[0]; c.PID != other.Process.Pid {
-			t.Errorf("process %d is held, want %d", c.PID, other.Process.Pid)
-		}
+		must.Do(t, other.Start())
+		expect.Equal(t, r.held(1)[0].PID, other.Process.Pid, "the process that is held")
 		_ = other.Process.Kill()
 		_ = other.Wait()
 		r.held(0)
@@ -162,9 +143,7 @@ func TestLockOfAllGPUs(t *testing.T) {
 	behind(1)
 	other := ask(second.GetUUID)
 	behind(2)
-	if _, ret := lib.SystemGetDriverVersion(); ret != nvml.SUCCESS {
-		t.Errorf("a call on no GPU: %v", ret)
-	}
+	wants(t, "a call on no GPU", code(lib.SystemGetDriverVersion()), nvml.SUCCESS)
 	if calls := r.held(1); calls[0].Function != "nvmlDeviceGetUUID" {
 		t.Errorf("held: %+v", calls)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
@@ -60,20 +61,14 @@ func TestHang(t *testing.T) {
 		_, ret := first.CreateGpuInstance(info)
 		return ret
 	})
-	if err := fill(second, nvml.GPU_INSTANCE_PROFILE_1_SLICE); err != nil {
-		t.Errorf("on the other GPU: %v", err)
-	}
+	expect.Do(t, fill(second, nvml.GPU_INSTANCE_PROFILE_1_SLICE), "on the other GPU")
 	createAt(t, first, id2g, place(4, 2))
 	r.update(func(m *machine.Machine) { m.Name = "changed" })
 	call.hangs()
-	if got := len(r.machine().GPUs[0].MIG.Instances); got != 1 {
-		t.Errorf("%d instances on the GPU of the call that hangs, want 1", got)
-	}
+	expect.Equal(t, len(r.machine().GPUs[0].MIG.Instances), 1, "instances on the GPU of the call that hangs")
 	r.relent(id)
 	call.ends(nvml.SUCCESS)
-	if got := len(r.machine().GPUs[0].MIG.Instances); got != 2 {
-		t.Errorf("%d instances when the call is over, want 2", got)
-	}
+	expect.Equal(t, len(r.machine().GPUs[0].MIG.Instances), 2, "instances when the call is over")
 }
 
 // TestHangAfter: the change is there, the answer is not.
@@ -113,9 +108,7 @@ func TestHangEnds(t *testing.T) {
 			r.relent(id)
 		}, nvml.ERROR_GPU_IS_LOST},
 		"state file gone": {func(r *root, _ nvml.Interface, _ int) {
-			if err := os.Remove(r.state()); err != nil {
-				r.t.Error(err)
-			}
+			expect.Do(r.t, os.Remove(r.state()))
 		}, nvml.SUCCESS},
 		"library shut down": {func(r *root, lib nvml.Interface, id int) {
 			wants(r.t, "Shutdown", lib.Shutdown(), nvml.SUCCESS)
@@ -159,13 +152,10 @@ func TestInitIsStruck(t *testing.T) {
 
 // TestInitHangs: another thread that has initialised the library goes on.
 func TestInitHangs(t *testing.T) {
-	r := newRoot(t, machineOf(h100(0)))
-	d := device(t, r.open(), 0)
+	r, d := oneH100(t)
 	id := r.strike(machine.Fault{Function: "nvmlInit_v2", GPU: -1, Hang: true, Effect: machine.Fail, Code: int(nvml.ERROR_UNKNOWN)})
 	call := hang(t, r, nvml.New(nvml.WithLibraryPath(library)).Init)
-	if _, ret := d.GetUUID(); ret != nvml.SUCCESS {
-		t.Errorf("another thread: %v", ret)
-	}
+	wants(t, "another thread", code(d.GetUUID()), nvml.SUCCESS)
 	call.hangs()
 	r.relent(id)
 	call.ends(nvml.ERROR_UNKNOWN)

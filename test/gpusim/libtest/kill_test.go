@@ -17,8 +17,10 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/catalog"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // churn is a helper: it creates and destroys instances until it is killed.
@@ -87,13 +89,8 @@ func clear(d nvml.Device) error {
 // start starts a helper and waits until it is at work.
 func start(t testing.TB, cmd *exec.Cmd) {
 	t.Helper()
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(cmd.StdoutPipe())(t)
+	must.Do(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
 		t.Fatalf("helper said %q: %v", line, err)
@@ -138,16 +135,12 @@ func TestKilledWriter(t *testing.T) {
 		// A round of the loop takes about a millisecond, so this hits any point
 		// of it. Nothing is expected of the time itself.
 		time.Sleep(time.Duration(rand.IntN(2000)) * time.Microsecond)
-		if err := cmd.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, cmd.Process.Kill())
 		if err := cmd.Wait(); err == nil {
 			t.Fatal("helper ended by itself")
 		}
 		m := r.machine()
-		if err := sound(m); err != nil {
-			t.Fatalf("round %d: %v", round, err)
-		}
+		must.Do(t, sound(m), "round", round)
 		if !cmp.Equal(capabilitiesOf(m), r.capabilities()) {
 			behind++
 		}
@@ -176,9 +169,7 @@ func TestRepairAtInit(t *testing.T) {
 		}
 	}
 	r.open()
-	if diff := cmp.Diff(capabilitiesOf(r.machine()), r.capabilities()); diff != "" {
-		t.Errorf("capability files (-want +got):\n%s", diff)
-	}
+	expect.Same(t, r.capabilities(), capabilitiesOf(r.machine()), "capability files")
 }
 
 // readForever is a helper: it reads MIG devices until its input ends, and
@@ -244,30 +235,19 @@ func TestReaders(t *testing.T) {
 	var inputs []io.Closer
 	for range 2 {
 		cmd := helper(t, "read", library, "GPUSIM_STATE="+r.state())
-		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		in := must.Get(cmd.StdinPipe())(t)
 		start(t, cmd)
 		readers, inputs = append(readers, cmd), append(inputs, in)
 	}
 	d := device(t, r.open(), 0)
 	for range 50 {
 		for _, enum := range []int{nvml.GPU_INSTANCE_PROFILE_3_SLICE, nvml.GPU_INSTANCE_PROFILE_2_SLICE, nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV1} {
-			if err := fill(d, enum); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, fill(d, enum))
 		}
-		if err := clear(d); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, clear(d))
 	}
 	for i, in := range inputs {
-		if err := in.Close(); err != nil {
-			t.Fatal(err)
-		}
-		if err := readers[i].Wait(); err != nil {
-			t.Errorf("reader: %v", err)
-		}
+		must.Do(t, in.Close())
+		expect.Do(t, readers[i].Wait(), "reader")
 	}
 }

@@ -14,16 +14,14 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"golang.org/x/sys/unix"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 func (r *root) busy() []time.Duration {
 	r.t.Helper()
-	busy, err := r.file().Busy()
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return busy
+	return must.Get(r.file().Busy())(r.t)
 }
 
 func (r *root) slow(latencies ...machine.Latency) {
@@ -41,8 +39,7 @@ func TestLatency(t *testing.T) {
 	createAt(t, second, id1g, place(1, 1))
 	took := func(d nvml.Device) time.Duration {
 		started := time.Now()
-		_, ret := d.GetUUID()
-		wants(t, "GetUUID", ret, nvml.SUCCESS)
+		wants(t, "GetUUID", code(d.GetUUID()), nvml.SUCCESS)
 		return time.Since(started)
 	}
 	atLeast := func(what string, got, want time.Duration) {
@@ -62,9 +59,7 @@ func TestLatency(t *testing.T) {
 	busy := r.busy()
 	atLeast("busy with two instances", busy[1], base+2*each)
 	atLeast("the call, against its busy time", passed, busy[1])
-	if busy[0] != 0 {
-		t.Errorf("the other GPU is busy: %v", busy)
-	}
+	expect.Equal(t, busy[0], 0, "the other GPU is busy", busy)
 	// A call that does not happen takes no time of the GPU.
 	r.strike(machine.Fault{Function: function, GPU: 1, Times: 1, Effect: machine.Pretend})
 	took(second)
@@ -80,8 +75,7 @@ func TestLatency(t *testing.T) {
 // TestExclusive: calls on one GPU, by threads and processes, are one after the
 // other. So all of them together take no less than the sum of their times.
 func TestExclusive(t *testing.T) {
-	r := newRoot(t, machineOf(h100(0)))
-	d := device(t, r.open(), 0)
+	r, d := oneH100(t)
 	const threads, processes, calls, base = 3, 2, 10, 4 * time.Millisecond
 	r.slow(machine.Latency{Function: "nvmlDeviceGetUUID", Base: base, Exclusive: true})
 	started := time.Now()
@@ -136,10 +130,8 @@ func TestHeldGPU(t *testing.T) {
 		_, ret := first.GetName()
 		call <- ret
 	}()
-	_, ret := second.GetName()
-	wants(t, "the other GPU", ret, nvml.SUCCESS)
-	_, ret = first.GetMinorNumber()
-	wants(t, "a call that is not exclusive", ret, nvml.SUCCESS)
+	wants(t, "the other GPU", code(second.GetName()), nvml.SUCCESS)
+	wants(t, "a call that is not exclusive", code(first.GetMinorNumber()), nvml.SUCCESS)
 	select {
 	case ret := <-call:
 		t.Errorf("a call on the GPU that is held returned: %v", ret)
@@ -148,9 +140,7 @@ func TestHeldGPU(t *testing.T) {
 	if busy := r.busy(); busy[0] != 0 || busy[1] < time.Millisecond {
 		t.Errorf("busy while the first GPU is held: %v", busy)
 	}
-	if err := holder.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, holder.Process.Kill())
 	wants(t, "the GPU that was held", <-call, nvml.SUCCESS)
 }
 
@@ -159,14 +149,9 @@ func TestHeldGPU(t *testing.T) {
 // writers'.
 func held(t *testing.T, r *root, gpu int) bool {
 	t.Helper()
-	f, err := os.OpenFile(r.state(), os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(os.OpenFile(r.state(), os.O_RDWR, 0))(t)
 	defer f.Close()
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart, Start: int64(1 + gpu), Len: 1}
-	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &lock); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &lock))
 	return lock.Type != unix.F_UNLCK
 }

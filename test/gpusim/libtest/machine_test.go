@@ -5,6 +5,9 @@ package libtest
 
 import (
 	"fmt"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
@@ -102,6 +105,13 @@ func gpuOf(n int, board string, architecture int, mig *machine.MIG) machine.GPU 
 		PCIeRoot: "pci0000:16", NUMANode: n % 2, MemoryBytes: 81559 * miB, ReservedBytes: 600 * miB, Cores: 16896,
 		AddressingMode: 1, ECC: 1, MIG: mig,
 	}
+}
+
+// oneH100 is the root of a machine with one GPU, and that GPU.
+func oneH100(t testing.TB) (*root, nvml.Device) {
+	t.Helper()
+	r := newRoot(t, machineOf(h100(0)))
+	return r, device(t, r.open(), 0)
 }
 
 func machineOf(gpus ...machine.GPU) *machine.Machine {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // library is the path of the simulated libnvidia-ml.so. A process binds
@@ -92,12 +93,8 @@ func newRoot(t testing.TB, m *machine.Machine) *root {
 		nodes = append(nodes, fmt.Sprintf("nvidia%d", g.Minor))
 	}
 	r.mknod(nodes...)
-	if err := os.MkdirAll(filepath.Dir(r.state()), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := state.Create(r.state(), m); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(r.state()), 0o755))
+	must.Do(t, state.Create(r.state(), m))
 	return r
 }
 
@@ -107,16 +104,12 @@ func (r *root) mknod(nodes ...string) {
 	r.t.Helper()
 	for i, node := range nodes {
 		path := filepath.Join(r.dir, "dev", node)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			r.t.Fatal(err)
-		}
+		must.Do(r.t, os.MkdirAll(filepath.Dir(path), 0o755))
 		err := syscall.Mknod(path, syscall.S_IFCHR|0o666, 195<<8|i)
 		if errors.Is(err, syscall.EPERM) {
 			r.t.Skip("making device nodes needs CAP_MKNOD: run the tests as root")
 		}
-		if err != nil {
-			r.t.Fatalf("make %s: %v", path, err)
-		}
+		must.Do(r.t, err, "make", path)
 	}
 }
 
@@ -134,10 +127,7 @@ func (r *root) open() nvml.Interface {
 func (r *root) file() *state.File {
 	r.t.Helper()
 	if r.opened == nil {
-		f, err := state.Open(r.state())
-		if err != nil {
-			r.t.Fatal(err)
-		}
+		f := must.Get(state.Open(r.state()))(r.t)
 		r.t.Cleanup(f.Close)
 		r.opened = f
 	}
@@ -150,18 +140,12 @@ func (r *root) update(change func(*machine.Machine)) {
 		change(m)
 		return nil
 	})
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 }
 
 func (r *root) machine() *machine.Machine {
 	r.t.Helper()
-	m, err := r.file().Snapshot()
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return m
+	return must.Get(r.file().Snapshot())(r.t)
 }
 
 // capabilities reads the capability files: path below the folder -> contents.
@@ -177,9 +161,7 @@ func (r *root) capabilities() map[string]string {
 		files[strings.TrimPrefix(path, dir+"/")] = string(text)
 		return err
 	})
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 	return files
 }
 
@@ -211,11 +193,21 @@ func wants(t testing.TB, call string, got, want nvml.Return) {
 	}
 }
 
+// get returns a function that gives the value of a call, and ends its test unless the call succeeded.
+func get[T any](value T, ret nvml.Return) func(t testing.TB, call string) T {
+	return func(t testing.TB, call string) T {
+		t.Helper()
+		wants(t, call, ret, nvml.SUCCESS)
+		return value
+	}
+}
+
+// code is what a call returns beside its value.
+func code[T any](_ T, ret nvml.Return) nvml.Return { return ret }
+
 func device(t testing.TB, lib nvml.Interface, index int) nvml.Device {
 	t.Helper()
-	d, ret := lib.DeviceGetHandleByIndex(index)
-	wants(t, "DeviceGetHandleByIndex", ret, nvml.SUCCESS)
-	return d
+	return get(lib.DeviceGetHandleByIndex(index))(t, "DeviceGetHandleByIndex")
 }
 
 // profileInfo is the profile with the driver's id, as go-nvml's calls want it.
@@ -248,15 +240,12 @@ func createCompute(t testing.TB, gi nvml.GpuInstance, enum int) nvml.ComputeInst
 	t.Helper()
 	info, ret := gi.GetComputeInstanceProfileInfo(enum, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
 	wants(t, "GetComputeInstanceProfileInfo", ret, nvml.SUCCESS)
-	ci, ret := gi.CreateComputeInstance(&info)
-	wants(t, "CreateComputeInstance", ret, nvml.SUCCESS)
-	return ci
+	return get(gi.CreateComputeInstance(&info))(t, "CreateComputeInstance")
 }
 
 // enable switches MIG mode of an H100-like GPU on.
 func enable(t testing.TB, d nvml.Device) {
 	t.Helper()
-	activation, ret := d.SetMigMode(nvml.DEVICE_MIG_ENABLE)
-	wants(t, "SetMigMode", ret, nvml.SUCCESS)
+	activation := get(d.SetMigMode(nvml.DEVICE_MIG_ENABLE))(t, "SetMigMode")
 	wants(t, "activation of MIG mode", activation, nvml.SUCCESS)
 }

@@ -11,8 +11,10 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/cgroup"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestMemoryLimits: what is set for a cgroup is what is read back, until the cgroup goes, and its processes count.
@@ -25,12 +27,10 @@ func TestMemoryLimits(t *testing.T) {
 	tree := cgroup.Mount(t)
 	pod := cgroup.Make(t, tree, "pod")
 
-	_, ret := d.GetMemoryLimits_v1(pod)
-	wants(t, "get before", ret, nvml.ERROR_NOT_FOUND)
+	wants(t, "get before", code(d.GetMemoryLimits_v1(pod)), nvml.ERROR_NOT_FOUND)
 	wants(t, "set", d.SetMemoryLimits_v1(pod, 512*miB, 1024*miB), nvml.SUCCESS)
 	wants(t, "set again", d.SetMemoryLimits_v1(pod, 1024*miB, 2048*miB), nvml.SUCCESS)
-	_, ret = other.GetMemoryLimits_v1(pod)
-	wants(t, "get on another GPU", ret, nvml.ERROR_NOT_FOUND)
+	wants(t, "get on another GPU", code(other.GetMemoryLimits_v1(pod)), nvml.ERROR_NOT_FOUND)
 	inside, outside := sleeper(t), sleeper(t)
 	cgroup.Enter(t, pod, inside)
 	r.update(func(m *machine.Machine) {
@@ -39,27 +39,22 @@ func TestMemoryLimits(t *testing.T) {
 			m.Processes = append(m.Processes, p)
 		}
 	})
-	got, ret := d.GetMemoryLimits_v1(pod)
-	wants(t, "get", ret, nvml.SUCCESS)
+	got := get(d.GetMemoryLimits_v1(pod))(t, "get")
 	if want := (nvml.MemoryLimits_v1{NameSpace: pod, SoftLimit: 1024 * miB, HardLimit: 2048 * miB, CurrentUsed: 300 * miB}); got != want {
 		t.Errorf("limits %+v, want %+v", got, want)
 	}
-	if left, err := r.file().MemoryLeft(0, inside); err != nil || left != (2048-300)*miB {
-		t.Errorf("%d bytes are left to a process inside: %v", left, err)
-	}
+	expect.Equal(t, must.Get(r.file().MemoryLeft(0, inside))(t), (2048-300)*miB, "bytes are left to a process inside")
 	if left, err := r.file().MemoryLeft(0, outside); err != nil || left <= 1<<62 {
 		t.Errorf("%d bytes are left to a process outside: %v", left, err)
 	}
 
 	wants(t, "clear", d.SetMemoryLimits_v1(pod, 0, nvml.DEVICE_MEMORY_LIMIT_MAX), nvml.SUCCESS)
-	_, ret = d.GetMemoryLimits_v1(pod)
-	wants(t, "get what was cleared", ret, nvml.ERROR_NOT_FOUND)
+	wants(t, "get what was cleared", code(d.GetMemoryLimits_v1(pod)), nvml.ERROR_NOT_FOUND)
 	next := cgroup.Make(t, tree, "next")
 	wants(t, "set", d.SetMemoryLimits_v1(next, miB, miB), nvml.SUCCESS)
 	cgroup.Remove(t, next)
-	_, ret = d.GetMemoryLimits_v1(next)
-	wants(t, "get without a cgroup", ret, nvml.ERROR_OPERATING_SYSTEM)
-	_, ret = d.GetMemoryLimits_v1(cgroup.Make(t, tree, "next"))
+	wants(t, "get without a cgroup", code(d.GetMemoryLimits_v1(next)), nvml.ERROR_OPERATING_SYSTEM)
+	_, ret := d.GetMemoryLimits_v1(cgroup.Make(t, tree, "next"))
 	wants(t, "get of a later cgroup of this name", ret, nvml.ERROR_NOT_FOUND)
 }
 
@@ -94,9 +89,7 @@ func sleeper(t *testing.T) int {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "sleep", "infinity")
 	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()

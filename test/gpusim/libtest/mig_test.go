@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"github.com/google/go-cmp/cmp"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
@@ -62,9 +62,7 @@ func TestMigMode(t *testing.T) {
 				wants(t, "GetMigMode", ret, nvml.ERROR_NOT_SUPPORTED)
 				return
 			}
-			if got := (modes{current, pending}); got != c.want {
-				t.Errorf("modes %v, want %v", got, c.want)
-			}
+			expect.Equal(t, (modes{current, pending}), c.want, "modes")
 		})
 	}
 }
@@ -95,8 +93,7 @@ func TestProfiles(t *testing.T) {
 			continue
 		}
 		wants(t, "GetGpuInstanceProfileInfo", ret, nvml.SUCCESS)
-		placements, ret := d.GetGpuInstancePossiblePlacements(&info)
-		wants(t, "GetGpuInstancePossiblePlacements", ret, nvml.SUCCESS)
+		placements := get(d.GetGpuInstancePossiblePlacements(&info))(t, "GetGpuInstancePossiblePlacements")
 		var at []string
 		for _, p := range placements {
 			at = append(at, fmt.Sprintf("%d:%d", p.Start, p.Size))
@@ -117,37 +114,23 @@ func TestProfiles(t *testing.T) {
 		"7 id 20 MIG 1g.10gb+me x1 16 SM 9984 MiB p2p 0 ce 1 dec 1 jpeg 1 ofa 1 at 0:1,1:1,2:1,3:1,4:1,5:1,6:1",
 		"9 id 15 MIG 1g.20gb x4 26 SM 20096 MiB p2p 0 ce 1 dec 1 jpeg 1 ofa 0 at 0:2,2:2,4:2,6:2",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("profiles (-want +got):\n%s", diff)
-	}
+	expect.Same(t, got, want, "profiles")
 	_, ret := d.GetGpuInstanceProfileInfo(nvml.GPU_INSTANCE_PROFILE_COUNT)
 	wants(t, "profile past the end", ret, nvml.ERROR_INVALID_ARGUMENT)
-	_, ret = d.GetGpuInstanceProfileInfoByIdV(id3g).V3()
-	wants(t, "GetGpuInstanceProfileInfoByIdV", ret, nvml.SUCCESS)
-	_, ret = d.GetGpuInstanceProfileInfoByIdV(77).V2()
-	wants(t, "unknown id", ret, nvml.ERROR_NOT_SUPPORTED)
+	wants(t, "GetGpuInstanceProfileInfoByIdV", code(d.GetGpuInstanceProfileInfoByIdV(id3g).V3()), nvml.SUCCESS)
+	wants(t, "unknown id", code(d.GetGpuInstanceProfileInfoByIdV(77).V2()), nvml.ERROR_NOT_SUPPORTED)
 }
 
 // TestMigOff: what works on a GPU that is able to MIG but has it off.
 func TestMigOff(t *testing.T) {
-	r := newRoot(t, machineOf(h100(0)))
-	d := device(t, r.open(), 0)
+	_, d := oneH100(t)
 	info := profileInfo(t, d, id1g)
-	_, ret := d.GetGpuInstancePossiblePlacements(info)
-	wants(t, "GetGpuInstancePossiblePlacements", ret, nvml.SUCCESS)
-	_, ret = d.GetGpuInstanceRemainingCapacity(info)
-	wants(t, "GetGpuInstanceRemainingCapacity", ret, nvml.ERROR_NOT_SUPPORTED)
-	_, ret = d.GetGpuInstances(info)
-	wants(t, "GetGpuInstances", ret, nvml.ERROR_NOT_SUPPORTED)
-	_, ret = d.GetGpuInstanceById(7)
-	wants(t, "GetGpuInstanceById", ret, nvml.ERROR_NOT_SUPPORTED)
-	_, ret = d.CreateGpuInstance(info)
-	wants(t, "CreateGpuInstance", ret, nvml.ERROR_NOT_SUPPORTED)
-	count, ret := d.GetMaxMigDeviceCount()
-	wants(t, "GetMaxMigDeviceCount", ret, nvml.SUCCESS)
-	if count != 0 {
-		t.Errorf("up to %d MIG devices with MIG mode off", count)
-	}
+	wants(t, "GetGpuInstancePossiblePlacements", code(d.GetGpuInstancePossiblePlacements(info)), nvml.SUCCESS)
+	wants(t, "GetGpuInstanceRemainingCapacity", code(d.GetGpuInstanceRemainingCapacity(info)), nvml.ERROR_NOT_SUPPORTED)
+	wants(t, "GetGpuInstances", code(d.GetGpuInstances(info)), nvml.ERROR_NOT_SUPPORTED)
+	wants(t, "GetGpuInstanceById", code(d.GetGpuInstanceById(7)), nvml.ERROR_NOT_SUPPORTED)
+	wants(t, "CreateGpuInstance", code(d.CreateGpuInstance(info)), nvml.ERROR_NOT_SUPPORTED)
+	expect.Equal(t, get(d.GetMaxMigDeviceCount())(t, "GetMaxMigDeviceCount"), 0, "MIG devices with MIG mode off")
 }
 
 func TestLifeCycle(t *testing.T) {
@@ -157,51 +140,34 @@ func TestLifeCycle(t *testing.T) {
 	enable(t, d)
 
 	gi := createAt(t, d, id3g, place(4, 4))
-	info, ret := gi.GetInfo()
-	wants(t, "GetInfo", ret, nvml.SUCCESS)
+	info := get(gi.GetInfo())(t, "GetInfo")
 	if info.Id != 2 || info.ProfileId != id3g || info.Placement != (nvml.GpuInstancePlacement{Start: 4, Size: 4}) || info.Device != d {
 		t.Errorf("GPU instance %+v", info)
 	}
-	found, ret := d.GetGpuInstanceById(2)
-	wants(t, "GetGpuInstanceById", ret, nvml.SUCCESS)
-	if found != gi {
-		t.Error("the same instance has another handle")
-	}
-	_, ret = d.GetGpuInstanceById(1)
-	wants(t, "GetGpuInstanceById of none", ret, nvml.ERROR_NOT_FOUND)
-	all, ret := d.GetGpuInstances(profileInfo(t, d, id3g))
-	wants(t, "GetGpuInstances", ret, nvml.SUCCESS)
+	expect.Equal(t, get(d.GetGpuInstanceById(2))(t, "GetGpuInstanceById"), gi, "the same instance has another handle")
+	wants(t, "GetGpuInstanceById of none", code(d.GetGpuInstanceById(1)), nvml.ERROR_NOT_FOUND)
+	all := get(d.GetGpuInstances(profileInfo(t, d, id3g)))(t, "GetGpuInstances")
 	if len(all) != 1 || all[0] != gi {
 		t.Errorf("instances of the profile: %v", all)
 	}
 
 	ci := createCompute(t, gi, nvml.COMPUTE_INSTANCE_PROFILE_3_SLICE)
-	if diff := cmp.Diff(capabilitiesOf(r.machine()), r.capabilities()); diff != "" {
-		t.Errorf("capability files (-want +got):\n%s", diff)
-	}
-	ciInfo, ret := ci.GetInfo()
-	wants(t, "GetInfo", ret, nvml.SUCCESS)
+	expect.Same(t, r.capabilities(), capabilitiesOf(r.machine()), "capability files")
+	ciInfo := get(ci.GetInfo())(t, "GetInfo")
 	first := migDevice(t, lib, d, ciInfo.Device)
 	wants(t, "destroy GPU instance with a compute instance", gi.Destroy(), nvml.ERROR_IN_USE)
 	wants(t, "destroy compute instance", ci.Destroy(), nvml.SUCCESS)
 	wants(t, "destroy it again", ci.Destroy(), nvml.ERROR_INVALID_ARGUMENT)
-	_, ret = ciInfo.Device.GetUUID()
-	wants(t, "UUID through a stale handle", ret, nvml.ERROR_INVALID_ARGUMENT)
-	_, ret = lib.DeviceGetHandleByUUID(first)
-	wants(t, "stale UUID", ret, nvml.ERROR_NOT_FOUND)
+	wants(t, "UUID through a stale handle", code(ciInfo.Device.GetUUID()), nvml.ERROR_INVALID_ARGUMENT)
+	wants(t, "stale UUID", code(lib.DeviceGetHandleByUUID(first)), nvml.ERROR_NOT_FOUND)
 
 	again := createCompute(t, gi, nvml.COMPUTE_INSTANCE_PROFILE_3_SLICE)
-	againInfo, ret := again.GetInfo()
-	wants(t, "GetInfo", ret, nvml.SUCCESS)
-	if second := migDevice(t, lib, d, againInfo.Device); second != first {
-		t.Errorf("in the same place the UUID is %s, and was %s", second, first)
-	}
-	_, ret = ci.GetInfo()
-	wants(t, "GetInfo of the one before", ret, nvml.ERROR_INVALID_ARGUMENT)
+	againInfo := get(again.GetInfo())(t, "GetInfo")
+	expect.Equal(t, migDevice(t, lib, d, againInfo.Device), first, "in the same place the UUID")
+	wants(t, "GetInfo of the one before", code(ci.GetInfo()), nvml.ERROR_INVALID_ARGUMENT)
 	wants(t, "destroy compute instance", again.Destroy(), nvml.SUCCESS)
 	wants(t, "destroy GPU instance", gi.Destroy(), nvml.SUCCESS)
-	_, ret = gi.GetInfo()
-	wants(t, "GetInfo through a stale handle", ret, nvml.ERROR_INVALID_ARGUMENT)
+	wants(t, "GetInfo through a stale handle", code(gi.GetInfo()), nvml.ERROR_INVALID_ARGUMENT)
 
 	// The id is free again, but the old handle does not come back to life.
 	reborn := createAt(t, d, id3g, place(4, 4))
@@ -210,48 +176,35 @@ func TestLifeCycle(t *testing.T) {
 	}
 	wants(t, "destroy through a stale handle", gi.Destroy(), nvml.ERROR_INVALID_ARGUMENT)
 	wants(t, "destroy GPU instance", reborn.Destroy(), nvml.SUCCESS)
-	if diff := cmp.Diff(capabilitiesOf(r.machine()), r.capabilities()); diff != "" {
-		t.Errorf("capability files (-want +got):\n%s", diff)
-	}
+	expect.Same(t, r.capabilities(), capabilitiesOf(r.machine()), "capability files")
 }
 
 // migDevice checks the MIG device of a 3g instance and returns its UUID.
 func migDevice(t *testing.T, lib nvml.Interface, parent, mig nvml.Device) string {
 	t.Helper()
-	is, ret := mig.IsMigDeviceHandle()
-	wants(t, "IsMigDeviceHandle", ret, nvml.SUCCESS)
-	uuid, ret := mig.GetUUID()
-	wants(t, "GetUUID", ret, nvml.SUCCESS)
+	is := get(mig.IsMigDeviceHandle())(t, "IsMigDeviceHandle")
+	uuid := get(mig.GetUUID())(t, "GetUUID")
 	if !is || !strings.HasPrefix(uuid, "MIG-") {
 		t.Errorf("MIG device: %v, UUID %s", is, uuid)
 	}
-	byIndex, ret := parent.GetMigDeviceHandleByIndex(0)
-	wants(t, "GetMigDeviceHandleByIndex", ret, nvml.SUCCESS)
-	byUUID, ret := lib.DeviceGetHandleByUUID(uuid)
-	wants(t, "DeviceGetHandleByUUID", ret, nvml.SUCCESS)
-	up, ret := mig.GetDeviceHandleFromMigDeviceHandle()
-	wants(t, "GetDeviceHandleFromMigDeviceHandle", ret, nvml.SUCCESS)
+	byIndex := get(parent.GetMigDeviceHandleByIndex(0))(t, "GetMigDeviceHandleByIndex")
+	byUUID := get(lib.DeviceGetHandleByUUID(uuid))(t, "DeviceGetHandleByUUID")
+	up := get(mig.GetDeviceHandleFromMigDeviceHandle())(t, "GetDeviceHandleFromMigDeviceHandle")
 	if byIndex != mig || byUUID != mig || up != parent {
 		t.Error("handles of one device differ")
 	}
-	_, ret = parent.GetMigDeviceHandleByIndex(1)
-	wants(t, "GetMigDeviceHandleByIndex of none", ret, nvml.ERROR_NOT_FOUND)
-	_, ret = parent.GetMigDeviceHandleByIndex(7)
+	wants(t, "GetMigDeviceHandleByIndex of none", code(parent.GetMigDeviceHandleByIndex(1)), nvml.ERROR_NOT_FOUND)
+	_, ret := parent.GetMigDeviceHandleByIndex(7)
 	wants(t, "GetMigDeviceHandleByIndex past the end", ret, nvml.ERROR_INVALID_ARGUMENT)
-	_, ret = parent.GetGpuInstanceId()
-	wants(t, "GetGpuInstanceId of a GPU", ret, nvml.ERROR_INVALID_ARGUMENT)
-	_, ret = parent.GetAttributes()
-	wants(t, "GetAttributes of a GPU", ret, nvml.ERROR_NOT_SUPPORTED)
+	wants(t, "GetGpuInstanceId of a GPU", code(parent.GetGpuInstanceId()), nvml.ERROR_INVALID_ARGUMENT)
+	wants(t, "GetAttributes of a GPU", code(parent.GetAttributes()), nvml.ERROR_NOT_SUPPORTED)
 
-	attributes, ret := mig.GetAttributes()
-	wants(t, "GetAttributes", ret, nvml.SUCCESS)
+	attributes := get(mig.GetAttributes())(t, "GetAttributes")
 	want := nvml.DeviceAttributes{
 		MultiprocessorCount: 60, SharedCopyEngineCount: 3, SharedDecoderCount: 3, SharedJpegCount: 3,
 		GpuInstanceSliceCount: 3, ComputeInstanceSliceCount: 3, MemorySizeMB: 40448,
 	}
-	if attributes != want {
-		t.Errorf("attributes %+v, want %+v", attributes, want)
-	}
+	expect.Equal(t, attributes, want, "attributes")
 	name, _ := mig.GetName()
 	memory, _ := mig.GetMemoryInfo()
 	if v2, ret := mig.GetMemoryInfo_v2(); ret != nvml.SUCCESS || v2.Reserved != 45*miB || memory.Free != memory.Total-45*miB {
@@ -261,8 +214,6 @@ func migDevice(t *testing.T, lib nvml.Interface, parent, mig nvml.Device) string
 	ci, _ := mig.GetComputeInstanceId()
 	index, _ := mig.GetIndex()
 	got := fmt.Sprint(name, ", ", memory.Total/miB, ", ", gi, " ", ci, " ", index)
-	if want := "NVIDIA H100 80GB HBM3 MIG 3g.40gb, 40448, 2 0 0"; got != want {
-		t.Errorf("MIG device %q, want %q", got, want)
-	}
+	expect.Equal(t, got, "NVIDIA H100 80GB HBM3 MIG 3g.40gb, 40448, 2 0 0", "MIG device")
 	return uuid
 }

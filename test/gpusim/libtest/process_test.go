@@ -9,8 +9,10 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // An MPS server is a process among others, its clients are in a list of their
@@ -23,17 +25,10 @@ func TestOwnedProcesses(t *testing.T) {
 	enable(t, d)
 	gi := createAt(t, d, id3g, place(0, 4))
 	ci := createCompute(t, gi, nvml.COMPUTE_INSTANCE_PROFILE_3_SLICE)
-	info, ret := ci.GetInfo()
-	wants(t, "GetInfo", ret, nvml.SUCCESS)
-	owner, err := state.Open(r.state())
-	if err != nil {
-		t.Fatal(err)
-	}
+	info := get(ci.GetInfo())(t, "GetInfo")
+	owner := must.Get(state.Open(r.state()))(t)
 	defer owner.Close()
-	id, err := owner.Own()
-	if err != nil {
-		t.Fatal(err)
-	}
+	id := must.Get(owner.Own())(t)
 	r.update(func(m *machine.Machine) {
 		for i, kind := range []machine.ProcessKind{machine.MPSServer, machine.MPSClient, machine.MPSClient} {
 			m.Processes = append(m.Processes, machine.Process{
@@ -47,14 +42,12 @@ func TestOwnedProcesses(t *testing.T) {
 			read func() ([]nvml.ProcessInfo, nvml.Return)
 			into *[]int
 		}{{info.Device.GetComputeRunningProcesses, &compute}, {info.Device.GetMPSComputeRunningProcesses, &clients}} {
-			list, ret := l.read()
-			wants(t, "list processes", ret, nvml.SUCCESS)
+			list := get(l.read())(t, "list processes")
 			for _, p := range list {
 				*l.into = append(*l.into, int(p.Pid))
 			}
 		}
-		memory, ret := info.Device.GetMemoryInfo()
-		wants(t, "GetMemoryInfo", ret, nvml.SUCCESS)
+		memory := get(info.Device.GetMemoryInfo())(t, "GetMemoryInfo")
 		return compute, clients, memory.Used
 	}
 	compute, clients, used := lists()
@@ -67,8 +60,7 @@ func TestOwnedProcesses(t *testing.T) {
 	if compute, clients, used = lists(); len(compute)+len(clients) != 0 || used != 45*miB {
 		t.Errorf("of a dead server: processes %v, clients %v, %d bytes used", compute, clients, used)
 	}
-	_, ret = lib.SystemGetProcessName(100)
-	wants(t, "SystemGetProcessName of a dead one", ret, nvml.ERROR_NOT_FOUND)
+	wants(t, "SystemGetProcessName of a dead one", code(lib.SystemGetProcessName(100)), nvml.ERROR_NOT_FOUND)
 	wants(t, "destroy compute instance", ci.Destroy(), nvml.SUCCESS)
 	wants(t, "destroy GPU instance", gi.Destroy(), nvml.SUCCESS)
 }
@@ -93,11 +85,8 @@ func TestOpenNodesOnly(t *testing.T) {
 	for name, list := range map[string]func() ([]nvml.ProcessInfo, nvml.Return){
 		"compute": d.GetComputeRunningProcesses, "graphics": d.GetGraphicsRunningProcesses, "MPS": d.GetMPSComputeRunningProcesses,
 	} {
-		found, ret := list()
-		wants(t, name, ret, nvml.SUCCESS)
-		if len(found) > 0 {
-			t.Errorf("%s processes: %+v", name, found)
-		}
+		found := get(list())(t, name)
+		expect.Len(t, found, 0, name, "processes")
 	}
 	wants(t, "destroy an open compute instance", ci.Destroy(), nvml.ERROR_IN_USE)
 	release()
@@ -117,13 +106,9 @@ func TestMovingMinors(t *testing.T) {
 		if want == 0 {
 			mode = nvml.DEVICE_MIG_DISABLE
 		}
-		activation, ret := d.SetMigMode(mode)
-		wants(t, "SetMigMode", ret, nvml.SUCCESS)
+		activation := get(d.SetMigMode(mode))(t, "SetMigMode")
 		wants(t, "activation", activation, nvml.SUCCESS)
-		minor, ret := d.GetMinorNumber()
-		wants(t, "GetMinorNumber", ret, nvml.SUCCESS)
-		if minor != want {
-			t.Errorf("minor %d, want %d", minor, want)
-		}
+		minor := get(d.GetMinorNumber())(t, "GetMinorNumber")
+		expect.Equal(t, minor, want, "minor")
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
@@ -52,8 +53,7 @@ func TestRoom(t *testing.T) {
 					createAt(t, d, s.id, s.at)
 					continue
 				}
-				_, ret := d.CreateGpuInstanceWithPlacement(profileInfo(t, d, s.id), s.at)
-				wants(t, "last create", ret, c.want)
+				wants(t, "last create", code(d.CreateGpuInstanceWithPlacement(profileInfo(t, d, s.id), s.at)), c.want)
 			}
 			if c.want != nvml.SUCCESS && len(r.machine().GPUs[0].MIG.Instances) != len(c.steps)-1 {
 				t.Error("the refused instance is there")
@@ -65,13 +65,11 @@ func TestRoom(t *testing.T) {
 // TestInstanceIDs: ids are those of the placements, not 0, 1, 2…; no two live
 // instances have the same, and a freed one is used again.
 func TestInstanceIDs(t *testing.T) {
-	r := newRoot(t, machineOf(h100(0)))
-	d := device(t, r.open(), 0)
+	_, d := oneH100(t)
 	enable(t, d)
 	info := profileInfo(t, d, id1g)
 	idOf := func(gi nvml.GpuInstance) int {
-		i, ret := gi.GetInfo()
-		wants(t, "GetInfo", ret, nvml.SUCCESS)
+		i := get(gi.GetInfo())(t, "GetInfo")
 		return int(i.Id)
 	}
 	me := createAt(t, d, id1gMe, place(6, 1)) // shares its ids with 1g
@@ -85,15 +83,9 @@ func TestInstanceIDs(t *testing.T) {
 		}
 		all, got = append(all, gi), append(got, idOf(gi))
 	}
-	if want := []int{13, 7, 8, 9, 10, 11, 12}; !slices.Equal(got, want) {
-		t.Errorf("ids %v, want %v", got, want)
-	}
+	expect.Same(t, got, []int{13, 7, 8, 9, 10, 11, 12}, "ids")
 	wants(t, "Destroy", all[2].Destroy(), nvml.SUCCESS)
-	gi, ret := d.CreateGpuInstance(info)
-	wants(t, "CreateGpuInstance", ret, nvml.SUCCESS)
-	if idOf(gi) != 9 {
-		t.Errorf("id %d, want the freed 9", idOf(gi))
-	}
+	expect.Equal(t, idOf(get(d.CreateGpuInstance(info))(t, "CreateGpuInstance")), 9, "id")
 }
 
 func TestRemainingCapacity(t *testing.T) {
@@ -103,13 +95,10 @@ func TestRemainingCapacity(t *testing.T) {
 		t.Helper()
 		var got string
 		for _, id := range []uint32{id1g, id1gDouble, id2g, id3g, id4g, id7g, id1gMe} {
-			n, ret := d.GetGpuInstanceRemainingCapacity(profileInfo(t, d, id))
-			wants(t, "GetGpuInstanceRemainingCapacity", ret, nvml.SUCCESS)
+			n := get(d.GetGpuInstanceRemainingCapacity(profileInfo(t, d, id)))(t, "GetGpuInstanceRemainingCapacity")
 			got += fmt.Sprint(n, " ")
 		}
-		if got != want {
-			t.Errorf("%s: capacity %q, want %q", when, got, want)
-		}
+		expect.Equal(t, got, want, when, "capacity")
 	}
 	check("empty", "7 4 3 2 1 1 1 ")
 	createAt(t, d, id3g, place(4, 4))
@@ -134,67 +123,51 @@ func TestComputeProfiles(t *testing.T) {
 	wants(t, "absent profile", ret, nvml.ERROR_NOT_SUPPORTED)
 	_, ret = gi.GetComputeInstanceProfileInfo(nvml.COMPUTE_INSTANCE_PROFILE_COUNT, 0)
 	wants(t, "profile past the end", ret, nvml.ERROR_INVALID_ARGUMENT)
-	_, ret = gi.GetComputeInstanceProfileInfo(0, 1)
-	wants(t, "engine profile past the end", ret, nvml.ERROR_INVALID_ARGUMENT)
+	wants(t, "engine profile past the end", code(gi.GetComputeInstanceProfileInfo(0, 1)), nvml.ERROR_INVALID_ARGUMENT)
 	two := computeProfile(t, gi, nvml.COMPUTE_INSTANCE_PROFILE_2_SLICE)
 	v3, ret := gi.GetComputeInstanceProfileInfoV(nvml.COMPUTE_INSTANCE_PROFILE_2_SLICE, 0).V3()
 	wants(t, "GetComputeInstanceProfileInfoV", ret, nvml.SUCCESS)
 	if two.MultiprocessorCount != 32 || two.SharedDecoderCount != 4 || text(v3.Name[:]) != "MIG 2c.4g.40gb" {
 		t.Errorf("profile %+v, name %s", two, text(v3.Name[:]))
 	}
-	placements, ret := gi.GetComputeInstancePossiblePlacements(two)
-	wants(t, "GetComputeInstancePossiblePlacements", ret, nvml.SUCCESS)
-	if want := []nvml.ComputeInstancePlacement{{Start: 0, Size: 2}, {Start: 2, Size: 2}}; !slices.Equal(placements, want) {
-		t.Errorf("placements %v", placements)
-	}
+	placements := get(gi.GetComputeInstancePossiblePlacements(two))(t, "GetComputeInstancePossiblePlacements")
+	expect.Same(t, placements, []nvml.ComputeInstancePlacement{{Start: 0, Size: 2}, {Start: 2, Size: 2}}, "placements")
 }
 
 func TestComputeInstances(t *testing.T) {
-	r := newRoot(t, machineOf(h100(0)))
-	d := device(t, r.open(), 0)
+	r, d := oneH100(t)
 	enable(t, d)
 	gi := createAt(t, d, id4g, place(0, 4))
 	two := computeProfile(t, gi, nvml.COMPUTE_INSTANCE_PROFILE_2_SLICE)
 	upperHalf, unaligned := nvml.ComputeInstancePlacement{Start: 2, Size: 2}, nvml.ComputeInstancePlacement{Start: 1, Size: 2}
-	upper, ret := gi.CreateComputeInstanceWithPlacement(two, &upperHalf)
-	wants(t, "CreateComputeInstanceWithPlacement", ret, nvml.SUCCESS)
-	_, ret = gi.CreateComputeInstanceWithPlacement(two, &upperHalf)
-	wants(t, "same place", ret, nvml.ERROR_INSUFFICIENT_RESOURCES)
-	_, ret = gi.CreateComputeInstanceWithPlacement(two, &unaligned)
-	wants(t, "unaligned", ret, nvml.ERROR_INVALID_ARGUMENT)
-	_, ret = gi.CreateComputeInstance(computeProfile(t, gi, nvml.COMPUTE_INSTANCE_PROFILE_4_SLICE))
+	upper := get(gi.CreateComputeInstanceWithPlacement(two, &upperHalf))(t, "CreateComputeInstanceWithPlacement")
+	wants(t, "same place", code(gi.CreateComputeInstanceWithPlacement(two, &upperHalf)), nvml.ERROR_INSUFFICIENT_RESOURCES)
+	wants(t, "unaligned", code(gi.CreateComputeInstanceWithPlacement(two, &unaligned)), nvml.ERROR_INVALID_ARGUMENT)
+	_, ret := gi.CreateComputeInstance(computeProfile(t, gi, nvml.COMPUTE_INSTANCE_PROFILE_4_SLICE))
 	wants(t, "too large for the rest", ret, nvml.ERROR_INSUFFICIENT_RESOURCES)
 	left, ret := gi.GetComputeInstanceRemainingCapacity(computeProfile(t, gi, nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE))
 	wants(t, "GetComputeInstanceRemainingCapacity", ret, nvml.SUCCESS)
-	if left != 2 {
-		t.Errorf("room for %d more of one slice, want 2", left)
-	}
+	expect.Equal(t, left, 2, "room for more of one slice")
 
-	info, ret := upper.GetInfo()
-	wants(t, "GetInfo", ret, nvml.SUCCESS)
+	info := get(upper.GetInfo())(t, "GetInfo")
 	if info.GpuInstance != gi || info.Id != 0 || info.Placement != upperHalf {
 		t.Errorf("compute instance %+v", info)
 	}
 	name, _ := info.Device.GetName()
 	attributes, _ := info.Device.GetAttributes()
 	got := fmt.Sprint(name, " ", attributes.ComputeInstanceSliceCount, " ", attributes.MultiprocessorCount)
-	if want := "NVIDIA H100 80GB HBM3 MIG 2c.4g.40gb 2 32"; got != want {
-		t.Errorf("device %q, want %q", got, want)
-	}
+	expect.Equal(t, got, "NVIDIA H100 80GB HBM3 MIG 2c.4g.40gb 2 32", "device")
 	wants(t, "SetComputeMode to one process", info.Device.SetComputeMode(nvml.COMPUTEMODE_EXCLUSIVE_PROCESS), nvml.ERROR_NOT_SUPPORTED)
 	wants(t, "SetComputeMode", info.Device.SetComputeMode(nvml.COMPUTEMODE_PROHIBITED), nvml.SUCCESS)
 	if r.machine().GPUs[0].MIG.Instances[0].Compute[0].ComputeMode != 2 {
 		t.Error("the MIG device's compute mode is not in the state")
 	}
-	byID, ret := gi.GetComputeInstanceById(0)
-	wants(t, "GetComputeInstanceById", ret, nvml.SUCCESS)
-	list, ret := gi.GetComputeInstances(two)
-	wants(t, "GetComputeInstances", ret, nvml.SUCCESS)
+	byID := get(gi.GetComputeInstanceById(0))(t, "GetComputeInstanceById")
+	list := get(gi.GetComputeInstances(two))(t, "GetComputeInstances")
 	if byID != upper || !slices.Equal(list, []nvml.ComputeInstance{upper}) {
 		t.Error("look-ups give another handle")
 	}
-	_, ret = gi.GetComputeInstanceById(3)
-	wants(t, "GetComputeInstanceById of none", ret, nvml.ERROR_NOT_FOUND)
+	wants(t, "GetComputeInstanceById of none", code(gi.GetComputeInstanceById(3)), nvml.ERROR_NOT_FOUND)
 }
 
 func TestProcesses(t *testing.T) {
@@ -210,34 +183,20 @@ func TestProcesses(t *testing.T) {
 	wants(t, "destroy a held compute instance", ci.Destroy(), nvml.ERROR_IN_USE)
 	wants(t, "destroy a held GPU instance", gi.Destroy(), nvml.ERROR_IN_USE)
 
-	info, ret := ci.GetInfo()
-	wants(t, "GetInfo", ret, nvml.SUCCESS)
+	info := get(ci.GetInfo())(t, "GetInfo")
 	for name, dev := range map[string]nvml.Device{"GPU": d, "MIG device": info.Device} {
-		list, ret := dev.GetComputeRunningProcesses()
-		wants(t, "GetComputeRunningProcesses", ret, nvml.SUCCESS)
+		list := get(dev.GetComputeRunningProcesses())(t, "GetComputeRunningProcesses")
 		want := []nvml.ProcessInfo{{Pid: 4711, UsedGpuMemory: 256 * miB, GpuInstanceId: 1, ComputeInstanceId: 0}}
-		if !slices.Equal(list, want) {
-			t.Errorf("%s: processes %+v", name, list)
-		}
-		graphics, ret := dev.GetGraphicsRunningProcesses()
-		wants(t, "GetGraphicsRunningProcesses", ret, nvml.SUCCESS)
-		mps, ret := dev.GetMPSComputeRunningProcesses()
-		wants(t, "GetMPSComputeRunningProcesses", ret, nvml.SUCCESS)
-		if len(graphics)+len(mps) != 0 {
-			t.Errorf("%s: processes of other kinds: %v, %v", name, graphics, mps)
-		}
+		expect.Same(t, list, want, name, "processes")
+		graphics := get(dev.GetGraphicsRunningProcesses())(t, "GetGraphicsRunningProcesses")
+		mps := get(dev.GetMPSComputeRunningProcesses())(t, "GetMPSComputeRunningProcesses")
+		expect.Equal(t, len(graphics)+len(mps), 0, name, "processes of other kinds", graphics, mps)
 	}
-	name, ret := lib.SystemGetProcessName(4711)
-	wants(t, "SystemGetProcessName", ret, nvml.SUCCESS)
-	if name != "python3" {
-		t.Errorf("process name %q", name)
-	}
-	_, ret = lib.SystemGetProcessName(4712)
-	wants(t, "SystemGetProcessName of none", ret, nvml.ERROR_NOT_FOUND)
+	name := get(lib.SystemGetProcessName(4711))(t, "SystemGetProcessName")
+	expect.Equal(t, name, "python3", "process name")
+	wants(t, "SystemGetProcessName of none", code(lib.SystemGetProcessName(4712)), nvml.ERROR_NOT_FOUND)
 	memory, _ := info.Device.GetMemoryInfo()
-	if memory.Used != (45+256)*miB {
-		t.Errorf("%d bytes used", memory.Used)
-	}
+	expect.Equal(t, memory.Used, (45+256)*miB, "bytes used")
 	r.update(func(m *machine.Machine) { m.Processes = nil })
 	// The change came through Go; the handles are still good.
 	wants(t, "destroy compute instance", ci.Destroy(), nvml.SUCCESS)
@@ -246,11 +205,9 @@ func TestProcesses(t *testing.T) {
 
 // TestReboot: what the Go side clears at a reboot is gone for old handles.
 func TestReboot(t *testing.T) {
-	r := newRoot(t, machineOf(h100(0)))
-	d := device(t, r.open(), 0)
+	r, d := oneH100(t)
 	enable(t, d)
 	gi := createAt(t, d, id3g, place(0, 4))
 	r.update(func(m *machine.Machine) { m.BootID = "another" })
-	_, ret := gi.GetInfo()
-	wants(t, "GetInfo through a handle from before", ret, nvml.ERROR_INVALID_ARGUMENT)
+	wants(t, "GetInfo through a handle from before", code(gi.GetInfo()), nvml.ERROR_INVALID_ARGUMENT)
 }

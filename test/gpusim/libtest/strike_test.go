@@ -15,9 +15,10 @@ import (
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"github.com/google/go-cmp/cmp"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // caller is a C program that calls functions by name.
@@ -32,43 +33,27 @@ func newCaller(t *testing.T, r *root) *caller {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "strike")
 	out, err := exec.CommandContext(t.Context(), "cc", "-std=gnu11", "-Wall", "-Wextra", "-o", program, "testdata/strike.c", "-ldl").CombinedOutput()
-	if err != nil {
-		t.Fatalf("compile: %v\n%s", err, out)
-	}
+	must.Do(t, err, "compile", string(out))
 	cmd := exec.CommandContext(t.Context(), program, library)
 	cmd.Env = append(os.Environ(), "GPUSIM_STATE="+r.state())
 	cmd.Stderr = os.Stderr
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	stdin := must.Get(cmd.StdinPipe())(t)
+	stdout := must.Get(cmd.StdoutPipe())(t)
+	must.Do(t, cmd.Start())
 	return &caller{t: t, cmd: cmd, stdin: stdin, out: bufio.NewReader(stdout)}
 }
 
 func (c *caller) stop() {
 	c.t.Helper()
 	_ = c.stdin.Close()
-	if err := c.cmd.Wait(); err != nil {
-		c.t.Errorf("the program: %v", err)
-	}
+	expect.Do(c.t, c.cmd.Wait(), "the program")
 }
 
 // call calls a function with zeros for arguments.
 func (c *caller) call(name string) (code int) {
 	c.t.Helper()
-	if _, err := fmt.Fprintln(c.stdin, name); err != nil {
-		c.t.Fatal(err)
-	}
-	if _, err := fmt.Fscanln(c.out, &code); err != nil {
-		c.t.Fatalf("answer to %s: %v", name, err)
-	}
+	must.Get(fmt.Fprintln(c.stdin, name))(c.t)
+	must.Do(c.t, expect.Err(fmt.Fscanln(c.out, &code)), "answer to", name)
 	return code
 }
 
@@ -89,9 +74,7 @@ func TestEveryFunction(t *testing.T) {
 			}
 		})
 		for i, name := range names {
-			if got := c.call(name); got != firstCode+i {
-				t.Errorf("%s returns %d, want the fault's %d", name, got, firstCode+i)
-			}
+			expect.Equal(t, c.call(name), firstCode+i, name)
 		}
 		r.update(func(m *machine.Machine) { m.Faults = nil })
 	}
@@ -99,13 +82,7 @@ func TestEveryFunction(t *testing.T) {
 	for _, name := range functions {
 		want[name]++
 	}
-	got, err := r.file().Calls()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("calls counted (-want +got):\n%s", diff)
-	}
+	expect.Same(t, must.Get(r.file().Calls())(t), want, "calls counted")
 	t.Logf("%d functions", len(functions))
 }
 
@@ -115,8 +92,7 @@ func onGPU(t *testing.T, lib nvml.Interface, r *root, gpu int) map[string]func()
 	d := device(t, lib, gpu)
 	gi := createAt(t, d, id1g, place(0, 1))
 	ci := createCompute(t, gi, nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE)
-	mig, ret := d.GetMigDeviceHandleByIndex(0)
-	wants(t, "GetMigDeviceHandleByIndex", ret, nvml.SUCCESS)
+	mig := get(d.GetMigDeviceHandleByIndex(0))(t, "GetMigDeviceHandleByIndex")
 	g := r.machine().GPUs[gpu]
 	return map[string]func() nvml.Return{
 		"UUID of the GPU":        func() nvml.Return { _, ret := d.GetUUID(); return ret },
@@ -151,9 +127,7 @@ func TestGPUOfCalls(t *testing.T) {
 	check := func(when string, calls map[string]func() nvml.Return, want func(name string) nvml.Return) {
 		t.Helper()
 		for name, call := range calls {
-			if got := call(); got != want(name) {
-				t.Errorf("%s: %s: %v, want %v", when, name, got, want(name))
-			}
+			expect.Equal(t, call(), want(name), when, name)
 		}
 	}
 	success := func(string) nvml.Return { return nvml.SUCCESS }
@@ -195,6 +169,5 @@ func TestDestroyedHandle(t *testing.T) {
 	gi := createAt(t, d, id1g, place(0, 1))
 	wants(t, "Destroy", gi.Destroy(), nvml.SUCCESS)
 	r.strike(machine.Fault{Function: "nvmlGpuInstanceGetInfo", GPU: 1, Code: int(nvml.ERROR_UNKNOWN)})
-	_, ret := gi.GetInfo()
-	wants(t, "GetInfo of what is gone", ret, nvml.ERROR_UNKNOWN)
+	wants(t, "GetInfo of what is gone", code(gi.GetInfo()), nvml.ERROR_UNKNOWN)
 }

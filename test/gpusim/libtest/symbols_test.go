@@ -12,6 +12,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestSymbols: go-nvml ends the process at the first call of a function that
@@ -40,15 +43,9 @@ func TestSymbols(t *testing.T) {
 
 func symbols(t *testing.T, path string) []string {
 	t.Helper()
-	f, err := elf.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(elf.Open(path))(t)
 	defer f.Close()
-	all, err := f.DynamicSymbols()
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(f.DynamicSymbols())(t)
 	var names []string
 	for _, s := range all {
 		if s.Section != elf.SHN_UNDEF && elf.ST_TYPE(s.Info) == elf.STT_FUNC {
@@ -62,26 +59,18 @@ func symbols(t *testing.T, path string) []string {
 func nvmlFolder(t *testing.T) string {
 	t.Helper()
 	dir, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return filepath.Join(strings.TrimSpace(string(dir)), "pkg/nvml")
 }
 
 // bound is every C function that go-nvml calls.
 func bound(t *testing.T) []string {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(nvmlFolder(t), "*.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob(filepath.Join(nvmlFolder(t), "*.go")))(t)
 	call := regexp.MustCompile(`\bC\.(nvml\w+)\(`)
 	var names []string
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(file))(t)
 		for _, m := range call.FindAllSubmatch(text, -1) {
 			names = append(names, string(m[1]))
 		}
@@ -94,20 +83,13 @@ func bound(t *testing.T) []string {
 // newer than those in old containers.
 func TestLinkage(t *testing.T) {
 	for file, want := range map[string]string{"libnvidia-ml.so": "libnvidia-ml.so.1", "libcuda.so": "libcuda.so.1"} {
-		f, err := elf.Open(filepath.Join(filepath.Dir(library), file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(elf.Open(filepath.Join(filepath.Dir(library), file)))(t)
 		defer f.Close()
 		soname, err := f.DynString(elf.DT_SONAME)
 		if err != nil || len(soname) != 1 || soname[0] != want {
 			t.Errorf("%s: soname %v, %v", file, soname, err)
 		}
-		imported, err := f.ImportedSymbols()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, s := range imported {
+		for _, s := range must.Get(f.ImportedSymbols())(t) {
 			version, found := strings.CutPrefix(s.Version, "GLIBC_2.")
 			if found && len(strings.SplitN(version, ".", 2)[0]) == 2 && version > "31" {
 				t.Errorf("%s needs %s of glibc 2.%s, newer than 2.31", file, s.Name, version)
@@ -116,5 +98,28 @@ func TestLinkage(t *testing.T) {
 	}
 	if got := symbols(t, filepath.Join(filepath.Dir(library), "libcuda.so")); !slices.Contains(got, "cuInit") {
 		t.Errorf("libcuda.so exports %v", got)
+	}
+}
+
+// TestArguments compiles and runs a C program for what go-nvml cannot pass.
+func TestArguments(t *testing.T) {
+	r := newRoot(t, machineOf(h100(0)))
+	r.update(func(m *machine.Machine) {
+		m.Processes = []machine.Process{
+			{PID: 4711, Name: "python3", InstanceID: -1, ComputeID: -1, MemoryBytes: 1},
+			{PID: 4712, Name: "other", InstanceID: -1, ComputeID: -1, MemoryBytes: 1},
+		}
+	})
+	program := filepath.Join(t.TempDir(), "arguments")
+	out, err := exec.CommandContext(t.Context(), "cc", "-std=gnu11", "-Wall", "-Wextra", "-DNVML_NO_UNVERSIONED_FUNC_DEFS",
+		"-isystem", nvmlFolder(t), "-o", program, "testdata/arguments.c", library).CombinedOutput()
+	must.Do(t, err, "compile", string(out))
+	// The program wants the library by its soname.
+	libs := t.TempDir()
+	must.Do(t, os.Symlink(library, filepath.Join(libs, "libnvidia-ml.so.1")))
+	cmd := exec.CommandContext(t.Context(), program)
+	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+libs, "GPUSIM_STATE="+r.state())
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
@@ -25,8 +26,7 @@ func TestTopologyCommonAncestor(t *testing.T) {
 	lib := newRoot(t, machineOf(at(0, "pci0000:16", 0), at(1, "pci0000:16", 0), at(2, "pci0000:40", 0), at(3, "pci0000:c0", 1), behind, beside)).open()
 	var gpus []nvml.Device
 	for i := range 6 {
-		d, ret := lib.DeviceGetHandleByIndex(i)
-		wants(t, "DeviceGetHandleByIndex", ret, nvml.SUCCESS)
+		d := get(lib.DeviceGetHandleByIndex(i))(t, "DeviceGetHandleByIndex")
 		gpus = append(gpus, d)
 	}
 	for pair, want := range map[[2]int]nvml.GpuTopologyLevel{
@@ -38,11 +38,8 @@ func TestTopologyCommonAncestor(t *testing.T) {
 		{0, 4}: nvml.TOPOLOGY_HOSTBRIDGE,
 	} {
 		for _, p := range [][2]int{pair, {pair[1], pair[0]}} {
-			got, ret := gpus[p[0]].GetTopologyCommonAncestor(gpus[p[1]])
-			wants(t, "GetTopologyCommonAncestor", ret, nvml.SUCCESS)
-			if got != want {
-				t.Errorf("GPUs %v: %v, want %v", p, got, want)
-			}
+			got := get(gpus[p[0]].GetTopologyCommonAncestor(gpus[p[1]]))(t, "GetTopologyCommonAncestor")
+			expect.Equal(t, got, want, "GPUs", p)
 		}
 	}
 }
@@ -67,8 +64,7 @@ func TestNVLinks(t *testing.T) {
 		{nvml.FEATURE_ENABLED, nvml.NVLINK_DEVICE_TYPE_SWITCH, nvml.SUCCESS, ""},
 		{nvml.FEATURE_DISABLED, 0, nvml.ERROR_NOT_SUPPORTED, ""},
 	} {
-		state, ret := d.GetNvLinkState(link)
-		wants(t, "GetNvLinkState", ret, nvml.SUCCESS)
+		state := get(d.GetNvLinkState(link))(t, "GetNvLinkState")
 		kind, ret := d.GetNvLinkRemoteDeviceType(link)
 		wants(t, "GetNvLinkRemoteDeviceType", ret, want.ret)
 		pci, ret := d.GetNvLinkRemotePciInfo(link)
@@ -87,16 +83,11 @@ func TestNVLinks(t *testing.T) {
 			t.Errorf("link %d: state %v, type %v, address %q", link, state, kind, address)
 		}
 	}
-	_, ret := d.GetNvLinkState(4)
-	wants(t, "a link too many", ret, nvml.ERROR_INVALID_ARGUMENT)
-	_, ret = device(t, lib, 1).GetNvLinkState(0)
-	wants(t, "a GPU without NVLink", ret, nvml.ERROR_NOT_SUPPORTED)
+	wants(t, "a link too many", code(d.GetNvLinkState(4)), nvml.ERROR_INVALID_ARGUMENT)
+	wants(t, "a GPU without NVLink", code(device(t, lib, 1).GetNvLinkState(0)), nvml.ERROR_NOT_SUPPORTED)
 	enable(t, d)
-	state, ret := d.GetNvLinkState(0)
-	wants(t, "GetNvLinkState in MIG mode", ret, nvml.SUCCESS)
-	if state != nvml.FEATURE_DISABLED {
-		t.Error("links are active in MIG mode")
-	}
+	state := get(d.GetNvLinkState(0))(t, "GetNvLinkState in MIG mode")
+	expect.Equal(t, state, nvml.FEATURE_DISABLED, "links are active in MIG mode")
 }
 
 // The fabric tells the clique of a GPU that is registered.
@@ -105,23 +96,19 @@ func TestFabricInfo(t *testing.T) {
 	in.Health.Fabric.State, local.Health.Fabric.State = nvml.GPU_FABRIC_STATE_COMPLETED, nvml.GPU_FABRIC_STATE_COMPLETED
 	in.Clique = machine.Clique{ClusterUUID: "00112233-4455-6677-8899-aabbccddeeff", ID: 7}
 	lib := newRoot(t, machineOf(in, none, local)).open()
-	info, ret := device(t, lib, 0).GetGpuFabricInfoV().V2()
-	wants(t, "GetGpuFabricInfoV", ret, nvml.SUCCESS)
+	info := get(device(t, lib, 0).GetGpuFabricInfoV().V2())(t, "GetGpuFabricInfoV")
 	want := [16]uint8{0x00, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 0x99, 0xaa, 0xbb, 0xcc, 0xdd, 0xee, 0xff}
 	if info.ClusterUuid != want || info.CliqueId != 7 || info.State != nvml.GPU_FABRIC_STATE_COMPLETED {
 		t.Errorf("%+v", info)
 	}
-	older, ret := device(t, lib, 0).GetGpuFabricInfo()
-	wants(t, "GetGpuFabricInfo", ret, nvml.SUCCESS)
+	older := get(device(t, lib, 0).GetGpuFabricInfo())(t, "GetGpuFabricInfo")
 	if older.ClusterUuid != want || older.CliqueId != 7 || older.State != nvml.GPU_FABRIC_STATE_COMPLETED {
 		t.Errorf("%+v", older)
 	}
-	_, ret = device(t, lib, 1).GetGpuFabricInfo()
-	wants(t, "GetGpuFabricInfo without a fabric", ret, nvml.ERROR_NOT_SUPPORTED)
-	_, ret = device(t, lib, 1).GetGpuFabricInfoV().V2()
+	wants(t, "GetGpuFabricInfo without a fabric", code(device(t, lib, 1).GetGpuFabricInfo()), nvml.ERROR_NOT_SUPPORTED)
+	_, ret := device(t, lib, 1).GetGpuFabricInfoV().V2()
 	wants(t, "GetGpuFabricInfoV without a fabric", ret, nvml.ERROR_NOT_SUPPORTED)
-	info, ret = device(t, lib, 2).GetGpuFabricInfoV().V2()
-	wants(t, "GetGpuFabricInfoV of a fabric of one machine", ret, nvml.SUCCESS)
+	info = get(device(t, lib, 2).GetGpuFabricInfoV().V2())(t, "GetGpuFabricInfoV of a fabric of one machine")
 	if info.ClusterUuid != [16]uint8{} || info.CliqueId != 0 {
 		t.Errorf("%+v", info)
 	}

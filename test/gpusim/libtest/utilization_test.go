@@ -4,13 +4,17 @@
 package libtest
 
 import (
+	"encoding/binary"
+	"math"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // Processes that are busy have samples, and the GPU is as busy as all of them.
@@ -18,12 +22,8 @@ func TestUtilization(t *testing.T) {
 	r := newRoot(t, machineOf(h100(0)))
 	lib := r.open()
 	d := device(t, lib, 0)
-	_, ret := d.GetProcessUtilization(0)
-	wants(t, "GetProcessUtilization of nobody", ret, nvml.ERROR_NOT_FOUND)
-	reasons, ret := d.GetCurrentClocksEventReasons()
-	if wants(t, "GetCurrentClocksEventReasons", ret, nvml.SUCCESS); reasons != nvml.ClocksEventReasonGpuIdle {
-		t.Errorf("reasons %#x of an idle GPU", reasons)
-	}
+	wants(t, "GetProcessUtilization of nobody", code(d.GetProcessUtilization(0)), nvml.ERROR_NOT_FOUND)
+	expect.Equal(t, get(d.GetCurrentClocksEventReasons())(t, "GetCurrentClocksEventReasons"), nvml.ClocksEventReasonGpuIdle)
 	r.update(func(m *machine.Machine) {
 		for i, sm := range []int{30, 0, 50} {
 			m.Processes = append(m.Processes, machine.Process{PID: 100 + i, InstanceID: -1, ComputeID: -1, MemoryBytes: miB, SM: sm})
@@ -31,8 +31,7 @@ func TestUtilization(t *testing.T) {
 		m.Processes[2].Kind = machine.MPSClient
 	})
 	before := uint64(time.Now().Add(-time.Hour).UnixMicro())
-	samples, ret := d.GetProcessUtilization(before)
-	wants(t, "GetProcessUtilization", ret, nvml.SUCCESS)
+	samples := get(d.GetProcessUtilization(before))(t, "GetProcessUtilization")
 	got := map[uint32]uint32{}
 	for _, s := range samples {
 		got[s.Pid] = s.SmUtil
@@ -43,40 +42,26 @@ func TestUtilization(t *testing.T) {
 	if len(got) != 2 || got[100] != 30 || got[102] != 50 {
 		t.Errorf("samples %v", got)
 	}
-	_, ret = d.GetProcessUtilization(uint64(time.Now().Add(time.Hour).UnixMicro()))
+	_, ret := d.GetProcessUtilization(uint64(time.Now().Add(time.Hour).UnixMicro()))
 	wants(t, "GetProcessUtilization of the future", ret, nvml.ERROR_NOT_FOUND)
-	rates, ret := d.GetUtilizationRates()
-	if wants(t, "GetUtilizationRates", ret, nvml.SUCCESS); rates.Gpu != 80 {
-		t.Errorf("rates %+v", rates)
-	}
+	expect.Equal(t, get(d.GetUtilizationRates())(t, "GetUtilizationRates").Gpu, 80)
 	r.update(func(m *machine.Machine) { m.Processes = nil })
 	enable(t, d)
-	_, ret = d.GetUtilizationRates()
-	wants(t, "GetUtilizationRates with MIG", ret, nvml.ERROR_NOT_SUPPORTED)
-	_, ret = d.GetProcessUtilization(0)
-	wants(t, "GetProcessUtilization with MIG", ret, nvml.ERROR_NOT_SUPPORTED)
+	wants(t, "GetUtilizationRates with MIG", code(d.GetUtilizationRates()), nvml.ERROR_NOT_SUPPORTED)
+	wants(t, "GetProcessUtilization with MIG", code(d.GetProcessUtilization(0)), nvml.ERROR_NOT_SUPPORTED)
 }
 
 // A process that may not write the state, as in a container, says how busy it is as well.
 func TestUtilizationOfHolder(t *testing.T) {
-	r := newRoot(t, machineOf(h100(0)))
-	d := device(t, r.open(), 0)
-	h, err := r.file().Hold(machine.Process{InstanceID: -1, ComputeID: -1, MemoryBytes: miB, SM: 40})
-	if err != nil {
-		t.Fatal(err)
-	}
-	expect := func(sm uint32) {
+	r, d := oneH100(t)
+	h := must.Get(r.file().Hold(machine.Process{InstanceID: -1, ComputeID: -1, MemoryBytes: miB, SM: 40}))(t)
+	busy := func(sm uint32) {
 		t.Helper()
-		rates, ret := d.GetUtilizationRates()
-		if wants(t, "GetUtilizationRates", ret, nvml.SUCCESS); rates.Gpu != sm {
-			t.Errorf("rates %+v, want %d %%", rates, sm)
-		}
+		expect.Equal(t, get(d.GetUtilizationRates())(t, "GetUtilizationRates").Gpu, sm)
 	}
-	expect(40)
-	if err := h.Change(machine.Process{InstanceID: -1, ComputeID: -1, MemoryBytes: 3 * miB, SM: 100}); err != nil {
-		t.Fatal(err)
-	}
-	expect(100)
+	busy(40)
+	must.Do(t, h.Change(machine.Process{InstanceID: -1, ComputeID: -1, MemoryBytes: 3 * miB, SM: 100}))
+	busy(100)
 	processes, ret := d.GetComputeRunningProcesses()
 	if wants(t, "GetComputeRunningProcesses", ret, nvml.SUCCESS); len(processes) != 1 || processes[0].UsedGpuMemory != 3*miB {
 		t.Errorf("processes %+v", processes)
@@ -93,10 +78,7 @@ func TestGPM(t *testing.T) {
 	enable(t, d)
 	createCompute(t, createAt(t, d, id3g, place(0, 4)), nvml.COMPUTE_INSTANCE_PROFILE_3_SLICE)
 	for device, want := range map[nvml.Device]uint32{d: 1, old: 0} {
-		support, ret := device.GpmQueryDeviceSupport()
-		if wants(t, "GpmQueryDeviceSupport", ret, nvml.SUCCESS); support.IsSupportedDevice != want {
-			t.Errorf("GPM support %d, want %d", support.IsSupportedDevice, want)
-		}
+		expect.Equal(t, get(device.GpmQueryDeviceSupport())(t, "GpmQueryDeviceSupport").IsSupportedDevice, want)
 	}
 	var samples [2]nvml.GpmSample
 	for i := range samples {
@@ -129,4 +111,48 @@ func TestGPM(t *testing.T) {
 		wants(t, "GpmSampleFree", s.Free(), nvml.SUCCESS)
 	}
 	wants(t, "GpmSampleFree twice", samples[0].Free(), nvml.ERROR_INVALID_ARGUMENT)
+}
+
+// Meters say what the machine has, and what a board lacks is not supported.
+func TestMeters(t *testing.T) {
+	linked, bare := h100(0), t4(1)
+	linked.NVLinks = []machine.NVLink{{RemoteType: 2}, {RemoteType: 2}}
+	linked.Meters = machine.Meters{PowerMilliwatts: 312_500, NVLinkTx: 1 << 40, NVLinkRx: 2000, PCIeTx: 1500, PCIeRx: 0}
+	bare.Meters = machine.Meters{PCIeTx: -1, PCIeRx: -1}
+	lib := newRoot(t, machineOf(linked, bare)).open()
+	d, none := device(t, lib, 0), device(t, lib, 1)
+	expect.Equal(t, get(d.GetPowerUsage())(t, "GetPowerUsage"), 312_500)
+	wants(t, "GetPowerUsage of a board without", code(none.GetPowerUsage()), nvml.ERROR_NOT_SUPPORTED)
+	for counter, want := range map[nvml.PcieUtilCounter]uint32{nvml.PCIE_UTIL_TX_BYTES: 1500, nvml.PCIE_UTIL_RX_BYTES: 0} {
+		expect.Equal(t, get(d.GetPcieThroughput(counter))(t, "GetPcieThroughput"), want)
+		wants(t, "GetPcieThroughput of a board without", code(none.GetPcieThroughput(counter)), nvml.ERROR_NOT_SUPPORTED)
+	}
+	wants(t, "GetPcieThroughput of no counter", code(d.GetPcieThroughput(nvml.PCIE_UTIL_COUNT)), nvml.ERROR_INVALID_ARGUMENT)
+
+	field := func(d nvml.Device, id, scope uint32) (uint64, nvml.Return) {
+		fields := []nvml.FieldValue{{FieldId: id, ScopeId: scope}}
+		wants(t, "GetFieldValues", d.GetFieldValues(fields), nvml.SUCCESS)
+		return binary.LittleEndian.Uint64(fields[0].Value[:]), nvml.Return(fields[0].NvmlReturn)
+	}
+	for _, test := range []struct {
+		id, scope uint32
+		want      uint64
+		ret       nvml.Return
+	}{
+		{nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX, math.MaxUint32, 1 << 40, nvml.SUCCESS},
+		{nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX, math.MaxUint32, 2000, nvml.SUCCESS},
+		{nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX, 1, 1000, nvml.SUCCESS},
+		{nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX, 2, 0, nvml.ERROR_INVALID_ARGUMENT},
+		{nvml.FI_DEV_NVLINK_THROUGHPUT_RAW_RX, math.MaxUint32, 0, nvml.ERROR_NOT_SUPPORTED},
+	} {
+		if got, ret := field(d, test.id, test.scope); ret != test.ret || got != test.want {
+			t.Errorf("field %d of %d: %d, %v", test.id, test.scope, got, ret)
+		}
+	}
+	_, ret := field(none, nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX, math.MaxUint32)
+	wants(t, "the traffic of a GPU without NVLink", ret, nvml.ERROR_NOT_SUPPORTED)
+	enable(t, d)
+	_, ret = field(d, nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX, math.MaxUint32)
+	wants(t, "the traffic on NVLink in MIG mode", ret, nvml.ERROR_NOT_SUPPORTED)
+	wants(t, "the power in MIG mode", code(d.GetPowerUsage()), nvml.SUCCESS)
 }

@@ -14,9 +14,10 @@ import (
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-	"github.com/google/go-cmp/cmp"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // listing is what a process sees, and what it may do.
@@ -70,23 +71,12 @@ func container(t *testing.T, host *root, nodes ...string) string {
 	r := &root{t: t, dir: t.TempDir()}
 	r.mknod(nodes...)
 	folder := filepath.Join(r.dir, "usr/lib/x86_64-linux-gnu")
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile(library)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(folder, 0o755))
+	text := must.Get(os.ReadFile(library))(t)
 	path := filepath.Join(folder, "libnvidia-ml.so.580.95.05")
-	if err := os.WriteFile(path, text, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(filepath.Base(path), filepath.Join(folder, "libnvidia-ml.so.1")); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Link(host.state(), filepath.Join(folder, "libnvidia-gpusim-state.so.580.95.05")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, text, 0o755))
+	must.Do(t, os.Symlink(filepath.Base(path), filepath.Join(folder, "libnvidia-ml.so.1")))
+	must.Do(t, os.Link(host.state(), filepath.Join(folder, "libnvidia-gpusim-state.so.580.95.05")))
 	return filepath.Join(folder, "libnvidia-ml.so.1")
 }
 
@@ -128,38 +118,24 @@ func TestVisibility(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			lib := container(t, host, c.nodes...)
-			out, err := helper(t, "list", lib, "GPUSIM_STATE=").Output()
-			if err != nil {
-				t.Fatal(err)
-			}
+			out := must.Get(helper(t, "list", lib, "GPUSIM_STATE=").Output())(t)
 			var got listing
-			if err := json.Unmarshal(out, &got); err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(c.want, got); diff != "" {
-				t.Errorf("seen in the container (-want +got):\n%s", diff)
-			}
+			must.Do(t, json.Unmarshal(out, &got))
+			expect.Same(t, got, c.want, "seen in the container")
 		})
 	}
 }
 
 // TestPermissions: root without the configuration capability, and others.
 func TestPermissions(t *testing.T) {
-	r := newRoot(t, machineOf(h100(0)))
-	d := device(t, r.open(), 0)
+	r, d := oneH100(t)
 	enable(t, d)
 	info := profileInfo(t, d, id1g)
-	if err := os.Remove(filepath.Join(r.dir, "dev/nvidia-caps/nvidia-cap1")); err != nil {
-		t.Fatal(err)
-	}
-	_, ret := d.CreateGpuInstance(info)
-	wants(t, "CreateGpuInstance", ret, nvml.ERROR_NO_PERMISSION)
-	_, ret = d.SetMigMode(nvml.DEVICE_MIG_DISABLE)
-	wants(t, "SetMigMode", ret, nvml.ERROR_NO_PERMISSION)
-	_, ret = d.GetGpuInstancePossiblePlacements(info)
-	wants(t, "GetGpuInstancePossiblePlacements", ret, nvml.ERROR_NO_PERMISSION)
-	_, ret = d.GetGpuInstanceById(7)
-	wants(t, "GetGpuInstanceById", ret, nvml.ERROR_NO_PERMISSION)
+	must.Do(t, os.Remove(filepath.Join(r.dir, "dev/nvidia-caps/nvidia-cap1")))
+	wants(t, "CreateGpuInstance", code(d.CreateGpuInstance(info)), nvml.ERROR_NO_PERMISSION)
+	wants(t, "SetMigMode", code(d.SetMigMode(nvml.DEVICE_MIG_DISABLE)), nvml.ERROR_NO_PERMISSION)
+	wants(t, "GetGpuInstancePossiblePlacements", code(d.GetGpuInstancePossiblePlacements(info)), nvml.ERROR_NO_PERMISSION)
+	wants(t, "GetGpuInstanceById", code(d.GetGpuInstanceById(7)), nvml.ERROR_NO_PERMISSION)
 }
 
 func TestPermissionsOfUsers(t *testing.T) {
@@ -168,19 +144,12 @@ func TestPermissionsOfUsers(t *testing.T) {
 	r := newRoot(t, m)
 	lib := container(t, r, "nvidiactl", "nvidia0", "nvidia-caps/nvidia-cap1")
 	cmd := asUser(t, helper(t, "list", lib, "GPUSIM_STATE="), lib)
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(cmd.Output())(t)
 	var got listing
-	if err := json.Unmarshal(out, &got); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(out, &got))
 	const denied = "Insufficient Permissions"
 	want := listing{GPUs: []string{m.GPUs[0].UUID + " 0"}, Create: denied, List: denied, Compute: "Not Supported"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("seen by a user (-want +got):\n%s", diff)
-	}
+	expect.Same(t, got, want, "seen by a user")
 }
 
 // asUser makes a helper run as a user other than root.
@@ -189,18 +158,10 @@ func asUser(t *testing.T, cmd *exec.Cmd, lib string) *exec.Cmd {
 	// A user can neither enter the test's temporary folders nor run the test
 	// binary where it is.
 	binary := filepath.Join(t.TempDir(), "helper")
-	text, err := os.ReadFile(os.Args[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(binary, text, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(binary, must.Get(os.ReadFile(os.Args[0]))(t), 0o755))
 	for _, path := range []string{lib, binary} {
 		for dir := filepath.Dir(path); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
-			if err := os.Chmod(dir, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.Chmod(dir, 0o755))
 		}
 	}
 	cmd.Path = binary
@@ -218,15 +179,11 @@ func TestDriverContainer(t *testing.T) {
 	if errors.Is(err, syscall.EPERM) {
 		t.Skip(err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	run := func() string {
 		t.Helper()
 		out, err := helper(t, "list", filepath.Join(sysroot.LibraryDir(host), "libnvidia-ml.so.1"), "GPUSIM_STATE=").Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		return string(out)
 	}
 	for _, when := range []string{"first", "again"} {
@@ -234,13 +191,8 @@ func TestDriverContainer(t *testing.T) {
 		if err := json.Unmarshal([]byte(run()), &l); err != nil || len(l.GPUs) != 2 {
 			t.Errorf("%s: it sees %v, %v", when, l.GPUs, err)
 		}
-		entries, err := os.ReadDir(filepath.Join(host, "dev"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := fmt.Sprint(entries); got != "[d nvidia-caps/ Dc nvidia0 Dc nvidia1 Dc nvidiactl]" {
-			t.Errorf("%s: the host has %s", when, got)
-		}
+		entries := must.Get(os.ReadDir(filepath.Join(host, "dev")))(t)
+		expect.Equal(t, fmt.Sprint(entries), "[d nvidia-caps/ Dc nvidia0 Dc nvidia1 Dc nvidiactl]", when, "the host")
 	}
 	r := &root{t: t, dir: host}
 	lib := container(t, r)

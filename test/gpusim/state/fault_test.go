@@ -11,7 +11,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 func TestAddAndRemoveFaults(t *testing.T) {
@@ -69,13 +71,9 @@ func TestFaultsThatDoNotFit(t *testing.T) {
 			change(m)
 			return nil
 		})
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("error %v, want one with %q", err, want)
-		}
+		expect.Says(t, err, want)
 	}
-	if diff := cmp.Diff(full(), snapshot(t, f)); diff != "" {
-		t.Errorf("the machine changed (-want +got):\n%s", diff)
-	}
+	expect.Same(t, snapshot(t, f), full(), "the machine changed")
 }
 
 // TestAsManyFaultsAsFit also puts new ones in the place of all, which they
@@ -95,9 +93,7 @@ func TestAsManyFaultsAsFit(t *testing.T) {
 			want = m
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if diff := cmp.Diff(want, snapshot(t, f)); diff != "" {
 			t.Fatalf("round %d (-want +got):\n%s", round, diff)
 		}

@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // holderVariable makes this test program a process that may only read the state at
@@ -30,22 +30,14 @@ var holding = []machine.Process{
 }
 
 func holdAsChild(t *testing.T, path string) {
-	if err := syscall.Setuid(65534); err != nil {
-		t.Fatal(err)
-	}
-	f, err := Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Setuid(65534))
+	f := must.Get(Open(path))(t)
 	if _, err := f.Own(); err == nil {
 		t.Fatal("it may write")
 	}
 	var held []*Holding
 	for _, p := range holding {
-		h, err := f.Hold(p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := must.Get(f.Hold(p))(t)
 		held = append(held, h)
 	}
 	first := holding[0]
@@ -55,9 +47,7 @@ func holdAsChild(t *testing.T, path string) {
 			return
 		}
 		first.MemoryBytes *= 2
-		if err := held[0].Change(first); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, held[0].Change(first))
 	}
 }
 
@@ -91,16 +81,10 @@ func TestHold(t *testing.T) {
 		c := child{Cmd: exec.Command(os.Args[0], "-test.run=^TestHold$")}
 		c.Env = append(os.Environ(), holderVariable+"="+path)
 		out, err := c.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if c.in, err = c.StdinPipe(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
+		c.in = must.Get(c.StdinPipe())(t)
 		c.out = bufio.NewReader(out)
-		if err := c.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, c.Start())
 		t.Cleanup(func() { _ = c.Process.Kill() })
 		await(c)
 		children = append(children, c)
@@ -134,14 +118,10 @@ func TestHold(t *testing.T) {
 			got := seen(snapshot(t, f))
 			slices.SortFunc(got, order)
 			slices.SortFunc(want, order)
-			if d := cmp.Diff(want, got); d != "" {
-				t.Error(d)
-			}
+			expect.Same(t, got, want)
 			// A writer sees them, and does not make them stay.
 			if err := f.Update(func(m *machine.Machine) error {
-				if len(m.Processes) != len(want) {
-					t.Errorf("a writer sees %+v", m.Processes)
-				}
+				expect.Equal(t, len(m.Processes), len(want), "a writer sees", m.Processes)
 				return nil
 			}); err != nil {
 				t.Fatal(err)
@@ -149,14 +129,10 @@ func TestHold(t *testing.T) {
 		}
 	}
 	check(want(3<<20, 3<<20, 3<<20))
-	if _, err := io.WriteString(children[1].in, "\n"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(io.WriteString(children[1].in, "\n"))(t)
 	await(children[1])
 	check(want(3<<20, 6<<20, 3<<20))
-	if err := children[2].Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, children[2].Process.Kill())
 	_ = children[2].Wait()
 	children = children[:2]
 	check(want(3<<20, 6<<20))
@@ -179,36 +155,23 @@ func TestOpenDriver(t *testing.T) {
 	open := func(file *File) (took time.Duration) {
 		t.Helper()
 		began := time.Now()
-		if err := file.OpenDriver(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, file.OpenDriver())
 		return time.Since(began)
 	}
 	change := func(change func(*machine.Machine)) {
 		t.Helper()
-		if err := f.Update(func(m *machine.Machine) error { change(m); return nil }); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, f.Update(func(m *machine.Machine) error { change(m); return nil }))
 	}
-	first, err := Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := must.Get(Open(path))(t)
 	if took := open(first); took < takes {
 		t.Errorf("the first took %s, want %s", took, takes)
 	}
 	// Longer than any test lasts.
 	change(func(m *machine.Machine) { m.Latencies[0].Base = 24 * time.Hour })
-	second, err := Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	second := must.Get(Open(path))(t)
 	asNobody(t, func() { open(second) })
 	first.Close()
-	third, err := Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	third := must.Get(Open(path))(t)
 	open(third)
 	second.Close()
 	third.Close()

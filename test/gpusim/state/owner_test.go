@@ -4,25 +4,25 @@
 package state
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // enter adds processes of a new owner and returns it.
 func enter(t *testing.T, f *File, processes ...machine.Process) uint64 {
 	t.Helper()
 	owner, err := f.Own()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	err = f.Update(func(m *machine.Machine) error {
 		for _, p := range processes {
 			p.Owner = owner
@@ -30,9 +30,7 @@ func enter(t *testing.T, f *File, processes ...machine.Process) uint64 {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return owner
 }
 
@@ -51,44 +49,30 @@ func TestOwner(t *testing.T) {
 	var owners []*File
 	for i := range 2 {
 		o, err := Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		defer o.Close()
 		owner := enter(t, o, machine.Process{PID: 10 + i}, machine.Process{PID: 20 + i, Kind: machine.MPSClient})
-		if again, err := o.Own(); err != nil || again != owner {
-			t.Errorf("a second owner of the same file: %d, %v", again, err)
-		}
+		expect.Equal(t, must.Get(o.Own())(t), owner, "a second owner of the same file")
 		owners = append(owners, o)
 	}
 	check := func(who *File, want ...int) {
 		t.Helper()
-		if d := cmp.Diff(want, pids(snapshot(t, who))); d != "" {
-			t.Error(d)
-		}
+		expect.Same(t, pids(snapshot(t, who)), want)
 	}
 	check(f, 1, 10, 20, 11, 21)
 	check(owners[0], 1, 10, 20, 11, 21)
 	generation, err := f.Generation()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	owners[0].Close()
 	check(f, 1, 11, 21)
 	check(owners[1], 1, 11, 21)
-	if now, err := f.Generation(); err != nil || now != generation {
-		t.Errorf("looking changed the file: generation %d, then %d (%v)", generation, now, err)
-	}
+	expect.Equal(t, must.Get(f.Generation())(t), generation, "generation after looking")
 	// A writer clears up, so that the file does not fill.
 	err = f.Update(func(m *machine.Machine) error {
-		if d := cmp.Diff([]int{1, 11, 21}, pids(m)); d != "" {
-			t.Error(d)
-		}
+		expect.Same(t, pids(m), []int{1, 11, 21})
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	owners[1].Close()
 	check(f, 1)
 }
@@ -99,10 +83,7 @@ const childVariable = "GPUSIM_TEST_OWNER"
 // An owner that is killed is gone at once, for readers who may not write, too.
 func TestOwnerIsKilled(t *testing.T) {
 	if path := os.Getenv(childVariable); path != "" {
-		f, err := Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := must.Get(Open(path))(t)
 		enter(t, f, machine.Process{PID: os.Getpid()})
 		fmt.Println("entered")
 		select {}
@@ -116,20 +97,13 @@ func TestOwnerIsKilled(t *testing.T) {
 	letIn(t, path)
 	child := exec.Command(os.Args[0], "-test.run=^TestOwnerIsKilled$")
 	child.Env = append(os.Environ(), childVariable+"="+path)
-	out, err := child.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(child.StdoutPipe())(t)
+	must.Do(t, child.Start())
 	said := make([]byte, len("entered"))
 	if _, err := out.Read(said); err != nil || string(said) != "entered" {
 		t.Fatalf("child: %q, %v", said, err)
 	}
-	if d := cmp.Diff([]int{child.Process.Pid}, pids(snapshot(t, f))); d != "" {
-		t.Error(d)
-	}
+	expect.Same(t, pids(snapshot(t, f)), []int{child.Process.Pid})
 	asNobody(t, func() {
 		r, err := Open(path)
 		if err != nil {
@@ -137,66 +111,38 @@ func TestOwnerIsKilled(t *testing.T) {
 			return
 		}
 		defer r.Close()
-		if d := cmp.Diff([]int{child.Process.Pid}, pids(snapshot(t, r))); d != "" {
-			t.Errorf("seen read-only: %s", d)
-		}
-		if _, err := r.Own(); !errors.Is(err, ErrReadOnly) {
-			t.Errorf("own without the right to write: %v", err)
-		}
+		expect.Same(t, pids(snapshot(t, r)), []int{child.Process.Pid}, "seen read-only")
+		expect.Is(t, expect.Err(r.Own()), ErrReadOnly, "own without the right to write")
 	})
-	if err := child.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, child.Process.Kill())
 	_ = child.Wait()
-	if left := pids(snapshot(t, f)); len(left) != 0 {
-		t.Errorf("left: %v", left)
-	}
+	expect.Len(t, pids(snapshot(t, f)), 0, "left")
 }
 
 func TestWantedFaults(t *testing.T) {
 	m := full()
 	m.Processes = nil
 	path, f := create(t, m)
-	o, err := Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := must.Get(Open(path))(t)
 	defer o.Close()
 	owner := enter(t, o, machine.Process{GPU: 0}, machine.Process{GPU: 1}, machine.Process{GPU: 1})
 	wanted := func() []int {
 		t.Helper()
 		gpus, err := o.WantedFaults(owner)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		return gpus
 	}
-	if gpus := wanted(); len(gpus) != 0 {
-		t.Errorf("faults on %v", gpus)
-	}
-	err = f.Update(func(m *machine.Machine) error { m.Processes[2].Fault = true; return nil })
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff([]int{1}, wanted()); d != "" {
-		t.Error(d)
-	}
+	expect.Len(t, wanted(), 0, "faults on")
+	must.Do(t, f.Update(func(m *machine.Machine) error { m.Processes[2].Fault = true; return nil }))
+	expect.Same(t, wanted(), []int{1})
 }
 
 func TestBootIDAndPlace(t *testing.T) {
 	path, f := create(t, full())
-	if id, err := f.BootID(); err != nil || id != full().BootID {
-		t.Errorf("boot id %q, %v", id, err)
-	}
-	if in, err := f.InPlace(); err != nil || !in {
-		t.Errorf("in place: %v, %v", in, err)
-	}
-	if err := Create(path, full()); err != nil {
-		t.Fatal(err)
-	}
-	if in, err := f.InPlace(); err != nil || in {
-		t.Errorf("in place after it was replaced: %v, %v", in, err)
-	}
+	expect.Equal(t, must.Get(f.BootID())(t), full().BootID, "boot id")
+	expect.Equal(t, must.Get(f.InPlace())(t), true, "in place")
+	must.Do(t, Create(path, full()))
+	expect.Equal(t, must.Get(f.InPlace())(t), false, "in place after it was replaced")
 }
 
 func TestStrike(t *testing.T) {
@@ -215,27 +161,38 @@ func TestStrike(t *testing.T) {
 		{"mps_ps", nil, 0}, {"nvmlInit_v2", nil, 1}, {"mps_quit", nil, 3}, {"mps_quit", []int{0}, 3},
 		{"mps_quit", []int{0, 1}, 3}, {"mps_quit", []int{0, 1}, 2}, {"mps_quit", []int{1}, 3},
 	} {
-		s, err := f.Strike(c.function, c.gpus...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(f.Strike(c.function, c.gpus...))(t)
 		got := 0
 		if s != nil {
 			got = s.ID
 		}
-		if got != c.want {
-			t.Errorf("%s on %v: struck by %d, want %d", c.function, c.gpus, got, c.want)
-		}
+		expect.Equal(t, got, c.want, c.function, "on", c.gpus, "struck by")
 	}
 	var counts []string
 	for _, fault := range snapshot(t, f).Faults {
 		counts = append(counts, fmt.Sprint(fault.Seen, "/", fault.Struck))
 	}
-	if want := "1/1 3/1 5/4"; strings.Join(counts, " ") != want {
-		t.Errorf("seen and struck: %v, want %s", counts, want)
-	}
+	expect.Equal(t, strings.Join(counts, " "), "1/1 3/1 5/4", "seen and struck", counts)
 	calls, err := f.Calls()
 	if err != nil || calls["mps_quit"] != 5 {
 		t.Errorf("calls: %v, %v", calls, err)
 	}
+}
+
+// asNobody runs fn on a thread whose effective user is not root. The thread is
+// not used again.
+func asNobody(t *testing.T, fn func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and never unlock: the thread ends with us
+		// The raw call changes this thread only.
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), 65534, ^uintptr(0)); errno != 0 {
+			t.Errorf("become nobody: %v", errno)
+			return
+		}
+		fn()
+	}()
+	<-done
 }

@@ -14,9 +14,9 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // fill sets every field of a value to something of its own, so that a field
@@ -83,41 +83,28 @@ func full() *machine.Machine {
 func place(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), RelativePath)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
 	return path
 }
 
 func create(t *testing.T, m *machine.Machine) (string, *File) {
 	t.Helper()
 	path := place(t)
-	if err := Create(path, m); err != nil {
-		t.Fatal(err)
-	}
-	f, err := Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Create(path, m))
+	f := must.Get(Open(path))(t)
 	t.Cleanup(f.Close)
 	return path, f
 }
 
 func snapshot(t *testing.T, f *File) *machine.Machine {
 	t.Helper()
-	m, err := f.Snapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return m
+	return must.Get(f.Snapshot())(t)
 }
 
 func TestRoundTrip(t *testing.T) {
 	want := full()
 	_, f := create(t, want)
-	if diff := cmp.Diff(want, snapshot(t, f)); diff != "" {
-		t.Errorf("read back (-want +got):\n%s", diff)
-	}
+	expect.Same(t, snapshot(t, f), want, "read back")
 	want.GPUs = want.GPUs[:1]
 	want.GPUs[0].MIG = nil
 	want.Processes, want.Faults, want.Latencies = want.Processes[:1], want.Faults[:1], want.Latencies[:1]
@@ -126,12 +113,8 @@ func TestRoundTrip(t *testing.T) {
 		*m = *want
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, snapshot(t, f)); diff != "" {
-		t.Errorf("read back after an update (-want +got):\n%s", diff)
-	}
+	must.Do(t, err)
+	expect.Same(t, snapshot(t, f), want, "read back after an update")
 }
 
 func TestUpdateThatFails(t *testing.T) {
@@ -156,75 +139,44 @@ func TestUpdateThatFails(t *testing.T) {
 		if after, _ := f.Generation(); after != before {
 			t.Errorf("%s: a generation was committed", name)
 		}
-		if diff := cmp.Diff(full(), snapshot(t, f)); diff != "" {
-			t.Errorf("%s: the machine changed (-want +got):\n%s", name, diff)
-		}
+		expect.Same(t, snapshot(t, f), full(), name, "the machine changed")
 	}
 	func() {
 		defer func() { _ = recover() }()
 		_ = f.Update(func(*machine.Machine) error { panic("in the middle") })
 	}()
-	if err := f.Update(func(*machine.Machine) error { return nil }); err != nil {
-		t.Errorf("update after a panic: %v", err)
-	}
+	expect.Do(t, f.Update(func(*machine.Machine) error { return nil }), "update after a panic")
 }
 
 func TestOpenErrors(t *testing.T) {
 	path, f := create(t, full())
 	f.Close()
-	if _, err := f.Snapshot(); !errors.Is(err, fs.ErrClosed) {
-		t.Errorf("snapshot of a closed file: %v", err)
-	}
-	if _, err := Open(path + "x"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("absent file: %v", err)
-	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.Is(t, expect.Err(f.Snapshot()), fs.ErrClosed, "snapshot of a closed file")
+	expect.Is(t, expect.Err(Open(path+"x")), fs.ErrNotExist, "absent file")
+	text := must.Get(os.ReadFile(path))(t)
 	open := func(name string, content []byte) error {
 		t.Helper()
 		other := filepath.Join(t.TempDir(), name)
-		if err := os.WriteFile(other, content, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(other, content, 0o644))
 		_, err := Open(other)
 		return err
 	}
-	if err := open("short", text[:len(text)/2]); !errors.Is(err, ErrLayout) {
-		t.Errorf("short file: %v", err)
-	}
+	expect.Is(t, open("short", text[:len(text)/2]), ErrLayout, "short file")
 	text[8]++
-	if err := open("version", text); !errors.Is(err, ErrLayout) {
-		t.Errorf("other version: %v", err)
-	}
-	if err := open("foreign", []byte("hello")); err == nil || !strings.Contains(err.Error(), "not a gpusim state file") {
-		t.Errorf("foreign file: %v", err)
-	}
+	expect.Is(t, open("version", text), ErrLayout, "other version")
+	expect.Says(t, open("foreign", []byte("hello")), "not a gpusim state file", "foreign file")
 }
 
 // TestCreateReplaces: who has the earlier file keeps it.
 func TestCreateReplaces(t *testing.T) {
 	path, f := create(t, full())
 	other := &machine.Machine{Name: "other"}
-	if err := Create(path, other); err != nil {
-		t.Fatal(err)
-	}
-	if got := snapshot(t, f).Name; got != full().Name {
-		t.Errorf("the open file became %q", got)
-	}
-	g, err := Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Create(path, other))
+	expect.Equal(t, snapshot(t, f).Name, full().Name, "the open file became")
+	g := must.Get(Open(path))(t)
 	defer g.Close()
-	if diff := cmp.Diff(other, snapshot(t, g)); diff != "" {
-		t.Errorf("new file (-want +got):\n%s", diff)
-	}
-	left, err := filepath.Glob(path + ".*")
-	if err != nil || len(left) > 0 {
-		t.Errorf("left over: %v, %v", left, err)
-	}
+	expect.Same(t, snapshot(t, g), other, "new file")
+	expect.Len(t, must.Get(filepath.Glob(path+".*"))(t), 0, "left over")
 }
 
 // TestConcurrency has goroutines with files of their own read and add up; a
@@ -271,18 +223,14 @@ func TestConcurrency(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if got := snapshot(t, f).GPUs[1].Cores; got != writers*rounds {
-		t.Errorf("%d updates counted, want %d", got, writers*rounds)
-	}
+	expect.Equal(t, snapshot(t, f).GPUs[1].Cores, writers*rounds, "updates counted")
 }
 
 // letIn opens the folders above a path to everybody.
 func letIn(t *testing.T, path string) {
 	t.Helper()
 	for dir := filepath.Dir(path); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
-		if err := os.Chmod(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Chmod(dir, 0o755))
 	}
 }
 
@@ -300,12 +248,48 @@ func TestReadOnly(t *testing.T) {
 			return
 		}
 		defer f.Close()
-		if diff := cmp.Diff(full(), snapshot(t, f)); diff != "" {
-			t.Errorf("read by a user (-want +got):\n%s", diff)
-		}
+		expect.Same(t, snapshot(t, f), full(), "read by a user")
 		err = f.Update(func(*machine.Machine) error { return nil })
-		if !errors.Is(err, ErrReadOnly) {
-			t.Errorf("update by a user: %v", err)
-		}
+		expect.Is(t, err, ErrReadOnly, "update by a user")
 	})
+}
+
+func TestFind(t *testing.T) {
+	root := t.TempDir()
+	touch := func(path string) string {
+		t.Helper()
+		path = filepath.Join(root, path)
+		must.Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must.Do(t, os.WriteFile(path, nil, 0o755))
+		return path
+	}
+	library := touch("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.95.05")
+	tool := touch("usr/bin/nvidia-smi")
+	alone := touch("tool")
+	find := func(self string) string {
+		t.Helper()
+		l, err := FindFor(self)
+		if err != nil {
+			expect.Is(t, err, fs.ErrNotExist, self)
+			return "none"
+		}
+		return strings.ReplaceAll(l.State+" "+l.Root, root, "R")
+	}
+	check := func(when, self, want string) {
+		t.Helper()
+		expect.Equal(t, find(self), want, when)
+	}
+	t.Setenv("GPUSIM_STATE", "")
+	check("nothing there", library, "none")
+	link := touch("usr/lib/x86_64-linux-gnu/libnvidia-gpusim-state.so.580.95.05")
+	check("library, link only", library, "R"+strings.TrimPrefix(link, root)+" R")
+	check("tool, link only", tool, "R"+strings.TrimPrefix(link, root)+" R")
+	touch(RelativePath)
+	check("library", library, "R/var/lib/gpusim/state R")
+	check("tool", tool, "R/var/lib/gpusim/state R")
+	t.Setenv("GPUSIM_STATE", "/elsewhere/state")
+	check("given, not in a root", library, "/elsewhere/state R")
+	check("given, tool alone", alone, "/elsewhere/state /")
+	t.Setenv("GPUSIM_STATE", "/other"+"/"+RelativePath)
+	check("given, in a root", library, "/other/var/lib/gpusim/state /other")
 }
