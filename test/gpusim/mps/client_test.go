@@ -10,8 +10,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/cuda"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 func itoa(n int) string { return strconv.Itoa(n) }
@@ -52,9 +54,7 @@ func TestDevices(t *testing.T) {
 		n.gets(as{env: []string{VisibleVariable + "=" + visible}}, "CUDA_ERROR_NO_DEVICE", 1, "info")
 	}
 	// What a container has no node for is not there.
-	if err := os.Remove(n.root + "/dev/nvidia" + itoa(gpus[5].Minor)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(n.root+"/dev/nvidia"+itoa(gpus[5].Minor)))
 	if got := uuids(info()); len(got) != 1 || got[0] != 2 {
 		t.Errorf("without the node of GPU 5: GPUs %v", got)
 	}
@@ -68,14 +68,12 @@ func TestUnknownDevices(t *testing.T) {
 		n := newNode(t, "l4x2", nil)
 		n.daemon(VisibleVariable + "=" + visible)
 		n.tell("start_server -uid 0", "")
-		n.eventually("the server has ended", func() bool { out, _ := n.control("get_server_list"); return out == "" })
+		n.ends()
 		if !n.logged("server.log", "MPS server failed to start: CUDA_ERROR_NO_DEVICE") {
 			t.Errorf("%q: server.log does not say why", visible)
 		}
 		n.gets(as{}, "CUDA_ERROR_MPS_CONNECTION_FAILED", 1, "info")
-		if len(n.machine().Processes) != 0 {
-			t.Errorf("%q: %v", visible, n.machine().Processes)
-		}
+		expect.Len(t, n.machine().Processes, 0, visible)
 	}
 }
 
@@ -95,9 +93,7 @@ func TestSharedMemory(t *testing.T) {
 	n.gets(as{}, "CUDA_ERROR_MPS_CONNECTION_FAILED", 1, "info", "--shm", t.TempDir())
 	n.gets(as{}, "as a client of an MPS server", 0, "info", "--shm", "/dev/shm")
 	fake := t.TempDir()
-	if err := os.WriteFile(fake+"/mps.shm.0."+itoa(n.servers()[0]), []byte("something else"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(fake+"/mps.shm.0."+itoa(n.servers()[0]), []byte("something else"), 0o600))
 	n.gets(as{}, "CUDA_ERROR_MPS_CONNECTION_FAILED", 1, "info", "--shm", fake)
 }
 
@@ -119,9 +115,7 @@ func TestSharedMemoryForCommands(t *testing.T) {
 		return err == nil && calls[CommandElsewhere] == 1
 	})
 	n.tell("quit", "")
-	if left, err := filepath.Glob(filepath.Join(SharedMemory, "mps.control."+itoa(daemon)+".*")); err != nil || len(left) > 0 {
-		t.Errorf("left: %v, %v", left, err)
-	}
+	expect.Len(t, must.Get(filepath.Glob(filepath.Join(SharedMemory, "mps.control."+itoa(daemon)+".*")))(t), 0, "left")
 }
 
 // One server per user at a time: others wait until it has no clients.
@@ -143,9 +137,7 @@ func TestUsers(t *testing.T) {
 	if second == first || alive(first) {
 		t.Errorf("server %d serves both users", first)
 	}
-	if late.text() != "" {
-		t.Errorf("who came later did not wait: %q", late.text())
-	}
+	expect.Equal(t, late.text(), "", "who came later did not wait")
 	user.stop()
 	late.says("ready")
 	if n.servers()[0] == second {

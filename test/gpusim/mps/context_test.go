@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/cuda"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
@@ -66,9 +67,7 @@ func TestKilledClient(t *testing.T) {
 	idle := n.hold(as{}).says("ready")
 	n.kill(idle.Process.Pid)
 	polite := n.hold(as{}, "--busy").says("ready")
-	if polite.stop() != 0 {
-		t.Error("a program that synchronises at its end has failed")
-	}
+	expect.Equal(t, polite.stop(), 0, "a program that synchronises at its end has failed")
 	n.gets(as{}, "as a client of an MPS server", 0, "info")
 
 	deaf := n.hold(as{}, "--busy", "--ignore-sigterm").says("ready")
@@ -85,9 +84,7 @@ func TestKilledClient(t *testing.T) {
 	other, deaf = n.hold(as{}).says("ready"), n.hold(as{}, "--busy").says("ready")
 	n.kill(deaf.Process.Pid)
 	n.gets(as{}, "as a client of an MPS server", 0, "info")
-	if other.stop() != 0 {
-		t.Error("the other client has failed")
-	}
+	expect.Equal(t, other.stop(), 0, "the other client has failed")
 }
 
 // A client that is terminated first can be killed.
@@ -114,9 +111,7 @@ func TestTerminateClient(t *testing.T) {
 	n.tell("terminate_client "+pid+" "+client, "0") // again
 	n.kill(busy.Process.Pid)
 	n.gets(as{}, "as a client of an MPS server", 0, "info")
-	if other.stop() != 0 {
-		t.Error("the other client has failed")
-	}
+	expect.Equal(t, other.stop(), 0, "the other client has failed")
 	n.eventually("the server has noticed its end", func() bool { out, _ := n.control("terminate_client " + pid + " " + client); return out == "1" })
 	if out, exit := n.control("terminate_client 1 " + client); !strings.Contains(out, "not found") || exit != 0 {
 		t.Errorf("a server that is not there: %q, exit code %d", out, exit)
@@ -150,13 +145,9 @@ func TestOpenFiles(t *testing.T) {
 func TestInitialization(t *testing.T) {
 	m := &machine.Machine{GPUs: []machine.GPU{{}, {Persistence: true}, {}}}
 	devices := []cuda.Device{{GPU: 0}, {GPU: 1}, {GPU: 2}}
-	if got := initialization(m, devices); got != 0 {
-		t.Errorf("without a latency it takes %v", got)
-	}
+	expect.Equal(t, initialization(m, devices), 0, "without a latency it takes")
 	m.Latencies = []machine.Latency{{Function: ServerStart, Base: time.Second}}
-	if got := initialization(m, devices); got != 2*time.Second {
-		t.Errorf("two GPUs without persistence take %v", got)
-	}
+	expect.Equal(t, initialization(m, devices), 2*time.Second, "two GPUs without persistence take")
 
 	n := newNode(t, "l4x2", func(m *machine.Machine) {
 		m.Latencies = []machine.Latency{{Function: ServerStart, Base: time.Hour}}
@@ -169,4 +160,44 @@ func TestInitialization(t *testing.T) {
 	n.change(func(m *machine.Machine) { m.GPUs[0].Persistence = true })
 	n.daemon(n.visible(0))
 	n.server()
+}
+
+// busy is the utilisation of a program by its PID, as others see it; -1: it is not there.
+func (n *node) busy(h *holder) int {
+	n.t.Helper()
+	for _, p := range n.machine().Processes {
+		if p.PID == h.Process.Pid && p.Kind != machine.MPSServer {
+			return p.SM
+		}
+	}
+	return -1
+}
+
+// Programs that have a kernel on the device are busy, also those that may not write the
+// state, and clients of MPS with as much as they may use.
+func TestBusyPrograms(t *testing.T) {
+	n := newNode(t, "l4x2", nil)
+	n.env = []string{n.visible(0)}
+	for _, test := range []struct {
+		who  as
+		args []string
+		want int
+	}{
+		{as{}, nil, 0}, {as{}, []string{"--busy"}, 100}, {as{}, []string{"--busy", "--sm", "40"}, 40},
+		{as{uid: 1000}, nil, 0}, {as{uid: 1000}, []string{"--busy", "--sm", "40"}, 40},
+	} {
+		h := n.hold(test.who, test.args...).says("ready")
+		if sm := n.busy(h); sm != test.want {
+			t.Errorf("user %d, %v: %d %% busy, want %d %%", test.who.uid, test.args, sm, test.want)
+		}
+		h.stop()
+	}
+	n.daemon()
+	h := n.hold(as{env: []string{PercentageVariable + "=25"}}, "--busy").says("ready")
+	idle := n.hold(as{}).says("ready")
+	if sm, none := n.busy(h), n.busy(idle); sm != 25 || none != 0 {
+		t.Errorf("clients of MPS: %d %% and %d %% busy", sm, none)
+	}
+	h.stop()
+	idle.stop()
 }

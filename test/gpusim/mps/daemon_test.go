@@ -13,17 +13,17 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
+	"github.com/partage-dev/partage/test/must"
 )
 
 const noDaemon = "Cannot find MPS control daemon process"
 
 func TestDaemonInBackground(t *testing.T) {
 	n := newNode(t, "l4x2", nil)
-	if out, exit := n.control("get_server_list"); out != noDaemon || exit != 1 {
-		t.Errorf("without a daemon: %q, exit code %d", out, exit)
-	}
+	n.replies("get_server_list", noDaemon, 1)
 	n.daemon()
 	if pid := n.daemonPID(); !alive(pid) || pid == os.Getpid() {
 		t.Errorf("the daemon is process %d", pid)
@@ -36,9 +36,7 @@ func TestDaemonInBackground(t *testing.T) {
 		}
 	}
 	n.tell("get_server_list", "")
-	if out, exit := n.run(n.command(as{}, n.controlProgram(), "-d")); out != "An instance of this daemon is already running" || exit != 1 {
-		t.Errorf("a second daemon: %q, exit code %d", out, exit)
-	}
+	n.starts("An instance of this daemon is already running", 1)
 	// A client that only checks for a listener does no harm.
 	if c, err := net.Dial("unixpacket", filepath.Join(n.pipe, "control")); err != nil {
 		t.Error(err)
@@ -47,9 +45,7 @@ func TestDaemonInBackground(t *testing.T) {
 	}
 	pid, daemon := n.server(), n.daemonPID()
 	n.tell("quit", "")
-	if len(n.servers()) != 0 {
-		t.Error("quit has left the server")
-	}
+	expect.Equal(t, len(n.servers()), 0, "quit has left the server")
 	n.eventually("the daemon is gone", func() bool { return !alive(daemon) })
 	for _, name := range []string{controlSocket, privilegedSocket, logPipe, pidFile} {
 		if _, err := os.Stat(filepath.Join(n.pipe, name)); !os.IsNotExist(err) {
@@ -65,12 +61,8 @@ func TestDaemonInBackground(t *testing.T) {
 			t.Errorf("control.log has no %q", want)
 		}
 	}
-	if out, exit := n.control("get_server_list"); out != noDaemon || exit != 1 {
-		t.Errorf("after quit: %q, exit code %d", out, exit)
-	}
-	if left, err := filepath.Glob(filepath.Join(SharedMemory, "mps.shm.0."+pid)); err != nil || len(left) != 0 {
-		t.Errorf("shared memory is left: %v, %v", left, err)
-	}
+	n.replies("get_server_list", noDaemon, 1)
+	expect.Len(t, must.Get(filepath.Glob(filepath.Join(SharedMemory, "mps.shm.0."+pid)))(t), 0, "shared memory is left")
 }
 
 func TestDaemonInForeground(t *testing.T) {
@@ -78,28 +70,16 @@ func TestDaemonInForeground(t *testing.T) {
 	c := n.command(as{}, n.controlProgram(), "-f")
 	var out strings.Builder
 	c.Stderr = &out
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Start())
 	n.eventually("the daemon answers", func() bool { _, exit := n.control("get_server_list"); return exit == 0 })
-	if n.daemonPID() != c.Process.Pid {
-		t.Errorf("pid file: %d, want %d", n.daemonPID(), c.Process.Pid)
-	}
+	expect.Equal(t, n.daemonPID(), c.Process.Pid, "pid file")
 	n.server()
 	h := n.hold(as{}).says("ready")
-	if err := c.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Wait(); err != nil {
-		t.Errorf("end by a signal: %v", err)
-	}
-	if len(n.servers()) != 0 {
-		t.Error("the server is left")
-	}
+	must.Do(t, c.Process.Signal(syscall.SIGTERM))
+	expect.Do(t, c.Wait(), "end by a signal")
+	expect.Equal(t, len(n.servers()), 0, "the server is left")
 	h.says("CUDA_ERROR_MPS_RPC_FAILURE")
-	if !strings.Contains(out.String(), "Starting control daemon using socket") {
-		t.Errorf("nothing on standard error: %q", out.String())
-	}
+	expect.Contains(t, out.String(), "Starting control daemon using socket", "standard error")
 }
 
 // A daemon that was killed leaves its socket, which the next one takes over, and
@@ -109,22 +89,17 @@ func TestDaemonIsKilled(t *testing.T) {
 	n.env = []string{n.visible(0)}
 	n.change(func(m *machine.Machine) { m.GPUs[0].ComputeMode = 3 })
 	n.daemon()
-	server, err := strconv.Atoi(n.server())
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := must.Get(strconv.Atoi(n.server()))(t)
 	h := n.hold(as{}).says("ready")
 	n.kill(n.daemonPID())
-	if out, exit := n.control("get_server_list"); out != noDaemon || exit != 1 {
-		t.Errorf("with a dead daemon: %q, exit code %d", out, exit)
-	}
+	n.replies("get_server_list", noDaemon, 1)
 	if !h.running() || !alive(server) {
 		t.Error("server and clients must not notice")
 	}
 	n.gets(as{}, "CUDA_ERROR_DEVICE_UNAVAILABLE", 1, "info")
 	n.daemon()
 	n.tell("start_server -uid 0", "")
-	n.eventually("the new server has failed", func() bool { out, _ := n.control("get_server_list"); return out == "" })
+	n.ends()
 	if !n.logged("server.log", "MPS server failed to start") || !n.logged("control.log", "exited with status 1") {
 		t.Error("the logs say nothing about the failed server")
 	}
@@ -137,12 +112,8 @@ func TestDaemonIsKilled(t *testing.T) {
 func TestDaemonFolders(t *testing.T) {
 	n := newNode(t, "l4x2", nil)
 	n.pipe = filepath.Join(n.pipe, strings.Repeat("x", 100))
-	if err := os.MkdirAll(filepath.Dir(n.pipe), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if out, exit := n.run(n.command(as{}, n.controlProgram(), "-d")); out != noDaemon || exit != 1 {
-		t.Errorf("with a long path: %q, exit code %d", out, exit)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(n.pipe), 0o755))
+	n.starts(noDaemon, 1) // with a path that is too long
 	if !n.logged("control.log", "Failed to bind") {
 		t.Error("control.log does not say that the path is too long")
 	}
@@ -231,14 +202,9 @@ func TestCommands(t *testing.T) {
 // send sends a packet to a socket and returns the answer.
 func (n *node) send(socket, packet string) string {
 	n.t.Helper()
-	c, err := net.Dial(network, filepath.Join(n.pipe, socket))
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	c := must.Get(net.Dial(network, filepath.Join(n.pipe, socket)))(n.t)
 	defer c.Close()
-	if _, err := c.Write([]byte(packet)); err != nil {
-		n.t.Fatal(err)
-	}
+	must.Get(c.Write([]byte(packet)))(n.t)
 	answer := make([]byte, maxPacket)
 	size, _ := c.Read(answer)
 	return string(answer[:size])
@@ -249,9 +215,7 @@ func TestLogPipe(t *testing.T) {
 	n := newNode(t, "l4x2", nil)
 	n.daemon()
 	const forged = "[Control  4711] Server 4712 exited with status 1"
-	if err := os.WriteFile(filepath.Join(n.pipe, logPipe), []byte(forged+"\n"), 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(n.pipe, logPipe), []byte(forged+"\n"), 0))
 	n.eventually("the line is in the log", func() bool { return n.logged("control.log", "\n"+forged+"\n") })
 }
 
@@ -262,21 +226,15 @@ func TestShutdownServer(t *testing.T) {
 	h := n.hold(as{}).says("ready")
 	waiting := n.command(as{}, n.controlProgram())
 	waiting.Stdin = strings.NewReader("shutdown_server " + pid + "\n")
-	if err := waiting.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, waiting.Start())
 	n.eventually("the server is asked", func() bool { return n.logged("control.log", "Server "+pid+" is asked to exit when its clients have") })
 	next := n.hold(as{}) // comes too late for this server
 	n.eventually("a client waits", func() bool { return n.logged("control.log", "push client to pending list") })
 	if !h.running() || next.text() != "" {
 		t.Errorf("the server did not wait for its client, or took another: %q", next.text())
 	}
-	if exit := h.stop(); exit != 0 {
-		t.Errorf("the client ended with %d", exit)
-	}
-	if err := waiting.Wait(); err != nil {
-		t.Error(err)
-	}
+	expect.Equal(t, h.stop(), 0, "the client ended")
+	expect.Do(t, waiting.Wait())
 	next.says("ready")
 	second, _ := n.control("get_server_list")
 	if second == pid || second == "" {
@@ -294,9 +252,7 @@ func TestQuitWithClients(t *testing.T) {
 	h := n.hold(as{}).says("ready")
 	n.tell("quit -t 0", "")
 	h.says("CUDA_ERROR_MPS_RPC_FAILURE")
-	if len(n.servers()) != 0 {
-		t.Error("the server is left")
-	}
+	expect.Equal(t, len(n.servers()), 0, "the server is left")
 }
 
 // With the machine, or what is left of it, everything ends.
@@ -306,19 +262,13 @@ func TestReboot(t *testing.T) {
 	n.server()
 	h := n.hold(as{}).says("ready")
 	daemon, server := n.daemonPID(), n.servers()[0]
-	if err := sysroot.Reboot(n.root, sysroot.RebootOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, sysroot.Reboot(n.root, sysroot.RebootOptions{}))
 	n.eventually("daemon and server have ended", func() bool { return !alive(daemon) && !alive(server) })
 	h.says("CUDA_ERROR_MPS_RPC_FAILURE")
-	if len(n.machine().Processes) != 0 {
-		t.Errorf("processes are left: %v", n.machine().Processes)
-	}
+	expect.Len(t, n.machine().Processes, 0, "processes are left")
 	n.daemon()
 	n.server()
 	daemon, server = n.daemonPID(), n.servers()[0]
-	if err := sysroot.Remove(n.root); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, sysroot.Remove(n.root))
 	n.eventually("daemon and server have ended", func() bool { return !alive(daemon) && !alive(server) })
 }

@@ -8,8 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // A fatal fault ends all clients on the GPU. New ones are refused, on all GPUs,
@@ -28,17 +30,13 @@ func TestFault(t *testing.T) {
 	if !far.running() || strings.Contains(far.text(), "ERROR") {
 		t.Error("the fault reached the other GPU")
 	}
-	if neighbour.stop() != 1 {
-		t.Error("a program whose work was ended must fail")
-	}
-	n.eventually("the server is well", func() bool { status, _ := n.control("get_server_status " + pid); return status == "ACTIVE" })
+	expect.Equal(t, neighbour.stop(), 1, "a program whose work was ended must fail")
+	n.becomes(pid, "ACTIVE")
 	n.gets(as{}, "as a client of an MPS server", 0, "info")
-	if far.stop() != 0 {
-		t.Error("the program on the other GPU has failed")
-	}
+	expect.Equal(t, far.stop(), 0, "the program on the other GPU has failed")
 	self := n.hold(as{}, "--fault-after", "1ms").says("CUDA_ERROR_LAUNCH_FAILED")
 	<-self.done
-	n.eventually("the server is well", func() bool { status, _ := n.control("get_server_status " + pid); return status == "ACTIVE" })
+	n.becomes(pid, "ACTIVE")
 }
 
 // The same, wanted from outside.
@@ -68,15 +66,11 @@ func TestFaultFromOutside(t *testing.T) {
 	near.says("CUDA_ERROR_LAUNCH_FAILED")
 	n.tell("get_server_status "+pid, "FAULT")
 	for _, p := range n.machine().Processes {
-		if p.Status != machine.MPSFault {
-			t.Errorf("the machine says %v of process %d", p.Status, p.PID)
-		}
+		expect.Equal(t, p.Status, machine.MPSFault, "status of process", p.PID)
 	}
 	near.stop()
-	n.eventually("the server is well", func() bool { status, _ := n.control("get_server_status " + pid); return status == "ACTIVE" })
-	if far.stop() != 0 {
-		t.Error("the fault reached the other GPU")
-	}
+	n.becomes(pid, "ACTIVE")
+	expect.Equal(t, far.stop(), 0, "the fault reached the other GPU")
 }
 
 func TestServerIsKilled(t *testing.T) {
@@ -91,9 +85,7 @@ func TestServerIsKilled(t *testing.T) {
 	})
 	h.says("CUDA_ERROR_MPS_RPC_FAILURE")
 	n.gets(as{}, "as a client of an MPS server", 0, "info") // of a new one
-	if len(n.servers()) != 1 {
-		t.Errorf("servers: %v", n.servers())
-	}
+	expect.Len(t, n.servers(), 1, "servers")
 }
 
 func TestSlowServer(t *testing.T) {
@@ -106,9 +98,7 @@ func TestSlowServer(t *testing.T) {
 	h := n.hold(as{})
 	n.eventually("the client waits", func() bool { return n.logged("control.log", "push client to pending list") })
 	n.tell("get_server_status "+pid, "INITIALIZING")
-	if len(n.servers()) != 0 {
-		t.Error("a server that has not started holds a GPU")
-	}
+	expect.Equal(t, len(n.servers()), 0, "servers that are active")
 	n.change(func(m *machine.Machine) { state.RemoveFault(m, id) })
 	h.says("ready")
 	n.tell("get_server_status "+pid, "ACTIVE")
@@ -144,7 +134,7 @@ func TestFaultsOfServers(t *testing.T) {
 	h := n.hold(as{}).says("ready")
 	n.change(func(m *machine.Machine) { state.RemoveFault(m, killed) })
 	h.says("CUDA_ERROR_MPS_RPC_FAILURE")
-	n.eventually("no server is left", func() bool { out, _ := n.control("get_server_list"); return out == "" })
+	n.ends()
 	n.gets(as{}, "as a client of an MPS server", 0, "info")
 
 	n.fault(machine.Fault{Function: ClientConnect, GPU: 0, Times: 1, Effect: machine.Fail})
@@ -153,43 +143,33 @@ func TestFaultsOfServers(t *testing.T) {
 	n.gets(as{}, "CUDA_ERROR_OUT_OF_MEMORY: out of memory (1024 MiB wanted)\ndevice 0: allocated 1024 MiB", 1, "alloc", "1Gi", "1Gi")
 	n.fault(machine.Fault{Function: ClientAlloc, GPU: 0, Times: 1, Effect: machine.KillBefore})
 	n.gets(as{}, "CUDA_ERROR_MPS_RPC_FAILURE", 1, "alloc", "1Gi")
-	n.eventually("the daemon has noticed", func() bool { out, _ := n.control("get_server_list"); return out == "" })
+	n.ends()
 	n.gets(as{}, "allocated 1024 MiB", 0, "alloc", "1Gi")
 }
 
 func TestFaultsOfDaemons(t *testing.T) {
 	n := newNode(t, "l4x2", nil)
 	n.env = []string{n.visible(0)}
-	start := func(want string, exit int) {
-		t.Helper()
-		if out, code := n.run(n.command(as{}, n.controlProgram(), "-d")); out != want || code != exit {
-			t.Errorf("start: %q, exit code %d, want %d and %q", out, code, exit, want)
-		}
-	}
 	n.fault(machine.Fault{Function: ControlStart, GPU: 0, Times: 1, Effect: machine.Fail})
-	start("MPS control daemon failed to start", 1)
+	n.starts("MPS control daemon failed to start", 1)
 	n.fault(machine.Fault{Function: ControlStart, GPU: 0, Times: 1, Effect: machine.KillBefore})
 	n.fault(machine.Fault{Function: ControlStart, GPU: 0, Skip: 1, Times: 1, Effect: machine.KillAfter})
 	for range 2 {
-		start("MPS control daemon ended during its start", 1)
+		n.starts("MPS control daemon ended during its start", 1)
 	}
 	n.fault(machine.Fault{Function: ControlStart, GPU: 0, Times: 1, Effect: machine.Pretend})
-	start("", 0)
-	if out, exit := n.control("get_server_list"); out != noDaemon || exit != 1 {
-		t.Errorf("a daemon that only pretends: %q, exit code %d", out, exit)
-	}
+	n.starts("", 0)
+	n.replies("get_server_list", noDaemon, 1)
 	begin := time.Now()
 	n.fault(machine.Fault{Function: ControlStart, GPU: 0, Times: 1, Delay: 100 * time.Millisecond, Effect: machine.Proceed})
-	start("", 0)
+	n.starts("", 0)
 	if took := time.Since(begin); took < 100*time.Millisecond {
 		t.Errorf("a daemon with a delay of 100 ms has started in %v", took)
 	}
 
 	set, get := "set_default_active_thread_percentage", "get_default_active_thread_percentage"
 	n.fault(machine.Fault{Function: state.MPS + set, GPU: -1, Times: 1, Effect: machine.Fail})
-	if out, exit := n.control(set + " 10"); out != "Failed to execute "+set || exit != 1 {
-		t.Errorf("a command that fails: %q, exit code %d", out, exit)
-	}
+	n.replies(set+" 10", "Failed to execute "+set, 1)
 	n.tell(get, "100.0")
 	n.fault(machine.Fault{Function: state.MPS + set, GPU: -1, Times: 1, Effect: machine.Pretend})
 	n.tell(set+" 10", "")
@@ -205,9 +185,7 @@ func TestFaultsOfDaemons(t *testing.T) {
 	c.Stdin = strings.NewReader(get + "\n")
 	var out strings.Builder
 	c.Stdout = &out
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Start())
 	n.eventually("the command hangs", func() bool { return n.logged("control.log", "Cmd:"+get) && n.machine().Faults[8].Struck > 0 })
 	n.tell("get_server_list", "") // others go on
 	n.change(func(m *machine.Machine) { state.RemoveFault(m, id) })
@@ -219,7 +197,5 @@ func TestFaultsOfDaemons(t *testing.T) {
 	if _, exit := n.control("quit"); exit != 1 {
 		t.Errorf("the daemon dies at quit: exit code %d", exit)
 	}
-	if len(n.servers()) != 1 {
-		t.Error("the server has died with the daemon")
-	}
+	expect.Equal(t, len(n.servers()), 1, "the server has died with the daemon")
 }

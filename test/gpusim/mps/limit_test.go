@@ -9,15 +9,15 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/cuda"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 func TestParseMemory(t *testing.T) {
 	for text, want := range map[string]uint64{"1G": 1 << 30, "512M": 512 << 20, "80g": 80 << 30, "3m": 3 << 20} {
-		if got, err := parseMemory(text); err != nil || got != want {
-			t.Errorf("%s is %d (%v), want %d", text, got, err, want)
-		}
+		expect.Equal(t, must.Get(parseMemory(text))(t), want, text)
 	}
 	for _, text := range []string{"", "G", "1", "1K", "0G", "-1G", "1.5G", "1GB", "99999999999G"} {
 		if got, err := parseMemory(text); err == nil {
@@ -26,29 +26,20 @@ func TestParseMemory(t *testing.T) {
 	}
 	// Seen on an H100.
 	for mebibytes, want := range map[uint64]string{512: "512M", 1000: "1000M", 1023: "1023M", 1024: "1G", 1536: "1G", 2047: "1G", 5119: "4G", 10240: "10G", 20350: "19G"} {
-		if got := formatMemory(mebibytes << 20); got != want {
-			t.Errorf("%d MiB is %s, want %s", mebibytes, got, want)
-		}
+		expect.Equal(t, formatMemory(mebibytes<<20), want, mebibytes, "MiB")
 	}
 }
 
 func TestMemoryLimits(t *testing.T) {
-	l, err := parseLimits("0=1G,GPU-a=2G,1=3G,0=4G")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff(memoryLimits{{"GPU-a", 2 << 30}, {"1", 3 << 30}, {"0", 4 << 30}}, l); d != "" {
-		t.Error(d)
-	}
+	l := must.Get(parseLimits("0=1G,GPU-a=2G,1=3G,0=4G"))(t)
+	expect.Same(t, l, memoryLimits{{"GPU-a", 2 << 30}, {"1", 3 << 30}, {"0", 4 << 30}})
 	if got := l.of(0, "GPU-a"); got != 4<<30 {
 		t.Errorf("the ordinal came last, but the limit is %d", got)
 	}
 	if got := l.with("GPU-a", 1<<30).of(0, "GPU-a"); got != 1<<30 {
 		t.Errorf("the UUID came last, but the limit is %d", got)
 	}
-	if got := l.of(2, "GPU-b"); got != 0 {
-		t.Errorf("a limit for nothing: %d", got)
-	}
+	expect.Equal(t, l.of(2, "GPU-b"), 0, "a limit for nothing")
 	for _, text := range []string{"0", "0=", "0=1G,", "=;"} {
 		if l, err := parseLimits(text); err == nil {
 			t.Errorf("%q is %v", text, l)
@@ -65,9 +56,7 @@ func TestMaxContexts(t *testing.T) {
 		cuda int
 		want int
 	}{{whole, 13000, 48}, {whole, 13010, 60}, {whole, 12040, 48}, {part, 13000, 5}, {part, 13010, 7}, {old, 13010, 16}} {
-		if got := MaxContexts(c.d, c.cuda); got != c.want {
-			t.Errorf("%+v, CUDA %d: %d, want %d", c.d, c.cuda, got, c.want)
-		}
+		expect.Equal(t, MaxContexts(c.d, c.cuda), c.want, c.d, "CUDA", c.cuda)
 	}
 }
 
@@ -92,9 +81,7 @@ func TestLimits(t *testing.T) {
 	}
 	n.tell("set_device_pinned_mem_limit "+first+" 0 16G", "")
 	n.gets(as{}, "limit 16384 MiB\n  memory info: 15870 MiB free of 81079 MiB\n  multiprocessors: 66 of 132 (50 %)", 0, "info", "--free")
-	if early.stop() != 0 {
-		t.Error("the client from before has suffered")
-	}
+	expect.Equal(t, early.stop(), 0, "the client from before has suffered")
 	n.tell("shutdown_server "+first, "")
 	n.server()
 	n.gets(as{}, "limit 10240 MiB\n  memory info: 9726 MiB free of 81079 MiB\n  multiprocessors: 32 of 132 (25 %)", 0, "info", "--free")
@@ -129,12 +116,14 @@ func TestLimits(t *testing.T) {
 }
 
 // The daemon's own environment gives the first defaults.
-func TestLimitsFromTheEnvironment(t *testing.T) {
+func TestDefaultsFromTheEnvironment(t *testing.T) {
 	n := newNode(t, "l4x2", nil)
-	n.daemon(n.visible(0), PercentageVariable+"=50", MemoryVariable+"=0=1G")
+	n.daemon(n.visible(0), PercentageVariable+"=50", MemoryVariable+"=0=1G", PriorityVariable+"=1")
 	n.tell("get_default_active_thread_percentage", "50.0")
 	n.tell("get_default_device_pinned_mem_limit 0", "1G")
+	n.tell("get_default_client_priority", "1")
 	n.gets(as{}, "limit 1024 MiB", 0, "info")
+	n.runs(belowNormal)
 }
 
 // Clients share what the GPU has, with each other and with programs that are not
@@ -157,29 +146,11 @@ func TestMemoryIsShared(t *testing.T) {
 		"Process ID                        : " + itoa(alone.Process.Pid) + "\n            Type                          : C\n            Used GPU Memory               : 2155 MiB",
 		"Process ID                        : " + itoa(a.Process.Pid) + "\n            Type                          : M+C\n            Used GPU Memory               : 8299 MiB",
 	} {
-		if !strings.Contains(q, want) {
-			t.Errorf("nvidia-smi -q has no %q:\n%s", want, q)
-		}
+		expect.Contains(t, q, want, "nvidia-smi -q")
 	}
-	if err := a.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, a.Process.Kill())
 	<-a.done
 	n.eventually("the memory is free", func() bool { out, _ := n.client("alloc", "8Gi"); return strings.Contains(out, "allocated") })
-}
-
-func TestClientLimit(t *testing.T) {
-	n := newNode(t, "dgx-h100", divided)
-	n.env = []string{VisibleVariable + "=" + partition}
-	n.daemon()
-	n.server()
-	var holders []*holder
-	for range 5 {
-		holders = append(holders, n.hold(as{}).says("ready"))
-	}
-	n.gets(as{}, "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED", 1, "info")
-	holders[2].stop()
-	n.eventually("there is room", func() bool { _, exit := n.client("info"); return exit == 0 })
 }
 
 const (
@@ -210,15 +181,59 @@ func TestPartition(t *testing.T) {
 	n.gets(direct, "allocated 1024 MiB", 0, "alloc", "1Gi")
 	direct.env[1] = VisibleVariable + "=" + other
 	n.gets(direct, "allocated 1024 MiB", 0, "alloc", "1Gi")
-	if out := n.smi("mig", "-dci", "-gi", "9", "-i", "0"); !strings.Contains(out, "In use by another client") {
-		t.Errorf("destroy the compute instance: %s", out)
-	}
-	if out := n.smi("mig", "-dci", "-gi", "7", "-i", "0"); !strings.Contains(out, "Successfully destroyed") {
-		t.Errorf("destroy the other: %s", out)
-	}
+	expect.Contains(t, n.smi("mig", "-dci", "-gi", "9", "-i", "0"), "In use by another client", "destroy the compute instance")
+	expect.Contains(t, n.smi("mig", "-dci", "-gi", "7", "-i", "0"), "Successfully destroyed", "destroy the other")
 	n.kill(n.servers()[0])
 	n.eventually("the server is gone from the machine", func() bool { return len(n.servers()) == 0 })
-	if out := n.smi("mig", "-dci", "-gi", "9", "-i", "0"); !strings.Contains(out, "Successfully destroyed") {
-		t.Errorf("destroy the compute instance when the server is dead: %s", out)
+	expect.Contains(t, n.smi("mig", "-dci", "-gi", "9", "-i", "0"), "Successfully destroyed", "when the server is dead")
+}
+
+const (
+	normal      = "runs: as a client of an MPS server"
+	belowNormal = "runs: as a client of an MPS server, with priority 1 [BELOW NORMAL]"
+)
+
+// runs fails unless a program with these variables says so how it runs.
+func (n *node) runs(want string, env ...string) {
+	n.t.Helper()
+	out, exit := n.run(n.clientCommand(as{env: env}, "info"))
+	if exit != 0 || !strings.HasSuffix(strings.TrimSpace(out), want) {
+		n.t.Errorf("with %q: exit code %d, %s, want %q", env, exit, out, want)
 	}
+}
+
+// The daemon's priority is that of clients which come later, to servers that are there, too. A
+// program can set its own, in either direction.
+func TestClientPriority(t *testing.T) {
+	n := newNode(t, "dgx-h100", nil)
+	n.env = []string{n.visible(0)}
+	n.daemon()
+	server := n.server()
+	n.tell("get_default_client_priority", "0")
+	n.runs(normal)
+	n.runs(belowNormal, PriorityVariable+"=1")
+
+	n.tell("set_default_client_priority 1", "")
+	n.tell("get_default_client_priority", "1")
+	n.runs(belowNormal)
+	n.runs(normal, PriorityVariable+"=0")
+	n.runs(belowNormal, PriorityVariable+"=high")
+	n.tell("get_server_list", server)
+
+	n.tell("set_default_client_priority 2", `"2" is not a client priority: 0 [NORMAL] or 1 [BELOW NORMAL]`)
+	n.tell("get_default_client_priority", "1")
+	n.tell("quit", "")
+	n.daemon() // the value has died with the daemon
+	n.tell("get_default_client_priority", "0")
+}
+
+// A driver without the commands has nothing of it.
+func TestNoClientPriority(t *testing.T) {
+	n := newNode(t, "l4x2", nil)
+	n.change(func(m *machine.Machine) { m.MPS.NoPriorities = true })
+	n.daemon(n.visible(0), PriorityVariable+"=1")
+	for _, command := range []string{"get_default_client_priority", "set_default_client_priority"} {
+		n.tell(command+" 1", "Unknown command: "+command)
+	}
+	n.runs(normal, PriorityVariable+"=1")
 }

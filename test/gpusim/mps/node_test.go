@@ -19,18 +19,16 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/catalog"
+	"github.com/partage-dev/partage/test/gpusim/libtest"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
+	"github.com/partage-dev/partage/test/must"
 )
 
-// built is where the programs are built, once for all tests.
-var built struct {
-	sync.Once
-	dir string
-	err error
-}
+var built libtest.Node
 
 func TestMain(m *testing.M) {
 	// What the programs inherit is enough for MPS, wherever the tests run.
@@ -43,37 +41,13 @@ func TestMain(m *testing.M) {
 		}
 	}
 	code := m.Run()
-	if built.dir != "" {
-		_ = os.RemoveAll(built.dir)
-	}
+	built.Remove()
 	os.Exit(code)
 }
 
 func build(t *testing.T) (dir string) {
 	t.Helper()
-	built.Do(func() {
-		if built.dir, built.err = os.MkdirTemp("", "gpusim"); built.err != nil {
-			return
-		}
-		if built.err = os.Chmod(built.dir, 0o755); built.err != nil { // for other users
-			return
-		}
-		for _, command := range [][]string{
-			{"make", "-s", "-C", "../lib", "OUT=" + filepath.Join(built.dir, "lib")},
-			{"go", "build", "-o", filepath.Join(built.dir, "bin") + "/", "../cmd/nvidia-smi", "../cmd/nvidia-cuda-mps-control",
-				"../cmd/nvidia-cuda-mps-server", "../cmd/cuda-client"},
-		} {
-			if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
-				t.Logf("%s", out)
-				built.err = err
-				return
-			}
-		}
-	})
-	if built.err != nil {
-		t.Fatalf("build the programs: %v", built.err)
-	}
-	return built.dir
+	return built.Dir(t, "../cmd/nvidia-smi", "../cmd/nvidia-cuda-mps-control", "../cmd/nvidia-cuda-mps-server", "../cmd/cuda-client")
 }
 
 // node is a simulated machine, with the folders of one MPS daemon.
@@ -87,22 +61,13 @@ type node struct {
 
 func newNode(t *testing.T, name string, prepare func(*machine.Machine)) *node {
 	t.Helper()
-	m, err := catalog.Machine(name, catalog.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(catalog.Machine(name, catalog.Options{}))(t)
 	if prepare != nil {
 		prepare(m)
 	}
-	a, err := sysroot.AssetsIn(build(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get(sysroot.AssetsIn(build(t)))(t)
 	// Not t.TempDir: a socket's path must be short, and other users come here.
-	dir, err := os.MkdirTemp("", "mps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("", "mps"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // which also ends daemons and servers
 	n := &node{t: t, root: filepath.Join(dir, "root"), pipe: filepath.Join(dir, "pipe"), log: filepath.Join(dir, "log")}
 	if err := errors.Join(os.Chmod(dir, 0o755), sysroot.Create(n.root, m, a)); errors.Is(err, unix.EPERM) {
@@ -110,9 +75,7 @@ func newNode(t *testing.T, name string, prepare func(*machine.Machine)) *node {
 	} else if err != nil {
 		t.Fatal(err)
 	}
-	if n.state, err = state.Open(sysroot.StatePath(n.root)); err != nil {
-		t.Fatal(err)
-	}
+	n.state = must.Get(state.Open(sysroot.StatePath(n.root)))(t)
 	t.Cleanup(n.state.Close)
 	t.Cleanup(n.killAll)
 	return n
@@ -142,26 +105,18 @@ func (n *node) daemonPID() int {
 		return 0
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		n.t.Error(err)
-	}
+	expect.Do(n.t, err)
 	return pid
 }
 
 func (n *node) machine() *machine.Machine {
 	n.t.Helper()
-	m, err := n.state.Snapshot()
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	return m
+	return must.Get(n.state.Snapshot())(n.t)
 }
 
 func (n *node) change(f func(*machine.Machine)) {
 	n.t.Helper()
-	if err := n.state.Update(func(m *machine.Machine) error { f(m); return nil }); err != nil {
-		n.t.Fatal(err)
-	}
+	must.Do(n.t, n.state.Update(func(m *machine.Machine) error { f(m); return nil }))
 }
 
 func (n *node) fault(f machine.Fault) (id int) {
@@ -241,9 +196,35 @@ func (n *node) controlAs(who as, line string) (output string, exit int) {
 // tell is control for a command that works and says something.
 func (n *node) tell(line, want string) {
 	n.t.Helper()
-	if got, exit := n.control(line); got != want || exit != 0 {
-		n.t.Errorf("%s: %q, exit code %d, want %q", line, got, exit, want)
+	n.replies(line, want, 0)
+}
+
+// replies checks the answer to a command, and whether it fails.
+func (n *node) replies(line, want string, exit int) {
+	n.t.Helper()
+	if got, code := n.control(line); got != want || code != exit {
+		n.t.Errorf("%s: %q, exit code %d, want %q, %d", line, got, code, want, exit)
 	}
+}
+
+// starts checks what the start of a daemon says, and whether it fails.
+func (n *node) starts(want string, exit int) {
+	n.t.Helper()
+	if got, code := n.run(n.command(as{}, n.controlProgram(), "-d")); got != want || code != exit {
+		n.t.Errorf("start: %q, exit code %d, want %q, %d", got, code, want, exit)
+	}
+}
+
+// becomes waits until a server has a status.
+func (n *node) becomes(pid, status string) {
+	n.t.Helper()
+	n.eventually("server "+pid+" is "+status, func() bool { got, _ := n.control("get_server_status " + pid); return got == status })
+}
+
+// ends waits until the daemon has no server.
+func (n *node) ends() {
+	n.t.Helper()
+	n.eventually("no server is left", func() bool { out, _ := n.control("get_server_list"); return out == "" })
 }
 
 // server starts a server and waits until it takes clients.
@@ -251,15 +232,12 @@ func (n *node) server() (pid string) {
 	n.t.Helper()
 	n.tell("start_server -uid 0", "")
 	pid, _ = n.control("get_server_list")
-	n.eventually("the server is active", func() bool {
-		status, _ := n.control("get_server_status " + pid)
-		return status == "ACTIVE"
-	})
+	n.becomes(pid, "ACTIVE")
 	return pid
 }
 
 func (n *node) clientCommand(who as, args ...string) *exec.Cmd {
-	return n.command(who, filepath.Join(built.dir, "bin/cuda-client"), args...)
+	return n.command(who, filepath.Join(build(n.t), "bin/cuda-client"), args...)
 }
 
 // client runs a program to its end.
@@ -290,13 +268,8 @@ type holder struct {
 func (n *node) hold(who as, args ...string) *holder {
 	n.t.Helper()
 	h := &holder{Cmd: n.clientCommand(who, append([]string{"hold"}, args...)...), n: n, done: make(chan struct{})}
-	out, err := h.StdoutPipe()
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	if err := h.Start(); err != nil {
-		n.t.Fatal(err)
-	}
+	out := must.Get(h.StdoutPipe())(n.t)
+	must.Do(n.t, h.Start())
 	n.t.Cleanup(func() { _ = h.Process.Kill(); <-h.done })
 	go func() {
 		defer close(h.done)
@@ -353,9 +326,7 @@ func (n *node) eventually(what string, is func() bool) {
 // kill does not return before the process is gone.
 func (n *node) kill(pid int) {
 	n.t.Helper()
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		n.t.Fatal(err)
-	}
+	must.Do(n.t, syscall.Kill(pid, syscall.SIGKILL))
 	n.eventually("a killed process is gone", func() bool { return !alive(pid) })
 }
 
@@ -380,10 +351,7 @@ func (n *node) smi(args ...string) string {
 }
 
 func (n *node) logged(name, text string) bool {
-	data, err := os.ReadFile(filepath.Join(n.log, name))
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile(filepath.Join(n.log, name)))(n.t)
 	return strings.Contains(string(data), text)
 }
 
