@@ -175,37 +175,41 @@ func limitsOf(gpuName string, mig *gpu.MIG) []limit {
 // heaviest is the most that partitions weigh which the GPU can hold together: disjoint placements that respect some
 // limits. The weight is that of one of the shapes, by its index.
 func heaviest(memorySlices int, shapes []PartitionShape, weight func(n int) int, within ...limit) int {
-	known := map[string]int{}
-	var from func(start int, left []int) int
-	from = func(start int, left []int) int {
-		if start >= memorySlices {
-			return 0
-		}
-		key := fmt.Sprint(start, left)
-		if most, ok := known[key]; ok {
+	type state struct {
+		start int
+		left  [resourceapi.ResourceSliceMaxCountersPerCounterSet]int // of each limit
+	}
+	known := map[state]int{}
+	var from func(at state) int
+	from = func(at state) int {
+		if most, ok := known[at]; ok || at.start >= memorySlices {
 			return most
 		}
-		most := from(start+1, left)
+		next := at
+		next.start++
+		most := from(next)
 		for n, s := range shapes {
-			if s.Placement.Start != start {
+			if s.Placement.Start != at.start {
 				continue
 			}
-			rest := slices.Clone(left)
+			next, fits := at, true
+			next.start += s.Placement.Size
 			for i, limit := range within {
-				rest[i] -= limit.use(s.Profile)
+				next.left[i] -= limit.use(s.Profile)
+				fits = fits && next.left[i] >= 0
 			}
-			if len(rest) == 0 || slices.Min(rest) >= 0 {
-				most = max(most, weight(n)+from(start+s.Placement.Size, rest))
+			if fits {
+				most = max(most, weight(n)+from(next))
 			}
 		}
-		known[key] = most
+		known[at] = most
 		return most
 	}
-	left := make([]int, len(within))
+	var all state
 	for i, limit := range within {
-		left[i] = limit.total
+		all.left[i] = limit.total
 	}
-	return from(0, left)
+	return from(all)
 }
 
 // further returns the counters other than memory slices.
