@@ -13,6 +13,9 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // NVIDIA's own library, which decides what of a driver goes into containers,
@@ -21,7 +24,7 @@ func TestNvcdiFindsTheDriver(t *testing.T) {
 	root := t.TempDir()
 	create(t, root, machineOf(t, "dgx-h100"), fakeAssets(t))
 	success := func() nvml.Return { return nvml.SUCCESS }
-	lib, err := nvcdi.New(
+	lib := must.Get(nvcdi.New(
 		nvcdi.WithMode(nvcdi.ModeNvml),
 		nvcdi.WithDriverRoot(root),
 		nvcdi.WithNvmlLib(&mock.Interface{
@@ -29,19 +32,11 @@ func TestNvcdiFindsTheDriver(t *testing.T) {
 			SystemGetDriverVersionFunc: func() (string, nvml.Return) { return "580.95.05", nvml.SUCCESS },
 		}),
 		nvcdi.WithFeatureFlags(nvcdi.FeatureDisableNvsandboxUtils, nvcdi.FeatureDisableIPCDiscoverer),
-	)
-	if err != nil {
-		t.Fatal(err)
-	}
-	edits, err := lib.GetCommonEdits()
-	if err != nil {
-		t.Fatal(err)
-	}
+	))(t)
+	edits := must.Get(lib.GetCommonEdits())(t)
 	var mounts, nodes []string
 	for _, m := range edits.Mounts {
-		if filepath.Join(root, m.ContainerPath) != m.HostPath {
-			t.Errorf("%s is mounted from %s", m.ContainerPath, m.HostPath)
-		}
+		expect.Equal(t, filepath.Join(root, m.ContainerPath), m.HostPath, m.ContainerPath, "is mounted from")
 		mounts = append(mounts, m.ContainerPath)
 	}
 	for _, n := range edits.DeviceNodes {
@@ -60,7 +55,5 @@ func TestNvcdiFindsTheDriver(t *testing.T) {
 	}, mounts); d != "" {
 		t.Errorf("mounts: %s", d)
 	}
-	if d := cmp.Diff([]string{"/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl"}, nodes); d != "" {
-		t.Errorf("nodes: %s", d)
-	}
+	expect.Same(t, nodes, []string{"/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl"}, "nodes")
 }

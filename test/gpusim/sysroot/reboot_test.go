@@ -15,8 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // busy is the mixed machine with everything that a reboot ends.
@@ -41,13 +43,8 @@ func TestReboot(t *testing.T) {
 	root := t.TempDir()
 	m := busy(t)
 	create(t, root, m, fakeAssets(t))
-	if err := Reboot(root, RebootOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	got, err := Load(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Reboot(root, RebootOptions{}))
+	got := must.Get(Load(root))(t)
 	if got.BootID == m.BootID || read(t, root, "proc/sys/kernel/random/boot_id") != got.BootID+"\n" {
 		t.Errorf("boot id %s, before %s", got.BootID, m.BootID)
 	}
@@ -57,26 +54,16 @@ func TestReboot(t *testing.T) {
 	if g := got.GPUs[1]; g.MIG.Current || g.MIG.Pending || len(g.MIG.Instances) != 0 || g.ComputeMode != 0 || g.TimeSlice != 0 || g.Persistence {
 		t.Errorf("the H100 must be as new: %+v", g)
 	}
-	if len(got.Processes) != 0 {
-		t.Errorf("processes are left: %v", got.Processes)
-	}
+	expect.Equal(t, len(got.Processes), 0, "processes are left", got.Processes)
 	if left, _ := filepath.Glob(filepath.Join(root, "proc/driver/nvidia/capabilities/gpu*/mig/gi*")); len(left) != 0 {
 		t.Errorf("capability files are left: %v", left)
 	}
 	failures := []int{got.GPUs[0].Failure, got.GPUs[1].Failure, got.GPUs[2].Failure}
-	if d := cmp.Diff([]int{0, 0, 999}, failures); d != "" {
-		t.Errorf("failures after the reboot: %s", d)
-	}
-	if d := cmp.Diff([]any{m.Faults, m.Latencies}, []any{got.Faults, got.Latencies}); d != "" {
-		t.Errorf("faults and latencies: %s", d)
-	}
-	if d := cmp.Diff(numbersOf(t, m), numbersOf(t, got)); d != "" {
-		t.Errorf("a plain reboot renumbers nothing: %s", d)
-	}
+	expect.Same(t, failures, []int{0, 0, 999}, "failures after the reboot")
+	expect.Same(t, []any{got.Faults, got.Latencies}, []any{m.Faults, m.Latencies}, "faults and latencies")
+	expect.Same(t, numbersOf(t, got), numbersOf(t, m), "a plain reboot renumbers nothing")
 	sameState(t, root)
-	if err := Reboot(t.TempDir(), RebootOptions{}); err == nil {
-		t.Error("rebooting an empty folder must fail")
-	}
+	expect.Fails(t, Reboot(t.TempDir(), RebootOptions{}), "rebooting an empty folder must fail")
 }
 
 // numbersOf are the minors by UUID and PCI address.
@@ -97,28 +84,15 @@ func numbersOf(t *testing.T, m *machine.Machine) map[string]int {
 func TestRenumber(t *testing.T) {
 	root := t.TempDir()
 	create(t, root, busy(t), fakeAssets(t))
-	before, err := Load(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	open, err := state.Open(StatePath(root))
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := must.Get(Load(root))(t)
+	open := must.Get(state.Open(StatePath(root)))(t)
 	defer open.Close()
 	stale := filepath.Join(root, "dev/nvidia-caps/nvidia-cap489")
-	if err := unix.Mknod(stale, unix.S_IFCHR|0o444, int(unix.Mkdev(uint32(firstMajors.caps), 489))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Mknod(stale, unix.S_IFCHR|0o444, int(unix.Mkdev(uint32(firstMajors.caps), 489))))
 	old := firstMajors
 	for range 70 { // more often than there are majors
-		if err := Reboot(root, RebootOptions{Renumber: true}); err != nil {
-			t.Fatal(err)
-		}
-		after, err := open.Snapshot() // what was opened before is still the machine
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, Reboot(root, RebootOptions{Renumber: true}))
+		after := must.Get(open.Snapshot())(t) // what was opened before is still the machine
 		was, is := numbersOf(t, before), numbersOf(t, after)
 		for gpu, minor := range was {
 			if is[gpu] == minor {
@@ -128,10 +102,7 @@ func TestRenumber(t *testing.T) {
 		if d := cmp.Diff(slices.Sorted(maps.Values(was)), slices.Sorted(maps.Values(is))); d != "" {
 			t.Fatalf("the minors are other ones: %s", d)
 		}
-		n, err := majorsOf(root)
-		if err != nil {
-			t.Fatal(err)
-		}
+		n := must.Get(majorsOf(root))(t)
 		if n.caps == old.caps || n.uvm == old.uvm || n.caps == n.uvm || min(n.caps, n.uvm) < lowestMajor || max(n.caps, n.uvm) > highestMajor {
 			t.Fatalf("majors %+v after %+v", n, old)
 		}
@@ -181,12 +152,8 @@ func nodesOf(t *testing.T, root string) map[string]string {
 	got := map[string]string{}
 	for _, name := range files(t, filepath.Join(root, "dev")) {
 		var st unix.Stat_t
-		if err := unix.Lstat(filepath.Join(root, "dev", name), &st); err != nil {
-			t.Fatal(err)
-		}
-		if st.Mode&unix.S_IFMT != unix.S_IFCHR {
-			t.Errorf("%s is no character device", name)
-		}
+		must.Do(t, unix.Lstat(filepath.Join(root, "dev", name), &st))
+		expect.Equal(t, st.Mode&unix.S_IFMT, unix.S_IFCHR, name, "is no character device")
 		got[name] = fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
 	}
 	return got
@@ -198,13 +165,9 @@ func TestRenewKeepsNumbers(t *testing.T) {
 	root := t.TempDir()
 	assets := fakeAssets(t)
 	create(t, root, busy(t), assets)
-	if err := Reboot(root, RebootOptions{Renumber: true}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Reboot(root, RebootOptions{Renumber: true}))
 	f, err := state.Open(StatePath(root))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer f.Close()
 	err = f.Update(func(m *machine.Machine) error {
 		h100 := &m.GPUs[1]
@@ -212,16 +175,9 @@ func TestRenewKeepsNumbers(t *testing.T) {
 		h100.MIG.Instances = []machine.GPUInstance{{ID: 9, ProfileID: 19, Placement: machine.Placement{Start: 2, Size: 1}}}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := Renew(root, assets); err != nil {
-		t.Fatal(err)
-	}
-	m, err := Load(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
+	must.Do(t, Renew(root, assets))
+	m := must.Get(Load(root))(t)
 	agree(t, root, m, firstMajors.next())
 	minor := m.GPUs[1].Minor
 	access := read(t, root, fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig/gi9/access", minor))
@@ -233,15 +189,8 @@ func TestRenewKeepsNumbers(t *testing.T) {
 func TestRenumberOneGPU(t *testing.T) {
 	root := t.TempDir()
 	create(t, root, machineOf(t, "t4x1"), fakeAssets(t))
-	if err := Reboot(root, RebootOptions{Renumber: true}); err != nil {
-		t.Fatal(err)
-	}
-	m, err := Load(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if m.GPUs[0].Minor != 0 {
-		t.Errorf("the only GPU has minor %d", m.GPUs[0].Minor)
-	}
+	must.Do(t, Reboot(root, RebootOptions{Renumber: true}))
+	m := must.Get(Load(root))(t)
+	expect.Equal(t, m.GPUs[0].Minor, 0, "the only GPU has minor")
 	agree(t, root, m, firstMajors.next())
 }

@@ -13,22 +13,19 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/catalog"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 func machineOf(t *testing.T, name string) *machine.Machine {
 	t.Helper()
-	m, err := catalog.Machine(name, catalog.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return m
+	return must.Get(catalog.Machine(name, catalog.Options{}))(t)
 }
 
 // fakeAssets are files with the right names; nothing here runs them.
@@ -39,18 +36,10 @@ func fakeAssets(t *testing.T) Assets {
 		"lib/libnvidia-ml.so", "lib/libcuda.so", "bin/nvidia-smi", "bin/nvidia-cuda-mps-control", "bin/nvidia-cuda-mps-server",
 	} {
 		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(name), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must.Do(t, os.WriteFile(path, []byte(name), 0o600))
 	}
-	a, err := AssetsIn(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return a
+	return must.Get(AssetsIn(dir))(t)
 }
 
 // create makes a root, or skips the test where device nodes cannot be made.
@@ -58,14 +47,10 @@ func create(t *testing.T, root string, m *machine.Machine, a Assets) {
 	t.Helper()
 	err := Create(root, m, a)
 	if errors.Is(err, unix.EPERM) {
-		if !strings.Contains(err.Error(), "CAP_MKNOD") {
-			t.Errorf("the error must say what is missing: %v", err)
-		}
+		expect.Contains(t, err.Error(), "CAP_MKNOD", "the error must say what is missing", err)
 		t.Skipf("not permitted to make device nodes: %v", err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 }
 
 // files lists everything that is not a folder, relative to the root.
@@ -78,19 +63,14 @@ func files(t *testing.T, root string) []string {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	sort.Strings(out)
 	return out
 }
 
 func read(t *testing.T, path ...string) string {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(path...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile(filepath.Join(path...)))(t)
 	return string(data)
 }
 
@@ -103,9 +83,7 @@ func TestDeviceNodes(t *testing.T) {
 		"nvidia-caps/nvidia-cap1": "508:1", "nvidia-caps/nvidia-cap2": "508:2",
 		"nvidia0": "195:0", "nvidia1": "195:1", "nvidia2": "195:2", "nvidia3": "195:3", "nvidia4": "195:4", "nvidia5": "195:5",
 	}
-	if d := cmp.Diff(want, nodesOf(t, root)); d != "" {
-		t.Error(d)
-	}
+	expect.Same(t, nodesOf(t, root), want)
 }
 
 // TestDriverContainer: a driver container has the nodes of the driver to itself.
@@ -113,39 +91,25 @@ func TestDriverContainer(t *testing.T) {
 	root := t.TempDir()
 	m, assets := machineOf(t, "t4x1"), fakeAssets(t)
 	create(t, root, m, assets)
-	if err := CreateInContainer(root, m, assets); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, CreateInContainer(root, m, assets))
 	inContainer := map[string]string{
 		"nvidiactl": "195:255", "nvidia-modeset": "195:254", "nvidia-uvm": "510:0", "nvidia-uvm-tools": "510:1", "nvidia0": "195:0",
 	}
 	onHost := map[string]string{"nvidia-caps/nvidia-cap1": "508:1", "nvidia-caps/nvidia-cap2": "508:2"}
 	check := func(when string) {
 		t.Helper()
-		if d := cmp.Diff(inContainer, nodesOf(t, DriverRoot(root))); d != "" {
-			t.Errorf("%s: nodes of the container: %s", when, d)
-		}
-		if d := cmp.Diff(onHost, nodesOf(t, root)); d != "" {
-			t.Errorf("%s: nodes of the host: %s", when, d)
-		}
+		expect.Same(t, nodesOf(t, DriverRoot(root)), inContainer, when, "nodes of the container")
+		expect.Same(t, nodesOf(t, root), onHost, when, "nodes of the host")
 	}
 	check("made")
 	if want := filepath.Join(root, "run/nvidia/driver"); DriverRoot(root) != want || !strings.HasPrefix(LibraryDir(root), want+"/usr/lib/") {
 		t.Errorf("the driver is in %s, its libraries in %s", DriverRoot(root), LibraryDir(root))
 	}
-	if _, err := os.Stat(filepath.Join(root, "usr")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the host has a driver, too: %v", err)
-	}
-	if read(t, DriverRoot(root), home, "state") != read(t, StatePath(root)) {
-		t.Error("the container has another state")
-	}
-	if err := Renew(root, assets); err != nil {
-		t.Fatal(err)
-	}
+	expect.Is(t, expect.Err(os.Stat(filepath.Join(root, "usr"))), fs.ErrNotExist, "the host has a driver, too")
+	expect.Equal(t, read(t, DriverRoot(root), home, "state"), read(t, StatePath(root)), "the container has another state")
+	must.Do(t, Renew(root, assets))
 	check("made again")
-	if err := Reboot(root, RebootOptions{Renumber: true}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Reboot(root, RebootOptions{Renumber: true}))
 	n := firstMajors.next()
 	inContainer["nvidia-uvm"], inContainer["nvidia-uvm-tools"] = fmt.Sprint(n.uvm, ":0"), fmt.Sprint(n.uvm, ":1")
 	for i := 1; i <= 2; i++ {
@@ -153,18 +117,14 @@ func TestDriverContainer(t *testing.T) {
 	}
 	check("rebooted")
 	create(t, root, m, assets)
-	if DriverRoot(root) != root {
-		t.Error("the container is left of the earlier machine")
-	}
+	expect.Equal(t, DriverRoot(root), root, "the container is left of the earlier machine")
 }
 
 func TestProc(t *testing.T) {
 	root := t.TempDir()
 	m := machineOf(t, "dgx-a100")
 	create(t, root, m, fakeAssets(t))
-	if got := read(t, root, "proc/sys/kernel/random/boot_id"); got != m.BootID+"\n" {
-		t.Errorf("boot id %q", got)
-	}
+	expect.Equal(t, read(t, root, "proc/sys/kernel/random/boot_id"), m.BootID+"\n", "boot id")
 	minors := strings.Split(strings.TrimSpace(read(t, root, "proc/driver/nvidia-caps/mig-minors")), "\n")
 	if len(minors) != 4322 || minors[0] != "config 1" || minors[2] != "gpu0/gi0/access 3" || minors[3] != "gpu0/gi0/ci0/access 4" ||
 		minors[4321] != "gpu31/gi14/ci7/access 4322" {
@@ -172,16 +132,10 @@ func TestProc(t *testing.T) {
 	}
 	info := read(t, root, "proc/driver/nvidia/gpus/0000:07:00.0/information")
 	for _, want := range []string{"NVIDIA A100-SXM4-80GB", m.GPUs[0].UUID, "Device Minor: \t 2"} {
-		if !strings.Contains(info, want) {
-			t.Errorf("information has no %q:\n%s", want, info)
-		}
+		expect.Contains(t, info, want, "information has no")
 	}
-	if got := read(t, root, "proc/driver/nvidia/version"); !strings.Contains(got, "  580.95.05  ") {
-		t.Errorf("version: %s", got)
-	}
-	if got := read(t, root, "proc/devices"); !strings.Contains(got, "\n508 nvidia-caps\n") {
-		t.Errorf("devices: %s", got)
-	}
+	expect.Contains(t, read(t, root, "proc/driver/nvidia/version"), "  580.95.05  ", "version")
+	expect.Contains(t, read(t, root, "proc/devices"), "\n508 nvidia-caps\n", "devices")
 }
 
 // Files of instances that exist before anybody has opened the state.
@@ -210,31 +164,20 @@ func TestSysIsWhatUpstreamReads(t *testing.T) {
 		create(t, root, m, fakeAssets(t))
 		sys := deviceattribute.WithFSFromRoot(filepath.Join(root, "sys"))
 		for _, g := range m.GPUs {
-			pcie, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(g.PCIAddress, sys)
-			if err != nil {
-				t.Fatal(err)
-			}
+			pcie := must.Get(deviceattribute.GetPCIeRootAttributeByPCIBusID(g.PCIAddress, sys))(t)
 			numa, err := deviceattribute.GetNUMANodeAttributeByPCIBusID(g.PCIAddress, deviceattribute.ScalarAttribute, sys)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			node := int64(g.NUMANode)
 			want := []resourceapi.DeviceAttribute{{StringValue: &g.PCIeRoot}, {IntValue: &node}}
-			if d := cmp.Diff(want, []resourceapi.DeviceAttribute{pcie.Value, numa.Value}); d != "" {
-				t.Errorf("%s %s: %s", name, g.PCIAddress, d)
-			}
+			expect.Same(t, []resourceapi.DeviceAttribute{pcie.Value, numa.Value}, want, name, g.PCIAddress)
 		}
 	}
 	root := t.TempDir()
 	create(t, root, machineOf(t, "dgx-a100"), fakeAssets(t))
 	numa, err := deviceattribute.GetNUMANodeAttributeByPCIBusID("0000:07:00.0", deviceattribute.ListAttribute,
 		deviceattribute.WithFSFromRoot(filepath.Join(root, "sys")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff([]int64{3, 0, 1, 2}, numa.Value.IntValues); d != "" {
-		t.Errorf("near NUMA nodes of one on the first socket: %s", d)
-	}
+	must.Do(t, err)
+	expect.Same(t, numa.Value.IntValues, []int64{3, 0, 1, 2}, "near NUMA nodes of one on the first socket")
 }
 
 // Devices behind one PCIe switch have its upstream port in their paths, and bridges of their own below it.
@@ -246,23 +189,16 @@ func TestPCIeSwitches(t *testing.T) {
 		create(t, root, m, fakeAssets(t))
 		bridges := map[string]string{}
 		for _, e := range endpoints(m) {
-			target, err := os.Readlink(filepath.Join(root, "sys/bus/pci/devices", e.address))
-			if err != nil {
-				t.Fatal(err)
-			}
+			target := must.Get(os.Readlink(filepath.Join(root, "sys/bus/pci/devices", e.address)))(t)
 			_, path, _ := strings.Cut(target, "devices/")
 			above := strings.Split(path, "/")
 			want := []string{e.root, above[1], e.address}
 			if e.upstream != "" {
 				want = []string{e.root, above[1], e.upstream, above[len(above)-2], e.address}
 			}
-			if d := cmp.Diff(want, above); d != "" {
-				t.Errorf("%s: %s", name, d)
-			}
+			expect.Same(t, above, want, name)
 			bridge := above[len(above)-2]
-			if other := bridges[bridge]; other != "" {
-				t.Errorf("%s: %s and %s are behind one bridge", name, other, e.address)
-			}
+			expect.Equal(t, bridges[bridge], "", name, e.address, "are behind one bridge")
 			bridges[bridge] = e.address
 			if got := read(t, filepath.Join(root, "sys/bus/pci/devices", e.address, "vendor")); got != map[bool]string{true: "0x10de\n", false: "0x15b3\n"}[e.class == "0x030200"] {
 				t.Errorf("%s: vendor %s of %s", name, got, e.address)
@@ -270,9 +206,7 @@ func TestPCIeSwitches(t *testing.T) {
 			cases++
 		}
 	}
-	if cases != 16+16+8+10 {
-		t.Errorf("%d devices", cases)
-	}
+	expect.Equal(t, cases, 16+16+8+10, "devices")
 }
 
 func TestLibraries(t *testing.T) {
@@ -285,12 +219,8 @@ func TestLibraries(t *testing.T) {
 		"libnvidia-gpusim-state.so.580.95.05",
 		"libnvidia-ml.so", "libnvidia-ml.so.1", "libnvidia-ml.so.580.95.05",
 	}
-	if d := cmp.Diff(want, got); d != "" {
-		t.Error(d)
-	}
-	if got := read(t, dir, "libnvidia-ml.so"); got != "lib/libnvidia-ml.so" {
-		t.Errorf("libnvidia-ml.so leads to %q", got)
-	}
+	expect.Same(t, got, want)
+	expect.Equal(t, read(t, dir, "libnvidia-ml.so"), "lib/libnvidia-ml.so", "libnvidia-ml.so leads to")
 	sameState(t, root)
 }
 
@@ -299,24 +229,17 @@ func TestPrograms(t *testing.T) {
 	a := fakeAssets(t)
 	create(t, root, machineOf(t, "t4x1"), a)
 	for _, name := range []string{"nvidia-smi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"} {
-		if got := read(t, root, "usr/bin", name); got != "bin/"+name {
-			t.Errorf("%s is a copy of %q", name, got)
-		}
+		expect.Equal(t, read(t, root, "usr/bin", name), "bin/"+name, name, "is a copy")
 	}
 	a.MPSControl, a.MPSServer = "", ""
 	create(t, root, machineOf(t, "t4x1"), a)
-	if d := cmp.Diff([]string{"nvidia-smi"}, files(t, filepath.Join(root, "usr/bin"))); d != "" {
-		t.Errorf("without the stand-ins of MPS: %s", d)
-	}
+	expect.Same(t, files(t, filepath.Join(root, "usr/bin")), []string{"nvidia-smi"}, "without the stand-ins of MPS")
 }
 
 // sameState checks that the state and its name among the libraries are one file.
 func sameState(t *testing.T, root string) {
 	t.Helper()
-	a, err := os.Stat(StatePath(root))
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get(os.Stat(StatePath(root)))(t)
 	links, err := filepath.Glob(filepath.Join(LibraryDir(root), "libnvidia-gpusim-state.so.*"))
 	if err != nil || len(links) != 1 {
 		t.Fatalf("%v, %v", links, err)
@@ -337,40 +260,24 @@ func TestCreateAgain(t *testing.T) {
 	create(t, used, machineOf(t, "dgx-a100"), assets)
 	create(t, used, machineOf(t, "dgx-a100"), assets)
 	create(t, used, small, assets)
-	if d := cmp.Diff(files(t, fresh), files(t, used)); d != "" {
-		t.Error(d)
-	}
+	expect.Same(t, files(t, used), files(t, fresh))
 	sameState(t, used)
-	if err := Remove(used); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(used); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("still there: %v", err)
-	}
-	if err := Remove(used); err != nil {
-		t.Errorf("removing nothing: %v", err)
-	}
+	must.Do(t, Remove(used))
+	expect.Is(t, expect.Err(os.Stat(used)), fs.ErrNotExist, "still there")
+	expect.Do(t, Remove(used), "removing nothing")
 }
 
 func TestRefusals(t *testing.T) {
 	foreign := t.TempDir()
-	if err := os.WriteFile(filepath.Join(foreign, "precious"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(foreign, "precious"), nil, 0o600))
 	for name, err := range map[string]error{
 		"create in a used folder": Create(foreign, machineOf(t, "t4x1"), fakeAssets(t)),
 		"remove a used folder":    Remove(foreign),
 		"create in /":             Create("/", machineOf(t, "t4x1"), fakeAssets(t)),
 		"remove /":                Remove("/"),
 	} {
-		if err == nil || !strings.Contains(err.Error(), "not the root of a simulated machine") {
-			t.Errorf("%s: got error %v", name, err)
-		}
+		expect.Says(t, err, "not the root of a simulated machine", name)
 	}
-	if _, err := os.Stat(filepath.Join(foreign, "precious")); err != nil {
-		t.Error(err)
-	}
-	if _, err := AssetsIn(foreign); err == nil || !strings.Contains(err.Error(), "libnvidia-ml.so") {
-		t.Errorf("missing assets: got error %v", err)
-	}
+	expect.Do(t, expect.Err(os.Stat(filepath.Join(foreign, "precious"))))
+	expect.Says(t, expect.Err(AssetsIn(foreign)), "libnvidia-ml.so", "missing assets")
 }
