@@ -17,26 +17,20 @@ import (
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/catalog"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // slow makes calls take what the model says, times scale.
 func slow(b *testing.B, scale float64) func(*machine.Machine) {
 	b.Helper()
-	latencies, err := catalog.Latencies("hopper", scale)
-	if err != nil {
-		b.Fatal(err)
-	}
+	latencies := must.Get(catalog.Latencies("hopper", scale))(b)
 	return func(m *machine.Machine) { m.Latencies = latencies }
 }
 
 // busyTimes is the time that each GPU was busy so far.
 func busyTimes(t testing.TB, n *harness.Node) []time.Duration {
 	t.Helper()
-	busy, err := n.State.Busy()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return busy
+	return must.Get(n.State.Busy())(t)
 }
 
 // cycle prepares and unprepares a claim.
@@ -70,7 +64,7 @@ func BenchmarkGPUs(b *testing.B) {
 			p := n.Start(b)
 			p.Ready(b)
 			for gpu := range gpus {
-				p.MustPrepare(b, n.AllocateNamed(n.DeviceNames(b, []harness.Device{harness.Partition(gpu, "1g.10gb", 0)})))
+				p.NewClaim(b, n, harness.Partition(gpu, "1g.10gb", 0))
 			}
 			var names [][]string // of the device of each worker
 			for gpu := range gpus {
@@ -165,9 +159,7 @@ func BenchmarkFullNode(b *testing.B) {
 			before := busyTimes(b, n)
 			var err error
 			phase.wall += timed(func() { err = together(b.Context(), claims, phase.call) })
-			if err != nil {
-				b.Fatal(err)
-			}
+			must.Do(b, err)
 			phase.busy += busiest(before, busyTimes(b, n))
 		}
 	}
@@ -218,13 +210,11 @@ func BenchmarkOutsideNVML(b *testing.B) {
 			p := n.Start(b)
 			p.Ready(b)
 			if test.beside != nil {
-				p.MustPrepare(b, n.AllocateNamed(n.DeviceNames(b, test.beside)))
+				p.MustPrepare(b, n.Allocate(b, test.beside))
 			}
 			names := n.DeviceNames(b, []harness.Device{test.device})
 			// The first claim pays for what is made once.
-			if err := cycle(b.Context(), p, n.AllocateNamed(names)); err != nil {
-				b.Fatal(err)
-			}
+			must.Do(b, cycle(b.Context(), p, n.AllocateNamed(names)))
 			prepare, unprepare := &outside{}, &outside{}
 			for b.Loop() {
 				claim := n.AllocateNamed(names)
@@ -260,3 +250,5 @@ func (o *outside) report(b *testing.B, what string) {
 	b.ReportMetric(100*float64(sum)/float64(o.wall), what+"-outside-%")
 	report(b, what+"-outside", o.all)
 }
+
+func TestMain(m *testing.M) { harness.Main(m) }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // BenchmarkMPSReady measures how long it takes from Prepare to an MPS share that
@@ -72,10 +73,7 @@ func median(all []time.Duration) float64 {
 // clients, and ends them.
 func daemonAlone(t testing.TB, n *harness.Node, gpu int) (start, end time.Duration) {
 	t.Helper()
-	dir, err := os.MkdirTemp(filepath.Dir(n.Root), "d")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp(filepath.Dir(n.Root), "d"))(t)
 	defer func() { _ = os.RemoveAll(dir) }()
 	program := filepath.Join(n.Root, "usr/bin/nvidia-cuda-mps-control")
 	environment := []string{
@@ -93,24 +91,18 @@ func daemonAlone(t testing.TB, n *harness.Node, gpu int) (start, end time.Durati
 		return string(bytes.TrimSpace(out))
 	}
 	start = timed(func() {
-		if err := daemon.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, daemon.Start())
 		err := harness.Eventually(t.Context(), func() error {
 			_, err := os.Stat(filepath.Join(dir, "nvidia-cuda-mps-control.pid"))
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		command("start_server -uid 0")
 		untilActive(t, command)
 	})
 	end = timed(func() {
 		command("quit")
-		if err := daemon.Wait(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, daemon.Wait())
 	})
 	return start, end
 }

@@ -41,7 +41,7 @@ func BenchmarkPrepare(b *testing.B) {
 			p := n.Start(b, test.flags...)
 			p.Ready(b)
 			if test.beside != nil {
-				p.MustPrepare(b, n.AllocateNamed(n.DeviceNames(b, test.beside)))
+				p.MustPrepare(b, n.Allocate(b, test.beside))
 			}
 			names := n.DeviceNames(b, []harness.Device{test.device})
 			// The first claim pays for what is made once.

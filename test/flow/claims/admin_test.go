@@ -7,11 +7,11 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
@@ -28,9 +28,7 @@ func allocateForAdmin(n *harness.Node, devices ...string) *drapb.Claim {
 // wantGPUs fails unless the GPUs are unchanged, apart from counters of calls.
 func wantGPUs(t testing.TB, n *harness.Node, when string, want []machine.GPU) {
 	t.Helper()
-	if diff := cmp.Diff(want, n.Machine(t).GPUs); diff != "" {
-		t.Errorf("%s: admin access changed a GPU (-before +after):\n%s", when, diff)
-	}
+	expect.Same(t, n.Machine(t).GPUs, want, when, "admin access changed a GPU")
 }
 
 // TestAdminAccess checks that claims with admin access can observe devices in use and whole GPUs, that a container gets what
@@ -76,7 +74,5 @@ func TestAdminAccess(t *testing.T) {
 	n.WantInstances(t, 0)
 	p.MustUnprepare(t, second)
 	n.WantInstances(t, 2, at)
-	if left := append(n.Records(t), n.CDISpecs(t)...); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
+	expect.Len(t, append(n.Records(t), n.CDISpecs(t)...), 0, "left")
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/sliceset/template"
 	"github.com/partage-dev/partage/pkg/node/host"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/catalog"
 	"github.com/partage-dev/partage/test/gpusim/machine"
@@ -60,9 +61,7 @@ func TestBoardFacts(t *testing.T) {
 			data := must.Get(os.ReadFile(path))(t)
 			var want gpu.Node
 			must.Do(t, yaml.UnmarshalStrict(data, &want))
-			if diff := cmp.Diff(&want, got); diff != "" {
-				t.Errorf("%s (-file +discovered):\n%s", board, diff)
-			}
+			expect.Same(t, got, &want, board, "discovered")
 		})
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
@@ -39,9 +40,7 @@ func TestBrokenGPU(t *testing.T) {
 				p.UntilPublished(t, n, 0, 1)
 				p.WantFree(t, n, harness.Partition(1, "1g.10gb", 4))
 				for _, question := range []string{"liveness", "readiness"} {
-					if err := p.Check(question)(t.Context()); err != nil {
-						t.Error(err)
-					}
+					expect.Do(t, p.Check(question)(t.Context()))
 				}
 				untilPodTold(t, p, n, "user", broken.event)
 				p.Kill()
@@ -92,20 +91,14 @@ func TestStartWithoutDriver(t *testing.T) {
 	p = n.Start(t, harness.Frequent...)
 	p.Until(t, "liveness", p.Check("liveness"))
 	p.MustUnprepare(t, part, whole)
-	if left := n.CDISpecs(t); len(left) > 0 {
-		t.Errorf("CDI files are left: %v", left)
-	}
+	expect.Len(t, n.CDISpecs(t), 0, "CDI files are left")
 	if r, err := n.Record(part.GetUid()); err != nil || r == nil || r.State != harness.StateReleasing {
 		t.Errorf("the journal says %+v of a claim whose partition could not be removed (%v)", r, err)
 	}
-	if got := p.Prepare(t, whole)[0].GetError(); !strings.Contains(got, "NVIDIA driver is not loaded") {
-		t.Errorf("prepare without a driver: %q", got)
-	}
+	expect.Contains(t, p.Prepare(t, whole)[0].GetError(), "NVIDIA driver is not loaded", "prepare without a driver")
 	p.MustUnprepare(t, whole)
 	p.UntilTainted(t, n, "unresponsive", devices)
-	if err := p.Check("readiness")(t.Context()); err == nil {
-		t.Error("ready without a driver")
-	}
+	expect.Fails(t, p.Check("readiness")(t.Context()), "ready without a driver")
 	p.WantLog(t, "NVIDIA driver is not loaded")
 
 	load()
@@ -131,13 +124,9 @@ func TestDriverUnloaded(t *testing.T) {
 		}
 		return nil
 	})
-	if err := p.Check("liveness")(t.Context()); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, p.Check("liveness")(t.Context()))
 	p.MustUnprepare(t, part, whole)
-	if left := n.CDISpecs(t); len(left) > 0 {
-		t.Errorf("CDI files are left: %v", left)
-	}
+	expect.Len(t, n.CDISpecs(t), 0, "CDI files are left")
 	away.Remove(t)
 	p.Ready(t)
 	p.UntilClean(t, n)

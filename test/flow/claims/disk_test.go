@@ -12,6 +12,7 @@ import (
 
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/must"
 )
@@ -104,12 +105,8 @@ func TestReleaseOnUnreadableRecord(t *testing.T) {
 			n, p := harness.NewDriver(t, "h100x1")
 			c, _ := p.NewClaim(t, n, harness.Partition(0, "1g.10gb", 4))
 			n.DamageRecords(t, c.GetUid(), damage)
-			if err := p.Release(t.Context(), c); err != nil {
-				t.Errorf("the pod cannot end, because the record of its claim cannot be read: %v", err)
-			}
-			if specOf(t, n, c) != "" {
-				t.Error("the CDI spec of a claim that is released is still there")
-			}
+			expect.Do(t, p.Release(t.Context(), c), "the pod cannot end, because the record of its claim cannot be read")
+			expect.Equal(t, specOf(t, n, c), "", "the CDI spec of a claim that is released is still there")
 		})
 	}
 }

@@ -10,12 +10,12 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/fakekubelet"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
@@ -73,9 +73,7 @@ func TestForeignPartition(t *testing.T) {
 
 	p.Kill()
 	p = n.Run(t, harness.Frequent...)
-	if diff := cmp.Diff(ids, p.MustPrepare(t, claim)); diff != "" {
-		t.Errorf("the second prepare gives other CDI ids (-first +second):\n%s", diff)
-	}
+	expect.Same(t, p.MustPrepare(t, claim), ids, "CDI ids of the second prepare")
 	n.WantInstances(t, 0, at, harness.Place{Profile: "1g.10gb", Start: 4})
 	p.UntilTainted(t, n, "occupied", n.Overlapping(t, 0, 2, 2))
 	p.MustUnprepare(t, claim, beside)
@@ -83,9 +81,7 @@ func TestForeignPartition(t *testing.T) {
 	if !n.MIGMode(t)[0] {
 		t.Error("MIG mode was turned off although a partition is there")
 	}
-	if left := append(n.Records(t), n.CDISpecs(t)...); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
+	expect.Len(t, append(n.Records(t), n.CDISpecs(t)...), 0, "left")
 
 	removePartitions(t, n)
 	p.UntilTainted(t, n, "occupied", nil)
@@ -177,9 +173,7 @@ func TestInstancesAtBoot(t *testing.T) {
 	p.MustPrepare(t, static)
 	p.WantFree(t, n, harness.Partition(0, "1g.10gb", 4))
 	p.MustUnprepare(t, static)
-	if diff := cmp.Diff(before, n.Instances(t)); diff != "" {
-		t.Errorf("instances (-at boot +now):\n%s", diff)
-	}
+	expect.Same(t, n.Instances(t), before, "instances since boot")
 	if !n.MIGMode(t)[0] {
 		t.Error("MIG mode is off although there is a partition")
 	}

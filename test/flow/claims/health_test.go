@@ -17,6 +17,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
@@ -143,9 +144,7 @@ func TestXIDOnGPU(t *testing.T) {
 	untilTaints(t, p, n, "xid", "95:NoExecute", all...)
 	p.WantFree(t, n, harness.Partition(0, "1g.10gb", 0))
 	n.Update(t, func(m *machine.Machine) {
-		if err := m.ResetGPU(1); err != nil {
-			t.Error(err)
-		}
+		expect.Do(t, m.ResetGPU(1))
 	})
 	untilTaints(t, p, n, "xid", "")
 	untilTaints(t, p, n, "recovery-required", "")

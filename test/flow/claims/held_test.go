@@ -15,6 +15,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
@@ -189,9 +190,7 @@ func TestMinorMoves(t *testing.T) {
 		device harness.Device
 	}{{0, harness.Device{}}, {2, partition}, {0, harness.Device{}}, {2, partition}} {
 		claim, ids := p.NewClaim(t, n, want.device)
-		if got := n.Machine(t).GPUs[0].Minor; got != want.minor {
-			t.Errorf("%+v: the GPU's minor is %d", want, got)
-		}
+		expect.Equal(t, n.Machine(t).GPUs[0].Minor, want.minor, want, "the GPU's minor")
 		n.WantDevice(t, claim, ids[0], want.device)
 		if out, err := n.RunProgram(t, n.Container(t, ids...), "info"); err != nil {
 			t.Errorf("%+v: %v: %s", want, err, out)

@@ -13,6 +13,7 @@ import (
 
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
 	"github.com/partage-dev/partage/test/must"
@@ -43,9 +44,7 @@ func wantReleased(t *testing.T, p *harness.Driver, why string, claims ...*drapb.
 		go func() { errs <- p.TryUnprepare(t.Context(), c, harness.ReleaseTimeout) }()
 	}
 	for range claims {
-		if err := <-errs; err != nil {
-			t.Errorf("%s, and a pod cannot end: %v", why, err)
-		}
+		expect.Do(t, <-errs, why, "and a pod cannot end")
 	}
 }
 
@@ -100,21 +99,15 @@ func TestRecordsHang(t *testing.T) {
 
 	// The first one finds out that the disk does not answer. The kubelet comes again.
 	for range 2 {
-		if err := p.TryUnprepare(t.Context(), earlier, harness.ReleaseTimeout); err == nil || !strings.Contains(err.Error(), "the disk does not answer") {
-			t.Errorf("release: got %v, want that the disk does not answer", err)
-		}
+		expect.Says(t, p.TryUnprepare(t.Context(), earlier, harness.ReleaseTimeout), "the disk does not answer", "release")
 	}
 	hung.UntilHeld(t, 1)
-	if _, err := p.TryPrepare(t.Context(), later, harness.ReleaseTimeout); err == nil || !strings.Contains(err.Error(), "whose record cannot be read") {
-		t.Errorf("prepare: got %v, want that a record cannot be read", err)
-	}
+	expect.Says(t, expect.Err(p.TryPrepare(t.Context(), later, harness.ReleaseTimeout)), "whose record cannot be read", "prepare")
 	n.WantInstances(t, 1, harness.Place{Profile: "1g.10gb", Start: 4})
 
 	hung.Open()
 	// What the disk still holds comes back in a moment, and the kubelet comes again until then.
-	if err := p.Release(t.Context(), earlier); err != nil {
-		t.Fatalf("the disk answers again: %v", err)
-	}
+	must.Do(t, p.Release(t.Context(), earlier), "the disk answers again")
 	p.MustPrepare(t, later)
 	n.WantInstances(t, 0, harness.Place{Profile: "1g.10gb", Start: 4})
 	n.WantInstances(t, 1)

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/must"
@@ -77,9 +78,7 @@ func TestPrepare(t *testing.T) {
 			for i, d := range test.devices {
 				n.WantDevice(t, claim, ids[i], d)
 			}
-			if diff := cmp.Diff(test.instances, n.Live(t)); diff != "" {
-				t.Errorf("live instances (-want +got):\n%s", diff)
-			}
+			expect.Same(t, n.Live(t), test.instances, "live instances")
 			n.WantClaims(t, types.UID(claim.GetUid()))
 			spec := n.Container(t, ids...)
 			if diff := cmp.Diff(test.nodes, harness.DeviceNodes(spec)); diff != "" && test.nodes != nil {
@@ -91,9 +90,7 @@ func TestPrepare(t *testing.T) {
 			p.MustUnprepare(t, claim)
 			p.MustUnprepare(t, claim)
 			n.WantClean(t)
-			if on := n.MIGMode(t)[0]; on != test.after {
-				t.Errorf("MIG mode is on: %v, want %v", on, test.after)
-			}
+			expect.Equal(t, n.MIGMode(t)[0], test.after, "MIG mode is on")
 		})
 	}
 }

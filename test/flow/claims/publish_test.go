@@ -25,6 +25,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/utils/ptr"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/must"
@@ -63,9 +64,7 @@ func TestPublished(t *testing.T) {
 				t.Errorf("slices (-printed +published):\n%s", diff)
 			}
 			p.Stop(t)
-			if len(n.API.Slices()) != len(want) {
-				t.Error("the driver removed slices when it was stopped")
-			}
+			expect.Equal(t, len(n.API.Slices()), len(want), "the driver removed slices when it was stopped")
 		})
 	}
 }
@@ -87,9 +86,7 @@ func printedSlices(t *testing.T, n *harness.Node, partitionable bool) (all []res
 		if errors.Is(err, io.EOF) {
 			return all
 		}
-		if err != nil {
-			t.Fatalf("slices prints what is not YAML: %v", err)
-		}
+		must.Do(t, err, "slices prints what is not YAML")
 		if slice.Kind != "" { // otherwise it is what precedes the first document
 			all = append(all, slice)
 		}
@@ -131,16 +128,10 @@ func TestDriverAppears(t *testing.T) {
 	}
 	p := n.Start(t)
 	p.Until(t, "liveness", p.Check("liveness"))
-	if err := p.Check("readiness")(t.Context()); err == nil {
-		t.Error("ready without a driver")
-	}
-	if got := p.Prepare(t, claim)[0].GetError(); !strings.Contains(got, "NVIDIA driver is not loaded") {
-		t.Errorf("prepare without a driver: %q", got)
-	}
+	expect.Fails(t, p.Check("readiness")(t.Context()), "ready without a driver")
+	expect.Contains(t, p.Prepare(t, claim)[0].GetError(), "NVIDIA driver is not loaded", "prepare without a driver")
 	p.MustUnprepare(t, claim)
-	if slices := n.API.Slices(); len(slices) > 0 {
-		t.Errorf("%d slices are published without a driver", len(slices))
-	}
+	expect.Len(t, n.API.Slices(), 0, "slices are published without a driver")
 	p.WantLog(t, "NVIDIA driver is not loaded")
 
 	for _, dir := range []string{"dev", "usr"} {
@@ -285,9 +276,7 @@ func selected(t *testing.T, n *harness.Node, class *resourceapi.DeviceClass) (na
 			is, _, err := program.DeviceMatches(t.Context(), cel.Device{
 				Driver: harness.DriverName, AllowMultipleAllocations: d.AllowMultipleAllocations, Attributes: d.Attributes, Capacity: d.Capacity,
 			})
-			if err != nil {
-				t.Fatalf("class %s on device %s, which ends the scheduling of pods: %v", class.Name, name, err)
-			}
+			must.Do(t, err, "class", class.Name, "on device", name, "which ends the scheduling of pods")
 			matches = matches && is
 		}
 		if matches {
@@ -318,9 +307,7 @@ func TestExtendedResourceNeedsKubelet(t *testing.T) {
 					got[is] += len(selected(t, n, &class))
 				}
 			}
-			if diff := cmp.Diff(wanted, got); diff != "" {
-				t.Errorf("devices that a node with kubelet %s gives out, by extended resource (-want +got):\n%s", kubelet, diff)
-			}
+			expect.Same(t, got, wanted, "devices that a node with kubelet", kubelet, "gives out, by extended resource")
 		})
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -18,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/api"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/must"
@@ -135,9 +135,7 @@ func TestDeviceMetadata(t *testing.T) {
 	p.Kill()
 	n.Reboot(t)
 	p = n.Run(t, harness.DeviceMetadataOn)
-	if again := p.MustPrepare(t, claim); !slices.Equal(again, ids) {
-		t.Errorf("CDI ids %v, before the reboot %v", again, ids)
-	}
+	expect.Same(t, p.MustPrepare(t, claim), ids, "CDI ids after the reboot")
 	check("after a reboot")
 
 	// A driver that does not write such files leaves those of containers that have them.
@@ -148,9 +146,7 @@ func TestDeviceMetadata(t *testing.T) {
 	p.Kill()
 	p = n.Run(t, harness.DeviceMetadataOn)
 	p.MustUnprepare(t, claim)
-	if left := harness.List(t, filepath.Join(n.DataDir(), "dra-device-metadata")); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
+	expect.Len(t, harness.List(t, filepath.Join(n.DataDir(), "dra-device-metadata")), 0, "left")
 	n.WantClean(t)
 }
 
@@ -196,9 +192,7 @@ func TestErrorsNameNoOtherTenant(t *testing.T) {
 	}
 	for i, answer := range p.Prepare(t, claims...) {
 		got := answer.GetError()
-		if !strings.Contains(got, want[i]) {
-			t.Errorf("GPU %d: error %q, want %q", i, got, want[i])
-		}
+		expect.Contains(t, got, want[i], "GPU", i)
 		for _, secret := range secrets {
 			if strings.Contains(got, secret) {
 				t.Errorf("GPU %d: the error names %s: %s", i, secret, got)

@@ -25,6 +25,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/must"
 )
@@ -101,9 +102,7 @@ func TestUpgradeUnderLoad(t *testing.T) {
 	for _, d := range devices {
 		address := n.Address(t, d.GPU)
 		wg.Go(func() {
-			if err := o.use(t.Context(), address, d, enough); err != nil {
-				t.Error(err)
-			}
+			expect.Do(t, o.use(t.Context(), address, d, enough))
 		})
 	}
 	// Both have work to do when the old one is told to end.
@@ -178,9 +177,7 @@ func TestUpgradeOfHooks(t *testing.T) {
 			return checkHooks(container, hooks)
 		})
 		for _, path := range []string{earlier, named} {
-			if _, err := os.Stat(path); err != nil {
-				t.Errorf("a container that is being made may need it: %v", err)
-			}
+			expect.Do(t, expect.Err(os.Stat(path)), "a container that is being made may need it")
 		}
 		if after := harness.List(t, hooks); len(after) != len(before)+len(flags) {
 			t.Errorf("the hooks are %v; before: %v", after, before)
@@ -222,15 +219,11 @@ func TestHooksNeedNoLoader(t *testing.T) {
 	}
 	for _, name := range programs {
 		file, err := elf.Open(filepath.Join(folder, name))
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
+		must.Do(t, err, name)
 		if slices.ContainsFunc(file.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
 			t.Errorf("%s needs the host's dynamic loader", name)
 		}
-		if libraries, err := file.ImportedLibraries(); err != nil || len(libraries) > 0 {
-			t.Errorf("%s needs libraries of the host: %v, %v", name, libraries, err)
-		}
+		expect.Len(t, must.Get(file.ImportedLibraries())(t), 0, name, "needs libraries of the host")
 		_ = file.Close()
 	}
 }

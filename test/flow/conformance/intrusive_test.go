@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/must"
@@ -90,9 +91,7 @@ func TestIntrusiveRefuses(t *testing.T) {
 			test.prepare(t, n)
 			before := n.Machine(t)
 			out, code, stderr := run(t, n, "--intrusive", "--gpu="+before.GPUs[0].UUID+test.typo)
-			if want := exitCode(t, out); code != want {
-				t.Errorf("exit code %d, want %d: %s", code, want, stderr)
-			}
+			expect.Equal(t, code, exitCode(t, out), "exit code", stderr)
 			r := part(t, out, "intrusive.")
 			if r.count("not testable") != len(r.Results) || !strings.Contains(r.Results[0].Reason, test.want) {
 				t.Errorf("got %+v, want no result and %q", r, test.want)
@@ -110,9 +109,7 @@ func TestIntrusiveTroubles(t *testing.T) {
 	before := n.Machine(t)
 	n.Inject(t, machine.Fault{Function: "nvmlGpuInstanceCreateComputeInstance", GPU: 0, Effect: machine.Fail, Code: 23, Times: 1}) // insufficient resources
 	r := intrude(t, n, 0)
-	if r.count("differs") != 1 {
-		t.Errorf("want one difference: %+v", r)
-	}
+	expect.Equal(t, r.count("differs"), 1, "differences", r)
 	r.wantHolds(t, n.Address(t, 0), "intrusive.as-before")
 	n.Update(t, func(m *machine.Machine) { m.Faults = nil })
 	asBefore(t, n, before)

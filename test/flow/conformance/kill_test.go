@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
@@ -40,9 +41,7 @@ func TestMPSKilled(t *testing.T) {
 			work := "--work-dir=" + filepath.Join(shortDir(t), "w")
 			killed(t, n, machine.Fault{Function: function, GPU: 0, Times: 1}, "--mps", work)
 			finished(t, n, "mps.", "--mps", work).wantHolds(t, n.Address(t, 0), "mps.start", "mps.quit")
-			if left := leftProcesses(t, n.Root); len(left) > 0 {
-				t.Errorf("processes are left: %v", left)
-			}
+			expect.Len(t, leftProcesses(t, n.Root), 0, "processes are left")
 			untouched(t, n, before)
 		})
 	}
@@ -83,9 +82,7 @@ func TestIntrusiveKilledWithMPS(t *testing.T) {
 	before := n.Machine(t)
 	args := []string{"--intrusive", "--gpu=" + before.GPUs[0].UUID, "--work-dir=" + filepath.Join(shortDir(t), "w")}
 	killed(t, n, machine.Fault{Function: "mps_client_alloc", GPU: 0, Times: 1}, args...)
-	if len(n.Instances(t)) != 1 {
-		t.Errorf("it was killed at another moment: %v", n.Instances(t))
-	}
+	expect.Len(t, n.Instances(t), 1, "it was killed at another moment")
 	finished(t, n, "intrusive.", args...).wantHolds(t, n.Address(t, 0), "intrusive.as-before")
 	asBefore(t, n, before)
 }
@@ -140,17 +137,13 @@ func TestIntrusiveUnread(t *testing.T) {
 	n := harness.NewNode(t, "h100-80-sxmx1")
 	before := n.Machine(t)
 	read, write, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	cmd := command(t, n, "--intrusive", "--gpu="+before.GPUs[0].UUID, "--transcript=-")
 	cmd.Stdout = write
 	err = cmd.Start()
 	must.Do(t, errors.Join(err, write.Close(), read.Close()))
 	must.Do(t, ignoreExit(cmd.Wait()))
-	if code := cmd.ProcessState.ExitCode(); code != 2 {
-		t.Errorf("exit code %d, want 2: the transcript could not be written", code)
-	}
+	expect.Equal(t, cmd.ProcessState.ExitCode(), 2, "exit code where the transcript could not be written")
 	asBefore(t, n, before)
 }
 
@@ -174,9 +167,7 @@ esac
 `
 	must.Do(t, errors.Join(os.Remove(program), os.WriteFile(program, []byte(script), 0o755)))
 	out, code, stderr := run(t, n, "--mps")
-	if code != 1 {
-		t.Errorf("exit code %d, want 1: %s", code, stderr)
-	}
+	expect.Equal(t, code, 1, "exit code", stderr)
 	if got := part(t, out, "mps.").find(t, "mps.start", n.Address(t, 0)); !strings.Contains(got.Observed, "which is no process of this daemon") {
 		t.Errorf("got %+v", got)
 	}

@@ -13,10 +13,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/catalog"
 	"github.com/partage-dev/partage/test/gpusim/machine"
@@ -31,9 +31,7 @@ func untouched(t *testing.T, n *harness.Node, before *machine.Machine) {
 	if len(after.Processes) > len(before.Processes) {
 		t.Errorf("processes are left: %+v", after.Processes)
 	}
-	if diff := cmp.Diff(before.GPUs, after.GPUs); diff != "" {
-		t.Errorf("the GPUs have changed: -before +after:\n%s", diff)
-	}
+	expect.Same(t, after.GPUs, before.GPUs, "the GPUs have changed")
 }
 
 // TestMPS: part B on a machine without troubles, and the same report from its transcript.
@@ -64,9 +62,7 @@ func TestMPSTroubles(t *testing.T) {
 	}
 	before := n.Machine(t)
 	out, code, stderr := run(t, n, "--mps")
-	if code != 1 {
-		t.Errorf("exit code %d, want 1: %s", code, stderr)
-	}
+	expect.Equal(t, code, 1, "exit code", stderr)
 	r := part(t, out, "mps.")
 	r.wantHolds(t, n.Address(t, 1), "mps.start")
 	for _, want := range []struct{ check, subject, text string }{
@@ -94,18 +90,12 @@ func TestMPSNothingFree(t *testing.T) {
 	})
 	before := n.Machine(t)
 	out, code, stderr := run(t, n, "--mps")
-	if want := exitCode(t, out); code != want {
-		t.Errorf("exit code %d, want %d: %s", code, want, stderr)
-	}
+	expect.Equal(t, code, exitCode(t, out), "exit code", stderr)
 	r := part(t, out, "mps.")
-	if len(r.Results) != r.count("not testable") {
-		t.Errorf("something was examined: %+v", r)
-	}
+	expect.Equal(t, len(r.Results), r.count("not testable"), "something was examined", r)
 	got := r.find(t, "mps.start", "")
 	for _, want := range []string{n.Address(t, 0) + " is in compute mode EXCLUSIVE_PROCESS", n.Address(t, 1) + " is used by 1 processes"} {
-		if !strings.Contains(got.Reason, want) {
-			t.Errorf("reason %q lacks %q", got.Reason, want)
-		}
+		expect.Contains(t, got.Reason, want, "reason")
 	}
 	untouched(t, n, before)
 }
@@ -122,15 +112,11 @@ func TestMPSServerDoesNotStart(t *testing.T) {
 		t.Errorf("exit code 0: %s", stderr)
 	}
 	r := part(t, out, "mps.")
-	if got := r.count("holds"); got != 0 {
-		t.Errorf("%d results hold: %+v", got, r)
-	}
+	expect.Equal(t, r.count("holds"), 0, "results hold", r)
 	if got := r.find(t, "mps.start", n.Address(t, 0)); !strings.Contains(got.Reason, "no answer in 2s") {
 		t.Errorf("got %+v", got)
 	}
-	if left := leftProcesses(t, n.Root); len(left) > 0 {
-		t.Errorf("processes are left: %v", left)
-	}
+	expect.Len(t, leftProcesses(t, n.Root), 0, "processes are left")
 	n.Update(t, func(m *machine.Machine) { m.Faults = nil })
 	before.Faults = nil
 	untouched(t, n, before)
@@ -186,9 +172,7 @@ func TestTwoRuns(t *testing.T) {
 				t.Errorf("%s: exit code %d: %s%s", args, code, out, stderr)
 			}
 		}
-		if got := read(t, transcript); got != "the first's" {
-			t.Errorf("the file of another run has now %q", got)
-		}
+		expect.Equal(t, read(t, transcript), "the first's", "the file of another run")
 		if out, code, stderr := run(t, n); code > 1 {
 			t.Errorf("part A, which only reads, cannot run meanwhile: exit code %d: %s%s", code, out, stderr)
 		}
@@ -205,9 +189,7 @@ func TestHiddenFiles(t *testing.T) {
 	transcript, patch := filepath.Join(work, "transcript"), filepath.Join(work, "patch.yaml")
 	finished(t, n, "mps.", "--mps", "--work-dir="+work, "--transcript="+transcript, "--catalogue-patch="+patch)
 	for path, want := range map[string]string{transcript: `"mps client"`, patch: "name: h100-80-sxm"} {
-		if got := read(t, path); !strings.Contains(got, want) {
-			t.Errorf("%s lacks %q: %.200s", path, want, got)
-		}
+		expect.Contains(t, read(t, path), want, path)
 	}
 }
 
@@ -222,9 +204,7 @@ func TestNamesakes(t *testing.T) {
 	report, _ := examine(t, n)
 	got := result(t, report, "holders.others", n.Address(t, 0)).Observed
 	for name, pid := range map[string]int{"gpu-kubelet-plu": stranger, "nvidia-persiste": persistence} {
-		if want := name + " (" + strconv.Itoa(pid) + ")"; !strings.Contains(got, want) {
-			t.Errorf("got %q, want %s among them", got, want)
-		}
+		expect.Contains(t, got, name+" ("+strconv.Itoa(pid)+")", "among them")
 	}
 	if not := "(" + strconv.Itoa(p.Cmd.Process.Pid) + ")"; strings.Contains(got, not) {
 		t.Errorf("got %q, which has the plugin %s", got, not)
@@ -274,9 +254,7 @@ func TestCataloguePatch(t *testing.T) {
 	finished(t, n, "", "--mps", "--intrusive", "--limit=5m", "--gpu="+n.Machine(t).GPUs[0].UUID, "--transcript="+transcript, "--catalogue-patch="+live)
 	finished(t, n, "", "--replay="+transcript, "--catalogue-patch="+replayed)
 	patch := read(t, live)
-	if diff := cmp.Diff(patch, read(t, replayed)); diff != "" {
-		t.Errorf("-live +replayed:\n%s", diff)
-	}
+	expect.Same(t, read(t, replayed), patch)
 	documents := strings.Split(patch, "---\n")
 	if len(documents) != 3 {
 		t.Fatalf("got %d documents, want a comment, a board and latencies:\n%s", len(documents), patch)
@@ -299,9 +277,7 @@ func checkBoard(t *testing.T, document string) {
 	known := must.Get(catalog.Load("h100-80-sxm"))(t)
 	want := known.MPS
 	want.Tags = catalog.Tags{Source: catalog.Measured}
-	if diff := cmp.Diff(want, board.MPS); diff != "" {
-		t.Errorf("MPS: -catalogue +measured:\n%s", diff)
-	}
+	expect.Same(t, board.MPS, want, "MPS")
 	for _, p := range known.MIG.Profiles {
 		i := slices.IndexFunc(board.MIG.Profiles, func(m catalog.Profile) bool { return m.Name == p.Name })
 		if i < 0 || !slices.Equal(board.MIG.Profiles[i].InstanceIDs, p.InstanceIDs[:len(p.Placements.Starts)]) {

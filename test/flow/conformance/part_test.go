@@ -17,9 +17,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/partage-dev/partage/pkg/conformance"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/must"
@@ -90,9 +89,7 @@ type outcome struct {
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "c")
-	if err = errors.Join(err, os.Chmod(dir, 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(err, os.Chmod(dir, 0o755)))
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }
@@ -161,9 +158,7 @@ func ignoreExit(err error) error {
 func part(t *testing.T, out []byte, prefix string) partReport {
 	t.Helper()
 	var r partReport
-	if err := json.Unmarshal(out, &r); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	must.Do(t, json.Unmarshal(out, &r), string(out))
 	r.Results = slices.DeleteFunc(r.Results, func(r outcome) bool { return !strings.HasPrefix(r.Check, prefix) })
 	if len(r.Results) == 0 {
 		t.Fatalf("no result of %s: %s", prefix, out)
@@ -185,18 +180,13 @@ func golden(t *testing.T, name string, r partReport) {
 	if *update {
 		must.Do(t, os.WriteFile(path, got, 0o644))
 	}
-	want := must.Get(os.ReadFile(path))(t)
-	if diff := cmp.Diff(string(want), string(got)); diff != "" {
-		t.Errorf("%s: -want +got:\n%s", path, diff)
-	}
+	expect.Same(t, string(got), string(must.Get(os.ReadFile(path))(t)), path)
 }
 
 // replays fails unless a transcript gives the same results as the run that wrote it.
 func replays(t *testing.T, n *harness.Node, transcript, prefix string, live partReport) {
 	t.Helper()
-	if diff := cmp.Diff(live, finished(t, n, prefix, "--replay="+transcript)); diff != "" {
-		t.Errorf("replayed: -live +replayed:\n%s", diff)
-	}
+	expect.Same(t, finished(t, n, prefix, "--replay="+transcript), live, "replayed")
 }
 
 // find returns the result of a check about a subject.

@@ -16,6 +16,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/fakecri"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
@@ -70,9 +71,7 @@ func program(t *testing.T, n *harness.Node) func(*runtimeapi.ContainerConfig) (s
 // noPod fails if something of a pod is left.
 func noPod(t *testing.T, n *harness.Node, r *fakecri.Runtime) {
 	t.Helper()
-	if pods := r.Pods(); len(pods) > 0 {
-		t.Errorf("pods are left: %v", pods)
-	}
+	expect.Len(t, r.Pods(), 0, "pods are left")
 	for _, dir := range []string{n.CDIDir, filepath.Join(n.PluginsDir, harness.DriverName, "conformance/pod")} {
 		if files, err := os.ReadDir(dir); err == nil && len(files) > 0 {
 			t.Errorf("files are left in %s: %v", dir, files)
@@ -92,9 +91,7 @@ func TestIntrusivePod(t *testing.T) {
 	if got, want := live.find(t, "intrusive.pod", "1g.10gb"), "fakecri 1.0: 1 device(s), the program goes on"; got.Verdict != "holds" || got.Observed != want {
 		t.Errorf("got %+v, want %q", got, want)
 	}
-	if r.Made() != 3 {
-		t.Errorf("%d pods were made, want 3", r.Made())
-	}
+	expect.Equal(t, r.Made(), 3, "pods were made")
 	asBefore(t, n, before)
 	noPod(t, n, r)
 	replays(t, n, transcript, "intrusive.", live)

@@ -11,9 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/partage-dev/partage/pkg/conformance/probe"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
@@ -55,9 +54,7 @@ func TestProbeAndClient(t *testing.T) {
 					got = append(got, e.UUID)
 				}
 			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("devices: -cuda-client +cuda-probe:\n%s", diff)
-			}
+			expect.Same(t, got, want, "devices seen by cuda-probe")
 			if e, failed := probe.Find(events, probe.Failed); failed != (len(want) == 0) || failed && !strings.Contains(e.Result, "NO_DEVICE") {
 				t.Errorf("%d devices, and the probe says %+v", len(want), e)
 			}
@@ -92,12 +89,8 @@ func TestProbeOnItsDeviceOnly(t *testing.T) {
 	if len(during) != len(before)+1 || during[len(before)].GPU != 1 {
 		t.Errorf("the processes on the GPUs are %+v, want one more, on GPU 1", during)
 	}
-	if diff := cmp.Diff(before, during[:len(before)]); diff != "" {
-		t.Errorf("the program of others: -before +after:\n%s", diff)
-	}
-	if _, err := run.Finish(t.Context()); err != nil {
-		t.Error(err)
-	}
+	expect.Same(t, during[:len(before)], before, "the program of others")
+	expect.Do(t, expect.Err(run.Finish(t.Context())))
 	program.Device, o.Hold = "", false
 	events, err := program.Run(t.Context(), o)
 	if e, failed := probe.Find(events, probe.Failed); err != nil || !failed || !strings.Contains(e.Result, "NO_DEVICE") {

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/conformance"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
@@ -51,9 +52,7 @@ func TestReadOnlyHolds(t *testing.T) {
 					t.Errorf("%s is %q %s: expected %s, observed %s %s", r.Check, r.Verdict, r.Subject, r.Expected, r.Observed, r.Reason)
 				}
 			}
-			if want := min(report.Summary.Differs, 1); code != want {
-				t.Errorf("exit code %d, want %d", code, want)
-			}
+			expect.Equal(t, code, min(report.Summary.Differs, 1), "exit code")
 		})
 	}
 }
@@ -161,9 +160,7 @@ func TestReadOnlyTroubles(t *testing.T) {
 					t.Errorf("got %+v, want %q with %q", r, w.verdict, w.text)
 				}
 			}
-			if code != conformance.ExitDiffers {
-				t.Errorf("exit code %d", code)
-			}
+			expect.Equal(t, code, conformance.ExitDiffers, "exit code")
 		})
 	}
 }
@@ -219,9 +216,7 @@ func TestReadOnlyHang(t *testing.T) {
 			if r.Verdict != conformance.NotTestable || !strings.Contains(r.Reason, "no answer in ") {
 				t.Errorf("got %+v", r)
 			}
-			if want := 2 - min(report.Summary.Differs, 1); code != want {
-				t.Errorf("exit code %d, want %d", code, want)
-			}
+			expect.Equal(t, code, 2-min(report.Summary.Differs, 1), "exit code")
 		})
 	}
 }
@@ -240,9 +235,7 @@ func TestReplay(t *testing.T) {
 	if diff := cmp.Diff(text(t, live.WriteTable), text(t, replayed.WriteTable)); diff != "" || code != again {
 		t.Errorf("exit codes %d and %d (-live +replayed):\n%s", code, again, diff)
 	}
-	if diff := cmp.Diff(read(t, path("live")), read(t, path("replayed"))); diff != "" {
-		t.Errorf("(-live +replayed):\n%s", diff)
-	}
+	expect.Same(t, read(t, path("replayed")), read(t, path("live")), "replayed")
 }
 
 func text(t *testing.T, write func(io.Writer) error) string {

@@ -6,9 +6,14 @@ package crash
 import (
 	"context"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/flow/killpoint"
+	"github.com/partage-dev/partage/test/gpusim/sysroot"
 )
 
 // crashContinuation is what happens after a crash, with another process, until
@@ -84,13 +89,9 @@ func (s *crashScene) prepareAll(t *testing.T, p *harness.Driver) {
 			t.Fatalf("claim %d has %d devices and the CDI ids %v", i, len(s.layout.claims[i]), ids)
 		}
 		for j, d := range s.layout.claims[i] {
-			if err := s.n.CheckDevice(s.claims[i].GetUid(), ids[j], d, &m.GPUs[d.GPU]); err != nil {
-				t.Errorf("claim %d, device %v: %v", i, d, err)
-			}
+			expect.Do(t, s.n.CheckDevice(s.claims[i].GetUid(), ids[j], d, &m.GPUs[d.GPU]), "claim", i, "device", d)
 		}
-		if err := s.checkSharing(t, i, ids); err != nil {
-			t.Errorf("claim %d: %v", i, err)
-		}
+		expect.Do(t, s.checkSharing(t, i, ids), "claim", i)
 	}
 }
 
@@ -116,9 +117,7 @@ func (s *crashScene) wantLeft(t *testing.T, p *harness.Driver, want harness.Snap
 		p.UntilSnapshot(t, s.n, want)
 		return
 	}
-	if diff := want.Diff(s.n.Snapshot(t)); diff != "" {
-		t.Errorf("what is left (-want +got):\n%s", diff)
-	}
+	expect.Equal(t, want.Diff(s.n.Snapshot(t)), "", "what is left")
 }
 
 // untilWithout waits until nothing of the claims is left.
@@ -127,4 +126,81 @@ func (s *crashScene) untilWithout(t *testing.T, p *harness.Driver) {
 	p.Until(t, "the end of the claims", func(context.Context) error {
 		return harness.AsError(s.without.Diff(s.n.Snapshot(t)))
 	})
+}
+
+func TestMain(m *testing.M) { harness.Main(m) }
+
+// TestCrashTwice kills the driver when it has changed the hardware for the last
+// time, and then its successor before every effect of its start, which cleans up.
+func TestCrashTwice(t *testing.T) {
+	t.Parallel()
+	count := harness.Enumerate(t, "crashes", 60)
+	for _, operation := range crashOperations {
+		t.Run(operation.name, func(t *testing.T) {
+			t.Parallel()
+			s := newCrashScene(t, crashLayouts["partition turns MIG mode on"])
+			s.operation = operation
+			s.killTwice(t, count)
+		})
+	}
+}
+
+func (s *crashScene) killTwice(t *testing.T, count *harness.Enumeration) {
+	changes := 0
+	for _, e := range s.effects(t) {
+		if s.changesGPUs(e) {
+			changes++
+		}
+	}
+	// Only these count: what the driver writes beside, at any time, would make it another effect.
+	crash := func(t *testing.T) {
+		if _, killed := s.crashFor(t, changes, s.changesGPUs); !killed {
+			t.Fatalf("the hardware is not changed %d times", changes)
+		}
+	}
+	crash(t)
+	effects, _ := s.crashAtStart(t, 0)
+	for n, more := 1, true; more; n++ {
+		more = n <= len(effects)
+		if !count.Find(n) {
+			continue
+		}
+		passed := t.Run("before "+strconv.Itoa(n), func(t *testing.T) {
+			crash(t)
+			done, killed := s.crashAtStart(t, n)
+			if killed {
+				more = true
+				t.Logf("killed before effect %d: %s", n, s.shorten(done[n-1]))
+			}
+			s.untilWithout(t, s.start(t, harness.Quiet))
+			count.Ran(s.operation.name + ", then start")
+		})
+		if !passed {
+			return
+		}
+	}
+}
+
+// changesGPUs reports whether an effect is the end of a change of the hardware. The driver's own locks
+// are bytes of a file as well.
+func (s *crashScene) changesGPUs(e killpoint.Effect) bool {
+	return strings.HasPrefix(e.Call, "fcntl") && slices.Contains(e.Targets, sysroot.StatePath(s.n.Root))
+}
+
+// crashAtStart starts a driver and kills it before effect n, or when its start is
+// over.
+func (s *crashScene) crashAtStart(t *testing.T, n int) (effects []killpoint.Effect, killed bool) {
+	t.Helper()
+	d := s.n.MustSpawn(t, s.flags(harness.Quiet)...)
+	d.Arm(n)
+	err := d.Connect(t.Context(), s.n.RegistrarDir)
+	if err == nil {
+		_, err = d.TryPrepare(t.Context(), s.n.AllocateNamed(nil), harness.KubeletTimeout)
+	}
+	effects, killed = d.Disarm()
+	if !killed && err != nil {
+		t.Fatal(err)
+	}
+	d.Close()
+	return effects, killed
 }

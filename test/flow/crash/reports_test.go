@@ -15,6 +15,7 @@ import (
 
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/flow/killpoint"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // reportScene is a scene with a driver that tells of claims in their status and in files for
@@ -154,9 +155,7 @@ func (s *reportScene) untilReported(t *testing.T, p *harness.Driver) {
 	for i, c := range s.claims {
 		ids := p.MustPrepare(t, c)
 		read, err := harness.ReadMetadata(s.n.Container(t, ids...), c.GetName(), "r0")
-		if err != nil {
-			t.Fatalf("claim %d: %v", i, err)
-		}
+		must.Do(t, err, "claim", i)
 		if len(read.Requests) != 1 || len(read.Requests[0].Devices) != 1 {
 			t.Fatalf("claim %d: the file says %+v", i, read)
 		}

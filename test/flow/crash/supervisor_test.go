@@ -9,8 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/flow/killpoint"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestSupervisorCrash kills the MPS supervisor before every effect that preparing
@@ -75,9 +77,7 @@ var supervisorWays = []struct {
 		s.renew(t)
 		err := <-call
 		if s.operation.prepared {
-			if err != nil {
-				t.Errorf("unprepare: %v", err)
-			}
+			expect.Do(t, err, "unprepare")
 		} else {
 			s.prepareAgain(t)
 			s.p.MustUnprepare(t, s.claims...)
@@ -169,9 +169,7 @@ func (s *supervisorScene) killEverywhere(t *testing.T, count *harness.Enumeratio
 func (s *supervisorScene) effects(t *testing.T) []killpoint.Effect {
 	t.Helper()
 	call := s.crash(t, 0)
-	if err := <-call; err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, <-call)
 	effects, _ := s.supervisor.Points.Disarm()
 	s.p.MustUnprepare(t, s.claims...)
 	s.untilWithout(t, s.p)
@@ -210,8 +208,6 @@ func (s *supervisorScene) crash(t *testing.T, n int) (call chan error) {
 func (s *crashScene) besideWorks(t *testing.T) {
 	t.Helper()
 	for i, u := range s.users {
-		if err := u.Check(); err != nil {
-			t.Errorf("the program of claim %d beside: %v", i, err)
-		}
+		expect.Do(t, u.Check(), "the program of claim", i, "beside")
 	}
 }

@@ -26,6 +26,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apimachinery/pkg/version"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 // Server is the API server. It ends with the test that made it.
@@ -133,9 +135,7 @@ contexts: [{name: test, context: {cluster: test, user: test}}]
 current-context: test
 users: [{name: test, user: {}}]
 `, s.URL())
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(content), 0o600))
 	return path
 }
 

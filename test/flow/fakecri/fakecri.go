@@ -22,6 +22,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 // Image is the one that is on the node.
@@ -62,16 +64,10 @@ type container struct {
 // Start serves the runtime on a socket in a folder with a short name, until the test ends.
 func Start(t testing.TB, r *Runtime) (socket string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "cri")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp("", "cri"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	socket = filepath.Join(dir, "s")
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get((&net.ListenConfig{}).Listen(t.Context(), "unix", socket))(t)
 	r.pods, r.containers = map[string]*pod{}, map[string]*container{}
 	server := grpc.NewServer()
 	runtimeapi.RegisterRuntimeServiceServer(server, r)

@@ -14,6 +14,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 // PodResources serves the kubelet's PodResources API.
@@ -29,10 +31,7 @@ type PodResources struct {
 // Serve serves it on a socket until the test ends. It answers with no pods at first.
 func Serve(t testing.TB, socket string) *PodResources {
 	t.Helper()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get((&net.ListenConfig{}).Listen(t.Context(), "unix", socket))(t)
 	k := &PodResources{}
 	server := grpc.NewServer()
 	podresourcesapi.RegisterPodResourcesListerServer(server, k)

@@ -6,6 +6,7 @@ package fault
 import (
 	"fmt"
 	"strings"
+	"testing"
 
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
@@ -88,3 +89,5 @@ func ways(o harness.Operation, function string, calls int, codes []code) []fault
 	}
 	return cases
 }
+
+func TestMain(m *testing.M) { harness.Main(m) }

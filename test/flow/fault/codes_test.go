@@ -14,7 +14,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // code is an nvmlReturn_t.
@@ -48,13 +50,8 @@ var (
 func readHeader(t *testing.T) *nvmlHeader {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml/pkg/nvml").Output()
-	if err != nil {
-		t.Fatalf("find nvml.h: %v", err)
-	}
-	data, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(out)), "nvml.h"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err, "find nvml.h")
+	data := must.Get(os.ReadFile(filepath.Join(strings.TrimSpace(string(out)), "nvml.h")))(t)
 	h := parseHeader(string(data))
 	if len(h.values) == 0 || len(h.documented) == 0 {
 		t.Fatalf("nvml.h has %d codes and %d functions with a list of them", len(h.values), len(h.documented))
@@ -114,9 +111,7 @@ func TestHeaderCodes(t *testing.T) {
 		"nvmlDeviceGetMigMode":             {"UNINITIALIZED", "NOT_SUPPORTED", "UNKNOWN"},
 	} {
 		codes, err := h.codes(function)
-		if err != nil {
-			t.Error(err)
-		}
+		expect.Do(t, err)
 		for _, name := range want {
 			if !slices.ContainsFunc(codes, func(c code) bool { return c.name == name }) {
 				t.Errorf("%s: %v lacks %s", function, codes, name)

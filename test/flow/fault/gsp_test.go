@@ -5,7 +5,6 @@ package fault
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -29,7 +28,7 @@ func TestGSPHangs(t *testing.T) {
 	n, p := h.n, h.p
 	p.Ready(t)
 	p.UntilPublished(t, n, 0, 1)
-	h.stuck = n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
+	h.stuck = n.Allocate(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)})
 	h.fault = n.Inject(t, machine.Fault{Function: h.function, GPU: 0, Hang: true, AllGPUs: true, Effect: machine.Proceed})
 	betweenPolls(t, h)
 	h.begin(t)
@@ -49,12 +48,7 @@ func TestGSPHangs(t *testing.T) {
 		})
 		return found
 	}
-	p.Until(t, "the taint of GPU 0", func(context.Context) error {
-		if !unresponsive(0) {
-			return errors.New("there is none")
-		}
-		return nil
-	})
+	p.UntilTrue(t, "the taint of GPU 0", func() bool { return unresponsive(0) })
 	// Both calls are older than the limit after this.
 	for end := time.Now().Add(15 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if unresponsive(1) {

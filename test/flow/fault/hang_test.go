@@ -15,8 +15,10 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // impatient makes the driver call a GPU hung as soon as it may. A call that is only slow may
@@ -62,9 +64,9 @@ func newHang(t *testing.T, function string, o harness.Operation) *hang {
 	h := &hang{n: harness.NewNode(t, "h100x3"), operation: o, function: function}
 	h.p = h.n.Start(t, impatient...)
 	h.p.Ready(t)
-	h.earlier = h.n.AllocateNamed(h.n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 0)}))
+	h.earlier = h.n.Allocate(t, []harness.Device{harness.Partition(0, "1g.10gb", 0)})
 	h.p.MustPrepare(t, h.earlier)
-	h.stuck = h.n.AllocateNamed(h.n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
+	h.stuck = h.n.Allocate(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)})
 	if o == harness.Unprepare {
 		h.p.MustPrepare(t, h.stuck)
 	}
@@ -79,16 +81,14 @@ func (h *hang) run(t *testing.T) {
 	h.checkAnswer(t, <-answer)
 	h.othersWork(t)
 
-	third := h.n.AllocateNamed(h.n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 6)}))
+	third := h.n.Allocate(t, []harness.Device{harness.Partition(0, "1g.10gb", 6)})
 	h.checkNamed(t, h.p.Prepare(t, third)[0].GetError())
 	h.p.UntilTainted(t, h.n, "unresponsive", h.n.DevicesOf(t, 0))
 	h.p.UntilEvent(t, h.n, "GPUUnresponsive", h.n.Address(t, 0))
 
 	// Pods can end, and it is not forgotten that something is to be done.
 	h.p.MustUnprepare(t, h.earlier, h.stuck, third)
-	if left := h.n.CDISpecs(t); len(left) > 0 {
-		t.Errorf("CDI files are left: %v", left)
-	}
+	expect.Len(t, h.n.CDISpecs(t), 0, "CDI files are left")
 	if r, err := h.n.Record(h.earlier.GetUid()); err != nil || r == nil || r.State != harness.StateReleasing {
 		t.Errorf("the journal says %+v of a claim whose partition could not be removed (%v)", r, err)
 	}
@@ -97,11 +97,8 @@ func (h *hang) run(t *testing.T) {
 	h.fault.Remove(t)
 	h.p.UntilClean(t, h.n)
 	h.p.UntilTainted(t, h.n, "unresponsive", nil)
-	again := h.n.AllocateNamed(h.n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
-	ids := h.p.MustPrepare(t, again)
-	if err := h.n.CheckPrepared(again.GetUid(), ids, 0, harness.Place{Profile: "1g.10gb", Start: 4}); err != nil {
-		t.Error(err)
-	}
+	again, ids := h.p.NewClaim(t, h.n, harness.Partition(0, "1g.10gb", 4))
+	expect.Do(t, h.n.CheckPrepared(again.GetUid(), ids, 0, harness.Place{Profile: "1g.10gb", Start: 4}))
 	h.p.MustUnprepare(t, again)
 	h.p.UntilClean(t, h.n)
 	if on := h.n.MIGMode(t)[0]; on {
@@ -141,12 +138,8 @@ func (h *hang) begin(t *testing.T) (answer chan error) {
 func (h *hang) othersWork(t *testing.T) {
 	t.Helper()
 	for gpu := 1; gpu < 3; gpu++ {
-		whole := h.n.AllocateNamed(h.n.DeviceNames(t, []harness.Device{{GPU: gpu}}))
-		h.p.MustPrepare(t, whole)
-		h.p.MustUnprepare(t, whole)
-		part := h.n.AllocateNamed(h.n.DeviceNames(t, []harness.Device{harness.Partition(gpu, "2g.20gb", 2)}))
-		h.p.MustPrepare(t, part)
-		h.p.MustUnprepare(t, part)
+		h.p.WantFree(t, h.n, harness.Device{GPU: gpu})
+		h.p.WantFree(t, h.n, harness.Partition(gpu, "2g.20gb", 2))
 	}
 }
 
@@ -168,9 +161,7 @@ func (h *hang) checkAnswer(t *testing.T, err error) {
 func (h *hang) checkNamed(t *testing.T, got string) {
 	t.Helper()
 	for _, want := range []string{h.function, h.n.Address(t, 0), "has not returned"} {
-		if !strings.Contains(got, want) {
-			t.Errorf("the error lacks %q: %s", want, got)
-		}
+		expect.Contains(t, got, want)
 	}
 }
 
@@ -184,14 +175,12 @@ func TestHangAtStart(t *testing.T) {
 		p := n.Start(t, impatient...)
 		fault.UntilStruck(t, p)
 		p.Until(t, "liveness", p.Check("liveness"))
-		claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{{GPU: 1}}))
+		claim := n.Allocate(t, []harness.Device{{GPU: 1}})
 		if got := p.Prepare(t, claim)[0].GetError(); !strings.Contains(got, "nvmlInitWithFlags") {
 			t.Errorf("the error does not name the call that hangs: %q", got)
 		}
 		p.MustUnprepare(t, claim)
-		if err := p.Check("readiness")(t.Context()); err == nil {
-			t.Error("ready without an NVML session")
-		}
+		expect.Fails(t, p.Check("readiness")(t.Context()), "ready without an NVML session")
 		fault.Remove(t)
 		p.Ready(t)
 		p.UntilPublished(t, n, 0, 1)
@@ -203,20 +192,15 @@ func TestHangAtStart(t *testing.T) {
 		t.Parallel()
 		n := harness.NewNode(t, "h100x3")
 		fault := n.Inject(t, machine.Fault{Function: "nvmlDeviceGetUUID", GPU: 1, Hang: true, Effect: machine.Proceed})
-		p := n.Start(t, impatient...)
-		p.Ready(t)
+		p := n.Run(t, impatient...)
 		p.UntilPublished(t, n, 0, 2)
 		for _, gpu := range []int{0, 2} {
-			claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(gpu, "1g.10gb", 4)}))
-			p.MustPrepare(t, claim)
-			p.MustUnprepare(t, claim)
+			p.WantFree(t, n, harness.Partition(gpu, "1g.10gb", 4))
 		}
 		p.UntilEvent(t, n, "GPUUnresponsive", n.Address(t, 1))
 		fault.Remove(t)
 		p.UntilPublished(t, n, 0, 1, 2)
-		claim := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(1, "1g.10gb", 4)}))
-		p.MustPrepare(t, claim)
-		p.MustUnprepare(t, claim)
+		p.WantFree(t, n, harness.Partition(1, "1g.10gb", 4))
 		n.WantClean(t)
 	})
 }
@@ -231,21 +215,19 @@ func TestHangAtRestart(t *testing.T) {
 			n := harness.NewNode(t, "h100x2")
 			p := n.Start(t, impatient...)
 			p.UntilPublished(t, n, 0, 1)
-			stuck := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)}))
-			p.MustPrepare(t, stuck)
+			stuck, _ := p.NewClaim(t, n, harness.Partition(0, "1g.10gb", 4))
 			devices := n.DevicesOf(t, 0)
 			p.Kill()
 			fault := n.Inject(t, machine.Fault{Function: function, GPU: 0, Hang: true, Effect: machine.Proceed})
 			// The driver leaves the call behind only after the test.
 			p = n.Start(t, slices.Concat(harness.Frequent, []string{"--nvml-call-limit=45s"})...)
-			beside := n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(1, "1g.10gb", 4)}))
+			beside := n.Allocate(t, []harness.Device{harness.Partition(1, "1g.10gb", 4)})
 			fault.UntilStruck(t, p)
 			p.MustPrepare(t, beside)
 			p.MustUnprepare(t, beside)
 			p.Kill()
 
-			p = n.Start(t, impatient...)
-			p.Ready(t)
+			p = n.Run(t, impatient...)
 			p.UntilTainted(t, n, "unresponsive", devices)
 			p.UntilPublished(t, n, 0, 1)
 			p.MustUnprepare(t, stuck)
@@ -277,13 +259,11 @@ func TestHangWhileStopping(t *testing.T) {
 func TestAllAtOnce(t *testing.T) {
 	t.Parallel()
 	const gpus, each = 8, 7
-	n := harness.NewNode(t, "dgx-h100")
-	p := n.Start(t)
-	p.Ready(t)
+	n, p := harness.NewDriver(t, "dgx-h100")
 	var claims []*drapb.Claim
 	for start := range each {
 		for gpu := range gpus {
-			claims = append(claims, n.AllocateNamed(n.DeviceNames(t, []harness.Device{harness.Partition(gpu, "1g.10gb", start)})))
+			claims = append(claims, n.Allocate(t, []harness.Device{harness.Partition(gpu, "1g.10gb", start)}))
 		}
 	}
 	all := func(call func(context.Context, int) error) {
@@ -298,9 +278,7 @@ func TestAllAtOnce(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if err := errors.Join(errs...); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(errs...))
 	}
 	all(func(ctx context.Context, i int) error {
 		ids, err := p.TryPrepare(ctx, claims[i], harness.KubeletTimeout)
@@ -309,9 +287,7 @@ func TestAllAtOnce(t *testing.T) {
 		}
 		return n.CheckPrepared(claims[i].GetUid(), ids, i%gpus, harness.Place{Profile: "1g.10gb", Start: i / gpus})
 	})
-	if live := n.Instances(t); len(live) != gpus*each {
-		t.Errorf("%d instances are live, want %d", len(live), gpus*each)
-	}
+	expect.Equal(t, len(n.Instances(t)), gpus*each, "instances are live")
 	all(func(ctx context.Context, i int) error { return p.TryUnprepare(ctx, claims[i], harness.KubeletTimeout) })
 	p.UntilClean(t, n) // on a busy machine some are released after the answer
 	for gpu, on := range n.MIGMode(t) {
@@ -325,9 +301,7 @@ func TestAllAtOnce(t *testing.T) {
 // back nothing of another: an XID there is a taint at once.
 func TestHangWhileReading(t *testing.T) {
 	t.Parallel()
-	n := harness.NewNode(t, "h100x2")
-	p := n.Start(t, impatient...)
-	p.Ready(t)
+	n, p := harness.NewDriver(t, "h100x2", impatient...)
 	p.UntilPublished(t, n, 0, 1)
 	fault := n.Inject(t, machine.Fault{Function: "nvmlDeviceGetTotalEccErrors", GPU: 0, Hang: true, Effect: machine.Proceed})
 	fault.UntilStruck(t, p)

@@ -7,11 +7,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // badSMI are ways in which nvidia-smi sets no time slice, or does and fails. $real
@@ -32,19 +33,13 @@ func breakSMI(t testing.TB, n *harness.Node, script string) (repair func()) {
 		// It stays: who replaces a script while it is started has the shell read something else.
 		harness.Rename(t, path, path+".real")
 		text := fmt.Sprintf("#!/bin/sh\nreal=%[1]s.real\ncase \"$*\" in\n*--set-timeslice*) [ -e %[1]s.broken ] && . %[1]s.broken ;;\nesac\nexec $real \"$@\"\n", path)
-		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, []byte(text), 0o755))
 	}
-	if err := os.WriteFile(path+".new", []byte(script+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path+".new", []byte(script+"\n"), 0o600))
 	harness.Rename(t, path+".new", path+".broken")
 	return func() {
 		t.Helper()
-		if err := os.Remove(path + ".broken"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Remove(path+".broken"))
 	}
 }
 
@@ -55,9 +50,7 @@ func TestFaultsOfIntervals(t *testing.T) {
 	for name, script := range badSMI {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := harness.NewNode(t, "l4x2")
-			p := n.Start(t, harness.Frequent...)
-			p.Ready(t)
+			n, p := harness.NewDriver(t, "l4x2", harness.Frequent...)
 			before := n.Snapshot(t)
 			c := n.Allocate(t, []harness.Device{{GPU: 0}}, harness.GPUWithShortSlice)
 			beside := n.Allocate(t, []harness.Device{{GPU: 1}})
@@ -68,9 +61,7 @@ func TestFaultsOfIntervals(t *testing.T) {
 			}
 			if !harness.IsTimeout(err) {
 				for _, want := range []string{n.Address(t, 0), "nvidia-smi"} {
-					if !strings.Contains(err.Error(), want) {
-						t.Errorf("the error does not name %s: %v", want, err)
-					}
+					expect.Contains(t, err.Error(), want, "the error does not name", err)
 				}
 			}
 			p.MustPrepare(t, beside)
@@ -82,9 +73,7 @@ func TestFaultsOfIntervals(t *testing.T) {
 			repair = breakSMI(t, n, script)
 			_ = p.TryUnprepare(t.Context(), c, 2*harness.ShortTimeout)
 			repair()
-			if err := p.TryUnprepare(t.Context(), c, harness.KubeletTimeout); err != nil {
-				t.Errorf("unprepare: %v", err)
-			}
+			expect.Do(t, p.TryUnprepare(t.Context(), c, harness.KubeletTimeout), "unprepare")
 			p.UntilSnapshot(t, n, before)
 		})
 	}
@@ -94,20 +83,13 @@ func TestFaultsOfIntervals(t *testing.T) {
 func TestNoSMI(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "l4x1", func(m *machine.Machine) { m.GPUs[0].TimeSlice = harness.MediumSlice })
-	p := n.Start(t)
-	p.Ready(t)
-	if err := os.Remove(filepath.Join(n.Root, "usr/bin/nvidia-smi")); err != nil {
-		t.Fatal(err)
-	}
+	p := n.Run(t)
+	must.Do(t, os.Remove(filepath.Join(n.Root, "usr/bin/nvidia-smi")))
 	c := n.Allocate(t, []harness.Device{{}}, harness.GPUWithShortSlice)
-	if got := p.Prepare(t, c)[0].GetError(); !strings.Contains(got, "nvidia-smi") {
-		t.Errorf("prepare without nvidia-smi: %q", got)
-	}
+	expect.Contains(t, p.Prepare(t, c)[0].GetError(), "nvidia-smi", "prepare without nvidia-smi")
 	p.MustUnprepare(t, c)
 	for _, device := range []harness.Device{{}, {Kind: harness.TimeSlice}} {
-		c := n.Allocate(t, []harness.Device{device})
-		p.MustPrepare(t, c)
-		p.MustUnprepare(t, c)
+		p.WantFree(t, n, device)
 	}
 	n.WantSlice(t, "in the end", 0, harness.MediumSlice)
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestFaultsWhileInUse makes the calls go wrong that find out which process holds a
@@ -28,10 +29,7 @@ func TestFaultsWhileInUse(t *testing.T) {
 	var cases []faultCase
 	functions := r.whoHoldsIt(t)
 	for _, function := range slices.Sorted(maps.Keys(functions)) {
-		codes, err := header.codes(function)
-		if err != nil {
-			t.Fatal(err)
-		}
+		codes := must.Get(header.codes(function))(t)
 		cases = append(cases, ways(harness.Unprepare, function, functions[function], codes)...)
 	}
 	r.runAll(t, harness.Enumerate(t, "faults", 45), "in use", cases, (*lane).runInUse)
@@ -43,22 +41,14 @@ func (r *faultRig) whoHoldsIt(t *testing.T) map[string]int {
 	usual := r.count(t, harness.Unprepare)
 	l := &lane{faultRig: r, gpu: 0, neighbour: 1}
 	claim, end, err := l.beginInUse(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	counts := r.countCalls(t, func() {
 		// The pod ends, and the log says who keeps the partition.
-		if err := r.p.TryUnprepare(t.Context(), claim, harness.KubeletTimeout); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.p.TryUnprepare(t.Context(), claim, harness.KubeletTimeout))
 		r.p.WantLog(t, fmt.Sprintf("process %d", trainer))
-		if err := l.checkPending(claim.GetUid()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, l.checkPending(claim.GetUid()))
 	})
-	if err := errors.Join(end(), l.cleanUp(t.Context(), claim)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(end(), l.cleanUp(t.Context(), claim)))
 	maps.DeleteFunc(counts, func(function string, _ int) bool { return usual[function] > 0 })
 	if len(counts) == 0 {
 		t.Fatal("nothing is called to find out who holds a partition")

@@ -16,6 +16,7 @@ import (
 
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestFaultsOfLooks makes the calls go wrong with which the driver looks at the
@@ -29,15 +30,12 @@ func TestFaultsOfLooks(t *testing.T) {
 	r.p = r.n.Start(t, harness.Frequent...)
 	r.p.Ready(t)
 	for gpu := 0; gpu < 2*lanes; gpu += 2 {
-		r.p.MustPrepare(t, r.n.AllocateNamed(r.n.DeviceNames(t, []harness.Device{harness.Partition(gpu, "1g.10gb", 0)})))
+		r.p.NewClaim(t, r.n, harness.Partition(gpu, "1g.10gb", 0))
 	}
 	header := readHeader(t)
 	var cases []faultCase
 	for _, function := range r.looks(t) {
-		codes, err := header.codes(function)
-		if err != nil {
-			t.Fatal(err)
-		}
+		codes := must.Get(header.codes(function))(t)
 		// Any other code is a failure like the last.
 		codes = slices.DeleteFunc(codes, func(c code) bool {
 			return !slices.Contains([]string{"NOT_SUPPORTED", "INVALID_ARGUMENT", "GPU_IS_LOST", "UNKNOWN"}, c.name)
@@ -84,10 +82,7 @@ func (r *faultRig) looks(t *testing.T) []string {
 func (r *faultRig) countTwoDiscoveries(t *testing.T) map[string]int {
 	t.Helper()
 	return r.countCalls(t, func() {
-		before, err := r.discoveries()
-		if err != nil {
-			t.Fatal(err)
-		}
+		before := must.Get(r.discoveries())(t)
 		r.p.Until(t, "two discoveries", func(context.Context) error {
 			now, err := r.discoveries()
 			if err == nil && now < before+2 {
@@ -123,10 +118,7 @@ func (l *lane) runLook(ctx context.Context, c faultCase) error {
 			return len(tainted) > 0 == want
 		}
 	}
-	err = l.watch(ctx, gpu, before, func() bool {
-		struck, err := fault.Struck()
-		return err == nil && struck > 0
-	})
+	err = l.watch(ctx, gpu, before, func() bool { return fault.CheckStruck() == nil })
 	err = errors.Join(err, l.roundTrip(ctx, l.neighbour))
 	if err == nil {
 		// When a later change is published, what was found is published too.

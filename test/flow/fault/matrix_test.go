@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -15,8 +16,10 @@ import (
 
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // lanes is how many cases run at a time on one machine, on two GPUs each.
@@ -108,7 +111,7 @@ func newFaultRig(t *testing.T, layout faultLayout, lanes int) *faultRig {
 	r.start(t)
 	if layout.beside.Profile != "" {
 		for gpu := range 2 * lanes {
-			r.p.MustPrepare(t, r.n.AllocateNamed(r.n.DeviceNames(t, []harness.Device{harness.Partition(gpu, layout.beside.Profile, layout.beside.Start)})))
+			r.p.NewClaim(t, r.n, harness.Partition(gpu, layout.beside.Profile, layout.beside.Start))
 		}
 	}
 	r.mode = r.n.MIGMode(t)[0]
@@ -120,10 +123,7 @@ func newFaultRig(t *testing.T, layout faultLayout, lanes int) *faultRig {
 func (r *faultRig) start(t *testing.T) {
 	t.Helper()
 	const lastOfReading = "nvmlDeviceGetTemperatureV"
-	before, err := r.n.State.Calls()
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := must.Get(r.n.State.Calls())(t)
 	r.p = r.n.Start(t, slices.Concat(harness.Quiet, patient)...)
 	r.p.Ready(t)
 	gpus := len(r.n.Machine(t).GPUs)
@@ -157,9 +157,7 @@ func (r *faultRig) runAll(
 		wg.Go(func() {
 			l := &lane{faultRig: r, gpu: 2 * i, neighbour: 2*i + 1}
 			for c := range next {
-				if err := run(l, t.Context(), c); err != nil {
-					t.Errorf("%s: %v", c, err)
-				}
+				expect.Do(t, run(l, t.Context(), c), c)
 				count.Ran(kind)
 			}
 		})
@@ -205,10 +203,7 @@ func (r *faultRig) cases(t *testing.T, header *nvmlHeader, counts callCounts) []
 	t.Helper()
 	var cases []faultCase
 	counts.each(func(o harness.Operation, function string, calls int) {
-		codes, err := header.codes(function)
-		if err != nil {
-			t.Fatal(err)
-		}
+		codes := must.Get(header.codes(function))(t)
 		cases = append(cases, ways(o, function, calls, r.layout.some(codes))...)
 	})
 	return cases
@@ -219,21 +214,12 @@ func (r *faultRig) cases(t *testing.T, header *nvmlHeader, counts callCounts) []
 func (r *faultRig) count(t *testing.T, o harness.Operation) map[string]int {
 	t.Helper()
 	l := &lane{faultRig: r, gpu: 0, neighbour: 1}
-	if err := l.roundTrip(t.Context(), l.gpu); err != nil {
-		t.Fatal(err)
-	}
-	claim, err := l.begin(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.roundTrip(t.Context(), l.gpu))
+	claim := must.Get(l.begin(t.Context(), o))(t)
 	counts := r.countCalls(t, func() {
-		if _, err := r.p.Call(t.Context(), o, claim, harness.KubeletTimeout); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(r.p.Call(t.Context(), o, claim, harness.KubeletTimeout))(t)
 	})
-	if err := r.p.TryUnprepare(t.Context(), claim, harness.KubeletTimeout); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.p.TryUnprepare(t.Context(), claim, harness.KubeletTimeout))
 	return counts
 }
 
@@ -242,15 +228,9 @@ func (r *faultRig) count(t *testing.T, o harness.Operation) map[string]int {
 // these calls are those of TestSimulatedEvents… in package nvml. Those of nvidia-smi are in TestFaultsOfIntervals.
 func (r *faultRig) countCalls(t *testing.T, f func()) map[string]int {
 	t.Helper()
-	before, err := r.n.State.Calls()
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := must.Get(r.n.State.Calls())(t)
 	f()
-	after, err := r.n.State.Calls()
-	if err != nil {
-		t.Fatal(err)
-	}
+	after := must.Get(r.n.State.Calls())(t)
 	counts := map[string]int{}
 	for function, calls := range after {
 		if made := int(calls - before[function]); made > 0 && !strings.Contains(function, "Event") {
@@ -277,4 +257,68 @@ func (l *lane) begin(ctx context.Context, o harness.Operation) (claim *drapb.Cla
 		_, err = l.p.TryPrepare(ctx, claim, harness.KubeletTimeout)
 	}
 	return claim, err
+}
+
+// TestFaultsOfFirstCalls is TestFaults for what a process looks up once and then
+// keeps: every case has a process of its own.
+func TestFaultsOfFirstCalls(t *testing.T) {
+	t.Parallel()
+	header := readHeader(t)
+	layout := faultLayouts["partition"]
+	first := firstCalls(t, layout)
+	var cases []faultCase
+	for _, function := range slices.Sorted(maps.Keys(first)) {
+		codes := must.Get(header.codes(function))(t)
+		cases = append(cases, ways(harness.Prepare, function, first[function], codes)...)
+	}
+	count := harness.Enumerate(t, "faults", 43)
+	next := make(chan faultCase, len(cases))
+	for _, c := range harness.Choose(count, cases) {
+		next <- c
+	}
+	close(next)
+	const machines = 4
+	for i := range machines {
+		t.Run("machine "+strconv.Itoa(i), func(t *testing.T) {
+			t.Parallel()
+			var r *faultRig
+			for c := range next {
+				if r == nil {
+					r = newFaultRig(t, layout, 1)
+				}
+				r.restart(t)
+				l := &lane{faultRig: r, gpu: 0, neighbour: 1}
+				expect.Do(t, l.run(t.Context(), c), c)
+				count.Ran(c.fault.Function)
+			}
+		})
+	}
+}
+
+// firstCalls are the functions that the first Prepare of a process calls more
+// often than a later one, and how often it does.
+func firstCalls(t *testing.T, layout faultLayout) map[string]int {
+	t.Helper()
+	r := newFaultRig(t, layout, 1)
+	r.restart(t)
+	l := &lane{faultRig: r, gpu: 0, neighbour: 1}
+	claim := must.Get(l.begin(t.Context(), harness.Prepare))(t)
+	first := r.countCalls(t, func() {
+		must.Get(r.p.Call(t.Context(), harness.Prepare, claim, harness.KubeletTimeout))(t)
+	})
+	r.p.MustUnprepare(t, claim)
+	later := r.count(t, harness.Prepare)
+	maps.DeleteFunc(first, func(function string, calls int) bool { return calls <= later[function] })
+	if len(first) == 0 {
+		t.Fatal("the first Prepare of a process calls nothing more often than a later one")
+	}
+	t.Logf("looked up once: %v", slices.Sorted(maps.Keys(first)))
+	return first
+}
+
+// restart replaces the driver by one that has looked nothing up for claims yet.
+func (r *faultRig) restart(t *testing.T) {
+	t.Helper()
+	r.p.Kill()
+	r.start(t)
 }

@@ -15,9 +15,11 @@ import (
 
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // mpsLimit is for calls with a daemon that may hang.
@@ -85,9 +87,7 @@ func TestFaultsOfMPS(t *testing.T) {
 			t.Parallel()
 			for c := range next {
 				c.fault.GPU = 2 * lane
-				if err := r.run(t, c.operation, c.fault); err != nil {
-					t.Errorf("%s: %v", c.name, err)
-				}
+				expect.Do(t, r.run(t, c.operation, c.fault), c.name)
 				count.Ran(string(c.operation))
 			}
 		})
@@ -101,7 +101,7 @@ func newMPSRig(t *testing.T, lanes int, supervisorFlags ...string) *mpsRig {
 	r.p = r.n.Start(t, "--poll-interval=50ms")
 	r.p.Ready(t)
 	for lane := range lanes {
-		ids := r.p.MustPrepare(t, r.n.Allocate(t, []harness.Device{{GPU: 2*lane + 1, Kind: harness.MPS}}))
+		_, ids := r.p.NewClaim(t, r.n, harness.Device{GPU: 2*lane + 1, Kind: harness.MPS})
 		r.users = append(r.users, r.n.StartProgram(t, ids...))
 	}
 	return r
@@ -120,9 +120,7 @@ func (r *mpsRig) functions(t *testing.T, o harness.Operation) []string {
 		r.p.MustPrepare(t, c)
 	}
 	counts := (&faultRig{n: r.n}).countCalls(t, func() {
-		if _, err := r.p.Call(t.Context(), o, c, harness.KubeletTimeout); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(r.p.Call(t.Context(), o, c, harness.KubeletTimeout))(t)
 	})
 	r.p.MustUnprepare(t, c)
 	maps.DeleteFunc(counts, func(function string, _ int) bool { return !strings.HasPrefix(function, state.MPS) })

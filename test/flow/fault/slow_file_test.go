@@ -15,8 +15,10 @@ import (
 
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/state"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // slowFile is something beside NVML that takes its time for a claim.
@@ -84,9 +86,7 @@ func TestSlowFiles(t *testing.T) {
 	for _, c := range harness.Choose(count, slowFiles()) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			if err := c.run(t); err != nil {
-				t.Error(err)
-			}
+			expect.Do(t, c.run(t))
 			count.Ran(c.name)
 		})
 	}
@@ -98,13 +98,11 @@ func (c slowFile) run(t *testing.T) error {
 	if c.operation == harness.Look {
 		flags = harness.Frequent
 	}
-	p := n.Start(t, slices.Concat(flags, patient)...)
-	p.Ready(t)
+	p := n.Run(t, slices.Concat(flags, patient)...)
 	before := n.Snapshot(t)
 	l := &lane{faultRig: &faultRig{n: n, p: p}, gpu: 0, neighbour: 1}
 	// The driver's folder is looked through twice before what is found is kept, so this is one of the two.
-	beside := n.Allocate(t, []harness.Device{{GPU: 1}})
-	p.MustPrepare(t, beside)
+	beside, _ := p.NewClaim(t, n, harness.Device{GPU: 1})
 	claim := n.Allocate(t, []harness.Device{c.device}, c.config...)
 	if c.prepared {
 		p.MustPrepare(t, claim)
@@ -142,9 +140,7 @@ func (c slowFile) begin(t *testing.T, l *lane, claim *drapb.Claim) <-chan answer
 			spec = filepath.Join(l.n.CDIDir, name)
 		}
 	}
-	if err := os.Remove(spec); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(spec))
 	answer := make(chan answered, 1)
 	go func() {
 		a := answered{err: harness.Eventually(t.Context(), func() error {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
@@ -36,9 +37,7 @@ func TestSlowLooks(t *testing.T) {
 	looks := l.looks(t)
 	for _, function := range harness.Choose(count, looks) {
 		known := slices.Contains(keepsBack, function)
-		if err := l.runSlowLook(t.Context(), function, known); err != nil {
-			t.Errorf("all calls of %s are held: %v", function, err)
-		}
+		expect.Do(t, l.runSlowLook(t.Context(), function, known), "all calls of", function, "are held")
 		count.Ran(function)
 	}
 	for _, function := range keepsBack {
@@ -55,9 +54,7 @@ func TestChangePublishedWhileAnotherGPUIsSlow(t *testing.T) {
 	gate := l.n.Hold(t, "nvmlDeviceGetGpuInstances", 0)
 	defer gate.Remove(t)
 	gate.UntilHeld(t, 1)
-	if err := l.changesArePublished(t.Context(), enoughTime/8); err != nil {
-		t.Errorf("GPU 0 is slow, and what changes on GPU 1 is not published: %v", err)
-	}
+	expect.Do(t, l.changesArePublished(t.Context(), enoughTime/8), "GPU 0 is slow, and what changes on GPU 1 is not published")
 }
 
 // newSlowLook is a driver that looks at two GPUs all the time, of which one has a partition.
@@ -67,7 +64,7 @@ func newSlowLook(t *testing.T) *lane {
 	r.n.StartSupervisor(t) // shares by MPS are tainted without
 	r.p = r.n.Start(t, slices.Concat(harness.Frequent, patient)...)
 	r.p.UntilPublished(t, r.n, 0, 1)
-	r.p.MustPrepare(t, r.n.AllocateNamed(r.n.DeviceNames(t, []harness.Device{harness.Partition(0, "1g.10gb", 0)})))
+	r.p.NewClaim(t, r.n, harness.Partition(0, "1g.10gb", 0))
 	return &lane{faultRig: r, gpu: 0, neighbour: 1}
 }
 

@@ -13,11 +13,11 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/partage-dev/partage/pkg/conformance"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 const aMachine = "h100-80-sxmx1"
@@ -29,9 +29,7 @@ func unchanged(t *testing.T, n *harness.Node, before *machine.Machine) {
 	if len(after.Processes) != len(before.Processes) {
 		t.Errorf("processes before and after: %+v, %+v", before.Processes, after.Processes)
 	}
-	if diff := cmp.Diff(before.GPUs, after.GPUs); diff != "" {
-		t.Errorf("the GPUs have changed: -before +after:\n%s", diff)
-	}
+	expect.Same(t, after.GPUs, before.GPUs, "the GPUs have changed")
 }
 
 // wants are what files of the archive have in them.
@@ -84,27 +82,19 @@ func TestRun(t *testing.T) {
 	n := harness.NewNode(t, aMachine)
 	before := n.Machine(t)
 	r := script(t, n, bundleFolder(t))
-	if code := r.finish(t, n, r.Run()); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	expect.Equal(t, r.finish(t, n, r.Run()), 0, "exit code")
 	unchanged(t, n, before)
 	files := r.archive(t)
 	for name, texts := range wants {
 		for _, text := range texts {
-			if !strings.Contains(files[name], text) {
-				t.Errorf("%s lacks %q:\n%.2000s", name, text, files[name])
-			}
+			expect.Contains(t, files[name], text, name)
 		}
 	}
 	for name, want := range trialWants {
 		line := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(fmt.Sprintf("%-24s ", name)) + `.*$`).FindString(files["trials/trials.txt"])
-		if !strings.Contains(line, want) {
-			t.Errorf("trial %q: got %q, want %q", name, line, want)
-		}
+		expect.Contains(t, line, want, "trial", name)
 	}
-	if got := strings.Count(files["trials/trials.txt"], "\n"); got != len(trialWants) {
-		t.Errorf("%d trials, want %d", got, len(trialWants))
-	}
+	expect.Equal(t, strings.Count(files["trials/trials.txt"], "\n"), len(trialWants), "trials")
 	if all := fmt.Sprint(files); strings.Contains(all, "intrusive.") {
 		t.Error("checks of --intrusive have run")
 	}
@@ -136,10 +126,7 @@ func sameReports(t *testing.T, files map[string]string) {
 // noSecrets fails if the archive tells where it was made.
 func noSecrets(t *testing.T, files map[string]string, n *harness.Node, more ...string) {
 	t.Helper()
-	host, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
+	host := must.Get(os.Hostname())(t)
 	secrets := append([]string{userName}, more...)
 	if len(host) > 3 && host != "localhost" {
 		secrets = append(secrets, host)
@@ -189,9 +176,7 @@ func TestRefused(t *testing.T) {
 			}
 			var args []string
 			if test.driver {
-				if err := os.Mkdir(filepath.Join(n.PluginsDir, "gpu.nvidia.com"), 0o700); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.Mkdir(filepath.Join(n.PluginsDir, "gpu.nvidia.com"), 0o700))
 				args = append(args, "--kubelet-plugins-dir="+n.PluginsDir)
 			}
 			before := n.Machine(t)
@@ -203,9 +188,7 @@ func TestRefused(t *testing.T) {
 				t.Errorf("there is an archive")
 			}
 			look := script(t, n, bundleFolder(t), append(args, "--read-only")...)
-			if code := look.finish(t, n, look.Run()); code != 0 {
-				t.Errorf("--read-only: exit code %d", code)
-			}
+			expect.Equal(t, look.finish(t, n, look.Run()), 0, "--read-only: exit code")
 			files := look.archive(t)
 			if files["facts/nvidia-smi-q.txt"] == "" || files["conformance/report.txt"] == "" || files["trials/trials.txt"] != "" || files["conformance-mps/report.txt"] != "" {
 				t.Errorf("--read-only: the archive has %d files", len(files))
@@ -226,9 +209,7 @@ func TestOtherGPUInUse(t *testing.T) {
 	})
 	before := n.Machine(t)
 	r := script(t, n, bundleFolder(t))
-	if code := r.finish(t, n, r.Run()); code != 0 {
-		t.Errorf("exit code %d, want 0", code)
-	}
+	expect.Equal(t, r.finish(t, n, r.Run()), 0, "exit code")
 	unchanged(t, n, before)
 	if report := r.archive(t)["conformance-mps/report.txt"]; !strings.Contains(report, "holds         mps.without-daemon") {
 		t.Errorf("a program without MPS did not run on the free GPU:\n%s", report)
@@ -241,17 +222,11 @@ func TestChanged(t *testing.T) {
 	n := harness.NewNode(t, aMachine)
 	gate := n.Inject(t, machine.Fault{Function: "mps_server_start", GPU: 0, Hang: true, Effect: machine.Proceed, Times: 1})
 	r := script(t, n, bundleFolder(t))
-	if err := r.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if err := harness.Eventually(t.Context(), gate.CheckStruck); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, r.Start())
+	expect.Do(t, harness.Eventually(t.Context(), gate.CheckStruck))
 	n.Update(t, func(m *machine.Machine) { m.GPUs[0].Persistence = !m.GPUs[0].Persistence })
 	gate.Remove(t)
-	if code := r.finish(t, n, r.Wait()); code != 1 {
-		t.Errorf("exit code %d, want 1", code)
-	}
+	expect.Equal(t, r.finish(t, n, r.Wait()), 1, "exit code")
 	const want = `GPU 0: persistence_mode was "Disabled" and is "Enabled"`
 	for where, text := range map[string]string{"output": r.output.String(), "summary": r.archive(t)["summary.txt"]} {
 		if !strings.Contains(text, "THE SETTINGS OF A GPU ARE NOT AS BEFORE") || !strings.Contains(text, want) {
@@ -265,17 +240,11 @@ func TestNotCompared(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, aMachine)
 	path := filepath.Join(n.Root, "usr/bin/nvidia-smi")
-	if err := os.Rename(path, path+".real"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Rename(path, path+".real"))
 	const killed = "#!/bin/bash\n[[ $* != 'mig -lgi' ]] || kill -9 $$\nexec \"$0.real\" \"$@\"\n"
-	if err := os.WriteFile(path, []byte(killed), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(killed), 0o755))
 	r := script(t, n, bundleFolder(t), "--read-only")
-	if code := r.finish(t, n, r.Run()); code != 2 {
-		t.Errorf("exit code %d, want 2", code)
-	}
+	expect.Equal(t, r.finish(t, n, r.Run()), 2, "exit code")
 	const want = "COULD NOT BE COMPARED with those before: GPU instances"
 	for where, text := range map[string]string{"output": r.output.String(), "summary": r.archive(t)["summary.txt"]} {
 		if !strings.Contains(text, want) || strings.Contains(text, "as before") {
@@ -291,18 +260,10 @@ func TestInterrupted(t *testing.T) {
 	before := n.Machine(t)
 	gate := n.Inject(t, machine.Fault{Function: "mps_client_connect", GPU: 0, Hang: true, Effect: machine.Proceed, Times: 1})
 	r := script(t, n, bundleFolder(t))
-	if err := r.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if err := harness.Eventually(t.Context(), gate.CheckStruck); err != nil {
-		t.Error(err)
-	}
-	if err := r.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if code := r.finish(t, n, r.Wait()); code != 2 {
-		t.Errorf("exit code %d, want 2", code)
-	}
+	must.Do(t, r.Start())
+	expect.Do(t, harness.Eventually(t.Context(), gate.CheckStruck))
+	must.Do(t, r.Process.Signal(syscall.SIGTERM))
+	expect.Equal(t, r.finish(t, n, r.Wait()), 2, "exit code")
 	gate.Remove(t)
 	files := r.archive(t)
 	if !strings.Contains(files["summary.txt"], "settings of the GPUs: as before") || !strings.Contains(files["summary.txt"], "not finished in time") {
@@ -320,15 +281,9 @@ func TestKilledStep(t *testing.T) {
 	// Only the conformance kit asks for that, long after its server has started.
 	gate := n.Inject(t, machine.Fault{Function: "mps_get_default_client_priority", GPU: 0, Hang: true, Effect: machine.Proceed, Times: 1})
 	r := script(t, n, bundleFolder(t))
-	if err := r.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if err := harness.Eventually(t.Context(), gate.CheckStruck); err != nil {
-		t.Error(err)
-	}
-	if err := syscall.Kill(r.find(t, "gpu-kubelet-plugin", "--mps"), syscall.SIGKILL); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, r.Start())
+	expect.Do(t, harness.Eventually(t.Context(), gate.CheckStruck))
+	expect.Do(t, syscall.Kill(r.find(t, "gpu-kubelet-plugin", "--mps"), syscall.SIGKILL))
 	if code := r.finish(t, n, r.Wait()); code != 2 || !strings.Contains(r.output.String(), "conformance-mps: signal: killed") {
 		t.Errorf("exit code %d, want 2", code)
 	}
@@ -344,17 +299,13 @@ func TestMPSDoesNotStart(t *testing.T) {
 	n.Inject(t, machine.Fault{Function: "mps_control_start", GPU: 0, Effect: machine.Fail})
 	before := n.Machine(t)
 	r := script(t, n, bundleFolder(t))
-	if code := r.finish(t, n, r.Run()); code != 0 {
-		t.Errorf("exit code %d, want 0", code)
-	}
+	expect.Equal(t, r.finish(t, n, r.Run()), 0, "exit code")
 	files := r.archive(t)
 	const want = "could not be tried: MPS could not be started: the control daemon does not answer: it has ended: it printed"
 	if got := strings.Count(files["trials/trials.txt"], want); got != len(trialWants)-1 { // all but quit
 		t.Errorf("%d trials say that, want %d:\n%s", got, len(trialWants)-1, files["trials/trials.txt"])
 	}
-	if !strings.Contains(files["conformance-mps/report.txt"], "differs       mps.start") {
-		t.Errorf("the report:\n%s", files["conformance-mps/report.txt"])
-	}
+	expect.Contains(t, files["conformance-mps/report.txt"], "differs       mps.start", "the report")
 	unchanged(t, n, before)
 }
 
@@ -370,18 +321,14 @@ func TestWithoutRights(t *testing.T) {
 	if r.Path, err = exec.LookPath("setpriv"); err != nil {
 		t.Skip(err)
 	}
-	if code := r.finish(t, n, r.Run()); code != 0 {
-		t.Errorf("exit code %d, want 0", code)
-	}
+	expect.Equal(t, r.finish(t, n, r.Run()), 0, "exit code")
 	unchanged(t, n, before)
 	files := r.archive(t)
 	for name, text := range map[string]string{
 		"summary.txt":       "could not be tried: gpu-kubelet-plugin: make a mount namespace, for which root is needed",
 		"trials/trials.txt": "command client, own shm  could not be tried: a mount namespace cannot be made",
 	} {
-		if !strings.Contains(files[name], text) {
-			t.Errorf("%s lacks %q:\n%s", name, text, files[name])
-		}
+		expect.Contains(t, files[name], text, name)
 	}
 	if text := files["trials/trials.txt"]; !strings.Contains(text, `command client           get_server_list: "SERVER"`) {
 		t.Errorf("what needs no rights was not tried:\n%s", text)

@@ -14,9 +14,11 @@ import (
 	"time"
 
 	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/hardware/settings"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // hangLimit is what only a wait without a bound reaches.
@@ -26,10 +28,7 @@ const hangLimit = 30 * time.Second
 func TestHungSMI(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, aMachine)
-	smi, err := settings.NewSMI(host.Roots{Driver: n.Root})
-	if err != nil {
-		t.Fatal(err)
-	}
+	smi := must.Get(settings.NewSMI(host.Roots{Driver: n.Root}))(t)
 	gate := n.Inject(t, machine.Fault{Function: "nvidia-smi", GPU: -1, Hang: true, Effect: machine.Proceed})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -38,12 +37,11 @@ func TestHungSMI(t *testing.T) {
 		_, err := smi.Read(ctx)
 		answer <- err
 	}()
-	if err := harness.Eventually(t.Context(), gate.CheckStruck); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, harness.Eventually(t.Context(), gate.CheckStruck))
 	pid := runs(t, filepath.Join(n.Root, "usr/bin/nvidia-smi"))
 	thaw := harness.Freeze(t, pid)
 	cancel()
+	var err error
 	select {
 	case err = <-answer:
 	case <-time.After(hangLimit):
@@ -52,9 +50,7 @@ func TestHungSMI(t *testing.T) {
 	if err == nil || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "process "+strconv.Itoa(pid)+" WAS LEFT BEHIND") {
 		t.Errorf("got %v", err)
 	}
-	if _, err := os.Stat("/proc/" + strconv.Itoa(pid)); err != nil {
-		t.Errorf("it has ended, so this shows nothing: %v", err)
-	}
+	expect.Do(t, expect.Err(os.Stat("/proc/"+strconv.Itoa(pid))), "it has ended, so this shows nothing")
 	thaw()
 	gate.Remove(t)
 }
@@ -62,17 +58,9 @@ func TestHungSMI(t *testing.T) {
 // runs returns the process of a program.
 func runs(t *testing.T, program string) int {
 	t.Helper()
-	links, err := filepath.Glob("/proc/[0-9]*/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, link := range links {
+	for _, link := range must.Get(filepath.Glob("/proc/[0-9]*/exe"))(t) {
 		if path, err := os.Readlink(link); err == nil && path == program {
-			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(link)))
-			if err != nil {
-				t.Fatal(err)
-			}
-			return pid
+			return must.Get(strconv.Atoi(filepath.Base(filepath.Dir(link))))(t)
 		}
 	}
 	t.Fatalf("%s does not run", program)

@@ -20,7 +20,9 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/must"
 )
 
 func TestMain(m *testing.M) {
@@ -42,11 +44,7 @@ var built = sync.OnceValues(func() (string, error) {
 
 func bundleFolder(t *testing.T) string {
 	t.Helper()
-	folder, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return folder
+	return must.Get(built())(t)
 }
 
 // run is one run of the script on a node's machine.
@@ -62,10 +60,7 @@ type run struct {
 // fails the test.
 func script(t *testing.T, n *harness.Node, bundle string, args ...string) *run {
 	t.Helper()
-	temporary, err := os.MkdirTemp("/tmp", "h") // paths of sockets are short
-	if err != nil {
-		t.Fatal(err)
-	}
+	temporary := must.Get(os.MkdirTemp("/tmp", "h"))(t) // paths of sockets are short
 	t.Cleanup(func() { _ = os.RemoveAll(temporary) })
 	if err := os.Chmod(temporary, 0o755); err != nil { // for programs of other users
 		t.Fatal(err)
@@ -94,14 +89,8 @@ func (r *run) finish(t *testing.T, n *harness.Node, err error) int {
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
 		t.Fatal(err)
 	}
-	if left, err := os.ReadDir(r.temporary); err != nil || len(left) > 0 {
-		t.Errorf("files are left: %v, %v", left, err)
-	}
-	links, err := filepath.Glob("/proc/[0-9]*/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, link := range links {
+	expect.Len(t, must.Get(os.ReadDir(r.temporary))(t), 0, "files are left")
+	for _, link := range must.Get(filepath.Glob("/proc/[0-9]*/exe"))(t) {
 		program, err := os.Readlink(link)
 		if err == nil && strings.HasPrefix(program, n.Root+"/") {
 			t.Errorf("%s goes on as %s", program, link)
@@ -117,21 +106,13 @@ func (r *run) finish(t *testing.T, n *harness.Node, err error) int {
 // find returns the process of the run that is this program with this argument.
 func (r *run) find(t *testing.T, program, argument string) int {
 	t.Helper()
-	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, path := range lines {
+	for _, path := range must.Get(filepath.Glob("/proc/[0-9]*/cmdline"))(t) {
 		text, err := os.ReadFile(path)
 		args := strings.Split(string(text), "\x00")
 		if err != nil || filepath.Base(args[0]) != program || !slices.Contains(args, argument) || !strings.Contains(string(text), r.temporary) {
 			continue
 		}
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return pid
+		return must.Get(strconv.Atoi(filepath.Base(filepath.Dir(path))))(t)
 	}
 	t.Fatalf("there is no process %s %s", program, argument)
 	return 0
@@ -147,28 +128,17 @@ func (r *run) archive(t *testing.T) map[string]string {
 	if len(found) == 0 {
 		return nil
 	}
-	file, err := os.Open(found[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(os.Open(found[0]))(t)
 	defer func() { _ = file.Close() }()
-	unpacked, err := gzip.NewReader(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	unpacked := must.Get(gzip.NewReader(file))(t)
 	files := map[string]string{}
 	for archive := tar.NewReader(unpacked); ; {
 		header, err := archive.Next()
 		if errors.Is(err, io.EOF) {
 			return files
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, err := io.ReadAll(archive)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
+		text := must.Get(io.ReadAll(archive))(t)
 		files[strings.TrimPrefix(header.Name, "partage-hardware/")] = string(text)
 	}
 }

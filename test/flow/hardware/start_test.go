@@ -10,8 +10,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/hardware/bundle"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestOtherMachine: programs that do not start are named, with why, before anything else.
@@ -32,18 +34,14 @@ func TestOtherMachine(t *testing.T) {
 		"a program is missing": {
 			func(t *testing.T, folder string) {
 				t.Helper()
-				if err := os.Remove(filepath.Join(folder, "cuda-probe")); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.Remove(filepath.Join(folder, "cuda-probe")))
 			},
 			"cuda-probe is not in the bundle",
 		},
 		"other processor": {
 			func(t *testing.T, folder string) {
 				t.Helper()
-				if err := os.WriteFile(filepath.Join(folder, "architecture"), []byte("riscv64\n"), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.WriteFile(filepath.Join(folder, "architecture"), []byte("riscv64\n"), 0o600))
 			},
 			"the programs are for riscv64",
 		},
@@ -52,9 +50,7 @@ func TestOtherMachine(t *testing.T) {
 			t.Parallel()
 			n := harness.NewNode(t, aMachine)
 			folder := t.TempDir()
-			if err := os.CopyFS(folder, os.DirFS(bundleFolder(t))); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.CopyFS(folder, os.DirFS(bundleFolder(t))))
 			test.spoil(t, folder)
 			r := script(t, n, folder)
 			if code := r.finish(t, n, r.Run()); code != 2 || !strings.Contains(r.output.String(), test.want) {
@@ -71,13 +67,9 @@ func TestOtherMachine(t *testing.T) {
 func TestBuiltForOldMachines(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
-	if err := os.CopyFS(folder, os.DirFS(bundleFolder(t))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.CopyFS(folder, os.DirFS(bundleFolder(t))))
 	const most = 60 << 20
-	if err := bundle.CheckBuilt(t.Context(), folder, most); err != nil {
-		t.Errorf("the bundle: %v", err)
-	}
+	expect.Do(t, bundle.CheckBuilt(t.Context(), folder, most), "the bundle")
 	for _, program := range []string{"cuda-probe", "gpu-kubelet-plugin"} { // hardware-run is static
 		if needed, err := bundle.Needs(filepath.Join(folder, program)); err != nil || needed == "" {
 			t.Errorf("%s loads NVIDIA's libraries and needs glibc %q, %v", program, needed, err)
@@ -85,23 +77,16 @@ func TestBuiltForOldMachines(t *testing.T) {
 	}
 	replace(t, filepath.Join(folder, "cuda-probe"), "GLIBC_"+bundle.Oldest, "GLIBC_2.35")
 	const want = "cuda-probe needs glibc 2.35: want 2.34 or older"
-	if err := bundle.CheckBuilt(t.Context(), folder, most); err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("got %v, want %q", err, want)
-	}
+	expect.Says(t, bundle.CheckBuilt(t.Context(), folder, most), want)
 }
 
 // replace changes a text in a program to another one of the same length.
 func replace(t *testing.T, path, old, other string) {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile(path))(t)
 	changed := bytes.ReplaceAll(data, []byte(old+"\x00"), []byte(other+"\x00"))
 	if len(changed) != len(data) || bytes.Equal(changed, data) {
 		t.Fatalf("%s has no %s", path, old)
 	}
-	if err := os.WriteFile(path, changed, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, changed, 0o755))
 }

@@ -20,8 +20,6 @@ const (
 	KubeletTimeout = 45 * time.Second
 	// ReleaseTimeout is for releases, which take 20 seconds at most where the machine is not busy.
 	ReleaseTimeout = 30 * time.Second
-	// RefusalTimeout is for calls that are to be refused. One that is served takes less, also on a busy machine.
-	RefusalTimeout = 8 * time.Second
 	// ShortTimeout cuts retries inside the driver short where only the outcome matters.
 	ShortTimeout = time.Second
 	// TinyTimeout is for calls that cannot succeed, and would wait for what is in the way.

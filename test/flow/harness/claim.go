@@ -17,11 +17,13 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	"k8s.io/utils/ptr"
 	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 type counter struct{ n atomic.Int64 }
@@ -64,15 +66,6 @@ func (n *Cluster) AllocateDevices(names []string, devices []Device, configs ...C
 // Store stores a claim with these allocation results, by default of this driver and
 // its pool.
 func (n *Cluster) Store(results []resourceapi.DeviceRequestAllocationResult, configs []Config) *drapb.Claim {
-	return n.store("claim-"+strconv.Itoa(int(claimNumbers.add())), "", results, configs)
-}
-
-// Reallocate gives a claim other devices, as the scheduler does when it was deallocated: it stays the same object.
-func (n *Cluster) Reallocate(claim *drapb.Claim, results []resourceapi.DeviceRequestAllocationResult, configs ...Config) {
-	n.store(claim.GetName(), types.UID(claim.GetUid()), results, configs)
-}
-
-func (n *Cluster) store(name string, uid types.UID, results []resourceapi.DeviceRequestAllocationResult, configs []Config) *drapb.Claim {
 	allocation := &resourceapi.AllocationResult{}
 	for i, r := range results {
 		if r.Driver == "" {
@@ -92,7 +85,7 @@ func (n *Cluster) store(name string, uid types.UID, results []resourceapi.Device
 		})
 	}
 	claim := n.API.SetClaim(&resourceapi.ResourceClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: uid},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "claim-" + strconv.Itoa(int(claimNumbers.add()))},
 		Status:     resourceapi.ResourceClaimStatus{Allocation: allocation},
 	})
 	return &drapb.Claim{Namespace: claim.Namespace, Name: claim.Name, Uid: string(claim.UID)}
@@ -102,10 +95,7 @@ func (n *Cluster) store(name string, uid types.UID, results []resourceapi.Device
 // the claims.
 func (p *Driver) Prepare(t testing.TB, claims ...*drapb.Claim) []*drapb.NodePrepareResourceResponse {
 	t.Helper()
-	response, err := p.Kubelet.NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{Claims: claims})
-	if err != nil {
-		t.Fatal(err)
-	}
+	response := must.Get(p.Kubelet.NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{Claims: claims}))(t)
 	answers := make([]*drapb.NodePrepareResourceResponse, len(claims))
 	for i, c := range claims {
 		answer, ok := response.GetClaims()[c.GetUid()]
@@ -146,10 +136,7 @@ func CDIIDs(answer *drapb.NodePrepareResourceResponse) []string {
 // Unprepare makes one call for all claims and returns the first error.
 func (p *Driver) Unprepare(t testing.TB, claims ...*drapb.Claim) error {
 	t.Helper()
-	response, err := p.Kubelet.NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{Claims: claims})
-	if err != nil {
-		t.Fatal(err)
-	}
+	response := must.Get(p.Kubelet.NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{Claims: claims}))(t)
 	for _, c := range claims {
 		answer, ok := response.GetClaims()[c.GetUid()]
 		if !ok {
@@ -165,9 +152,7 @@ func (p *Driver) Unprepare(t testing.TB, claims ...*drapb.Claim) error {
 // MustUnprepare fails the test unless all of the claims are unprepared.
 func (p *Driver) MustUnprepare(t testing.TB, claims ...*drapb.Claim) {
 	t.Helper()
-	if err := p.Unprepare(t, claims...); err != nil {
-		t.Fatalf("unprepare: %v", err)
-	}
+	must.Do(t, p.Unprepare(t, claims...), "unprepare")
 }
 
 // Container returns the spec that a container runtime makes with CDI ids.
@@ -179,16 +164,11 @@ func (n *Files) Container(t testing.TB, ids ...string) *oci.Spec {
 // InjectCDI adds what CDI ids stand for to the spec that a container runtime has made of a pod, and returns it.
 func (n *Files) InjectCDI(t testing.TB, spec *oci.Spec, ids ...string) *oci.Spec {
 	t.Helper()
-	cache, err := cdiapi.NewCache(cdiapi.WithSpecDirs(n.CDIDir), cdiapi.WithAutoRefresh(false))
-	if err != nil {
-		t.Fatal(err)
-	}
+	cache := must.Get(cdiapi.NewCache(cdiapi.WithSpecDirs(n.CDIDir), cdiapi.WithAutoRefresh(false)))(t)
 	for path, errs := range cache.GetErrors() {
 		for _, err := range errs {
 			// Other claims may come and go meanwhile.
-			if !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("CDI file %s: %v", path, err)
-			}
+			expect.Is(t, err, fs.ErrNotExist, "CDI file", path)
 		}
 	}
 	if unresolved, err := cache.InjectDevices(spec, ids...); err != nil {

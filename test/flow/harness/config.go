@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // Config is an opaque configuration for all requests of a claim.
@@ -37,26 +38,17 @@ func (n *Node) Policy(t testing.TB, text string) (flag string) {
 	t.Helper()
 	path := filepath.Join(filepath.Dir(n.Root), "policy.yaml")
 	// As the kubelet does it: a reader has the old one or the new one.
-	if err := os.WriteFile(path+".new", []byte(policyHeader+text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path+".new", []byte(policyHeader+text), 0o600))
+	must.Do(t, os.Rename(path+".new", path))
 	return "--policy-file=" + path
 }
 
 // Interposer makes a library as an operator may have one, which limits nothing, and returns the flag that names it.
 func (n *Node) Interposer(t testing.TB) (flag string) {
 	t.Helper()
-	library, err := os.ReadFile(Built.Assets.CUDA)
-	if err != nil {
-		t.Fatal(err)
-	}
+	library := must.Get(os.ReadFile(Built.Assets.CUDA))(t)
 	path := filepath.Join(filepath.Dir(n.Root), "libvgpu.so")
-	if err := os.WriteFile(path, library, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, library, 0o755))
 	return "--interposer-library=" + path
 }
 

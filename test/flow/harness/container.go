@@ -17,6 +17,8 @@ import (
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 // containerVariable makes the test program the first process of a container. It
@@ -154,17 +156,8 @@ func bind(source, target string, flags uintptr) error {
 // bundle is what a container runtime makes of a spec before it runs hooks.
 func (n *Node) bundle(t testing.TB, spec *oci.Spec) string {
 	t.Helper()
-	dir, err := os.MkdirTemp(filepath.Dir(n.Root), "c")
-	if err != nil {
-		t.Fatal(err)
-	}
-	data, err := json.Marshal(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "config.json"), data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	dir := must.Get(os.MkdirTemp(filepath.Dir(n.Root), "c"))(t)
+	must.Do(t, os.WriteFile(filepath.Join(dir, "config.json"), must.Get(json.Marshal(spec))(t), 0o600))
 	return dir
 }
 

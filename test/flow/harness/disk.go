@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 // DataDir is the folder in which the driver keeps what has to outlive it.
@@ -51,12 +53,6 @@ var (
 	}
 	// CutOff leaves the first letter of a file, as a disk does that loses what was written last.
 	CutOff = func(path string) error { return os.Truncate(path, 1) }
-	// CutBody leaves the first line of a file, which says which GPUs it is about.
-	CutBody = func(path string) error {
-		text, err := os.ReadFile(path)
-		line, _, _ := bytes.Cut(text, []byte("\n"))
-		return errors.Join(err, os.Truncate(path, int64(len(line)+1)))
-	}
 	// IsFolder puts a folder in the place of a file, as a bad repair of a file system does.
 	IsFolder = func(path string) error {
 		return errors.Join(os.Remove(path), os.MkdirAll(filepath.Join(path, "lost+found"), 0o755))
@@ -67,9 +63,7 @@ var (
 func (n *Files) DamageRecords(t testing.TB, uid string, damage func(path string) error) {
 	t.Helper()
 	for _, path := range n.RecordsOf(t, uid) {
-		if err := damage(path); err != nil {
-			t.Fatalf("damage %s: %v", path, err)
-		}
+		must.Do(t, damage(path), "damage", path)
 	}
 }
 
@@ -77,13 +71,9 @@ func (n *Files) DamageRecords(t testing.TB, uid string, damage func(path string)
 func ReadOnly(t testing.TB, dir string) {
 	t.Helper()
 	SkipWithoutMounts(t)
-	if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil {
-		t.Fatalf("bind %s: %v", dir, err)
-	}
+	must.Do(t, unix.Mount(dir, dir, "", unix.MS_BIND, ""), "bind", dir)
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
-	if err := unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
-		t.Fatalf("make %s read-only: %v", dir, err)
-	}
+	must.Do(t, unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""), "make", dir, "read-only")
 }
 
 // SmallDisk gives the driver a disk of its own, in memory, and returns what fills it up. It is for a driver that was not

@@ -13,6 +13,7 @@ import (
 
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // Fault is a fault that is in force until it is removed.
@@ -34,11 +35,7 @@ func (n *GPUs) TryInject(f machine.Fault) (*Fault, error) {
 // Inject makes calls go wrong until the fault is removed.
 func (n *GPUs) Inject(t testing.TB, f machine.Fault) *Fault {
 	t.Helper()
-	i, err := n.TryInject(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return i
+	return must.Get(n.TryInject(f))(t)
 }
 
 // TryRemove ends the fault and returns how many calls it struck.
@@ -58,22 +55,7 @@ func (i *Fault) TryRemove() (struck uint64, err error) {
 // Remove ends the fault.
 func (i *Fault) Remove(t testing.TB) {
 	t.Helper()
-	if _, err := i.TryRemove(); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// Struck returns how many calls were struck up to now.
-func (i *Fault) Struck() (uint64, error) {
-	m, err := i.n.State.Snapshot()
-	if err != nil {
-		return 0, err
-	}
-	at := slices.IndexFunc(m.Faults, func(f machine.Fault) bool { return f.ID == i.id })
-	if at < 0 {
-		return 0, fmt.Errorf("fault %d is not there", i.id)
-	}
-	return m.Faults[at].Struck, nil
+	must.Get(i.TryRemove())(t)
 }
 
 // UntilStruck waits until a call was struck.
@@ -84,11 +66,14 @@ func (i *Fault) UntilStruck(t testing.TB, p *Driver) {
 
 // CheckStruck fails unless a call was struck.
 func (i *Fault) CheckStruck() error {
-	struck, err := i.Struck()
-	if err == nil && struck == 0 {
-		err = errors.New("no call was struck yet")
+	m, err := i.n.State.Snapshot()
+	if err != nil {
+		return err
 	}
-	return err
+	if !slices.ContainsFunc(m.Faults, func(f machine.Fault) bool { return f.ID == i.id && f.Struck > 0 }) {
+		return errors.New("no call was struck yet")
+	}
+	return nil
 }
 
 // IsChange reports whether a function of NVML changes the GPU, judging by its name.

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // FileGate holds those who open files until the test lets them go, as a kernel module or a file server does that does not
@@ -41,16 +42,12 @@ type heldOpen struct {
 func HoldFiles(t testing.TB, paths ...string) *FileGate {
 	t.Helper()
 	fd, err := unix.FanotifyInit(unix.FAN_CLASS_CONTENT|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK, unix.O_RDONLY|unix.O_CLOEXEC)
-	if err != nil {
-		t.Fatalf("hold opened files, which needs root and a kernel with CONFIG_FANOTIFY_ACCESS_PERMISSIONS: %v", err)
-	}
+	must.Do(t, err, "hold opened files, which needs root and a kernel with CONFIG_FANOTIFY_ACCESS_PERMISSIONS")
 	g := &FileGate{events: os.NewFile(uintptr(fd), "fanotify")}
 	t.Cleanup(g.Open)
 	go g.listen()
 	for _, path := range paths {
-		if err := mark(fd, path); err != nil {
-			t.Fatalf("hold %s: %v", path, err)
-		}
+		must.Do(t, mark(fd, path), "hold", path)
 	}
 	return g
 }
@@ -156,9 +153,7 @@ func (g *FileGate) CheckHeld(count int) error {
 // UntilHeld waits until a number of opens, or more, are held.
 func (g *FileGate) UntilHeld(t testing.TB, count int) {
 	t.Helper()
-	if err := Eventually(t.Context(), func() error { return g.CheckHeld(count) }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Eventually(t.Context(), func() error { return g.CheckHeld(count) }))
 }
 
 // LetGo lets those go on that came first, which are held. Those that come later are held.

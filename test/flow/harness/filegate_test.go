@@ -7,8 +7,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"testing"
+
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestFileGate: programs that open a file, or list a folder, are held and go on one by one, in their order; this process
@@ -20,12 +22,8 @@ func TestFileGate(t *testing.T) {
 	dir := t.TempDir()
 	file, folder, other := filepath.Join(dir, "information"), filepath.Join(dir, "folder"), filepath.Join(dir, "other")
 	for _, path := range []string{file, other, filepath.Join(dir, "folder/in it/file")} {
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte("text"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		must.Do(t, os.WriteFile(path, []byte("text"), 0o600))
 	}
 	g := HoldFiles(t, file, folder)
 	type end struct {
@@ -49,17 +47,13 @@ func TestFileGate(t *testing.T) {
 	g.UntilHeld(t, 2)
 	run("head", filepath.Join(folder, "in it/file"))
 	g.UntilHeld(t, 3)
-	if want := []string{file, folder, filepath.Join(folder, "in it/file")}; !slices.Equal(g.Held(), want) {
-		t.Errorf("held are %v, want %v", g.Held(), want)
-	}
+	expect.Same(t, g.Held(), []string{file, folder, filepath.Join(folder, "in it/file")}, "held")
 	if output, err := exec.CommandContext(t.Context(), "cat", other).Output(); err != nil || string(output) != "text" {
 		t.Errorf("another file: %q, %v", output, err)
 	}
 	for _, want := range []end{{"cat", "text", nil}, {"ls", "in it\n", nil}} {
 		g.LetGo(t, 1)
-		if got := <-ends; got != want {
-			t.Errorf("let go: %+v, want %+v", got, want)
-		}
+		expect.Equal(t, <-ends, want, "let go")
 	}
 	run("tail", file)
 	g.UntilHeld(t, 2)

@@ -12,6 +12,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // freezer is where version 1 of cgroups can stop processes in a way that they do not even die when they are killed.
@@ -38,9 +41,7 @@ func Freeze(t testing.TB, pids ...int) (thaw func()) {
 			}
 			return err
 		})
-		if err != nil {
-			t.Errorf("%s to be %s: %v", dir, want, err)
-		}
+		expect.Do(t, err, dir, "to be", want)
 	}
 	thaw = func() { set("THAWED") }
 	t.Cleanup(func() {
@@ -48,14 +49,10 @@ func Freeze(t testing.TB, pids ...int) (thaw func()) {
 		for _, pid := range pids {
 			_ = os.WriteFile(filepath.Join(freezer, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
 		}
-		if err := Eventually(ctx, func() error { return os.Remove(dir) }); err != nil {
-			t.Error(err)
-		}
+		expect.Do(t, Eventually(ctx, func() error { return os.Remove(dir) }))
 	})
 	for _, pid := range pids {
-		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
-			t.Fatalf("freeze process %d: %v", pid, err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0), "freeze process", pid)
 	}
 	set("FROZEN")
 	return thaw

@@ -10,6 +10,7 @@ import (
 
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // Gate holds calls until the test lets them go: a GPU that is slow, without waiting for it.
@@ -42,15 +43,11 @@ func (g *Gate) CheckHeld(count int) error {
 // UntilHeld waits until a number of calls, or more, are held.
 func (g *Gate) UntilHeld(t testing.TB, count int) {
 	t.Helper()
-	if err := Eventually(t.Context(), func() error { return g.CheckHeld(count) }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Eventually(t.Context(), func() error { return g.CheckHeld(count) }))
 }
 
 // LetGo lets the oldest calls go on, which are held. Those that come later are held. Remove lets all go.
 func (g *Gate) LetGo(t testing.TB, count int) {
 	t.Helper()
-	if err := g.n.State.LetGo(g.id, count); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, g.n.State.LetGo(g.id, count))
 }

@@ -7,19 +7,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strconv"
 	"testing"
-	"time"
-
-	"google.golang.org/grpc"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
-	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/partage-dev/partage/test/flow/killpoint"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // KillableDriver is a driver that can be killed at an effect. Close ends it, unless it
@@ -27,8 +19,7 @@ import (
 type KillableDriver struct {
 	*Driver
 	*killpoint.Supervisor
-	uid         string
-	connections []*grpc.ClientConn
+	uid string
 }
 
 // Spawn starts a driver that can be killed at an effect, and does not wait for
@@ -48,63 +39,20 @@ func (n *Node) Spawn(flags ...string) (*KillableDriver, error) {
 // Connect registers the driver as the kubelet does. It fails when the driver ends
 // before that.
 func (s *KillableDriver) Connect(ctx context.Context, registrar string) error {
-	ctx, cancel := context.WithTimeout(ctx, Patience)
-	defer cancel()
-	go func() {
-		select {
-		case <-s.Exited:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	socket := registrar + "/" + kubeletplugin.RollingUpdateRegistrarSocketFile(registrar, DriverName, types.UID(s.uid))
-	err := wait.PollUntilContextCancel(ctx, 5*time.Millisecond, true, func(context.Context) (bool, error) {
-		_, err := os.Stat(socket)
-		return err == nil, nil
-	})
-	if err != nil {
-		return fmt.Errorf("wait for the registration socket: %w", err)
-	}
-	conn, err := s.dial("unix://" + socket)
-	if err != nil {
-		return err
-	}
-	registration := registerapi.NewRegistrationClient(conn)
-	info, err := registration.GetInfo(ctx, &registerapi.InfoRequest{}, grpc.WaitForReady(true))
-	if err != nil {
-		return fmt.Errorf("get the driver's registration: %w", err)
-	}
-	if _, err := registration.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
-		return fmt.Errorf("acknowledge the driver's registration: %w", err)
-	}
-	conn, err = s.dial("unix://" + info.GetEndpoint())
-	s.Kubelet = drapb.NewDRAPluginClient(conn)
-	return err
-}
-
-func (s *KillableDriver) dial(target string) (*grpc.ClientConn, error) {
-	conn, err := newConn(target)
-	if err == nil {
-		s.connections = append(s.connections, conn)
-	}
-	return conn, err
+	return s.connect(ctx, registrationSocket(registrar, s.uid))
 }
 
 // Close kills the driver if it runs.
 func (s *KillableDriver) Close() {
 	s.Kill()
-	for _, conn := range s.connections {
-		_ = conn.Close()
-	}
+	s.disconnect()
 }
 
 // StartKillable is Start for a driver that can be killed at an effect.
 func (n *Node) StartKillable(t testing.TB, flags ...string) *KillableDriver {
 	t.Helper()
 	s := n.MustSpawn(t, flags...)
-	if err := s.Connect(t.Context(), n.RegistrarDir); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Connect(t.Context(), n.RegistrarDir))
 	return s
 }
 
@@ -112,12 +60,7 @@ func (n *Node) StartKillable(t testing.TB, flags ...string) *KillableDriver {
 func (n *Node) MustSpawn(t testing.TB, flags ...string) *KillableDriver {
 	t.Helper()
 	s, err := n.Spawn(flags...)
-	if errors.Is(err, killpoint.ErrForbidden) {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	allowed(t, err)
 	t.Cleanup(func() {
 		s.Close()
 		if t.Failed() {
@@ -125,4 +68,13 @@ func (n *Node) MustSpawn(t testing.TB, flags ...string) *KillableDriver {
 		}
 	})
 	return s
+}
+
+// allowed ends the test at an error, and skips it where nobody may be killed at an effect.
+func allowed(t testing.TB, err error) {
+	t.Helper()
+	if errors.Is(err, killpoint.ErrForbidden) {
+		t.Skip(err)
+	}
+	must.Do(t, err)
 }

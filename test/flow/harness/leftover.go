@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // MPSProcesses are the names of keepers, daemons and servers of this machine by process ID,
@@ -124,17 +125,11 @@ func (n *MPSFolder) ClearMPS() error {
 // instances and CDI files are gone, and all device numbers change.
 func (n *Node) Reboot(t testing.TB) {
 	t.Helper()
-	if err := n.ClearMPS(); err != nil {
-		t.Fatal(err)
-	}
-	if err := sysroot.Reboot(n.Root, sysroot.RebootOptions{Renumber: true}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, n.ClearMPS())
+	must.Do(t, sysroot.Reboot(n.Root, sysroot.RebootOptions{Renumber: true}))
 	// The folder of CDI specs is not on a disk.
 	for _, name := range n.CDISpecs(t) {
-		if err := os.Remove(filepath.Join(n.CDIDir, name)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Remove(filepath.Join(n.CDIDir, name)))
 	}
 }
 

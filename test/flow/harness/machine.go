@@ -8,6 +8,7 @@ import (
 
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // Update changes the machine.
@@ -17,9 +18,7 @@ func (n *GPUs) Update(t testing.TB, change func(*machine.Machine)) {
 		change(m)
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 }
 
 // Address is the PCI address of a GPU.
@@ -31,11 +30,7 @@ func (n *GPUs) Address(t testing.TB, gpu int) string {
 // Machine returns the state of the machine.
 func (n *GPUs) Machine(t testing.TB) *machine.Machine {
 	t.Helper()
-	m, err := n.State.Snapshot()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return m
+	return must.Get(n.State.Snapshot())(t)
 }
 
 // Instances are all live GPU instances of the machine.

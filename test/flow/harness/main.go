@@ -21,6 +21,7 @@ import (
 	"github.com/partage-dev/partage/test/flow/killpoint"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
 	"github.com/partage-dev/partage/test/knownfailures"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // Programs are the files that the tests run.
@@ -99,10 +100,7 @@ func lockPath(dir string) string { return filepath.Join(dir, ".lock") }
 // test has opened is as new as run leaves this one.
 func keepOutOfCache(t testing.TB) {
 	t.Helper()
-	file, err := os.Open(lockPath(filepath.Dir(Built.Driver)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(os.Open(lockPath(filepath.Dir(Built.Driver))))(t)
 	_ = file.Close()
 }
 

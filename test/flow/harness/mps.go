@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // Session is an MPS session as the supervisor has it. This file is the only one of
@@ -36,9 +37,7 @@ func (n *MPSFolder) Sessions(t testing.TB) map[string]Session {
 		all, err = n.TrySessions(t.Context())
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	sessions := map[string]Session{}
 	for _, s := range all {
 		sessions[s.Spec.ID] = s

@@ -12,11 +12,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/fakeapi"
 	"github.com/partage-dev/partage/test/gpusim/catalog"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // Names of the driver and of its node.
@@ -81,14 +83,10 @@ func newNode(t testing.TB, machineName string, create createMachine, change []fu
 	keepOutOfCache(t)
 	// Socket paths have little room; t.TempDir() would use most of it.
 	dir, err := os.MkdirTemp("", "f")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	// MPS servers may run as any user.
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(dir, 0o755))
 	n := &Node{
 		Cluster:      Cluster{API: fakeapi.New(t)},
 		GPUs:         GPUs{Root: filepath.Join(dir, "root")},
@@ -97,25 +95,17 @@ func newNode(t testing.TB, machineName string, create createMachine, change []fu
 		RegistrarDir: filepath.Join(dir, "reg"), PodResources: filepath.Join(dir, "pods.sock"),
 	}
 	t.Cleanup(func() {
-		if err := n.endMPS(); err != nil {
-			t.Error(err)
-		}
+		expect.Do(t, n.endMPS())
 	})
 	for _, path := range []string{n.CDIDir, n.PluginsDir, n.RegistrarDir, n.MPSDir} {
-		if err := os.Mkdir(path, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Mkdir(path, 0o700))
 	}
-	if err := os.WriteFile(n.DefaultPolicy(), []byte(everythingPolicy), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(n.DefaultPolicy(), []byte(everythingPolicy), 0o600))
 	n.API.AddNode(NodeName)
 	n.Kubeconfig = n.API.Kubeconfig(t, dir)
 
 	m, err := catalog.Machine(machineName, catalog.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, f := range change {
 		f(m)
 	}
@@ -123,19 +113,13 @@ func newNode(t testing.TB, machineName string, create createMachine, change []fu
 	if errors.Is(err, unix.EPERM) {
 		t.Skipf("a simulated machine needs device nodes: %v", err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	n.State, err = state.Open(sysroot.StatePath(n.Root))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() {
 		// A call that the simulator answers with "not supported" because it
 		// does not know it would make these tests say little.
-		if calls, err := n.State.Unmodelled(); err != nil || len(calls) > 0 {
-			t.Errorf("calls of NVML functions that the simulator does not model: %v, %v", calls, err)
-		}
+		expect.Len(t, must.Get(n.State.Unmodelled())(t), 0, "calls of NVML functions that the simulator does not model")
 		n.State.Close()
 	})
 	return n
@@ -167,13 +151,7 @@ func List(t testing.TB, dir string) []string {
 // WantClean fails unless nothing at all is left of any claim.
 func (n *Node) WantClean(t testing.TB) {
 	t.Helper()
-	if left := n.Instances(t); len(left) > 0 {
-		t.Errorf("GPU instances are left: %+v", left)
-	}
-	if left := n.CDISpecs(t); len(left) > 0 {
-		t.Errorf("CDI files are left: %v", left)
-	}
-	if left := n.Records(t); len(left) > 0 {
-		t.Errorf("records are left: %v", left)
-	}
+	expect.Len(t, n.Instances(t), 0, "GPU instances are left")
+	expect.Len(t, n.CDISpecs(t), 0, "CDI files are left")
+	expect.Len(t, n.Records(t), 0, "records are left")
 }

@@ -4,13 +4,8 @@
 package harness
 
 import (
-	"context"
-	"errors"
 	"net"
-	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -20,35 +15,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	podsv1alpha1 "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 	"k8s.io/utils/ptr"
+
+	"github.com/partage-dev/partage/test/gpusim/cgroup"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // InPod moves the program into the cgroup of a pod.
 func (u *Program) InPod(t testing.TB, uid types.UID) {
 	t.Helper()
-	pid := []byte(strconv.Itoa(u.cmd.Process.Pid))
-	var errs []error
-	// One hierarchy is enough. With version 2 there is only one.
-	for _, at := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/pids", "/sys/fs/cgroup/freezer"} {
-		if _, err := os.Stat(filepath.Join(at, "cgroup.procs")); err != nil {
-			continue
-		}
-		dir, err := os.MkdirTemp(at, "kubepods-*-pod"+strings.ReplaceAll(string(uid), "-", "_")+".slice")
-		if err == nil {
-			t.Cleanup(func() {
-				u.Kill()
-				// What was killed leaves the cgroup a little later. The test's own context has ended.
-				if err := Eventually(context.WithoutCancel(t.Context()), func() error { return os.Remove(dir) }); err != nil {
-					t.Error(err)
-				}
-			})
-			err = os.WriteFile(filepath.Join(dir, "cgroup.procs"), pid, 0)
-		}
-		if err == nil {
-			return
-		}
-		errs = append(errs, err)
-	}
-	t.Skipf("no cgroup can be made here: %v", errors.Join(errs...))
+	cgroup.InPod(t, u.PID(), string(uid))
+	t.Cleanup(u.Kill) // before it would be moved out
 }
 
 // PodsAPI is the kubelet's, of a node with pods of which nothing is known but their end.
@@ -64,10 +40,7 @@ type PodsAPI struct {
 func (n *Node) StartPodsAPI(t testing.TB) *PodsAPI {
 	t.Helper()
 	socket := filepath.Join(filepath.Dir(n.Root), "pods-api.sock")
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get((&net.ListenConfig{}).Listen(t.Context(), "unix", socket))(t)
 	api := &PodsAPI{Flag: "--kubelet-pods-socket=" + socket, events: make(chan *podsv1alpha1.WatchPodsEvent)}
 	server := grpc.NewServer()
 	podsv1alpha1.RegisterPodsServer(server, api)
@@ -98,10 +71,7 @@ func (a *PodsAPI) Delete(t testing.TB, uid types.UID, grace int64) {
 		DeletionTimestamp:          ptr.To(metav1.NewTime(time.Now().Add(time.Duration(grace) * time.Second))),
 		DeletionGracePeriodSeconds: &grace,
 	}}
-	data, err := pod.Marshal()
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(pod.Marshal())(t)
 	select {
 	case a.events <- &podsv1alpha1.WatchPodsEvent{Type: podsv1alpha1.EventType_MODIFIED, Pod: data}:
 	case <-t.Context().Done():

@@ -30,6 +30,8 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/partage-dev/partage/pkg/node/healthsocket"
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // Process is a program that was started.
@@ -59,7 +61,8 @@ type Driver struct {
 
 	healthSocket string
 	// Kubelet is connected to the DRA socket.
-	Kubelet drapb.DRAPluginClient
+	Kubelet     drapb.DRAPluginClient
+	connections []*grpc.ClientConn
 }
 
 // LogBuffer collects what a process writes while tests read it.
@@ -105,9 +108,7 @@ func (n *Node) StartWith(t testing.TB, environment []string, flags ...string) *D
 // startFor runs the driver until the test ends.
 func (p *Driver) startFor(t testing.TB) {
 	t.Helper()
-	if err := p.Cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, p.Cmd.Start())
 	p.reap()
 	t.Cleanup(func() {
 		p.Kill()
@@ -146,27 +147,71 @@ func (n *Node) command(uid string, flags ...string) *exec.Cmd {
 // Register registers the driver as the kubelet does.
 func (p *Driver) Register(t testing.TB, registrar, uid string) {
 	t.Helper()
-	p.registerAt(t, registrar+"/"+kubeletplugin.RollingUpdateRegistrarSocketFile(registrar, DriverName, types.UID(uid)))
+	p.registerAt(t, registrationSocket(registrar, uid))
 }
 
-// registerAt registers a driver as the kubelet does that has found its socket.
+func registrationSocket(registrar, uid string) string {
+	return registrar + "/" + kubeletplugin.RollingUpdateRegistrarSocketFile(registrar, DriverName, types.UID(uid))
+}
+
 func (p *Driver) registerAt(t testing.TB, socket string) {
 	t.Helper()
-	p.Until(t, "the registration socket", func(context.Context) error {
-		if _, err := os.Stat(socket); err != nil {
-			return err
+	t.Cleanup(p.disconnect)
+	must.Do(t, p.connect(t.Context(), socket))
+}
+
+// connect registers a driver as the kubelet does that has found its socket. It fails when the driver ends before that.
+func (p *Driver) connect(ctx context.Context, socket string) error {
+	ctx, cancel := context.WithTimeout(ctx, Patience)
+	defer cancel()
+	go func() {
+		select {
+		case <-p.Exited:
+			cancel()
+		case <-ctx.Done():
 		}
-		return nil
+	}()
+	err := wait.PollUntilContextCancel(ctx, 5*time.Millisecond, true, func(context.Context) (bool, error) {
+		_, err := os.Stat(socket)
+		return err == nil, nil
 	})
-	registration := registerapi.NewRegistrationClient(dial(t, "unix://"+socket))
-	info, err := registration.GetInfo(t.Context(), &registerapi.InfoRequest{}, grpc.WaitForReady(true))
 	if err != nil {
-		t.Fatal(err)
+		return fmt.Errorf("wait for the registration socket: %w", err)
 	}
-	if _, err := registration.NotifyRegistrationStatus(t.Context(), &registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
-		t.Fatal(err)
+	conn, err := p.dial("unix://" + socket)
+	if err != nil {
+		return err
 	}
-	p.Kubelet = drapb.NewDRAPluginClient(dial(t, "unix://"+info.GetEndpoint()))
+	registration := registerapi.NewRegistrationClient(conn)
+	info, err := registration.GetInfo(ctx, &registerapi.InfoRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		return fmt.Errorf("get the driver's registration: %w", err)
+	}
+	if _, err := registration.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
+		return fmt.Errorf("acknowledge the driver's registration: %w", err)
+	}
+	conn, err = p.dial("unix://" + info.GetEndpoint())
+	p.Kubelet = drapb.NewDRAPluginClient(conn)
+	return err
+}
+
+// dial connects again soon where a socket is there before its process listens.
+func (p *Driver) dial(target string) (*grpc.ClientConn, error) {
+	soon := grpc.ConnectParams{
+		Backoff:           backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second},
+		MinConnectTimeout: Patience,
+	}
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(soon))
+	if err == nil {
+		p.connections = append(p.connections, conn)
+	}
+	return conn, err
+}
+
+func (p *Driver) disconnect() {
+	for _, conn := range p.connections {
+		_ = conn.Close()
+	}
 }
 
 // Until repeats try until it succeeds. It fails the test when the process ends.
@@ -182,9 +227,7 @@ func (p *Process) Until(t testing.TB, what string, try func(context.Context) err
 		last = try(ctx)
 		return last == nil, nil
 	})
-	if err != nil {
-		t.Fatalf("waiting for %s: %v: %v", what, err, last)
-	}
+	must.Do(t, err, "waiting for", what, last)
 }
 
 // Ready waits until the driver says that it is.
@@ -203,9 +246,7 @@ func (p *Driver) Check(question string) func(context.Context) error {
 // Stop ends the process as the kubelet does and checks that it ends well.
 func (p *Process) Stop(t testing.TB) {
 	t.Helper()
-	if err := p.Cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, p.Cmd.Process.Signal(syscall.SIGTERM))
 	p.WantExit(t, 0)
 }
 
@@ -214,9 +255,7 @@ func (p *Process) WantExit(t testing.TB, code int) {
 	t.Helper()
 	select {
 	case <-p.Exited:
-		if got := p.Cmd.ProcessState.ExitCode(); got != code {
-			t.Errorf("the process ended with %d, want %d", got, code)
-		}
+		expect.Equal(t, p.Cmd.ProcessState.ExitCode(), code, "the process ended")
 	case <-time.After(Patience):
 		t.Fatal("the process did not end")
 	}
@@ -237,28 +276,7 @@ func (p *Process) WantLog(t testing.TB, text string) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Error(err)
-	}
-}
-
-func dial(t testing.TB, target string) grpc.ClientConnInterface {
-	t.Helper()
-	conn, err := newConn(target)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
-	return conn
-}
-
-// newConn connects again soon where a socket is there before its process listens.
-func newConn(target string) (*grpc.ClientConn, error) {
-	soon := grpc.ConnectParams{
-		Backoff:           backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second},
-		MinConnectTimeout: Patience,
-	}
-	return grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(soon))
+	expect.Do(t, err)
 }
 
 // Events are the Kubernetes events of the driver, in order.

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 // Program is a program that uses CUDA in a container.
@@ -83,11 +85,7 @@ func (u *Program) Check() error {
 // test ends.
 func (n *Node) StartProgram(t testing.TB, ids ...string) *Program {
 	t.Helper()
-	u, err := n.TryStartProgram(t.Context(), t, n.Container(t, ids...))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return u
+	return must.Get(n.TryStartProgram(t.Context(), t, n.Container(t, ids...)))(t)
 }
 
 // TryStartProgram is StartProgram where that may fail.

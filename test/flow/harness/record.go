@@ -18,6 +18,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
@@ -153,9 +154,7 @@ func (n *Files) Records(t testing.TB) []string {
 func (n *Files) WantClaims(t testing.TB, uids ...types.UID) {
 	t.Helper()
 	for what, files := range map[string][]string{"CDI": n.CDISpecs(t), "record": n.Records(t)} {
-		if len(files) != len(uids) {
-			t.Errorf("%s files are %v, want one for each of %v", what, files, uids)
-		}
+		expect.Equal(t, len(files), len(uids), what, files, "for", uids)
 		for _, uid := range uids {
 			if !slices.ContainsFunc(files, func(f string) bool { return strings.Contains(f, string(uid)) }) {
 				t.Errorf("%s files are %v, none is of claim %s", what, files, uid)

@@ -18,6 +18,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // Snapshot is everything that claims leave on a node.
@@ -64,9 +65,7 @@ func (n *Node) Snapshot(t testing.TB) Snapshot {
 		"cdi": n.CDIDir, "records": n.RecordsDir(), "limits": filepath.Join(data, "limits"), "mps": n.MPSDir,
 		"metadata": filepath.Join(data, "dra-device-metadata"),
 	} {
-		if err := readTree(dir, prefix, all.Files); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, readTree(dir, prefix, all.Files))
 	}
 	var err error
 	if all.Mounts, err = n.MPSMounts(); err != nil {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/test/flow/killpoint"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // Supervisor is a running MPS supervisor.
@@ -32,9 +33,7 @@ func (n *Node) StartSupervisor(t testing.TB, flags ...string) *Supervisor {
 	t.Helper()
 	SkipWithoutMounts(t)
 	s := &Supervisor{Process: n.supervisorProcess(flags)}
-	if err := s.Cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Cmd.Start())
 	s.reap()
 	s.tie(t)
 	s.serving(t, n)
@@ -58,12 +57,7 @@ func (n *Node) StartKillableSupervisor(t testing.TB, flags ...string) *Superviso
 	t.Helper()
 	SkipWithoutMounts(t)
 	s, err := n.SpawnSupervisor(flags...)
-	if errors.Is(err, killpoint.ErrForbidden) {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	allowed(t, err)
 	s.tie(t)
 	s.serving(t, n)
 	return s

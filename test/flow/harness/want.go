@@ -15,16 +15,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // RunSMI runs the machine's nvidia-smi, as an administrator does.
 func (n *GPUs) RunSMI(t testing.TB, args string) string {
 	t.Helper()
 	out, err := n.TrySMI(t.Context(), args)
-	if err != nil {
-		t.Fatalf("nvidia-smi %s: %v\n%s", args, err, out)
-	}
+	must.Do(t, err, "nvidia-smi", args, out)
 	return out
 }
 
@@ -43,17 +43,13 @@ func (n *GPUs) WantInstances(t testing.TB, gpu int, want ...Place) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, err)
 }
 
 // WantMode fails unless a whole GPU has this compute mode.
 func (n *GPUs) WantMode(t testing.TB, gpu, mode int) {
 	t.Helper()
-	if got := n.Machine(t).GPUs[gpu].ComputeMode; got != mode {
-		t.Errorf("GPU %d has compute mode %d, want %d", gpu, got, mode)
-	}
+	expect.Equal(t, n.Machine(t).GPUs[gpu].ComputeMode, mode, "GPU", gpu, "has compute mode")
 }
 
 // Servers are the process IDs of the MPS servers on a GPU.
@@ -101,7 +97,5 @@ func WithoutDaemon(spec *oci.Spec) *oci.Spec {
 // WantSlice fails unless a GPU has this time slice.
 func (n *GPUs) WantSlice(t testing.TB, what string, gpu, slice int) {
 	t.Helper()
-	if got := n.Machine(t).GPUs[gpu].TimeSlice; got != slice {
-		t.Errorf("%s: GPU %d has the time slice %d, want %d", what, gpu, got, slice)
-	}
+	expect.Equal(t, n.Machine(t).GPUs[gpu].TimeSlice, slice, what, "GPU", gpu, "has the time slice")
 }

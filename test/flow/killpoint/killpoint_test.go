@@ -18,8 +18,10 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // roleVariable makes the test program one of the programs that are supervised,
@@ -99,33 +101,21 @@ type program struct {
 
 func newProgram(t *testing.T, role, dir string) *program {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
 	p := &program{cmd: exec.CommandContext(t.Context(), self)}
 	p.cmd.Env = append(os.Environ(), roleVariable+"="+role, folderVariable+"="+dir)
 	p.cmd.Stderr = os.Stderr
-	output, err := p.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	output := must.Get(p.cmd.StdoutPipe())(t)
 	input, err := p.cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	p.supervisor, err = Start(p.cmd)
 	if errors.Is(err, ErrForbidden) {
 		t.Skip(err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	p.output = bufio.NewReader(output)
 	p.start = func() {
-		if _, err := input.Write([]byte("\n")); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(input.Write([]byte("\n")))(t)
 	}
 	if line, err := p.output.ReadString('\n'); line != "ready\n" {
 		t.Fatalf("the program said %q: %v", line, err)
@@ -196,32 +186,22 @@ func TestKilled(t *testing.T) {
 		if n > 0 && n <= len(effects) {
 			done, left = n, steps[n-1].left
 		}
-		if diff := cmp.Diff(effects[:done], got); diff != "" {
-			t.Errorf("killed before effect %d: effects (-want +got):\n%s", n, diff)
-		}
-		if diff := cmp.Diff(left, content(t, dir)); diff != "" {
-			t.Errorf("killed before effect %d: left (-want +got):\n%s", n, diff)
-		}
+		expect.Same(t, got, effects[:done], "killed before effect", n, "effects")
+		expect.Same(t, content(t, dir), left, "killed before effect", n, "left")
 	}
 }
 
 // content writes a folder in one line.
 func content(t *testing.T, dir string) string {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := must.Get(os.ReadDir(dir))(t)
 	var all []string
 	for _, e := range entries {
 		if e.IsDir() {
 			all = append(all, e.Name()+"/")
 			continue
 		}
-		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := must.Get(os.ReadFile(filepath.Join(dir, e.Name())))(t)
 		all = append(all, e.Name()+":"+string(data))
 	}
 	return strings.Join(all, " ")
@@ -258,13 +238,8 @@ func TestThreads(t *testing.T) {
 		if n > 0 && n <= all {
 			wantEffects, wantFolders = n, n-1
 		}
-		if len(effects) != wantEffects {
-			t.Errorf("killed before effect %d: %d effects were counted, want %d", n, len(effects), wantEffects)
-		}
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.Equal(t, len(effects), wantEffects, "killed before effect", n, "effects were counted")
+		entries := must.Get(os.ReadDir(dir))(t)
 		// An effect that was let through need not be over when the program dies.
 		if len(entries) > wantFolders || len(entries) < wantFolders-threadCount {
 			t.Errorf("killed before effect %d: %d folders are there, want %d", n, len(entries), wantFolders)
@@ -277,12 +252,8 @@ func TestNotArmed(t *testing.T) {
 	dir := t.TempDir()
 	p := newProgram(t, "writer", dir)
 	p.start()
-	if effects := p.finish(t); len(effects) > 0 {
-		t.Errorf("effects: %v", effects)
-	}
-	if got := content(t, dir); got != "folder/" {
-		t.Errorf("left: %s", got)
-	}
+	expect.Len(t, p.finish(t), 0, "effects")
+	expect.Equal(t, content(t, dir), "folder/", "left")
 }
 
 // TestCalls: the filter reaches every call, since its jumps are short, and no
@@ -353,7 +324,5 @@ func TestChildren(t *testing.T) {
 	if len(effects) != 1 || !strings.HasSuffix(effects[0].String(), "/parent") {
 		t.Errorf("effects: %v", effects)
 	}
-	if got := content(t, dir); got != "child/ later/" {
-		t.Errorf("left: %s", got)
-	}
+	expect.Equal(t, content(t, dir), "child/ later/", "left")
 }

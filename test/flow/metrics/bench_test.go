@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // BenchmarkScrape measures scrapes of a plugin on a node with eight GPUs, each cut into seven
@@ -53,17 +54,11 @@ func BenchmarkScrape(b *testing.B) {
 // memory reads a line of a process's status.
 func memory(b *testing.B, p *harness.Driver, kind string) float64 {
 	b.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Cmd.Process.Pid))
-	if err != nil {
-		b.Fatal(err)
-	}
+	status := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Cmd.Process.Pid)))(b)
 	found := regexp.MustCompile(kind + `:\s+(\d+) kB`).FindStringSubmatch(string(status))
 	if found == nil {
 		b.Fatalf("the kernel does not tell %s", kind)
 	}
-	kib, err := strconv.ParseFloat(found[1], 64)
-	if err != nil {
-		b.Fatal(err)
-	}
+	kib := must.Get(strconv.ParseFloat(found[1], 64))(b)
 	return kib / 1024
 }

@@ -5,23 +5,25 @@ package metrics
 
 import (
 	"context"
+	"debug/elf"
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestDriver checks what is counted of calls of the kubelet, and what is told of GPUs.
 func TestDriver(t *testing.T) {
 	t.Parallel()
-	n := harness.NewNode(t, "h100x2")
-	n.StartSupervisor(t)
-	p := n.Start(t, flags...)
-	p.Ready(t)
+	n, p := harness.NewMPSDriver(t, "h100x2", flags...)
 	s := newScraper(t, p)
 	gpu := labels{"gpu": n.Address(t, 0)}
 	s.want(t, "partage_prepare_duration_seconds", labels{"result": "success"}, 0)
@@ -39,8 +41,7 @@ func TestDriver(t *testing.T) {
 		return err
 	})
 
-	claim := n.Allocate(t, []harness.Device{harness.Partition(0, "3g.40gb", 4)})
-	p.MustPrepare(t, claim)
+	claim, _ := p.NewClaim(t, n, harness.Partition(0, "3g.40gb", 4))
 	s.want(t, "partage_prepare_duration_seconds", labels{"result": "success"}, 1)
 	for _, step := range []string{"wait", "nvml", "cdi", "journal"} {
 		s.want(t, "partage_claim_step_duration_seconds", labels{"operation": "prepare", "step": step}, 1)
@@ -55,8 +56,7 @@ func TestDriver(t *testing.T) {
 	s.want(t, "partage_devices", labels{"gpu": n.Address(t, 0), "kind": "gpu", "state": "blocked"}, 1)
 	s.want(t, "partage_devices", labels{"gpu": n.Address(t, 1), "kind": "gpu", "state": "free"}, 1)
 
-	mps := n.Allocate(t, []harness.Device{{GPU: 1, Kind: harness.MPS}})
-	p.MustPrepare(t, mps)
+	mps, _ := p.NewClaim(t, n, harness.Device{GPU: 1, Kind: harness.MPS})
 	s.want(t, "partage_claim_step_duration_seconds", labels{"operation": "prepare", "step": "mps"}, 1)
 	if p.Prepare(t, n.AllocateNamed([]string{"gpu-0000-ff-1f-0"}))[0].GetError() == "" {
 		t.Error("a GPU that is not there was prepared")
@@ -79,22 +79,16 @@ func TestDriver(t *testing.T) {
 func TestMetricsOfNVIDIA(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1")
-	p := n.Start(t, append([]string{"--nvidia-metrics-address=127.0.0.1:0", "--nvidia-metrics-path=" + nvidiaPath}, flags...)...)
-	p.Ready(t)
+	p := n.Run(t, append([]string{"--nvidia-metrics-address=127.0.0.1:0", "--nvidia-metrics-path=" + nvidiaPath}, flags...)...)
 	s := scraperOf(t, p, nvidiaPath)
 	p.MustPrepare(t, n.Allocate(t, []harness.Device{harness.Partition(0, "1g.10gb", 0)}))
 	s.until(t, "nvidia_dra_prepared_devices", labels{"node": harness.NodeName, "driver": harness.DriverName, "device_type": "mig"}, 1)
-	found, err := s.families(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	found := must.Get(s.families(t.Context()))(t)
 	want := []string{
 		"nvidia_dra_node_prepare_errors_total", "nvidia_dra_node_unprepare_errors_total", "nvidia_dra_prepared_devices",
 		"nvidia_dra_request_duration_seconds", "nvidia_dra_requests_inflight", "nvidia_dra_requests_total",
 	}
-	if names := slices.Sorted(maps.Keys(found)); !slices.Equal(names, want) {
-		t.Errorf("metrics %v", names)
-	}
+	expect.Same(t, slices.Sorted(maps.Keys(found)), want, "metrics")
 	newScraper(t, p).until(t, "partage_gpu_role", labels{"gpu": n.Address(t, 0), "role": "partitioned"}, 1)
 }
 
@@ -102,9 +96,7 @@ func TestMetricsOfNVIDIA(t *testing.T) {
 // what is told of others.
 func TestHungGPU(t *testing.T) {
 	t.Parallel()
-	n := harness.NewNode(t, "h100x2")
-	p := n.Start(t, flags...)
-	p.Ready(t)
+	n, p := harness.NewDriver(t, "h100x2", flags...)
 	s := newScraper(t, p)
 	sampled := func(gpu int) float64 {
 		at, err := s.value(t.Context(), "partage_gpu_sample_timestamp_seconds", labels{"gpu": n.Address(t, gpu)})
@@ -127,16 +119,46 @@ func TestHungGPU(t *testing.T) {
 		before := sampled(0)
 		for range 3 {
 			last := sampled(1)
-			p.Until(t, "another sample of the other GPU", func(context.Context) error {
-				if sampled(1) == last {
-					return errors.New("there is none")
-				}
-				return nil
-			})
+			p.UntilTrue(t, "another sample of the other GPU", func() bool { return sampled(1) != last })
 		}
 		if got := sampled(0); got != before {
 			return fmt.Errorf("the GPU that hangs was read at %v and at %v", before, got)
 		}
 		return nil
 	})
+}
+
+// uncalled is an exported method of a type that every program here has, which nothing calls.
+const uncalled = "net.IP.IsInterfaceLocalMulticast"
+
+// TestLinkedMethods checks that the linker leaves out methods that nothing calls. It keeps them all
+// as soon as a single function may call any method by a name that is made at run time: the driver
+// is then half as large again, and so is what it has in memory.
+//
+// text/template is such a function, with whatever uses it. The output of go build
+// -ldflags=-dumpdep says who does.
+func TestLinkedMethods(t *testing.T) {
+	t.Parallel()
+	for file, want := range map[string]string{
+		"../../../Makefile":                         "GO_TAGS := " + harness.BuildTags + "\n",
+		"../../../deployments/container/Dockerfile": " tags=" + harness.BuildTags + " ",
+	} {
+		if text, err := os.ReadFile(file); err != nil || !strings.Contains(string(text), want) {
+			t.Errorf("%s: no %q, %v: what is released is not what is tested", file, want, err)
+		}
+	}
+	for _, path := range []string{harness.Built.Driver, harness.Built.Supervisor} {
+		file := must.Get(elf.Open(path))(t)
+		symbols, err := file.Symbols()
+		expect.Do(t, file.Close())
+		has := func(name string) bool {
+			return slices.ContainsFunc(symbols, func(s elf.Symbol) bool { return s.Name == name })
+		}
+		if err != nil || !has("main.main") || !has("net.IP.String") {
+			t.Fatalf("%s has %d symbols, %v: nothing is tested", path, len(symbols), err)
+		}
+		if has(uncalled) {
+			t.Errorf("%s contains %s, which nothing calls; text/template is linked: %t", path, uncalled, has("text/template.(*state).evalField"))
+		}
+	}
 }

@@ -16,7 +16,9 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // flags serve metrics and look at the GPUs all the time.
@@ -138,9 +140,7 @@ func (s *scraper) until(t testing.TB, name string, of labels, want float64) {
 // want fails unless a metric has a value now.
 func (s *scraper) want(t testing.TB, name string, of labels, want float64) {
 	t.Helper()
-	if got, err := s.value(t.Context(), name, of); err != nil || got != want {
-		t.Errorf("%s%v is %v, %v, want %v", name, of, got, err, want)
-	}
+	expect.Equal(t, must.Get(s.value(t.Context(), name, of))(t), want, name, of)
 }
 
 // wantAbsent fails if there is such a metric.
@@ -150,3 +150,5 @@ func (s *scraper) wantAbsent(t testing.TB, name string, of labels) {
 		t.Errorf("%s%v is %v, want none", name, of, got)
 	}
 }
+
+func TestMain(m *testing.M) { harness.Main(m) }

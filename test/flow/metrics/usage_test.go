@@ -4,16 +4,22 @@
 package metrics
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	dto "github.com/prometheus/client_model/go"
 	"k8s.io/apimachinery/pkg/types"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/must"
 )
 
 const gib = 1 << 30
@@ -59,9 +65,7 @@ func (u *user) with(name, value string) labels {
 func (u *user) run(t testing.TB, n *harness.Node, memory string, args ...string) *harness.Program {
 	t.Helper()
 	program, err := n.StartReady(t.Context(), t, n.Container(t, u.ids...), append([]string{"hold", "--memory=" + memory}, args...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	program.InPod(t, u.uid)
 	return program
 }
@@ -70,10 +74,7 @@ func (u *user) run(t testing.TB, n *harness.Node, memory string, args ...string)
 // have ended and when the claim is released.
 func TestUsage(t *testing.T) {
 	t.Parallel()
-	n := harness.NewNode(t, "h100x4")
-	n.StartSupervisor(t)
-	p := n.Start(t, flags...)
-	p.Ready(t)
+	n, p := harness.NewMPSDriver(t, "h100x4", flags...)
 	s := newScraper(t, p)
 	g := n.Machine(t).GPUs[0]
 	all, partition := float64(g.MemoryBytes), 0.0
@@ -153,17 +154,11 @@ func wantOrAbsent(t testing.TB, s *scraper, name string, of labels, want float64
 // nobody's is said to be, and that a plugin that has just started finds out the pods.
 func TestShares(t *testing.T) {
 	t.Parallel()
-	n := harness.NewNode(t, "h100x1")
-	n.StartSupervisor(t)
-	p := n.Start(t, flags...)
-	p.Ready(t)
+	n, p := harness.NewMPSDriver(t, "h100x1", flags...)
 	share := harness.Device{Kind: harness.MPS, Memory: 10 * gib, Percent: 25}
 	users := []*user{newUser(t, n, p, 1, share), newUser(t, n, p, 2, share)}
 	first, second := users[0].run(t, n, "1Gi"), users[1].run(t, n, "5Gi")
-	stranger, err := n.StartReady(t.Context(), t, n.Container(t, users[1].ids...), "hold", "--memory=2Gi")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stranger := must.Get(n.StartReady(t.Context(), t, n.Container(t, users[1].ids...), "hold", "--memory=2Gi"))(t)
 	var server float64
 	for _, one := range n.Machine(t).Processes {
 		if one.PID != first.PID() && one.PID != second.PID() && one.PID != stranger.PID() {
@@ -183,4 +178,42 @@ func TestShares(t *testing.T) {
 	again := n.Start(t, flags...)
 	again.Ready(t)
 	check(newScraper(t, again))
+}
+
+// TestMemoryLimitIgnored: a program has NVIDIA's variable for a limit of memory, which nobody holds. It runs, and its claim is told.
+func TestMemoryLimitIgnored(t *testing.T) {
+	t.Parallel()
+	n, p := harness.NewDriver(t, "h100x2", flags...)
+	u := newUser(t, n, p, 1, harness.Device{})
+	spec := n.Container(t, u.ids...)
+	spec.Process.Env = append(spec.Process.Env, "NVIDIA_GPU_MEMORY_LIMIT=1024")
+	program := must.Get(n.StartReady(t.Context(), t, spec, "hold", "--memory=2Gi"))(t)
+	program.InPod(t, u.uid)
+	p.UntilEvent(t, n, "MemoryLimitIgnored", "NVIDIA_GPU_MEMORY_LIMIT has no effect")
+}
+
+// TestMetricsOfConformance: AI Conformance of Kubernetes asks for these metrics of accelerators, by whatever name.
+func TestMetricsOfConformance(t *testing.T) {
+	t.Parallel()
+	for what, test := range map[string]struct{ name, machine string }{
+		"power":           {"(?i)power|watt|joule|energy", "h100x1"},
+		"link_throughput": {"(?i)nvlink.*(byte|throughput)|(byte|throughput).*nvlink", "dgx-h100"},
+		"pcie_throughput": {"(?i)pcie.*(byte|throughput)|(byte|throughput).*pcie", "h100x1"},
+		"temperature":     {"(?i)temperature.*celsius", "h100x1"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			n, p := harness.NewDriver(t, test.machine, flags...)
+			s := newScraper(t, p)
+			wanted, of := regexp.MustCompile(test.name), labels{"gpu": n.Address(t, 0)}
+			p.Until(t, "a sample with the "+what+" of a GPU", func(ctx context.Context) error {
+				found, err := s.families(ctx)
+				for family, metrics := range found {
+					if wanted.MatchString(family) && slices.ContainsFunc(metrics.GetMetric(), func(m *dto.Metric) bool { return matches(m, of) }) {
+						return nil
+					}
+				}
+				return cmp.Or(err, fmt.Errorf("no metric tells the %s of a GPU; there are %v", what, slices.Sorted(maps.Keys(found))))
+			})
+		})
+	}
 }

@@ -12,7 +12,9 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestDriverContainer checks that every kind of claim works on a machine whose driver is in
@@ -21,8 +23,7 @@ func TestDriverContainer(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNodeInContainer(t, "h100x3")
 	s := n.StartSupervisor(t)
-	p := n.Start(t)
-	p.Ready(t)
+	p := n.Run(t)
 	var claims []*drapb.Claim
 	for name, device := range map[string]harness.Device{
 		"whole GPU": {GPU: 0},
@@ -60,10 +61,7 @@ func nodesOfHost(t *testing.T, n *harness.Node, claim *drapb.Claim) []string {
 	if err != nil || len(files) != 1 {
 		t.Fatalf("claim %s has the CDI specs %v, %v", claim.GetName(), files, err)
 	}
-	spec, err := cdi.ReadSpec(files[0], 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	spec := must.Get(cdi.ReadSpec(files[0], 0))(t)
 	edits := spec.ContainerEdits.DeviceNodes
 	for _, d := range spec.Devices {
 		edits = append(edits, d.ContainerEdits.DeviceNodes...)
@@ -86,17 +84,14 @@ func TestDriverContainerRestarts(t *testing.T) {
 	harness.Rename(t, uvm, uvm+".later")
 	harness.Rename(t, dev, dev+".later")
 	n.StartSupervisor(t)
-	p := n.Start(t)
-	p.Ready(t)
+	p := n.Run(t)
 	p.WantLog(t, "no claim can be prepared yet")
 	whole, share := n.Allocate(t, []harness.Device{{GPU: 0}}), n.Allocate(t, []harness.Device{{GPU: 1, Kind: harness.MPS}})
 	refused := func(claim *drapb.Claim, node, remedy string) {
 		t.Helper()
 		_, err := p.TryPrepare(t.Context(), claim, harness.KubeletTimeout)
 		for _, want := range []string{"the device node " + node + " is neither in " + dev + " nor in /dev on this node", remedy, "GPU Operator"} {
-			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("want an error with %q, got %v", want, err)
-			}
+			expect.Says(t, err, want)
 		}
 	}
 	refused(whole, "nvidia0", "nvidia-modprobe -c=0")
@@ -116,8 +111,7 @@ func TestDriverContainerRestarts(t *testing.T) {
 func TestDevicesOfTheHost(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNodeInContainer(t, "h100x1")
-	p := n.Start(t, "--dev-root="+n.Root)
-	p.Ready(t)
+	p := n.Run(t, "--dev-root="+n.Root)
 	claim := n.Allocate(t, []harness.Device{{GPU: 0}})
 	_, err := p.TryPrepare(t.Context(), claim, harness.KubeletTimeout)
 	if want := "the device node nvidia-uvm is not in " + n.Root + "/dev on this node"; err == nil || !strings.Contains(err.Error(), want) {

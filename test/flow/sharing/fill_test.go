@@ -11,9 +11,11 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/catalog"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestAllSharesAtTheirLimits checks on each board that all claims that can share it, and
@@ -36,8 +38,7 @@ func TestAllSharesAtTheirLimits(t *testing.T) {
 			if profile := places[len(places)-1].Profile; profile != "" {
 				flags = append(flags, n.Policy(t, fmt.Sprintf("default: {mig: {shares: [{profiles: [%s], mps: {}}]}}\n", profile)))
 			}
-			p := n.Start(t, flags...)
-			p.Ready(t)
+			p := n.Run(t, flags...)
 			for _, place := range places {
 				fill(t, n, p, place)
 			}
@@ -72,9 +73,7 @@ func fill(t *testing.T, n *harness.Node, p *harness.Driver, place harness.Device
 	for range clients {
 		c := n.Allocate(t, []harness.Device{place})
 		user, err := n.TryStartProgram(t.Context(), t, n.Container(t, p.MustPrepare(t, c)...), "--memory="+alloc)
-		if err != nil {
-			t.Fatalf("%s: %d of %d programs can have %s: %v", name, len(users), clients, alloc, err)
-		}
+		must.Do(t, err, name, len(users), clients, "programs can have", alloc)
 		claims, users = append(claims, c), append(users, user)
 	}
 	// The same with contexts that do not count against limits.
@@ -91,9 +90,7 @@ func fill(t *testing.T, n *harness.Node, p *harness.Driver, place harness.Device
 		t.Errorf("%s: %d programs with %d MiB each use %d MiB, %d with contexts, of %d", name, clients, each>>20, used>>20, all>>20, total>>20)
 	}
 	for _, user := range users {
-		if err := user.Check(); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.Do(t, user.Check(), name)
 		user.Stop()
 	}
 	p.MustUnprepare(t, claims...)

@@ -4,8 +4,6 @@
 package sharing
 
 import (
-	"context"
-	"errors"
 	"testing"
 
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -35,10 +33,7 @@ func TestSlowDaemon(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := harness.NewNode(t, "h100x2")
-			n.StartSupervisor(t)
-			p := n.Start(t)
-			p.Ready(t)
+			n, p := harness.NewMPSDriver(t, "h100x2")
 			c := n.Allocate(t, []harness.Device{{GPU: 0, Kind: harness.MPS}})
 			if slow.during != harness.Prepare {
 				p.MustPrepare(t, c)
@@ -70,12 +65,7 @@ func TestSlowDaemon(t *testing.T) {
 func recovers(t *testing.T, n *harness.Node, p *harness.Driver, c *drapb.Claim) {
 	t.Helper()
 	p.MustUnprepare(t, c)
-	p.Until(t, "the end of the session", func(context.Context) error {
-		if len(n.Sessions(t)) > 0 {
-			return errors.New("it is there")
-		}
-		return nil
-	})
+	p.UntilTrue(t, "the end of the session", func() bool { return len(n.Sessions(t)) == 0 })
 	next := n.Allocate(t, []harness.Device{{GPU: 0, Kind: harness.MPS}})
 	wantOutput(t, n, n.Container(t, p.MustPrepare(t, next)...), []string{"as a client"}, "info")
 	p.MustUnprepare(t, next)

@@ -7,12 +7,13 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"testing"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // wantNoContainer fails unless the hooks of a container refuse it and say why.
@@ -24,9 +25,7 @@ func wantNoContainer(t testing.TB, n *harness.Node, spec *oci.Spec, texts ...str
 		return
 	}
 	for _, text := range texts {
-		if !strings.Contains(err.Error(), text) {
-			t.Errorf("the error lacks %q: %v", text, err)
-		}
+		expect.Contains(t, err.Error(), text, err)
 	}
 }
 
@@ -54,13 +53,10 @@ func TestHookRefusesDeadDaemon(t *testing.T) {
 	n := harness.NewNode(t, "h100x1")
 	s := n.StartSupervisor(t)
 	p := n.Start(t)
-	c := n.Allocate(t, []harness.Device{{Kind: harness.MPS}})
-	ids := p.MustPrepare(t, c)
+	c, ids := p.NewClaim(t, n, harness.Device{Kind: harness.MPS})
 	wantOutput(t, n, n.Container(t, ids...), []string{"as a client"}, "info")
 	s.Kill()
-	if err := n.KillMPS(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, n.KillMPS())
 	// A process that was killed can be found no more before its sockets are closed.
 	starts := n.CheckContainerStarts(t, ids)
 	p.Until(t, "the end of the daemon's socket", func(ctx context.Context) error {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // leftRoom is what a tenant may keep of the node's memory with a folder of an ended claim, charged to nobody.
@@ -54,18 +55,13 @@ func keepFolders(t *testing.T, spec *oci.Spec) (folders []*os.File) {
 		if slices.Contains(m.Options, "ro") {
 			continue
 		}
-		folder, err := os.Open(m.Source)
-		if err != nil {
-			t.Fatal(err)
-		}
+		folder := must.Get(os.Open(m.Source))(t)
 		t.Cleanup(func() { _ = folder.Close() })
 		file, err := os.Create(filepath.Join(m.Source, "content"))
 		if err == nil {
 			_, err = file.Write(make([]byte, 4*leftRoom))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		t.Cleanup(func() { _ = file.Close() })
 		folders = append(folders, folder)
 	}
@@ -89,9 +85,7 @@ func writeInto(t *testing.T, folder *os.File) (held uint64) {
 		}
 	}
 	var room unix.Statfs_t
-	if err := unix.Fstatfs(int(folder.Fd()), &room); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Fstatfs(int(folder.Fd()), &room))
 	return (room.Blocks - room.Bfree) * uint64(room.Bsize)
 }
 
@@ -113,10 +107,7 @@ func passOn(t *testing.T, spec *oci.Spec, at ...string) (folders []*os.File) {
 		if i < 0 {
 			t.Fatalf("a container has nothing at %s: %v", path, spec.Mounts)
 		}
-		folder, err := os.Open(spec.Mounts[i].Source)
-		if err != nil {
-			t.Fatal(err)
-		}
+		folder := must.Get(os.Open(spec.Mounts[i].Source))(t)
 		t.Cleanup(func() { _ = folder.Close() })
 		folders = append(folders, folder)
 	}
@@ -152,9 +143,7 @@ func TestLinksInSharedMemory(t *testing.T) {
 	n, ids := shareOf(t, named)
 	spec := n.Container(t, ids...)
 	link := filepath.Join(passOn(t, spec, "/dev/shm")[0].Name(), "link")
-	if err := os.Symlink(".", link); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(".", link))
 	wantOutput(t, n, n.Container(t, ids...), []string{"as a client"}, "info", "--shm=/dev/shm/.")
 	if out, err := n.RunProgram(t, spec, "info", "--shm=/dev/shm/link"); err == nil {
 		t.Errorf("a program follows a symbolic link that another tenant may have put into the shared /dev/shm: %s", out)

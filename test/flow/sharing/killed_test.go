@@ -14,7 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/must"
 )
 
 const (
@@ -45,8 +47,7 @@ func newNeighbours(t *testing.T, flags func(n *harness.Node) []string) *neighbou
 	s.pods = s.n.StartPodsAPI(t)
 	s.supervisor = s.n.StartSupervisor(t, s.pods.Flag)
 	s.before = s.n.Snapshot(t)
-	s.p = s.n.Start(t, append(slices.Clone(harness.Frequent), flags(s.n)...)...)
-	s.p.Ready(t)
+	s.p = s.n.Run(t, append(slices.Clone(harness.Frequent), flags(s.n)...)...)
 	for i := range s.claims {
 		s.claims[i] = s.n.Allocate(t, []harness.Device{{Kind: harness.MPS}})
 		s.ids[i] = s.p.MustPrepare(t, s.claims[i])
@@ -61,10 +62,7 @@ func newNeighbours(t *testing.T, flags func(n *harness.Node) []string) *neighbou
 
 func (s *neighbours) start(t *testing.T, claim int, pod types.UID, args ...string) *harness.Program {
 	t.Helper()
-	u, err := s.n.TryStartProgram(t.Context(), t, s.n.Container(t, s.ids[claim]...), args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	u := must.Get(s.n.TryStartProgram(t.Context(), t, s.n.Container(t, s.ids[claim]...), args...))(t)
 	u.InPod(t, pod)
 	return u
 }
@@ -81,12 +79,7 @@ func (s *neighbours) settled(t *testing.T) {
 	})
 	looks := func() int { return strings.Count(s.supervisor.Log.String(), "get_client_list") }
 	seen := looks()
-	s.p.Until(t, "the supervisor to look again", func(context.Context) error {
-		if looks() < seen+3 {
-			return errors.New("it has not")
-		}
-		return nil
-	})
+	s.p.UntilTrue(t, "the supervisor to look again", func() bool { return looks() >= seen+3 })
 }
 
 // told returns the claims that have an event.
@@ -137,12 +130,8 @@ func TestPodEnds(t *testing.T) {
 	})
 	s.ending.Kill()
 	s.p.Until(t, "a new program", s.n.CheckContainerStarts(t, s.ids[1]))
-	if err := s.other.Check(); err != nil {
-		t.Errorf("the other pod: %v", err)
-	}
-	if got := s.n.Servers(t, 0); !slices.Equal(got, s.servers) {
-		t.Errorf("the server was %v and is %v", s.servers, got)
-	}
+	expect.Do(t, s.other.Check(), "the other pod")
+	expect.Same(t, s.n.Servers(t, 0), s.servers, "the server")
 	if got := s.n.Sessions(t)[s.session]; got.Losses > 0 || got.Kills > 0 {
 		t.Errorf("got %+v", got)
 	}
@@ -155,17 +144,13 @@ func TestPodKilled(t *testing.T) {
 	s := newNeighbours(t, noFlags)
 	s.ending.Kill()
 	s.untilTold(t, "MPSClientKilled")
-	if got := s.n.Servers(t, 0); !slices.Equal(got, s.servers) {
-		t.Errorf("the server was replaced while it had clients")
-	}
+	expect.Same(t, s.n.Servers(t, 0), s.servers, "the server was replaced while it had clients")
 	s.other.Kill() // it is idle
 	s.p.Until(t, "a new program", s.n.CheckContainerStarts(t, s.ids[1]))
 	if got := s.n.Sessions(t)[s.session]; got.Losses > 0 || got.Kills != 1 {
 		t.Errorf("got %+v", got)
 	}
-	if got := s.told(t, "MPSServerLost"); len(got) > 0 {
-		t.Errorf("claims %v have lost nothing", got)
-	}
+	expect.Len(t, s.told(t, "MPSServerLost"), 0, "claims that have lost nothing")
 	s.release(t)
 }
 

@@ -9,9 +9,11 @@ import (
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/cgroup"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // limitingNode is one with cgroups of version 2 and a driver that limits their memory, or not.
@@ -44,16 +46,13 @@ func TestDriverLimitsMemory(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n, tree := limitingNode(t, "615.71.09")
-			p := n.Start(t)
-			p.Ready(t)
+			p := n.Run(t)
 			wantMemoryLimit(t, n, kind, "driver")
 			share := func() []string {
 				return p.MustPrepare(t, n.Allocate(t, []harness.Device{{Kind: kind, Memory: 4 << 30, Percent: 25}}))
 			}
 			ids, one := share(), cgroup.Make(t, tree, "one")
-			if _, err := n.StartReady(t.Context(), t, containerIn(t, n, one, ids), "hold", "--memory=3Gi"); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(n.StartReady(t.Context(), t, containerIn(t, n, one, ids), "hold", "--memory=3Gi"))(t)
 			wantFailure(t, n, containerIn(t, n, one, ids), outOfMemory, "alloc", "2Gi")
 			ids, other := share(), cgroup.Make(t, tree, "other")
 			wantOutput(t, n, containerIn(t, n, other, ids), []string{"allocated 3072 MiB"}, "alloc", "3Gi")
@@ -71,8 +70,7 @@ func TestDriverDoesNotLimitMemory(t *testing.T) {
 		t.Run(driver, func(t *testing.T) {
 			t.Parallel()
 			n, tree := limitingNode(t, driver)
-			p := n.Start(t, flags...)
-			p.Ready(t)
+			p := n.Run(t, flags...)
 			wantMemoryLimit(t, n, harness.TimeSlice, "none")
 			wantMemoryLimit(t, n, harness.MPS, "server")
 			ids := p.MustPrepare(t, n.Allocate(t, []harness.Device{{Kind: harness.TimeSlice, Memory: 4 << 30}}))
@@ -86,8 +84,7 @@ func TestDriverDoesNotLimitMemory(t *testing.T) {
 func TestMemoryLimitRefused(t *testing.T) {
 	t.Parallel()
 	n, tree := limitingNode(t, "615.71.09")
-	p := n.Start(t)
-	p.Ready(t)
+	p := n.Run(t)
 	ids := p.MustPrepare(t, n.Allocate(t, []harness.Device{{Kind: harness.TimeSlice, Memory: 4 << 30}}))
 	for name, fault := range map[string]machine.Fault{
 		"a driver that refuses":                {Function: "nvmlDeviceSetMemoryLimits_v1", Code: 999},
@@ -114,9 +111,7 @@ func TestMemoryLimitRefused(t *testing.T) {
 			out <- err
 		}()
 		n.Start(t)
-		if err := <-out; err != nil {
-			t.Errorf("the container does not start with the next plugin: %v", err)
-		}
+		expect.Do(t, <-out, "the container does not start with the next plugin")
 	})
 }
 
@@ -125,9 +120,7 @@ func wantMemoryLimit(t *testing.T, n *harness.Node, kind harness.ShareKind, want
 	t.Helper()
 	for name, d := range n.Published() {
 		if *d.Attributes["type"].StringValue == string(kind) {
-			if got := *d.Attributes["memoryLimit"].StringValue; got != want {
-				t.Errorf("device %s has the memory limit of %q, want %q", name, got, want)
-			}
+			expect.Equal(t, *d.Attributes["memoryLimit"].StringValue, want, "device", name, "has the memory limit")
 			return
 		}
 	}

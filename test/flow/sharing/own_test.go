@@ -11,7 +11,9 @@ import (
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestMPSOnGPUs checks that a claim that owns two GPUs gets one MPS session for both, with
@@ -34,10 +36,7 @@ func TestMPSOnGPUs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := harness.NewNode(t, "h100x3")
-			n.StartSupervisor(t)
-			p := n.Start(t)
-			p.Ready(t)
+			n, p := harness.NewMPSDriver(t, "h100x3")
 			pristine := n.Snapshot(t)
 			c := n.Allocate(t, []harness.Device{{GPU: 0}, {GPU: 2}}, harness.MPSConfig(test.settings(n)))
 			ids := p.MustPrepare(t, c)
@@ -55,9 +54,7 @@ func TestMPSOnGPUs(t *testing.T) {
 			first := strings.TrimSuffix(out, second)
 			for i, part := range []string{first, second} {
 				for _, want := range []string{test.want[i], n.Machine(t).GPUs[2*i].UUID} {
-					if !strings.Contains(part, want) {
-						t.Errorf("device %d: want %q, the program says %s", i, want, part)
-					}
+					expect.Contains(t, part, want, "device", i, "the program")
 				}
 			}
 			for gpu := range ids {
@@ -74,16 +71,13 @@ func TestMPSOnPartition(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1")
 	n.StartSupervisor(t)
-	p := n.Start(t, n.Policy(t, harness.PartitionSharesPolicy))
-	p.Ready(t)
+	p := n.Run(t, n.Policy(t, harness.PartitionSharesPolicy))
 	pristine := n.Snapshot(t)
 	own := n.Allocate(t, []harness.Device{harness.Partition(0, "2g.20gb", 0)}, harness.PartitionWithMPS)
 	share := n.Allocate(t, []harness.Device{harness.Partition(0, "1g.10gb", 6).Shared(harness.MPS)})
 	alone := n.Allocate(t, []harness.Device{harness.Partition(0, "1g.10gb", 4)})
 	ownIDs, shareIDs, aloneIDs := p.MustPrepare(t, own), p.MustPrepare(t, share), p.MustPrepare(t, alone)
-	if servers := n.Servers(t, 0); len(servers) != 2 {
-		t.Errorf("servers are %v, want two", servers)
-	}
+	expect.Len(t, n.Servers(t, 0), 2, "servers")
 	wantOutput(t, n, n.Container(t, ownIDs...), []string{"limit 4096 MiB", "(50 %)", "as a client"}, "info")
 	wantOutput(t, n, n.Container(t, shareIDs...), []string{"limit 4096 MiB", "(25 %)", "as a client"}, "info")
 	wantOutput(t, n, n.Container(t, aloneIDs...), []string{"no limit", "OUTSIDE OF MPS"}, "info")
@@ -93,9 +87,7 @@ func TestMPSOnPartition(t *testing.T) {
 	}
 	u := n.StartProgram(t, shareIDs...)
 	p.MustUnprepare(t, own, alone)
-	if err := u.Check(); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, u.Check())
 	u.Stop()
 	p.MustUnprepare(t, share)
 	p.UntilSnapshot(t, n, pristine)
@@ -123,10 +115,7 @@ func TestMPSUsers(t *testing.T) {
 			}
 		}
 	}
-	first, err := n.TryStartProgram(t.Context(), t, as(n.Container(t, alone...), 1000))
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := must.Get(n.TryStartProgram(t.Context(), t, as(n.Container(t, alone...), 1000)))(t)
 	wantFailure(t, n, as(n.Container(t, alone...), 1001), "no answer", "info", "--timeout=500ms")
 	first.Stop()
 	wantOutput(t, n, as(n.Container(t, alone...), 1001), []string{"as a client"}, "info")

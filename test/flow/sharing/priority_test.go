@@ -4,12 +4,12 @@
 package sharing
 
 import (
-	"slices"
 	"strings"
 	"testing"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
@@ -34,10 +34,7 @@ func wantToRun(t testing.TB, n *harness.Node, spec *oci.Spec, how string) {
 // than they. That is advice: what a program says itself counts.
 func TestClientPriority(t *testing.T) {
 	t.Parallel()
-	n := harness.NewNode(t, "h100x1")
-	n.StartSupervisor(t)
-	p := n.Start(t)
-	p.Ready(t)
+	n, p := harness.NewMPSDriver(t, "h100x1")
 	pristine := n.Snapshot(t)
 	share := []harness.Device{{Kind: harness.MPS}}
 	low := n.Allocate(t, share, batch)
@@ -54,9 +51,7 @@ func TestClientPriority(t *testing.T) {
 
 	p.MustUnprepare(t, online)
 	wantToRun(t, n, harness.WithoutEnv(n.Container(t, lowIDs...), "CUDA_MPS_"), belowNormal)
-	if now := n.Servers(t, 0); !slices.Equal(now, server) {
-		t.Errorf("the server was replaced: %v is now %v", server, now)
-	}
+	expect.Same(t, n.Servers(t, 0), server, "the server was replaced")
 	p.MustUnprepare(t, low)
 	p.UntilSnapshot(t, n, pristine)
 }
@@ -90,17 +85,14 @@ func TestNoClientPriorities(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1", func(m *machine.Machine) { m.MPS.NoPriorities = true })
 	n.StartSupervisor(t)
-	p := n.Start(t)
-	p.Ready(t)
+	p := n.Run(t)
 	pristine := n.Snapshot(t)
 	refuse := func(devices []harness.Device) {
 		t.Helper()
 		c := n.Allocate(t, devices, batch)
 		got := p.Prepare(t, c)[0].GetError()
 		for _, want := range []string{"has no client priorities", "set_default_client_priority", "use a newer driver", "defaultClientPriority"} {
-			if !strings.Contains(got, want) {
-				t.Errorf("the error lacks %q: %s", want, got)
-			}
+			expect.Contains(t, got, want)
 		}
 		p.MustUnprepare(t, c)
 	}
@@ -114,9 +106,7 @@ func TestNoClientPriorities(t *testing.T) {
 	wantToRun(t, n, n.Container(t, ids...), normal)
 	user := n.StartProgram(t, ids...)
 	refuse(share)
-	if err := user.Check(); err != nil {
-		t.Errorf("a claim that was refused has harmed another: %v", err)
-	}
+	expect.Do(t, user.Check(), "a claim that was refused has harmed another")
 	user.Stop()
 	p.MustUnprepare(t, c)
 	p.UntilSnapshot(t, n, pristine)

@@ -6,11 +6,11 @@ package sharing
 import (
 	"context"
 	"fmt"
-	"strings"
 	"testing"
 
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
@@ -21,26 +21,21 @@ func TestForeignMode(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1", func(m *machine.Machine) { m.GPUs[0].ComputeMode = harness.ExclusiveProcess })
 	n.StartSupervisor(t)
-	p := n.Start(t)
-	p.Ready(t)
+	p := n.Run(t)
 	before := n.Snapshot(t)
 	for _, c := range []*drapb.Claim{n.Allocate(t, []harness.Device{{Kind: harness.MPS}}), n.Allocate(t, []harness.Device{{}}, harness.MPSConfig(""))} {
 		got := p.Prepare(t, c)[0].GetError()
 		for _, want := range []string{n.Address(t, 0), "EXCLUSIVE_PROCESS", "nvidia-smi"} {
-			if !strings.Contains(got, want) {
-				t.Errorf("the error lacks %q: %s", want, got)
-			}
+			expect.Contains(t, got, want)
 		}
 		p.MustUnprepare(t, c)
 	}
 	// It makes no difference to a claim that has the GPU alone.
-	whole := n.Allocate(t, []harness.Device{{}})
-	p.MustPrepare(t, whole)
+	whole, _ := p.NewClaim(t, n, harness.Device{})
 	p.MustUnprepare(t, whole)
 	p.UntilSnapshot(t, n, before)
 	n.Update(t, func(m *machine.Machine) { m.GPUs[0].ComputeMode = harness.DefaultMode })
-	c := n.Allocate(t, []harness.Device{{Kind: harness.MPS}})
-	p.MustPrepare(t, c)
+	c, _ := p.NewClaim(t, n, harness.Device{Kind: harness.MPS})
 	p.MustUnprepare(t, c)
 	n.WantMode(t, 0, harness.DefaultMode)
 }
@@ -48,9 +43,7 @@ func TestForeignMode(t *testing.T) {
 // TestNoSupervisor checks that without a supervisor only MPS is refused, with a reason.
 func TestNoSupervisor(t *testing.T) {
 	t.Parallel()
-	n := harness.NewNode(t, "h100x3")
-	p := n.Start(t, harness.Frequent...)
-	p.Ready(t)
+	n, p := harness.NewDriver(t, "h100x3", harness.Frequent...)
 	before := n.Snapshot(t)
 	// The driver waits for a supervisor for some seconds, for all of them at once.
 	refused := []*drapb.Claim{
@@ -58,9 +51,7 @@ func TestNoSupervisor(t *testing.T) {
 		n.Allocate(t, []harness.Device{harness.Partition(2, "1g.10gb", 0)}, harness.PartitionWithMPS),
 	}
 	for i, answer := range p.Prepare(t, refused...) {
-		if !strings.Contains(answer.GetError(), "MPS supervisor") {
-			t.Errorf("prepare claim %d without a supervisor: %q", i, answer.GetError())
-		}
+		expect.Contains(t, answer.GetError(), "MPS supervisor", "prepare claim", i, "without a supervisor")
 	}
 	p.MustUnprepare(t, refused...)
 	for _, device := range []harness.Device{{}, {Kind: harness.TimeSlice}, harness.Partition(0, "1g.10gb", 0)} {
@@ -81,9 +72,7 @@ func TestReleaseWithoutSupervisor(t *testing.T) {
 	}
 	s.supervisor.Kill()
 	s.p.MustUnprepare(t, s.claims[:]...)
-	if left := s.n.CDISpecs(t); len(left) > 0 {
-		t.Errorf("CDI files are left: %v", left)
-	}
+	expect.Len(t, s.n.CDISpecs(t), 0, "CDI files are left")
 	for gpu, c := range s.claims {
 		if r, err := s.n.Record(c.GetUid()); err != nil || r == nil || r.State != harness.StateReleasing {
 			t.Errorf("the journal says %+v of a claim whose session could not be ended (%v)", r, err)

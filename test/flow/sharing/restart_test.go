@@ -4,10 +4,11 @@
 package sharing
 
 import (
-	"slices"
 	"testing"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestSupervisorKilled checks that daemons and programs live on, and that the next
@@ -18,21 +19,14 @@ func TestSupervisorKilled(t *testing.T) {
 	s.supervisor.Kill()
 	first := s.n.Servers(t, 0)
 	s.supervisor = s.n.StartSupervisor(t)
-	another := s.n.Allocate(t, []harness.Device{{GPU: 0, Kind: harness.MPS, Memory: 20 << 30, Percent: 50}})
-	ids := s.p.MustPrepare(t, another)
+	another, ids := s.p.NewClaim(t, s.n, harness.Device{GPU: 0, Kind: harness.MPS, Memory: 20 << 30, Percent: 50})
 	wantOutput(t, s.n, s.n.Container(t, ids...), []string{"limit 20480 MiB", "(50 %)"}, "info")
-	if now := s.n.Servers(t, 0); !slices.Equal(now, first) {
-		t.Errorf("the server was %v and is %v", first, now)
-	}
+	expect.Same(t, s.n.Servers(t, 0), first, "the server")
 	s.p.MustUnprepare(t, another)
 	s.neighbourWorks(t)
-	if err := s.users[0].Check(); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, s.users[0].Check())
 	for id, session := range s.n.Sessions(t) {
-		if session.Losses != 0 {
-			t.Errorf("session %s: %d losses", id, session.Losses)
-		}
+		expect.Equal(t, session.Losses, 0, "session", id, "losses")
 	}
 	s.release(t)
 }
@@ -46,12 +40,8 @@ func TestSupervisorStopped(t *testing.T) {
 		u.Kill()
 	}
 	s.supervisor.Stop(t)
-	if left, err := s.n.MPSProcesses(); err != nil || len(left) > 0 {
-		t.Errorf("processes are left: %v, %v", left, err)
-	}
-	if left, err := s.n.MPSMounts(); err != nil || len(left) > 0 {
-		t.Errorf("mounts are left: %v, %v", left, err)
-	}
+	expect.Len(t, must.Get(s.n.MPSProcesses())(t), 0, "processes are left")
+	expect.Len(t, must.Get(s.n.MPSMounts())(t), 0, "mounts are left")
 	s.supervisor = s.n.StartSupervisor(t)
 	for gpu := range s.claims {
 		s.p.Until(t, "a new program", s.n.CheckContainerStarts(t, s.ids[gpu]))
@@ -69,8 +59,7 @@ func TestMPSAndNewPlugin(t *testing.T) {
 		"stopped": func(t *testing.T, s *mpsScene) { s.p.Stop(t); s.p = s.n.Start(t) },
 		"upgraded": func(t *testing.T, s *mpsScene) {
 			old := s.p
-			s.p = s.n.Start(t)
-			s.p.Ready(t)
+			s.p = s.n.Run(t)
 			old.Stop(t)
 		},
 	} {
@@ -81,16 +70,10 @@ func TestMPSAndNewPlugin(t *testing.T) {
 			replace(t, s)
 			s.p.Ready(t)
 			for gpu := range s.claims {
-				if ids := s.p.MustPrepare(t, s.claims[gpu]); !slices.Equal(ids, s.ids[gpu]) {
-					t.Errorf("another process gives other CDI ids: %v, before %v", ids, s.ids[gpu])
-				}
+				expect.Same(t, s.p.MustPrepare(t, s.claims[gpu]), s.ids[gpu], "CDI ids of another process")
 			}
-			if err := s.users[0].Check(); err != nil {
-				t.Error(err)
-			}
-			if now := s.n.Servers(t, 0); !slices.Equal(now, first) {
-				t.Errorf("the server was %v and is %v", first, now)
-			}
+			expect.Do(t, s.users[0].Check())
+			expect.Same(t, s.n.Servers(t, 0), first, "the server")
 			s.neighbourWorks(t)
 			s.release(t)
 		})
@@ -107,8 +90,7 @@ func TestMPSReboot(t *testing.T) {
 	s.n.Reboot(t)
 	s.supervisor = s.n.StartSupervisor(t)
 	s.n.WantMode(t, 0, harness.DefaultMode)
-	s.p = s.n.Start(t)
-	s.p.Ready(t)
+	s.p = s.n.Run(t)
 	ids := s.p.MustPrepare(t, s.claims[0])
 	s.n.WantMode(t, 0, harness.ExclusiveProcess)
 	s.n.WantMode(t, 1, harness.DefaultMode)

@@ -11,6 +11,7 @@ import (
 
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 )
 
@@ -20,8 +21,7 @@ func TestRoles(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100x1")
 	n.StartSupervisor(t)
-	p := n.Start(t, n.Policy(t, harness.PartitionSharesPolicy))
-	p.Ready(t)
+	p := n.Run(t, n.Policy(t, harness.PartitionSharesPolicy))
 	pristine := n.Snapshot(t)
 	roles := []struct {
 		name    string
@@ -61,25 +61,20 @@ func TestPolicyChanges(t *testing.T) {
 	n := harness.NewNode(t, "h100x1")
 	n.StartSupervisor(t)
 	flag := n.Policy(t, "default: {kinds: [mps, timeslice]}\n")
-	p := n.Start(t, append(slices.Clip(harness.Frequent), flag)...)
-	p.Ready(t)
+	p := n.Run(t, append(slices.Clip(harness.Frequent), flag)...)
 	base := n.DeviceName(t, 0, "", 0)
 	share, slice := base+"-mps", base+"-timeslice"
 	wantOffered(t, n, p, share, slice)
-	c := n.Allocate(t, []harness.Device{{Kind: harness.MPS}})
-	ids := p.MustPrepare(t, c)
+	c, ids := p.NewClaim(t, n, harness.Device{Kind: harness.MPS})
 	u := n.StartProgram(t, ids...)
 
 	n.Policy(t, "default: {kinds: [gpu, timeslice]}\n")
 	p.UntilTainted(t, n, "withdrawn", []string{share})
 	wantOffered(t, n, p, base, share, slice)
-	if err := u.Check(); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, u.Check())
 	p.MustPrepare(t, c)
 	// The scheduler may have allocated a share just before.
-	late := n.Allocate(t, []harness.Device{{Kind: harness.MPS}})
-	p.MustPrepare(t, late)
+	late, _ := p.NewClaim(t, n, harness.Device{Kind: harness.MPS})
 	p.MustUnprepare(t, late)
 
 	n.Policy(t, "default: {kinds: [mps, timeslic]}\n")

@@ -4,13 +4,14 @@
 package sharing
 
 import (
-	"slices"
+	"fmt"
 	"strings"
 	"testing"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 )
 
@@ -24,9 +25,7 @@ func wantOutput(t testing.TB, n *harness.Node, spec *oci.Spec, texts []string, a
 		return
 	}
 	for _, text := range texts {
-		if !strings.Contains(out, text) {
-			t.Errorf("cuda-client %v does not say %q: %s", args, text, out)
-		}
+		expect.Contains(t, out, text, "cuda-client", args)
 	}
 }
 
@@ -45,10 +44,7 @@ func wantFailure(t testing.TB, n *harness.Node, spec *oci.Spec, text string, arg
 // everything else is refused meanwhile.
 func TestMPSShares(t *testing.T) {
 	t.Parallel()
-	n := harness.NewNode(t, "h100x1")
-	n.StartSupervisor(t)
-	p := n.Start(t)
-	p.Ready(t)
+	n, p := harness.NewMPSDriver(t, "h100x1")
 	pristine := n.Snapshot(t)
 	share := harness.Device{Kind: harness.MPS, Memory: 10 << 30, Percent: 25}
 	var claims []*drapb.Claim
@@ -74,9 +70,7 @@ func TestMPSShares(t *testing.T) {
 	for i, c := range []*drapb.Claim{claims[3], claims[0]} {
 		p.MustUnprepare(t, c)
 		for _, u := range users {
-			if err := u.Check(); err != nil {
-				t.Errorf("after %d releases: %v", i+1, err)
-			}
+			expect.Do(t, u.Check(), i+1, "releases")
 		}
 	}
 	for _, u := range users {
@@ -93,23 +87,53 @@ func TestMPSCeiling(t *testing.T) {
 	n := harness.NewNode(t, "h100x1")
 	n.StartSupervisor(t)
 	p := n.Start(t)
-	small := n.Allocate(t, []harness.Device{{Kind: harness.MPS, Memory: 10 << 30, Percent: 25}})
-	ids := p.MustPrepare(t, small)
+	small, ids := p.NewClaim(t, n, harness.Device{Kind: harness.MPS, Memory: 10 << 30, Percent: 25})
 	hostile := func(want ...string) {
 		t.Helper()
 		wantOutput(t, n, harness.WithoutEnv(n.Container(t, ids...), "CUDA_MPS_"), want, "info")
 	}
 	hostile("limit 10240 MiB", "(25 %)")
 	server := n.Servers(t, 0)
-	large := n.Allocate(t, []harness.Device{{Kind: harness.MPS, Memory: 30 << 30, Percent: 50}})
-	p.MustPrepare(t, large)
+	large, _ := p.NewClaim(t, n, harness.Device{Kind: harness.MPS, Memory: 30 << 30, Percent: 50})
 	hostile("limit 30720 MiB", "(50 %)")
 	wantOutput(t, n, n.Container(t, ids...), []string{"limit 10240 MiB", "(25 %)"}, "info")
 	p.MustUnprepare(t, large)
 	hostile("limit 10240 MiB", "(25 %)")
-	if now := n.Servers(t, 0); !slices.Equal(now, server) {
-		t.Errorf("the server was replaced: %v is now %v", server, now)
-	}
+	expect.Same(t, n.Servers(t, 0), server, "the server was replaced")
 	p.MustUnprepare(t, small)
 	p.UntilClean(t, n)
+}
+
+func TestMain(m *testing.M) { harness.Main(m) }
+
+// TestTwiceTheEqualPart: with computeOvercommit 2, claims that ask for no percentage are limited
+// to twice an equal part, which is what the scheduler has accounted, and never to more than all.
+func TestTwiceTheEqualPart(t *testing.T) {
+	t.Parallel()
+	for clients, want := range map[int]int64{1: 100, 3: 66, 4: 50} {
+		t.Run(fmt.Sprintf("%d clients", clients), func(t *testing.T) {
+			t.Parallel()
+			n := harness.NewNode(t, "h100x1")
+			n.StartSupervisor(t)
+			p := n.Run(t, n.Policy(t, fmt.Sprintf("default: {mps: {clients: %d, computeOvercommit: 2}}\n", clients)))
+			published := n.Published()[n.DeviceName(t, 0, "", 0)+"-mps"]
+			if got := valueOf(published, "smPercent"); got != 200 {
+				t.Errorf("%d %% are published, want 200", got)
+			}
+			each := defaultOf(published, "smPercent")
+			if each != want {
+				t.Errorf("a claim that asks for nothing gets %d %%, want %d", each, want)
+			}
+			var claims []*drapb.Claim
+			for range clients {
+				c := n.Allocate(t, []harness.Device{{Kind: harness.MPS, Percent: int(each)}})
+				ids, limit := p.MustPrepare(t, c), []string{fmt.Sprintf("(%d %%)", want)}
+				wantOutput(t, n, n.Container(t, ids...), limit, "info")
+				wantOutput(t, n, harness.WithoutEnv(n.Container(t, ids...), "CUDA_MPS_"), limit, "info")
+				claims = append(claims, c)
+			}
+			p.MustUnprepare(t, claims...)
+			p.UntilClean(t, n)
+		})
+	}
 }

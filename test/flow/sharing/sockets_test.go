@@ -13,7 +13,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestSockets checks that nobody but root can connect to the driver or the supervisor: they
@@ -39,18 +41,13 @@ func TestSockets(t *testing.T) {
 		}},
 		{"supervisor", supervisor.Process, []string{n.MPSDir + "/", health}},
 	} {
-		listening, err := listening(test.process.Cmd.Process.Pid)
-		if err != nil {
-			t.Fatal(err)
-		}
+		listening := must.Get(listening(test.process.Cmd.Process.Pid))(t)
 		for _, prefix := range test.sockets {
 			if !slices.ContainsFunc(listening, func(socket string) bool { return strings.HasPrefix(socket, prefix) }) {
 				t.Errorf("the %s has no socket %s…, only %q", test.name, prefix, listening)
 			}
 		}
-		if len(listening) != len(test.sockets) {
-			t.Errorf("the %s listens on %q, want %d sockets", test.name, listening, len(test.sockets))
-		}
+		expect.Equal(t, len(listening), len(test.sockets), "the", test.name, "listens on", listening, "sockets")
 		for _, path := range listening {
 			if strings.HasPrefix(path, test.sockets[len(test.sockets)-1]) {
 				wantProbes(t, path)
@@ -78,10 +75,7 @@ func wantProbes(t *testing.T, socket string) {
 // seesPorts fails unless listening finds a port that the test listens on.
 func seesPorts(t *testing.T) {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer func() { _ = listener.Close() }()
 	address, ok := listener.Addr().(*net.TCPAddr)
 	if !ok {

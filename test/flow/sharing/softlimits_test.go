@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // wantEnv fails unless a container starts and has these variables.
@@ -64,9 +65,7 @@ func TestInterposerLibraryMoves(t *testing.T) {
 	wantEnv(t, n, n.Container(t, p.MustPrepare(t, c)...), "CUDA_DEVICE_MEMORY_LIMIT=4096m")
 
 	library := strings.TrimPrefix(flag, "--interposer-library=")
-	if err := os.Rename(library, library+".2"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Rename(library, library+".2"))
 	p.Kill()
 	p = n.Start(t, flag+".2")
 	wantEnv(t, n, n.Container(t, p.MustPrepare(t, c)...), "CUDA_DEVICE_MEMORY_LIMIT=4096m")

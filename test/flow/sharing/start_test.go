@@ -18,9 +18,11 @@ import (
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/mps"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // longestSocket is how many bytes the path of a unix socket may have.
@@ -35,9 +37,7 @@ func TestLongMPSDir(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), harness.Built.Supervisor, "--mps-dir="+n.MPSDir, "--driver-root="+n.DriverRoot())
 	out := &harness.LogBuffer{}
 	cmd.Stdout, cmd.Stderr = out, out
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 	ended := make(chan error)
 	go func() { ended <- cmd.Wait() }()
 	serves := make(chan error)
@@ -86,9 +86,7 @@ func TestControlClientBesideDaemon(t *testing.T) {
 	if len(answer) == 0 {
 		t.Fatal("commands for MPS are sent without the daemon's /dev/shm, which they may need")
 	}
-	if err := <-answer; err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, <-answer)
 	ids := p.MustPrepare(t, c)
 	wantOutput(t, n, n.Container(t, ids...), []string{"as a client", "limit 10240 MiB"}, "info")
 	p.MustUnprepare(t, c)
@@ -129,8 +127,7 @@ func TestProcessOfDaemon(t *testing.T) {
 	startWithHelper(t, n, pidFile)
 	n.StartSupervisor(t)
 	p := n.Start(t)
-	c := n.Allocate(t, []harness.Device{{Kind: harness.MPS}})
-	p.MustPrepare(t, c)
+	c, _ := p.NewClaim(t, n, harness.Device{Kind: harness.MPS})
 	var helper int
 	err := harness.Eventually(t.Context(), func() error {
 		text, err := os.ReadFile(pidFile)
@@ -139,15 +136,11 @@ func TestProcessOfDaemon(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { _ = unix.Kill(helper, unix.SIGKILL) })
 	p.MustUnprepare(t, c)
 	p.UntilClean(t, n)
-	if err := runs(helper); err == nil {
-		t.Error("a process that the MPS daemon had started goes on after the end of its session")
-	}
+	expect.Fails(t, runs(helper), "a process that the MPS daemon had started goes on after the end of its session")
 }
 
 // startWithHelper makes the control daemon start another program first, which writes down its process ID.
@@ -161,9 +154,7 @@ if [ "$1" = -f ]; then
 fi
 exec %[2]s.real "$@"
 `, pidFile, program)
-	if err := os.WriteFile(program, []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(program, []byte(script), 0o755))
 }
 
 // runs fails unless there is a process with this ID that has not ended.

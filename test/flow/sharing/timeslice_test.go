@@ -8,6 +8,7 @@ import (
 
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
@@ -72,8 +73,7 @@ func TestIntervalOfShares(t *testing.T) {
 	p := n.Start(t, n.Policy(t, "default:\n  timeslice: {clients: 3, interval: Long}\n"))
 	var claims []*drapb.Claim
 	for range 3 {
-		c := n.Allocate(t, []harness.Device{{Kind: harness.TimeSlice}})
-		p.MustPrepare(t, c)
+		c, _ := p.NewClaim(t, n, harness.Device{Kind: harness.TimeSlice})
 		claims = append(claims, c)
 		n.WantSlice(t, "shared", 0, harness.LongSlice)
 	}
@@ -97,14 +97,11 @@ func TestTimeSliceSharesOfPartitions(t *testing.T) {
 	var claims []*drapb.Claim
 	for start := range 7 {
 		for range 4 {
-			c := n.Allocate(t, []harness.Device{harness.Partition(0, "1g.10gb", start).Shared(harness.TimeSlice)})
-			p.MustPrepare(t, c)
+			c, _ := p.NewClaim(t, n, harness.Partition(0, "1g.10gb", start).Shared(harness.TimeSlice))
 			claims = append(claims, c)
 		}
 	}
-	if live := n.Live(t); len(live) != 7 {
-		t.Errorf("live instances: %v", live)
-	}
+	expect.Len(t, n.Live(t), 7, "live instances")
 	n.WantSlice(t, "partitions", 0, harness.DefaultSlice)
 	for i, c := range claims {
 		p.MustUnprepare(t, c)

@@ -5,12 +5,10 @@ package sharing
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -18,8 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // mpsScene has a claim with an MPS share and a program on each of two GPUs. What goes wrong
@@ -41,8 +41,7 @@ func newMPSScene(t *testing.T, flags ...string) *mpsScene {
 	s := &mpsScene{n: harness.NewNode(t, "h100x2")}
 	s.supervisor = s.n.StartSupervisor(t)
 	s.before = s.n.Snapshot(t)
-	s.p = s.n.Start(t, flags...)
-	s.p.Ready(t)
+	s.p = s.n.Run(t, flags...)
 	for gpu := range s.claims {
 		s.claims[gpu] = s.n.Allocate(t, []harness.Device{{GPU: gpu, Kind: harness.MPS}})
 		s.ids[gpu] = s.p.MustPrepare(t, s.claims[gpu])
@@ -57,33 +56,20 @@ func newMPSScene(t *testing.T, flags ...string) *mpsScene {
 // recovery for as long as a program can.
 func (s *mpsScene) stubborn(t *testing.T, gpu int) *harness.Program {
 	t.Helper()
-	u, err := s.n.TryStartProgram(t.Context(), t, s.n.Container(t, s.ids[gpu]...), "--stay")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return u
+	return must.Get(s.n.TryStartProgram(t.Context(), t, s.n.Container(t, s.ids[gpu]...), "--stay"))(t)
 }
 
 // lost waits until the program on the first GPU has lost its server.
 func (s *mpsScene) lost(t *testing.T) {
 	t.Helper()
-	s.p.Until(t, "the program to lose its server", func(context.Context) error {
-		if s.users[0].Check() == nil {
-			return errors.New("it works")
-		}
-		return nil
-	})
+	s.p.UntilTrue(t, "the program to lose its server", func() bool { return s.users[0].Check() != nil })
 }
 
 // neighbourWorks fails if anything happened to the second GPU.
 func (s *mpsScene) neighbourWorks(t *testing.T) {
 	t.Helper()
-	if err := s.users[1].Check(); err != nil {
-		t.Errorf("the program on the other GPU: %v", err)
-	}
-	if now := s.n.Servers(t, 1); !slices.Equal(now, s.server) {
-		t.Errorf("the other GPU's server was %v and is %v", s.server, now)
-	}
+	expect.Do(t, s.users[1].Check(), "the program on the other GPU")
+	expect.Same(t, s.n.Servers(t, 1), s.server, "the other GPU's server")
 }
 
 // release ends everything and checks that nothing is left.
@@ -107,23 +93,14 @@ func (s *mpsScene) pipe(t *testing.T, gpu int, name string) string {
 func (s *mpsScene) daemon(t *testing.T, gpu int) int {
 	t.Helper()
 	path := s.pipe(t, gpu, "nvidia-cuda-mps-control.pid")
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pid
+	data := must.Get(os.ReadFile(path))(t)
+	return must.Get(strconv.Atoi(strings.TrimSpace(string(data))))(t)
 }
 
 func killed(t *testing.T, pids ...int) {
 	t.Helper()
 	for _, pid := range pids {
-		if err := unix.Kill(pid, unix.SIGKILL); err != nil {
-			t.Fatalf("kill %d: %v", pid, err)
-		}
+		must.Do(t, unix.Kill(pid, unix.SIGKILL), "kill", pid)
 	}
 }
 
@@ -132,9 +109,7 @@ func killed(t *testing.T, pids ...int) {
 func (s *mpsScene) unnoticed(t *testing.T, do func()) {
 	t.Helper()
 	supervisor := s.supervisor.Cmd.Process
-	if err := supervisor.Signal(unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, supervisor.Signal(unix.SIGSTOP))
 	s.supervisor.Until(t, "the supervisor to stand still", func(context.Context) error {
 		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", supervisor.Pid))
 		for _, thread := range threads {
@@ -146,9 +121,7 @@ func (s *mpsScene) unnoticed(t *testing.T, do func()) {
 		return err
 	})
 	do()
-	if err := supervisor.Signal(unix.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, supervisor.Signal(unix.SIGCONT))
 }
 
 // mpsTroubles are what can happen to the first GPU's clients.
@@ -170,14 +143,9 @@ var mpsTroubles = map[string]func(t *testing.T, s *mpsScene){
 	// What it answers is never asked for, and no container starts on it.
 	"socket replaced": func(t *testing.T, s *mpsScene) {
 		path := s.pipe(t, 0, "control")
-		listener, err := net.Listen("unixpacket", path+".mine")
-		if err != nil {
-			t.Fatal(err)
-		}
+		listener := must.Get(net.Listen("unixpacket", path+".mine"))(t)
 		t.Cleanup(func() { _ = listener.Close() })
-		if err := os.Rename(path+".mine", path); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Rename(path+".mine", path))
 	},
 	"supervisor and daemon killed": func(t *testing.T, s *mpsScene) {
 		s.supervisor.Kill()

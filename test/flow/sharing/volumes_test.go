@@ -9,6 +9,7 @@ import (
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
@@ -57,9 +58,7 @@ func TestSharedMemoryOfShare(t *testing.T) {
 			n, ids := shareOf(t, test.change...)
 			spec := n.Container(t, ids...)
 			has := slices.ContainsFunc(spec.Mounts, func(m oci.Mount) bool { return m.Destination == "/dev/shm" && m.Type != "tmpfs" })
-			if has != test.want {
-				t.Errorf("a container has the session's /dev/shm: %t, want %t: %v", has, test.want, spec.Mounts)
-			}
+			expect.Equal(t, has, test.want, "a container has the session's /dev/shm", spec.Mounts)
 			wantOutput(t, n, spec, []string{"as a client", "limit 10240 MiB"}, "info")
 		})
 	}

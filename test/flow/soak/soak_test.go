@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/flow/harness"
 	"github.com/partage-dev/partage/test/flow/killpoint"
 	"github.com/partage-dev/partage/test/gpusim/machine"
@@ -64,9 +65,7 @@ func TestSoak(t *testing.T) {
 					change = func(*machine.Machine) {}
 				}
 				s := newSoak(t, harness.NewNode(t, m.machine, change), seed+uint64(i)<<32)
-				if err := s.run(t, *soakDuration); err != nil {
-					t.Error(err)
-				}
+				expect.Do(t, s.run(t, *soakDuration))
 				s.checkCounts(t)
 			})
 		})
@@ -245,3 +244,5 @@ func (s *soak) report() string {
 
 // chance is true in one of n cases.
 func (s *soak) chance(n int) bool { return s.IntN(n) == 0 }
+
+func TestMain(m *testing.M) { harness.Main(m) }

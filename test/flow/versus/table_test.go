@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"text/tabwriter"
+
+	"github.com/partage-dev/partage/test/expect"
 )
 
 // goal is what a row should be: at most a part of NVIDIA's figure, or at most a figure.
@@ -107,9 +109,7 @@ func TestTable(t *testing.T) {
 	} {
 		text = strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r == ' ' }), " ")
 		for _, line := range lines {
-			if !strings.Contains(text, line) {
-				t.Errorf("no line %q in\n%s", line, text)
-			}
+			expect.Contains(t, text, line, "the table")
 		}
 	}
 }

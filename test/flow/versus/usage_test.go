@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 // cpuTime is what a process has used, and the children that it has waited for.
@@ -24,9 +26,7 @@ func cpuTime(t testing.TB, pid int) time.Duration {
 	// The clock of a process, as clock_getcpuclockid makes it.
 	const sched = 2
 	var now unix.Timespec
-	if err := unix.ClockGettime(int32(^pid)<<3|sched, &now); err != nil {
-		t.Fatalf("CPU time of process %d: %v", pid, err)
-	}
+	must.Do(t, unix.ClockGettime(int32(^pid)<<3|sched, &now), "CPU time of process", pid)
 	return time.Duration(now.Nano()) + childrenTime(t, pid)
 }
 
@@ -39,10 +39,7 @@ func fieldsOf(stat []byte) []string {
 // waitsForDisk reports whether a thread of a process does.
 func waitsForDisk(t testing.TB, pid int) bool {
 	t.Helper()
-	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	threads := must.Get(filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid)))(t)
 	return slices.ContainsFunc(threads, func(path string) bool {
 		// A thread that has ended since waits for nothing.
 		stat, err := os.ReadFile(path)
@@ -53,18 +50,13 @@ func waitsForDisk(t testing.TB, pid int) bool {
 // childrenTime is exact to 10 ms.
 func childrenTime(t testing.TB, pid int) time.Duration {
 	t.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)))(t)
 	fields := fieldsOf(data)
 	const cutime, cstime, tick = 16 - 3, 17 - 3, 10 * time.Millisecond
 	var ticks int64
 	for _, i := range []int{cutime, cstime} {
 		n, err := strconv.ParseInt(fields[i], 10, 64)
-		if err != nil {
-			t.Fatalf("/proc/%d/stat: %v", pid, err)
-		}
+		must.Do(t, err, "/proc/", pid, "/stat")
 		ticks += n
 	}
 	return time.Duration(ticks) * tick
@@ -79,10 +71,7 @@ type memory struct {
 
 func memoryOf(t testing.TB, pid int) memory {
 	t.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid)))(t)
 	var m memory
 	wanted := map[string]*float64{"Rss:": &m.resident, "Private_Dirty:": &m.private}
 	for lines := bufio.NewScanner(bytes.NewReader(data)); lines.Scan(); {
@@ -91,9 +80,7 @@ func memoryOf(t testing.TB, pid int) memory {
 			continue
 		}
 		kib, err := strconv.ParseFloat(fields[1], 64)
-		if err != nil {
-			t.Fatalf("/proc/%d/smaps_rollup: %v", pid, err)
-		}
+		must.Do(t, err, "/proc/", pid, "/smaps_rollup")
 		*wanted[fields[0]] = kib * 1024
 	}
 	if m.resident == 0 || m.private == 0 {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/partage-dev/partage/test/flow/harness"
+	"github.com/partage-dev/partage/test/must"
 )
 
 const machineName = "dgx-h100"
@@ -197,10 +198,7 @@ func published(b *testing.B, result *table, sides []*side) {
 	size, devices, attributes := map[string]float64{}, map[string]float64{}, map[string]float64{}
 	for _, s := range sides {
 		for _, slice := range s.node.API.Slices() {
-			text, err := json.Marshal(slice)
-			if err != nil {
-				b.Fatal(err)
-			}
+			text := must.Get(json.Marshal(slice))(b)
 			size[s.name] += float64(len(text)) / 1000
 			devices[s.name] += float64(len(slice.Spec.Devices))
 			for _, d := range slice.Spec.Devices {
