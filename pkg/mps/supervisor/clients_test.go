@@ -18,6 +18,8 @@ import (
 
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/node/process"
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestSymlinksInShm: no process that has the shared memory of a session, the daemon
@@ -25,9 +27,7 @@ import (
 func TestSymlinksInShm(t *testing.T) {
 	w, s, status := started(t)
 	secret := filepath.Join(w.root, "secret")
-	if err := errors.Join(os.WriteFile(secret, nil, 0o600), os.Symlink(secret, filepath.Join(status.ShmDir, "link"))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.WriteFile(secret, nil, 0o600), os.Symlink(secret, filepath.Join(status.ShmDir, "link"))))
 	for _, dir := range []string{status.ShmDir, filepath.Join("/proc", strconv.Itoa(daemonOf(t, s, one.ID)), "root/dev/shm")} {
 		for _, name := range []string{"link", "link/x"} {
 			if _, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY|os.O_CREATE, 0o600); !errors.Is(err, unix.ELOOP) {
@@ -67,9 +67,7 @@ func TestForgedClients(t *testing.T) {
 			daemon, pid := daemonOf(t, s, one.ID), forged(t, w, before)
 			w.script(script{Clients: []int{pid}})
 			eventually(t, "the lie", func() bool { return slices.Contains(statusOf(t, s, one.ID).Clients, pid) })
-			if err := unix.Kill(daemon, unix.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, unix.Kill(daemon, unix.SIGSTOP))
 			eventually(t, "another daemon", func() bool {
 				r, err := s.folder(one.ID).load()
 				return err == nil && r.Daemon != nil && r.Daemon.PID != daemon
@@ -83,29 +81,19 @@ func TestForgedClients(t *testing.T) {
 // TestCredible: a CUDA program in a pod, with this session's GPU, is a client.
 func TestCredible(t *testing.T) {
 	w, s, status := started(t)
-	other, err := s.Ensure(t.Context(), mps.Spec{ID: "gpu-1", Devices: []string{gpuB}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := must.Get(s.Ensure(t.Context(), mps.Spec{ID: "gpu-1", Devices: []string{gpuB}}))(t)
 	client, ofAnother, server := w.client(0, status).Process.Pid, w.client(0, other).Process.Pid, w.process(nil).PID
 	for id, pid := range map[string]int{one.ID: client, "gpu-1": ofAnother} {
 		eventually(t, "a client", func() bool { return slices.Contains(statusOf(t, s, id).Clients, pid) })
 	}
-	sess := s.sessions[one.ID]
-	if err := sess.lock.Acquire(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	sess := locked(t, s, one.ID)
 	defer sess.lock.Release(1)
 	pids := []int{0, 1, client, ofAnother, server}
-	if got := credible(pids, sess.record.Servers); len(got) > 0 {
-		t.Errorf("none of %v is in a pod, got %v", pids, got)
-	}
+	expect.Len(t, credible(pids, sess.record.Servers), 0, "none of", pids, "is in a pod")
 	for _, pid := range []int{client, ofAnother, server} {
 		w.inPod(pid)
 	}
-	if got := credible(pids, sess.record.Servers); !slices.Equal(got, []int{client}) {
-		t.Errorf("of %v got %v, want %d", pids, got, client)
-	}
+	expect.Same(t, credible(pids, sess.record.Servers), []int{client}, "of", pids)
 }
 
 func TestDistinctive(t *testing.T) {
@@ -125,22 +113,14 @@ func TestDistinctive(t *testing.T) {
 		for _, number := range test.opened {
 			opened[number] = nodes[number]
 		}
-		if got := slices.Sorted(maps.Keys(distinctive(opened))); !slices.Equal(got, test.want) {
-			t.Errorf("%s: got %v, want %v", name, got, test.want)
-		}
+		expect.Same(t, slices.Sorted(maps.Keys(distinctive(opened))), test.want, name)
 	}
 }
 
 // TestFaultThatDoesNotPass: a client that does not end after a fault keeps others out
 // for a limited time.
 func TestFaultThatDoesNotPass(t *testing.T) {
-	w := newWorld(t)
-	w.options.FaultLimit = time.Second / 2
-	s := w.supervisor()
-	before, err := s.Ensure(t.Context(), one)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w, s, before := started(t, func(o *Options) { o.FaultLimit = time.Second / 2 })
 	client := w.client(0, before)
 	eventually(t, "a client", func() bool { return slices.Contains(statusOf(t, s, one.ID).Clients, client.Process.Pid) })
 	w.script(script{State: "FAULT"})

@@ -24,9 +24,11 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/cdi"
 	"github.com/partage-dev/partage/pkg/driver/cdi/edit"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/cuda"
 	gpusim "github.com/partage-dev/partage/test/gpusim/mps"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // containerCommand makes the test program the root user of a container.
@@ -54,42 +56,23 @@ func (w *world) container(session mps.Status) *container {
 	edits, err := edit.MPSClient{
 		Session: session.Spec.ID, PipeDir: session.PipeDir, ShmDir: session.ShmDir, Hook: "/hook", Owner: "u1/r0",
 	}.Edits()
-	if err != nil {
-		w.Fatal(err)
-	}
+	must.Do(w, err)
 	mounts := append(edits.Mounts, cdi.Mount{HostPath: w.root, ContainerPath: machineInContainer})
 	return w.containerWith(mounts)
 }
 
 func (w *world) containerWith(mounts []cdi.Mount) *container {
 	w.Helper()
-	root, err := os.MkdirTemp(filepath.Dir(w.root), "c")
-	if err != nil {
-		w.Fatal(err)
-	}
-	self, err := os.Executable()
-	if err != nil {
-		w.Fatal(err)
-	}
-	text, err := json.Marshal(mounts)
-	if err != nil {
-		w.Fatal(err)
-	}
+	root := must.Get(os.MkdirTemp(filepath.Dir(w.root), "c"))(w)
+	self := must.Get(os.Executable())(w)
+	text := must.Get(json.Marshal(mounts))(w)
 	t := &container{T: w.T, cmd: exec.Command(self, containerCommand, root, string(text))}
 	t.cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
 	t.cmd.Stderr = os.Stderr
-	input, err := t.cmd.StdinPipe()
-	if err != nil {
-		w.Fatal(err)
-	}
-	output, err := t.cmd.StdoutPipe()
-	if err != nil {
-		w.Fatal(err)
-	}
+	input := must.Get(t.cmd.StdinPipe())(w)
+	output := must.Get(t.cmd.StdoutPipe())(w)
 	t.orders, t.answers = input, bufio.NewScanner(output)
-	if err := t.cmd.Start(); err != nil {
-		w.Fatal(err)
-	}
+	must.Do(w, t.cmd.Start())
 	w.Cleanup(t.end)
 	return t
 }
@@ -104,25 +87,19 @@ func (t *container) end() {
 // What succeeded has no text.
 func (t *container) does(order string) map[string]string {
 	t.Helper()
-	if _, err := fmt.Fprintln(t.orders, order); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(fmt.Fprintln(t.orders, order))(t)
 	if !t.answers.Scan() {
 		t.Fatalf("the container has ended: %v", t.answers.Err())
 	}
 	var results map[string]string
-	if err := json.Unmarshal(t.answers.Bytes(), &results); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(t.answers.Bytes(), &results))
 	return results
 }
 
 // connects checks that a new CUDA program in the container is a client of MPS.
 func (t *container) connects() {
 	t.Helper()
-	if got := t.does("connect")["connect"]; got != "" {
-		t.Errorf("a program in the container does not reach MPS: %s", got)
-	}
+	expect.Equal(t, t.does("connect")["connect"], "", "a program in the container does not reach MPS")
 }
 
 // runContainer is the program of a container. It obeys until its input ends.

@@ -14,6 +14,8 @@ import (
 
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/podend"
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 const endingPod types.UID = "8b3f0e6e-7a59-4c8a-9d3c-2f1f4a1f0b11"
@@ -26,10 +28,7 @@ func ending(at time.Time) podend.End {
 // terminatedClient reports whether a client may be killed.
 func terminatedClient(t *testing.T, s *Supervisor, id string, pid int) bool {
 	t.Helper()
-	sess := s.sessions[id]
-	if err := sess.lock.Acquire(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	sess := locked(t, s, id)
 	defer sess.lock.Release(1)
 	c := sess.watch.clients[pid]
 	return c != nil && c.terminated
@@ -69,18 +68,13 @@ func TestPodEnds(t *testing.T) {
 // terminating its clients, and the wait for it is bounded.
 func TestPodEndsWithSilentDaemon(t *testing.T) {
 	w, s, silent := started(t, hasty)
-	sound, err := s.Ensure(t.Context(), mps.Spec{ID: "gpu-1", Devices: []string{gpuB}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sound := must.Get(s.Ensure(t.Context(), mps.Spec{ID: "gpu-1", Devices: []string{gpuB}}))(t)
 	a, b := w.client(0, silent), w.client(0, sound)
 	for id, pid := range map[string]int{one.ID: a.Process.Pid, "gpu-1": b.Process.Pid} {
 		w.inPodWith(pid, endingPod)
 		w.untilWatched(s, id, pid)
 	}
-	if err := unix.Kill(daemonOf(t, s, one.ID), unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Kill(daemonOf(t, s, one.ID), unix.SIGSTOP))
 	s.pods.PodEnds(t.Context(), ending(time.Now().Add(killMargin)))
 	eventually(t, "the client of the other session to be terminated", func() bool {
 		return terminatedClient(t, s, "gpu-1", b.Process.Pid)
@@ -88,9 +82,7 @@ func TestPodEndsWithSilentDaemon(t *testing.T) {
 	if terminatedClient(t, s, one.ID, a.Process.Pid) {
 		t.Error("a daemon that does not answer has terminated a client")
 	}
-	if err := unix.Kill(daemonOf(t, s, one.ID), unix.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Kill(daemonOf(t, s, one.ID), unix.SIGCONT))
 }
 
 // TestTerminationHangs: a client whose termination does not return keeps no other from being terminated.
@@ -125,9 +117,7 @@ func TestInTime(t *testing.T) {
 				t.Errorf("grace %s, observed %s before the time: then %s after it", grace, before, next.Sub(doomAt(end)))
 			}
 		}
-		if again := e.next(end.At, 2*time.Second); again != e.options.CheckInterval/2 {
-			t.Errorf("at the time: again after %s", again)
-		}
+		expect.Equal(t, e.next(end.At, 2*time.Second), e.options.CheckInterval/2, "at the time it looks again after")
 		if again := e.next(end.At.Add(time.Minute), 2*time.Second); again != 2*time.Second || len(e.ends) > 0 {
 			t.Errorf("long after the time: again after %s, known are %v", again, e.ends)
 		}
@@ -139,9 +129,7 @@ func TestMargin(t *testing.T) {
 		0: 0, time.Second: time.Second / 2, 2 * time.Second: time.Second, 30 * time.Second: killMargin, time.Hour: killMargin,
 	} {
 		now := time.Now()
-		if got := now.Sub(doomAt(podend.End{At: now, Grace: grace})); got != want {
-			t.Errorf("%s: got %s, want %s", grace, got, want)
-		}
+		expect.Equal(t, now.Sub(doomAt(podend.End{At: now, Grace: grace})), want, grace)
 	}
 }
 
@@ -151,13 +139,7 @@ func TestPodEndsWithOneThatCannot(t *testing.T) {
 	w, s, before := startedWith(t, "", patient)
 	ends := w.client(0, before)
 	stranger := exec.Command("sleep", "infinity")
-	if err := stranger.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = stranger.Process.Kill()
-		_ = stranger.Wait()
-	})
+	w.runs(stranger)
 	for _, cmd := range []*exec.Cmd{ends, stranger} {
 		w.inPodWith(cmd.Process.Pid, endingPod)
 	}

@@ -18,6 +18,8 @@ import (
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/node/host"
 	"github.com/partage-dev/partage/pkg/node/process"
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // process is one that looks like a server to who does not look closely.
@@ -25,17 +27,8 @@ func (w *world) process(attributes *syscall.SysProcAttr, env ...string) process.
 	w.Helper()
 	cmd := exec.Command(filepath.Join(w.root, "usr/bin", serverName))
 	cmd.Env, cmd.SysProcAttr = append(env, idleVariable+"=1"), attributes
-	if err := cmd.Start(); err != nil {
-		w.Fatal(err)
-	}
-	w.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	id, err := process.Identify(cmd.Process.Pid)
-	if err != nil {
-		w.Fatal(err)
-	}
+	w.runs(cmd)
+	id := must.Get(process.Identify(cmd.Process.Pid))(w)
 	eventually(w, "the program to run", func() bool {
 		name, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(id.PID), "comm"))
 		return err == nil && strings.TrimSpace(string(name)) == serverName[:15]
@@ -56,9 +49,7 @@ func TestImpostor(t *testing.T) {
 	if _, err := s.Ensure(t.Context(), one); err == nil {
 		t.Error("no error")
 	}
-	if err := s.Stop(t.Context(), one.ID); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, s.Stop(t.Context(), one.ID))
 	w.nothingLeft(one.ID)
 	if !victim.Alive() {
 		t.Error("it was killed")
@@ -70,22 +61,16 @@ func TestForeignFolders(t *testing.T) {
 	w := newWorld(t)
 	kept := []string{filepath.Join(w.dir, "etc", "passwd"), filepath.Join(w.dir, "lib", "log", "file"), filepath.Join(w.dir, "lib", "x")}
 	for _, path := range kept {
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600)))
 	}
 	s := w.supervisor()
 	eventually(t, "the start to be over", func() bool { return len(s.List()) == 0 })
 	if _, err := s.Ensure(t.Context(), mps.Spec{ID: "etc", Devices: []string{gpuA}}); !errors.Is(err, mps.ErrInvalid) || !strings.Contains(err.Error(), kept[0]) {
 		t.Errorf("got %v", err)
 	}
-	if err := s.Stop(t.Context(), "lib"); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, s.Stop(t.Context(), "lib"))
 	for _, path := range kept {
-		if _, err := os.Stat(path); err != nil {
-			t.Error(err)
-		}
+		expect.Do(t, expect.Err(os.Stat(path)))
 	}
 }
 
@@ -101,18 +86,12 @@ func TestFullFolders(t *testing.T) {
 		}
 		failure = os.WriteFile(filepath.Join(f.daemonPipe(), strconv.Itoa(i)), make([]byte, 64<<10), 0o600)
 	}
-	if !errors.Is(failure, unix.ENOSPC) {
-		t.Error(failure)
-	}
+	expect.Is(t, failure, unix.ENOSPC)
 	beside := filepath.Join(string(f), "beside")
-	if err := errors.Join(os.WriteFile(beside, make([]byte, 64<<10), 0o600), os.Remove(beside)); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, errors.Join(os.WriteFile(beside, make([]byte, 64<<10), 0o600), os.Remove(beside)))
 	// What is there still works, and goes.
 	inEffect(t, s, status)
-	if err := s.Stop(t.Context(), status.Spec.ID); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, s.Stop(t.Context(), status.Spec.ID))
 }
 
 // TestDeepFolders: root in a container makes the folder of the sockets as deep as it can,
@@ -131,18 +110,14 @@ func TestDeepFolders(t *testing.T) {
 	}
 	kill(t, daemonOf(t, s, one.ID))
 	reaches(t, s, one.ID, mps.Running, 1)
-	if _, err := os.Lstat(filepath.Join(status.PipeDir, "d")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("got %v", err)
-	}
+	expect.Is(t, expect.Err(os.Lstat(filepath.Join(status.PipeDir, "d"))), os.ErrNotExist)
 }
 
 // TestHalfRemoved: what a supervisor had no time to remove is removed by the next one.
 func TestHalfRemoved(t *testing.T) {
 	w := newWorld(t)
 	left := filepath.Join(w.dir, "session")
-	if err := os.MkdirAll(filepath.Join(left, ".removed-1", "deep"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Join(left, ".removed-1", "deep"), 0o700))
 	s := w.supervisor()
 	eventually(t, "the rest to be gone", func() bool { return len(s.List()) == 0 })
 	w.nothingLeft("session")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/node/process"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // podClient starts a client that is in a pod, and waits until its end would be noticed.
@@ -28,9 +29,7 @@ func (w *world) untilWatched(s *Supervisor, id string, pid int) {
 	w.Helper()
 	sess := s.sessions[id]
 	eventually(w, "the client to be watched", func() bool {
-		if err := sess.lock.Acquire(w.Context(), 1); err != nil {
-			w.Fatal(err)
-		}
+		must.Do(w, sess.lock.Acquire(w.Context(), 1))
 		defer sess.lock.Release(1)
 		return sess.watch.clients[pid] != nil
 	})
@@ -45,12 +44,8 @@ func withReaction(reaction mps.OnClientKilled) mps.Spec {
 // startedWith returns a session with a reaction to killed clients.
 func startedWith(t *testing.T, reaction mps.OnClientKilled, change ...func(*Options)) (*world, *Supervisor, mps.Status) {
 	t.Helper()
-	w := newWorld(t, change...)
-	s := w.supervisor()
-	status, err := s.Ensure(t.Context(), withReaction(reaction))
-	if err != nil {
-		t.Fatal(err)
-	}
+	w, s := supervised(t, change...)
+	status := must.Get(s.Ensure(t.Context(), withReaction(reaction)))(t)
 	return w, s, status
 }
 
@@ -81,9 +76,7 @@ func TestKilledClientReported(t *testing.T) {
 	if now := statusOf(t, s, one.ID); now.Kills != 1 {
 		t.Errorf("got %+v", now)
 	}
-	if err := other.Process.Signal(unix.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, other.Process.Signal(unix.SIGTERM))
 	after := untilReplaced(t, s, before)
 	if after.Losses > 0 || after.Kills != 1 {
 		t.Errorf("got %+v", after)
@@ -120,9 +113,7 @@ func TestClientEndsProperly(t *testing.T) {
 	w, s, before := startedWith(t, mps.RestartServer)
 	proper, stranger, stays := w.podClient(s, before), w.client(0, before), w.podClient(s, before)
 	eventually(t, "the stranger", func() bool { return slices.Contains(statusOf(t, s, one.ID).Clients, stranger.Process.Pid) })
-	if err := proper.Process.Signal(unix.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, proper.Process.Signal(unix.SIGTERM))
 	kill(t, stranger.Process.Pid)
 	eventually(t, "both to be gone", func() bool { return slices.Equal(statusOf(t, s, one.ID).Clients, []int{stays.Process.Pid}) })
 	now := statusOf(t, s, one.ID)
@@ -130,10 +121,7 @@ func TestClientEndsProperly(t *testing.T) {
 		t.Errorf("got %+v", now)
 	}
 	// In the middle of a look at the session, the kill alone may be seen, and that nobody loses anything.
-	sess := s.sessions[one.ID]
-	if err := sess.lock.Acquire(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	sess := locked(t, s, one.ID)
 	kill(t, before.Servers[0])
 	eventually(t, "the server to end", func() bool { return !slices.ContainsFunc(before.Servers, process.Alive) })
 	kill(t, stays.Process.Pid)

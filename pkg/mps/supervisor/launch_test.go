@@ -16,28 +16,22 @@ import (
 
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // enterable makes the driver root a system of its own, as a driver's container has.
 func (w *world) enterable() {
 	w.Helper()
 	proc := filepath.Join(w.root, "proc")
-	if err := errors.Join(os.Remove(proc), os.Mkdir(proc, 0o755), unix.Mount("/proc", proc, "", unix.MS_BIND|unix.MS_REC, "")); err != nil {
-		w.Fatal(err)
-	}
+	must.Do(w, errors.Join(os.Remove(proc), os.Mkdir(proc, 0o755), unix.Mount("/proc", proc, "", unix.MS_BIND|unix.MS_REC, "")))
 	w.Cleanup(func() {
-		if err := unix.Unmount(proc, unix.MNT_DETACH); err != nil {
-			w.Error(err)
-		}
+		expect.Do(w, unix.Unmount(proc, unix.MNT_DETACH))
 	})
 	for _, path := range []string{"tmp", "dev/shm"} {
-		if err := os.MkdirAll(filepath.Join(w.root, path), 0o755); err != nil {
-			w.Fatal(err)
-		}
+		must.Do(w, os.MkdirAll(filepath.Join(w.root, path), 0o755))
 	}
-	if err := unix.Mknod(filepath.Join(w.root, "dev/null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil {
-		w.Fatal(err)
-	}
+	must.Do(w, unix.Mknod(filepath.Join(w.root, "dev/null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
 	for _, path := range []string{"lib", "lib64", "usr/lib", "usr/lib64"} {
 		from, to := filepath.Join("/", path), filepath.Join(w.root, path)
 		target, err := os.Readlink(from)
@@ -57,9 +51,7 @@ func (w *world) enterable() {
 				})
 			}
 		}
-		if err != nil {
-			w.Fatal(err)
-		}
+		must.Do(w, err)
 	}
 }
 
@@ -68,9 +60,7 @@ func (w *world) enterable() {
 func (w *world) nodesElsewhere() string {
 	w.Helper()
 	elsewhere, dev := filepath.Join(filepath.Dir(w.root), "host"), filepath.Join(w.root, "dev")
-	if err := errors.Join(os.Mkdir(elsewhere, 0o755), os.Rename(dev, filepath.Join(elsewhere, "dev")), os.Mkdir(dev, 0o755)); err != nil {
-		w.Fatal(err)
-	}
+	must.Do(w, errors.Join(os.Mkdir(elsewhere, 0o755), os.Rename(dev, filepath.Join(elsewhere, "dev")), os.Mkdir(dev, 0o755)))
 	return elsewhere
 }
 
@@ -80,21 +70,13 @@ func TestNodesElsewhere(t *testing.T) {
 	w.enterable()
 	w.options.Roots.Dev = w.nodesElsewhere()
 	s := w.supervisor()
-	if _, err := s.Ensure(t.Context(), one); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(s.Ensure(t.Context(), one))(t)
 	root := filepath.Join("/proc", strconv.Itoa(daemonOf(t, s, one.ID)), "root")
 	for _, node := range host.RequiredNodes() {
-		if _, err := os.Stat(filepath.Join(root, node)); err != nil {
-			t.Errorf("the daemon has no %s: %v", node, err)
-		}
+		expect.Do(t, expect.Err(os.Stat(filepath.Join(root, node))), "the daemon has no", node)
 	}
-	if entries, err := os.ReadDir(filepath.Join(w.root, "dev")); err != nil || len(entries) > 0 {
-		t.Errorf("the root itself has %v, %v", entries, err)
-	}
-	if err := s.Stop(t.Context(), one.ID); err != nil {
-		t.Error(err)
-	}
+	expect.Len(t, must.Get(os.ReadDir(filepath.Join(w.root, "dev")))(t), 0, "the root itself")
+	expect.Do(t, s.Stop(t.Context(), one.ID))
 	w.nothingLeft(one.ID)
 }
 
@@ -116,10 +98,7 @@ func TestOwnRoot(t *testing.T) {
 	w := newWorld(t)
 	w.enterable()
 	s := w.supervisor()
-	status, err := s.Ensure(t.Context(), one)
-	if err != nil {
-		t.Fatal(err)
-	}
+	status := must.Get(s.Ensure(t.Context(), one))(t)
 	var seen map[string]string
 	data, err := os.ReadFile(filepath.Join(status.ShmDir, "seen.json"))
 	if err == nil {
@@ -133,9 +112,7 @@ func TestOwnRoot(t *testing.T) {
 		t.Errorf("its root is %q, %v", root, err)
 	}
 	for _, path := range []string{"tmp", "dev/shm"} {
-		if entries, err := os.ReadDir(filepath.Join(w.root, path)); err != nil || len(entries) > 0 {
-			t.Errorf("%s has %v, %v", path, entries, err)
-		}
+		expect.Len(t, must.Get(os.ReadDir(filepath.Join(w.root, path)))(t), 0, path)
 	}
 	raised := clone(one)
 	raised.ThreadPercentage = 50
@@ -145,30 +122,33 @@ func TestOwnRoot(t *testing.T) {
 	inEffect(t, s, status)
 	kill(t, daemonOf(t, s, one.ID))
 	reaches(t, s, one.ID, mps.Running, 1)
-	if err := s.Stop(t.Context(), one.ID); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, s.Stop(t.Context(), one.ID))
 	w.nothingLeft(one.ID)
 }
 
 func TestOwnRootWithoutPlaces(t *testing.T) {
 	w := newWorld(t)
 	w.enterable()
-	if err := os.Remove(filepath.Join(w.root, "dev/shm")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(filepath.Join(w.root, "dev/shm")))
 	s := w.supervisor()
 	_, err := s.Ensure(t.Context(), one)
-	if err == nil || !strings.Contains(err.Error(), w.root+"/dev/shm") {
-		t.Errorf("got %v", err)
-	}
+	expect.Says(t, err, w.root+"/dev/shm")
 	w.nothingLeft(one.ID)
 }
 
 func TestLaunchArguments(t *testing.T) {
 	for _, args := range [][]string{nil, {"-x", "--", "/bin/true"}, {"-shm", "/a"}} {
-		if err := Launch(args); err == nil || !strings.Contains(err.Error(), LaunchCommand) {
-			t.Errorf("%q: got %v", args, err)
-		}
+		expect.Says(t, Launch(args), LaunchCommand, args)
 	}
+}
+
+// TestContextOfSessions: a session that containers could not use is not started.
+func TestContextOfSessions(t *testing.T) {
+	w := newWorld(t)
+	w.options.SELinuxContext = "nobody_u:nothing_r:nowhere_t:s0"
+	s := w.supervisor()
+	if _, err := s.Ensure(t.Context(), one); err == nil || !strings.Contains(err.Error(), "nowhere_t") || !strings.Contains(err.Error(), "SELINUX_CONTEXT") {
+		t.Errorf("got %v", err)
+	}
+	w.nothingLeft(one.ID)
 }

@@ -16,14 +16,14 @@ import (
 
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 func TestBoundLogs(t *testing.T) {
 	_, s, status := started(t)
 	path := s.folder(status.Spec.ID).logs().path("control.log")
-	if err := os.WriteFile(path, []byte(strings.Repeat("line\n", maxLog/5+1)+"the last\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(strings.Repeat("line\n", maxLog/5+1)+"the last\n"), 0o600))
 	eventually(t, "the log to be short", func() bool {
 		info, err := os.Stat(path)
 		return err == nil && info.Size() < maxLog/2
@@ -38,11 +38,7 @@ func TestBoundLogs(t *testing.T) {
 // taken is what the logs of a session take of the memory.
 func (l logs) taken(t *testing.T) (taken int64) {
 	t.Helper()
-	entries, err := os.ReadDir(string(l))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, entry := range entries {
+	for _, entry := range must.Get(os.ReadDir(string(l)))(t) {
 		var st unix.Stat_t
 		if err := unix.Lstat(l.path(entry.Name()), &st); err == nil {
 			taken += st.Blocks * 512
@@ -58,9 +54,7 @@ func TestFloodedLogs(t *testing.T) {
 	w.script(script{Flood: true})
 	w.options.StartLimit = 5 * time.Second // it has failed when it could not be started three times
 	s := w.supervisor()
-	if _, err := s.Ensure(t.Context(), one); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(s.Ensure(t.Context(), one))(t)
 	logs := w.folder(one.ID).logs()
 	if got := size(t, string(logs)); got != logSize {
 		t.Errorf("the logs are on a file system of %d MiB", got/mebibyte)
@@ -98,13 +92,9 @@ func TestFloodedLogs(t *testing.T) {
 				}
 			}
 		}
-		if got := statusOf(t, s, one.ID).Phase; got != phase {
-			t.Errorf("it is %s in the end, want %s", got, phase)
-		}
+		expect.Equal(t, statusOf(t, s, one.ID).Phase, phase, "in the end")
 	}
-	if len(phases) != 4 {
-		t.Errorf("%d phases", len(phases))
-	}
+	expect.Equal(t, len(phases), 4, "phases")
 	w.script(script{})
 	eventually(t, "the session to run", func() bool { return statusOf(t, s, one.ID).Phase == mps.Running })
 	inEffect(t, s, statusOf(t, s, one.ID))
@@ -114,9 +104,7 @@ func TestFloodedLogs(t *testing.T) {
 func TestFullLogs(t *testing.T) {
 	w, s, before := started(t)
 	logs := w.folder(one.ID).logs()
-	if err := os.Mkdir(logs.path("folder"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(logs.path("folder"), 0o700))
 	var failure error
 	for i := 0; failure == nil && i < 2*logSize/mebibyte; i++ {
 		// None is too large by itself.
@@ -144,12 +132,8 @@ func TestFullLogs(t *testing.T) {
 func TestLogsWithoutMount(t *testing.T) {
 	w, s, before := started(t)
 	logs := w.folder(one.ID).logs()
-	if err := unix.Unmount(string(logs), unix.MNT_DETACH); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(logs.path("control.log"), make([]byte, 2*maxLog), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Unmount(string(logs), unix.MNT_DETACH))
+	must.Do(t, os.WriteFile(logs.path("control.log"), make([]byte, 2*maxLog), 0o600))
 	eventually(t, "the log to be short", func() bool {
 		info, err := os.Stat(logs.path("control.log"))
 		return err == nil && info.Size() == 0

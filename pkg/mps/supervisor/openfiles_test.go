@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // fewFilesCommand makes a program a supervisor that got few open files from its container
@@ -61,19 +63,14 @@ func TestOpenFiles(t *testing.T) {
 			if status.Phase != mps.Running || !strings.Contains(status.Message, test.message) || (test.message == "") != (status.Message == "") {
 				t.Errorf("got %s, %q, want %q", status.Phase, status.Message, test.message)
 			}
-			record, err := w.folder(one.ID).load()
-			if err != nil {
-				t.Fatal(err)
-			}
+			record := must.Get(w.folder(one.ID).load())(t)
 			for _, pid := range append(status.Servers, record.Daemon.PID) {
 				var got unix.Rlimit
 				if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &got); err != nil || got.Cur != test.want {
 					t.Errorf("PID %d may open %d files, %v, want %d", pid, got.Cur, err, test.want)
 				}
 			}
-			if err := s.Stop(t.Context(), one.ID); err != nil {
-				t.Error(err)
-			}
+			expect.Do(t, s.Stop(t.Context(), one.ID))
 		})
 	}
 }

@@ -12,20 +12,18 @@ import (
 
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/control"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/machine"
 	"github.com/partage-dev/partage/test/gpusim/state"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestClientPriority: the priority of a session is that of the daemon, as long as it lasts.
 func TestClientPriority(t *testing.T) {
-	w := newWorld(t)
-	s := w.supervisor()
+	w, s := supervised(t)
 	spec := mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25, ClientPriority: mps.PriorityBelowNormal}
-	first, err := s.Ensure(t.Context(), spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := must.Get(s.Ensure(t.Context(), spec))(t)
 	c := clientOf(t, s, "gpu-0")
 	in := func(spec mps.Spec) bool { return hasLimits(t, c, first.Servers[0], spec) == nil }
 	with := func(p mps.ClientPriority) mps.Spec {
@@ -37,16 +35,12 @@ func TestClientPriority(t *testing.T) {
 		t.Error("the daemon has another priority")
 	}
 	// Root on the node can change it.
-	if err := c.SetLimits(t.Context(), with(mps.PriorityNormal), first.Servers[0]); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.SetLimits(t.Context(), with(mps.PriorityNormal), first.Servers[0]))
 	eventually(t, "the priority to be as before", func() bool { return in(spec) })
 
 	for _, p := range []mps.ClientPriority{mps.PriorityNormal, mps.PriorityBelowNormal, ""} {
 		status, err := s.Ensure(t.Context(), with(p))
-		if err != nil {
-			t.Fatalf("%q: %v", p, err)
-		}
+		must.Do(t, err, p)
 		want := p
 		if p == "" {
 			want = mps.PriorityNormal // it was another before
@@ -60,9 +54,7 @@ func TestClientPriority(t *testing.T) {
 	w.script(script{IgnoreServer: true})
 	other := with(mps.PriorityBelowNormal)
 	other.ThreadPercentage = 50
-	if _, err := s.Ensure(t.Context(), other); err == nil || !strings.Contains(err.Error(), "percentage is 25, want 50") {
-		t.Errorf("got %v", err)
-	}
+	expect.Says(t, expect.Err(s.Ensure(t.Context(), other)), "percentage is 25, want 50")
 	if w.script(script{}); !in(with(mps.PriorityNormal)) {
 		t.Error("the daemon has the priority of a change that failed")
 	}
@@ -71,14 +63,9 @@ func TestClientPriority(t *testing.T) {
 // TestNoClientPriorities: what an older MPS does not have is refused, and not forgotten.
 func TestNoClientPriorities(t *testing.T) {
 	w := newWorld(t)
-	f, err := state.Open(sysroot.StatePath(w.root))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Get(state.Open(sysroot.StatePath(w.root)))(t)
 	defer f.Close()
-	if err := f.Update(func(m *machine.Machine) error { m.MPS.NoPriorities = true; return nil }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.Update(func(m *machine.Machine) error { m.MPS.NoPriorities = true; return nil }))
 	s := w.supervisor()
 	spec := mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25}
 	below := spec
@@ -87,14 +74,7 @@ func TestNoClientPriorities(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	w.nothingLeft("gpu-0")
-	before, err := s.Ensure(t.Context(), spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Ensure(t.Context(), below); !errors.Is(err, control.ErrNoPriorities) {
-		t.Errorf("got %v", err)
-	}
-	if diff := cmp.Diff(before, statusOf(t, s, "gpu-0")); diff != "" {
-		t.Errorf("-before +after:\n%s", diff)
-	}
+	before := must.Get(s.Ensure(t.Context(), spec))(t)
+	expect.Is(t, expect.Err(s.Ensure(t.Context(), below)), control.ErrNoPriorities)
+	expect.Same(t, statusOf(t, s, "gpu-0"), before)
 }

@@ -14,11 +14,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
 	"github.com/partage-dev/partage/pkg/node/process"
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // other is a supervisor in a process of its own.
@@ -37,19 +40,12 @@ func (w *world) other() *other {
 func (w *world) otherBy(command ...string) *other {
 	w.Helper()
 	// What it leaves behind becomes a child of this process, as of a node's init.
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		w.Fatal(err)
-	}
-	self, err := os.Executable()
-	if err != nil {
-		w.Fatal(err)
-	}
+	must.Do(w, unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+	self := must.Get(os.Executable())(w)
 	o := &other{cmd: exec.Command(self, append(command, w.dir, w.root)...)}
 	o.cmd.Stderr = os.Stderr
 	o.Socket = filepath.Join(w.dir, mps.SocketName)
-	if err := o.cmd.Start(); err != nil {
-		w.Fatal(err)
-	}
+	must.Do(w, o.cmd.Start())
 	w.Cleanup(func() { o.end(unix.SIGKILL) })
 	return o
 }
@@ -89,9 +85,7 @@ func TestSupervisorIsKilled(t *testing.T) {
 		return err == nil && before.Losses == 1 && before.Phase == mps.Running
 	})
 	first.end(unix.SIGKILL)
-	if _, err := first.List(t.Context()); !errors.Is(err, mps.ErrUnavailable) {
-		t.Errorf("got %v", err)
-	}
+	expect.Is(t, expect.Err(first.List(t.Context())), mps.ErrUnavailable)
 
 	s := w.supervisor()
 	after := reaches(t, s, one.ID, mps.Running, 1)
@@ -104,9 +98,7 @@ func TestSupervisorIsKilled(t *testing.T) {
 	if after.Servers[0] == before.Servers[0] {
 		t.Error("the server is the same")
 	}
-	if err := s.Stop(t.Context(), one.ID); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, s.Stop(t.Context(), one.ID))
 	w.nothingLeft(one.ID)
 }
 
@@ -122,10 +114,7 @@ func TestAllIsKilled(t *testing.T) {
 			w := newWorld(t)
 			first := w.other()
 			before := first.ensure(t, one)
-			r, err := w.folder(one.ID).load()
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := must.Get(w.folder(one.ID).load())(t)
 			first.end(unix.SIGKILL)
 			for _, pid := range which(r.Daemon.PID, r.Servers[0].PID) {
 				kill(t, pid)
@@ -135,13 +124,9 @@ func TestAllIsKilled(t *testing.T) {
 			if after.Servers[0] == before.Servers[0] {
 				t.Error("the server is the same")
 			}
-			if found := w.driverProcesses(); len(found) != 2 {
-				t.Errorf("want a daemon and a server, got %v", found)
-			}
+			expect.Len(t, w.driverProcesses(), 2, "a daemon and a server")
 			inEffect(t, s, after)
-			if err := s.Stop(t.Context(), one.ID); err != nil {
-				t.Error(err)
-			}
+			expect.Do(t, s.Stop(t.Context(), one.ID))
 			w.nothingLeft(one.ID)
 		})
 	}
@@ -162,9 +147,7 @@ func TestHandOver(t *testing.T) {
 	if after.Losses != 1 || !strings.Contains(after.LastLoss, "supervisor of the node was stopped") || after.Servers[0] == before.Servers[0] {
 		t.Errorf("got %v", after)
 	}
-	if err := second.Stop(t.Context(), one.ID); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, second.Stop(t.Context(), one.ID))
 	second.end(unix.SIGTERM)
 	w.nothingLeft(one.ID)
 }
@@ -173,16 +156,9 @@ func TestHandOver(t *testing.T) {
 // checks, and what is needed to start again.
 func TestSuspended(t *testing.T) {
 	w := newWorld(t)
-	s, err := New(context.Background(), w.options)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Ensure(t.Context(), one); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	s := must.Get(New(context.Background(), w.options))(t)
+	must.Get(s.Ensure(t.Context(), one))(t)
+	expect.Do(t, s.Close(t.Context()))
 	w.nothingLeft("")
 	if r, err := w.folder(one.ID).load(); err != nil || r.Losses != 1 || r.Serving || r.Daemon != nil {
 		t.Errorf("got %v, %v", r, err)
@@ -194,10 +170,7 @@ func TestSuspended(t *testing.T) {
 // TestLeftovers: whatever a supervisor was doing when it was killed, nothing of what
 // is not wanted stays.
 func TestLeftovers(t *testing.T) {
-	bootID, err := options("", "").Roots.BootID()
-	if err != nil {
-		t.Fatal(err)
-	}
+	bootID := must.Get(options("", "").Roots.BootID())(t)
 	for name, leave := range map[string]func(w *world, f folder) error{
 		"an empty folder": func(*world, folder) error { return nil },
 		"folders, a mount on a mount, a broken record": func(_ *world, f folder) error {
@@ -230,20 +203,14 @@ func TestLeftovers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			f := w.folder(one.ID)
-			if err := errors.Join(os.Mkdir(string(f), 0o700), leave(w, f)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(os.Mkdir(string(f), 0o700), leave(w, f)))
 			// Not a session's.
 			foreign := filepath.Join(w.dir, "Not_a_session")
-			if err := os.Mkdir(foreign, 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.Mkdir(foreign, 0o700))
 			s := w.supervisor()
 			eventually(t, "the remnants to be gone", func() bool { return len(s.List()) == 0 })
 			w.nothingLeft(one.ID)
-			if _, err := os.Stat(foreign); err != nil {
-				t.Error(err)
-			}
+			expect.Do(t, expect.Err(os.Stat(foreign)))
 		})
 	}
 }
@@ -256,29 +223,19 @@ func TestUnreadableRecord(t *testing.T) {
 	first.end(unix.SIGKILL)
 	path := w.folder(one.ID).record()
 	aside := filepath.Join(w.dir, "aside")
-	if err := errors.Join(os.Rename(path, aside), os.Mkdir(path, 0o700)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Rename(path, aside), os.Mkdir(path, 0o700)))
 	s, err := New(t.Context(), w.options)
-	if err == nil || !strings.Contains(err.Error(), path) {
-		t.Errorf("got %v, want an error about %s", err, path)
-	}
-	if err := errors.Join(s.Close(t.Context()), os.Remove(path), os.Rename(aside, path)); err != nil {
-		t.Fatal(err)
-	}
+	expect.Says(t, err, path)
+	must.Do(t, errors.Join(s.Close(t.Context()), os.Remove(path), os.Rename(aside, path)))
 	after := reaches(t, w.supervisor(), one.ID, mps.Running, 0)
-	if !slices.Equal(before.Servers, after.Servers) {
-		t.Errorf("before: %v, after: %v", before, after)
-	}
+	expect.Same(t, before.Servers, after.Servers)
 }
 
 // TestEnsureAfterCrash does not wait for the remnants to be gone.
 func TestEnsureAfterCrash(t *testing.T) {
 	w := newWorld(t)
 	f := w.folder(one.ID)
-	if err := errors.Join(f.make(), f.mount(mebibyte, "")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(f.make(), f.mount(mebibyte, "")))
 	s := w.supervisor()
 	status, err := s.Ensure(t.Context(), one)
 	if err != nil || status.Losses != 0 {
@@ -293,10 +250,7 @@ func TestCrashInRestart(t *testing.T) {
 	first := w.other()
 	first.ensure(t, one)
 	w.script(script{Slow: time.Second})
-	r, err := w.folder(one.ID).load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(w.folder(one.ID).load())(t)
 	kill(t, r.Daemon.PID)
 	eventually(t, "the next daemon to be started", func() bool {
 		next, err := w.folder(one.ID).load()
@@ -336,11 +290,70 @@ func TestKilledAtAnyTime(t *testing.T) {
 			if status := second.ensure(t, one); status.Phase != mps.Running {
 				t.Errorf("stopping %t, after %s: got %v", stopping, after, status)
 			}
-			if err := second.Stop(t.Context(), one.ID); err != nil {
-				t.Errorf("stopping %t, after %s: %v", stopping, after, err)
-			}
+			expect.Do(t, second.Stop(t.Context(), one.ID), "stopping", stopping, "after", after)
 			w.nothingLeft(one.ID)
 			second.end(unix.SIGKILL)
 		}
+	}
+}
+
+// The supervisor of one version adopts the sessions of another: the form of the record
+// must stay.
+func TestRecordFormat(t *testing.T) {
+	const text = `{
+  "apiVersion": "mps.partage.dev/v1",
+  "bootID": "6f1c9c0e-0000-4000-8000-000000000001",
+  "spec": {
+    "id": "gpu-0",
+    "devices": [
+      "GPU-aaaaaaaa-0000-0000-0000-000000000001"
+    ],
+    "threadPercentage": 25,
+    "memory": {
+      "GPU-aaaaaaaa-0000-0000-0000-000000000001": 1073741824
+    },
+    "multiUser": true
+  },
+  "started": true,
+  "removing": true,
+  "serving": true,
+  "daemon": {
+    "pid": 4711,
+    "start": 815
+  },
+  "servers": [
+    {
+      "pid": 4712,
+      "start": 816
+    }
+  ],
+  "sockets": {
+    "control": {
+      "device": 60,
+      "inode": 5
+    }
+  },
+  "serverUser": "0",
+  "losses": 2,
+  "lastLoss": "the server (PID 4700) ended",
+  "lastLossTime": "2026-11-01T12:00:00Z"
+}
+`
+	want := rules.Record{
+		APIVersion: recordVersion, BootID: "6f1c9c0e-0000-4000-8000-000000000001",
+		Spec:    mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25, Memory: map[string]int64{gpuA: 1 << 30}, MultiUser: true},
+		Started: true, Removing: true, Serving: true,
+		Daemon: &process.ID{PID: 4711, Start: 815}, Servers: []process.ID{{PID: 4712, Start: 816}}, ServerUser: "0",
+		Sockets: map[string]process.Socket{"control": {Device: 60, Inode: 5}},
+		History: mps.History{Losses: 2, LastLoss: "the server (PID 4700) ended", LastLossTime: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)},
+	}
+	f := folder(filepath.Join(t.TempDir(), "gpu-0"))
+	must.Do(t, os.Mkdir(string(f), 0o700))
+	must.Do(t, f.save(want))
+	if data, err := os.ReadFile(f.record()); err != nil || cmp.Diff(text, string(data)) != "" {
+		t.Errorf("%v, -want +got:\n%s", err, cmp.Diff(text, string(data)))
+	}
+	if got, err := f.load(); err != nil || cmp.Diff(want, got) != "" {
+		t.Errorf("%v, -want +got:\n%s", err, cmp.Diff(want, got))
 	}
 }

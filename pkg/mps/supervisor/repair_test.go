@@ -18,19 +18,15 @@ import (
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/control"
 	"github.com/partage-dev/partage/pkg/node/process"
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 var one = mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25, Memory: map[string]int64{gpuA: 1 << 30}}
 
 func started(t *testing.T, change ...func(*Options)) (*world, *Supervisor, mps.Status) {
 	t.Helper()
-	w := newWorld(t, change...)
-	s := w.supervisor()
-	status, err := s.Ensure(t.Context(), one)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return w, s, status
+	return startedWith(t, one.OnClientKilled, change...)
 }
 
 func daemonOf(t *testing.T, s *Supervisor, id string) int {
@@ -45,14 +41,8 @@ func daemonOf(t *testing.T, s *Supervisor, id string) int {
 // clientOf is a client of a session's control daemon.
 func clientOf(t *testing.T, s *Supervisor, id string) control.Client {
 	t.Helper()
-	r, err := s.folder(id).load()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := (&daemon{options: s.options, folder: s.folder(id)}).client(&r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(s.folder(id).load())(t)
+	c := must.Get((&daemon{options: s.options, folder: s.folder(id)}).client(&r))(t)
 	c.Check = func() error { return nil } // it asks without looking at the sockets
 	return c
 }
@@ -70,10 +60,7 @@ func hasLimits(t *testing.T, c control.Client, server int, spec mps.Spec) error 
 	ask := func(command string) string {
 		cmd := c.Command(t.Context())
 		cmd.Stdin = strings.NewReader(command + "\n")
-		answer, err := cmd.Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		answer := must.Get(cmd.Output())(t)
 		return strings.TrimSpace(string(answer))
 	}
 	if got, err := control.ParsePercentage(ask("get_default_active_thread_percentage")); err != nil || got != float64(spec.ThreadPercentage) {
@@ -93,9 +80,7 @@ func inEffect(t *testing.T, s *Supervisor, status mps.Status) {
 	t.Helper()
 	c := clientOf(t, s, status.Spec.ID)
 	for _, server := range status.Servers {
-		if err := hasLimits(t, c, server, status.Spec); err != nil {
-			t.Errorf("server %d: %v", server, err)
-		}
+		expect.Do(t, hasLimits(t, c, server, status.Spec), "server", server)
 	}
 }
 
@@ -108,18 +93,11 @@ func TestDaemonEnds(t *testing.T) {
 			w := newWorld(t)
 			w.script(test)
 			s := w.supervisor()
-			before, err := s.Ensure(t.Context(), one)
-			if err != nil {
-				t.Fatal(err)
-			}
+			before := must.Get(s.Ensure(t.Context(), one))(t)
 			var pipe, pipeAfter unix.Stat_t
-			if err := unix.Stat(before.PipeDir, &pipe); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, unix.Stat(before.PipeDir, &pipe))
 			kept := filepath.Join(before.ShmDir, "kept")
-			if err := os.WriteFile(kept, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(kept, nil, 0o600))
 			kill(t, daemonOf(t, s, one.ID))
 			after := reaches(t, s, one.ID, mps.Running, 1)
 			if !strings.Contains(after.LastLoss, "control daemon") || !strings.Contains(after.LastLoss, "SIGKILL") || time.Since(after.LastLossTime) > time.Minute {
@@ -135,12 +113,8 @@ func TestDaemonEnds(t *testing.T) {
 			if err := unix.Stat(before.PipeDir, &pipeAfter); err != nil || pipe.Ino != pipeAfter.Ino {
 				t.Errorf("the pipe folder is another: %v", err)
 			}
-			if _, err := os.Stat(kept); err != nil {
-				t.Errorf("the shared memory is another: %v", err)
-			}
-			if err := s.Stop(t.Context(), one.ID); err != nil {
-				t.Error(err)
-			}
+			expect.Do(t, expect.Err(os.Stat(kept)), "the shared memory is another")
+			expect.Do(t, s.Stop(t.Context(), one.ID))
 			w.nothingLeft(one.ID)
 		})
 	}
@@ -167,9 +141,7 @@ func TestServerForAnotherUser(t *testing.T) {
 		after = statusOf(t, s, one.ID)
 		return after.Phase == mps.Running && len(after.Servers) == 1 && after.Servers[0] != before.Servers[0]
 	})
-	if after.Losses != 0 {
-		t.Errorf("got %v", after)
-	}
+	expect.Equal(t, after.Losses, 0, after)
 	inEffect(t, s, after)
 	// The next server is not for a waiting client.
 	kill(t, after.Servers[0])
@@ -200,9 +172,7 @@ func (w *world) forgeLog(id, line string) {
 			_, err = fmt.Fprintln(file, line)
 			err = errors.Join(err, file.Close())
 		}
-		if err != nil {
-			w.Fatal(err)
-		}
+		must.Do(w, err)
 	}
 }
 
@@ -220,9 +190,7 @@ func TestForgedEnd(t *testing.T) {
 		after = statusOf(t, s, one.ID)
 		return after.Phase == mps.Running && len(after.Servers) == 1 && after.Servers[0] != before.Servers[0]
 	})
-	if after.Losses != 0 {
-		t.Errorf("got %v", after)
-	}
+	expect.Equal(t, after.Losses, 0, after)
 }
 
 func TestFault(t *testing.T) {
@@ -232,17 +200,13 @@ func TestFault(t *testing.T) {
 	if !strings.Contains(faulted.Message, "have ended") || !strings.Contains(faulted.LastLoss, "fault") {
 		t.Errorf("got %v", faulted)
 	}
-	if _, err := s.Ensure(t.Context(), one); !errors.Is(err, mps.ErrFaulted) {
-		t.Errorf("got %v", err)
-	}
+	expect.Is(t, expect.Err(s.Ensure(t.Context(), one)), mps.ErrFaulted)
 	// It is one loss, however often it is looked at, and however it ends.
 	w.script(script{State: "INITIALIZING"})
 	reaches(t, s, one.ID, mps.Starting, 1)
 	w.script(script{Clients: []int{1, 2}})
 	recovered := reaches(t, s, one.ID, mps.Running, 1)
-	if recovered.Message != "" {
-		t.Errorf("got %q", recovered.Message)
-	}
+	expect.Equal(t, recovered.Message, "")
 	eventually(t, "clients to be known", func() bool { return len(statusOf(t, s, one.ID).Clients) == 2 })
 	w.script(script{State: "FAULT"})
 	reaches(t, s, one.ID, mps.Faulted, 2)
@@ -259,9 +223,7 @@ func TestFaultThatNobodySaw(t *testing.T) {
 	reaches(t, s, one.ID, mps.Starting, 1)
 	w.script(script{})
 	after := reaches(t, s, one.ID, mps.Running, 1)
-	if !strings.Contains(after.LastLoss, "fault") {
-		t.Errorf("got %q", after.LastLoss)
-	}
+	expect.Contains(t, after.LastLoss, "fault")
 	// A server is watched once, however often it comes back.
 	watching := 0
 	infos, err := filepath.Glob("/proc/self/fdinfo/*")
@@ -285,10 +247,7 @@ func TestServerHasEnded(t *testing.T) {
 	w.script(script{})
 	reaches(t, s, one.ID, mps.Running, 1)
 
-	sess := s.sessions[one.ID]
-	if err := sess.lock.Acquire(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	sess := locked(t, s, one.ID)
 	sess.record.Servers[0].Start--
 	sess.lock.Release(1)
 	reaches(t, s, one.ID, mps.Running, 2)
@@ -301,14 +260,10 @@ func TestDefaultsOfTheNextServer(t *testing.T) {
 	c := clientOf(t, s, one.ID)
 	other := one
 	other.ThreadPercentage = 90
-	if err := c.SetLimits(t.Context(), other, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.SetLimits(t.Context(), other, 0))
 	kill(t, before.Servers[0])
 	reaches(t, s, one.ID, mps.Running, 1)
-	if err := hasLimits(t, c, 0, one); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, hasLimits(t, c, 0, one))
 }
 
 func TestSilentDaemon(t *testing.T) {
@@ -327,9 +282,7 @@ func TestSilentDaemon(t *testing.T) {
 		defer sess.lock.Release(1)
 		return !sess.pace.Silent.IsZero() && time.Since(sess.pace.Silent) > 2*15*w.options.CheckInterval
 	})
-	if got := daemonOf(t, s, one.ID); got != daemon {
-		t.Errorf("the daemon was replaced")
-	}
+	expect.Equal(t, daemonOf(t, s, one.ID), daemon, "the daemon was replaced")
 	w.script(script{})
 	eventually(t, "the daemon to answer", func() bool { return statusOf(t, s, one.ID).Phase == mps.Running })
 }
@@ -338,9 +291,7 @@ func TestSilentDaemon(t *testing.T) {
 func TestSilentDaemonIsReplaced(t *testing.T) {
 	_, s, _ := started(t, hasty)
 	daemon := daemonOf(t, s, one.ID)
-	if err := unix.Kill(daemon, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Kill(daemon, unix.SIGSTOP))
 	after := reaches(t, s, one.ID, mps.Running, 1)
 	if !strings.Contains(after.LastLoss, "does not answer") || daemonOf(t, s, one.ID) == daemon {
 		t.Errorf("got %v", after)
@@ -352,16 +303,10 @@ func TestUnmounted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w, s, _ := started(t)
 			path := path(w.folder(one.ID))
-			if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, unix.Unmount(path, unix.MNT_DETACH))
 			after := reaches(t, s, one.ID, mps.Running, 1)
-			if !strings.Contains(after.LastLoss, "unmounted "+path) {
-				t.Errorf("got %q", after.LastLoss)
-			}
-			if missing, err := s.folder(one.ID).lost(); len(missing) > 0 || err != nil {
-				t.Errorf("not mounted: %v, %v", missing, err)
-			}
+			expect.Contains(t, after.LastLoss, "unmounted "+path)
+			expect.Len(t, must.Get(s.folder(one.ID).lost())(t), 0, "not mounted")
 		})
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/test/expect"
 )
 
 func TestRestartFails(t *testing.T) {
@@ -17,12 +18,8 @@ func TestRestartFails(t *testing.T) {
 	w.script(script{Exit: "out of luck"})
 	kill(t, daemonOf(t, s, one.ID))
 	failed := reaches(t, s, one.ID, mps.Failed, 1)
-	if !strings.Contains(failed.Message, "out of luck") {
-		t.Errorf("got %q", failed.Message)
-	}
-	if _, err := s.Ensure(t.Context(), one); err == nil || !strings.Contains(err.Error(), "out of luck") {
-		t.Errorf("got %v", err)
-	}
+	expect.Contains(t, failed.Message, "out of luck")
+	expect.Says(t, expect.Err(s.Ensure(t.Context(), one)), "out of luck")
 	// Ensure does not wait for the delay to be over.
 	w.script(script{})
 	status, err := s.Ensure(t.Context(), one)
@@ -48,54 +45,35 @@ func TestRestartFailsWithOtherLimits(t *testing.T) {
 	if _, err := s.Ensure(t.Context(), raised); err == nil {
 		t.Error("no error")
 	}
-	if got := statusOf(t, s, one.ID).Spec.ThreadPercentage; got != one.ThreadPercentage {
-		t.Errorf("it shows %d percent", got)
-	}
+	expect.Equal(t, statusOf(t, s, one.ID).Spec.ThreadPercentage, one.ThreadPercentage, "percent")
 	if r, err := w.folder(one.ID).load(); err != nil || r.Spec.ThreadPercentage != one.ThreadPercentage {
 		t.Errorf("got %v, %v", r.Spec, err)
 	}
 	w.script(script{})
 	after := reaches(t, s, one.ID, mps.Running, 1)
-	if after.Spec.ThreadPercentage != one.ThreadPercentage {
-		t.Errorf("it has %d percent", after.Spec.ThreadPercentage)
-	}
+	expect.Equal(t, after.Spec.ThreadPercentage, one.ThreadPercentage, "percent")
 	inEffect(t, s, after)
 }
 
 // TestStopWhileItCannotStart: Stop does not wait for a start that takes for ever.
 func TestStopWhileItCannotStart(t *testing.T) {
-	w := newWorld(t)
-	w.options.StartLimit = time.Hour
-	s := w.supervisor()
-	if _, err := s.Ensure(t.Context(), one); err != nil {
-		t.Fatal(err)
-	}
+	w, s, _ := started(t, func(o *Options) { o.StartLimit = time.Hour })
 	w.script(script{Slow: time.Hour})
 	kill(t, daemonOf(t, s, one.ID))
 	reaches(t, s, one.ID, mps.Starting, 1)
-	if err := s.Stop(t.Context(), one.ID); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, s.Stop(t.Context(), one.ID))
 	w.nothingLeft(one.ID)
 }
 
 // TestServerKeepsEnding: it is not started again and again without a pause.
 func TestServerKeepsEnding(t *testing.T) {
-	w := newWorld(t)
-	w.options.FirstPause, w.options.LongestPause = time.Minute, time.Hour
-	s := w.supervisor()
-	before, err := s.Ensure(t.Context(), one)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w, s, before := started(t, func(o *Options) { o.FirstPause, o.LongestPause = time.Minute, time.Hour })
 	// One follows at once; when that ends as well there is none for a while.
 	kill(t, before.Servers[0])
 	kill(t, reaches(t, s, one.ID, mps.Running, 1).Servers[0])
 	reaches(t, s, one.ID, mps.Starting, 2)
 	// Who asks does not wait.
-	if _, err := s.Ensure(t.Context(), one); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, expect.Err(s.Ensure(t.Context(), one)))
 	reaches(t, s, one.ID, mps.Running, 2)
 	log, err := os.ReadFile(w.folder(one.ID).logs().path("control.log"))
 	if starts := strings.Count(string(log), "Cmd:start_server"); err != nil || starts != 3 {

@@ -17,6 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // running is a supervisor with its socket. end is idempotent.
@@ -31,9 +33,7 @@ func (w *world) running() (client mps.Client, end func()) {
 		cancel()
 		if !done {
 			done = true
-			if err := <-ended; err != nil {
-				w.Errorf("Run: %v", err)
-			}
+			expect.Do(w, <-ended, "Run")
 		}
 	}
 	w.Cleanup(end)
@@ -57,19 +57,12 @@ func TestClient(t *testing.T) {
 	if info, err := os.Stat(filepath.Join(w.dir, mps.SocketName)); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("socket: %v, %v", info.Mode(), err)
 	}
-	if all, err := client.List(t.Context()); err != nil || len(all) != 0 {
-		t.Errorf("got %v, %v", all, err)
-	}
-	status, err := client.Ensure(t.Context(), one)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.Len(t, must.Get(client.List(t.Context()))(t), 0)
+	status := must.Get(client.Ensure(t.Context(), one))(t)
 	if diff := cmp.Diff(one, status.Spec); diff != "" || status.Phase != mps.Running || len(status.Servers) != 1 {
 		t.Errorf("got %v, -want +got:\n%s", status, diff)
 	}
-	if all, err := client.List(t.Context()); err != nil || !cmp.Equal(all, []mps.Status{status}) {
-		t.Errorf("got %v, %v", all, err)
-	}
+	expect.Same(t, must.Get(client.List(t.Context()))(t), []mps.Status{status})
 
 	// Errors keep their text.
 	for want, spec := range map[string]mps.Spec{
@@ -82,15 +75,11 @@ func TestClient(t *testing.T) {
 		}
 	}
 	w.script(script{Exit: "no such device"})
-	if _, err := client.Ensure(t.Context(), mps.Spec{ID: "b", Devices: []string{gpuB}}); err == nil || !strings.Contains(err.Error(), "no such device") {
-		t.Errorf("got %v", err)
-	}
+	expect.Says(t, expect.Err(client.Ensure(t.Context(), mps.Spec{ID: "b", Devices: []string{gpuB}})), "no such device")
 	w.script(script{Slow: time.Minute})
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	if _, err := client.Ensure(ctx, mps.Spec{ID: "b", Devices: []string{gpuB}}); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("got %v", err)
-	}
+	expect.Is(t, expect.Err(client.Ensure(ctx, mps.Spec{ID: "b", Devices: []string{gpuB}})), context.DeadlineExceeded)
 	w.script(script{})
 	eventually(t, "the cancelled start to be undone", func() bool {
 		all, err := client.List(t.Context())
@@ -99,17 +88,13 @@ func TestClient(t *testing.T) {
 	w.nothingLeft("b")
 
 	for range 2 {
-		if err := client.Stop(t.Context(), one.ID); err != nil {
-			t.Error(err)
-		}
+		expect.Do(t, client.Stop(t.Context(), one.ID))
 	}
 	end()
 	if _, err := client.List(t.Context()); !errors.Is(err, mps.ErrUnavailable) || !strings.Contains(err.Error(), w.dir) {
 		t.Errorf("got %v", err)
 	}
-	if _, err := os.Stat(filepath.Join(w.dir, mps.SocketName)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the socket is left: %v", err)
-	}
+	expect.Is(t, expect.Err(os.Stat(filepath.Join(w.dir, mps.SocketName))), os.ErrNotExist, "the socket is left")
 }
 
 // TestClientFindsTheNext: after many failed calls a client reaches the next supervisor
@@ -124,9 +109,7 @@ func TestClientFindsTheNext(t *testing.T) {
 		}
 	}
 	w.running()
-	if _, err := client.List(t.Context()); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, expect.Err(client.List(t.Context())))
 }
 
 // TestEndInStart: what a call was doing when the supervisor was told to end is
@@ -142,9 +125,7 @@ func TestEndInStart(t *testing.T) {
 	}()
 	eventually(t, "the start", func() bool { return w.keeps(one.ID) })
 	end()
-	if err := <-failed; err == nil {
-		t.Error("no error")
-	}
+	expect.Fails(t, <-failed)
 	w.nothingLeft(one.ID)
 }
 
@@ -154,23 +135,14 @@ func TestNoSocket(t *testing.T) {
 	first := w.other()
 	first.ensure(t, one)
 	first.end(unix.SIGKILL)
-	before, err := w.folder(one.ID).load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := must.Get(w.folder(one.ID).load())(t)
 	inTheWay := filepath.Join(w.dir, mps.SocketName)
-	if err := errors.Join(os.Remove(inTheWay), os.Mkdir(inTheWay, 0o700)); err != nil {
-		t.Fatal(err)
-	}
-	if err := Run(t.Context(), w.options); err == nil || !strings.Contains(err.Error(), inTheWay) {
-		t.Errorf("got %v", err)
-	}
+	must.Do(t, errors.Join(os.Remove(inTheWay), os.Mkdir(inTheWay, 0o700)))
+	expect.Says(t, Run(t.Context(), w.options), inTheWay)
 	if !before.Daemon.Alive() {
 		t.Error("the daemon has ended")
 	}
-	if err := os.RemoveAll(inTheWay); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.RemoveAll(inTheWay))
 	client, _ := w.running()
 	if all, err := client.List(t.Context()); err != nil || len(all) != 1 || all[0].Losses != 0 {
 		t.Errorf("got %v, %v", all, err)
@@ -182,9 +154,7 @@ func TestWaitForLock(t *testing.T) {
 	_, end := w.running()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*lockInterval)
 	defer cancel()
-	if err := Run(ctx, w.options); err != nil {
-		t.Errorf("one that is not waited for: %v", err)
-	}
+	expect.Do(t, Run(ctx, w.options), "one that is not waited for")
 	end()
 	w.running()
 }

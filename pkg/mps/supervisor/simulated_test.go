@@ -23,6 +23,7 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/cuda"
 	gpusim "github.com/partage-dev/partage/test/gpusim/mps"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // script is how the simulated driver's programs misbehave. It is read anew by every
@@ -75,9 +76,7 @@ func (w *world) script(s script) {
 	if err == nil {
 		err = os.Rename(filepath.Join(w.root, "script.tmp"), filepath.Join(w.root, "script.json"))
 	}
-	if err != nil {
-		w.Fatal(err)
-	}
+	must.Do(w, err)
 }
 
 func readScript() (s script, err error) {

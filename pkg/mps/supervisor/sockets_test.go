@@ -18,6 +18,8 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/cdi/hook"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/node/process"
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestTenantCannotTouchTheSocket: root in a container reaches the daemon's socket for
@@ -39,9 +41,7 @@ func TestTenantCannotTouchTheSocket(t *testing.T) {
 		t.Errorf("the container has %v", got)
 	}
 	c.connects()
-	if _, err := s.Ensure(t.Context(), one); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, expect.Err(s.Ensure(t.Context(), one)))
 	now := statusOf(t, s, one.ID)
 	if now.Losses != 0 || now.Servers[0] != before.Servers[0] {
 		t.Errorf("got %v, before %v", now, before)
@@ -79,20 +79,14 @@ func TestSocketOfAnother(t *testing.T) {
 		},
 		"by a symlink": func(t *testing.T, daemon, _ string) {
 			path := filepath.Join(daemon, "control")
-			if err := errors.Join(os.Rename(path, path+".real"), os.Symlink("control.real", path)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(os.Rename(path, path+".real"), os.Symlink("control.real", path)))
 		},
 		"by nothing": func(t *testing.T, daemon, client string) {
-			if err := errors.Join(os.Remove(filepath.Join(daemon, "control")), os.Remove(filepath.Join(client, "control"))); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(os.Remove(filepath.Join(daemon, "control")), os.Remove(filepath.Join(client, "control"))))
 		},
 		"by a file": func(t *testing.T, daemon, _ string) {
 			path := filepath.Join(daemon, "control_privileged")
-			if err := errors.Join(os.Remove(path), os.WriteFile(path, nil, 0o600)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(os.Remove(path), os.WriteFile(path, nil, 0o600)))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -117,30 +111,19 @@ func TestSocketOfAnother(t *testing.T) {
 func impostor(t *testing.T, path string) {
 	t.Helper()
 	temporary := path + ".mine"
-	listener, err := net.Listen("unixpacket", temporary)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get(net.Listen("unixpacket", temporary))(t)
 	t.Cleanup(func() { _ = listener.Close() })
-	if err := os.Rename(temporary, path); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Rename(temporary, path))
 }
 
 // TestListenerOfAnother: a daemon is not taken for started while another process
 // listens on its sockets.
 func TestListenerOfAnother(t *testing.T) {
 	w, s, _ := started(t)
-	sess := s.sessions[one.ID]
-	if err := sess.lock.Acquire(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	sess := locked(t, s, one.ID)
 	defer sess.lock.Release(1)
 	impostor(t, filepath.Join(w.folder(one.ID).daemonPipe(), "control_privileged"))
-	self, err := process.Identify(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(process.Identify(os.Getpid()))(t)
 	if _, _, err := sess.daemon.listening(t.Context()); err == nil || !strings.Contains(err.Error(), self.String()) || !strings.Contains(err.Error(), "control_privileged") {
 		t.Errorf("got %v", err)
 	}
@@ -151,31 +134,20 @@ func TestHook(t *testing.T) {
 	w, s, status := started(t)
 	bundle := t.TempDir()
 	config := fmt.Sprintf(`{"process": {"env": []}, "mounts": [{"source": %q, "destination": "/tmp/nvidia-mps"}]}`, status.PipeDir)
-	if err := os.WriteFile(filepath.Join(bundle, "config.json"), []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(bundle, "config.json"), []byte(config), 0o600))
 	control := filepath.Join(status.PipeDir, controlSocket)
 	check := func() error {
 		return hook.CheckMPSClient(t.Context(), strings.NewReader(fmt.Sprintf(`{"bundle": %q}`, bundle)), control, one.ID)
 	}
-	if err := check(); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, check())
 	kill(t, daemonOf(t, s, one.ID))
 	reaches(t, s, one.ID, mps.Running, 1)
-	if err := check(); err != nil {
-		t.Errorf("after a restart: %v", err)
-	}
+	expect.Do(t, check(), "after a restart")
 	// The supervisor must not mend it meanwhile.
-	sess := s.sessions[one.ID]
-	if err := sess.lock.Acquire(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	sess := locked(t, s, one.ID)
 	defer sess.lock.Release(1)
 	impostor(t, control)
-	if err := check(); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("PID %d listens", os.Getpid())) {
-		t.Errorf("with another listener: %v", err)
-	}
+	expect.Says(t, check(), fmt.Sprintf("PID %d listens", os.Getpid()), "with another listener")
 	if r, err := w.folder(one.ID).load(); err != nil || len(r.Sockets) != 2 {
 		t.Errorf("the record is %v, %v", r, err)
 	}
@@ -183,13 +155,7 @@ func TestHook(t *testing.T) {
 
 // TestContainerFiles: containers get further files of the daemon if they are to.
 func TestContainerFiles(t *testing.T) {
-	w := newWorld(t)
-	w.options.ExtraContainerFiles = []string{"log", "of-another-driver"}
-	s := w.supervisor()
-	status, err := s.Ensure(t.Context(), one)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w, s, status := started(t, func(o *Options) { o.ExtraContainerFiles = []string{"log", "of-another-driver"} })
 	c := w.container(status)
 	for losses := range 2 {
 		if got := c.does("list"); len(got) != 3 || got["list"] != "" || got["control"]+got["log"] != "" {
@@ -210,15 +176,10 @@ func TestCrashBeforeSocketsAreKnown(t *testing.T) {
 	before := first.ensure(t, one)
 	first.end(unix.SIGKILL)
 	f := w.folder(one.ID)
-	r, err := f.load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(f.load())(t)
 	want := r.Sockets
 	r.Sockets = nil
-	if err := f.save(r); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.save(r))
 	s := w.supervisor()
 	after := reaches(t, s, one.ID, mps.Running, 0)
 	if r, err := f.load(); err != nil || len(want) != 2 || !maps.Equal(r.Sockets, want) || after.Servers[0] != before.Servers[0] {

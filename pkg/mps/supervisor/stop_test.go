@@ -17,6 +17,8 @@ import (
 
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestStopOfSoundDaemon: a daemon that quits removes its sockets. That is no reason to
@@ -27,13 +29,9 @@ func TestStopOfSoundDaemon(t *testing.T) {
 	// However slow the machine is.
 	w.options.CommandLimit, w.options.EndLimit = time.Minute, time.Minute
 	s := w.supervisor()
-	if _, err := s.Ensure(t.Context(), one); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(s.Ensure(t.Context(), one))(t)
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
-	if err := s.Stop(klog.NewContext(t.Context(), logger), one.ID); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Stop(klog.NewContext(t.Context(), logger), one.ID))
 	buffer, ok := logger.GetSink().(ktesting.Underlier)
 	if !ok {
 		t.Fatalf("got a %T", logger.GetSink())
@@ -46,25 +44,13 @@ func TestStopOfSoundDaemon(t *testing.T) {
 // TestStuckFolderOfAnother: what cannot be removed of one session keeps no other from ending, or from coming back.
 func TestStuckFolderOfAnother(t *testing.T) {
 	w, s, _ := started(t)
-	if _, err := s.Ensure(t.Context(), mps.Spec{ID: "gpu-1", Devices: []string{gpuB}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(s.Ensure(t.Context(), mps.Spec{ID: "gpu-1", Devices: []string{gpuB}}))(t)
 	foreign := filepath.Join(string(w.folder("gpu-1")), "foreign")
-	if err := errors.Join(os.Mkdir(foreign, 0o700), unix.Mount("foreign", foreign, "tmpfs", 0, "")); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Stop(t.Context(), "gpu-1"); err == nil {
-		t.Error("it cannot be removed")
-	}
-	if err := s.Stop(t.Context(), one.ID); err != nil {
-		t.Error(err)
-	}
-	if _, err := s.Ensure(t.Context(), one); err != nil {
-		t.Error(err)
-	}
-	if err := unix.Unmount(foreign, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Mkdir(foreign, 0o700), unix.Mount("foreign", foreign, "tmpfs", 0, "")))
+	expect.Fails(t, s.Stop(t.Context(), "gpu-1"), "it cannot be removed")
+	expect.Do(t, s.Stop(t.Context(), one.ID))
+	expect.Do(t, expect.Err(s.Ensure(t.Context(), one)))
+	must.Do(t, unix.Unmount(foreign, 0))
 	eventually(t, "the other to be gone", func() bool { return len(s.List()) == 1 })
 }
 
@@ -73,22 +59,14 @@ func TestFolderBoundOnTop(t *testing.T) {
 	w, s, _ := started(t)
 	foreign := filepath.Join(w.dir+".foreign", "folder")
 	precious := filepath.Join(foreign, "precious")
-	if err := errors.Join(os.MkdirAll(foreign, 0o700), os.WriteFile(precious, nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.MkdirAll(foreign, 0o700), os.WriteFile(precious, nil, 0o600)))
 	t.Cleanup(func() { _ = os.RemoveAll(w.dir + ".foreign") })
 	on := w.folder(one.ID).pipe()
-	if err := unix.Mount(foreign, on, "", unix.MS_BIND, ""); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Mount(foreign, on, "", unix.MS_BIND, ""))
 	t.Logf("stop: %v", s.Stop(t.Context(), one.ID))
-	if _, err := os.Lstat(precious); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, expect.Err(os.Lstat(precious)))
 	_ = unix.Unmount(on, unix.MNT_DETACH) // it may have been
-	if err := s.Stop(t.Context(), one.ID); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, s.Stop(t.Context(), one.ID))
 	w.nothingLeft(one.ID)
 }
 
@@ -107,8 +85,6 @@ func TestSocketsNotWrittenDown(t *testing.T) {
 		t.Error("containers got the socket")
 	}
 	w.script(script{})
-	if err := os.RemoveAll(inTheWay); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.RemoveAll(inTheWay))
 	inEffect(t, s, reaches(t, s, one.ID, mps.Running, 1))
 }

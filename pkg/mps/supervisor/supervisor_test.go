@@ -20,19 +20,18 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 func TestSession(t *testing.T) {
-	w := newWorld(t)
-	s := w.supervisor()
+	w, s := supervised(t)
 	spec := mps.Spec{
 		ID: "gpu-0", Devices: []string{gpuA, gpuB}, ThreadPercentage: 25, MultiUser: true,
 		Memory: map[string]int64{gpuA: 10 << 30, gpuB: 1500<<20 + 7},
 	}
 	got, err := s.Ensure(t.Context(), spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	want := mps.Status{Spec: spec, Phase: mps.Running, PipeDir: w.dir + "/gpu-0/pipe/client", ShmDir: w.dir + "/gpu-0/memory/shm"}
 	if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(mps.Status{}, "Servers")); diff != "" || len(got.Servers) != 1 {
 		t.Errorf("servers %v, -want +got:\n%s", got.Servers, diff)
@@ -63,38 +62,25 @@ func TestSession(t *testing.T) {
 	}
 
 	for range 2 {
-		if err := s.Stop(t.Context(), "gpu-0"); err != nil {
-			t.Error(err)
-		}
+		expect.Do(t, s.Stop(t.Context(), "gpu-0"))
 	}
 	w.nothingLeft("gpu-0")
-	if left := s.List(); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
+	expect.Len(t, s.List(), 0, "left")
 }
 
 func TestChangeLimits(t *testing.T) {
-	w := newWorld(t)
-	s := w.supervisor()
+	w, s := supervised(t)
 	spec := mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25, Memory: map[string]int64{gpuA: 1 << 30}}
-	first, err := s.Ensure(t.Context(), spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := must.Get(s.Ensure(t.Context(), spec))(t)
 	raised := clone(spec)
 	raised.ThreadPercentage, raised.Memory[gpuA] = 50, 3<<30
-	second, err := s.Ensure(t.Context(), raised)
-	if err != nil {
-		t.Fatal(err)
-	}
+	second := must.Get(s.Ensure(t.Context(), raised))(t)
 	if diff := cmp.Diff(raised, second.Spec); diff != "" || !cmp.Equal(first.Servers, second.Servers) || second.Losses != 0 {
 		t.Errorf("servers %v then %v, %d losses, -want +got:\n%s", first.Servers, second.Servers, second.Losses, diff)
 	}
 	c := clientOf(t, s, "gpu-0")
 	for _, server := range []int{0, second.Servers[0]} {
-		if err := hasLimits(t, c, server, raised); err != nil {
-			t.Errorf("server %d: %v", server, err)
-		}
+		expect.Do(t, hasLimits(t, c, server, raised), "server", server)
 	}
 
 	// Refused, and nothing is changed.
@@ -112,17 +98,13 @@ func TestChangeLimits(t *testing.T) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
-	if diff := cmp.Diff(second, statusOf(t, s, "gpu-0")); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	expect.Same(t, statusOf(t, s, "gpu-0"), second)
 
 	// A daemon that only pretends.
 	w.script(script{IgnoreServer: true})
 	higher := clone(raised)
 	higher.ThreadPercentage = 75
-	if _, err := s.Ensure(t.Context(), higher); err == nil || !strings.Contains(err.Error(), "percentage is 50, want 75") {
-		t.Errorf("got %v", err)
-	}
+	expect.Says(t, expect.Err(s.Ensure(t.Context(), higher)), "percentage is 50, want 75")
 	w.script(script{})
 	if got := statusOf(t, s, "gpu-0"); !cmp.Equal(got.Spec, raised) {
 		t.Errorf("got %v", got.Spec)
@@ -131,41 +113,27 @@ func TestChangeLimits(t *testing.T) {
 
 // TestLimitsAreKept: root in a container can change limits, which are then restored.
 func TestLimitsAreKept(t *testing.T) {
-	w := newWorld(t)
-	s := w.supervisor()
+	_, s := supervised(t)
 	spec := mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25}
-	status, err := s.Ensure(t.Context(), spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	status := must.Get(s.Ensure(t.Context(), spec))(t)
 	c := clientOf(t, s, "gpu-0")
 	other := spec
 	other.ThreadPercentage = 90
-	if err := c.SetLimits(t.Context(), other, status.Servers[0]); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.SetLimits(t.Context(), other, status.Servers[0]))
 	eventually(t, "the limit to be as before", func() bool { return hasLimits(t, c, status.Servers[0], spec) == nil })
 }
 
 // TestCoarseLimits: limits that the daemon prints in whole gibibytes are in effect, and
 // other ones are still noticed.
 func TestCoarseLimits(t *testing.T) {
-	w := newWorld(t)
-	s := w.supervisor()
+	_, s := supervised(t)
 	spec := mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, Memory: map[string]int64{gpuA: 20252 << 20}}
-	status, err := s.Ensure(t.Context(), spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	status := must.Get(s.Ensure(t.Context(), spec))(t)
 	c, server := clientOf(t, s, "gpu-0"), status.Servers[0]
-	if err := hasLimits(t, c, server, spec); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, hasLimits(t, c, server, spec))
 	other := clone(spec)
 	other.Memory[gpuA] = 40 << 30
-	if err := c.SetLimits(t.Context(), other, server); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.SetLimits(t.Context(), other, server))
 	eventually(t, "the limit to be as before", func() bool { return hasLimits(t, c, server, spec) == nil })
 	if now := statusOf(t, s, "gpu-0"); now.Phase != mps.Running || now.Losses != 0 || now.Servers[0] != server {
 		t.Errorf("the session is %+v", now)
@@ -187,8 +155,7 @@ func TestStartFails(t *testing.T) {
 		"daemon is slow":    {script{Slow: time.Minute}, []string{"does not answer", "too late"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, hasty)
-			s := w.supervisor()
+			w, s := supervised(t, hasty)
 			w.script(test.script)
 			limit := time.Minute
 			if slices.Contains(test.want, "too late") {
@@ -201,19 +168,13 @@ func TestStartFails(t *testing.T) {
 				t.Fatal("no error")
 			}
 			for _, want := range append(test.want, "MPS session gpu-0 on "+gpuA) {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("lacks %q: %v", want, err)
-				}
+				expect.Contains(t, err.Error(), want, err)
 			}
 			w.nothingLeft("gpu-0")
-			if left := s.List(); len(left) > 0 {
-				t.Errorf("left: %v", left)
-			}
+			expect.Len(t, s.List(), 0, "left")
 			// And then it works.
 			w.script(script{})
-			if _, err := s.Ensure(t.Context(), mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25}); err != nil {
-				t.Error(err)
-			}
+			expect.Do(t, expect.Err(s.Ensure(t.Context(), mps.Spec{ID: "gpu-0", Devices: []string{gpuA}, ThreadPercentage: 25})))
 		})
 	}
 }
@@ -229,8 +190,7 @@ func TestServerNeverReady(t *testing.T) {
 		"no answer": {func(w *world, _ context.CancelCauseFunc) { w.script(script{Hang: true}) }, "no answer within"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, hasty)
-			s := w.supervisor()
+			w, s := supervised(t, hasty)
 			w.script(script{State: "INITIALIZING"})
 			ctx, giveUp := context.WithCancelCause(t.Context())
 			defer giveUp(nil)
@@ -247,9 +207,7 @@ func TestServerNeverReady(t *testing.T) {
 			})
 			test.then(w, giveUp)
 			err := <-failed
-			if err == nil || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("lacks %q: %v", test.want, err)
-			}
+			expect.Says(t, err, test.want)
 			w.nothingLeft(one.ID)
 		})
 	}
@@ -267,8 +225,7 @@ func TestNoDriver(t *testing.T) {
 }
 
 func TestCancelledStart(t *testing.T) {
-	w := newWorld(t)
-	s := w.supervisor()
+	w, s := supervised(t)
 	w.script(script{Slow: time.Minute})
 	ctx, cancel := context.WithCancelCause(t.Context())
 	failed := make(chan error, 1)
@@ -278,9 +235,7 @@ func TestCancelledStart(t *testing.T) {
 	}()
 	eventually(t, "the start", func() bool { return w.keeps("gpu-0") })
 	cancel(errors.New("the kubelet has hung up"))
-	if err := <-failed; err == nil || !strings.Contains(err.Error(), "the kubelet has hung up") {
-		t.Errorf("got %v", err)
-	}
+	expect.Says(t, <-failed, "the kubelet has hung up")
 	w.nothingLeft("gpu-0")
 }
 
@@ -301,42 +256,29 @@ func TestIndependent(t *testing.T) {
 	// For as long as the other session needs.
 	w.options.CommandLimit, w.options.StartLimit = 5*time.Minute, 5*time.Minute
 	s := w.supervisor()
-	if _, err := s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}}))(t)
 	daemon := daemonOf(t, s, "a")
-	if err := unix.Kill(daemon, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Kill(daemon, unix.SIGSTOP))
 	stuck := make(chan error, 1)
 	go func() {
 		_, err := s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}, ThreadPercentage: 10})
 		stuck <- err
 	}()
 	for range 3 {
-		if _, err := s.Ensure(t.Context(), mps.Spec{ID: "b", Devices: []string{gpuB}}); err != nil {
-			t.Error(err)
-		}
-		if err := s.Stop(t.Context(), "b"); err != nil {
-			t.Error(err)
-		}
+		expect.Do(t, expect.Err(s.Ensure(t.Context(), mps.Spec{ID: "b", Devices: []string{gpuB}})))
+		expect.Do(t, s.Stop(t.Context(), "b"))
 	}
 	select {
 	case err := <-stuck:
 		t.Errorf("the daemon that was stopped has answered: %v", err)
 	default:
 	}
-	if err := unix.Kill(daemon, unix.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-stuck; err != nil {
-		t.Error(err)
-	}
+	must.Do(t, unix.Kill(daemon, unix.SIGCONT))
+	expect.Do(t, <-stuck)
 }
 
 func TestTurns(t *testing.T) {
-	w := newWorld(t)
-	s := w.supervisor()
+	w, s := supervised(t)
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {
@@ -346,34 +288,21 @@ func TestTurns(t *testing.T) {
 				}
 				return
 			}
-			if err := s.Stop(t.Context(), "a"); err != nil {
-				t.Errorf("stop: %v", err)
-			}
+			expect.Do(t, s.Stop(t.Context(), "a"), "stop")
 		})
 	}
 	wg.Wait()
-	if err := s.Stop(t.Context(), "a"); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, s.Stop(t.Context(), "a"))
 	w.nothingLeft("a")
 }
 
 // TestStopWhileBusy: a Stop that gives up does not leave a session without monitor.
 func TestStopWhileBusy(t *testing.T) {
-	w := newWorld(t)
-	s := w.supervisor()
-	if _, err := s.Ensure(t.Context(), one); err != nil {
-		t.Fatal(err)
-	}
-	sess := s.sessions[one.ID]
-	if err := sess.lock.Acquire(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	_, s, _ := started(t)
+	sess := locked(t, s, one.ID)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if err := s.Stop(ctx, one.ID); err == nil || !strings.Contains(err.Error(), "busy") {
-		t.Errorf("got %v", err)
-	}
+	expect.Says(t, s.Stop(ctx, one.ID), "busy")
 	sess.lock.Release(1)
 	kill(t, daemonOf(t, s, one.ID))
 	reaches(t, s, one.ID, mps.Running, 1)
@@ -384,16 +313,11 @@ func TestStopWhileBusy(t *testing.T) {
 func TestStopGoesOn(t *testing.T) {
 	for name, again := range map[string]bool{"by another": true, "by itself": false} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			s := w.supervisor()
-			if _, err := s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}}); err != nil {
-				t.Fatal(err)
-			}
+			w, s := supervised(t)
+			must.Get(s.Ensure(t.Context(), mps.Spec{ID: "a", Devices: []string{gpuA}}))(t)
 			// A mount keeps a folder busy.
 			below := filepath.Join(string(w.folder("a")), "below")
-			if err := errors.Join(os.Mkdir(below, 0o700), unix.Mount("below "+w.dir, below, "tmpfs", 0, "")); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(os.Mkdir(below, 0o700), unix.Mount("below "+w.dir, below, "tmpfs", 0, "")))
 			err := s.Stop(t.Context(), "a")
 			if err == nil || !strings.Contains(err.Error(), "stop MPS session a") || !strings.Contains(err.Error(), "busy") {
 				t.Fatalf("got %v", err)
@@ -401,13 +325,9 @@ func TestStopGoesOn(t *testing.T) {
 			if got := statusOf(t, s, "a"); got.Phase != mps.Failed || !strings.Contains(got.Message, "remove the folder") {
 				t.Errorf("got %v", got)
 			}
-			if err := unix.Unmount(below, 0); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, unix.Unmount(below, 0))
 			if again {
-				if err := s.Stop(t.Context(), "a"); err != nil {
-					t.Error(err)
-				}
+				expect.Do(t, s.Stop(t.Context(), "a"))
 			}
 			eventually(t, "it to be gone", func() bool { return len(s.List()) == 0 })
 			w.nothingLeft("a")

@@ -18,6 +18,8 @@ import (
 	"github.com/partage-dev/partage/pkg/mps/supervisor/rules"
 	"github.com/partage-dev/partage/pkg/node/host"
 	"github.com/partage-dev/partage/pkg/node/process/keeper"
+	"github.com/partage-dev/partage/test/expect"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // These are about actions that fail or change nothing, and about processes that a keeper does not end.
@@ -26,18 +28,11 @@ import (
 func TestRemovalFails(t *testing.T) {
 	w, s, _ := started(t)
 	f := string(w.folder(one.ID))
-	if err := unix.Mount(f, f, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Mount(f, f, "", unix.MS_BIND|unix.MS_REC, ""))
 	unmount := func() { _ = unix.Unmount(f, unix.MNT_DETACH) }
 	t.Cleanup(unmount)
-	if err := s.Stop(t.Context(), one.ID); err == nil {
-		t.Error("a folder that is a mount point was removed")
-	}
-	sess := s.sessions[one.ID]
-	if err := sess.lock.Acquire(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	expect.Fails(t, s.Stop(t.Context(), one.ID), "a folder that is a mount point was removed")
+	sess := locked(t, s, one.ID)
 	if again, err := sess.run(t.Context(), rules.Removed, nil); err == nil || again < w.options.CheckInterval {
 		t.Errorf("it is tried again after %s: %v", again, err)
 	}
@@ -64,43 +59,27 @@ func (w *world) starting(s *Supervisor) <-chan error {
 
 // TestFirstStartCannotBeRecorded: nothing is left of it.
 func TestFirstStartCannotBeRecorded(t *testing.T) {
-	w := newWorld(t)
-	s := w.supervisor()
+	w, s := supervised(t)
 	done := w.starting(s)
-	if err := os.MkdirAll(filepath.Join(host.TemporaryName(w.folder(one.ID).record()), "in the way"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Join(host.TemporaryName(w.folder(one.ID).record()), "in the way"), 0o700))
 	w.script(script{})
-	if err := <-done; err == nil {
-		t.Error("it succeeds")
-	}
+	expect.Fails(t, <-done, "the start succeeds")
 	w.nothingLeft(one.ID)
 }
 
 // TestKeeperIsKilledEarly: a server that was listed and does not notice that its daemon has ended, as one that is busy with the
 // GPU, does not outlive a start that fails.
 func TestKeeperIsKilledEarly(t *testing.T) {
-	w := newWorld(t)
-	s := w.supervisor()
+	w, s := supervised(t)
 	done := w.starting(s)
 	eventually(t, "the server to be recorded", func() bool {
 		r, err := s.folder(one.ID).load()
 		return err == nil && len(r.Servers) == 1
 	})
-	r, err := s.folder(one.ID).load()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Kill(r.Servers[0].PID, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Kill(must.Get(s.folder(one.ID).load())(t).Servers[0].PID, unix.SIGSTOP))
 	w.signalKeeper(unix.SIGKILL)
-	if err := <-done; err == nil {
-		t.Error("the start succeeds")
-	}
-	if left := w.driverProcesses(); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
+	expect.Fails(t, <-done, "the start succeeds")
+	expect.Len(t, w.driverProcesses(), 0, "left")
 }
 
 func (w *world) signalKeeper(signal unix.Signal) {
@@ -109,45 +88,31 @@ func (w *world) signalKeeper(signal unix.Signal) {
 	if err != nil || !found {
 		w.Fatalf("no keeper: %v", err)
 	}
-	if err := id.Signal(signal); err != nil {
-		w.Fatal(err)
-	}
+	must.Do(w, id.Signal(signal))
 }
 
 // TestKeeperIsStopped: a session is removed all the same.
 func TestKeeperIsStopped(t *testing.T) {
 	w, s, _ := started(t)
 	w.signalKeeper(unix.SIGSTOP)
-	if err := s.Stop(t.Context(), one.ID); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, s.Stop(t.Context(), one.ID))
 	w.nothingLeft(one.ID)
 }
 
 // TestLockIsRemoved: what runs is known without the keeper's lock, and a daemon that does not quit is ended.
 func TestLockIsRemoved(t *testing.T) {
 	w, s, _ := started(t, hasty)
-	if err := os.Remove(w.folder(one.ID).keeper()); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Kill(daemonOf(t, s, one.ID), unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Stop(t.Context(), one.ID); err != nil {
-		t.Error(err)
-	}
-	if left := w.driverProcesses(); len(left) > 0 {
-		t.Errorf("left: %v", left)
-	}
+	must.Do(t, os.Remove(w.folder(one.ID).keeper()))
+	must.Do(t, unix.Kill(daemonOf(t, s, one.ID), unix.SIGSTOP))
+	expect.Do(t, s.Stop(t.Context(), one.ID))
+	expect.Len(t, w.driverProcesses(), 0, "left")
 }
 
 // TestLimitsThatDoNotLast: a server whose limits are other ones whenever somebody looks again keeps nobody waiting.
 func TestLimitsThatDoNotLast(t *testing.T) {
 	w, s, _ := started(t)
 	w.script(script{Flap: true})
-	if _, err := s.Ensure(t.Context(), one); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, expect.Err(s.Ensure(t.Context(), one)))
 	w.script(script{})
 }
 
@@ -161,13 +126,9 @@ func TestOtherLimitsMendSession(t *testing.T) {
 	if _, err := s.Ensure(t.Context(), other); err == nil {
 		t.Error("limits of memory that cannot be had either")
 	}
-	if got := statusOf(t, s, one.ID).Spec.ThreadPercentage; got != one.ThreadPercentage {
-		t.Errorf("after that it wants %d percent, want what did run", got)
-	}
+	expect.Equal(t, statusOf(t, s, one.ID).Spec.ThreadPercentage, one.ThreadPercentage, "percent that it wants after that")
 	w.script(script{})
-	if _, err := s.Ensure(t.Context(), other); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, expect.Err(s.Ensure(t.Context(), other)))
 }
 
 // TestClientsThatCannotBeTerminated keep nobody waiting for the session.
@@ -181,9 +142,7 @@ func TestClientsThatCannotBeTerminated(t *testing.T) {
 	eventually(t, "an attempt", func() bool { return w.tried(s, client.Process.Pid) })
 	other := one
 	other.ThreadPercentage = 50
-	if _, err := s.Ensure(t.Context(), other); err != nil {
-		t.Error(err)
-	}
+	expect.Do(t, expect.Err(s.Ensure(t.Context(), other)))
 	if terminatedClient(t, s, one.ID, client.Process.Pid) {
 		t.Error("it is taken for terminated")
 	}
@@ -193,10 +152,7 @@ func TestClientsThatCannotBeTerminated(t *testing.T) {
 // tried reports whether it was tried to terminate a client.
 func (w *world) tried(s *Supervisor, pid int) bool {
 	w.Helper()
-	sess := s.sessions[one.ID]
-	if err := sess.lock.Acquire(w.Context(), 1); err != nil {
-		w.Fatal(err)
-	}
+	sess := locked(w, s, one.ID)
 	defer sess.lock.Release(1)
 	c := sess.watch.clients[pid]
 	return c != nil && !c.tried.IsZero()
@@ -209,14 +165,10 @@ func TestRecordIsWrittenLater(t *testing.T) {
 	victim := w.podClient(s, before)
 	folder := w.folder(one.ID)
 	inTheWay := host.TemporaryName(folder.record())
-	if err := os.MkdirAll(filepath.Join(inTheWay, "folder"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Join(inTheWay, "folder"), 0o700))
 	kill(t, victim.Process.Pid)
 	eventually(t, "the kill to be reported", func() bool { return statusOf(t, s, one.ID).Kills == 1 })
-	if err := os.RemoveAll(inTheWay); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.RemoveAll(inTheWay))
 	eventually(t, "the kill to be written down", func() bool {
 		r, err := folder.load()
 		return err == nil && r.Kills == 1 && r.ClientKilled != ""

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -24,8 +23,11 @@ import (
 	"github.com/partage-dev/partage/pkg/node/host"
 	"github.com/partage-dev/partage/pkg/node/process/keeper"
 	"github.com/partage-dev/partage/pkg/util/wait"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/gpusim/catalog"
+	"github.com/partage-dev/partage/test/gpusim/cgroup"
 	"github.com/partage-dev/partage/test/gpusim/sysroot"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // world is a node with a simulated driver.
@@ -49,20 +51,13 @@ func newWorld(t *testing.T, change ...func(*Options)) *world {
 		t.Skip("mounts need root")
 	}
 	// Not t.TempDir, which makes sockets' paths too long.
-	base, err := os.MkdirTemp("/tmp", "mps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	base := must.Get(os.MkdirTemp("/tmp", "mps"))(t)
 	w := &world{T: t, dir: filepath.Join(base, "d"), root: filepath.Join(base, "r")}
 	t.Cleanup(func() {
 		w.nothingLeft("")
-		if err := os.RemoveAll(base); err != nil {
-			t.Error(err)
-		}
+		expect.Do(t, os.RemoveAll(base))
 	})
-	if err := errors.Join(os.Chmod(base, 0o755), os.Mkdir(w.dir, 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Chmod(base, 0o755), os.Mkdir(w.dir, 0o755)))
 	w.install()
 	w.script(script{})
 	w.options = options(w.dir, w.root)
@@ -77,27 +72,18 @@ func newWorld(t *testing.T, change ...func(*Options)) *world {
 func (w *world) install() {
 	w.Helper()
 	m, err := catalog.Machine("h100-80-sxmx2", catalog.Options{})
-	if err != nil {
-		w.Fatal(err)
-	}
+	must.Do(w, err)
 	m.GPUs[0].UUID, m.GPUs[1].UUID = gpuA, gpuB
 	err = sysroot.Create(w.root, m, sysroot.Assets{NVML: os.DevNull, CUDA: os.DevNull})
 	if errors.Is(err, os.ErrPermission) {
 		w.Skipf("a simulated machine cannot be made here: %v", err)
 	}
 	bin := filepath.Join(w.root, "usr/bin")
-	if err = errors.Join(err, os.MkdirAll(bin, 0o755)); err != nil {
-		w.Fatal(err)
-	}
-	self, err := os.Executable()
-	if err != nil {
-		w.Fatal(err)
-	}
+	must.Do(w, errors.Join(err, os.MkdirAll(bin, 0o755)))
+	self := must.Get(os.Executable())(w)
 	for _, name := range []string{programName, serverName, clientName} {
 		// A symbolic link would lead out of the root.
-		if err := os.Link(self, filepath.Join(bin, name)); err != nil {
-			w.Fatal(err)
-		}
+		must.Do(w, os.Link(self, filepath.Join(bin, name)))
 	}
 }
 
@@ -114,17 +100,19 @@ func hasty(o *Options) { o.CommandLimit, o.EndLimit = 3*time.Second, 2*time.Seco
 
 func (w *world) supervisor() *Supervisor {
 	w.Helper()
-	s, err := New(context.Background(), w.options)
-	if err != nil {
-		w.Fatal(err)
-	}
+	s := must.Get(New(context.Background(), w.options))(w)
 	w.Cleanup(func() {
 		w.script(script{})
-		if err := s.Close(context.Background()); err != nil {
-			w.Errorf("close: %v", err)
-		}
+		expect.Do(w, s.Close(context.Background()), "close")
 	})
 	return s
+}
+
+// supervised is a world with a supervisor.
+func supervised(t *testing.T, change ...func(*Options)) (*world, *Supervisor) {
+	t.Helper()
+	w := newWorld(t, change...)
+	return w, w.supervisor()
 }
 
 // client starts a CUDA program of a user that connects to a session. It waits for
@@ -134,49 +122,22 @@ func (w *world) client(user uint32, session mps.Status) *exec.Cmd {
 	cmd := exec.Command(filepath.Join(w.root, "usr/bin", clientName), session.PipeDir, session.ShmDir)
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
-	if err := cmd.Start(); err != nil {
-		w.Fatal(err)
-	}
-	w.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
+	w.runs(cmd)
 	return cmd
 }
 
+// runs starts a program that ends with the test.
+func (w *world) runs(cmd *exec.Cmd) {
+	w.Helper()
+	must.Do(w, cmd.Start())
+	w.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
+}
+
 // inPod moves a process into the cgroup of a pod.
-func (w *world) inPod(pid int) { w.inCgroup(pid, "kubepods-*") }
+func (w *world) inPod(pid int) { cgroup.InPod(w, pid, "") }
 
 // inPodWith moves a process into the cgroup of a pod with this UID.
-func (w *world) inPodWith(pid int, uid types.UID) {
-	w.inCgroup(pid, "kubepods-*-pod"+strings.ReplaceAll(string(uid), "-", "_")+".slice")
-}
-
-// inCgroup moves a process into a cgroup whose name is made as os.MkdirTemp makes it.
-func (w *world) inCgroup(pid int, pattern string) {
-	w.Helper()
-	var errs []error
-	// One hierarchy is enough. With version 2 there is only one.
-	for _, at := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/pids", "/sys/fs/cgroup/freezer"} {
-		if _, err := os.Stat(filepath.Join(at, "cgroup.procs")); err != nil {
-			continue
-		}
-		dir, err := os.MkdirTemp(at, pattern)
-		if err == nil {
-			w.Cleanup(func() {
-				// The process may have ended.
-				_ = os.WriteFile(filepath.Join(at, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
-				eventually(w, "the cgroup to be empty", func() bool { return os.Remove(dir) == nil })
-			})
-			err = os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
-		}
-		if err == nil {
-			return
-		}
-		errs = append(errs, err)
-	}
-	w.Skipf("no cgroup can be made here: %v", errors.Join(errs...))
-}
+func (w *world) inPodWith(pid int, uid types.UID) { cgroup.InPod(w, pid, string(uid)) }
 
 func (w *world) folder(id string) folder { return folder(filepath.Join(w.dir, id)) }
 
@@ -190,21 +151,14 @@ func (w *world) logged(id, text string) bool {
 // any with "". Folders of sessions that were suspended may stay in that case.
 func (w *world) nothingLeft(id string) {
 	w.Helper()
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		w.Fatal(err)
-	}
+	mounts := must.Get(os.ReadFile("/proc/self/mountinfo"))(w)
 	where := filepath.Join(w.dir, id) + "/"
 	for line := range strings.Lines(string(mounts)) {
 		if strings.Contains(line, where) {
 			w.Errorf("mount left: %s", line)
 		}
 	}
-	entries, err := os.ReadDir(w.dir)
-	if err != nil {
-		w.Fatal(err)
-	}
-	for _, entry := range entries {
+	for _, entry := range must.Get(os.ReadDir(w.dir))(w) {
 		if id != "" && entry.Name() != id {
 			continue
 		}
@@ -223,11 +177,7 @@ func (w *world) nothingLeft(id string) {
 // driverProcesses are the daemons and servers of the simulated driver.
 func (w *world) driverProcesses() (found []string) {
 	w.Helper()
-	all, err := filepath.Glob("/proc/[0-9]*/exe")
-	if err != nil {
-		w.Fatal(err)
-	}
-	for _, path := range all {
+	for _, path := range must.Get(filepath.Glob("/proc/[0-9]*/exe"))(w) {
 		program, err := os.Readlink(path)
 		args, argsErr := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
 		isClient := strings.Count(string(args), "\x00") == 1 // it is asked something
@@ -242,9 +192,7 @@ func (w *world) driverProcesses() (found []string) {
 func (w *world) keeps(id string) bool {
 	w.Helper()
 	_, found, err := keeper.Of(w.folder(id).keeper())
-	if err != nil {
-		w.Error(err)
-	}
+	expect.Do(w, err)
 	return found
 }
 
@@ -269,6 +217,14 @@ func statusOf(t testing.TB, s *Supervisor, id string) mps.Status {
 	return mps.Status{}
 }
 
+// locked returns a session that nothing is done with until its lock is released.
+func locked(t testing.TB, s *Supervisor, id string) *session {
+	t.Helper()
+	sess := s.sessions[id]
+	must.Do(t, sess.lock.Acquire(t.Context(), 1))
+	return sess
+}
+
 // reaches waits for a session to have a phase and a number of losses.
 func reaches(t testing.TB, s *Supervisor, id string, phase mps.Phase, losses int) mps.Status {
 	t.Helper()
@@ -288,7 +244,5 @@ func clone(s mps.Spec) mps.Spec {
 
 func kill(t testing.TB, pid int) {
 	t.Helper()
-	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
-		t.Fatalf("kill %d: %v", pid, err)
-	}
+	must.Do(t, unix.Kill(pid, unix.SIGKILL), "kill", pid)
 }

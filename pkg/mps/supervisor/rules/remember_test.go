@@ -9,6 +9,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/mps/control"
+	"github.com/partage-dev/partage/test/expect"
 )
 
 // These are about what is written down, counted and waited for, which the model does not look at.
@@ -44,9 +45,7 @@ func TestDaemonWithoutProcess(t *testing.T) {
 			w.Server, w.Clients, w.Record.Server = none, 0, -1
 			o.Pace.Asked, o.Pace.Parent, o.Pace.Started = true, now.Add(-has), now
 		}))
-		if d.Action != want {
-			t.Errorf("without a process for %s: got %d, want %d", has, d.Action, want)
-		}
+		expect.Equal(t, d.Action, want, "without a process for", has)
 	}
 }
 
