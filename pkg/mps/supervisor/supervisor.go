@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -56,6 +57,9 @@ type node struct {
 // works until Close.
 func New(ctx context.Context, options Options) (*Supervisor, error) {
 	options = options.withDefaults()
+	if err := os.MkdirAll(options.Dir, folderMode); err != nil {
+		return nil, fmt.Errorf("make the folder of MPS sessions: %w", err)
+	}
 	bootID, err := options.Roots.BootID()
 	if err != nil {
 		return nil, err
