@@ -245,7 +245,9 @@ func build(claimUID types.UID, common specs.ContainerEdits, devices []Device) (*
 	if slices.ContainsFunc(devices, func(d Device) bool { return d.NodesLibrary }) {
 		// Also of the claim's other devices: which of them a container has is not known here.
 		common := &spec.ContainerEdits
-		common.Hooks = slices.DeleteFunc(slices.Clone(common.Hooks), func(h *specs.Hook) bool { return slices.Contains(h.Args, forwardCompatibility) })
+		common.Hooks = slices.DeleteFunc(slices.Clone(common.Hooks), func(h *specs.Hook) bool {
+			return slices.Contains(h.Args, forwardCompatibility)
+		})
 	}
 	version, err := specs.MinimumRequiredVersion(spec)
 	if err != nil {

@@ -130,7 +130,8 @@ func (c *commonEdits) edits(ctx context.Context) (specs.ContainerEdits, error) {
 			return specs.ContainerEdits{}, err
 		}
 		if last.key.dev != key.dev { // as when a driver container comes up
-			klog.FromContext(ctx).Info("Containers get the device nodes of this folder now", "folder", key.dev.Folder(), "before", last.key.dev.Folder())
+			klog.FromContext(ctx).Info("Containers get the device nodes of this folder now",
+				"folder", key.dev.Folder(), "before", last.key.dev.Folder())
 		}
 		same := last.key == key && reflect.DeepEqual(last.edits, edits)
 		last = discovery{edits: edits, key: key, at: now, confirmed: same}
