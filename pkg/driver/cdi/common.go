@@ -131,7 +131,7 @@ func (c *commonEdits) edits(ctx context.Context) (specs.ContainerEdits, error) {
 		}
 		if last.key.dev != key.dev { // as when a driver container comes up
 			klog.FromContext(ctx).Info("Containers get the device nodes of this folder now",
-				"folder", key.dev.Folder(), "before", last.key.dev.Folder())
+				"folder", key.dev.Folder(), "rootBefore", last.key.dev.OnHost)
 		}
 		same := last.key == key && reflect.DeepEqual(last.edits, edits)
 		last = discovery{edits: edits, key: key, at: now, confirmed: same}

@@ -4,6 +4,7 @@
 package edit
 
 import (
+	"cmp"
 	"errors"
 	"io/fs"
 	"path/filepath"
@@ -58,23 +59,13 @@ func (p Partition) Edits() (cdi.Edits, error) {
 	if err != nil {
 		return cdi.Edits{}, err
 	}
-	major, err := p.Roots.CapabilityMajor()
-	if err != nil {
+	major, majorErr := p.Roots.CapabilityMajor()
+	instance, instanceErr := p.Roots.InstanceCapability(gpuMinor, p.InstanceID)
+	compute, computeErr := p.Roots.ComputeCapability(gpuMinor, p.InstanceID, p.ComputeID)
+	if err := cmp.Or(majorErr, instanceErr, computeErr); err != nil {
 		return cdi.Edits{}, err
 	}
-	instance, err := p.Roots.InstanceCapability(gpuMinor, p.InstanceID)
-	if err != nil {
-		return cdi.Edits{}, err
-	}
-	compute, err := p.Roots.ComputeCapability(gpuMinor, p.InstanceID, p.ComputeID)
-	if err != nil {
-		return cdi.Edits{}, err
-	}
-	nodes := []cdi.Node{gpu}
-	for _, minor := range []int64{instance, compute} {
-		nodes = append(nodes, capabilityNode(p.Roots, major, minor))
-	}
-	return cdi.Edits{Nodes: nodes}, nil
+	return cdi.Edits{Nodes: []cdi.Node{gpu, capabilityNode(p.Roots, major, instance), capabilityNode(p.Roots, major, compute)}}, nil
 }
 
 // Monitor adds the capability node without which a container sees no MIG instances of
