@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/structured"
-	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/generation"
@@ -88,7 +87,11 @@ func (p *Planner) Without(ended ...*resourceapi.ResourceClaim) *Planner {
 	q, gone := *p, sets.New(ended...)
 	q.held = maps.Clone(p.held)
 	for id := range statesOf(ended...) {
-		q.held[id] = p.held[id].without(gone)
+		rest := maps.Clone(p.held[id])
+		for device, holds := range rest {
+			rest[device] = slices.DeleteFunc(slices.Clone(holds), func(h *fleet.Holding) bool { return gone.Has(h.Claim) })
+		}
+		q.held[id] = rest
 	}
 	return &q
 }
@@ -125,22 +128,13 @@ func (p *Planner) Emptied() *Planner {
 	return &q
 }
 
-// Held returns what claims have of a device.
-func (p *Planner) Held(pool *Pool, device string) []Hold {
+// Held returns what claims have of a device and others cannot have: one with admin access counts for nothing.
+func (p *Planner) Held(pool *Pool, device string) []*fleet.Holding {
 	return p.held[poolID{pool.Driver, pool.Name}][device]
 }
 
-// Hold is a device, or a share of one, that a claim has and others cannot have: one with admin access counts for nothing.
-type Hold struct {
-	Claim  *resourceapi.ResourceClaim
-	Result *resourceapi.DeviceRequestAllocationResult
-}
-
-// Alone reports whether others cannot have a share of the device.
-func (h Hold) Alone() bool { return h.Result.ShareID == nil }
-
 // state is what claims hold of a pool, by device.
-type state map[string][]Hold
+type state map[string][]*fleet.Holding
 
 // statesOf returns what claims hold of each pool. The allocator gets the states of a node's pools only: it goes through all shares of a state
 // for each device.
@@ -148,26 +142,17 @@ func statesOf(claims ...*resourceapi.ResourceClaim) map[poolID]state {
 	out := map[poolID]state{}
 	for _, c := range claims {
 		for _, r := range fleet.Results(c, "") {
-			if ptr.Deref(r.AdminAccess, false) {
+			h, id := &fleet.Holding{Claim: c, Result: r}, poolID{r.Driver, r.Pool}
+			if h.Admin() {
 				continue
 			}
-			id := poolID{r.Driver, r.Pool}
 			if out[id] == nil {
 				out[id] = state{}
 			}
-			out[id][r.Device] = append(out[id][r.Device], Hold{c, r})
+			out[id][r.Device] = append(out[id][r.Device], h)
 		}
 	}
 	return out
-}
-
-// without returns the state after some claims have ended.
-func (s state) without(ended sets.Set[*resourceapi.ResourceClaim]) state {
-	rest := maps.Clone(s)
-	for device, holds := range s {
-		rest[device] = slices.DeleteFunc(slices.Clone(holds), func(h Hold) bool { return ended.Has(h.Claim) })
-	}
-	return rest
 }
 
 // allocated returns the allocator's view of what is held of some pools.

@@ -72,7 +72,7 @@ func (j *judge) onNode(ctx context.Context, node *corev1.Node, a ask) []finding 
 // holders notes what claims have of a device, or of others that take the same counters.
 func (j *judge) holders(f *finding, a ask) {
 	held := j.planner.Held(f.Pool, f.Device.Name)
-	switch alone := slices.ContainsFunc(held, allocation.Hold.Alone); {
+	switch alone := slices.ContainsFunc(held, (*fleet.Holding).Alone); {
 	case alone && !a.Admin:
 		f.add(Held, "%s", f.Device.Name)
 	case (alone || len(held) == 0) && !j.countersOf(f.Pool).Fit(f.Device):

@@ -194,7 +194,7 @@ func nearestFirst(alternatives [][]Reason) []Reason {
 }
 
 // unusablePools names the nodes whose pools the scheduler does not use.
-func unusablePools(t *tally, add func(Cause, string, ...any)) {
+func unusablePools(t *tally, add func(Cause, string, ...any) *Reason) {
 	for _, c := range []Cause{PoolIncomplete, PoolInvalid} {
 		if of := t.of(c); of.devices > 0 {
 			add(c, "nothing is allocated from %s: %s", nodesText(sets.List(of.nodes)), often(of.details)[0])
@@ -225,10 +225,11 @@ func sortReasons(all []Reason) {
 func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 	var out []Reason
 	t := count(ctx, s, j, a)
-	add := func(c Cause, format string, args ...any) {
+	add := func(c Cause, format string, args ...any) *Reason {
 		out = append(out, Reason{
 			Cause: c, Claim: a.claim.Name, Request: a.Name, Devices: t.of(c).devices, Nodes: sets.List(t.of(c).nodes), Text: fmt.Sprintf(format, args...),
 		})
+		return &out[len(out)-1]
 	}
 	unusablePools(t, add)
 	usable := t.total - t.of(PoolIncomplete).devices - t.of(PoolInvalid).devices
@@ -239,13 +240,11 @@ func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 	switch {
 	case t.total == 0:
 		text, help := s.x.absent()
-		add(NoSlices, "%s", cmp.Or(text, "the nodes that it may run on publish no devices: does Partage run there?"))
-		out[len(out)-1].help = help
+		add(NoSlices, "%s", cmp.Or(text, "the nodes that it may run on publish no devices: does Partage run there?")).help = help
 	case usable == 0:
 	case ofClass == 0:
 		text, help := notOffered(ctx, s, *a.Class)
-		add(NotOfClass, "none of %d devices is of class %s%s", usable, *a.Class, text)
-		out[len(out)-1].help = help
+		add(NotOfClass, "none of %d devices is of class %s%s", usable, *a.Class, text).help = help
 	case selected == 0:
 		add(NotSelected, "none of %d devices of class %s is selected: %s", ofClass, *a.Class, whySelected(ctx, s, a, t.of(NotSelected), ofClass))
 	case capable == 0 && tooLarge.devices > 0:
@@ -254,23 +253,21 @@ func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 		name := often(unknown.details)[0]
 		add(CapacityUnknown, "the %d devices that are selected have no capacity %s%s", selected, name, whoHas(s, unknown.first.Driver, fleet.Unqualified(name)))
 	case t.of(Withdrawn).devices == capable:
-		add(Withdrawn, "%s", t.withdrawn(capable))
-		out[len(out)-1].help = []Suggestion{suggest(ChangeClass, "%s", otherKinds(ctx, s))}
+		add(Withdrawn, "%s", t.withdrawn(capable)).help = []Suggestion{suggest(ChangeClass, "%s", otherKinds(ctx, s))}
 	case *a.Mode == resourceapi.DeviceAllocationModeExactCount && int(*a.Count) > t.mostCapable:
 		add(TooFewDevices, "%s", tooFew(a, t, capable))
 	case *a.Mode == resourceapi.DeviceAllocationModeAll && t.fit < capable, int64(t.mostFit) < max(1, *a.Count):
 		taken(a, t, capable, add)
 		if t.of(Withdrawn).devices > 0 {
 			// The others decide: they can be waited for.
-			add(Withdrawn, "%s", t.withdrawn(capable))
-			out[len(out)-1].order = 2 + order(&Reason{Cause: CountersUsed})
+			add(Withdrawn, "%s", t.withdrawn(capable)).order = 2 + order(&Reason{Cause: CountersUsed})
 		}
 	}
 	return out
 }
 
 // taken says what keeps the devices that would do from being allocated.
-func taken(a ask, t *tally, capable int, add func(Cause, string, ...any)) {
+func taken(a ask, t *tally, capable int, add func(Cause, string, ...any) *Reason) {
 	free := ""
 	if t.mostFit > 0 && *a.Mode == resourceapi.DeviceAllocationModeExactCount {
 		free = fmt.Sprintf("; %d free on node %s, %d wanted", t.mostFit, t.bestNode, *a.Count)

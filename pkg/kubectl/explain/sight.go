@@ -7,12 +7,15 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"regexp"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/utils/ptr"
 
@@ -167,4 +170,173 @@ func amountOf(d *resourceapi.Device, capacity string) resource.Quantity {
 		}
 	}
 	return resource.Quantity{}
+}
+
+// ask is one of a claim.
+type ask struct {
+	claim *resourceapi.ResourceClaim
+	fleet.Ask
+}
+
+func asksOf(claims ...*resourceapi.ResourceClaim) []ask {
+	var out []ask
+	for _, c := range claims {
+		for _, a := range fleet.AsksOf(&c.Spec.Devices) {
+			out = append(out, ask{c, a})
+		}
+	}
+	return out
+}
+
+// invalid finds what the API server refuses in claims that it has not got yet. It is not all that the
+// API server looks at, but all that the allocator takes for granted.
+func invalid(s *sight) {
+	for _, c := range s.claims {
+		refuse := func(format string, args ...any) {
+			s.because(Reason{Cause: ClaimInvalid, Claim: c.Name}, "the API server refuses such a claim: "+format, args...)
+		}
+		for _, r := range c.Spec.Devices.Requests {
+			if (r.Exactly == nil) == (len(r.FirstAvailable) == 0) {
+				refuse("request %s has to have either exactly or firstAvailable", r.Name)
+			}
+		}
+		for _, a := range asksOf(c) {
+			switch exact := *a.Mode == resourceapi.DeviceAllocationModeExactCount; {
+			case !exact && *a.Mode != resourceapi.DeviceAllocationModeAll:
+				refuse("allocationMode %s of request %s has to be ExactCount or All", *a.Mode, a.Name)
+			case exact && *a.Count < 1:
+				refuse("count %d of request %s has to be 1 or more", *a.Count, a.Name)
+			}
+		}
+	}
+}
+
+// changed returns a copy of the claim in which the ask is different.
+func (a ask) changed(change func(ask)) *resourceapi.ResourceClaim {
+	c := a.claim.DeepCopy()
+	for _, b := range asksOf(c) {
+		if b.Position == a.Position {
+			change(b)
+		}
+	}
+	return c
+}
+
+// complete sets what the API server sets where a claim leaves it out.
+func complete(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
+	c = c.DeepCopy()
+	for _, a := range asksOf(c) {
+		if *a.Mode == "" {
+			*a.Mode = resourceapi.DeviceAllocationModeExactCount
+		}
+		if *a.Mode == resourceapi.DeviceAllocationModeExactCount && *a.Count == 0 {
+			*a.Count = 1
+		}
+		for i, t := range *a.Tolerations {
+			if t.Operator == "" {
+				(*a.Tolerations)[i].Operator = resourceapi.DeviceTolerationOpEqual
+			}
+		}
+	}
+	return c
+}
+
+// capacities returns what is asked for of a device.
+func (a ask) capacities() map[resourceapi.QualifiedName]resource.Quantity {
+	return ptr.Deref(*a.Capacity, resourceapi.CapacityRequirements{}).Requests
+}
+
+// compared says what the constraints of claims compare.
+func compared(claims []*resourceapi.ResourceClaim) []string {
+	var out []string
+	for _, c := range claims {
+		for i := range c.Spec.Devices.Constraints {
+			constraint, relation := &c.Spec.Devices.Constraints[i], "the same"
+			if constraint.DistinctAttribute != nil {
+				relation = "a different"
+			}
+			if name := fleet.Compared(constraint); name != "" {
+				out = append(out, fmt.Sprintf("claim %s wants devices with %s %s", c.Name, relation, name))
+			}
+		}
+	}
+	return out
+}
+
+// missingName finds what a selector reads that a device does not have, and the device's driver.
+var missingName = regexp.MustCompile(`on device ([^/\s]+)/.*no such key: ([A-Za-z_][A-Za-z0-9_]*)`)
+
+// engines are what no device has a part of.
+var engines = []string{"copyEngines", "decoders", "encoders", "jpegEngines", "ofaEngines"}
+
+// whoHas says, in a sentence to add, which types of a driver's devices have an attribute or capacity where others do not. It is
+// empty where none has it, or all have.
+func whoHas(s *sight, driver, name string) string {
+	having, lacking := sets.New[string](), sets.New[string]()
+	for _, kind := range s.kinds() {
+		for p := range s.x.planner.Cluster.Devices(kind[0]) {
+			switch kind := textOf(p.Device, "type"); {
+			case p.Driver != driver:
+			case has(p.Device.Attributes, name) || has(p.Device.Capacity, name):
+				having.Insert(kind)
+			default:
+				lacking.Insert(kind)
+			}
+		}
+	}
+	having, lacking = having.Difference(lacking).Delete(""), lacking.Delete("")
+	if len(having) == 0 || len(lacking) == 0 {
+		return ""
+	}
+	text := fmt.Sprintf(". Devices of type %s have %s, those of type %s do not", strings.Join(sets.List(having), ", "), name, strings.Join(sets.List(lacking), ", "))
+	switch {
+	case name == "smPercent":
+		text += ": a partition has the multiprocessors of its profile"
+	case slices.Contains(engines, name):
+		text += ": nothing divides engines among claims"
+	}
+	return text
+}
+
+// has reports whether something has a name, without domain.
+func has[V any](all map[resourceapi.QualifiedName]V, name string) bool {
+	return slices.ContainsFunc(sortedNames(all), func(n resourceapi.QualifiedName) bool { return fleet.Unqualified(string(n)) == name })
+}
+
+// nearest returns the name that was probably meant, or "".
+func nearest(name string, names []string) string {
+	best, least := "", max(2, len(name)/3)+1
+	for _, n := range names {
+		if d := distance(name, n); n != name && d < least {
+			best, least = n, d
+		}
+	}
+	return best
+}
+
+// byDistance sorts names by how much they are like a name.
+func byDistance(name string, names []string) []string {
+	sorted := slices.Clone(names)
+	slices.SortStableFunc(sorted, func(a, b string) int { return cmp.Compare(distance(name, a), distance(name, b)) })
+	return sorted
+}
+
+// distance is how many letters have to be added, taken away or replaced.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		before := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := 1
+			if a[i] == b[j] {
+				cost = 0
+			}
+			before, row[j+1] = row[j+1], min(row[j+1]+1, row[j]+1, before+cost)
+		}
+	}
+	return row[len(b)]
 }

@@ -155,6 +155,9 @@ func (d *Device) Held() []*Holding {
 // Admin reports whether the claim has the device beside those who use it.
 func (h *Holding) Admin() bool { return ptr.Deref(h.Result.AdminAccess, false) }
 
+// Alone reports whether others cannot have a share of the device.
+func (h *Holding) Alone() bool { return h.Result.ShareID == nil }
+
 // Holding is one device, or share of one, that is allocated to a claim.
 type Holding struct {
 	Claim *resourceapi.ResourceClaim

@@ -102,11 +102,9 @@ func (b *builder) addDevice(node *Node, pool string, published *resourceapi.Devi
 	}
 	set := ""
 	for _, c := range published.ConsumesCounters {
-		set = c.CounterSet
-		d.Placement = append(d.Placement, memorySlices(c.Counters)...)
-	}
-	if d.Type == TypeGPU || d.Profile == "" {
-		d.Placement = nil
+		if set = c.CounterSet; d.Profile != "" {
+			d.Placement = append(d.Placement, memorySlices(c.Counters)...)
+		}
 	}
 	g := b.gpuOf(node, published, set)
 	// An observer consumes no counters, and may come first.
