@@ -4,6 +4,7 @@
 package rightsize
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -41,15 +42,16 @@ type Change struct {
 // podClaimName is the annotation of a claim that was made from a template.
 const podClaimName = "resource.kubernetes.io/pod-claim-name"
 
-// changeOf returns the change of the request that asked for a holding, or nil if the claim has
+// changeOf returns the change of the request that asked for a device, or nil if the claim has
 // no such request.
-func changeOf(m *fleet.Model, h *fleet.Holding, enough Part) *Change {
+func changeOf(m *fleet.Model, s *Size) *Change {
+	h, enough := s.holding, *s.Enough
 	before, claim := h.Ask(h.Claim), h.Claim.DeepCopy()
 	if before == nil {
 		return nil
 	}
 	devices := "spec.devices."
-	if sourceOf(h).Kind == kindTemplate {
+	if s.Source.Kind == kindTemplate {
 		devices = "spec.spec.devices."
 	}
 	c := &Change{Path: devices + "requests", Notes: misfits(m, h, enough, devices)}
@@ -119,32 +121,22 @@ func misfits(m *fleet.Model, h *fleet.Holding, enough Part, devices string) (not
 
 const kindTemplate = "ResourceClaimTemplate"
 
-// unchangeable says why nobody can edit what a claim was made from, or "".
-func unchangeable(h *fleet.Holding) string {
-	switch {
-	case isExtended(h.Claim):
-		return "the scheduler made the claim for an extended resource: give the pod a claim instead, which kubectl gpu migrate pods writes"
-	case h.Claim.Annotations[podClaimName] != "" && templateOf(h) == "":
-		return "the claim was made from a template, and which one is unknown, because its pod cannot be read"
-	}
-	return ""
-}
-
-func isExtended(c *resourceapi.ResourceClaim) bool {
-	return c.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true"
-}
-
-func sourceOf(h *fleet.Holding) Source {
-	if isExtended(h.Claim) && len(h.Pods) > 0 {
-		if kind, name := fleet.OwnerOf(h.Pods[0]); kind != "" {
-			return Source{kind, h.Claim.Namespace, name}
+// sourceOf returns what a claim was made from, and why nobody can edit that, or "".
+func sourceOf(h *fleet.Holding) (s Source, unchangeable string) {
+	s = Source{"ResourceClaim", h.Claim.Namespace, h.Claim.Name}
+	switch template := templateOf(h); {
+	case h.Claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true":
+		if len(h.Pods) > 0 {
+			kind, name := fleet.OwnerOf(h.Pods[0])
+			s.Kind, s.Name = cmp.Or(kind, "Pod"), cmp.Or(name, h.Pods[0].Name)
 		}
-		return Source{"Pod", h.Claim.Namespace, h.Pods[0].Name}
+		return s, "the scheduler made the claim for an extended resource: give the pod a claim instead, which kubectl gpu migrate pods writes"
+	case template != "":
+		s.Kind, s.Name = kindTemplate, template
+	case h.Claim.Annotations[podClaimName] != "":
+		return s, "the claim was made from a template, and which one is unknown, because its pod cannot be read"
 	}
-	if name := templateOf(h); name != "" {
-		return Source{kindTemplate, h.Claim.Namespace, name}
-	}
-	return Source{"ResourceClaim", h.Claim.Namespace, h.Claim.Name}
+	return s, ""
 }
 
 // aboutSize are selectors that choose a size.

@@ -137,13 +137,14 @@ func (l *SizeList) change(m *fleet.Model) {
 		}
 		most := slices.MaxFunc(all, func(a, b *Size) int { return cmp.Compare(a.Enough.GPUs, b.Enough.GPUs) })
 		if most.Reason == "" {
-			most.Change = changeOf(m, most.holding, *most.Enough)
+			most.Change = changeOf(m, most)
 		}
 	}
 }
 
 func sizeOf(h *fleet.Holding, o *Observation, q Query, offers map[string][]*fleet.Device) Size {
-	s := Size{ID: scrape.IDOf(h), Request: h.Result.Request, Source: sourceOf(h), Verdict: Unknown, holding: h}
+	source, unchangeable := sourceOf(h)
+	s := Size{ID: scrape.IDOf(h), Request: h.Result.Request, Source: source, Verdict: Unknown, holding: h}
 	if h.Device == nil {
 		s.Reason = "no ResourceSlice has the device any more"
 		return s
@@ -178,7 +179,7 @@ func sizeOf(h *fleet.Holding, o *Observation, q Query, offers map[string][]*flee
 	if s.Enough == nil {
 		return s
 	}
-	s.Verdict, s.Reason = Smaller, unchangeable(h)
+	s.Verdict, s.Reason = Smaller, unchangeable
 	s.SavedGPUs = s.Holds.GPUs - s.Enough.GPUs
 	s.SavedPerHour = s.SavedGPUs * q.Price
 	return s
