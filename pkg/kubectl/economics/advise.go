@@ -63,14 +63,9 @@ It goes by what the GPUs of the cluster are offered as, not by what is free.`,
   kubectl gpu advise --model-size 7B --image registry.example.com/llm:1 -o yaml | kubectl apply -f -`,
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
-	}
-	run := o.Run(func(ctx context.Context, client kubernetes.Interface, _ []string) error { return f.run(ctx, o, client) })
-	c.RunE = func(c *cobra.Command, args []string) error {
 		// What is wrong with the flags is said without a cluster, too.
-		if err := f.check(c.Flags()); err != nil {
-			return err
-		}
-		return run(c, args)
+		PreRunE: func(c *cobra.Command, _ []string) error { return f.check(c.Flags()) },
+		RunE:    o.Run(func(ctx context.Context, client kubernetes.Interface, _ []string) error { return f.run(ctx, o, client) }),
 	}
 	f.add(c)
 	o.AddOutputFlag(c)
