@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -83,10 +84,8 @@ type Table struct {
 // Names returns those of the rows, each once.
 func (t *Table) Names() []string {
 	var names []string
-	known := map[string]bool{"": true}
 	for _, r := range t.Rows {
-		if !known[r.Name] {
-			known[r.Name] = true
+		if r.Name != "" && !slices.Contains(names, r.Name) {
 			names = append(names, r.Name)
 		}
 	}

@@ -32,16 +32,15 @@ func ByAllocator(client kubernetes.Interface) Explain {
 	return func(ctx context.Context, m *fleet.Model) func(*corev1.Pod) view.Explanation {
 		x := explain.New(m, time.Now())
 		x.ReadFrom(ctx, client)
-		return func(pod *corev1.Pod) view.Explanation { return explanationOf(x.Pod(ctx, pod)) }
+		return func(pod *corev1.Pod) view.Explanation {
+			var text bytes.Buffer
+			e := x.Pod(ctx, pod)
+			if err := explain.View(e).Write(&text, printer.Format{}); err != nil {
+				return view.Explanation{Verdict: fmt.Sprintf("The explanation cannot be shown: %v", err)}
+			}
+			return view.Explanation{Verdict: verdict(e), Text: text.String()}
+		}
 	}
-}
-
-func explanationOf(e *explain.Explanation) view.Explanation {
-	var text bytes.Buffer
-	if err := explain.View(e).Write(&text, printer.Format{}); err != nil {
-		return view.Explanation{Verdict: fmt.Sprintf("The explanation cannot be shown: %v", err)}
-	}
-	return view.Explanation{Verdict: verdict(e), Text: text.String()}
 }
 
 // verdict is an explanation in one line.

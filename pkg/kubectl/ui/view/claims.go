@@ -89,9 +89,7 @@ func users(c *Claim, h *fleet.Holding) {
 }
 
 func heldOf(h *fleet.Holding, u usages) Held {
-	out := Held{
-		Device: h.Result.Device, Amount: amountOf(h.Result), Usage: u.of(h), Gone: h.Device == nil, Node: h.Result.Pool,
-	}
+	out := Held{Device: h.Result.Device, Amount: amountOf(h.Result), Usage: u.of(h), Gone: h.Device == nil, Node: h.Result.Pool}
 	if d := h.Device; d != nil {
 		out.Node, out.GPU, out.Type, out.Profile, out.UUID = d.GPU.Node.Name, d.GPU.Name, d.Type, d.Profile, d.UUID
 		if out.Memory == 0 && !d.Shared() {
