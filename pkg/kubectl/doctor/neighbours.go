@@ -56,7 +56,8 @@ func foreignSlices(f *Facts) (found findings) {
 		if s.Spec.Driver != f.Driver || at < 0 {
 			continue
 		}
-		found.add(Error, fmt.Sprintf("It has the device %s, as NVIDIA's DRA driver names devices, on node %s", s.Spec.Devices[at].Name, ptr.Deref(s.Spec.NodeName, "(none)")),
+		found.add(Error, fmt.Sprintf("It has the device %s, as NVIDIA's DRA driver names devices, on node %s",
+			s.Spec.Devices[at].Name, ptr.Deref(s.Spec.NodeName, "(none)")),
 			"Keep one of the two drivers off the node (docs/how-to/install.md#from-nvidias-dra-driver)", refTo("resourceslice", s))
 	}
 	return found

@@ -146,15 +146,17 @@ func whyNotReady(found *findings, f *Facts, p *corev1.Pod) {
 		}
 	}
 	if p.Spec.NodeName == "" {
-		add(Error, "It was not scheduled"+more(fleet.Condition(p, corev1.PodScheduled).Message), "Make room on the node, or let the pod go first: kubeletPlugin.priorityClassName")
+		add(Error, "It was not scheduled"+more(fleet.Condition(p, corev1.PodScheduled).Message),
+			"Make room on the node, or let the pod go first: kubeletPlugin.priorityClassName")
 		return
 	}
 	if f.Now.Sub(p.CreationTimestamp.Time) < graceToStart {
 		add(Warning, "It has just been made, and is not ready yet", "Wait, and ask again")
 		return
 	}
-	add(Error, "It is not ready"+more(probeFailure(f, p)), "Its event Unhealthy and the end of its log say why: most often the NVIDIA driver of the node is not loaded, "+
-		"or the API server does not take its ResourceSlices; "+logs)
+	add(Error, "It is not ready"+more(probeFailure(f, p)),
+		"Its event Unhealthy and the end of its log say why: most often the NVIDIA driver of the node is not loaded, "+
+			"or the API server does not take its ResourceSlices; "+logs)
 }
 
 // lastWords says how a container has ended.
