@@ -259,9 +259,7 @@ func TestAllocatorLegalLayouts(t *testing.T) {
 					held = append(held, name)
 				}
 				if full {
-					if got := s.holding(held...).allocate(anything); got != "" {
-						t.Errorf("%s was allocated beside the maximal layout %v", got, held)
-					}
+					equal(t, fmt.Sprint("beside the maximal layout ", held), "", s.holding(held...).allocate(anything))
 					return
 				}
 				h := &hardware{mig: mig, instances: layout}

@@ -4,16 +4,20 @@
 package device
 
 import (
+	"cmp"
+	"fmt"
 	"regexp"
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/kubectl/boards"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/scale/slices/reference"
 )
 
 // semver is the regular expression of semver.org, which the API server uses.
@@ -59,9 +63,7 @@ func checkSlice(t *testing.T, object resourceapi.ResourceSlice, sliceCount int) 
 		t.Errorf("%s is a %s of %s", object.Name, object.Kind, object.APIVersion)
 	}
 	spec := object.Spec
-	if spec.Pool != (resourceapi.ResourcePool{Name: "node-1", Generation: 1, ResourceSliceCount: int64(sliceCount)}) {
-		t.Errorf("%s: pool %+v", object.Name, spec.Pool)
-	}
+	equal(t, object.Name+": pool", (resourceapi.ResourcePool{Name: "node-1", Generation: 1, ResourceSliceCount: int64(sliceCount)}), spec.Pool)
 	if spec.NodeName == nil || *spec.NodeName != "node-1" || spec.Driver != "gpu.nvidia.com" {
 		t.Errorf("%s: node or driver", object.Name)
 	}
@@ -163,12 +165,8 @@ func TestAPILimits(t *testing.T) {
 				t.Fatalf("%d x %s: pools %v", n, b.name, pools)
 			}
 			for m, s := range pools["node-1"].Slices {
-				if diff := cmp.Diff(objects[m].Spec.Devices, s.Devices); diff != "" {
-					t.Errorf("devices of slice %d differ:\n%s", m, diff)
-				}
-				if diff := cmp.Diff(objects[m].Spec.SharedCounters, s.SharedCounters); diff != "" {
-					t.Errorf("counters of slice %d differ:\n%s", m, diff)
-				}
+				equal(t, fmt.Sprint("devices of slice ", m), objects[m].Spec.Devices, s.Devices)
+				equal(t, fmt.Sprint("counters of slice ", m), objects[m].Spec.SharedCounters, s.SharedCounters)
 			}
 		}
 	}
@@ -215,5 +213,111 @@ func TestNames(t *testing.T) {
 	}
 	if t.Logf("%v", seen); len(seen) != len(namesOfKind) || seen[Partition] < 200 {
 		t.Errorf("only %v", seen)
+	}
+}
+
+// TestAttributesOf: they are those that are published, and the caller's.
+func TestAttributesOf(t *testing.T) {
+	inventory := mustInventory(t, replicate(loadNode(t, "h100-80-sxm"), 1))
+	published := map[string]bool{}
+	for _, slice := range inventory.ResourceSlices(Options{Driver: "d", Pool: "p", NodeName: "n", PartitionableDevices: true, ConsumableCapacity: true}) {
+		for _, d := range slice.Spec.Devices {
+			published[d.Name] = true
+			got := inventory.AttributesOf(d.Name)
+			equal(t, "attributes of "+d.Name, d.Attributes, got)
+			clear(got)
+		}
+	}
+	if len(published) == 0 || inventory.AttributesOf("gpu-that-is-not-there") != nil {
+		t.Errorf("%d devices are published", len(published))
+	}
+	for name := range published {
+		if len(inventory.AttributesOf(name)) == 0 {
+			t.Errorf("%s has lost its attributes", name)
+		}
+	}
+}
+
+// TestKnowsExtendedResources: by the version, however a distribution writes it, and never by a guess.
+func TestKnowsExtendedResources(t *testing.T) {
+	for kubelet, want := range map[string]bool{
+		"v1.34.0": false, "v1.35.9": false, "v1.35.12-gke.1100": false, "v1.36.0": true, "v1.36.0-eks-3025e55": true,
+		"v1.36.2+k3s1": true, "1.37.1": true, "v2.0.0": true,
+	} {
+		if got, err := KnowsExtendedResources(kubelet); err != nil || got != want {
+			t.Errorf("%s: got %t, %v, want %t", kubelet, got, err, want)
+		}
+	}
+	for _, kubelet := range []string{"", "unknown", "v", "v1.x"} {
+		if got, err := KnowsExtendedResources(kubelet); err == nil || got {
+			t.Errorf("%q: got %t, %v, want an error", kubelet, got, err)
+		}
+	}
+}
+
+// TestExtendedResourcesAttribute: all devices that a pod can have by a resource have it where the kubelet knows them, and none
+// elsewhere.
+func TestExtendedResourcesAttribute(t *testing.T) {
+	seen := map[Kind]int{}
+	for _, b := range testBoards(t) {
+		for _, knows := range []bool{false, true} {
+			terms := everything
+			terms.ExtendedResources = knows
+			for _, object := range inventoryOf(t, b.node, terms).ResourceSlices(testOptions) {
+				for _, d := range object.Spec.Devices {
+					kind := Kind(*d.Attributes["type"].StringValue)
+					seen[kind]++
+					attribute, has := d.Attributes[ExtendedResources]
+					if has != (knows && kind != Observer) || has && (attribute.BoolValue == nil || !*attribute.BoolValue) {
+						t.Errorf("%s, known %t: %s has %v", b.name, knows, d.Name, attribute)
+					}
+				}
+			}
+		}
+	}
+	equal(t, fmt.Sprint(seen), 5, len(seen))
+}
+
+// namesIn are the attributes that say something and the capacities of devices, by their type.
+func namesIn(objects []resourceapi.ResourceSlice) map[string][]resourceapi.QualifiedName {
+	names := map[string][]resourceapi.QualifiedName{}
+	for _, d := range devicesOf(objects) {
+		var own []resourceapi.QualifiedName
+		for name, value := range d.Attributes {
+			if value.StringValue == nil || *value.StringValue != "" {
+				own = append(own, name)
+			}
+		}
+		for name := range d.Capacity {
+			own = append(own, name)
+		}
+		names[*d.Attributes["type"].StringValue] = own
+	}
+	return names
+}
+
+// TestNamesOfReferenceDriver: a selector that reads a name which a device does not have is an error that ends
+// the pod's scheduling. So whole GPUs and partitions have every attribute and capacity that NVIDIA's driver
+// gives them.
+func TestNamesOfReferenceDriver(t *testing.T) {
+	compared := 0
+	for _, name := range boards.Names() {
+		node := loadNode(t, name)
+		withMIG := replicate(node, 1)
+		withMIG.GPUs[0].MIG = cmp.Or(withMIG.GPUs[0].MIG, &gpu.MIG{}) // what is not there has no partitions
+		theirs := namesIn(reference.Pool{Driver: testOptions.Driver, Node: testOptions.NodeName}.ResourceSlices(withMIG))
+		for _, d := range devicesOf(inventoryOf(t, node, Terms{}).ResourceSlices(testOptions)) {
+			for _, wanted := range theirs[*d.Attributes["type"].StringValue] {
+				compared++
+				_, is := d.Attributes[wanted]
+				_, isCapacity := d.Capacity[wanted]
+				if !is && !isCapacity {
+					t.Errorf("NVIDIA's driver publishes %s, and %s of %s does not have it", wanted, d.Name, name)
+				}
+			}
+		}
+	}
+	if t.Logf("%d names compared", compared); compared < 2000 {
+		t.Errorf("only %d names were compared", compared)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/kubectl/boards"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // testOptions publish everything, as a cluster with default gates has it.
@@ -62,10 +63,7 @@ func partitionable(t *testing.T) []testBoard {
 func loadNode(t testing.TB, board string) *gpu.Node {
 	t.Helper()
 	name, on := strings.CutSuffix(board, "-mig")
-	node, err := boards.Load(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := must.Get(boards.Load(name))(t)
 	if on {
 		node.GPUs[0].MIG.Enabled = true
 	}

@@ -166,30 +166,8 @@ func TestCountersOfUnknownBoards(t *testing.T) {
 }
 
 // TestCounterNames shows which limits need a counter of their own, and that
-// there are no more.
+// there are no more. Those of all boards are in testdata.
 func TestCounterNames(t *testing.T) {
-	boards := map[string][]string{
-		// Without partitions there is only all of the GPU.
-		"a10": {"memory"}, "a30": {"memory"}, "a100-40": {"memory"}, "a100-80": {"memory"}, "l4": {"memory"}, "t4": {"memory"},
-		"a16": {"memory"}, "a2": {"memory"}, "l40s": {"memory"}, "v100-16": {"memory"},
-		// JPEG and OFA engines are only in the +me profiles: one counter for both.
-		"a30-mig":      {"jpeg-engines", "memory"},
-		"a100-40-mig":  {"jpeg-engines", "memory"},
-		"a100-80-mig":  {"jpeg-engines", "memory"},
-		"h100-80-sxm":  {"memory", "ofa-engines"},
-		"h100-nvl":     {"memory", "ofa-engines"},
-		"h200":         {"memory", "ofa-engines"},
-		"gh200-144":    {"memory", "ofa-engines"},
-		"gh200-96":     {"memory", "ofa-engines"},
-		"b200":         {"memory", "ofa-engines"},
-		"gb200":        {"memory", "ofa-engines"},
-		"rtx-pro-6000": {"decoders", "memory", "ofa-engines"},
-	}
-	for _, b := range testBoards(t) {
-		got := furtherCounters(mustInventory(t, b.node))
-		equal(t, b.name+": counters beside memory slices", boards[b.name], got)
-	}
-
 	made := map[string]struct {
 		profiles []gpu.Profile
 		want     []string
@@ -230,18 +208,6 @@ func TestCounterNames(t *testing.T) {
 // anything. That the counters allow the same as the hardware all the same is what
 // TestCountersAgainstHardware goes through.
 func TestMemorySliceCounters(t *testing.T) {
-	boards := map[string][]int{
-		"a30-mig": {0, 1, 2, 3}, "a100-40-mig": {0, 1, 2, 3, 4, 5, 6}, "h100-80-sxm": {0, 1, 2, 3, 4, 5, 6},
-		"b200": {0, 1, 2, 3, 4, 5, 6}, "rtx-pro-6000": {0, 3, 6, 9},
-	}
-	for board, want := range boards {
-		mig := loadNode(t, board).GPUs[0].MIG
-		shapes, problems := usableShapes(mig)
-		if got := decisiveSlices(mig.MemorySlices, shapes); !slices.Equal(got, want) || len(problems) > 0 {
-			t.Errorf("%s: memory slices %v, want %v; problems %v", board, got, want, problems)
-		}
-	}
-
 	shape := func(start, size int) PartitionShape {
 		return PartitionShape{Placement: gpu.Placement{Start: start, Size: size}}
 	}

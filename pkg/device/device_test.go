@@ -13,6 +13,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/must"
 )
 
 func TestWhichDevices(t *testing.T) {
@@ -63,53 +64,6 @@ func TestWhichDevices(t *testing.T) {
 				t.Error("found what is not there")
 			}
 		})
-	}
-}
-
-// TestOrderOfDevices spells the whole order out for boards with 4, 8 and 12
-// memory slices.
-func TestOrderOfDevices(t *testing.T) {
-	tests := map[string][]string{
-		"a30-mig": {
-			"1g6gb 2 3 0 1", "1g6gb-me 2 3 0 1",
-			"2g12gb 0 2", "2g12gb-me 0 2",
-			"4g24gb 0",
-		},
-		"a100-40-mig": {
-			"1g5gb 6 4 5 2 3 0 1", "1g5gb-me 6 4 5 2 3 0 1",
-			"1g10gb 6 4 2 0", "2g10gb 4 0 2",
-			"3g20gb 4 0", "4g20gb 0", "7g40gb 0",
-		},
-		"h100-80-sxm": {
-			"1g10gb 6 4 5 2 3 0 1", "1g10gb-me 6 4 5 2 3 0 1",
-			"1g20gb 6 4 2 0", "2g20gb 4 0 2",
-			"3g40gb 4 0", "4g40gb 0", "7g80gb 0", "whole", "mps", "timeslice",
-		},
-		"rtx-pro-6000": {
-			"1g24gb-no-me 6 9 0 3", "1g24gb 6 9 0 3", "1g24gb-gfx 6 9 0 3", "1g24gb-me 6 9 0 3", "1g24gb-me-all 6 9 0 3",
-			"2g48gb-no-me 0 6", "2g48gb 0 6", "2g48gb-gfx 0 6", "2g48gb-me-all 0 6",
-			"4g96gb 0", "4g96gb-gfx 0", "whole", "mps", "timeslice",
-		},
-		"t4": {"whole", "mps", "timeslice"},
-	}
-	for board, want := range tests {
-		var got []string
-		last := ""
-		for _, d := range mustInventory(t, loadNode(t, board)).Devices() {
-			text, found := strings.CutPrefix(d.Name, "gpu-0000-1b-00-0-mig-")
-			if !found {
-				got = append(got, shortName(d.Name))
-				continue
-			}
-			cut := strings.LastIndex(text, "-")
-			profile, start := text[:cut], text[cut+1:]
-			if profile != last {
-				got = append(got, profile)
-			}
-			got[len(got)-1] += " " + start
-			last = profile
-		}
-		equal(t, board+": order", want, got)
 	}
 }
 
@@ -217,10 +171,7 @@ func TestWrongFacts(t *testing.T) {
 			}
 			node.GPUs[0].MIG = &own
 			tc.change(&node.GPUs[0])
-			i, err := NewInventory(node, everything)
-			if err != nil {
-				t.Fatal(err)
-			}
+			i := must.Get(NewInventory(node, everything))(t)
 			if problems := fmt.Sprint(i.Problems()); len(i.Problems()) != 1 || !strings.Contains(problems, tc.problem) ||
 				!strings.Contains(problems, node.GPUs[0].PCIAddress) {
 				t.Errorf("problems %s, want one with %q", problems, tc.problem)
@@ -275,11 +226,7 @@ func crowded(t *testing.T) *Inventory {
 		variant.Name = fmt.Sprintf("1g.10gb+v%d", n)
 		mig.Profiles = append(mig.Profiles, variant)
 	}
-	i, err := NewInventory(node, everything)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return i
+	return must.Get(NewInventory(node, everything))(t)
 }
 
 // TestTooManyDevices: what does not fit into a slice is left out profile by
@@ -326,12 +273,8 @@ func TestLongAndUnknownValues(t *testing.T) {
 	}}}
 	devices := devicesOf(mustInventory(t, node).ResourceSlices(testOptions))
 	a := devices[0].Attributes
-	if got := *a["productName"].StringValue; got != strings.Repeat("x", 63) {
-		t.Errorf("product name %q", got)
-	}
-	if got := *a["architecture"].StringValue; got != "not ? UTF-8" {
-		t.Errorf("architecture %q", got)
-	}
+	equal(t, "product name", strings.Repeat("x", 63), *a["productName"].StringValue)
+	equal(t, "architecture", "not ? UTF-8", *a["architecture"].StringValue)
 	for _, name := range []resourceapi.QualifiedName{"addressingMode", "resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode"} {
 		if _, ok := a[name]; ok {
 			t.Errorf("%s is published although it is not known", name)

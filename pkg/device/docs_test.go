@@ -134,9 +134,7 @@ func TestAttributesPage(t *testing.T) {
 		}
 		table.Row(page.Code(name), kind, having, shown, attributeTexts[name])
 	}
-	if len(names) != len(attributeTexts) {
-		t.Errorf("%d attributes are published, %d are described", len(names), len(attributeTexts))
-	}
+	equal(t, "attributes that are described", len(attributeTexts), len(names))
 	page.Generated(t, *update, "docs/reference/devices.md", table.String())
 }
 
@@ -179,9 +177,7 @@ func TestCapacitiesPage(t *testing.T) {
 		}
 		table.Row(append(row, capacityTexts[name])...)
 	}
-	if len(names) != len(capacityTexts) {
-		t.Errorf("%d capacities are published, %d are described", len(names), len(capacityTexts))
-	}
+	equal(t, "capacities that are described", len(capacityTexts), len(names))
 	page.Generated(t, *update, "docs/reference/devices.md", table.String())
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/must"
 )
 
 var update = flag.Bool("update", false, "write the golden files instead of comparing with them")
@@ -67,10 +68,7 @@ func TestGolden(t *testing.T) {
 			compareGolden(t, "slices/"+name+".yaml", documents(t, inventoryOf(t, loadNode(t, g.board), g.terms).ResourceSlices(testOptions)))
 		})
 	}
-	files, err := filepath.Glob("testdata/slices/*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob("testdata/slices/*"))(t)
 	for _, file := range files {
 		if !slices.Contains(used, filepath.Base(file)) {
 			t.Errorf("%s belongs to no board", file)
@@ -154,10 +152,7 @@ func documents(t *testing.T, objects []resourceapi.ResourceSlice) string {
 	t.Helper()
 	var out []string
 	for _, object := range objects {
-		data, err := yaml.Marshal(object)
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := must.Get(yaml.Marshal(object))(t)
 		out = append(out, string(data))
 	}
 	return strings.Join(out, "---\n")
@@ -184,12 +179,8 @@ func compareGolden(t *testing.T, file, got string) {
 	path := filepath.Join("testdata", file)
 	got = goldenHeader + got
 	if *update {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must.Do(t, os.WriteFile(path, []byte(got), 0o644))
 		return
 	}
 	want, err := os.ReadFile(path)

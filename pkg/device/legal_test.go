@@ -123,9 +123,7 @@ func TestLegalLayouts(t *testing.T) {
 					got++
 				}
 			})
-			if got != tc.want {
-				t.Errorf("%d maximal layouts, want %d", got, tc.want)
-			}
+			equal(t, "maximal layouts", tc.want, got)
 		})
 	}
 }

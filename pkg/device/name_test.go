@@ -19,9 +19,7 @@ func TestGPUName(t *testing.T) {
 		"0000:1B:00.0":  "gpu-0000-1b-00-0",
 		"10000:e1:00.0": "gpu-10000-e1-00-0",
 	} {
-		if got := GPUName(address); got != want {
-			t.Errorf("GPUName(%q) is %q, want %q", address, got, want)
-		}
+		equal(t, address, want, GPUName(address))
 	}
 }
 
@@ -37,9 +35,7 @@ func TestProfileText(t *testing.T) {
 		" 1g/5gb ":       "1g5gb",
 		"+":              "",
 	} {
-		if got := profileText(name); got != want {
-			t.Errorf("profileText(%q) is %q, want %q", name, got, want)
-		}
+		equal(t, name, want, profileText(name))
 	}
 }
 
@@ -64,9 +60,7 @@ func TestProfileTextsThatClash(t *testing.T) {
 		}
 		seen[d.Name] = true
 	}
-	if len(seen) != 18 {
-		t.Errorf("%d devices, want 18", len(seen))
-	}
+	equal(t, "devices", 18, len(seen))
 }
 
 func TestSemanticVersion(t *testing.T) {
@@ -88,13 +82,9 @@ func TestSemanticVersion(t *testing.T) {
 		"1.2.3-" + strings.Repeat("x", 80): "1.2.3+" + strings.Repeat("x", 58),
 		"1.2.3-" + strings.Repeat("x", 57) + ".y": "1.2.3+" + strings.Repeat("x", 57),
 	} {
-		if got := semanticVersion(version); got != want {
-			t.Errorf("semanticVersion(%q) is %q, want %q", version, got, want)
-		}
+		equal(t, version, want, semanticVersion(version))
 	}
-	if got := twoPartVersion(gpu.Version{Major: 12, Minor: 9}); got != "12.9.0" {
-		t.Errorf("12.9 is %q", got)
-	}
+	equal(t, "12.9", "12.9.0", twoPartVersion(gpu.Version{Major: 12, Minor: 9}))
 }
 
 func TestAddressIn(t *testing.T) {
@@ -107,9 +97,7 @@ func TestAddressIn(t *testing.T) {
 		"gpu-0":                                "",
 		"":                                     "",
 	} {
-		if got := AddressIn(name); got != want {
-			t.Errorf("the address in %q is %q, want %q", name, got, want)
-		}
+		equal(t, name, want, AddressIn(name))
 		if want != "" && !IsOf(want, name) {
 			t.Errorf("%s is not of %s", name, want)
 		}

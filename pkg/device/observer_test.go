@@ -65,9 +65,7 @@ func TestAllocatorObserversAreForNobodyElse(t *testing.T) {
 	i := mustInventory(t, loadNode(t, "t4"))
 	s := newScheduler(t, i.ResourceSlices(testOptions)).only("gpu-0000-1b-00-0-observer")
 	for _, class := range []string{"any", "observer"} {
-		if got := s.allocate(request(class, 1)); got != "" {
-			t.Errorf("class %s: allocated %s", class, got)
-		}
+		equal(t, "class "+class, "", s.allocate(request(class, 1)))
 	}
 	for _, demand := range []string{
 		`device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("1")) >= 0`,
@@ -115,9 +113,7 @@ func TestObservers(t *testing.T) {
 				}
 			}
 		}
-		if found != tc.want {
-			t.Errorf("%s: published is %t", what, found)
-		}
+		equal(t, what+": published", tc.want, found)
 		if d, ok := i.Lookup(name); !ok || d.Kind != Observer || d.GPU.PCIAddress != firstGPU {
 			t.Errorf("%s: found %+v, %t", what, d, ok)
 		}

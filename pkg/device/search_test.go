@@ -15,6 +15,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/structured"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 // search is a request that a node with eight H100 cannot satisfy. The scheduler finds
@@ -123,8 +125,6 @@ func TestSearch(t *testing.T) {
 		}
 		fmt.Fprintf(table, "%s\t%d\t%s\n", c.name, steps, withVariants)
 	}
-	if err := table.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, table.Flush())
 	compareGolden(t, "searches.txt", golden.String())
 }

@@ -68,9 +68,7 @@ func TestSelectors(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			s := newScheduler(t, mustInventory(t, mixedNode(t)).ResourceSlices(testOptions))
-			if got := s.allocate(request(tc.class, 1, tc.selectors...)); got != tc.want {
-				t.Errorf("allocated %q, want %q", got, tc.want)
-			}
+			equal(t, "allocated", tc.want, s.allocate(request(tc.class, 1, tc.selectors...)))
 		})
 	}
 }
@@ -117,13 +115,9 @@ func TestSelectorOnEveryDevice(t *testing.T) {
 			asked[string(kind)] = append(slices.Clone(namesOfAll), names...)
 		}
 		for class, names := range asked {
-			if got := s.allocate(request(class, 1, "!("+reading(names)+")")); got != "" {
-				t.Errorf("class %s: allocated %q", class, got)
-			}
+			equal(t, "class "+class, "", s.allocate(request(class, 1, "!("+reading(names)+")")))
 		}
-		if len(asked) != 6 {
-			t.Errorf("%d classes", len(asked))
-		}
+		equal(t, "classes", 6, len(asked))
 	}
 }
 

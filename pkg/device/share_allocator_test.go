@@ -4,11 +4,11 @@
 package device
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/policy"
@@ -82,13 +82,9 @@ func TestAllocatorShares(t *testing.T) {
 					t.Fatalf("claim %d: %v", n, r)
 				}
 				ids[string(*r.ShareID)] = true
-				if diff := cmp.Diff(tc.want[n], consumption(r)); diff != "" {
-					t.Errorf("claim %d consumes (-want +got):\n%s", n, diff)
-				}
+				equal(t, fmt.Sprintf("claim %d consumes", n), tc.want[n], consumption(r))
 			}
-			if got := s.allocate(consuming(request(tc.class, 1), tc.more)); got != "" {
-				t.Errorf("one more claim got %s", got)
-			}
+			equal(t, "one more claim", "", s.allocate(consuming(request(tc.class, 1), tc.more)))
 		})
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/must"
 )
 
 const gib = 1 << 30
@@ -52,10 +53,7 @@ func inventoryOf(t *testing.T, node *gpu.Node, terms Terms) *Inventory {
 
 func problemsOf(t *testing.T, node *gpu.Node, terms Terms) (*Inventory, []error) {
 	t.Helper()
-	i, err := NewInventory(node, terms)
-	if err != nil {
-		t.Fatal(err)
-	}
+	i := must.Get(NewInventory(node, terms))(t)
 	checkAPI(t, i.ResourceSlices(testOptions))
 	return i, i.Problems()
 }
@@ -387,9 +385,7 @@ func TestOptions(t *testing.T) {
 		for _, d := range devicesOf(objects) {
 			shared += oneIf(d.AllowMultipleAllocations != nil)
 			exclusive += oneIf(d.AllowMultipleAllocations == nil)
-			if len(d.ConsumesCounters) != oneIf(tc.counters > 0) {
-				t.Errorf("%s: %s draws %v", name, d.Name, d.ConsumesCounters)
-			}
+			equal(t, name+": "+d.Name+" draws on a counter", oneIf(tc.counters > 0), len(d.ConsumesCounters))
 		}
 		if exclusive != tc.exclusive || shared != tc.shared || len(counterSet(objects)) != tc.counters {
 			t.Errorf("%s: %d exclusive devices, %d shares and %d counters", name, exclusive, shared, len(counterSet(objects)))
@@ -417,7 +413,5 @@ func TestShareNames(t *testing.T) {
 		seen[d.Name] = true
 		longest = max(longest, len(d.Name))
 	}
-	if longest != validation.DNS1123LabelMaxLength {
-		t.Errorf("the longest name has %d bytes, want %d", longest, validation.DNS1123LabelMaxLength)
-	}
+	equal(t, "length of the longest name", validation.DNS1123LabelMaxLength, longest)
 }

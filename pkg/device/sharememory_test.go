@@ -15,6 +15,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
 	boards "github.com/partage-dev/partage/test/gpusim/catalog"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // forShares visits every board with every number of clients, on all that can be shared
@@ -22,18 +23,12 @@ import (
 func forShares(t *testing.T, visit func(t *testing.T, board *boards.Board, d Device)) {
 	t.Helper()
 	for _, b := range testBoards(t) {
-		board, err := boards.Load(strings.TrimSuffix(b.name, "-mig"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		board := must.Get(boards.Load(strings.TrimSuffix(b.name, "-mig")))(t)
 		for _, minor := range []int{0, 1} { // 48 clients or 60
 			node := *b.node
 			node.CUDAVersion = gpu.Version{Major: 13, Minor: minor}
 			for clients := 1; clients <= 60; clients++ {
-				i, err := NewInventory(&node, everythingShared(b.gpu(), clients))
-				if err != nil {
-					t.Fatal(err)
-				}
+				i := must.Get(NewInventory(&node, everythingShared(b.gpu(), clients)))(t)
 				placed := map[string]bool{} // one placement of each profile is enough
 				for _, d := range i.Devices() {
 					if d.Kind != MPS || d.Partition != nil && placed[d.Partition.Profile.Name] {
@@ -145,22 +140,14 @@ func TestAllocatorOlderShares(t *testing.T) {
 			}
 			first := s.only(device, "gpu-0000-1b-00-0", "gpu-0000-1b-00-0-timeslice", "gpu-0000-1b-00-0-mig-1g10gb-6")
 			for _, class := range []string{"gpu", "mig", "timeslice"} {
-				if got := first.clone().allocate(request(class, 1)); got != "" {
-					t.Errorf("allocated %s beside shares", got)
-				}
+				equal(t, class+" beside shares", "", first.clone().allocate(request(class, 1)))
 			}
-			if got := first.clone().allocate(consuming(request("mps", 1), amounts{"memory": test.more})); got != "" {
-				t.Errorf("allocated %s more", test.more)
-			}
+			equal(t, test.more+" more", "", first.clone().allocate(consuming(request("mps", 1), amounts{"memory": test.more})))
 			if test.fits != "" {
-				if got := first.clone().allocate(consuming(request("mps", 1), amounts{"memory": test.fits})); got != device {
-					t.Errorf("%s were not allocated", test.fits)
-				}
+				equal(t, test.fits, device, first.clone().allocate(consuming(request("mps", 1), amounts{"memory": test.fits})))
 			}
 			// Other GPUs are not concerned.
-			if got := s.clone().allocate(request("gpu", 1)); got != "gpu-0000-28-00-0" {
-				t.Errorf("allocated %q, want the second GPU", got)
-			}
+			equal(t, "the second GPU", "gpu-0000-28-00-0", s.clone().allocate(request("gpu", 1)))
 		})
 	}
 }

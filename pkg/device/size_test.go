@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/must"
+	"github.com/partage-dev/partage/test/scale/slices/reference"
 )
 
 // sizedPolicies are the policies of the table of sizes, in its order.
@@ -85,14 +87,8 @@ func sizeOf(t *testing.T, objects []resourceapi.ResourceSlice) size {
 		object := &objects[n]
 		s.devices += len(object.Spec.Devices)
 		object.ObjectMeta = storedMeta(t, object.Spec)
-		data, err := object.Marshal()
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, err := json.Marshal(object)
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := must.Get(object.Marshal())(t)
+		text := must.Get(json.Marshal(object))(t)
 		stored = append(stored, data)
 		s.stored += len(data)
 		s.sent += len(text)
@@ -113,12 +109,9 @@ func storedMeta(t *testing.T, spec resourceapi.ResourceSliceSpec) metav1.ObjectM
 	} else {
 		own["f:sharedCounters"] = struct{}{}
 	}
-	fields, err := json.Marshal(map[string]any{"f:spec": own, "f:metadata": map[string]any{
+	fields := must.Get(json.Marshal(map[string]any{"f:spec": own, "f:metadata": map[string]any{
 		"f:generateName": struct{}{}, "f:ownerReferences": map[string]any{".": struct{}{}, `k:{"uid":"` + uid + `"}`: struct{}{}},
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}}))(t)
 	now := metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
 	generateName := *spec.NodeName + "-" + spec.Driver + "-"
 	return metav1.ObjectMeta{
@@ -139,9 +132,7 @@ func decodedSize(t *testing.T, stored [][]byte) int {
 	decoded := make([]resourceapi.ResourceSlice, copies*len(stored))
 	before := heap()
 	for n := range decoded {
-		if err := decoded[n].Unmarshal(stored[n%len(stored)]); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, decoded[n].Unmarshal(stored[n%len(stored)]))
 	}
 	grown := heap() - before
 	runtime.KeepAlive(decoded)
@@ -154,4 +145,36 @@ func heap() int {
 	runtime.GC() // what pools hold survives the first
 	runtime.ReadMemStats(&stats)
 	return int(stats.HeapAlloc) // #nosec G115 -- no heap is that large
+}
+
+// mostJSON is how large the slices of a DGX H100 may be.
+const mostJSON = 205_000
+
+// TestSizeOfReferenceDriver compares with what NVIDIA's DRA driver (v0.5, feature gate
+// DynamicMIG) publishes for the same node. What Partage publishes by default is
+// smaller, although it has shares in addition.
+func TestSizeOfReferenceDriver(t *testing.T) {
+	node := replicate(loadNode(t, "h100-80-sxm"), 8)
+	theirs := sizeOf(t, reference.Pool{Driver: sizeOptions.Driver, Node: sizeOptions.NodeName}.ResourceSlices(node))
+	if want := 8 * (1 + 25); theirs.devices != want || theirs.slices != 9 {
+		t.Fatalf("%d devices in %d slices, want %d in 9", theirs.devices, theirs.slices, want)
+	}
+	for _, p := range sizedPolicies {
+		p.terms.ExtendedResources = true
+		own := sizeOf(t, inventoryOf(t, node, p.terms).ResourceSlices(sizeOptions))
+		percent := func(own, theirs int) string {
+			return fmt.Sprintf("%d of %d (%d %%)", own, theirs, 100*own/theirs)
+		}
+		t.Logf("%s: protobuf %s, JSON %s, decoded %s", p.name,
+			percent(own.stored, theirs.stored), percent(own.sent, theirs.sent), percent(own.decoded, theirs.decoded))
+		// With variants there are as many partitions as the reference driver has, and shares
+		// and observers besides.
+		if p.name != "default + variants" && (own.stored >= theirs.stored || own.sent >= theirs.sent) {
+			t.Errorf("%s: larger than the reference driver's", p.name)
+		}
+		// What a new attribute costs is bytes in every API server: something else has to go.
+		if p.name == "default" && own.sent > mostJSON {
+			t.Errorf("%d bytes of JSON", own.sent)
+		}
+	}
 }

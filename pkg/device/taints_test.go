@@ -212,9 +212,7 @@ func TestShortage(t *testing.T) {
 		"1g24gb-me-all-3": "occupied release-pending",
 		"1g24gb-no-me-3":  "",
 	} {
-		if got[name] != want {
-			t.Errorf("%s is tainted with %q, want %q", name, got[name], want)
-		}
+		equal(t, name, want, got[name])
 	}
 }
 
@@ -253,9 +251,7 @@ func TestGravestTaint(t *testing.T) {
 				objects := i.With(Status{Conditions: tc.conditions}).ResourceSlices(testOptions)
 				checkAPI(t, objects)
 				d := devicesOf(objects)[0]
-				if diff := cmp.Diff(tc.want, d.Taints); diff != "" {
-					t.Errorf("taints of %s (-want +got):\n%s", d.Name, diff)
-				}
+				equal(t, "taints of "+d.Name, tc.want, d.Taints)
 			}
 		})
 	}
@@ -271,7 +267,5 @@ func TestGravestTaint(t *testing.T) {
 	}
 	old := testOptions
 	old.NoEffectNone = true
-	if got := tainted(i, old)["whole"]; got != "gpu-lost xid" {
-		t.Errorf("an API server that knows no effect None gets %s", got)
-	}
+	equal(t, "for an API server that knows no effect None", "gpu-lost xid", tainted(i, old)["whole"])
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // keeping adds names on the first GPU, as shortName has them.
@@ -81,13 +82,9 @@ func TestWithdrawn(t *testing.T) {
 	}
 	s := newScheduler(t, i.ResourceSlices(testOptions))
 	for _, class := range []string{"gpu", "timeslice"} {
-		if got := s.allocate(request(class, 1)); got != "" {
-			t.Errorf("allocated %s, which is withdrawn", got)
-		}
+		equal(t, "of what is withdrawn", "", s.allocate(request(class, 1)))
 	}
-	if got := s.holding("gpu-0000-1b-00-0-timeslice").allocate(request("any", 1)); got != "" {
-		t.Errorf("allocated %s beside a share that is withdrawn", got)
-	}
+	equal(t, "beside a share that is withdrawn", "", s.holding("gpu-0000-1b-00-0-timeslice").allocate(request("any", 1)))
 }
 
 // TestNothingIsWithdrawn when the policy offers it.
@@ -220,9 +217,7 @@ func TestRoomForWithdrawn(t *testing.T) {
 			fresh := inventoryOf(t, loadNode(t, "h100-80-sxm"), terms)
 			terms.Keep = tc.keep
 			i := inventoryOf(t, loadNode(t, "h100-80-sxm"), terms).With(Status{Conditions: []Condition{onGPU(firstGPU, Lost)}})
-			if got := len(i.Withdrawn()); got != tc.withdrawn {
-				t.Errorf("%d are withdrawn, want %d", got, tc.withdrawn)
-			}
+			equal(t, "withdrawn", tc.withdrawn, len(i.Withdrawn()))
 			for name := range tc.keep {
 				if _, ok := i.Lookup(name); !ok {
 					t.Errorf("%s is gone", name)
@@ -232,19 +227,14 @@ func TestRoomForWithdrawn(t *testing.T) {
 			equal(t, "offered", names(fresh.Devices()), names(offered))
 			published := i.ResourceSlices(testOptions)
 			checkAPI(t, published)
-			if len(published) != 1+tc.slices {
-				t.Errorf("%d slices, want %d with devices", len(published), tc.slices)
-			}
+			equal(t, "slices", 1+tc.slices, len(published))
 			for _, d := range devicesOf(published) {
 				if len(d.Taints) == 0 {
 					t.Errorf("%s is not tainted", d.Name)
 				}
 			}
 			// The slices of other GPUs stay where they are.
-			two, err := NewInventory(replicate(loadNode(t, "h100-80-sxm"), 2), terms)
-			if err != nil {
-				t.Fatal(err)
-			}
+			two := must.Get(NewInventory(replicate(loadNode(t, "h100-80-sxm"), 2), terms))(t)
 			if second := two.ResourceSlices(testOptions)[2].Spec.Devices[0]; !IsOf(secondGPU, second.Name) {
 				t.Errorf("the third slice begins with %s", second.Name)
 			}
