@@ -33,14 +33,14 @@ func TestVersions(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			stored := []*resourceapi.ResourceSlice{{ObjectMeta: metav1.ObjectMeta{UID: "a", ResourceVersion: "10"}}}
-			v := &versions{changed: loop.NewTrigger()}
+			p := &Publisher{news: loop.NewTrigger()}
+			p.stored.Slices = []*resourceapi.ResourceSlice{{ObjectMeta: metav1.ObjectMeta{UID: "a", ResourceVersion: "10"}}}
 			now := map[types.UID]metav1.Object{}
 			for _, slice := range test.slices {
 				now[slice.UID] = slice
 			}
-			v.note(now)
-			if got := v.differ(stored); got != test.differs {
+			p.note(now)
+			if got := p.differs(); got != test.differs {
 				t.Errorf("differs is %v, want %v", got, test.differs)
 			}
 		})
