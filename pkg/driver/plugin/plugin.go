@@ -278,7 +278,9 @@ func (p *Plugin) Run(ctx context.Context) error {
 	// So do the loops: a call in progress may depend on them.
 	loops, endLoops := context.WithCancel(context.WithoutCancel(ctx))
 	defer endLoops()
-	all := []func(context.Context){p.node.watch.Run, p.gpus.health.Run, p.neighbours.run, p.gpus.run, p.releaseOrphans, p.publisher.Run, p.labels.Run}
+	all := []func(context.Context){
+		p.node.watch.Run, p.gpus.health.Run, p.neighbours.run, p.gpus.run, p.releaseOrphans, p.publisher.Run, p.labels.Run,
+	}
 	if p.status != nil {
 		all = append(all, p.status.Run)
 	}

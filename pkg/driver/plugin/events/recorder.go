@@ -91,7 +91,8 @@ func (r *Recorder) queue(name string, client kubernetes.Interface) *queue {
 			r.closeSilent()
 		}
 		q = &queue{recorder: r, client: client}
-		q.EventBroadcaster = record.NewBroadcaster(record.WithContext(r.ctx), record.WithSleepDuration(retryPause), record.WithCorrelatorOptions(limits))
+		pause := record.WithSleepDuration(retryPause)
+		q.EventBroadcaster = record.NewBroadcaster(record.WithContext(r.ctx), pause, record.WithCorrelatorOptions(limits))
 		q.EventRecorder = q.NewRecorder(scheme.Scheme, r.source)
 		q.StartRecordingToSink(q)
 		r.queues[name] = q
@@ -191,7 +192,8 @@ func (q *queue) users(about *corev1.ObjectReference) ([]resourceapi.ResourceClai
 	if about.Kind != "ResourceClaim" {
 		return nil, nil
 	}
-	found, err := answer.Claim(q.recorder.ctx, q.client, claim.Ref{Namespace: about.Namespace, Name: about.Name, UID: about.UID}, metav1.GetOptions{})
+	ref := claim.Ref{Namespace: about.Namespace, Name: about.Name, UID: about.UID}
+	found, err := answer.Claim(q.recorder.ctx, q.client, ref, metav1.GetOptions{})
 	if found == nil {
 		return nil, err
 	}

@@ -20,7 +20,8 @@ import (
 // MaxError is how long an error may be that the kubelet gets, in bytes. It makes an event of the pod of it, with a beginning of its own.
 const MaxError = 800
 
-// Error returns what the kubelet gets of an error about a claim, or nil: a text for tenants. What a defect of the driver says may be anything.
+// Error returns what the kubelet gets of an error about a claim, or nil: a text for tenants. What a defect of the driver says may be
+// anything.
 func Error(err error, namespace string, uid types.UID) error {
 	switch {
 	case err == nil:
