@@ -69,10 +69,8 @@ func (p *Planner) Obstacles(pod *corev1.Pod, node *corev1.Node) []Obstacle {
 		}
 		add(ByNodeTaint, "the pod does not tolerate the node's taint %s", t.ToString())
 	}
-	if len(node.Status.Allocatable) > 0 && pod.Spec.NodeName != node.Name {
-		for _, text := range p.lacks(pod, node) {
-			add(ByNodeResources, "%s", text)
-		}
+	for _, text := range p.lacks(pod, node) {
+		add(ByNodeResources, "%s", text)
 	}
 	return out
 }
@@ -97,8 +95,12 @@ func tolerates(pod *corev1.Pod, t *corev1.Taint) bool {
 	return corev1helpers.TolerationsTolerateTaint(klog.Background(), pod.Spec.Tolerations, t, false)
 }
 
-// lacks returns the resources of which a node has too little left. What classes provide is not among them.
+// lacks returns the resources of which a node has too little left. What classes provide is not
+// among them, and neither is anything where the node says nothing about itself.
 func (p *Planner) lacks(pod *corev1.Pod, node *corev1.Node) []string {
+	if len(node.Status.Allocatable) == 0 || pod.Spec.NodeName == node.Name {
+		return nil
+	}
 	var out []string
 	requests, used := PodRequests(pod), p.used[node.Name]
 	for _, name := range sets.List(sets.KeySet(requests)) {

@@ -83,7 +83,9 @@ func (m *Manifest) decode(text []byte, namespace string) error {
 	object, kind, err := strict.Decode(text, nil, nil)
 	switch {
 	case runtime.IsNotRegisteredError(err):
-		m.Ignored = append(m.Ignored, kindOf(text))
+		var other metav1.TypeMeta
+		_ = sigsyaml.Unmarshal(text, &other) // the decoder has read its kind, too
+		m.Ignored = append(m.Ignored, other.Kind)
 		return nil
 	case kind != nil && kind.Group == resourceapi.GroupName && kind.Version != resourceapi.SchemeGroupVersion.Version:
 		return fmt.Errorf("it has a %s of %s: write it as %s, which Kubernetes has since 1.34", kind.Kind, kind.GroupVersion(), resourceapi.SchemeGroupVersion)
@@ -107,15 +109,6 @@ func (m *Manifest) decode(text []byte, namespace string) error {
 	}
 	m.add(object, kind.Kind, namespace)
 	return nil
-}
-
-// kindOf returns the kind of an object that is not one of Kubernetes itself.
-func kindOf(document []byte) string {
-	var t metav1.TypeMeta
-	if err := sigsyaml.Unmarshal(document, &t); err != nil {
-		return ""
-	}
-	return t.Kind
 }
 
 func (m *Manifest) add(object runtime.Object, kind, namespace string) {

@@ -261,6 +261,7 @@ func inTheWay(ctx context.Context, s *sight, j *judge) {
 	}
 }
 
+// holdersOn finds those on a node.
 func holdersOn(ctx context.Context, s *sight, j *judge, n *corev1.Node) []Holder {
 	byClaim := map[*resourceapi.ResourceClaim]sets.Set[string]{}
 	add := func(p *allocation.Pool, device string) {
@@ -289,24 +290,19 @@ func holdersOn(ctx context.Context, s *sight, j *judge, n *corev1.Node) []Holder
 	}
 	var out []Holder
 	for c, devices := range byClaim {
-		out = append(out, holder(c, n.Name, sets.List(devices), s.x.now))
+		h := Holder{Namespace: c.Namespace, Claim: c.Name, Node: n.Name, Devices: sets.List(devices), claim: c}
+		for _, r := range c.Status.ReservedFor {
+			h.Pods = append(h.Pods, r.Name)
+		}
+		if since := fleet.AllocatedAt(c); !since.IsZero() {
+			h.Since, h.For = &since, &metav1.Duration{Duration: s.x.now.Sub(since.Time)}
+		}
+		out = append(out, h)
 	}
 	slices.SortFunc(out, func(a, b Holder) int {
 		return cmp.Or(cmp.Compare(len(a.Pods), len(b.Pods)), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Claim, b.Claim))
 	})
 	return out
-}
-
-// holder says what a claim has, for people and programs.
-func holder(c *resourceapi.ResourceClaim, node string, devices []string, now time.Time) Holder {
-	h := Holder{Namespace: c.Namespace, Claim: c.Name, Node: node, Devices: devices, claim: c}
-	for _, r := range c.Status.ReservedFor {
-		h.Pods = append(h.Pods, r.Name)
-	}
-	if since := fleet.AllocatedAt(c); !since.IsZero() {
-		h.Since, h.For = &since, &metav1.Duration{Duration: now.Sub(since.Time)}
-	}
-	return h
 }
 
 // neighbours returns the devices that need the same counters as one.

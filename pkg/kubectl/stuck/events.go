@@ -82,7 +82,9 @@ func (in *Input) prepare() []Cause {
 	if e == nil {
 		return nil
 	}
-	c := Cause{Kind: PrepareFailed, Text: prepareText(e.Message), Remedy: in.logRemedy()}
+	// What the kubelet puts before the driver's words says no more.
+	text := strings.TrimPrefix(strings.TrimPrefix(e.Message, "Failed to prepare dynamic resources: "), "prepare dynamic resources: ")
+	c := Cause{Kind: PrepareFailed, Text: "the devices cannot be prepared: " + text, Remedy: in.logRemedy()}
 	for _, known := range prepareTexts {
 		if slices.ContainsFunc(known.parts, func(part string) bool { return strings.Contains(e.Message, part) }) {
 			c.Kind, c.Remedy = known.kind, known.remedy
@@ -99,14 +101,6 @@ func (in *Input) logRemedy() string {
 		text += fmt.Sprintf(": kubectl -n %s logs %s", plugins[0].Namespace, plugins[0].Name)
 	}
 	return text
-}
-
-// prepareText takes what the kubelet puts before the driver's words away.
-func prepareText(message string) string {
-	for _, prefix := range []string{"Failed to prepare dynamic resources: ", "prepare dynamic resources: "} {
-		message = strings.TrimPrefix(message, prefix)
-	}
-	return "the devices cannot be prepared: " + message
 }
 
 // containers looks at why containers wait.
