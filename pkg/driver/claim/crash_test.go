@@ -27,6 +27,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/partition"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // The tests here find out by themselves which effects a call has, so that a new
@@ -41,6 +42,8 @@ type layout struct {
 	claims  [][]string
 	// config is for the claims, not for the one beside.
 	config string
+	// large is for claims with a share that is larger than the one beside.
+	large bool
 }
 
 var layouts = map[string]layout{
@@ -55,6 +58,7 @@ var layouts = map[string]layout{
 	"two beside another":    {beside: []string{sliceA1}, claims: [][]string{{sliceA0, sliceB0}, {halfA4}}},
 	"MPS share":             {claims: [][]string{{wholeA + "-mps"}}},
 	"second MPS share":      {beside: []string{wholeA + "-mps"}, claims: [][]string{{wholeA + "-mps"}}},
+	"larger MPS share":      {beside: []string{mpsA}, claims: [][]string{{mpsA}}, large: true},
 	"two MPS shares":        {claims: [][]string{{wholeA + "-mps"}, {wholeA + "-mps"}}},
 	"MPS of a partition":    {beside: []string{halfA4}, claims: [][]string{{sliceA0 + "-mps"}}},
 	"second of a partition": {beside: []string{sliceA0 + "-mps"}, claims: [][]string{{sliceA0 + "-mps"}}},
@@ -76,6 +80,9 @@ func (l layout) newClaims() []*resourceapi.ResourceClaim {
 	var claims []*resourceapi.ResourceClaim
 	for i, devices := range l.claims {
 		claim := newClaim(fmt.Sprintf("u%d", i), devices...)
+		if l.large {
+			claim = portion(string(claim.UID), devices[0], "30Gi", "50")
+		}
 		if l.config != "" {
 			configure(claim, resourceapi.AllocationConfigSourceClaim, l.config)
 		}
@@ -388,6 +395,9 @@ func failOnce(t *testing.T, l layout, op operation, n int, after bool, when stri
 	case struck == "mode off":
 		// That MIG mode stays on is not a failure. The next claim turns it off.
 		mustPrepare(t, m, claim)
+	case op.undoes && struck == "set limits":
+		// Limits that cannot be tightened keep no claim. They follow with the next round.
+		mustReconcile(t, m)
 	case op.undoes:
 		// Once it is written down that the claim is released the rest may follow later.
 	case after && slices.Contains([]string{"mode on", "destroy instance", "destroy compute instance"}, struck):
@@ -522,8 +532,7 @@ func TestStoppedWhileMadeAgain(t *testing.T) {
 // on one. The same holds for the next one, which goes on with the claim.
 func TestKilledWhileMadeAgainForHalfAClaim(t *testing.T) {
 	for name, lose := range losses {
-		runInBubble(t, name, func(t *testing.T) {
-			b, m := newNode(t)
+		runOnNode(t, name, func(t *testing.T, b *box, m *Manager) {
 			mustPrepare(t, m, newClaim("beside", sliceB0))
 			claim := newClaim("u1", sliceA0, sliceB0)
 			done := goPrepare(t, m, claim)
@@ -666,8 +675,7 @@ func TestReleaseOnFullDisk(t *testing.T) {
 // A release waits for no call of the claim that hangs in another process, and comes to its end on a full disk.
 func TestReleaseWhileClaimIsHeldElsewhere(t *testing.T) {
 	for name, hook := range map[string]func(string) error{"disk": nil, "full disk": fullDisk} {
-		runInBubble(t, name, func(t *testing.T) {
-			b, m := newNode(t)
+		runOnNode(t, name, func(t *testing.T, b *box, m *Manager) {
 			mustPrepare(t, m, newClaim("u1", sliceA0, sliceB0))
 			giveBack, err := b.manager().locks.TryClaim("u1")
 			if err != nil || giveBack == nil {
@@ -698,7 +706,7 @@ func fullDisk(effect string) error {
 // write to.
 func TestTenantCannotFillTheJournal(t *testing.T) {
 	b := newBox(t)
-	must(t, os.MkdirAll(b.dataDir(), 0o750))
+	must.Do(t, os.MkdirAll(b.dataDir(), 0o750))
 	if err := unix.Mount("disk", b.dataDir(), "tmpfs", 0, "size=2m"); err != nil {
 		t.Skipf("cannot mount: %v", err)
 	}
@@ -771,8 +779,7 @@ func TestPendingReleaseOnFullDisk(t *testing.T) {
 // Another claim with a share of the same partition is released meanwhile, and leaves the partition to the record that is still there,
 // which is removed without a look when the second group is undone.
 func TestDropThatWasNotWritten(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		mustPrepare(t, m, newShare("u2", mpsSliceA0, map[resourceapi.QualifiedName]string{"smPercent": "10"}))
 		var failing atomic.Bool // the groups of a claim are prepared side by side
 		b.hooks(func(e string) error {

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -65,8 +64,7 @@ func TestDamagedRecord(t *testing.T) {
 		"other claim":   func(text string) string { return rebody(strings.Replace(text, `"u1"`, `"u9"`, 1)) },
 		"other version": func(text string) string { return rehead(text, "claim-record/1", "claim-record/2") },
 	} {
-		runInBubble(t, name, func(t *testing.T) {
-			b, m := newNode(t)
+		runOnNode(t, name, func(t *testing.T, b *box, m *Manager) {
 			mustPrepare(t, m, newClaim("u1", sliceA0))
 			write(t, m.store.Path("u1"), damage(recordText(t, m, "u1")))
 
@@ -142,8 +140,7 @@ func TestDamagedRecordOfWholeGPU(t *testing.T) {
 // TestPrepareAfterDamagedRecord: the next claim does not wait for a round where nothing is left of one whose record could not be read.
 func TestPrepareAfterDamagedRecord(t *testing.T) {
 	for _, device := range []string{wholeA, mpsA, sliceA0} {
-		runInBubble(t, device, func(t *testing.T) {
-			b, m := newNode(t)
+		runOnNode(t, device, func(t *testing.T, b *box, m *Manager) {
 			mustPrepare(t, m, newClaim("u1", wholeA))
 			damage(t, m, "u1")
 			mustUnprepare(t, m, "u1")
@@ -246,8 +243,7 @@ func TestDamagedRecordOfSessionBesideLostGPU(t *testing.T) {
 
 // TestDamagedRecordWithoutSupervisor checks that sessions do not count as gone while the supervisor does not answer.
 func TestDamagedRecordWithoutSupervisor(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		mustPrepare(t, m, newClaim("u1", mpsA))
 		damage(t, m, "u1")
 		mustUnprepare(t, m, "u1")
@@ -319,8 +315,7 @@ func TestOldRecordIsRecognised(t *testing.T) {
 
 // TestDamagedRecordAgain: what is written after a release, by another version of the driver for example, is not about what was released.
 func TestDamagedRecordAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		mustPrepare(t, m, newClaim("u1", sliceA0, wholeC))
 		damage(t, m, "u1")
 		b.breakDown(pciC, gpu.ErrLost)

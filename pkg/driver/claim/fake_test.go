@@ -33,6 +33,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu/call"
 	"github.com/partage-dev/partage/pkg/node/holder"
 	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // box is a machine in a cluster: what outlives a plugin that is killed. It is
@@ -92,7 +93,7 @@ func newBox(t testing.TB) *box {
 		// Device nodes of NVIDIA's take root to make, so that they are all links to
 		// one that is there on every Linux machine, 1:3.
 		path := filepath.Join(b.root, "dev", "nvidia"+strconv.Itoa(minor))
-		must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.Symlink("/dev/null", path)))
+		must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.Symlink("/dev/null", path)))
 	}
 	return b
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/test/claimtest"
+	"github.com/partage-dev/partage/test/must"
 )
 
 const (
@@ -62,6 +63,20 @@ func runInBubble(t *testing.T, name string, test func(t *testing.T)) {
 	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
 }
 
+// onNode runs a test with a machine on which a plugin was started, and whose waiting takes no time.
+func onNode(t *testing.T, test func(t *testing.T, b *box, m *Manager)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		b, m := newNode(t)
+		test(t, b, m)
+	})
+}
+
+func runOnNode(t *testing.T, name string, test func(t *testing.T, b *box, m *Manager)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { onNode(t, test) })
+}
+
 // TestMain keeps what the many deaths have to say off the screen.
 func TestMain(m *testing.M) {
 	klog.SetLogger(logr.Discard())
@@ -77,11 +92,7 @@ func newNode(t testing.TB) (*box, *Manager) {
 
 func inventoryOf(t testing.TB, node *gpu.Node, terms device.Terms) *device.Inventory {
 	t.Helper()
-	inventory, err := device.NewInventory(node, terms)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return inventory
+	return must.Get(device.NewInventory(node, terms))(t)
 }
 
 // newPair makes a machine on which two plugins run, as during an upgrade.
@@ -89,11 +100,4 @@ func newPair(t testing.TB) (b *box, one, other *Manager) {
 	t.Helper()
 	b = newBox(t)
 	return b, b.manager(), b.manager()
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

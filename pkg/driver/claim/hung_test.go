@@ -108,43 +108,10 @@ func TestPrepareHangs(t *testing.T) {
 	})
 }
 
-// TestHangWakesThoseWhoWait: those who wait for the GPU already are told as well.
-func TestHangWakesThoseWhoWait(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
-		proceed := make(chan struct{})
-		var comeBack func()
-		b.hooks(func(e string) (err error) {
-			if e == "create instance" {
-				<-proceed
-				err, comeBack = b.hang(pciA)
-			}
-			return err
-		}, nil)
-		results := make(chan error)
-		for uid, device := range map[string]string{"u1": sliceA0, "u2": sliceA4, "u3": sliceA1} {
-			go func() { results <- runPrepare(t.Context(), m, newClaim(uid, device)) }()
-			synctest.Wait()
-		}
-		start := time.Now()
-		close(proceed)
-		for range 3 {
-			wantIs(t, <-results, gpu.ErrHung)
-		}
-		wantWithin(t, start, time.Microsecond)
-		b.hooks(nil, nil)
-		comeBack()
-		synctest.Wait()
-		mustReconcile(t, m)
-		b.wantNothing()
-	})
-}
-
 // TestReleaseBehindHungGPU: a GPU whose call waits behind one on another GPU is not hung itself. A look at it ends at once and has seen
 // nothing, but its record says what the release has left.
 func TestReleaseBehindHungGPU(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		mustPrepare(t, m, newClaim("u1", sliceA0))
 		mustPrepare(t, m, newClaim("u2", sliceB0))
 		mustReconcile(t, m)
@@ -168,8 +135,7 @@ func TestReleaseBehindHungGPU(t *testing.T) {
 // A release that hangs on one GPU frees the places on the other, and lets the pod
 // go.
 func TestUnprepareHangs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		mustPrepare(t, m, newClaim("u1", sliceA0, sliceB0, wholeC))
 		comeBack := b.hangOn("destroy instance", pciA)
 		mustUnprepare(t, m, "u1")
@@ -222,8 +188,7 @@ func ownAndMore() *resourceapi.ResourceClaim {
 // A session on several GPUs cannot be ended on one of them: what has nothing to do with it does not wait.
 func TestSessionHangs(t *testing.T) {
 	for _, effect := range []string{"stop session", "default mode"} {
-		synctest.Test(t, func(t *testing.T) {
-			b, m := newNode(t)
+		onNode(t, func(t *testing.T, b *box, m *Manager) {
 			mustPrepare(t, m, ownAndMore())
 			comeBack := b.hangAt(effect, pciB)
 			start := time.Now()
@@ -249,8 +214,7 @@ func TestSessionHangs(t *testing.T) {
 
 // TestSessionHangsTwice: calls may be out on several GPUs of one session. None of them is free before its own has returned.
 func TestSessionHangsTwice(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		var backs []func()
 		b.hooks(func(e string) error {
 			if e != "start session" {
@@ -296,8 +260,7 @@ func TestSessionIsBusyElsewhere(t *testing.T) {
 
 // A supervisor that takes calls and does not answer is like none: pods end.
 func TestSupervisorHangs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		mustPrepare(t, m, portion("small", mpsA, "1Gi", "10"))
 		mustPrepare(t, m, portion("large", mpsA, "3Gi", "30"))
 		mustPrepare(t, m, configure(newClaim("own", wholeB), fromClaim, gpuMPS))
@@ -320,8 +283,7 @@ func TestSupervisorHangsForOthers(t *testing.T) {
 		"survey":    func(t *testing.T, m *Manager) { t.Helper(); survey(t.Context(), m) },
 		"reconcile": func(t *testing.T, m *Manager) { t.Helper(); _ = m.cleanUp(t.Context()) },
 	} {
-		runInBubble(t, name, func(t *testing.T) {
-			b, m := newNode(t)
+		runOnNode(t, name, func(t *testing.T, b *box, m *Manager) {
 			mustPrepare(t, m, newClaim("u1", wholeC))
 			b.silence(true)
 			done := make(chan struct{})
@@ -352,8 +314,7 @@ func TestSupervisorHangsForOthers(t *testing.T) {
 // TestSupervisorAnswersAgain: a claim with a session asks itself, whatever others have found, and its neighbour on the GPU waits for no
 // supervisor that was found to be silent.
 func TestSupervisorAnswersAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		mustPrepare(t, m, newClaim("u1", mpsSliceA0))
 		b.silence(true)
 		m.convergeGPU(t.Context(), pciB, nothing) // it notices

@@ -20,15 +20,13 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // liveOf is what is known of the only device of a claim.
 func liveOf(t *testing.T, m *Manager, uid string) LiveDevice {
 	t.Helper()
-	all, err := m.Live()
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(m.Live())(t)
 	for _, c := range all {
 		if string(c.Claim.UID) == uid && len(c.Devices) == 1 {
 			return c.Devices[0]
@@ -44,7 +42,7 @@ func TestFolderCannotBeRead(t *testing.T) {
 	b, m := newNode(t)
 	mustPrepare(t, m, newClaim("u1", sliceA0))
 	folder := filepath.Join(b.dataDir(), "records")
-	must(t, errors.Join(os.Rename(folder, folder+".kept"), os.WriteFile(folder, nil, 0o600)))
+	must.Do(t, errors.Join(os.Rename(folder, folder+".kept"), os.WriteFile(folder, nil, 0o600)))
 	_, live := m.Live()
 	_, counts := m.RecordCounts()
 	_, inUse := m.InUse()
@@ -56,7 +54,7 @@ func TestFolderCannotBeRead(t *testing.T) {
 	if err := m.Unprepare(t.Context(), "u1"); err == nil || !strings.Contains(err.Error(), folder) || b.count(pciA) != 1 {
 		t.Errorf("a release of which nobody will know: %v, want an error about %s; %v", err, folder, b.state())
 	}
-	must(t, errors.Join(os.Remove(folder), os.Rename(folder+".kept", folder)))
+	must.Do(t, errors.Join(os.Remove(folder), os.Rename(folder+".kept", folder)))
 	if all, err := m.Live(); err != nil || len(all) > 0 {
 		t.Errorf("when the folder is back, of a claim that is being released: %+v, %v", all, err)
 	}

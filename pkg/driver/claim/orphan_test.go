@@ -26,6 +26,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/partition"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // A claim that does not exist any more is left to the kubelet for a while, counted
@@ -185,10 +186,7 @@ func TestOrphanWithCall(t *testing.T) {
 	b.deleteClaim("u1")
 	mustReconcile(t, m)
 	b.pass(DefaultOrphanGrace)
-	unlock, err := b.manager().locks.TryClaim("u1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	unlock := must.Get(b.manager().locks.TryClaim("u1"))(t)
 	wantError(t, reconcile(t, m), "claim u1", "a call is at work")
 	b.wantState(t, "while a call is at work", before)
 	b.wantWarnings()
@@ -257,7 +255,7 @@ func TestOrphansRecordsUnreadable(t *testing.T) {
 		t.Fatalf("claim %v is asked about next, at %v", first, due)
 	}
 	folder := filepath.Dir(m.store.Path("u1"))
-	must(t, errors.Join(os.Rename(folder, folder+".away"), os.WriteFile(folder, nil, 0o600)))
+	must.Do(t, errors.Join(os.Rename(folder, folder+".away"), os.WriteFile(folder, nil, 0o600)))
 	o.ask(t.Context(), first)
 	if next, due := o.next(); next != nil || !due.After(time.Now()) {
 		t.Errorf("claim %v is asked about again at once", next)
@@ -374,11 +372,11 @@ func newAsker(t *testing.T, n int) *asker {
 	a.m = a.manager()
 	mustPrepare(t, a.m, newClaim("c0", wholeC))
 	r, err := a.m.store.Read("c0")
-	must(t, err)
+	must.Do(t, err)
 	for i := 1; i < n; i++ {
 		// What devices they have makes no difference here.
 		r.Claim.UID = types.UID(fmt.Sprint("c", i))
-		must(t, a.m.store.Put(r, func(*record.Record) error { return nil }))
+		must.Do(t, a.m.store.Put(r, func(*record.Record) error { return nil }))
 	}
 	clock := func() time.Duration { return time.Since(a.start) + a.clock() }
 	a.m.clock, a.m.engine.Clock, a.m.orphans.cluster = clock, clock, a
@@ -494,9 +492,7 @@ func TestQuestionsOfFullNode(t *testing.T) {
 				last = at
 			}
 		}
-		if len(a.byClaim) != fullNode {
-			t.Errorf("%d claims were asked about, want %d", len(a.byClaim), fullNode)
-		}
+		wantEqual(t, fullNode, len(a.byClaim))
 	})
 }
 
@@ -639,14 +635,14 @@ func TestOrphanOnGPUWithoutProcessList(t *testing.T) {
 	mustPrepare(t, m, newClaim("u1", wholeC))
 	b.processesErr = gpu.ErrNotSupported
 	descriptor := filepath.Join(b.root, "proc/5004711/fd/5") // no process has this ID: the manager leaves its own out
-	must(t, os.MkdirAll(filepath.Dir(descriptor), 0o755))
-	must(t, os.Symlink("/dev/nvidia1", descriptor))
+	must.Do(t, os.MkdirAll(filepath.Dir(descriptor), 0o755))
+	must.Do(t, os.Symlink("/dev/nvidia1", descriptor))
 	b.deleteClaim("u1")
 	mustReconcile(t, m)
 	b.pass(DefaultOrphanGrace)
 	wantError(t, reconcile(t, m), "is kept, because processes use", "process 5004711")
 	b.wantRecord("u1", record.Prepared)
-	must(t, os.Remove(descriptor))
+	must.Do(t, os.Remove(descriptor))
 	mustReconcile(t, m)
 	b.wantNothing()
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/partition"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/test/claimtest"
+	"github.com/partage-dev/partage/test/must"
 )
 
 var (
@@ -116,10 +117,7 @@ func recordPath(m *Manager, uid types.UID) string {
 // recordText is what it says.
 func recordText(t *testing.T, m *Manager, uid types.UID) string {
 	t.Helper()
-	data, err := os.ReadFile(recordPath(m, uid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile(recordPath(m, uid)))(t)
 	return string(data)
 }
 
@@ -178,18 +176,14 @@ func TestPrepare(t *testing.T) {
 		}}},
 		{Name: wholeC, Edits: cdi.Edits{Env: []string{"PARTAGE_GPU_e887e0ee=" + wholeC}, Nodes: []cdi.Node{node("/dev/nvidia1", 1, 3)}}},
 	}
-	if diff := cmp.Diff(wantSpec, b.specs["u1"]); diff != "" {
-		t.Errorf("spec: -want +got:\n%s", diff)
-	}
+	wantEqual(t, wantSpec, b.specs["u1"])
 	wantEffects := []string{
 		"write preparing", "mode on", "create instance", "create compute instance", "create instance", "create compute instance",
 		"write spec", "write prepared",
 	}
 	// What is intended on each GPU is written before it is done.
 	effects := slices.DeleteFunc(slices.Clone(b.effects[1:]), func(e string) bool { return e == "mark preparing" })
-	if diff := cmp.Diff(wantEffects, append(b.effects[:1:1], effects...)); diff != "" {
-		t.Errorf("effects: -want +got:\n%s", diff)
-	}
+	wantEqual(t, wantEffects, append(b.effects[:1:1], effects...))
 
 	// Once more, and by another process: the same answer, and nothing is done but to note when.
 	for name, again := range map[string]*Manager{"same": m, "other": b.manager()} {
@@ -206,23 +200,12 @@ func TestPrepare(t *testing.T) {
 	mustUnprepare(t, b.bareManager(), "u1") // the record alone is enough
 	b.wantNothing()
 	wantEffects = []string{"destroy compute instance", "destroy instance", "destroy compute instance", "destroy instance", "mode off"}
-	if diff := cmp.Diff(wantEffects, b.onHardware()); diff != "" {
-		t.Errorf("effects of unprepare: -want +got:\n%s", diff)
-	}
+	wantEqual(t, wantEffects, b.onHardware())
 	first, last := b.effects[:2], b.effects[len(b.effects)-1:]
 	if !slices.Equal(first, []string{"mark releasing", "remove spec"}) || !slices.Equal(last, []string{"mark released"}) {
 		t.Errorf("effects of unprepare: %q", b.effects)
 	}
 	b.endAll(m, "u1", "never-heard-of")
-}
-
-func TestPrepareNothingOfOurs(t *testing.T) {
-	b := newBox(t)
-	prepared, err := b.manager().Prepare(t.Context(), newClaim("u1"))
-	if err != nil || prepared != nil {
-		t.Errorf("got %v, %v", prepared, err)
-	}
-	b.wantNothing()
 }
 
 // A claim that cannot be prepared as it is leaves nothing to clean up.
@@ -249,8 +232,11 @@ func TestPrepareRefuses(t *testing.T) {
 	if err := runPrepare(t.Context(), b.bareManager(), newClaim("u1", wholeA)); !errors.Is(err, gpu.ErrDriverNotLoaded) || errors.As(err, &refused) {
 		t.Errorf("without inventory: got %v", err)
 	}
+	if prepared, err := m.Prepare(t.Context(), newClaim("u1")); err != nil || prepared != nil {
+		t.Errorf("of nothing of ours: %v, %v", prepared, err)
+	}
 	// A GPU without its device node.
-	must(t, os.Remove(filepath.Join(b.root, "dev/nvidia2")))
+	must.Do(t, os.Remove(filepath.Join(b.root, "dev/nvidia2")))
 	wantError(t, runPrepare(t.Context(), m, newClaim("u1", sliceA0)), "device "+sliceA0, "nvidia2")
 	b.wantNothing()
 }
@@ -320,15 +306,6 @@ func TestCanceledElsewhere(t *testing.T) {
 	wantError(t, runPrepare(t.Context(), m, newClaim("u1", mpsA, sliceB0)), "the supervisor is ending")
 }
 
-// A claim has two shares of a partition, or of a GPU.
-func TestTwoShares(t *testing.T) {
-	for _, device := range []string{turnSliceA0, mpsSliceA0, mpsA, turnsA, turnsC} {
-		b, m := newNode(t)
-		mustPrepare(t, m, newClaim("u1", device, device))
-		b.endAll(m, "u1")
-	}
-}
-
 func TestRetry(t *testing.T) {
 	unknown := fmt.Errorf("nvmlSomething: %w", gpu.ErrUnknown)
 	failed := "device " + sliceA0 + ": create a partition with " + addressA0.String() + ": "
@@ -360,8 +337,7 @@ func TestRetry(t *testing.T) {
 			want:   "undo: device " + sliceA0, left: true,
 		},
 	} {
-		runInBubble(t, name, func(t *testing.T) {
-			b, m := newNode(t)
+		runOnNode(t, name, func(t *testing.T, b *box, m *Manager) {
 			b.hooks(test.before, nil)
 			if test.deadline == 0 {
 				test.deadline = time.Hour
@@ -405,8 +381,7 @@ func TestNoRetryOnDividedGPU(t *testing.T) {
 
 // Between two attempts the GPU is free for others.
 func TestRetryLetsOthersWork(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		b.hooks(failTimes("create instance", 1, gpu.ErrUnknown), nil)
 		done := goPrepare(t, m, newClaim("u1", sliceA0))
 		synctest.Wait()
@@ -420,8 +395,7 @@ func TestRetryLetsOthersWork(t *testing.T) {
 // TestRetryJointly: what several GPUs of a claim need together is tried again as well.
 func TestRetryJointly(t *testing.T) {
 	for _, effect := range []string{"start session", "write spec"} {
-		runInBubble(t, effect, func(t *testing.T) {
-			b, m := newNode(t)
+		runOnNode(t, effect, func(t *testing.T, b *box, m *Manager) {
 			b.hooks(failTimes(effect, 3, gpu.ErrUnknown), nil)
 			start := time.Now()
 			mustPrepare(t, m, configure(newClaim("u1", wholeA, wholeC), fromClaim, gpuMPS))
@@ -502,8 +476,7 @@ func wantRoomTime(t *testing.T, start time.Time) {
 // A device has only so many shares. Whoever gives one back makes room.
 func TestTooManyShares(t *testing.T) {
 	for _, device := range []string{mpsA, turnsA, mpsSliceA0} {
-		runInBubble(t, device, func(t *testing.T) {
-			b, m := newNode(t)
+		runOnNode(t, device, func(t *testing.T, b *box, m *Manager) {
 			for _, uid := range []string{"first", "second", "third"} {
 				mustPrepare(t, m, newClaim(uid, device))
 			}
@@ -528,8 +501,7 @@ func TestTooManyShares(t *testing.T) {
 // The policy has fewer shares than claims had before the machine was started anew: they
 // all have theirs again, and nobody else gets one.
 func TestFewerSharesAfterReboot(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		uids := []string{"u1", "u2", "u3"}
 		for _, uid := range uids {
 			mustPrepare(t, m, newClaim(uid, mpsA))
@@ -551,8 +523,7 @@ func TestFewerSharesAfterReboot(t *testing.T) {
 // whichever process frees it. Meanwhile it is in nobody's way.
 func TestWaitForPlace(t *testing.T) {
 	for name, other := range map[string]bool{"same process": false, "other process": true} {
-		runInBubble(t, name, func(t *testing.T) {
-			b, m := newNode(t)
+		runOnNode(t, name, func(t *testing.T, b *box, m *Manager) {
 			releasing := m
 			if other {
 				releasing = b.manager()
@@ -605,8 +576,7 @@ func TestOverlapWithAbandoned(t *testing.T) {
 
 // TestWaitNamesUsers: who waits for a GPU that is given back is told which process still has it.
 func TestWaitNamesUsers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		mustPrepare(t, m, newClaim("u1", wholeA))
 		const ended = 4194305 // the kernel gives no process this ID
 		b.run(pciA, gpu.Process{PID: ended, InstanceID: -1})
@@ -658,8 +628,7 @@ func (g *gpus) setFabric(pciAddress, state string) {
 // error says of which GPU what was waited for, and the kubelet comes back.
 func TestWaitForFabric(t *testing.T) {
 	for name, claim := range map[string]string{"whole": wholeA, "share": mpsA} {
-		runInBubble(t, name, func(t *testing.T) {
-			b, m := newNode(t)
+		runOnNode(t, name, func(t *testing.T, b *box, m *Manager) {
 			mustPrepare(t, m, newClaim("u0", sliceA0))
 			mustUnprepare(t, m, "u0")
 			b.setFabric(addressA0.PCIAddress, "In Progress")
@@ -686,8 +655,7 @@ func TestWaitForFabric(t *testing.T) {
 // runs, and it waits like a new one.
 func TestFabricLostLater(t *testing.T) {
 	for name, claim := range map[string]string{"whole": wholeA, "share": mpsA} {
-		runInBubble(t, name, func(t *testing.T) {
-			b, m := newNode(t)
+		runOnNode(t, name, func(t *testing.T, b *box, m *Manager) {
 			mustPrepare(t, m, newClaim("u1", claim))
 			b.setFabric(addressA0.PCIAddress, "In Progress")
 			mustPrepare(t, m, newClaim("u1", claim))

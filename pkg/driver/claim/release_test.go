@@ -26,6 +26,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // Two processes find the last two shares of a GPU orphaned at the same time. As long as a process runs on it nobody else gets it,
@@ -64,8 +65,7 @@ func TestLastSharesOrphanedInTwoProcesses(t *testing.T) {
 // TestReleaseOfGuardUnwritten: something may be left of a claim whose record cannot be read and whose GPU does not answer. Where
 // its release cannot be written down either, nobody is told that it is over.
 func TestReleaseOfGuardUnwritten(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		mustPrepare(t, m, newClaim("u1", sliceA0))
 		damage(t, m, "u1")
 		_, comeBack := b.hang(pciA)
@@ -122,8 +122,7 @@ func TestPodsEnd(t *testing.T) {
 		"program too slow":  {context.DeadlineExceeded, "interval Default", turnsA},
 		"no program":        {fmt.Errorf("no nvidia-smi: %w", fs.ErrNotExist), "interval Default", turnsC},
 	} {
-		runInBubble(t, name, func(t *testing.T) {
-			b, m := newNode(t)
+		runOnNode(t, name, func(t *testing.T, b *box, m *Manager) {
 			mustPrepare(t, m, newClaim("u1", test.device))
 			b.hooks(failTimes(test.effect, always, test.err), nil)
 			mustUnprepare(t, m, "u1")
@@ -155,8 +154,7 @@ func TestUnprepareGoesOn(t *testing.T) {
 // A release that cannot even begin with a GPU succeeds. In another boot, in which nothing tells of that call any more, its record is still
 // one of a claim that is to be released.
 func TestUnprepareOfBusyGPUThenReboot(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		mustPrepare(t, m, newClaim("u1", sliceA0))
 		release := b.lockGPU(b.manager(), pciA)
 		mustUnprepare(t, m, "u1")
@@ -177,8 +175,7 @@ func TestClearFailsOnce(t *testing.T) {
 			mustPrepare(t, m, newClaim("u2", sliceB0))
 		},
 	} {
-		runInBubble(t, name, func(t *testing.T) {
-			b, m := newNode(t)
+		runOnNode(t, name, func(t *testing.T, b *box, m *Manager) {
 			mustPrepare(t, m, newClaim("u1", sliceB0))
 			b.hooks(failTimes("delete record", 1, os.ErrDeadlineExceeded), nil)
 			began := time.Now()
@@ -237,9 +234,9 @@ func TestStalePrepare(t *testing.T) {
 			if test.known {
 				mustPrepare(t, old, newClaim("u1", sliceA0))
 			}
-			must(t, old.Unprepare(arrivedAt(t.Context(), 20), "u1"))
+			must.Do(t, old.Unprepare(arrivedAt(t.Context(), 20), "u1"))
 			// A release that was on its way for longer does not turn time back.
-			must(t, old.Unprepare(arrivedAt(t.Context(), 15), "u1"))
+			must.Do(t, old.Unprepare(arrivedAt(t.Context(), 15), "u1"))
 			if test.boot != "" {
 				b.boot(test.boot)
 				m = b.manager()
@@ -266,8 +263,7 @@ func TestStalePrepare(t *testing.T) {
 // one that comes while the claim is being released is not.
 func TestPrepareWaitsBehindUnprepare(t *testing.T) {
 	for at, refused := range map[time.Duration]bool{10: true, 21: false} {
-		synctest.Test(t, func(t *testing.T) {
-			b, m := newNode(t)
+		onNode(t, func(t *testing.T, b *box, m *Manager) {
 			mustPrepare(t, m, newClaim("u1", sliceA0))
 			leave := make(chan struct{})
 			b.hooks(doAt("destroy instance", func() { <-leave }), nil)
@@ -312,9 +308,7 @@ func TestReleaseWithoutOthers(t *testing.T) {
 	b.pass(time.Hour)
 	mustPrepare(t, m, newClaim("u1", sliceA0))
 	mustUnprepare(t, m, "u1")
-	if n := recordFiles(t, b); n != 0 {
-		t.Errorf("%d files are left", n)
-	}
+	wantEqual(t, 0, recordFiles(t, b))
 	b.pass(-time.Minute)
 	wantError(t, runPrepare(t.Context(), m, newClaim("u1", sliceA0)), "out of date")
 }
@@ -322,10 +316,7 @@ func TestReleaseWithoutOthers(t *testing.T) {
 // recordFiles is how many files of claims there are.
 func recordFiles(t *testing.T, b *box) int {
 	t.Helper()
-	entries, err := os.ReadDir(filepath.Join(b.dataDir(), "records"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := must.Get(os.ReadDir(filepath.Join(b.dataDir(), "records")))(t)
 	return len(entries)
 }
 
@@ -346,16 +337,13 @@ func TestReleasedByAnotherProcess(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b := newBox(t)
 			other, seen := b.manager(), 0
-			o := b.options()
-			o.Users = observing{o.Users, func() {
-				if seen++; seen != nth {
-					return
-				}
-				wantIs(t, other.Unprepare(arrivedAt(t.Context(), 20), "u1"), nil)
-			}}
-			m, err := NewManager(o)
-			must(t, err)
-			m.SetInventory(testInventory(t))
+			m := b.managerWith(func(o *Options) {
+				o.Users = observing{o.Users, func() {
+					if seen++; seen == nth {
+						wantIs(t, other.Unprepare(arrivedAt(t.Context(), 20), "u1"), nil)
+					}
+				}}
+			})
 			b.hooks(failTimes("write spec", 1, gpu.ErrUnknown), nil)
 			wantError(t, runPrepare(arrivedAt(t.Context(), 10), m, newClaim("u1", wholeC)), "out of date")
 			b.wantNothing()
@@ -377,8 +365,8 @@ func TestStaleCallAfterYounger(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, old, m := newPair(t)
-			must(t, m.Unprepare(arrivedAt(t.Context(), 20), "u1"))
-			must(t, runPrepare(arrivedAt(t.Context(), 30), m, test.claim()))
+			must.Do(t, m.Unprepare(arrivedAt(t.Context(), 20), "u1"))
+			must.Do(t, runPrepare(arrivedAt(t.Context(), 30), m, test.claim()))
 			if test.lose {
 				b.locked(func() { delete(b.specs, "u1") })
 			}
@@ -419,9 +407,7 @@ func TestReconcileBesideRelease(t *testing.T) {
 		}
 		mustPrepare(t, old, newClaim("u1", sliceA0))
 		b.pass(time.Hour)
-		if _, err := old.store.Release("u1", b.clock()); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(old.store.Release("u1", b.clock()))(t)
 		if status, err := m.Reconcile(t.Context()); len(status.Conditions) > 0 || err != nil {
 			t.Errorf("%s process: %+v, %v", name, status.Conditions, err)
 		}
@@ -452,14 +438,10 @@ func TestPrepareFromBeforeSuspend(t *testing.T) {
 	late := arrivedAt(t.Context(), b.clock())
 	mustUnprepare(t, m, "u1")
 	mustReconcile(t, m)
-	if n := recordFiles(t, b); n != 1 {
-		t.Errorf("%d files are left, want one that says when the claim was released", n)
-	}
+	wantEqual(t, 1, recordFiles(t, b))
 	b.pass(time.Hour)
 	mustReconcile(t, m)
-	if n := recordFiles(t, b); n != 0 {
-		t.Errorf("%d files are left after an hour", n)
-	}
+	wantEqual(t, 0, recordFiles(t, b))
 	wantError(t, runPrepare(late, m, newClaim("u1", sliceA0)), "out of date")
 	b.wantNothing()
 }

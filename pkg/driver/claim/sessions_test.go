@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -22,11 +21,11 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/cdi/hook"
 	"github.com/partage-dev/partage/pkg/driver/claim/converge"
-	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/driver/sharing"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/must"
 )
 
 var ownMPSOfOne = strings.ReplaceAll(ownMPS, `{"1":"5Gi"}`, `{"0":"5Gi"}`)
@@ -163,20 +162,14 @@ func TestManySharesAtOnce(t *testing.T) {
 func TestReactionToKills(t *testing.T) {
 	b, m := newNode(t)
 	mustPrepare(t, m, newClaim("before", mpsA))
-	if got := b.running(wholeA).OnClientKilled; got != "" {
-		t.Errorf("by default, got %q", got)
-	}
+	wantEqual(t, "", b.running(wholeA).OnClientKilled)
 	p := testPolicy()
 	p.Default.MPS.OnClientKilled = policy.KilledRestart
 	m.SetInventory(inventoryOf(t, testNode(), device.Terms{Policy: p}))
 	mustPrepare(t, m, newClaim("after", mpsA))
 	mustPrepare(t, m, configure(newClaim("own", wholeB), fromClaim, ownMPSOfOne))
-	if got := b.running(wholeA).OnClientKilled; got != mps.RestartServer {
-		t.Errorf("shared, got %q", got)
-	}
-	if got := b.running(wholeB).OnClientKilled; got != "" {
-		t.Errorf("of one claim, got %q", got)
-	}
+	wantEqual(t, mps.RestartServer, b.running(wholeA).OnClientKilled)
+	wantEqual(t, "", b.running(wholeB).OnClientKilled)
 }
 
 // belowNormal is a configuration with a priority and nothing else.
@@ -252,7 +245,7 @@ func TestSweepSessions(t *testing.T) {
 	if b.running(wholeA) == nil || b.running(sliceB0) == nil {
 		t.Error("a session was ended that may be that of a claim whose record is damaged")
 	}
-	must(t, os.Remove(m.store.Path("damaged")))
+	must.Do(t, os.Remove(m.store.Path("damaged")))
 	mustReconcile(t, m)
 	b.wantState(t, "swept", before)
 
@@ -335,8 +328,7 @@ func TestOrphanWithShares(t *testing.T) {
 
 // TestPrepareAgainBehindMuteSupervisor: the kubelet gets a reason before its own time is over.
 func TestPrepareAgainBehindMuteSupervisor(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		mustPrepare(t, m, portion("share", mpsA, "1Gi", "10"))
 		b.locked(func() { b.mute = true })
 		ctx, cancel := context.WithTimeout(t.Context(), kubeletTime)
@@ -493,8 +485,7 @@ func TestPriorityFollowsClaims(t *testing.T) {
 
 // Without a supervisor MPS is refused with a reason, and pods end.
 func TestNoSupervisor(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		b.away(true)
 		for _, claim := range []*resourceapi.ResourceClaim{
 			newClaim("u1", mpsA), newClaim("u1", mpsSliceA0), configure(newClaim("u1", wholeA, wholeB), fromClaim, gpuMPS),
@@ -617,8 +608,7 @@ func TestSessionIsBackForOthers(t *testing.T) {
 // Somebody removes the partition under its shares.
 func TestSharedPartitionGone(t *testing.T) {
 	for _, device := range []string{mpsSliceA0, turnSliceA0} {
-		runInBubble(t, device, func(t *testing.T) {
-			b, m := newNode(t)
+		runOnNode(t, device, func(t *testing.T, b *box, m *Manager) {
 			mustPrepare(t, m, newClaim("u1", device))
 			mustPrepare(t, m, newClaim("u2", device))
 			b.removeForeign(addressA0)
@@ -644,28 +634,6 @@ func TestSharedPartitionGone(t *testing.T) {
 				mustPrepare(t, m, newClaim(uid, device))
 			}
 			b.endAll(m, "u3", "u1")
-		})
-	}
-}
-
-// What a release could not remove is there for the next share.
-func TestShareOfLeftPartition(t *testing.T) {
-	for _, device := range []string{mpsSliceA0, turnSliceA0} {
-		runInBubble(t, device, func(t *testing.T) {
-			b, m := newNode(t)
-			mustPrepare(t, m, newClaim("u1", device))
-			live, _ := b.look(addressA0)
-			b.run(pciA, gpu.Process{PID: 77, InstanceID: live.InstanceID})
-			mustUnprepare(t, m, "u1") // the pod ends
-			b.wantRecord("u1", record.Releasing)
-			mustPrepare(t, m, newClaim("u2", device))
-			mustReconcile(t, m) // it is the second one's now
-			b.run(pciA)
-			if now, found := b.look(addressA0); !found || now != live {
-				t.Errorf("%s: the partition is %+v, was %+v", device, now, live)
-			}
-			b.wantRecord("u1", "")
-			b.endAll(m, "u2")
 		})
 	}
 }
@@ -721,19 +689,13 @@ func TestIntervalOfFirstShare(t *testing.T) {
 	}
 }
 
-// killTurning kills a plugin that prepares u1 under a policy of short time slices.
-func (b *box) killTurning(t *testing.T, effect string) {
-	t.Helper()
-	dying := b.turning(policy.IntervalShort)
-	b.hooks(nil, b.killAt(effect))
-	wantIs(t, runPrepare(t.Context(), dying, newClaim("u1", turnsA)), errKilled)
-	b.hooks(nil, nil)
-}
-
 // TestIntervalBehindUnreadableRecord: who leaves a share to a claim whose record cannot be read keeps the note of the time slice.
 func TestIntervalBehindUnreadableRecord(t *testing.T) {
 	b := newBox(t)
-	b.killTurning(t, "interval Short")
+	dying := b.turning(policy.IntervalShort)
+	b.hooks(nil, b.killAt("interval Short"))
+	wantIs(t, runPrepare(t.Context(), dying, newClaim("u1", turnsA)), errKilled)
+	b.hooks(nil, nil)
 	m := b.turning(policy.IntervalDefault)
 	mustPrepare(t, m, newClaim("u2", turnsA))
 	mustPrepare(t, m, newClaim("u3", turnsA))
@@ -744,55 +706,6 @@ func TestIntervalBehindUnreadableRecord(t *testing.T) {
 	mustUnprepare(t, m, "u2")
 	_ = m.cleanUp(t.Context())
 	b.wantNothing()
-}
-
-// What a killed plugin was about to set, or has set, is set back: whatever the policy says by then, and whoever has come meanwhile.
-func TestIntervalOfKilled(t *testing.T) {
-	set := map[policy.Interval]policy.Interval{policy.IntervalDefault: "", policy.IntervalLong: policy.IntervalLong}
-	for _, effect := range []string{"write preparing", "interval Short"} {
-		for later, second := range set {
-			for name, end := range map[string]func(b *box, m *Manager){
-				"prepare": func(_ *box, m *Manager) { mustPrepare(t, m, newClaim("u1", turnsA)); mustUnprepare(t, m, "u1") },
-				"prepare another": func(b *box, m *Manager) {
-					mustPrepare(t, m, newClaim("u2", turnsA))
-					mustReconcile(t, m)
-					b.wantInterval("the second alone", "GPU-a", second)
-					mustUnprepare(t, m, "u2")
-				},
-				"prepare and unprepare another": func(_ *box, m *Manager) {
-					mustPrepare(t, m, newClaim("u2", turnsA)) // it takes with it what the first has left
-					mustUnprepare(t, m, "u2")
-					mustUnprepare(t, m, "u1")
-				},
-				"unprepare": func(_ *box, m *Manager) { mustUnprepare(t, m, "u1") },
-				"reconcile": func(_ *box, m *Manager) { mustReconcile(t, m) },
-			} {
-				b := newBox(t)
-				b.killTurning(t, effect)
-				end(b, b.turning(later))
-				if b.wantNothing(); t.Failed() {
-					t.Fatalf("killed at %s, then %s with %s", effect, name, later)
-				}
-			}
-		}
-	}
-}
-
-// One that could not be set back waits for nobody who does not mind.
-func TestIntervalLeft(t *testing.T) {
-	for later, want := range map[policy.Interval]policy.Interval{policy.IntervalDefault: "", policy.IntervalLong: policy.IntervalLong} {
-		b := newBox(t)
-		m := b.turning(policy.IntervalShort)
-		mustPrepare(t, m, newClaim("u1", turnsA))
-		b.hooks(failTimes("interval Default", always, errFault), nil)
-		mustUnprepare(t, m, "u1")
-		b.hooks(nil, nil)
-		m = b.turning(later)
-		mustPrepare(t, m, newClaim("u2", turnsA))
-		mustReconcile(t, m)
-		b.wantInterval("the second", "GPU-a", want)
-		b.endAll(m, "u2")
-	}
 }
 
 // A time slice that is refused leaves nothing. What somebody has set by hand on the GPU is the driver's by then.

@@ -23,6 +23,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/call"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // slowness is what takes its time on a box, in the time of a bubble. Nothing does at first. It
@@ -317,8 +318,7 @@ func TestReleaseTime(t *testing.T) {
 	var worst result
 	for parts := 1; parts <= 4; parts++ {
 		for takes := time.Second; takes <= 17*time.Second; takes += time.Second {
-			synctest.Test(t, func(t *testing.T) {
-				b, m := newNode(t)
+			onNode(t, func(t *testing.T, b *box, m *Manager) {
 				var devices []string
 				for i := range parts {
 					devices = append(devices, fmt.Sprintf("%s-mig-1g10gb-%d", wholeA, i))
@@ -365,8 +365,7 @@ func (b *box) makeSlow(each time.Duration) {
 // TestSlowGPUHoldsUpNobody: one GPU is slow, so that calls for its claims are at work on it for minutes, and the driver looks
 // at all GPUs as ever. Claims of another one do not wait.
 func TestSlowGPUHoldsUpNobody(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		b.makeSlow(20 * time.Second)
 		ctx, stop := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
@@ -406,8 +405,7 @@ func TestSlowGPUHoldsUpNobody(t *testing.T) {
 // TestSlowReleaseIsTainted: the record of a claim says that it is being released long before anybody has looked at its GPU. What a
 // release is still at work on is not tainted: as a rule it is free before anybody else wants it.
 func TestSlowReleaseIsTainted(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		mustPrepare(t, m, newClaim("u1", sliceA0))
 		mustReconcile(t, m)
 		b.makeSlow(20 * time.Second)
@@ -434,8 +432,7 @@ func TestSlowReleaseIsTainted(t *testing.T) {
 
 // TestSlowGPUTaintsNoOther: what is released of another GPU while a look waits for the slow one is free.
 func TestSlowGPUTaintsNoOther(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		for range 10 { // it was by chance
 			mustPrepare(t, m, newClaim("u1", sliceB0))
 			b.hooks(failTimes("destroy instance", always, errors.New("not now")), nil)
@@ -456,8 +453,7 @@ func TestSlowGPUTaintsNoOther(t *testing.T) {
 // TestSlowReleaseOfShare: the rest of a device that claims share may be given out, also while a share is released.
 func TestSlowReleaseOfShare(t *testing.T) {
 	for _, stays := range []bool{true, false} {
-		synctest.Test(t, func(t *testing.T) {
-			b, m := newNode(t)
+		onNode(t, func(t *testing.T, b *box, m *Manager) {
 			mustPrepare(t, m, newClaim("goes", mpsA))
 			if stays {
 				mustPrepare(t, m, newClaim("stays", mpsA))
@@ -478,8 +474,7 @@ func TestSlowReleaseOfShare(t *testing.T) {
 // TestReleaseOnSlowGPU: each call takes its time and none hangs. The release comes to its end although no run of it has the time to do all of
 // it.
 func TestReleaseOnSlowGPU(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		mustPrepare(t, m, newClaim("u1", sliceA0, sliceB0))
 		// To read what is on a GPU with seven partitions takes 36 calls of NVML. Here each takes 1.3 s.
 		b.makeSlow(36 * 1300 * time.Millisecond)
@@ -508,8 +503,7 @@ func TestClaimOnTwoGPUsIsNotStarved(t *testing.T) {
 		// Only the locks are in its way.
 		"MPS session": {configure(newClaim("two", wholeA, wholeB), fromClaim, gpuMPS), 100 * time.Millisecond, []string{wholeC}},
 	} {
-		runInBubble(t, name, func(t *testing.T) {
-			b, m := newNode(t)
+		runOnNode(t, name, func(t *testing.T, b *box, m *Manager) {
 			b.beforeEffect(func(_, effect string) error {
 				if effect == "create instance" || effect == "destroy instance" {
 					time.Sleep(time.Second)
@@ -542,8 +536,7 @@ func TestClaimOnTwoGPUsIsNotStarved(t *testing.T) {
 
 // 32 partitions on two GPUs are made at the same time on both.
 func TestGroupsAreMadeAtTheSameTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		b.delay("", "create instance", 2*time.Second)
 		var devices []string
 		for i := range 7 {
@@ -558,10 +551,9 @@ func TestGroupsAreMadeAtTheSameTime(t *testing.T) {
 
 // TestJointTaskKeepsNoGPU: what is due on several GPUs together does not wait for one of them while it has another.
 func TestJointTaskKeepsNoGPU(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		mustPrepare(t, m, configure(newClaim("u1", wholeA, wholeC), fromClaim, gpuMPS))
-		must(t, os.Remove(m.store.Path("u1"))) // its session is nobody's now
+		must.Do(t, os.Remove(m.store.Path("u1"))) // its session is nobody's now
 		release := b.lockGPU(b.manager(), pciC)
 		start := time.Now()
 		wantIs(t, m.cleanUpGPU(t.Context(), pciA), nil)
@@ -574,8 +566,7 @@ func TestJointTaskKeepsNoGPU(t *testing.T) {
 
 // TestOtherGPUFails: a GPU of a claim that waited when another one failed does not say that it has waited for long.
 func TestOtherGPUFails(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		mustPrepare(t, m, newClaim("u1", sliceB0))
 		b.beforeEffect(func(_, effect string) error {
 			if effect == "create instance" {
@@ -594,8 +585,7 @@ func TestOtherGPUFails(t *testing.T) {
 
 // A GPU that is slow does not hold up the claims of another, also where a claim has both.
 func TestSlowGPUOfAClaim(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		beside := func(device string) {
 			t.Helper()
 			synctest.Wait()

@@ -28,6 +28,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/node/host"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // findings renders a status, one line for each entry.
@@ -99,6 +100,20 @@ var surveyTests = map[string]struct {
 		says: []string{"GPU instance 7 (profile 19, placement 0:1)", "no compute instance", "nvidia-smi mig -dgi"},
 	},
 
+	"smaller compute instance": { // than its profile, by slices and not by the placement, which is of memory
+		arrange: func(_ *testing.T, b *box) {
+			b.makeForeign(addressHalfA0)
+			b.change(addressHalfA0, func(i *gpu.Instance) { i.Compute[0].Slices = 2 })
+		},
+		want: []string{"occupied " + pciA + " 9@0:4"},
+	},
+	"as large as its profile": {
+		arrange: func(_ *testing.T, b *box) {
+			b.makeForeign(addressHalfA0)
+			b.change(addressHalfA0, func(i *gpu.Instance) { i.Compute[0].Slices = 3 })
+		},
+		want: []string{static(addressHalfA0)},
+	},
 	"static in use": {
 		arrange: func(t *testing.T, b *box) {
 			b.makeForeign(addressA0)
@@ -308,12 +323,14 @@ func TestSurveyIsCalledOff(t *testing.T) {
 	wantFindings(t, b.bareManager())
 }
 
-var addressB0 = partition.Address{PCIAddress: pciB, ProfileID: 19, Placement: gpu.Placement{Start: 0, Size: 1}}
+var (
+	addressB0     = partition.Address{PCIAddress: pciB, ProfileID: 19, Placement: gpu.Placement{Start: 0, Size: 1}}
+	addressHalfA0 = partition.Address{PCIAddress: pciA, ProfileID: 9, Placement: gpu.Placement{Start: 0, Size: 4}}
+)
 
 // TestRefusalIsOver: what was refused because somebody used a GPU is not said of those who have it now.
 func TestRefusalIsOver(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		b.run(pciA, gpu.Process{PID: 4711, InstanceID: -1}) // outside of pods
 		wantIs(t, runPrepare(cancelled(t), m, newClaim("u1", sliceA0)), gpu.ErrInUse)
 		mustUnprepare(t, m, "u1")
@@ -338,11 +355,7 @@ func (o opened) Users(_ context.Context, pciAddress string, _ []*record.Record, 
 // TestSurveyOfOpenNode: a GPU whose node a process without a claim has had open for too long is given out all the same, and people are told.
 func TestSurveyOfOpenNode(t *testing.T) {
 	b := newBox(t)
-	o := b.options()
-	o.Users = opened{"process 4711 in pod monitoring/agent", pciA}
-	m, err := NewManager(o)
-	must(t, err)
-	m.SetInventory(testInventory(t))
+	m := b.managerWith(func(o *Options) { o.Users = opened{"process 4711 in pod monitoring/agent", pciA} })
 	wantFindings(t, m, "opened "+pciA+" whole")
 	if c := survey(t.Context(), m).Conditions[0]; c.EffectInForce() != policy.EffectNone || !strings.Contains(c.Message, "pod monitoring/agent") {
 		t.Errorf("got %+v", c)
@@ -409,8 +422,7 @@ func TestReconcilePassesOverCalls(t *testing.T) {
 // TestLeftWhileBusy: while a call keeps a GPU for long, what was left there is not said to be cleaned up.
 func TestLeftWhileBusy(t *testing.T) {
 	for name, other := range map[string]bool{"this process": false, "another process": true} {
-		runInBubble(t, name, func(t *testing.T) {
-			b, m := newNode(t)
+		runOnNode(t, name, func(t *testing.T, b *box, m *Manager) {
 			mustPrepare(t, m, newClaim("u1", sliceA0))
 			b.hooks(failTimes("destroy instance", always, gpu.ErrInUse), nil)
 			mustUnprepare(t, m, "u1")
@@ -440,7 +452,7 @@ func TestLeftWhileBusy(t *testing.T) {
 
 func write(t *testing.T, path, content string) {
 	t.Helper()
-	must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o750), os.WriteFile(path, []byte(content), 0o600)))
+	must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o750), os.WriteFile(path, []byte(content), 0o600)))
 }
 
 // TestOtherDevicesOfThePlace: what is said of some devices of a GPU says nothing of the others.
@@ -457,15 +469,14 @@ func TestOtherDevicesOfThePlace(t *testing.T) {
 
 // TestManyOutdatedSpecs: all of them are written again in one round, however many claims observe a GPU.
 func TestManyOutdatedSpecs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		for i := range 120 {
 			mustPrepare(t, m, admin(newClaim(fmt.Sprint("u", i), wholeC)))
 		}
 		for uid := range b.specs {
 			b.specs[uid] = nil // the driver was upgraded
 		}
-		must(t, m.cleanUpGPU(t.Context(), pciC))
+		must.Do(t, m.cleanUpGPU(t.Context(), pciC))
 		for uid := range b.specs {
 			if b.spec(uid) == nil {
 				t.Errorf("the spec of %s is not up to date", uid)
@@ -476,8 +487,7 @@ func TestManyOutdatedSpecs(t *testing.T) {
 
 // TestReconcileBehindMuteSupervisor: a supervisor that does not answer keeps no GPU from being looked after, nor the plugin from getting ready.
 func TestReconcileBehindMuteSupervisor(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b, m := newNode(t)
+	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		mustPrepare(t, m, portion("share", mpsA, "1Gi", "10"))
 		mustPrepare(t, m, newClaim("u2", sliceB0))
 		b.hooks(failTimes("destroy instance", 1, errFault), nil)
@@ -490,9 +500,7 @@ func TestReconcileBehindMuteSupervisor(t *testing.T) {
 		_ = m.cleanUp(t.Context())
 		wantWithin(t, start, time.Minute)
 		time.Sleep(time.Hour) // what takes longer goes on
-		if b.count(pciB) != 0 {
-			t.Errorf("a partition that has nothing to do with MPS is left: %v", b.state())
-		}
+		wantEqual(t, 0, b.count(pciB))
 	})
 }
 
@@ -539,8 +547,10 @@ func TestPartitionGoneIsSaid(t *testing.T) {
 		wantError(t, m.cleanUp(t.Context()), "was removed by somebody else")
 		b.wantStatements(m, said)
 	}
+	b.makeForeign(addressA0) // the same UUID, and somebody else's
 	mustUnprepare(t, m, "u1")
 	b.wantStatements(m)
+	b.wantAt(addressA0, true, "somebody else has made it in the place of the claim's")
 }
 
 // A GPU is reset, or somebody removes a partition, and the next partition gets the ids
@@ -648,7 +658,7 @@ func TestStatic(t *testing.T) {
 			t.Errorf("spec: %+v", spec)
 		}
 		r, err := m.store.Read("u1")
-		must(t, err)
+		must.Do(t, err)
 		if d := r.Devices[0]; d.Type != record.Static || d.Partition.Made == nil || *d.Partition.Made != live {
 			t.Errorf("record: %+v", d)
 		}
@@ -685,9 +695,7 @@ func TestAdmin(t *testing.T) {
 	if diff := cmp.Diff([]string{"write spec", "write prepared"}, slices.DeleteFunc(b.seen(), func(e string) bool { return strings.HasSuffix(e, " preparing") })); diff != "" || len(prepared) != 5 {
 		t.Errorf("%d devices, effects: -want +got:\n%s", len(prepared), diff)
 	}
-	if diff := cmp.Diff(b.spec("owner")[0].Nodes, b.spec("watch")[1].Nodes); diff != "" {
-		t.Errorf("the observer sees other nodes: %s", diff)
-	}
+	wantEqual(t, b.spec("owner")[0].Nodes, b.spec("watch")[1].Nodes)
 	// The observer is in nobody's way.
 	mustPrepare(t, m, newClaim("next", wholeA+"-mig-1g10gb-1"))
 	mustUnprepare(t, m, "next")

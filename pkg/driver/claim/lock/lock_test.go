@@ -17,6 +17,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/call"
 	"github.com/partage-dev/partage/test/claimtest"
+	"github.com/partage-dev/partage/test/must"
 )
 
 const (
@@ -35,11 +36,7 @@ func twoProcesses(t *testing.T) (*Locks, *Locks) {
 
 func open(t *testing.T, dir string) *Locks {
 	t.Helper()
-	l, err := New(dir, call.New(0))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
+	return must.Get(New(dir, call.New(0)))(t)
 }
 
 // makeCall makes a call on a GPU that returns when it is let go. Its caller waits for as long as it is told.
@@ -84,9 +81,7 @@ func TestEverythingRemoved(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	// The process ends without giving back its lock.
-	if err := before.folder.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, before.folder.Close())
 	mustTake(t, after, pciA)()
 	release()
 }
@@ -297,10 +292,7 @@ func TestNoGPUs(t *testing.T) {
 
 func TestTryClaim(t *testing.T) {
 	a, b := twoProcesses(t)
-	release, err := a.Claim(t.Context(), "u1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	release := must.Get(a.Claim(t.Context(), "u1"))(t)
 	for _, l := range []*Locks{a, b} {
 		if got, err := l.TryClaim("u1"); !errors.Is(err, ErrBusy) || got != nil {
 			t.Errorf("got a lock that is held, or %v", err)
@@ -345,17 +337,11 @@ func TestCallThatIsNotSlowIsWaitedFor(t *testing.T) {
 // TestAlone: other processes are seen as long as they live.
 func TestAlone(t *testing.T) {
 	dir := t.TempDir()
-	l, err := New(dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(New(dir, nil))(t)
 	if !l.Alone() {
 		t.Error("there is no other process")
 	}
-	other, err := New(dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := must.Get(New(dir, nil))(t)
 	if l.Alone() || other.Alone() {
 		t.Error("there is another process")
 	}
@@ -410,11 +396,7 @@ func try(l *Locks, address string) (release func(), err error) {
 // take waits for the locks of GPUs.
 func take(t *testing.T, l *Locks, addresses []string) (release func()) {
 	t.Helper()
-	release, err := l.GPUs(t.Context(), addresses)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return release
+	return must.Get(l.GPUs(t.Context(), addresses))(t)
 }
 
 func mustTake(t *testing.T, l *Locks, address string) func() {

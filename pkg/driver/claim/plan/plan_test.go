@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
@@ -21,6 +20,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/test/claimtest"
+	"github.com/partage-dev/partage/test/must"
 )
 
 func planFor(t *testing.T, claim *resourceapi.ResourceClaim) (*record.Record, error) {
@@ -47,10 +47,7 @@ func texts(r *record.Record) (out []string) {
 // configured renders what a claim is allocated with the kind of configuration of each device.
 func configured(t *testing.T, claim *resourceapi.ResourceClaim) []string {
 	t.Helper()
-	plan, err := planFor(t, claim)
-	if err != nil {
-		t.Fatal(err)
-	}
+	plan := must.Get(planFor(t, claim))(t)
 	all, err := Node{Driver: driverName, Pool: poolName, Inventory: testInventory(t)}.find(claim)
 	out := texts(plan)
 	if err != nil || len(out) != len(all) {
@@ -116,13 +113,8 @@ func TestPlan(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			plan, err := planFor(t, test.claim)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(test.want, texts(plan)); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			plan := must.Get(planFor(t, test.claim))(t)
+			wantEqual(t, "devices", test.want, texts(plan))
 		})
 	}
 }
@@ -276,9 +268,7 @@ func TestPlanConfigs(t *testing.T) {
 				claimtest.WantError(t, err, test.err)
 				return
 			}
-			if diff := cmp.Diff(test.want, configured(t, test.claim)); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			wantEqual(t, "configurations", test.want, configured(t, test.claim))
 		})
 	}
 }
@@ -313,17 +303,12 @@ func TestPlanOrderIsTotal(t *testing.T) {
 			name := names[(i+shift)%len(names)]
 			results = append(results, result(name, name))
 		}
-		plan, err := planFor(t, withResults(results...))
-		if err != nil {
-			t.Fatal(err)
-		}
+		plan := must.Get(planFor(t, withResults(results...)))(t)
 		got := fmt.Sprint(texts(plan))
 		if want == "" {
 			want = got
 		}
-		if got != want {
-			t.Errorf("got %s, want %s", got, want)
-		}
+		wantEqual(t, "order", want, got)
 	}
 }
 
@@ -425,9 +410,7 @@ func TestObserverDoesNotConfigure(t *testing.T) {
 			for i := range got.Devices {
 				got.Devices[i].Requests = slices.DeleteFunc(got.Devices[i].Requests, func(r string) bool { return r == "watch" })
 			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("%s, %s: the observer changes what the owner gets: -alone +observed:\n%s", name, order, diff)
-			}
+			wantEqual(t, name+", "+order+": what the owner gets alone and observed", want, got)
 		}
 	}
 	if t.Logf("%d cases", cases); cases != 10 {

@@ -24,6 +24,7 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // Steps on the way to a text in an object that are no numbers of fields.
@@ -136,9 +137,7 @@ func TestEcho(t *testing.T) {
 		}
 	}
 	for _, name := range []string{".Results.Request", ".Results.Driver", ".Results.Pool", ".Results.Device", ".Results.ShareID", ".Config.Source", ".Config.Requests"} {
-		if fields[name] != len(claims)*len(hostile) {
-			t.Errorf("%s: %d cases", name, fields[name])
-		}
+		wantEqual(t, name, len(claims)*len(hostile), fields[name])
 	}
 	t.Logf("%d cases in %d fields, %d refused", cases, len(fields), refused)
 	if cases != len(ways)*len(claims)*len(hostile) || len(fields) != len(ways) || refused < cases/2 {
@@ -216,10 +215,7 @@ func TestRandomAllocations(t *testing.T) {
 	for _, d := range inventory.Devices() {
 		names = append(names, d.Name)
 	}
-	store, err := record.Open(t.TempDir(), "boot-1", record.OS{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Get(record.Open(t.TempDir(), "boot-1", record.OS{}))(t)
 	planned, refused, limited := 0, 0, 0
 	for seed := range uint64(6000) {
 		claim := randomClaim(rand.New(rand.NewPCG(seed, 0)), names)

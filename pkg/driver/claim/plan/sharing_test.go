@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/device"
@@ -15,6 +14,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/test/claimtest"
+	"github.com/partage-dev/partage/test/must"
 )
 
 // Equal parts of what is left of 80 GiB and 10 GiB by the driver, the MPS server and four
@@ -40,13 +40,8 @@ func TestLimits(t *testing.T) {
 		"turns":                {turnsC, map[resourceapi.QualifiedName]string{"memory": "6Gi", "smPercent": "25"}, record.Limits{Percent: 25, MemoryBytes: 6 << 30}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			plan, err := planFor(t, newShare("u1", test.device, test.capacity))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(test.want, plan.Devices[0].Sharing.Limits); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			plan := must.Get(planFor(t, newShare("u1", test.device, test.capacity)))(t)
+			wantEqual(t, "limits", test.want, plan.Devices[0].Sharing.Limits)
 		})
 	}
 }
@@ -92,18 +87,13 @@ func TestLimitsThatAreNone(t *testing.T) {
 			t.Errorf("%s, observed: %v", name, err)
 		}
 	}
-	if len(cases) != 17 {
-		t.Errorf("%d cases", len(cases))
-	}
+	wantEqual(t, "cases", 17, len(cases))
 }
 
 // TestTurnsWithoutLimits: where nothing limits turns, nothing is counted for a claim without a
 // request.
 func TestTurnsWithoutLimits(t *testing.T) {
-	free, err := device.NewInventory(testNode(), device.Terms{Policy: claimtest.Policy()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	free := must.Get(device.NewInventory(testNode(), device.Terms{Policy: claimtest.Policy()}))(t)
 	for amount, taken := range map[string]bool{"0": true, "-1": false} {
 		claim := newShare("u1", turnsC, map[resourceapi.QualifiedName]string{"memory": amount, "smPercent": amount})
 		if _, err := New(claim, Node{Driver: driverName, Pool: poolName, BootID: "boot-1", Inventory: free}); (err == nil) != taken {
@@ -183,21 +173,14 @@ func TestPlanSharing(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			plan, err := planFor(t, test.claim)
-			if err != nil {
-				t.Fatal(err)
-			}
+			plan := must.Get(planFor(t, test.claim))(t)
 			r := plan
 			var got []*record.Sharing
 			for i := range r.Devices {
 				got = append(got, r.Devices[i].Sharing)
 			}
-			if diff := cmp.Diff(test.want, got); diff != "" {
-				t.Errorf("devices (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(test.sessions, r.Sessions); diff != "" {
-				t.Errorf("sessions (-want +got):\n%s", diff)
-			}
+			wantEqual(t, "devices", test.want, got)
+			wantEqual(t, "sessions", test.sessions, r.Sessions)
 		})
 	}
 }
@@ -228,17 +211,9 @@ func TestPlanHeld(t *testing.T) {
 		"observed":                           {admin(newClaim("u1", turnsC)), policy.Builtin(), 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inventory, err := device.NewInventory(node, device.Terms{Policy: test.policy})
-			if err != nil {
-				t.Fatal(err)
-			}
-			r, err := New(test.claim, Node{Driver: driverName, Pool: poolName, Inventory: inventory})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got := r.Devices[0].Shared().GuaranteedBytes; got != test.want {
-				t.Errorf("%d bytes are guaranteed, want %d", got, test.want)
-			}
+			inventory := must.Get(device.NewInventory(node, device.Terms{Policy: test.policy}))(t)
+			r := must.Get(New(test.claim, Node{Driver: driverName, Pool: poolName, Inventory: inventory}))(t)
+			wantEqual(t, "guaranteed bytes", test.want, r.Devices[0].Shared().GuaranteedBytes)
 		})
 	}
 }
@@ -253,10 +228,7 @@ func gpuPriority(priority string) string {
 func TestPlanPriority(t *testing.T) {
 	low := policy.Builtin()
 	low.Default.MPS.ClientPriority = policy.PriorityBelowNormal
-	lowInventory, err := device.NewInventory(testNode(), device.Terms{Policy: low})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lowInventory := must.Get(device.NewInventory(testNode(), device.Terms{Policy: low}))(t)
 	const below = policy.PriorityBelowNormal
 	for name, test := range map[string]struct {
 		claim     *resourceapi.ResourceClaim
@@ -282,16 +254,9 @@ func TestPlanPriority(t *testing.T) {
 			if inventory == nil {
 				inventory = testInventory(t)
 			}
-			plan, err := New(test.claim, Node{Driver: driverName, Pool: poolName, Inventory: inventory})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got := plan.Devices[0].Sharing.ClientPriority; got != test.share {
-				t.Errorf("the share has %q, want %q", got, test.share)
-			}
-			if got := plan.Sessions[0].ClientPriority; got != test.session {
-				t.Errorf("the session has %q, want %q", got, test.session)
-			}
+			plan := must.Get(New(test.claim, Node{Driver: driverName, Pool: poolName, Inventory: inventory}))(t)
+			wantEqual(t, "priority of the share", test.share, plan.Devices[0].Sharing.ClientPriority)
+			wantEqual(t, "priority of the session", test.session, plan.Sessions[0].ClientPriority)
 		})
 	}
 }
@@ -299,10 +264,7 @@ func TestPlanPriority(t *testing.T) {
 func TestPlanSharingRefuses(t *testing.T) {
 	old := testNode()
 	old.GPUs[2].ComputeCapability, old.GPUs[2].ProductName = gpu.Version{Major: 6, Minor: 1}, "Tesla P4"
-	pascal, err := device.NewInventory(old, device.Terms{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pascal := must.Get(device.NewInventory(old, device.Terms{}))(t)
 	foreign := testInventory(t).With(device.Status{Static: []device.Static{{PCIAddress: pciA, ProfileID: 19, Placement: gpu.Placement{Start: 0, Size: 1}, UUID: "MIG-x"}}})
 	anonymous := newClaim("u1", mpsA)
 	anonymous.Status.Allocation.Devices.Results[0].ShareID = nil

@@ -16,6 +16,8 @@ import (
 	"github.com/gofrs/flock"
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestLife checks what each step of a claim's life leaves, and which steps take no space.
@@ -30,14 +32,12 @@ func TestLife(t *testing.T) {
 			}
 			return nil
 		}
-		must(t, step.do(s))
+		must.Do(t, step.do(s))
 		if step.name == "sweep" {
-			must(t, step.do(other)) // each forgets for itself
+			must.Do(t, step.do(other)) // each forgets for itself
 		}
 		for process, s := range map[string]*Store{"this": s, "another": other, "a new": open(t, dir, OS{})} {
-			if got := view(s); got != step.want {
-				t.Errorf("%s: %s process sees %q, want %q", step.name, process, got, step.want)
-			}
+			wantView(t, step.name+": to "+process+" process", step.want, s)
 		}
 	}
 	if len(s.releases.unwritten()) > 0 {
@@ -55,7 +55,7 @@ func TestKilledAtEveryWrite(t *testing.T) {
 			for _, after := range []int{0, call} {
 				dir := t.TempDir()
 				for _, earlier := range steps()[:i] {
-					must(t, earlier.do(open(t, dir, OS{})))
+					must.Do(t, earlier.do(open(t, dir, OS{})))
 				}
 				before := view(open(t, dir, OS{}))
 				files := &faulty{after: after, strike: func(n int, _ bool) error {
@@ -76,9 +76,7 @@ func TestKilledAtEveryWrite(t *testing.T) {
 				if err := step.do(s); err != nil && !errors.Is(err, ErrNoRecord) {
 					t.Errorf("%s, killed at call %d (%d): repeated: %v", step.name, call, after, err)
 				}
-				if got := view(s); got != step.want {
-					t.Errorf("%s, killed at call %d (%d): repeated: %q, want %q", step.name, call, after, got, step.want)
-				}
+				wantView(t, fmt.Sprintf("%s, killed at call %d (%d): repeated", step.name, call, after), step.want, s)
 			}
 		}
 	}
@@ -98,7 +96,7 @@ func TestDiskRefuses(t *testing.T) {
 			}
 			dir := t.TempDir()
 			for _, earlier := range steps()[:i] {
-				must(t, earlier.do(open(t, dir, OS{})))
+				must.Do(t, earlier.do(open(t, dir, OS{})))
 			}
 			files := &faulty{}
 			s, other := open(t, dir, files), open(t, dir, OS{})
@@ -122,9 +120,7 @@ func TestDiskRefuses(t *testing.T) {
 					mine = before
 				}
 			}
-			if got := view(s); got != mine {
-				t.Errorf("%s disk: %s: %q, want %q", name, step.name, got, mine)
-			}
+			wantView(t, name+" disk: "+step.name, mine, s)
 			if got := view(other); got != others && step.name != "save over it" {
 				t.Errorf("%s disk: %s: another process sees %q, want %q", name, step.name, got, others)
 			}
@@ -136,7 +132,7 @@ func TestDiskRefuses(t *testing.T) {
 				}
 			}
 			files.strike = nil
-			must(t, s.Sweep(9))
+			must.Do(t, s.Sweep(9))
 			if got := view(other); got != mine && step.name != "sweep" {
 				t.Errorf("%s disk: %s: when it works again: %q, want %q", name, step.name, got, mine)
 			}
@@ -153,37 +149,31 @@ func TestClearRefused(t *testing.T) {
 	dir := t.TempDir()
 	files := &faulty{}
 	s, other := open(t, dir, files), open(t, dir, OS{})
-	must(t, s.Put(pair(1), started))
-	must(t, release(3)(s))
+	must.Do(t, s.Put(pair(1), started))
+	must.Do(t, release(3)(s))
 	files.strike = func(int, bool) error { return os.ErrPermission }
 	if err := cleared(s, pciA); !errors.Is(err, os.ErrPermission) {
 		t.Errorf("got %v", err)
 	}
 	for process, s := range map[string]*Store{"this": s, "the other": other} {
-		if got, want := view(s), "releasing 1 ++; released 3"; got != want {
-			t.Errorf("%s process sees %q, want %q", process, got, want)
-		}
+		wantView(t, process+" process", "releasing 1 ++; released 3", s)
 	}
 }
 
 // TestLockRefused checks that a release counts in this process although nothing can be locked.
 func TestLockRefused(t *testing.T) {
 	dir := t.TempDir()
-	must(t, os.WriteFile(dir+"/records", nil, 0o600))
+	must.Do(t, os.WriteFile(dir+"/records", nil, 0o600))
 	s := open(t, dir, OS{})
 	for _, arrived := range []time.Duration{3, 2} {
 		if err := release(arrived)(s); err == nil {
 			t.Error("written into a file")
 		}
 	}
-	if got, want := view(s), "guard; released 3"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	must(t, os.Remove(dir+"/records"))
-	must(t, release(1)(s))
-	if got, want := view(open(t, dir, OS{})), "released 3"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	wantView(t, "while nothing can be locked", "guard; released 3", s)
+	must.Do(t, os.Remove(dir+"/records"))
+	must.Do(t, release(1)(s))
+	wantView(t, "once it can be locked", "released 3", open(t, dir, OS{}))
 }
 
 // held are files of a disk that does not answer writes while it is frozen.
@@ -229,7 +219,7 @@ func TestHungDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		files := &held{}
 		s := open(t, dir, files)
-		must(t, put(s, pair(1)))
+		must.Do(t, put(s, pair(1)))
 		files.frozen = make(chan struct{})
 
 		late := make(chan error)
@@ -259,13 +249,9 @@ func TestHungDisk(t *testing.T) {
 		files.thaw()
 		synctest.Wait()
 		const want = "releasing 1 -- made; released 5"
-		if got := view(s); got != want {
-			t.Errorf("when the disk answers again: got %q, want %q", got, want)
-		}
-		must(t, s.Sweep(6))
-		if got := view(open(t, dir, OS{})); got != want {
-			t.Errorf("to another process after a sweep: got %q, want %q", got, want)
-		}
+		wantView(t, "when the disk answers again", want, s)
+		must.Do(t, s.Sweep(6))
+		wantView(t, "to another process after a sweep", want, open(t, dir, OS{}))
 	})
 }
 
@@ -274,18 +260,18 @@ func TestHungDisk(t *testing.T) {
 func TestHungRead(t *testing.T) {
 	t.Parallel()
 	s := open(t, t.TempDir(), OS{})
-	must(t, put(s, pair(1)))
+	must.Do(t, put(s, pair(1)))
 	fifo := s.Path(uid) + ".1"
-	must(t, unix.Mkfifo(fifo, 0o600))
+	must.Do(t, unix.Mkfifo(fifo, 0o600))
 	changed := false
 	wantNoAnswer(t, "update", 2*diskTime, func() error {
 		return s.Update(uid, func(*Record) error { changed = true; return nil })
 	})
 	wantNoAnswer(t, "release", diskTime, func() error { _, err := s.Release(uid, 5); return err })
 	file, err := os.OpenFile(fifo, os.O_WRONLY, 0) // who reads it goes on
-	must(t, err)
-	must(t, os.Remove(fifo))
-	must(t, file.Close())
+	must.Do(t, err)
+	must.Do(t, os.Remove(fifo))
+	must.Do(t, file.Close())
 	for _, err := s.Read(uid); err != nil; _, err = s.Read(uid) {
 		if t.Context().Err() != nil {
 			t.Fatal(err)
@@ -294,22 +280,18 @@ func TestHungRead(t *testing.T) {
 	if changed {
 		t.Error("a change was made of which its caller was told that it was not")
 	}
-	must(t, s.Sweep(6))
-	if got, want := view(open(t, filepath.Dir(s.folder), OS{})), "releasing 1 --; released 5"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	must.Do(t, s.Sweep(6))
+	wantView(t, "afterwards", "releasing 1 --; released 5", open(t, filepath.Dir(s.folder), OS{}))
 }
 
 // TestPanicInChange: a defect in a change does not keep its caller, who has locks.
 func TestPanicInChange(t *testing.T) {
 	s := open(t, t.TempDir(), OS{})
-	must(t, put(s, pair(1)))
+	must.Do(t, put(s, pair(1)))
 	if err := s.Update(uid, func(*Record) error { panic("a defect") }); err == nil || !strings.Contains(err.Error(), "a defect") {
 		t.Errorf("got %v, want the defect", err)
 	}
-	if got := view(s); got != "preparing 1 --" {
-		t.Errorf("got %q", got)
-	}
+	wantView(t, "after a panic", "preparing 1 --", s)
 }
 
 // slow are files that take a second to be removed.
@@ -322,10 +304,10 @@ func TestLongSweep(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		s := open(t, dir, slow{})
-		must(t, put(s, pair(1)))
+		must.Do(t, put(s, pair(1)))
 		for i := range 40 {
 			_, err := s.Release(types.UID(fmt.Sprintf("old-%d", i)), 1)
-			must(t, err)
+			must.Do(t, err)
 		}
 		swept := make(chan error, 1)
 		go func() { swept <- s.Sweep(2 + life) }()
@@ -333,7 +315,7 @@ func TestLongSweep(t *testing.T) {
 		if waited, err := took(func() error { _, err := s.Read(uid); return err }); err != nil || waited > 2*time.Second {
 			t.Errorf("a read beside it: %v after %s", err, waited)
 		}
-		must(t, <-swept)
+		must.Do(t, <-swept)
 	})
 }
 
@@ -342,7 +324,7 @@ func TestLockedElsewhere(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	s := open(t, dir, OS{})
-	must(t, put(s, pair(1)))
+	must.Do(t, put(s, pair(1)))
 	stopped := flock.New(s.folder, flock.SetFlag(os.O_RDONLY))
 	if locked, err := stopped.TryLock(); !locked || err != nil {
 		t.Fatal(locked, err)
@@ -350,14 +332,12 @@ func TestLockedElsewhere(t *testing.T) {
 	for _, most := range []time.Duration{2 * diskTime, diskTime / 2, diskTime / 2} {
 		wantNoAnswer(t, "release", most, func() error { _, err := s.Release(uid, 5); return err })
 	}
-	must(t, stopped.Unlock())
+	must.Do(t, stopped.Unlock())
 	for _, err := s.Read(uid); err != nil; _, err = s.Read(uid) {
 		if t.Context().Err() != nil {
 			t.Fatal(err)
 		}
 	}
-	must(t, s.Sweep(6))
-	if got, want := view(open(t, dir, OS{})), "releasing 1 --; released 5"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	must.Do(t, s.Sweep(6))
+	wantView(t, "afterwards", "releasing 1 --; released 5", open(t, dir, OS{}))
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -21,6 +22,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/test/claimtest"
+	"github.com/partage-dev/partage/test/must"
 )
 
 const (
@@ -101,18 +103,7 @@ func prepared(r *Record) error {
 
 func open(t *testing.T, dir string, files Files) *Store {
 	t.Helper()
-	s, err := Open(dir, boot, files)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	return must.Get(Open(dir, boot, files))(t)
 }
 
 // view says in one line what a process knows of the claim.
@@ -149,6 +140,19 @@ func view(s *Store) string {
 		parts = append(parts, fmt.Sprintf("released %d", at))
 	}
 	return strings.Join(parts, "; ")
+}
+
+// wantView fails unless a process knows this of the claim.
+func wantView(t *testing.T, when, want string, s *Store) {
+	t.Helper()
+	wantEqual(t, when, want, view(s))
+}
+
+func wantEqual(t *testing.T, when string, want, got any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s: -want +got:\n%s", when, diff)
+	}
 }
 
 // step is something that is written.

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/partage-dev/partage/pkg/driver/partition"
+	"github.com/partage-dev/partage/test/must"
 )
 
 var update = flag.Bool("update", false, "write testdata")
@@ -24,7 +25,7 @@ var update = flag.Bool("update", false, "write testdata")
 func compose(t *testing.T, r *Record) string {
 	t.Helper()
 	h, body, err := encode(r, 7)
-	must(t, err)
+	must.Do(t, err)
 	return string(h.line()) + string(body)
 }
 
@@ -33,18 +34,14 @@ func TestFormat(t *testing.T) {
 	const path = "testdata/1.record"
 	got := compose(t, example())
 	if *update {
-		must(t, os.WriteFile(path, []byte(got), 0o600))
+		must.Do(t, os.WriteFile(path, []byte(got), 0o600))
 	}
 	want, err := os.ReadFile(path)
-	must(t, err)
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	must.Do(t, err)
+	wantEqual(t, "written", string(want), got)
 	_, r, err := parse(want, uid, boot)
-	must(t, err)
-	if diff := cmp.Diff(example(), r); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	must.Do(t, err)
+	wantEqual(t, "read", example(), r)
 }
 
 // resum corrects the checksums.
@@ -113,8 +110,8 @@ func TestRefused(t *testing.T) {
 			}
 			// The file guards what it may be about.
 			s := open(t, t.TempDir(), OS{})
-			must(t, put(s, pair(1)))
-			must(t, os.WriteFile(s.Path(uid), []byte(text), 0o600))
+			must.Do(t, put(s, pair(1)))
+			must.Do(t, os.WriteFile(s.Path(uid), []byte(text), 0o600))
 			guards := s.Snapshot().Guards
 			if len(guards) != 1 || guards[0].Claim.UID != uid || guards[0].Path != s.Path(uid) {
 				t.Fatalf("guards: %+v", guards)
@@ -130,7 +127,7 @@ func TestRefused(t *testing.T) {
 			if _, err := s.Read(uid); err == nil || s.Update(uid, started) == nil || cleared(s, "") == nil {
 				t.Errorf("it can be read or changed: %v", err)
 			}
-			must(t, put(s, pair(99)))
+			must.Do(t, put(s, pair(99)))
 			if kept, err := os.ReadFile(s.Snapshot().Guards[0].Path); err != nil || string(kept) != text {
 				t.Errorf("it is not kept: %v, %q", err, kept)
 			}
@@ -141,11 +138,11 @@ func TestRefused(t *testing.T) {
 // TestNewerFields checks that what a newer version wrote is ignored, and stays while only the head changes.
 func TestNewerFields(t *testing.T) {
 	s := open(t, t.TempDir(), OS{})
-	must(t, put(s, pair(1)))
+	must.Do(t, put(s, pair(1)))
 	data, err := os.ReadFile(s.Path(uid))
-	must(t, err)
+	must.Do(t, err)
 	text := resum(strings.Replace(string(data), `"devices"`, `"color": "red", "devices"`, 1))
-	must(t, os.WriteFile(s.Path(uid), []byte(text), 0o600))
+	must.Do(t, os.WriteFile(s.Path(uid), []byte(text), 0o600))
 	for _, change := range []struct {
 		step
 		red bool
@@ -159,12 +156,10 @@ func TestNewerFields(t *testing.T) {
 			})
 		}, want: "releasing 1 ++ made; released 3"}, false},
 	} {
-		must(t, change.do(s))
-		if got := view(s); got != change.want {
-			t.Errorf("got %q, want %q", got, change.want)
-		}
+		must.Do(t, change.do(s))
+		wantView(t, "changed", change.want, s)
 		data, err := os.ReadFile(s.Path(uid))
-		must(t, err)
+		must.Do(t, err)
 		if got := strings.Contains(string(data), `"red"`); got != change.red {
 			t.Errorf("after %q the field is there: %v", change.want, got)
 		}
@@ -185,9 +180,7 @@ func TestNotSaved(t *testing.T) {
 			t.Errorf("%s: saved", name)
 		}
 	}
-	if got := view(s); got != "" {
-		t.Errorf("got %q", got)
-	}
+	wantView(t, "nothing is saved", "", s)
 	if _, err := Open(t.TempDir(), "../boot", OS{}); err == nil {
 		t.Error("a boot ID that is a path")
 	}
@@ -243,9 +236,7 @@ func TestClone(t *testing.T) {
 	r := &Record{}
 	fill(reflect.ValueOf(r).Elem())
 	copied := r.Clone()
-	if diff := cmp.Diff(r, copied); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	wantEqual(t, "copy", r, copied)
 	var shared func(path string, a, b reflect.Value)
 	shared = func(path string, a, b reflect.Value) {
 		switch a.Kind() {

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/partage-dev/partage/test/must"
 )
 
 // TestTwoProcesses checks that no change of two processes at work on one claim is lost, and that nobody reads half of one.
@@ -24,7 +26,7 @@ func TestTwoProcesses(t *testing.T) {
 	const each = 50
 	dir := t.TempDir()
 	stores := []*Store{open(t, dir, OS{}), open(t, dir, OS{})}
-	must(t, put(stores[0], example()))
+	must.Do(t, put(stores[0], example()))
 	var writers, readers sync.WaitGroup
 	var done atomic.Bool
 	for _, s := range stores {
@@ -69,7 +71,7 @@ func TestReadAtOnce(t *testing.T) {
 	for i := range time.Duration(100) {
 		r := pair(100 + i)
 		r.Claim.Name = fmt.Sprintf("train-%02d", i)
-		must(t, put(a, r))
+		must.Do(t, put(a, r))
 		all := b.Snapshot()
 		if len(all.Records) != 1 || all.Records[0].Arrived != r.Arrived || all.Records[0].Claim.Name != r.Claim.Name {
 			t.Fatalf("read %+v, want %+v", all.Records, r)
@@ -79,7 +81,7 @@ func TestReadAtOnce(t *testing.T) {
 			t.Fatalf("got %+v, %v", got, err)
 		}
 	}
-	must(t, cleared(a, ""))
+	must.Do(t, cleared(a, ""))
 	if all := b.Snapshot(); len(all.Records) > 0 {
 		t.Errorf("what is gone is read: %+v", all.Records)
 	}
@@ -89,42 +91,40 @@ func TestReadAtOnce(t *testing.T) {
 func TestFolderRemoved(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir, OS{})
-	must(t, put(s, pair(1)))
-	must(t, os.RemoveAll(filepath.Dir(s.Path(uid))))
-	must(t, s.Put(pair(3), started))
-	if got, want := view(open(t, dir, OS{})), "preparing 3 ++"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	must.Do(t, put(s, pair(1)))
+	must.Do(t, os.RemoveAll(filepath.Dir(s.Path(uid))))
+	must.Do(t, s.Put(pair(3), started))
+	wantView(t, "saved", "preparing 3 ++", open(t, dir, OS{}))
 }
 
 // TestWhatIsNoFile checks what cannot be read although no content is to blame.
 func TestWhatIsNoFile(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir, OS{})
-	must(t, os.MkdirAll(filepath.Join(s.Path(uid), "inside"), 0o755))
-	must(t, put(s, &Record{Claim: Ref{UID: "u2"}, BootID: boot, State: Preparing}))
+	must.Do(t, os.MkdirAll(filepath.Join(s.Path(uid), "inside"), 0o755))
+	must.Do(t, put(s, &Record{Claim: Ref{UID: "u2"}, BootID: boot, State: Preparing}))
 	if got := s.Snapshot(); got.Err != nil || !got.IsGuarded(uid) || got.Of("u2") == nil {
 		t.Errorf("got %+v", got)
 	}
 	_, err := s.Release(uid, 3)
-	must(t, err)
+	must.Do(t, err)
 	guards := s.Snapshot().Guards
 	// What is in it is not known, nor whether that was so when the claim was released.
 	if len(guards) != 1 || guards[0].GPUs != nil || guards[0].Released {
 		t.Errorf("guards: %+v", guards)
 	}
 	for n := range 2 {
-		must(t, put(s, pair(4+time.Duration(n))))
+		must.Do(t, put(s, pair(4+time.Duration(n))))
 		path := fmt.Sprintf("%s.%d", s.Path(uid), n+1)
-		must(t, os.Remove(path))
-		must(t, os.Mkdir(path, 0o755))
+		must.Do(t, os.Remove(path))
+		must.Do(t, os.Mkdir(path, 0o755))
 	}
 	guards = s.Snapshot().Guards
 	if len(guards) != 3 {
 		t.Errorf("guards: %+v", guards)
 	}
 	// What cannot be removed stays a guard.
-	must(t, put(s, pair(6)))
+	must.Do(t, put(s, pair(6)))
 	if err := s.DropGuards(uid); err == nil {
 		t.Error("a folder with something in it is removed")
 	}
@@ -166,18 +166,14 @@ func TestReleasedSince(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			s := open(t, dir, OS{})
-			must(t, put(s, pair(2)))
+			must.Do(t, put(s, pair(2)))
 			for _, do := range test.do {
-				must(t, do(s))
+				must.Do(t, do(s))
 			}
-			if got := view(s); got != test.want {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
+			wantView(t, "this process", test.want, s)
 			// Another process looks at the GPUs itself.
 			want := regexp.MustCompile(" but [^;]*").ReplaceAllString(test.want, "")
-			if got := view(open(t, dir, OS{})); got != want {
-				t.Errorf("another process: got %q, want %q", got, want)
-			}
+			wantView(t, "another process", want, open(t, dir, OS{}))
 		})
 	}
 }
@@ -208,23 +204,21 @@ func TestTwoVersions(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := open(t, t.TempDir(), OS{})
-			must(t, put(s, pair(2)))
+			must.Do(t, put(s, pair(2)))
 			text, err := os.ReadFile(s.Path(uid))
-			must(t, err)
-			must(t, os.WriteFile(s.Path(uid), []byte(resum(strings.Replace(string(text), "record/1 ", "record/9 ", 1))), 0o600))
-			must(t, test.other(s))
+			must.Do(t, err)
+			must.Do(t, os.WriteFile(s.Path(uid), []byte(resum(strings.Replace(string(text), "record/1 ", "record/9 ", 1))), 0o600))
+			must.Do(t, test.other(s))
 			// This process is of the version that wrote the record.
-			must(t, os.WriteFile(s.Path(uid), text, 0o600))
+			must.Do(t, os.WriteFile(s.Path(uid), text, 0o600))
 			for range 2 {
-				if got := view(s); got != test.want {
-					t.Errorf("got %q, want %q", got, test.want)
-				}
-				must(t, s.Sweep(9))
+				wantView(t, "changed back", test.want, s)
+				must.Do(t, s.Sweep(9))
 			}
-			must(t, s.DropGuards(uid))
-			must(t, cleared(s, ""))
-			must(t, s.Sweep(9+life))
-			must(t, s.Sweep(9+life))
+			must.Do(t, s.DropGuards(uid))
+			must.Do(t, cleared(s, ""))
+			must.Do(t, s.Sweep(9+life))
+			must.Do(t, s.Sweep(9+life))
 			wantEmpty(t, s)
 		})
 	}
@@ -234,14 +228,12 @@ func TestTwoVersions(t *testing.T) {
 func TestSweep(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir, OS{})
-	must(t, release(5)(s))
+	must.Do(t, release(5)(s))
 	for now, want := range map[time.Duration]string{4: "released 5", 4 + life: "released 5"} {
-		must(t, s.Sweep(now))
-		if got := view(s); got != want {
-			t.Errorf("at %s: got %q, want %q", now, got, want)
-		}
+		must.Do(t, s.Sweep(now))
+		wantView(t, now.String(), want, s)
 	}
-	must(t, s.Sweep(5+life))
+	must.Do(t, s.Sweep(5+life))
 	wantEmpty(t, s)
 }
 
@@ -262,24 +254,22 @@ func TestEarlierBoots(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			before, err := Open(dir, "boot-0", OS{})
-			must(t, err)
+			must.Do(t, err)
 			r := pair(1)
 			r.BootID, r.State = "boot-0", Prepared
-			must(t, put(before, r))
-			must(t, os.WriteFile(before.Path("u2"), []byte("damaged"), 0o600))
+			must.Do(t, put(before, r))
+			must.Do(t, os.WriteFile(before.Path("u2"), []byte("damaged"), 0o600))
 			_, err = before.Release("u3", 5)
-			must(t, err)
+			must.Do(t, err)
 			s := open(t, dir, OS{})
-			must(t, test.do(s))
-			if got := view(s); got != test.want {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
+			must.Do(t, test.do(s))
+			wantView(t, name, test.want, s)
 			if got, err := s.Read(uid); err != nil || name == "nothing" && (got == nil || got.BootID != "boot-0") {
 				t.Errorf("read %+v, %v", got, err)
 			}
-			must(t, cleared(s, ""))
-			must(t, s.Sweep(9+life))
-			must(t, s.Sweep(9+life))
+			must.Do(t, cleared(s, ""))
+			must.Do(t, s.Sweep(9+life))
+			must.Do(t, s.Sweep(9+life))
 			wantEmpty(t, s)
 		})
 	}
@@ -292,18 +282,16 @@ func TestOldBuilds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			must(t, os.Mkdir(filepath.Join(dir, "claims"), 0o755))
+			must.Do(t, os.Mkdir(filepath.Join(dir, "claims"), 0o755))
 			path := filepath.Join(dir, "claims", "u1.json")
-			must(t, os.WriteFile(path, []byte("{}"), 0o600))
-			must(t, os.WriteFile(filepath.Join(dir, "boot"), []byte(test.note), 0o600))
+			must.Do(t, os.WriteFile(path, []byte("{}"), 0o600))
+			must.Do(t, os.WriteFile(filepath.Join(dir, "boot"), []byte(test.note), 0o600))
 			s := open(t, dir, OS{})
-			if got := view(s); got != test.want {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
-			must(t, release(3)(s))
-			must(t, s.DropGuards(uid))
+			wantView(t, name, test.want, s)
+			must.Do(t, release(3)(s))
+			must.Do(t, s.DropGuards(uid))
 			all, err := look(dir)
-			must(t, err)
+			must.Do(t, err)
 			if _, err := os.Stat(path); err != nil || len(all.Guards) > 0 != (test.want != "") {
 				t.Errorf("%v, guards %+v", err, all.Guards)
 			}
@@ -335,12 +323,10 @@ func TestLook(t *testing.T) {
 	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("it made the folder: %v", err)
 	}
-	must(t, put(open(t, dir, OS{}), example()))
+	must.Do(t, put(open(t, dir, OS{}), example()))
 	all, err = look(dir)
-	must(t, err)
-	if diff := cmp.Diff([]*Record{example()}, all.Records); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	must.Do(t, err)
+	wantEqual(t, "records", []*Record{example()}, all.Records)
 	for address, want := range map[string]int{pciA: 2, pciB: 2, "0000:5e:00.0": 0} {
 		if got := all.On(address); len(got) != want {
 			t.Errorf("on %s: got %d devices, want %d", address, len(got), want)
@@ -353,7 +339,7 @@ func TestSweepUnfinished(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir, OS{})
 	left := filepath.Join(dir, "records", ".uid.boot-1.tmp")
-	must(t, errors.Join(os.MkdirAll(filepath.Dir(left), 0o750), os.WriteFile(left, nil, 0o600), s.Sweep(0)))
+	must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(left), 0o750), os.WriteFile(left, nil, 0o600), s.Sweep(0)))
 	wantEmpty(t, s)
 }
 
@@ -385,11 +371,11 @@ func (f *announced) WriteHead(path string, data []byte) error {
 func TestReleaseIsWrittenFirst(t *testing.T) {
 	files := &announced{}
 	s := open(t, t.TempDir(), files)
-	must(t, put(s, pair(2)))
+	must.Do(t, put(s, pair(2)))
 	files.told = s.Changed()
 	if _, err := s.Release(uid, 5); err != nil {
 		t.Errorf("release: %v", err)
 	}
 	files.told = s.Changed()
-	must(t, cleared(s, pciA))
+	must.Do(t, cleared(s, pciA))
 }
