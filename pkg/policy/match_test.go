@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/test/must"
 )

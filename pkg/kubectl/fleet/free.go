@@ -68,14 +68,7 @@ func (g *GPU) room(heldOf func(*Device) []*Holding) Room {
 	if g.Node.Incomplete {
 		return Room{}
 	}
-	left := g.all()
-	for _, d := range g.Devices {
-		// A device that several claims share consumes its counters once.
-		if len(heldOf(d)) > 0 {
-			left.Add(d.Published, -1)
-		}
-	}
-	room := Room{AtMost: g.Node.Hidden}
+	left, room := g.leftBeside(heldOf), Room{AtMost: g.Node.Hidden}
 	partitions := map[string][]*Device{}
 	var profiles []string
 	for _, d := range g.Devices {
@@ -104,6 +97,17 @@ func (g *GPU) room(heldOf func(*Device) []*Holding) Room {
 		room.Partitions = append(room.Partitions, PartitionRoom{Profile: p, Count: left.most(partitions[p]), MemoryBytes: memory.Value.Value()})
 	}
 	return room
+}
+
+// leftBeside is what the devices that are held leave of the counters. One that several claims share consumes its counters once.
+func (g *GPU) leftBeside(heldOf func(*Device) []*Holding) Counters {
+	left := g.all()
+	for _, d := range g.Devices {
+		if len(heldOf(d)) > 0 {
+			left.Add(d.Published, -1)
+		}
+	}
+	return left
 }
 
 // Counters are what devices draw from together: thousandths, by counter set and name.

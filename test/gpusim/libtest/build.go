@@ -64,7 +64,7 @@ func (n *Node) Dir(t testing.TB, programs ...string) string {
 		}
 		n.err = os.Chmod(n.dir, 0o755) // for other users
 		_, err := build(context.Background(), filepath.Join(n.dir, "lib"))
-		out, buildErr := exec.Command("go", append([]string{"build", "-o", filepath.Join(n.dir, "bin") + "/"}, programs...)...).CombinedOutput()
+		out, buildErr := exec.CommandContext(context.Background(), "go", append([]string{"build", "-o", filepath.Join(n.dir, "bin") + "/"}, programs...)...).CombinedOutput()
 		if n.err = errors.Join(n.err, err, buildErr); n.err != nil {
 			n.err = fmt.Errorf("%w\n%s", n.err, out)
 		}
