@@ -42,6 +42,9 @@ const (
 	// Conformance is in the place of a claim's UID in the spec of the conformance checks, which runs beside the driver.
 	Conformance types.UID = "partage-conformance"
 
+	// DefaultHookPath is where NVIDIA's packages install nvidia-cdi-hook.
+	DefaultHookPath = "/usr/bin/nvidia-cdi-hook"
+
 	// specMode allows runtimes that do not run as root to read the specs, which
 	// contain no secrets.
 	specMode = 0o644
@@ -53,7 +56,7 @@ type Options struct {
 	Root string
 	// Roots are where the driver is.
 	Roots host.Roots
-	// HookPath is the path of nvidia-cdi-hook on the host.
+	// HookPath is the path of nvidia-cdi-hook on the host. Default DefaultHookPath.
 	HookPath string
 	// Calls are the queues of the process, or nil for some of the caller's own.
 	Calls *call.Queues
@@ -71,6 +74,8 @@ func New(o Options) (*Specs, error) {
 	switch {
 	case !filepath.IsAbs(o.Root):
 		return nil, fmt.Errorf("CDI root %q must be an absolute path", o.Root)
+	case o.HookPath == "":
+		o.HookPath = DefaultHookPath
 	case !filepath.IsAbs(o.HookPath):
 		return nil, fmt.Errorf("nvidia-cdi-hook %q must be an absolute path on the host", o.HookPath)
 	}
