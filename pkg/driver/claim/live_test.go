@@ -396,14 +396,6 @@ func TestLimitsFolder(t *testing.T) {
 	b.wantNothing()
 }
 
-// What a hook or a mount would need must be there before a container is.
-func TestNoHookProgram(t *testing.T) {
-	b, m := newNode(t)
-	m.engine.Specs.Hook = ""
-	wantError(t, runPrepare(t.Context(), m, newClaim("u1", mpsA)), "device "+mpsA, "hook program")
-	b.wantNothing()
-}
-
 // No container could have the devices of such a request: that is said before the pod is
 // there, and not by a container that does not start.
 func TestDevicesOfOneRequest(t *testing.T) {
