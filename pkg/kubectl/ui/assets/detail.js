@@ -56,7 +56,7 @@ function gpuPanel(store, { node, gpu }) {
     gpu.notes?.length ? notes(gpu.notes) : null,
     facts(["Node", h("a", { href: link(`node/${node.name}`) }, node.name)], ["Model", gpu.model], ["Memory", bytes(gpu.memory)],
       ["Use", lines(used(gpu.usage))],
-      ["Cells of the strip", gpu.slices > 1 ? `${gpu.slices}: memory slices; two that every partition takes together are one cell` : "cannot be partitioned now"], ["PCI address", gpu.pci], ["UUID", gpu.uuid && h("code", {}, gpu.uuid)],
+      ["Cells of the strip", gpu.slices > 1 ? `${gpu.slices}: memory slices; one that no partition takes alone is in the cell before it` : "cannot be partitioned now"], ["PCI address", gpu.pci], ["UUID", gpu.uuid && h("code", {}, gpu.uuid)],
       ["Device", h("code", {}, gpu.name)], ["Driver", [gpu.driver, gpu.cuda && `CUDA ${gpu.cuda}`].filter(Boolean).join(", ")]),
     section("Claims", claims.length ? claimList(store, claims, gpu) : h("p", { class: "muted" }, "No claim has anything of this GPU.")),
     gpu.observers?.length ? section("Watched by", claimList(store, gpu.observers, gpu)) : null,
