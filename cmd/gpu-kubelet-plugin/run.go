@@ -60,6 +60,7 @@ func serve(ctx context.Context, c *config, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
+	defer hooks.Close()
 	return c.run(ctx, clients, hooks)
 }
 

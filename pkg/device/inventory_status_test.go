@@ -102,14 +102,15 @@ func TestSameStatus(t *testing.T) {
 	if base.With(shuffled(s)) != first || base.With(Status{}) == first {
 		t.Error("the status and the inventory do not change together")
 	}
-	last := base.With(s)
-	for n := range s.Conditions {
-		if s.Conditions[n].Where != nil {
-			*s.Conditions[n].Where = at(0, 8)
+	where, profile := at(0, 1), uint32(19)
+	c := onGPU(firstGPU, Occupied)
+	c.Where, c.ProfileID = &where, &profile
+	s = Status{Conditions: []Condition{c}}
+	for _, change := range []func(){func() { where = at(0, 8) }, func() { profile = 9 }} {
+		last := base.With(s)
+		if change(); base.With(s) == last {
+			t.Error("a status that the caller has changed counts as the last one")
 		}
-	}
-	if base.With(s) == last {
-		t.Error("a status that the caller has changed counts as the last one")
 	}
 }
 

@@ -267,3 +267,20 @@ func TestRebase(t *testing.T) {
 		}
 	}
 }
+
+// TestCommonEditsAreShared: what the spec of one claim leaves out stays in those of all others.
+func TestCommonEditsAreShared(t *testing.T) {
+	hook := func(args ...string) *specs.Hook {
+		return &specs.Hook{HookName: "createContainer", Path: "/h", Args: args, Env: []string{"PATH=/"}}
+	}
+	common := specs.ContainerEdits{Hooks: []*specs.Hook{hook("h", forwardCompatibility), hook("h", "update-ldcache")}}
+	before := slices.Clone(common.Hooks)
+	edits := Edits{NodesLibrary: true, Nodes: []Node{{Path: "/dev/nvidia0", Major: 195}}}
+	spec, _, err := build("u", common, []Device{{Name: "d", Edits: edits}})
+	if err != nil || len(spec.ContainerEdits.Hooks) != 1 {
+		t.Errorf("spec %+v: %v", spec, err)
+	}
+	if !slices.Equal(before, common.Hooks) {
+		t.Errorf("the common edits have changed: %v", common.Hooks)
+	}
+}

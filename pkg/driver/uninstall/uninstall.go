@@ -14,6 +14,7 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -75,17 +76,12 @@ func (e *InUseError) Error() string {
 // It asks until there is an answer or ctx ends.
 func Check(ctx context.Context, claims ClaimLister, driverName string) error {
 	var usages []Usage
-	var problem error
-	retry := wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.1, Steps: 10, Cap: 10 * time.Second}
-	err := retry.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
-		// Also where access is refused: the role that allows it may be seconds old. Pages that have expired do not belong together.
-		if usages, problem = list(ctx, claims, driverName); problem != nil {
-			klog.FromContext(ctx).Info("Could not list the claims, will retry", "reason", problem)
-		}
-		return problem == nil, nil
-	})
+	err := untilDone(ctx, func() (err error) {
+		usages, err = list(ctx, claims, driverName)
+		return err
+	}, apierrors.IsResourceExpired) // pages that were read too slowly do not belong together
 	if err != nil {
-		return fmt.Errorf("list the claims of all namespaces: %w", cmp.Or(problem, err))
+		return fmt.Errorf("list the claims of all namespaces: %w", err)
 	}
 	if len(usages) == 0 {
 		return nil
@@ -96,11 +92,35 @@ func Check(ctx context.Context, claims ClaimLister, driverName string) error {
 	return &InUseError{DriverName: driverName, Usages: usages}
 }
 
+// untilDone tries again, more and more slowly, what fails for such a reason, until ctx ends.
+func untilDone(ctx context.Context, try func() error, again func(error) bool) error {
+	var problem error
+	retry := wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.1, Steps: 10, Cap: 10 * time.Second}
+	err := retry.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+		problem = try()
+		if problem != nil && again(problem) {
+			klog.FromContext(ctx).Info("Could not list the claims, will retry", "reason", problem)
+			return false, nil
+		}
+		return true, problem
+	})
+	if err != nil {
+		return cmp.Or(problem, err)
+	}
+	return nil
+}
+
+// list asks again for a page that fails, so that one request that is lost in a large cluster does not cost all that was read before.
+// Also where access is refused: the role that allows it may be seconds old.
 func list(ctx context.Context, claims ClaimLister, driverName string) (usages []Usage, err error) {
-	pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-		limited, cancel := context.WithTimeout(ctx, requestTimeout)
-		defer cancel()
-		return claims.List(limited, options)
+	pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (page runtime.Object, err error) {
+		err = untilDone(ctx, func() error {
+			limited, cancel := context.WithTimeout(ctx, requestTimeout)
+			defer cancel()
+			page, err = claims.List(limited, options)
+			return err
+		}, func(err error) bool { return !apierrors.IsResourceExpired(err) })
+		return page, err
 	})
 	pages.PageSize = pageSize
 	err = pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {

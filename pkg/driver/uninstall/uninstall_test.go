@@ -147,3 +147,19 @@ func TestCheckSlowAPI(t *testing.T) {
 		})
 	}
 }
+
+// TestLostRequests: in a large cluster a lost request costs one page, not all that were read before.
+func TestLostRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		requests := 0
+		lister := &fakeLister{claims: make([]resourceapi.ResourceClaim, 20), fail: func(context.Context) error {
+			if requests++; requests%10 == 0 {
+				return errors.New("etcdserver: request timed out")
+			}
+			return nil
+		}}
+		if err := Check(t.Context(), lister, driver); err != nil || requests != 22 {
+			t.Errorf("%d requests: %v", requests, err)
+		}
+	})
+}

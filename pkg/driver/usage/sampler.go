@@ -79,6 +79,7 @@ type Sampler struct {
 	gpus      map[string]*gpuState
 	claims    map[holdingKey]*claimState
 	sessions  map[mps.Phase]int
+	listing   sync.Mutex
 
 	journalProblem logchange.Problem
 	panicked       panics.Repeated
@@ -179,8 +180,12 @@ func (s *Sampler) forget() (addresses []string) {
 	return s.addresses
 }
 
-// list asks the MPS supervisor.
+// list asks the MPS supervisor, unless an earlier question has no answer yet: an older answer must not replace a newer one.
 func (s *Sampler) list(ctx context.Context) {
+	if !s.listing.TryLock() {
+		return
+	}
+	defer s.listing.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, listLimit)
 	defer cancel()
 	all, err := s.o.Sessions.List(ctx)

@@ -356,3 +356,33 @@ func TestIgnoredLimit(t *testing.T) {
 		})
 	}
 }
+
+// lateSessions is a busy supervisor, whose first answer comes after the second.
+type lateSessions struct{ asked int }
+
+func (l *lateSessions) List(context.Context) ([]mps.Status, error) {
+	l.asked++
+	if l.asked == 1 {
+		time.Sleep(4 * time.Second)
+		return []mps.Status{{Phase: mps.Failed}}, nil
+	}
+	return []mps.Status{{Phase: mps.Running}}, nil
+}
+
+// TestLateAnswer: nobody asks the supervisor while an earlier question is open, so that no answer replaces a newer one.
+func TestLateAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		late := &lateSessions{}
+		s := New(Options{Sessions: late, Interval: time.Second})
+		go s.list(t.Context())
+		time.Sleep(time.Second)
+		s.list(t.Context())
+		if late.asked != 1 {
+			t.Errorf("asked %d times", late.asked)
+		}
+		time.Sleep(10 * time.Second)
+		if s.list(t.Context()); s.sessions[mps.Running] != 1 {
+			t.Errorf("sessions %v", s.sessions)
+		}
+	})
+}

@@ -39,7 +39,7 @@ var ourName = regexp.MustCompile(`^([^.].*-[0-9a-f]{12}|\..+-[0-9a-f]{12}\.tmp)$
 // one takes it for unused before a spec names it.
 type Folder struct {
 	path string
-	// held are the locked files, until the process ends.
+	// held are the locked files. Closed ones have no lock, so Close says when nobody needs them any more.
 	held []*os.File
 }
 
@@ -180,4 +180,11 @@ func (f *Folder) removeUnused(ctx context.Context, named func() (map[string]bool
 		klog.FromContext(ctx).Info("Removed a hook program that no CDI spec names any more", "path", path)
 	}
 	return errors.Join(errs...)
+}
+
+// Close gives up what this process has installed, as the end of the process does.
+func (f *Folder) Close() {
+	for _, file := range f.held {
+		_ = file.Close()
+	}
 }

@@ -28,15 +28,8 @@ func openFolder(t *testing.T, path string) *Folder {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { end(f) })
+	t.Cleanup(f.Close)
 	return f
-}
-
-// end gives up what a process has installed, as its end does.
-func end(f *Folder) {
-	for _, file := range f.held {
-		_ = file.Close()
-	}
 }
 
 func write(t *testing.T, path, content string) {
@@ -170,7 +163,7 @@ func newNode(t *testing.T) *node {
 		*path = install(t, f, program)
 		switch content {
 		case "old":
-			end(f)
+			f.Close() // as if its process had ended
 		case "now":
 			n.running = f
 		case "next":
@@ -213,7 +206,7 @@ func TestRemoveUnused(t *testing.T) {
 			n.sweep(nil, n.now, n.next)
 		},
 		"the other plugin ends": func(n *node) {
-			end(n.running)
+			n.running.Close()
 			// It has written a spec at the last moment.
 			n.sweep([]string{n.now}, n.now, n.next)
 			n.sweep(nil, n.next)
