@@ -259,17 +259,24 @@ func tainted(s *resourceapi.ResourceSlice, rules []*resourceapi.DeviceTaintRule)
 	return patched
 }
 
-// valid reports whether no name occurs twice, and all counters that devices use are there.
+// valid reports whether no name occurs twice, and all counters that devices use are there, whether or not they are enough.
 func valid(pool []*resourceapi.ResourceSlice) bool {
-	counters, names := fleet.CountersOf(pool), sets.New[string]()
+	counters, names, all := fleet.CountersOf(pool), sets.New[string](), 0
 	for _, s := range pool {
-		for i := range s.Spec.Devices {
-			d := &s.Spec.Devices[i]
-			if names.Has(d.Name) || !counters.Fit(d) {
+		all += len(s.Spec.SharedCounters)
+		for _, d := range s.Spec.Devices {
+			if names.Has(d.Name) {
 				return false
 			}
 			names.Insert(d.Name)
+			for _, use := range d.ConsumesCounters {
+				for name := range use.Counters {
+					if _, has := counters[use.CounterSet][name]; !has {
+						return false
+					}
+				}
+			}
 		}
 	}
-	return true
+	return all == len(counters)
 }

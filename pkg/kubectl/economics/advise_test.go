@@ -361,8 +361,8 @@ func TestOneProfile(t *testing.T) {
 		t.Errorf("%+v, %v", a, err)
 	}
 	m.Nodes[0].Incomplete = true
-	if a, err := Advise(query(t, "--memory 9Gi --trust regulated"), m); err == nil {
-		t.Errorf("slices are missing, so that nothing can be allocated: %+v", a)
+	if a, err := Advise(query(t, "--memory 9Gi --trust regulated"), m); err == nil || !strings.Contains(err.Error(), "not known") {
+		t.Errorf("slices are missing, so that it is not known what is offered: %+v, %v", a, err)
 	}
 }
 

@@ -28,13 +28,22 @@ type offer struct {
 	fleet.Room
 }
 
-// offersOf returns what the GPUs of a cluster are offered as, by memory.
+// offersOf returns what the GPUs of a cluster are offered as, by memory, except those of nodes whose slices are not all there.
 func offersOf(m *fleet.Model) ([]*offer, error) {
 	var offers []*offer
+	incomplete := ""
 	for g := range m.GPUs() {
+		if g.Node.Incomplete {
+			incomplete = g.Node.Name
+			continue
+		}
 		offers = append(offers, &offer{g, fleet.Offered(g)})
 	}
-	if len(offers) == 0 {
+	switch {
+	case len(offers) > 0:
+	case incomplete != "":
+		return nil, fmt.Errorf("not all ResourceSlices of node %s are there, so it is not known what its GPUs are offered as: try again", incomplete)
+	default:
 		return nil, errors.New("the cluster publishes no GPUs: is the driver installed, and is its name the one of --driver?")
 	}
 	slices.SortStableFunc(offers, func(a, b *offer) int {

@@ -7,15 +7,18 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/dynamic-resource-allocation/structured"
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
 
@@ -212,5 +215,48 @@ func TestJudgeAgainstAllocator(t *testing.T) {
 	t.Logf("%+v", total)
 	if total.boards < 13 || total.states < 100 || total.fits < 200 || total.refused < 400 || total.failed < 50 || total.skipped < 10000 {
 		t.Errorf("compared too little: %+v", total)
+	}
+}
+
+// TestOddPools: a pool is invalid for the same reasons as for the scheduler, which asks whether counters exist, not whether they
+// are enough.
+func TestOddPools(t *testing.T) {
+	for name, test := range map[string]struct {
+		change  func(counters *resourceapi.ResourceSlice, d *resourceapi.Device)
+		invalid bool
+	}{
+		"a counter is used that does not exist": {func(_ *resourceapi.ResourceSlice, d *resourceapi.Device) {
+			d.ConsumesCounters[0].Counters["absent"] = resourceapi.Counter{}
+		}, true},
+		"a set of counters is there twice": {func(s *resourceapi.ResourceSlice, _ *resourceapi.Device) {
+			s.Spec.SharedCounters = append(s.Spec.SharedCounters, *s.Spec.SharedCounters[0].DeepCopy())
+		}, true},
+		"a device needs more than there is": {func(_ *resourceapi.ResourceSlice, d *resourceapi.Device) {
+			for name, c := range d.ConsumesCounters[0].Counters {
+				c.Value.Add(resource.MustParse("1000Gi"))
+				d.ConsumesCounters[0].Counters[name] = c
+			}
+		}, false},
+	} {
+		f := fleettest.New(t)
+		f.AddNode("n1", "h100-80-sxm", 1)
+		f.Held("team", "other", "n1", fleettest.Request(whole))
+		hasCounters := func(s *resourceapi.ResourceSlice) bool { return len(s.Spec.SharedCounters) > 0 }
+		for _, s := range f.Slices {
+			for i := range s.Spec.Devices {
+				if d := &s.Spec.Devices[i]; len(d.ConsumesCounters) > 0 && d.Name != "changed" {
+					odd := d.DeepCopy()
+					odd.Name = "changed"
+					test.change(f.Slices[slices.IndexFunc(f.Slices, hasCounters)], odd)
+					s.Spec.Devices = append(s.Spec.Devices, *odd)
+					break
+				}
+			}
+		}
+		claim := f.Claim("team", "c", fleettest.Request(whole))
+		e := New(fleet.New(f.Snapshot, fleettest.Driver), now).Pod(t.Context(), f.Pod("team", "p", fleettest.Uses(claim)))
+		if got := strings.Contains(text(t, e), "has a name twice, or a counter that does not exist"); got != test.invalid {
+			t.Errorf("%s: invalid %t, want %t:\n%s", name, got, test.invalid, text(t, e))
+		}
 	}
 }
