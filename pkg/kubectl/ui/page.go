@@ -148,12 +148,12 @@ func problemsOf(s *fleet.Snapshot, err error) (gaps []view.Gap) {
 // events do not change the page.
 func (p *page) explain(ctx context.Context) error {
 	p.mu.Lock()
-	model, isNew := p.model, p.changed.After(p.explained)
+	model, isNew, now := p.model, p.changed.After(p.explained), time.Now()
 	p.mu.Unlock()
-	if !isNew && (!p.hasStuck || time.Since(p.explained) < fresh) {
+	if !isNew && (!p.hasStuck || now.Sub(p.explained) < fresh) {
 		return nil
 	}
-	p.explained, p.hasStuck = time.Now(), false
+	p.explained, p.hasStuck = now, false // a model that comes after it is another one
 	explanation, waiting := p.Explain(ctx, model), map[string]bool{}
 	for _, pod := range model.Pods {
 		isStuck := view.Stuck(model, pod)
