@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -358,11 +359,10 @@ func TestIgnoredLimit(t *testing.T) {
 }
 
 // lateSessions is a busy supervisor, whose first answer comes after the second.
-type lateSessions struct{ asked int }
+type lateSessions struct{ asked atomic.Int32 }
 
 func (l *lateSessions) List(context.Context) ([]mps.Status, error) {
-	l.asked++
-	if l.asked == 1 {
+	if l.asked.Add(1) == 1 {
 		time.Sleep(4 * time.Second)
 		return []mps.Status{{Phase: mps.Failed}}, nil
 	}
@@ -377,11 +377,14 @@ func TestLateAnswer(t *testing.T) {
 		go s.list(t.Context())
 		time.Sleep(time.Second)
 		s.list(t.Context())
-		if late.asked != 1 {
-			t.Errorf("asked %d times", late.asked)
+		if asked := late.asked.Load(); asked != 1 {
+			t.Errorf("asked %d times", asked)
 		}
 		time.Sleep(10 * time.Second)
-		if s.list(t.Context()); s.sessions[mps.Running] != 1 {
+		s.list(t.Context())
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.sessions[mps.Running] != 1 {
 			t.Errorf("sessions %v", s.sessions)
 		}
 	})
