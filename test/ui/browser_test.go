@@ -304,7 +304,7 @@ func TestUsage(t *testing.T) {
 		t.Errorf("%d meters are outside of their blocks", n)
 	}
 	b.click(card("dgx-1", "1b") + " .gpu-name")
-	b.shows("GPU 0 (1b:00) on dgx-1", "Memory used: ", "7: memory slices; two that every partition takes together are one cell")
+	b.shows("GPU 0 (1b:00) on dgx-1", "Memory used: ", "7: memory slices; one that no partition takes alone is in the cell before it")
 	b.complains()
 }
 
