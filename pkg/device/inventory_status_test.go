@@ -220,7 +220,7 @@ func TestWithConcurrently(t *testing.T) {
 	group.Wait()
 }
 
-// ordersAlike tells whether the order of statuses sees no difference between two.
+// ordersAlike reports whether the order of statuses sees no difference between two.
 func ordersAlike(a, b Status) bool {
 	a, b = a.Sorted(), b.Sorted()
 	return slices.EqualFunc(a.Static, b.Static, func(x, y Static) bool { return compareStatic(x, y) == 0 }) &&

@@ -62,7 +62,7 @@ func FaultsOfScheduler(kubernetes string) (SchedulerFaults, error) {
 	}, nil
 }
 
-// versionOf returns what tells whether a version of something is older than another.
+// versionOf parses a version. before reports whether it is older than another one.
 func versionOf(text, what string) (before func(other string) bool, err error) {
 	v, err := version.ParseGeneric(text)
 	if err != nil {

@@ -185,7 +185,7 @@ func TestAllocatorStatic(t *testing.T) {
 	equal(t, "beside another partition", name, newScheduler(t, exists).holding("gpu-0000-28-00-0-mig-1g10gb-0").allocate(request("mig", 1, byUUID)))
 }
 
-// allocateOnly tells whether this one device can be had, and keeps nothing.
+// allocateOnly reports whether this one device can be had, and keeps nothing.
 func (s *scheduler) allocateOnly(t *testing.T, name string) bool {
 	t.Helper()
 	claims := must.Get(s.try(request("any", 1, `device.attributes["gpu.nvidia.com"].uuid != "MIG-1"`)))(t)

@@ -71,7 +71,7 @@ type flags struct {
 	gpu, shared string
 }
 
-// translate makes of files what a command prints below a title, and what it tells of their fields.
+// translate translates files. It returns what a command prints below the title, and what it says about their fields.
 type translate func(data []byte) (title string, text []byte, findings finding.List, err error)
 
 // command completes one that translates files, once its flags are checked.

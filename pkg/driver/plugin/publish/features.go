@@ -136,8 +136,6 @@ const (
 	confirmAfter = time.Minute
 )
 
-var sliceResource = resourceapi.SchemeGroupVersion.WithResource("resourceslices")
-
 // features are those of the cluster as far as is known. It is for one goroutine. Questions and writes use connections of their own: an
 // established one leads to the same server again and again.
 type features struct {

@@ -7,6 +7,7 @@
 //	rules/         what is requested first. Pure
 //	want.go        the slices that there should be
 //	act.go         one request, and what its answer means
+//	versions.go    whether somebody else has changed what is stored
 //	tell.go        reports whether the slices are stored as they should be, and which of several instances publishes
 //	features.go    finds out what the cluster can do with devices, with events about what it cannot
 //
@@ -17,13 +18,11 @@ package publish
 import (
 	"context"
 	"fmt"
-	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
@@ -33,7 +32,6 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/plugin/internal/loop"
-	"github.com/partage-dev/partage/pkg/driver/plugin/internal/metawatch"
 	"github.com/partage-dev/partage/pkg/driver/plugin/internal/precedence"
 	"github.com/partage-dev/partage/pkg/driver/plugin/publish/rules"
 )
@@ -85,12 +83,8 @@ type Publisher struct {
 	// changed says that there is another inventory or owner, registered that the kubelet has
 	// registered the plugin.
 	changed, registered loop.Trigger
-	// watch is of the metadata of the slices. They are read only when somebody else has changed them: after a restart of an API server, all
-	// plugins of a cluster list at the same time. watched are their versions as of its last news, which it fires.
-	watch      metawatch.Watch[*metav1.PartialObjectMetadataList]
-	watched    atomic.Pointer[map[types.UID]string]
-	news       loop.Trigger
-	precedence *precedence.Precedence
+	versions            *versions
+	precedence          *precedence.Precedence
 	// found is the list that Stored has read, until it is used. It may be out of date: requests have the resource versions that they
 	// replace, and the watch begins with a list.
 	found atomic.Pointer[resourceapi.ResourceSliceList]
@@ -115,21 +109,17 @@ func New(o Options) *Publisher {
 		o.Pace = &rules.Usual
 	}
 	pool := pool{driverName: o.DriverName, nodeName: o.NodeName}
-	p := &Publisher{
+	return &Publisher{
 		Options:    o,
 		pool:       pool,
 		slices:     o.KubeClient.ResourceV1().ResourceSlices(),
 		changed:    loop.NewTrigger(),
 		registered: loop.NewTrigger(),
-		news:       loop.NewTrigger(),
+		versions:   newVersions(o.MetadataClient, pool),
 		precedence: precedence.New(o.LockFile),
 		memory:     rules.NewMemory(o.Pace),
 		features:   features{pool: pool, client: o.KubeClient.ResourceV1().RESTClient()},
 	}
-	p.watch = metawatch.Watch[*metav1.PartialObjectMetadataList]{
-		Client: o.MetadataClient.Resource(sliceResource), What: "the metadata of ResourceSlices", Selector: pool.selector(), Changed: p.note,
-	}
-	return p
 }
 
 // SetInventory replaces what is to be published.
@@ -179,7 +169,7 @@ func (p *Publisher) Run(ctx context.Context) {
 	defer watching.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	watching.Go(func() { p.watch.Run(ctx) })
+	watching.Go(func() { p.versions.watch.Run(ctx) })
 	defer p.precedence.End()
 
 	p.began = time.Now()
@@ -240,37 +230,17 @@ func (p *Publisher) await(ctx context.Context, next rules.Time) {
 	case <-time.After(next - p.now()):
 	case <-p.registered:
 		p.memory.Registered()
-	case <-p.news:
+	case <-p.versions.changed:
 		if p.compareAt.IsZero() {
 			p.compareAt = time.Now().Add(jitter(changesTogether))
 		}
 	}
 	if !p.compareAt.IsZero() && !time.Now().Before(p.compareAt) {
 		p.compareAt = time.Time{}
-		if p.differs() {
+		if p.versions.differ(p.stored.Slices) {
 			p.memory.Doubt()
 		}
 	}
-}
-
-// note takes what the watch has.
-func (p *Publisher) note(slices map[types.UID]metav1.Object) {
-	watched := map[types.UID]string{}
-	for uid, slice := range slices {
-		watched[uid] = slice.GetResourceVersion()
-	}
-	p.watched.Store(&watched)
-	p.news.Fire()
-}
-
-// differs reports whether the watch has other slices, or other versions, than are known to be stored. Versions may also be older, after
-// etcd was restored. A write of this process may not have arrived in the watch yet, which costs a list of the slices.
-func (p *Publisher) differs() bool {
-	known := map[types.UID]string{}
-	for _, s := range p.stored.Slices {
-		known[s.UID] = s.ResourceVersion
-	}
-	return !maps.Equal(known, *p.watched.Load())
 }
 
 // jitter is up to one and a half times as long, so that the plugins of many nodes do not ask together.

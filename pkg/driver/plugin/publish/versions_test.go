@@ -33,14 +33,14 @@ func TestVersions(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := &Publisher{news: loop.NewTrigger()}
-			p.stored.Slices = []*resourceapi.ResourceSlice{{ObjectMeta: metav1.ObjectMeta{UID: "a", ResourceVersion: "10"}}}
+			stored := []*resourceapi.ResourceSlice{{ObjectMeta: metav1.ObjectMeta{UID: "a", ResourceVersion: "10"}}}
+			v := &versions{changed: loop.NewTrigger()}
 			now := map[types.UID]metav1.Object{}
 			for _, slice := range test.slices {
 				now[slice.UID] = slice
 			}
-			p.note(now)
-			if got := p.differs(); got != test.differs {
+			v.note(now)
+			if got := v.differ(stored); got != test.differs {
 				t.Errorf("differs is %v, want %v", got, test.differs)
 			}
 		})

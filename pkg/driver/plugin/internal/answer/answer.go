@@ -16,7 +16,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/claim"
 )
 
-// IsMissing tells whether an object does not exist. A path that is not served, or a proxy's "404 page not found", does not say that.
+// IsMissing reports whether an object does not exist. A path that is not served, or a proxy's "404 page not found", does not say that.
 func IsMissing(err error) bool {
 	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
