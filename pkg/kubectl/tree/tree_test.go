@@ -8,8 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -81,19 +79,7 @@ func treeOf(t *testing.T, selector labels.Selector, nodes ...string) *Tree {
 
 func golden(t *testing.T, name, got string) {
 	t.Helper()
-	file := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("rewrite it with -update when this is meant; -want +got:\n%s", diff)
-	}
+	fleettest.Golden(t, *update, name, got)
 }
 
 func TestView(t *testing.T) {
