@@ -322,6 +322,23 @@ func TestReadingFromBefore(t *testing.T) {
 	}
 }
 
+// TestHeldBackSaysSo: of a GPU that works again and is held back, nobody is told that it does not answer.
+func TestHeldBackSaysSo(t *testing.T) {
+	s := newScene()
+	for range 2 {
+		fails(gpu.ErrLost)(s)
+		well()(s)
+	}
+	shown := s.conditions(&s.reaction)
+	if len(shown) != 1 || !strings.HasPrefix(shown[0].Message, "it is over, ") {
+		t.Errorf("it is %+v", shown)
+	}
+	fails(gpu.ErrLost)(s)
+	if shown := s.conditions(&s.reaction); len(shown) != 1 || strings.Contains(shown[0].Message, "over") {
+		t.Errorf("when it comes again it is %+v", shown)
+	}
+}
+
 func TestUnmonitored(t *testing.T) {
 	s := newScene()
 	look := func(err error) string {

@@ -17,6 +17,9 @@ func (f *fault) condition(pciAddress string, h *policy.Health, v verdict) (devic
 		c.Effect = v.effect(x, h)
 		c.Message += ". " + v.advice(x)
 	}
+	if !f.Gone.IsZero() {
+		c.Message = "it is over, and the GPU is held back because it has happened before; it was: " + c.Message
+	}
 	// Partitions have no part in the fabric.
 	c.Undivided = f.Reason == device.FabricUnhealthy
 	if f.Unplaced && c.Effect == policy.EffectNoExecute {
