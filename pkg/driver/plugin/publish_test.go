@@ -47,18 +47,6 @@ func (r *rig) untilPublished(t *testing.T, devices, counterSets int) {
 	})
 }
 
-// TestRegistrationChecks: a kubelet that registers the plugin may have deleted
-// slices before there was anybody to see it.
-func TestRegistrationChecks(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.start(t)
-	r.untilPublished(t, 4, 1)
-	r.api.DeleteSlices()
-	r.register(t)
-	r.untilPublished(t, 4, 1)
-}
-
 // TestNotReadyWithoutWriting: an earlier plugin has published as many devices, but of
 // another board.
 func TestNotReadyWithoutWriting(t *testing.T) {
