@@ -206,7 +206,7 @@ var conditions = map[rules.Reason]device.Condition{
 	rules.Unsupervised:     {Reason: device.MPSUnavailable, Kind: device.MPS},
 }
 
-// translate makes a status of a decision.
+// translate turns a decision into what is published and said about the GPU.
 func (m *Manager) translate(address string, decision *converge.Decision, last gpuStatus) (s gpuStatus) {
 	s.statics, s.observed = decision.Static, true
 	for _, one := range decision.Statements {

@@ -48,7 +48,7 @@ type Cluster struct{ client kubernetes.Interface }
 
 var _ claim.Cluster = (*Cluster)(nil)
 
-// NewCluster makes a Cluster.
+// NewCluster returns a Cluster that asks by a client.
 func NewCluster(client kubernetes.Interface) *Cluster { return &Cluster{client: client} }
 
 // Named returns the claim with a name, or nil. The API server's cache may be behind with the answer.

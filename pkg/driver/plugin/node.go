@@ -76,7 +76,7 @@ func (n *ownNode) update(node *corev1.Node) {
 	}
 }
 
-// notFound takes note that the cluster has no such node. If it never had one, the name is wrong, and nothing published would be used.
+// notFound notes that the cluster has no such node. If it never had one, the name is wrong, and nothing published would be used.
 func (n *ownNode) notFound() {
 	if n.now.Load() == nil {
 		n.stop(fmt.Errorf("the cluster has no node named %q: --node-name (NODE_NAME) must be the name of the Node object that this machine is", n.name))

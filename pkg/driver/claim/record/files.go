@@ -51,7 +51,7 @@ func (OS) WriteHead(path string, data []byte) error {
 // Remove implements Files.
 func (OS) Remove(path string) error { return host.RemoveUnsynced(path) }
 
-// file is one file of a claim.
+// file is a file of a claim: its record, or only when it was released.
 type file struct {
 	path string
 	// data is nil where there is no file.

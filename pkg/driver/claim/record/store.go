@@ -60,7 +60,7 @@ func Open(dataDir, boot string, files Files) (*Store, error) {
 	}, nil
 }
 
-// Boot returns the boot that the store was opened in.
+// Boot returns the ID of the boot whose records the store writes.
 func (s *Store) Boot() string { return s.boot }
 
 // Path returns the first name of a claim's record. It has another where a file of that name cannot be read.

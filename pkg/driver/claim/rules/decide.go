@@ -67,7 +67,7 @@ func (o *Observation) Needs() (n Needs) {
 	return n
 }
 
-// decision is one in the making.
+// decision is the plan of an observation, while it is made.
 type decision struct {
 	Observation
 	plan Plan

@@ -48,7 +48,7 @@ func (p *Publisher) act(ctx context.Context, r *rules.Request) {
 	p.refused(ctx, err)
 }
 
-// refused takes note of a request that has failed.
+// refused notes a request that has failed.
 func (p *Publisher) refused(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return

@@ -195,7 +195,7 @@ func (f *features) settle(ctx context.Context, answer Features) {
 	f.schedule()
 }
 
-// doubt brings the next question forward.
+// doubt makes the next question come sooner.
 func (f *features) doubt() {
 	f.doubted = true
 	if soon := time.Now().Add(confirmAfter / 2); soon.Before(f.next) {

@@ -143,7 +143,7 @@ func (m *Memory) Registered() {
 	m.doubt, m.repairDelay, m.repairAt, m.retryAt = true, 0, Never, Never
 }
 
-// Listed takes note that the slices were read.
+// Listed notes that the slices were read.
 func (m *Memory) Listed(now Time) {
 	m.doubt, m.heard = false, true
 	m.triedAt, m.retryAt = now, Never
@@ -163,14 +163,14 @@ func (m *Memory) Wrote(r *Request, version string, now Time) {
 	m.succeeded(now)
 }
 
-// Changed takes note that something else was stored than was sent: that is a change by others.
+// Changed notes that something else was stored than was sent: that is a change by others.
 func (m *Memory) Changed(r *Request) {
 	was := m.last(r.Slice.Name)
 	m.wrote[r.Slice.Name] = written{"", was.news, was.told}
 	m.heard, m.repaired = true, true
 }
 
-// Deleted takes note that a slice was deleted, or is not there.
+// Deleted notes that a slice was deleted, or is not there.
 func (m *Memory) Deleted(name string, now Time) {
 	delete(m.wrote, name)
 	m.succeeded(now)
@@ -180,7 +180,7 @@ func (m *Memory) succeeded(now Time) {
 	m.repaired, m.triedAt, m.retryDelay, m.retryAt = true, now, 0, Never
 }
 
-// Refused takes note that a request has failed. jitter is between 0 and 1.
+// Refused notes that a request has failed. jitter is between 0 and 1.
 func (m *Memory) Refused(now Time, jitter float64) {
 	m.retryDelay = min(max(m.p.Retry, m.retryDelay*3/2), m.p.RetryMost)
 	m.triedAt, m.retryAt = now, now+m.retryDelay+Time(jitter*float64(m.retryDelay)/2)
