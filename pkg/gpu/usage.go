@@ -35,11 +35,12 @@ type Usage struct {
 // Traffic is what a GPU sends and receives.
 type Traffic struct{ Sent, Received uint64 }
 
-// PartitionID finds a partition among those that exist on a GPU. Without the UUID, the ids
+// PartitionID finds a partition among those that exist on a GPU. Every creation gives new values. Without the UUID, the ids
 // may be those of a later partition.
 type PartitionID struct {
-	InstanceID, ComputeID int
-	UUID                  string
+	InstanceID int    `json:"instanceID"`
+	ComputeID  int    `json:"computeID"`
+	UUID       string `json:"uuid"`
 }
 
 // PartitionUsage is who uses what of a partition.

@@ -203,7 +203,7 @@ func (b *box) Processes(_ context.Context, pciAddress string) ([]gpu.Process, er
 }
 
 // look is what is at an address now.
-func (b *box) look(at partition.Address) (partition.Live, bool) {
+func (b *box) look(at partition.Address) (gpu.PartitionID, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return partition.Lookup(b.stateOf(at.PCIAddress), at)

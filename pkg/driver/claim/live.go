@@ -124,7 +124,7 @@ func (m *Manager) live(r *record.Record) []LiveDevice {
 		if p := d.Partition; p != nil {
 			one.Partition = &LivePartition{Profile: p.Profile, Placement: p.Placement, Gone: p.Made == nil || d.Mark == record.Lost}
 			if p.Made != nil {
-				one.Partition.PartitionID = gpu.PartitionID(*p.Made)
+				one.Partition.PartitionID = *p.Made
 			}
 		}
 		one.share(m.devices().GPU(d.PCIAddress), &shared, r.Session(shared.Session))

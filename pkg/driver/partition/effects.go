@@ -103,13 +103,13 @@ func (l *Lifecycle) CreateInstance(ctx context.Context, a Address) (instanceID i
 }
 
 // CreateCompute gives a GPU instance a compute instance that spans it.
-func (l *Lifecycle) CreateCompute(ctx context.Context, pciAddress string, instanceID int) (Live, error) {
+func (l *Lifecycle) CreateCompute(ctx context.Context, pciAddress string, instanceID int) (gpu.PartitionID, error) {
 	compute, err := l.hw.CreateComputeInstance(ctx, pciAddress, instanceID)
 	if err != nil {
-		return Live{}, fmt.Errorf("create a compute instance in GPU instance %d of GPU %s: %w", instanceID, pciAddress, err)
+		return gpu.PartitionID{}, fmt.Errorf("create a compute instance in GPU instance %d of GPU %s: %w", instanceID, pciAddress, err)
 	}
 	klog.FromContext(ctx).V(2).Info("Compute instance created", "pciAddress", pciAddress, "instanceID", instanceID, "uuid", compute.UUID)
-	return Live{InstanceID: instanceID, ComputeID: compute.ID, UUID: compute.UUID}, nil
+	return gpu.PartitionID{InstanceID: instanceID, ComputeID: compute.ID, UUID: compute.UUID}, nil
 }
 
 // DestroyCompute destroys a compute instance. None is a success. Where it is in use the error wraps gpu.ErrInUse and

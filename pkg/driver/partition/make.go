@@ -16,25 +16,25 @@ import (
 // those who keep no records; what it has begun when it fails is for Remove.
 //
 // The error wraps ErrForeign when there is an instance at the address, and gpu.ErrNoRoom when another one overlaps it.
-func (l *Lifecycle) Make(ctx context.Context, a Address, dynamic bool) (Live, error) {
+func (l *Lifecycle) Make(ctx context.Context, a Address, dynamic bool) (gpu.PartitionID, error) {
 	state, err := l.State(ctx, a.PCIAddress)
 	if err != nil {
-		return Live{}, err
+		return gpu.PartitionID{}, err
 	}
 	switch there := Instance(state, a); {
 	case there != nil:
-		return Live{}, fmt.Errorf("create a partition with %s: GPU instance %d is there already: %w", a, there.ID, ErrForeign)
+		return gpu.PartitionID{}, fmt.Errorf("create a partition with %s: GPU instance %d is there already: %w", a, there.ID, ErrForeign)
 	case state.Enabled:
 	case !dynamic:
-		return Live{}, fmt.Errorf("create a partition with %s: MIG mode is off, and on this GPU only an administrator changes it: %w", a, gpu.ErrNotSupported)
+		return gpu.PartitionID{}, fmt.Errorf("create a partition with %s: MIG mode is off, and on this GPU only an administrator changes it: %w", a, gpu.ErrNotSupported)
 	default:
 		if err := l.SetMode(ctx, a.PCIAddress, true); err != nil {
-			return Live{}, err
+			return gpu.PartitionID{}, err
 		}
 	}
 	id, err := l.CreateInstance(ctx, a)
 	if err != nil {
-		return Live{}, err
+		return gpu.PartitionID{}, err
 	}
 	return l.CreateCompute(ctx, a.PCIAddress, id)
 }

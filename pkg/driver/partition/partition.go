@@ -35,13 +35,6 @@ func (a Address) String() string {
 	return fmt.Sprintf("profile %d at %s on GPU %s", a.ProfileID, placement(a.Placement), a.PCIAddress)
 }
 
-// Live identifies the partition at an address. Every creation gives new values.
-type Live struct {
-	InstanceID int    `json:"instanceID"`
-	ComputeID  int    `json:"computeID"`
-	UUID       string `json:"uuid"`
-}
-
 // Lifecycle creates and destroys partitions. It keeps no state and takes no lock: the
 // caller locks the GPU around every call. Calls for different GPUs may be concurrent.
 type Lifecycle struct {
@@ -88,13 +81,13 @@ func (l *Lifecycle) Processes(ctx context.Context, pciAddress string) ([]gpu.Pro
 
 // Lookup returns the partition at an address, given the state of its GPU. A GPU
 // instance without compute instance, or with several, is not a partition.
-func Lookup(state gpu.MIGState, a Address) (Live, bool) {
+func Lookup(state gpu.MIGState, a Address) (gpu.PartitionID, bool) {
 	instance := Instance(state, a)
 	if instance == nil || len(instance.Compute) != 1 {
-		return Live{}, false
+		return gpu.PartitionID{}, false
 	}
 	compute := instance.Compute[0]
-	return Live{InstanceID: instance.ID, ComputeID: compute.ID, UUID: compute.UUID}, true
+	return gpu.PartitionID{InstanceID: instance.ID, ComputeID: compute.ID, UUID: compute.UUID}, true
 }
 
 // Instance returns the GPU instance at an address, complete or not, or nil.

@@ -149,9 +149,9 @@ func TestMake(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got, err := lifecycle(test.gpu, 99, nil).Make(t.Context(), test.at, !test.static)
 			test.check(t, test.gpu, err)
-			var want Live
+			var want gpu.PartitionID
 			if test.made {
-				want = Live{InstanceID: 7, UUID: "MIG-4-1"}
+				want = gpu.PartitionID{InstanceID: 7, UUID: "MIG-4-1"}
 			}
 			if got != want {
 				t.Errorf("got %+v, want %+v", got, want)
@@ -191,10 +191,10 @@ func TestLookup(t *testing.T) {
 	state := must.Get(New(f, f).State(t.Context(), pci))(t)
 	tests := map[string]struct {
 		at    Address
-		want  Live
+		want  gpu.PartitionID
 		found bool
 	}{
-		"there":                      {at: oneAt4, want: Live{InstanceID: 7, UUID: "MIG-a"}, found: true},
+		"there":                      {at: oneAt4, want: gpu.PartitionID{InstanceID: 7, UUID: "MIG-a"}, found: true},
 		"other profile at its place": {at: mediaAt4},
 		"nothing there":              {at: address(19, 6, 1)},
 		"no compute instance":        {at: address(19, 5, 1)},

@@ -20,7 +20,6 @@ import (
 
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
-	"github.com/partage-dev/partage/pkg/driver/partition"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/node/holder"
 	"github.com/partage-dev/partage/pkg/node/host"
@@ -119,7 +118,7 @@ func claim(name string, change func(*record.Device), addresses ...string) *recor
 
 func onInstance(id int) func(*record.Device) {
 	return func(d *record.Device) {
-		d.Type, d.Partition = device.Partition, &record.Partition{Place: record.Place{ProfileID: 19}, Made: &partition.Live{InstanceID: id}}
+		d.Type, d.Partition = device.Partition, &record.Partition{Place: record.Place{ProfileID: 19}, Made: &gpu.PartitionID{InstanceID: id}}
 	}
 }
 

@@ -37,7 +37,7 @@ type Partitions interface {
 	State(ctx context.Context, pciAddress string) (gpu.MIGState, error)
 	SetMode(ctx context.Context, pciAddress string, on bool) error
 	CreateInstance(ctx context.Context, at partition.Address) (instanceID int, err error)
-	CreateCompute(ctx context.Context, pciAddress string, instanceID int) (partition.Live, error)
+	CreateCompute(ctx context.Context, pciAddress string, instanceID int) (gpu.PartitionID, error)
 	DestroyCompute(ctx context.Context, pciAddress string, instanceID, computeID int) error
 	DestroyInstance(ctx context.Context, pciAddress string, instanceID int) error
 	// Processes lists what runs on a GPU and on its instances.

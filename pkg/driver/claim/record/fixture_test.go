@@ -18,7 +18,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/device"
-	"github.com/partage-dev/partage/pkg/driver/partition"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/test/claimtest"
@@ -41,7 +40,7 @@ func example() *Record {
 		PCIAddress: pciA, DynamicMIG: true, Divisible: true, Mark: Started, CDIDevice: "k8s.gpu.nvidia.com/claim=u1-0",
 		Partition: &Partition{
 			Profile: "1g.10gb", Place: Place{ProfileID: 19, Placement: gpu.Placement{Start: 4, Size: 1}},
-			Made: &partition.Live{InstanceID: 9, ComputeID: 0, UUID: "MIG-1"},
+			Made: &gpu.PartitionID{InstanceID: 9, ComputeID: 0, UUID: "MIG-1"},
 		},
 	})
 	add(r, Device{
@@ -97,7 +96,7 @@ func started(r *Record) error {
 // prepared writes what is not in the head as well.
 func prepared(r *Record) error {
 	r.State = Prepared
-	r.Devices[0].Partition.Made = &partition.Live{InstanceID: 9, UUID: "MIG-1"}
+	r.Devices[0].Partition.Made = &gpu.PartitionID{InstanceID: 9, UUID: "MIG-1"}
 	return nil
 }
 

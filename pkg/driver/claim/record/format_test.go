@@ -15,7 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/partage-dev/partage/pkg/driver/partition"
+	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -151,7 +151,7 @@ func TestNewerFields(t *testing.T) {
 		{step{do: release(3), want: "releasing 1 ++; released 3"}, true},
 		{step{do: func(s *Store) error {
 			return s.Update(uid, func(r *Record) error {
-				r.Devices[0].Partition.Made = &partition.Live{InstanceID: 9, UUID: "MIG-1"}
+				r.Devices[0].Partition.Made = &gpu.PartitionID{InstanceID: 9, UUID: "MIG-1"}
 				return nil
 			})
 		}, want: "releasing 1 ++ made; released 3"}, false},

@@ -229,7 +229,7 @@ type Partition struct {
 	Profile string `json:"profile"`
 	Place
 	// Made is what the claim's CDI spec names, for people and for rules about specs: a partition is known by its place.
-	Made *partition.Live `json:"made,omitempty"`
+	Made *gpu.PartitionID `json:"made,omitempty"`
 }
 
 // UUID is that of the partition, empty before it is made.

@@ -11,7 +11,6 @@ import (
 	kinds "github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/driver/claim/rules"
-	live "github.com/partage-dev/partage/pkg/driver/partition"
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
@@ -499,7 +498,7 @@ func (s *Scenario) recordOf(c int, r *recordState) *record.Record {
 		if d.Place != undivided {
 			p.Partition = &record.Partition{Place: d.Place.real()}
 			if r.Made[i] > 0 {
-				p.Partition.Made = &live.Live{InstanceID: int(r.Made[i])}
+				p.Partition.Made = &gpu.PartitionID{InstanceID: int(r.Made[i])}
 			}
 		}
 		one.Devices[i] = p
