@@ -129,7 +129,10 @@ func (c *config) run(ctx context.Context, clients *kubeClients, hooks *hookProgr
 		return fmt.Errorf("set up CDI specs in %s: %w", c.cdiRoot, err)
 	}
 	hooks.RemoveUnused(ctx, specs.HookPrograms)
-	supervisor := mps.Client{Socket: filepath.Join(c.mpsDir, mps.SocketName)}
+	supervisor, err := mps.NewClient(filepath.Join(c.mpsDir, mps.SocketName))
+	if err != nil {
+		return err
+	}
 	cluster := plugin.NewCluster(clients.background)
 	facts := usage.NewFacts(driverName, cluster)
 	holders := &holder.Finder{Roots: roots}

@@ -50,7 +50,10 @@ func (c *config) serveHealth(ctx context.Context) (stop func(), err error) {
 	if err != nil || listener == nil {
 		return func() {}, err
 	}
-	client := mps.Client{Socket: filepath.Join(c.mpsDir, mps.SocketName)}
+	client, err := mps.NewClient(filepath.Join(c.mpsDir, mps.SocketName))
+	if err != nil {
+		return nil, err
+	}
 	return healthsocket.Serve(ctx, listener, checks(client.List), func(err error) {
 		klog.FromContext(ctx).Error(err, "Health socket is no longer served")
 	}), nil

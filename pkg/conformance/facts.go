@@ -238,7 +238,12 @@ func helpOf(name string, args ...string) fact[string] {
 
 // mpsSessions are those of the node's MPS supervisor.
 var mpsSessions = fact[[]mps.Status]{Command, "sessions of the MPS supervisor", func(ctx context.Context, m *machine) ([]mps.Status, error) {
-	return mps.Client{Socket: filepath.Join(m.MPSDir, mps.SocketName)}.List(ctx)
+	client, err := mps.NewClient(filepath.Join(m.MPSDir, mps.SocketName))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = client.Close() }()
+	return client.List(ctx)
 }}
 
 // gpus are all of the node, as the driver discovers them.

@@ -15,42 +15,54 @@ import (
 	"github.com/partage-dev/partage/pkg/util/steptime"
 )
 
-// Client speaks to the supervisor of this node, which may start later and be replaced: each call connects by itself.
+// Client speaks to the supervisor of this node, which may start later and be replaced. It may be used concurrently.
 type Client struct {
-	// Socket is the supervisor's.
-	Socket string
+	socket     string
+	connection *grpc.ClientConn
 }
 
-// connectLimit is how long a supervisor that listens may take to answer. On a node that starts many pods at once programs may
-// not run for some time.
-const connectLimit = 5 * time.Second
+const (
+	// connectLimit is how long a supervisor that listens may take to answer. On a node that starts many pods at once programs may
+	// not run for some time.
+	connectLimit = 5 * time.Second
+	// noticed is how long a supervisor may be there again before calls reach it.
+	noticed = time.Second
+)
+
+// NewClient returns a Client of the supervisor on a socket. Each call connects if there is no connection.
+func NewClient(socket string) (*Client, error) {
+	again := backoff.Config{BaseDelay: noticed / 10, Multiplier: 2, MaxDelay: noticed}
+	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.ForceCodec(codec{})),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: again, MinConnectTimeout: connectLimit}))
+	if err != nil {
+		return nil, fmt.Errorf("MPS supervisor at %s: %w", socket, err)
+	}
+	return &Client{socket, connection}, nil
+}
+
+// Close ends the connection. Calls fail from then on.
+func (c *Client) Close() error { return c.connection.Close() }
 
 // call calls the supervisor. Without one it fails at once.
-func (c Client) call(ctx context.Context, method string, request, answer any) error {
+func (c *Client) call(ctx context.Context, method string, request, answer any) error {
 	defer steptime.Of(ctx).Begin(steptime.MPS)()
-	connection, err := grpc.NewClient("unix://"+c.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.ForceCodec(codec{})),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectLimit}))
-	if err != nil {
-		return fmt.Errorf("MPS supervisor at %s: %w", c.Socket, err)
-	}
-	defer func() { _ = connection.Close() }()
-	return fromStatus(c.Socket, connection.Invoke(ctx, "/"+serviceName+"/"+method, request, answer))
+	return fromStatus(c.socket, c.connection.Invoke(ctx, "/"+serviceName+"/"+method, request, answer))
 }
 
 // Ensure calls Sessions.Ensure of the supervisor.
-func (c Client) Ensure(ctx context.Context, spec Spec) (status Status, err error) {
+func (c *Client) Ensure(ctx context.Context, spec Spec) (status Status, err error) {
 	err = c.call(ctx, ensureSession, spec, &status)
 	return status, err
 }
 
 // Stop calls Sessions.Stop of the supervisor.
-func (c Client) Stop(ctx context.Context, id string) error {
+func (c *Client) Stop(ctx context.Context, id string) error {
 	return c.call(ctx, stopSession, named{id}, &named{})
 }
 
 // List calls Sessions.List of the supervisor.
-func (c Client) List(ctx context.Context) ([]Status, error) {
+func (c *Client) List(ctx context.Context) ([]Status, error) {
 	var all sessionList
 	err := c.call(ctx, listSessions, named{}, &all)
 	return all.Sessions, err

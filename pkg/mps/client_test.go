@@ -37,14 +37,16 @@ type oneSession struct {
 func (s oneSession) List() []Status { return []Status{s.status} }
 
 // serve has these sessions served on a socket.
-func serve(t *testing.T, sessions Sessions, wrap func(net.Listener) net.Listener) Client {
+func serve(t *testing.T, sessions Sessions, wrap func(net.Listener) net.Listener) *Client {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), SocketName)
 	listener := must.Get(net.Listen("unix", socket))(t)
 	server := NewServer(klog.Background(), sessions)
 	go func() { _ = server.Serve(wrap(listener)) }()
 	t.Cleanup(server.Stop)
-	return Client{Socket: socket}
+	client := must.Get(NewClient(socket))(t)
+	t.Cleanup(func() { _ = client.Close() })
+	return client
 }
 
 // TestSlowSupervisor: a supervisor that is slow is there.

@@ -26,7 +26,7 @@ import (
 
 // other is a supervisor in a process of its own.
 type other struct {
-	mps.Client
+	*mps.Client
 
 	cmd *exec.Cmd
 }
@@ -42,9 +42,8 @@ func (w *world) otherBy(command ...string) *other {
 	// What it leaves behind becomes a child of this process, as of a node's init.
 	must.Do(w, unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 	self := must.Get(os.Executable())(w)
-	o := &other{cmd: exec.Command(self, append(command, w.dir, w.root)...)}
+	o := &other{w.caller(), exec.Command(self, append(command, w.dir, w.root)...)}
 	o.cmd.Stderr = os.Stderr
-	o.Socket = filepath.Join(w.dir, mps.SocketName)
 	must.Do(w, o.cmd.Start())
 	w.Cleanup(func() { o.end(unix.SIGKILL) })
 	return o

@@ -21,13 +21,20 @@ import (
 	"github.com/partage-dev/partage/test/must"
 )
 
+func (w *world) caller() *mps.Client {
+	w.Helper()
+	client := must.Get(mps.NewClient(filepath.Join(w.dir, mps.SocketName)))(w)
+	w.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
 // running is a supervisor with its socket. end is idempotent.
-func (w *world) running() (client mps.Client, end func()) {
+func (w *world) running() (client *mps.Client, end func()) {
 	w.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- Run(ctx, w.options) }()
-	client = mps.Client{Socket: filepath.Join(w.dir, mps.SocketName)}
+	client = w.caller()
 	done := false
 	end = func() {
 		cancel()

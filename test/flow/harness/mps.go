@@ -26,7 +26,12 @@ const (
 func (n *MPSFolder) TrySessions(ctx context.Context) ([]Session, error) {
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
-	return mps.Client{Socket: filepath.Join(n.MPSDir, mps.SocketName)}.List(ctx)
+	client, err := mps.NewClient(filepath.Join(n.MPSDir, mps.SocketName))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = client.Close() }()
+	return client.List(ctx)
 }
 
 // Sessions are the MPS sessions by ID.
