@@ -39,14 +39,39 @@ func (s oneSession) List() []Status { return []Status{s.status} }
 // serve has these sessions served on a socket.
 func serve(t *testing.T, sessions Sessions, wrap func(net.Listener) net.Listener) *Client {
 	t.Helper()
-	socket := filepath.Join(t.TempDir(), SocketName)
+	client := newClient(t)
+	t.Cleanup(listen(t, client.socket, sessions, wrap))
+	return client
+}
+
+func newClient(t *testing.T) *Client {
+	t.Helper()
+	client := must.Get(NewClient(filepath.Join(t.TempDir(), SocketName)))(t)
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+func listen(t *testing.T, socket string, sessions Sessions, wrap func(net.Listener) net.Listener) (stop func()) {
+	t.Helper()
 	listener := must.Get(net.Listen("unix", socket))(t)
 	server := NewServer(klog.Background(), sessions)
 	go func() { _ = server.Serve(wrap(listener)) }()
-	t.Cleanup(server.Stop)
-	client := must.Get(NewClient(socket))(t)
-	t.Cleanup(func() { _ = client.Close() })
-	return client
+	return server.Stop
+}
+
+// TestReplacedSupervisor: without a supervisor calls fail at once, and one that starts later, or takes the place of another, is reached.
+func TestReplacedSupervisor(t *testing.T) {
+	client := newClient(t)
+	for range 2 {
+		expect.Is(t, expect.Err(client.List(t.Context())), ErrUnavailable)
+		stop := listen(t, client.socket, oneSession{}, func(l net.Listener) net.Listener { return l })
+		for began := time.Now(); expect.Err(client.List(t.Context())) != nil; time.Sleep(noticed / 10) {
+			if time.Since(began) > time.Minute {
+				t.Fatal("it is not reached")
+			}
+		}
+		stop()
+	}
 }
 
 // TestSlowSupervisor: a supervisor that is slow is there.
