@@ -166,6 +166,9 @@ func (r Reason) IsFault() bool {
 	return !slices.Contains([]Reason{Occupied, ReleasePending, Opened, ForeignClaim, Cordoned, Withdrawn, AdminAccess}, r)
 }
 
+// IsFailure reports whether nothing works on the GPU. A reading of a GPU shows one of these at most.
+func (r Reason) IsFailure() bool { return r == Lost || r == ResetRequired || r == Unresponsive }
+
 // Sorted returns a copy that shares nothing with s, and whose order does not depend on that of s.
 func (s Status) Sorted() Status {
 	sorted := Status{

@@ -48,7 +48,7 @@ func (j *judge) read(pciAddress string, now reading) {
 		return
 	}
 	found := faultsOf(now)
-	answers := !slices.ContainsFunc(found, func(f *fault) bool { return isFailure(f.Reason) })
+	answers := !slices.ContainsFunc(found, func(f *fault) bool { return f.Reason.IsFailure() })
 	if answers && (g.Absent || g.recovered(now.Health) || less(now.Health.UncorrectedECC, g.Uncorrected)) {
 		j.reset(g, now.Began)
 	}
@@ -97,7 +97,7 @@ func (j *judge) clear(g *gpuHistory, found []*fault, now reading) {
 // nothing, and one that answers in part proves only that it answers.
 func (now *reading) asked(reason device.Reason) bool {
 	switch {
-	case isFailure(reason):
+	case reason.IsFailure():
 		return !errors.Is(now.Err, gpu.ErrHung)
 	case reason == device.FabricUnhealthy && now.FabricNotAsked:
 		return false
@@ -146,12 +146,6 @@ func (g *gpuHistory) has(reason device.Reason) bool {
 }
 
 func less(now, before *uint64) bool { return now != nil && before != nil && *now < *before }
-
-// isFailure reports whether the reason means that the GPU does not answer as it should. A reading
-// shows one of these at most.
-func isFailure(reason device.Reason) bool {
-	return reason == device.Lost || reason == device.ResetRequired || reason == device.Unresponsive
-}
 
 // persistent leaves out what has not lasted long enough. What was not asked for counts as lasting.
 func (g *gpuHistory) persistent(found []*fault, now reading) []*fault {

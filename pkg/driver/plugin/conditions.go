@@ -108,11 +108,6 @@ func claimStatements(found []claim.Statement) (all []events.Statement) {
 	return all
 }
 
-// isFailure reports whether nothing works on a GPU because of a condition.
-func isFailure(c device.Condition) bool {
-	return c.Reason == device.Lost || c.Reason == device.ResetRequired || c.Reason == device.Unresponsive
-}
-
 // abbreviations are words of reasons that are in capitals in the reasons of events.
 var abbreviations = map[string]string{"xid": "XID", "ecc": "ECC"}
 

@@ -111,7 +111,7 @@ func forUsers(conditions []device.Condition, d *claim.LiveDevice) (failed, other
 	for _, c := range conditions {
 		switch {
 		case conditionTexts[c.Reason].users == "" || !concerns(c, d):
-		case isFailure(c):
+		case c.Reason.IsFailure():
 			failed = append(failed, c)
 		default:
 			others = append(others, c)

@@ -92,8 +92,8 @@ func (k *knownGPUs) take(ctx context.Context, found *gpu.Node) {
 // compare notes which GPUs had failed in the survey before, and work in this one and in the last discovery. They count as recovered.
 func (k *knownGPUs) compare(before, now device.Status) {
 	for _, was := range before.Conditions {
-		fails := func(c device.Condition) bool { return c.PCIAddress == was.PCIAddress && isFailure(c) }
-		if isFailure(was) && !slices.ContainsFunc(slices.Concat(now.Conditions, k.missing), fails) {
+		fails := func(c device.Condition) bool { return c.PCIAddress == was.PCIAddress && c.Reason.IsFailure() }
+		if was.Reason.IsFailure() && !slices.ContainsFunc(slices.Concat(now.Conditions, k.missing), fails) {
 			k.back = append(k.back, was.PCIAddress)
 		}
 	}
@@ -127,7 +127,7 @@ func (k *knownGPUs) conditions() []device.Condition {
 
 // isTrouble reports whether a GPU fails, or has failed since the last discovery began, so that what was discovered may not hold any more.
 func (k *knownGPUs) isTrouble(surveyed device.Status) bool {
-	return k.driverGone != nil || len(k.missing) > 0 || len(k.back) > 0 || slices.ContainsFunc(surveyed.Conditions, isFailure)
+	return k.driverGone != nil || len(k.missing) > 0 || len(k.back) > 0 || slices.ContainsFunc(surveyed.Conditions, func(c device.Condition) bool { return c.Reason.IsFailure() })
 }
 
 // uuids are those of all GPUs by PCI address.

@@ -118,13 +118,13 @@ func (w *wanted) over(was events.Statement) (e events.Event, is bool) {
 	case conditionKey:
 		// A GPU that is not there any more has not recovered, and neither has one that does not work for another reason.
 		inTrouble := slices.ContainsFunc(w.status.Conditions, func(is device.Condition) bool {
-			return is.PCIAddress == key.PCIAddress && (is.Reason == key.Reason || isFailure(is))
+			return is.PCIAddress == key.PCIAddress && (is.Reason == key.Reason || is.Reason.IsFailure())
 		})
 		return recovery(key.Condition), w.gpus.node.Has(key.PCIAddress) && !inTrouble
 	case userKey:
 		d := deviceOf(w.live, key)
 		inTrouble := d != nil && slices.ContainsFunc(slices.Concat(forUsers(w.status.Conditions, d)), func(c device.Condition) bool {
-			return c.Reason == key.reason || isFailure(c)
+			return c.Reason == key.reason || c.Reason.IsFailure()
 		})
 		return events.Event{
 			Claim: was.Claim, Type: corev1.EventTypeNormal, Reason: recoveryReason(key.reason), Subjects: was.Subjects,
