@@ -70,6 +70,8 @@ type Condition struct {
 	// Message explains to people what is wrong and what can be done about it. It
 	// does not fit into a taint.
 	Message string
+	// Over says that it is over: devices are held back for a while because of it.
+	Over bool
 }
 
 // EffectInForce is the effect with the default filled in.
@@ -210,7 +212,8 @@ func compareConditions(a, b Condition) int {
 		cmp.Compare(a.Reason, b.Reason),
 		cmp.Compare(a.Value, b.Value),
 		cmp.Compare(a.Effect, b.Effect),
-		cmp.Compare(a.Message, b.Message))
+		cmp.Compare(a.Message, b.Message),
+		cmp.Compare(oneIf(a.Over), oneIf(b.Over)))
 }
 
 func comparePlacements(a, b gpu.Placement) int {

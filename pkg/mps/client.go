@@ -25,15 +25,16 @@ const (
 	// connectLimit is how long a supervisor that listens may take to answer. On a node that starts many pods at once programs may
 	// not run for some time.
 	connectLimit = 5 * time.Second
-	// noticed is how long a supervisor may be there again before calls reach it.
+	// noticed is how long a connection is kept that nobody uses, and how long a supervisor may be there again before calls reach it.
 	noticed = time.Second
 )
 
-// NewClient returns a Client of the supervisor on a socket. Each call connects if there is no connection.
+// NewClient returns a Client of the supervisor on a socket. Calls that follow each other share a connection. Later ones connect anew: what
+// listens on the socket then may be another process, and one that hangs must not be known by an old connection.
 func NewClient(socket string) (*Client, error) {
 	again := backoff.Config{BaseDelay: noticed / 10, Multiplier: 2, MaxDelay: noticed}
 	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.ForceCodec(codec{})),
+		grpc.WithDefaultCallOptions(grpc.ForceCodec(codec{})), grpc.WithIdleTimeout(noticed),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: again, MinConnectTimeout: connectLimit}))
 	if err != nil {
 		return nil, fmt.Errorf("MPS supervisor at %s: %w", socket, err)

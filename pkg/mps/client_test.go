@@ -5,6 +5,7 @@ package mps
 
 import (
 	"net"
+	"os"
 	"path/filepath"
 	"reflect"
 	"testing"
@@ -71,6 +72,25 @@ func TestReplacedSupervisor(t *testing.T) {
 			}
 		}
 		stop()
+	}
+}
+
+// TestOtherProcess: what listens on the socket by now is reached, although an older process has not ended.
+func TestOtherProcess(t *testing.T) {
+	client := newClient(t)
+	plain := func(l net.Listener) net.Listener { return l }
+	t.Cleanup(listen(t, client.socket, oneSession{}, plain))
+	expect.Do(t, expect.Err(client.List(t.Context())))
+	must.Do(t, os.Remove(client.socket))
+	t.Cleanup(listen(t, client.socket, oneSession{status: Status{Message: "the other"}}, plain))
+	for began := time.Now(); ; {
+		if found := must.Get(client.List(t.Context()))(t); found[0].Message == "the other" {
+			return
+		}
+		if time.Since(began) > time.Minute {
+			t.Fatal("the old one still answers")
+		}
+		time.Sleep(3 * noticed) // a connection that is in use stays
 	}
 }
 

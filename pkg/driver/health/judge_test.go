@@ -15,6 +15,7 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/expect"
 )
 
 const (
@@ -322,21 +323,21 @@ func TestReadingFromBefore(t *testing.T) {
 	}
 }
 
-// TestHeldBackSaysSo: of a GPU that works again and is held back, nobody is told that it does not answer.
-func TestHeldBackSaysSo(t *testing.T) {
+// TestHeldBackIsOver: of a GPU that works again and is held back, nobody is told that it does not answer.
+func TestHeldBackIsOver(t *testing.T) {
 	s := newScene()
+	isOver := func() bool {
+		shown := s.conditions(&s.reaction)
+		expect.Len(t, shown, 1)
+		return shown[0].Over
+	}
 	for range 2 {
 		fails(gpu.ErrLost)(s)
 		well()(s)
 	}
-	shown := s.conditions(&s.reaction)
-	if len(shown) != 1 || !strings.HasPrefix(shown[0].Message, "it is over, ") {
-		t.Errorf("it is %+v", shown)
-	}
+	expect.Equal(t, isOver(), true, "it is over")
 	fails(gpu.ErrLost)(s)
-	if shown := s.conditions(&s.reaction); len(shown) != 1 || strings.Contains(shown[0].Message, "over") {
-		t.Errorf("when it comes again it is %+v", shown)
-	}
+	expect.Equal(t, isOver(), false, "it is over when it comes again")
 }
 
 func TestUnmonitored(t *testing.T) {

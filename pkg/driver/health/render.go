@@ -11,14 +11,11 @@ import (
 
 // condition makes a condition of a fault, or returns false if the policy ignores it.
 func (f *fault) condition(pciAddress string, h *policy.Health, v verdict) (device.Condition, bool) {
-	c := device.Condition{PCIAddress: pciAddress, Reason: f.Reason, Value: f.Value, Effect: h.EffectOf(string(f.Reason)), Message: f.Detail}
+	c := device.Condition{PCIAddress: pciAddress, Reason: f.Reason, Value: f.Value, Effect: h.EffectOf(string(f.Reason)), Message: f.Detail, Over: !f.Gone.IsZero()}
 	if f.Reason == device.XID {
 		x := xid.Lookup(f.XID)
 		c.Effect = v.effect(x, h)
 		c.Message += ". " + v.advice(x)
-	}
-	if !f.Gone.IsZero() {
-		c.Message = "it is over, and the GPU is held back because it has happened before; it was: " + c.Message
 	}
 	// Partitions have no part in the fabric.
 	c.Undivided = f.Reason == device.FabricUnhealthy

@@ -27,7 +27,7 @@ type conditionKey struct {
 
 func keyOf(c device.Condition) conditionKey {
 	key := conditionKey{Condition: c, everywhere: c.Where == nil, where: ptr.Deref(c.Where, gpu.Placement{})}
-	key.Message, key.Effect, key.Undivided, key.Where, key.ProfileID = "", "", false, nil, nil
+	key.Message, key.Effect, key.Undivided, key.Over, key.Where, key.ProfileID = "", "", false, false, nil, nil
 	return key
 }
 
@@ -228,7 +228,11 @@ func adminText(c device.Condition) string {
 	if c.EffectInForce() == policy.EffectNoExecute {
 		evicted = evictedText
 	}
-	return sentences(withoutAddress(c.Message, c.PCIAddress), evicted, conditionTexts[c.Reason].admin)
+	message, advice := withoutAddress(c.Message, c.PCIAddress), conditionTexts[c.Reason].admin
+	if c.Over {
+		message, advice = "it is over, and the GPU is held back for a while; it was: "+message, ""
+	}
+	return sentences(message, evicted, advice)
 }
 
 // keepsAway reports whether a condition keeps devices from being offered.
@@ -236,12 +240,14 @@ func keepsAway(c device.Condition) bool { return c.EffectInForce() != policy.Eff
 
 // usersText is the text of events about claims and pods that use a device.
 func usersText(c device.Condition) string {
-	text := conditionTexts[c.Reason]
-	advice := text.advice
+	text, advice := conditionTexts[c.Reason].users, conditionTexts[c.Reason].advice
+	if c.Over {
+		text, advice = "a fault of the GPU is over, and it is held back for a while", ""
+	}
 	if c.EffectInForce() == policy.EffectNoExecute {
 		advice = evictedText
 	}
-	return sentences(text.users+" ("+withoutAddress(c.Message, c.PCIAddress)+")", advice)
+	return sentences(text+" ("+withoutAddress(c.Message, c.PCIAddress)+")", advice)
 }
 
 // sentences ends each with a full stop.

@@ -18,6 +18,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/health"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/expect"
 )
 
 // fakeMonitor has conditions of GPUs.
@@ -193,4 +194,12 @@ func TestTroubles(t *testing.T) {
 	if got := states.trouble([]string{"gpu-0000-2c-00-0"}); got != "" {
 		t.Errorf("of a GPU that works: %s", got)
 	}
+}
+
+// TestHeldBackTexts: of a fault that is over nobody is told that it lasts.
+func TestHeldBackTexts(t *testing.T) {
+	t.Parallel()
+	c := device.Condition{PCIAddress: firstGPU, Reason: device.Unresponsive, Message: "a call hangs", Over: true}
+	expect.Equal(t, usersText(c), "a fault of the GPU is over, and it is held back for a while (a call hangs).")
+	expect.Equal(t, adminText(c), "it is over, and the GPU is held back for a while; it was: a call hangs.")
 }
