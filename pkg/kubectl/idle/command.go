@@ -34,7 +34,8 @@ func NewCommand(o *options.Options) *cobra.Command {
 		Short: "List claims that hold devices and do not use them, with the commands that free these",
 		Long: `List claims on whose devices nothing has run for a while, whose pods have all ended, or which nobody uses.
 The commands that would free the devices are printed, one for each owner, and never run. There is none
-where it would stop a pod that is not idle, such as the fifth replica of which four are.
+where it would stop a pod that is not idle, such as the fifth replica of which four are. Pods
+that wait for a node are stopped as well: they have nothing to lose.
 
 Idle is what the driver calls so: where the GPU reports utilization, that was zero in every sample;
 elsewhere, no process had the device open. What was before the driver's pod started is not known.

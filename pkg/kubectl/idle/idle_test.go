@@ -202,16 +202,17 @@ func TestRun(t *testing.T) {
 func TestReplicas(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		idle           int
-		waits, another bool
-		commands       []string
-		note           string
-		sums           string
+		idle                 int
+		waits, runs, another bool
+		commands             []string
+		note                 string
+		sums                 string
 	}{
 		"all": {idle: 5, commands: []string{"kubectl scale -n team deployment/train --replicas=0"}, sums: "These would free 0.73 GPUs."},
 		"four of five": {idle: 4, note: "team: 1 of 5 pods of Deployment train are not idle", sums: "These would free 0.12 GPUs. Look at what the pods do before you run them:\n" +
 			"  kubectl delete pod -n team alone\n\n0.49 GPUs cannot be freed without stopping pods that are not idle:\n  # team: 1 of 5 pods"},
-		"and one that waits":   {idle: 5, waits: true, note: "team: 1 of 6 pods of Deployment train are not idle", sums: "\n0.61 GPUs cannot be freed without stopping"},
+		"and one that waits":   {idle: 5, waits: true, commands: []string{"kubectl scale -n team deployment/train --replicas=0"}, sums: "These would free 0.73 GPUs."},
+		"one runs without":     {idle: 5, waits: true, runs: true, note: "team: 1 of 6 pods of Deployment train are not idle", sums: "\n0.61 GPUs cannot be freed without stopping"},
 		"and another's device": {idle: 5, another: true, note: "team: 1 of 5 pods of Deployment train are not idle", sums: "\n0.61 GPUs cannot be freed without stopping"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -234,6 +235,9 @@ func TestReplicas(t *testing.T) {
 			}
 			if c.waits {
 				own(f.Pod("team", "train-5", fleettest.Uses(f.Claim("team", "train-5"))))
+				if c.runs {
+					f.Pods[len(f.Pods)-1].Spec.NodeName = "node-1"
+				}
 			}
 			if c.another {
 				busy := f.Held("team", "busy", "node-1", fleettest.Request("mig.nvidia.com", fleettest.Profile("1g.10gb")))

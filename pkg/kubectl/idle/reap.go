@@ -37,9 +37,9 @@ func newReaper(m *fleet.Model) *reaper {
 	return r
 }
 
-// uses reports whether a pod does something: it has devices that are not idle, or waits for some.
+// uses reports whether a pod has devices that are not idle.
 func (r *reaper) uses(pod types.UID) bool {
-	return len(r.claims[pod]) == 0 || slices.ContainsFunc(r.claims[pod], func(c *resourceapi.ResourceClaim) bool { return !r.idle[c] })
+	return slices.ContainsFunc(r.claims[pod], func(c *resourceapi.ResourceClaim) bool { return !r.idle[c] })
 }
 
 // reap adds to a claim what its pods belong to, and the commands that would free its devices.
@@ -84,7 +84,8 @@ func (r *reaper) reap(c *Claim) {
 	}
 }
 
-// members counts the pods that a command about a pod would stop, and how many of them do something.
+// members counts the pods that a command about a pod would stop, and how many of them do something: they use devices, or run without any.
+// One that has neither devices nor a node has nothing to lose.
 func (r *reaper) members(pod *corev1.Pod, kind, name string) (all, busy int) {
 	for _, p := range r.pods {
 		k, n := fleet.OwnerOf(p)
@@ -92,7 +93,7 @@ func (r *reaper) members(pod *corev1.Pod, kind, name string) (all, busy int) {
 		if p != pod && !together || fleet.Ended(p) {
 			continue
 		}
-		if all++; r.uses(p.UID) {
+		if all++; r.uses(p.UID) || len(r.claims[p.UID]) == 0 && p.Spec.NodeName != "" {
 			busy++
 		}
 	}
