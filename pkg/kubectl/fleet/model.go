@@ -67,6 +67,8 @@ type Node struct {
 	Incomplete bool
 	// Hidden says that claims or taint rules may exist that could not be read: what looks free may be taken.
 	Hidden bool
+	// AtLeast says that it is claims that could not be read: those that are known to share a device are not all that may.
+	AtLeast bool
 }
 
 // GPU is a physical GPU with all devices that the driver offers of it.

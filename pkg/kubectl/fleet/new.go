@@ -60,7 +60,8 @@ func (b *builder) addDevices() {
 	for _, n := range b.model.Snapshot.Nodes {
 		objects[n.Name] = n
 	}
-	hidden := b.model.Hides(ResourceClaims) || b.model.Hides(ResourceTaintRules)
+	atLeast := b.model.Hides(ResourceClaims)
+	hidden := atLeast || b.model.Hides(ResourceTaintRules)
 	pools := map[string][]*resourceapi.ResourceSlice{}
 	for _, s := range b.model.Slices {
 		if s.Spec.Driver == b.model.Driver {
@@ -74,7 +75,7 @@ func (b *builder) addDevices() {
 			name := ptr.Deref(slice.Spec.NodeName, "")
 			node := b.nodes[name]
 			if node == nil {
-				node = &Node{Name: name, Object: objects[name], Hidden: hidden}
+				node = &Node{Name: name, Object: objects[name], Hidden: hidden, AtLeast: atLeast}
 				b.nodes[name] = node
 				b.model.Nodes = append(b.model.Nodes, node)
 			}

@@ -234,7 +234,8 @@ func (r renderer) device(d Device, label string) branch {
 	}
 	b := branch{text: text}
 	if d.Shares > 0 {
-		b.text += fmt.Sprintf("  shared by %d of at most %d", len(d.Claims), d.Shares)
+		least := map[bool]string{true: "at least "}[d.AtLeast]
+		b.text += fmt.Sprintf("  shared by %s%d of at most %d", least, len(d.Claims), d.Shares)
 	}
 	for _, c := range d.Claims {
 		b.children = append(b.children, r.claim(c))

@@ -87,8 +87,10 @@ type Device struct {
 	Profile   string `json:"profile,omitempty"`
 	Placement []int  `json:"placement,omitempty"`
 	// Shares is how many claims can have it at once, 0 if one has it alone.
-	Shares int     `json:"shares,omitempty"`
-	Claims []Claim `json:"claims"`
+	Shares int `json:"shares,omitempty"`
+	// AtLeast says that others may share it whose claims could not be read.
+	AtLeast bool    `json:"atLeast,omitempty"`
+	Claims  []Claim `json:"claims"`
 }
 
 // Claim is one that has a device.
@@ -171,6 +173,7 @@ func newGPU(g *fleet.GPU, marks marks) GPU {
 		device := Device{Pool: d.Pool, Name: d.Name, Type: d.Type, Profile: d.Profile, Placement: d.Placement}
 		if shares := d.Published.Capacity[fleet.CapacityShares]; d.Shared() {
 			device.Shares = int(shares.Value.Value())
+			device.AtLeast = g.Node.AtLeast && len(d.Held()) < device.Shares
 		}
 		for _, h := range d.Holdings {
 			device.Claims = append(device.Claims, newClaim(h, marks.of(h.Claim)))

@@ -196,9 +196,12 @@ func TestWithoutSlices(t *testing.T) {
 // TestHiddenClaims: what may be somebody's is not free.
 func TestHiddenClaims(t *testing.T) {
 	t.Parallel()
-	for _, hidden := range []fleet.Missing{{Resource: fleet.ResourceClaims}, {Resource: fleet.ResourceTaintRules}} {
+	for resource, shared := range map[string]string{fleet.ResourceClaims: "shared by at least 1 of at most 4", fleet.ResourceTaintRules: "shared by 1 of at most 4"} {
+		hidden := fleet.Missing{Resource: resource}
 		f := fleettest.New(t)
 		f.AddNode("n1", "h100-80-sxm", 2)
+		f.AddNode("n2", "h100-80-sxm", 1)
+		f.Held("team", "share", "n2", fleettest.Share("mps.partage.dev", "10Gi", "30"))
 		f.Held("team", "own", "n1", fleettest.Request("mig.nvidia.com", fleettest.Profile("1g.10gb")))
 		f.Missing = []fleet.Missing{hidden}
 		tree, err := New(fleet.New(f.Snapshot, fleettest.Driver), nil, labels.Everything())
@@ -209,7 +212,7 @@ func TestHiddenClaims(t *testing.T) {
 		if err := View(tree).Write(&out, printer.Format{}); err != nil {
 			t.Fatal(err)
 		}
-		for _, want := range []string{"[???????] GPU 1 (28:00)", "[??????A] GPU 0 (1b:00)", "fits: unknown, at most whole GPU", "Largest that still fits: unknown, at most a whole GPU"} {
+		for _, want := range []string{"[???????] GPU 1 (28:00)", "[??????A] GPU 0 (1b:00)", "fits: unknown, at most whole GPU", "Largest that still fits: unknown, at most a whole GPU", shared} {
 			if !strings.Contains(out.String(), want) {
 				t.Errorf("want %q in:\n%s", want, out.String())
 			}

@@ -50,12 +50,13 @@ function showMeta() {
   const meta = store.get("meta");
   if (!meta) return;
   const s = meta.summary;
+  const least = s.atLeast ? "at least " : "";
   $("context").textContent = meta.context ?? "";
-  document.title = `${s.used} of ${count(s.gpus, "GPU")} in use${meta.context ? ` · ${meta.context}` : ""}`;
+  document.title = `${least}${s.used} of ${count(s.gpus, "GPU")} in use${meta.context ? ` · ${meta.context}` : ""}`;
   const tile = (term, value, extra, state) => h("div", { class: state }, h("dt", {}, term), h("dd", {}, value.toLocaleString("en"), extra && h("span", {}, ` ${extra}`)));
   $("summary").replaceChildren(
     tile("GPUs", s.gpus, `on ${count(s.nodes, "node")}`),
-    tile("In use", s.used, `by ${count(s.claims, "claim")}`),
+    tile("In use", least + s.used.toLocaleString("en"), `by ${least}${count(s.claims, "claim")}`),
     s.unknown ? tile("Free", "unknown") : tile("Free", s.free, [s.gpus ? `${Math.round((100 * s.free) / s.gpus)} %` : "", s.room ? `room on ${s.room} more` : ""].filter(Boolean).join(", ")),
     s.told ? tile("Memory used", s.memory ? bytes(s.memory) : "0 MiB", `of ${bytes(s.of)}${s.told < s.gpus ? ` on ${count(s.told, "GPU")} that tell` : ""}`) : tile("Memory used", "unknown"),
     tile("Waiting pods", s.waiting, s.stuck ? `and ${s.stuck} stuck` : "", s.waiting || s.stuck ? "warn" : ""),

@@ -6,7 +6,7 @@
 
 import { byName } from "./store.js";
 import { options } from "./dom.js";
-import { claimsOf } from "./strips.js";
+import { claimsOf, unsure } from "./strips.js";
 import { full, namespace } from "./format.js";
 
 /** chosen returns the key in the address: gpu/NODE/GPU, claim/NS/NAME, pod/NS/NAME, node/NAME. */
@@ -77,7 +77,7 @@ export class Filters {
     if (state === "bad" && !gpu.bad) return false;
     if (state === "free" && gpu.use !== "free") return false;
     if (state === "used" && gpu.use !== "part" && gpu.use !== "full") return false;
-    if (state === "room" && (gpu.use === "unknown" || gpu.blocks.some((b) => b.kind === "unknown"))) return false;
+    if (state === "room" && (gpu.use === "unknown" || unsure(gpu))) return false;
     if (state === "room" && !(gpu.fits ?? []).length) return false;
     const claims = [...claimsOf(gpu), ...(gpu.observers ?? [])];
     if (ns && !claims.some((c) => namespace(c) === ns)) return false;

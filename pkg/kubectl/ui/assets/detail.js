@@ -6,7 +6,7 @@
 import { color } from "./colors.js";
 import { h } from "./dom.js";
 import { age, amounts, bytes, count, full, gpuKey, kinds, link, used } from "./format.js";
-import { badge, claimsOf, strip } from "./strips.js";
+import { badge, claimsOf, strip, unsure } from "./strips.js";
 
 /** panel returns what is to be shown of a part. */
 export function panel(store, key) {
@@ -58,7 +58,7 @@ function gpuPanel(store, { node, gpu }) {
       ["Use", lines(used(gpu.usage))],
       ["Cells of the strip", gpu.slices > 1 ? `${gpu.slices}: memory slices; one that no partition takes alone is in the cell before it` : "cannot be partitioned now"], ["PCI address", gpu.pci], ["UUID", gpu.uuid && h("code", {}, gpu.uuid)],
       ["Device", h("code", {}, gpu.name)], ["Driver", [gpu.driver, gpu.cuda && `CUDA ${gpu.cuda}`].filter(Boolean).join(", ")]),
-    section("Claims", claims.length ? claimList(store, claims, gpu) : h("p", { class: "muted" }, "No claim has anything of this GPU.")),
+    section("Claims", claims.length ? claimList(store, claims, gpu) : h("p", { class: "muted" }, unsure(gpu) ? "A claim that you may not read may have something of this GPU." : "No claim has anything of this GPU.")),
     gpu.observers?.length ? section("Watched by", claimList(store, gpu.observers, gpu)) : null,
     section("What still fits", gpu.fits?.length
       ? h("ul", { class: "chips" }, gpu.fits.map((f) => h("li", {}, f)))
@@ -135,10 +135,11 @@ function explanation(pod) {
 }
 
 function nodePanel(store, node) {
+  const least = store.get("meta")?.summary.atLeast ? "at least " : "";
   const used = node.gpus.filter((g) => g.use === "part" || g.use === "full").length;
   return frame("node", node.name, [
     node.notes?.length ? notes(node.notes) : null,
-    facts(["GPUs", `${node.gpus.length}, ${used} in use`], ["Models", [...new Set(node.gpus.map((g) => g.model))].join(", ")], ["Driver", node.gpus[0]?.driver]),
+    facts(["GPUs", `${node.gpus.length}, ${least}${used} in use`], ["Models", [...new Set(node.gpus.map((g) => g.model))].join(", ")], ["Driver", node.gpus[0]?.driver]),
     section("GPUs", h("ul", { class: "list" }, node.gpus.map((g) => h("li", {}, h("a", { href: link(gpuKey(node.name, g.name)) }, g.label),
       h("span", { class: "muted" }, claimsOf(g).map((c) => store.get(c)?.whose ?? full(c)).join(", ") || { unknown: "unknown", none: "cannot be allocated" }[g.use] || "free"), (g.notes ?? []).map(badge), strip(g))))),
   ]);

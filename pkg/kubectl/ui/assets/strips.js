@@ -12,13 +12,18 @@ export function claimsOf(gpu) {
   return [...new Set(gpu.blocks.flatMap((b) => (b.parts ?? []).map((p) => p.claim)))];
 }
 
+/** unsure reports whether claims may have more of a GPU, that could not be read. */
+export function unsure(gpu) {
+  return gpu.blocks.some((b) => b.kind === "unknown" || b.atLeast);
+}
+
 /** describe says in words what a strip shows. */
 export function describe(gpu) {
   const claims = claimsOf(gpu).map(full);
   const free = gpu.blocks.filter((b) => b.kind === "free").reduce((n, b) => n + b.size, 0);
   const words = [gpu.label, gpu.model];
-  words.push(claims.length ? `${count(claims.length, "claim")}: ${claims.join(", ")}` : "no claims");
-  if (gpu.blocks.some((b) => b.kind === "unknown")) words.push("what is free is unknown");
+  words.push(claims.length ? `${count(claims.length, "claim")}: ${claims.join(", ")}` : unsure(gpu) ? "no claims known" : "no claims");
+  if (unsure(gpu)) words.push("what is free is unknown");
   else if (gpu.slices > 1) words.push(`${free} of ${gpu.slices} memory slices free`);
   for (const badge of gpu.notes ?? []) words.push(badge.text);
   return words.join("; ");
@@ -86,24 +91,27 @@ function shared(b, place) {
   const taken = parts.reduce((n, p) => n + Math.max(1, p.shares ?? 1), 0);
   const head = `${kinds[b.kind] ?? b.kind}${b.profile ? ` on ${b.profile}` : ""}`;
   const levels = [];
-  if (b.total.memory && parts.some((p) => p.memory)) levels.push(level("memory", parts, b.total.memory, (p) => p.memory ?? 0, bytes, true));
-  if (b.total.sm && parts.some((p) => p.sm)) levels.push(level("SM", parts, b.total.sm, (p) => p.sm ?? 0, (n) => `${n} %`, levels.length === 0));
+  if (b.total.memory && parts.some((p) => p.memory)) levels.push(level("memory", b, b.total.memory, (p) => p.memory ?? 0, bytes, true));
+  if (b.total.sm && parts.some((p) => p.sm)) levels.push(level("SM", b, b.total.sm, (p) => p.sm ?? 0, (n) => `${n} %`, levels.length === 0));
   if (levels.length === 0) {
-    const free = Math.max(0, b.total.shares - taken);
+    const free = Math.max(0, b.total.shares - taken); // or taken by others who are not known
     levels.push(h("div", { class: "level" }, h("span", { class: "level-name" }, "shares"), h("div", { class: "fill" },
       parts.map((p) => part(p, `${100 / b.total.shares}%`, "", true)),
-      Array.from({ length: free }, () => h("span", { class: "rest", style: { width: `${100 / b.total.shares}%` } }, "free")))));
+      Array.from({ length: free }, () => h("span", { class: "rest", style: { width: `${100 / b.total.shares}%` } }, b.atLeast ? "?" : "free")))));
   }
   return h("div", { class: "block shared", style: place },
-    h("div", { class: "shared-head" }, h("b", {}, head), h("span", {}, `${taken} of ${count(b.total.shares, "share")} taken`)), levels);
+    h("div", { class: "shared-head" }, h("b", {}, head), h("span", {}, `${least(b)}${taken} of ${count(b.total.shares, "share")} taken`)), levels);
 }
 
-function level(title, parts, total, of, text, named) {
+const least = (b) => (b.atLeast ? "at least " : "");
+
+function level(title, b, total, of, text, named) {
+  const parts = b.parts ?? [];
   const used = parts.reduce((n, p) => n + of(p), 0);
   return h("div", { class: "level" }, h("span", { class: "level-name" }, title),
-    h("div", { class: "fill", title: `${text(used)} of ${text(total)} ${title} taken` },
+    h("div", { class: "fill", title: `${least(b)}${text(used)} of ${text(total)} ${title} taken` },
       parts.map((p) => part(p, `${(100 * of(p)) / Math.max(total, used)}%`, text(of(p)), named)),
-      used < total && h("span", { class: "rest", style: { width: `${(100 * (total - used)) / total}%` } }, text(total - used))));
+      used < total && h("span", { class: "rest", style: { width: `${(100 * (total - used)) / total}%` } }, b.atLeast ? "?" : text(total - used))));
 }
 
 function part(p, width, text, named) {

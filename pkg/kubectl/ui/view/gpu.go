@@ -111,7 +111,7 @@ func blocksOf(g *fleet.GPU, driver string, u usages) []Block {
 		}
 		switch b.Kind, _ = tree.StateOf(g, index); b.Kind {
 		case KindUnknown:
-			b.Why = "A claim that you may not read may have it."
+			b.Why = hidden
 		case KindBlocked:
 			b.Why = blocking(g, driver, index)
 		}
@@ -120,6 +120,8 @@ func blocksOf(g *fleet.GPU, driver string, u usages) []Block {
 	slices.SortFunc(blocks, func(a, b Block) int { return cmp.Compare(a.Start, b.Start) })
 	return blocks
 }
+
+const hidden = "A claim that you may not read may have it."
 
 // blockOf is the block of a device that claims have, or that is a partition which somebody else made: at its cells, if it has not all of the
 // GPU. An observer has none: it takes nothing.
@@ -137,11 +139,15 @@ func blockOf(d *fleet.Device, driver string, u usages) (b Block, exists bool) {
 		return b, false
 	case isStatic:
 		b.Kind, b.Why = KindFree, "A partition that somebody else made. A claim can have it as it is."
+		if d.GPU.Node.Hidden {
+			b.Kind, b.Why = KindUnknown, hidden
+		}
 		if reasons := refusals(d.Taints, driver); len(reasons) > 0 {
 			b.Kind, b.Why = KindBlocked, strings.Join(reasons, ", ")
 		}
 	case d.Shared():
 		b.Total = &Amount{Memory: d.Capacity(fleet.CapacityMemory), SM: d.Capacity(fleet.CapacitySMPercent), Shares: d.Capacity(fleet.CapacityShares)}
+		b.AtLeast = d.GPU.Node.AtLeast && shared(&b) < b.Total.Shares
 	}
 	return b, true
 }

@@ -34,7 +34,9 @@ type Summary struct {
 	// Room are those of which claims have something, and on which something fits beside it.
 	Used int `json:"used"`
 	Free int `json:"free"`
-	Room int `json:"room,omitempty"`
+	// AtLeast says that claims could not be read: more GPUs may be used, by more claims.
+	AtLeast bool `json:"atLeast,omitempty"`
+	Room    int  `json:"room,omitempty"`
 	// Told are the GPUs of which is known how much memory is used, Memory and Of what that is together.
 	Told   int   `json:"told,omitempty"`
 	Memory int64 `json:"memory,omitempty"`
@@ -125,6 +127,8 @@ type Block struct {
 	Parts []Part `json:"parts,omitempty"`
 	// Total is what the parts of a shared device are parts of.
 	Total *Amount `json:"total,omitempty"`
+	// AtLeast says that claims may have other parts that could not be read.
+	AtLeast bool `json:"atLeast,omitempty"`
 	// Why says what blocks it.
 	Why string `json:"why,omitempty"`
 }
@@ -243,6 +247,7 @@ func New(in Input) (Objects, error) {
 	}
 	usages := newUsages(in.Measured)
 	claims, meta := claimsOf(in.Model, usages), in.Meta
+	meta.Summary.AtLeast = in.Model.Hides(fleet.ResourceClaims)
 	for key, pod := range podsOf(in.Model, claims) {
 		if e, has := in.Explanations[key]; has && (pod.Waiting || pod.Stuck) {
 			pod.Explanation = &e

@@ -124,16 +124,37 @@ func TestHiddenClaims(t *testing.T) {
 	f.AddNode("n1", "h100-80-sxm", 1)
 	f.Held("team", "own", "n1", fleettest.Request("mig.nvidia.com", fleettest.Profile("3g.40gb")))
 	f.AddNode("n2", "h100-80-sxm", 1)
+	f.AddNode("n3", "h100-80-sxm", 1)
+	f.Held("team", "share", "n3", fleettest.Share("mps.partage.dev", "10Gi", "30"))
 	f.Missing = []fleet.Missing{{Resource: fleet.ResourceClaims}}
 	all := must.Get(New(Input{Model: fleet.New(f.Snapshot, fleettest.Driver)}))(t)
 	var meta Meta
-	var node Node
-	must.Do(t, errors.Join(json.Unmarshal(all["meta"], &meta), json.Unmarshal(all["node/n2"], &node)))
-	if s := meta.Summary; s.Free != 0 || s.Unknown != 1 || s.Used != 1 {
+	var own, node, shares Node
+	must.Do(t, errors.Join(json.Unmarshal(all["meta"], &meta), json.Unmarshal(all["node/n1"], &own), json.Unmarshal(all["node/n2"], &node),
+		json.Unmarshal(all["node/n3"], &shares)))
+	if s := meta.Summary; s.Free != 0 || s.Unknown != 1 || s.Used != 2 || !s.AtLeast {
 		t.Errorf("%+v", s)
 	}
 	if g := node.GPUs[0]; g.Use != "unknown" || len(g.Fits) != 1 || !strings.HasPrefix(g.Fits[0], "unknown") {
 		t.Errorf("%+v", g)
+	}
+	if b := shares.GPUs[0].Blocks[0]; !b.AtLeast || b.Total.Shares != 4 || len(b.Parts) != 1 || own.GPUs[0].Blocks[0].AtLeast {
+		t.Errorf("%+v, %+v", b, own.GPUs[0].Blocks[0])
+	}
+}
+
+// TestHiddenClaimOfPartition: a partition that somebody else made may be a claim's that cannot be read.
+func TestHiddenClaimOfPartition(t *testing.T) {
+	for want, missing := range map[string][]fleet.Missing{KindFree: nil, KindUnknown: {{Resource: fleet.ResourceClaims}}} {
+		f := fleettest.New(t)
+		f.AddNode("n1", "h100-80-sxm", 1)
+		f.Missing = missing
+		devices := f.Slices[len(f.Slices)-1].Spec.Devices
+		made := slices.IndexFunc(devices, func(d resourceapi.Device) bool { return *d.Attributes["type"].StringValue == fleet.TypeMIG })
+		devices[made].Name += "-static"
+		for _, b := range gpuOf(fleet.New(f.Snapshot, fleettest.Driver).Nodes[0].GPUs[0], fleettest.Driver, usages{}).Blocks {
+			expect.Equal(t, b.Kind, want, b)
+		}
 	}
 }
 
