@@ -205,7 +205,7 @@ func (h *helper) fewerDevices(ctx context.Context, a ask) {
 	}
 	set := func(n int) func(ask) { return func(a ask) { *a.Count = int64(n) } }
 	most := sort.Search(int(min(*a.Count, resourceapi.AllocationResultsMaxSize+1))-1, func(n int) bool {
-		_, fits := try(ctx, h.s.x, h.s.x.planner, h.nodes, h.with(a.claim, a.changed(set(n+1))))
+		_, fits := h.s.try(ctx, h.s.x.planner, h.nodes, h.with(a.claim, a.changed(set(n+1))))
 		return !fits
 	})
 	if most > 0 {

@@ -127,7 +127,7 @@ func noClass(ctx context.Context, s *sight, a ask, r Reason) {
 	case near != "":
 		instead = fmt.Sprintf(": did you mean %s?", near)
 		other := a.changed(func(b ask) { *b.Class = near })
-		if node, fits := try(ctx, s.x, s.x.planner, s.places(), []*resourceapi.ResourceClaim{other}); fits {
+		if node, fits := s.try(ctx, s.x.planner, s.places(), []*resourceapi.ResourceClaim{other}); fits {
 			r.help = []Suggestion{{Kind: ChangeClass, Node: node, Text: "with deviceClassName " + near}}
 		}
 	case absent != "" && isOurs(*a.Class):

@@ -12,7 +12,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -249,59 +248,7 @@ func started(s *sight) {
 			s.note("Events cannot be read: %v; without them it is unknown what the kubelet says.", err)
 		}
 	}
-	s.Stuck = append(foreseen(s, s.own), stuck.Causes(in)...)
-}
-
-// foreseen finds what keeps containers from starting with the devices that they have, or would have.
-func foreseen(s *sight, claims []*resourceapi.ResourceClaim) []stuck.Cause {
-	var out []stuck.Cause
-	for _, c := range claims {
-		if slices.ContainsFunc(fleet.Results(c, s.x.model.Driver), fleet.IsMPS) && !ptr.Deref(s.pod.Spec.HostUsers, true) {
-			out = append(out, stuck.Cause{
-				Kind: stuck.UserNamespace, Text: "the pod has hostUsers: false, and containers with MPS shares do not start in a user namespace",
-				Remedy: "leave hostUsers: false out, or ask for another class",
-			})
-			break
-		}
-	}
-	for _, container := range slices.Concat(s.pod.Spec.InitContainers, s.pod.Spec.Containers) {
-		shares, others := devicesOf(s, &container, claims)
-		text := fmt.Sprintf("container %s would have %d MPS shares", container.Name, shares)
-		if shares == 1 {
-			text = fmt.Sprintf("container %s would have an MPS share and other devices", container.Name)
-		}
-		if shares > 0 && shares+others > 1 {
-			out = append(out, stuck.Cause{
-				Kind: stuck.SharesTogether, Text: text + ": a process can be a client of one share only",
-				Remedy: "ask for one share of the sum, or for one share for each container",
-			})
-		}
-	}
-	return out
-}
-
-// devicesOf counts the MPS shares and the other devices that a container uses of claims.
-func devicesOf(s *sight, container *corev1.Container, claims []*resourceapi.ResourceClaim) (shares, others int) {
-	for _, use := range container.Resources.Claims {
-		at := slices.IndexFunc(s.references, func(c allocation.PodClaim) bool { return c.Name == use.Name && c.Claim != nil })
-		if at < 0 {
-			continue
-		}
-		c := fleet.Named(claims, s.pod.Namespace, s.references[at].Claim.Name)
-		if c == nil {
-			continue
-		}
-		for _, r := range fleet.Results(c, s.x.model.Driver) {
-			switch request, _, _ := strings.Cut(r.Request, "/"); {
-			case use.Request != "" && use.Request != request || ptr.Deref(r.AdminAccess, false):
-			case fleet.IsMPS(r):
-				shares++
-			default:
-				others++
-			}
-		}
-	}
-	return shares, others
+	s.Stuck = append(foreseen(s, nil), stuck.Causes(in)...)
 }
 
 // evicted notes that a pod which asks for extended resources stays on a device whose taint evicts the pods of other claims.

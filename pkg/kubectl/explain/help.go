@@ -26,11 +26,13 @@ const (
 	mostKinds = 64
 )
 
-// try asks the allocator on which node claims fit under other circumstances. It stops at the first.
-func try(ctx context.Context, x *Explainer, p *allocation.Planner, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (string, bool) {
-	p = x.hasty(p)
+// try asks the allocator on which node claims fit under other circumstances, such that containers start with them. It stops at the first.
+func (s *sight) try(ctx context.Context, p *allocation.Planner, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (string, bool) {
+	p = s.x.hasty(p)
 	for _, n := range nodes {
-		if a := p.OnNode(ctx, n, claims); a.Verdict != allocation.Refused {
+		switch a := p.OnNode(ctx, n, claims); {
+		case a.Verdict == allocation.Fits && len(foreseen(s, allocation.Allocated(claims, a.Results))) > 0:
+		case a.Verdict != allocation.Refused:
 			return n.Name, a.Verdict == allocation.Fits
 		}
 	}
@@ -62,8 +64,8 @@ type helper struct {
 func newHelper(ctx context.Context, s *sight) *helper {
 	h := &helper{s: s, nodes: s.places()}
 	empty := s.x.planner.Emptied()
-	if _, fits := try(ctx, s.x, empty, h.nodes, s.wanted(nil)); !fits {
-		h.empty = empty
+	if _, fits := s.try(ctx, empty, h.nodes, s.wanted(nil)); !fits {
+		h.empty, s.planned = empty, s.unstarted(ctx, empty)
 	}
 	return h
 }
@@ -77,7 +79,7 @@ func (h *helper) suggest(ctx context.Context) {
 		for i := range c.Spec.Devices.Constraints {
 			other := c.DeepCopy()
 			other.Spec.Devices.Constraints = slices.Delete(other.Spec.Devices.Constraints, i, i+1)
-			if node, fits := try(ctx, h.s.x, h.s.x.planner, h.nodes, h.with(c, other)); fits {
+			if node, fits := h.s.try(ctx, h.s.x.planner, h.nodes, h.with(c, other)); fits {
 				h.add(Suggestion{Kind: DropConstraint, Node: node}, "without the constraint on %s of claim %s", fleet.Compared(&c.Spec.Devices.Constraints[i]), c.Name)
 			}
 		}
@@ -109,11 +111,11 @@ func (h *helper) confirm(ctx context.Context, a ask, kind SuggestionKind, edit f
 
 // fits reports whether claims can be allocated, and on which node, or on which claims they wait then.
 func (h *helper) fits(ctx context.Context, nodes []*corev1.Node, claims []*resourceapi.ResourceClaim) (Suggestion, bool) {
-	node, fits := try(ctx, h.s.x, h.s.x.planner, nodes, claims)
+	node, fits := h.s.try(ctx, h.s.x.planner, nodes, claims)
 	if fits || h.empty == nil {
 		return Suggestion{Node: node}, fits
 	}
-	if node, fits = try(ctx, h.s.x, h.empty, nodes, claims); !fits {
+	if node, fits = h.s.try(ctx, h.empty, nodes, claims); !fits {
 		return Suggestion{}, false
 	}
 	on := nodes[slices.IndexFunc(nodes, func(n *corev1.Node) bool { return n.Name == node })]
@@ -161,7 +163,7 @@ func (h *helper) endings(ctx context.Context) {
 // empty if not even the end of all is enough.
 func (h *helper) fewest(ctx context.Context, of []*resourceapi.ResourceClaim, node *corev1.Node, claims []*resourceapi.ResourceClaim) (names []string) {
 	for _, c := range fewest(of, func(ended ...*resourceapi.ResourceClaim) bool {
-		_, fits := try(ctx, h.s.x, h.s.x.planner.Without(ended...), []*corev1.Node{node}, claims)
+		_, fits := h.s.try(ctx, h.s.x.planner.Without(ended...), []*corev1.Node{node}, claims)
 		return fits
 	}) {
 		names = append(names, c.Namespace+"/"+c.Name)

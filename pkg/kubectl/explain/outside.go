@@ -86,7 +86,7 @@ func volumes(s *sight) {
 
 // unstartable finds what keeps the pod from starting after it has its devices.
 func unstartable(s *sight) {
-	causes := foreseen(s, slices.Concat(s.planned, s.own))
+	causes := foreseen(s, s.planned)
 	if s.pod.Spec.NodeName != "" {
 		causes = append(causes, (&stuck.Input{Pod: s.pod, Claims: s.wanted(s.x.model.Node(s.pod.Spec.NodeName))}).Unallocated()...)
 	}

@@ -182,7 +182,7 @@ var pendings = []pending{
 		for _, node := range []string{"n1", "n2"} {
 			f.Held("other", node, node, fleettest.Request(whole))
 		}
-		one, two := f.Claim("team", "one", fleettest.Request(whole)), f.Claim("team", "two", fleettest.Share(mps, "10Gi", ""))
+		one, two := f.Claim("team", "one", fleettest.Request(whole)), f.Claim("team", "two", fleettest.Request(slice))
 		second := fleettest.Uses(two)
 		second.Name = "second"
 		return f.Pod("team", "llm", fleettest.Uses(one), second)
