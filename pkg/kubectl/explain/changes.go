@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/partage-dev/partage/pkg/device"
+	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/util/quote"
 )
@@ -198,18 +199,21 @@ func (h *helper) offered(ctx context.Context, a ask, drop func(ask), name resour
 	return out
 }
 
-// fewerDevices is the largest number of devices that fits.
+// fewerDevices are the largest number of devices that could ever fit, and the largest that fits now.
 func (h *helper) fewerDevices(ctx context.Context, a ask) {
 	if *a.Mode != resourceapi.DeviceAllocationModeExactCount || *a.Count < 2 {
 		return
 	}
 	set := func(n int) func(ask) { return func(a ask) { *a.Count = int64(n) } }
-	most := sort.Search(int(min(*a.Count, resourceapi.AllocationResultsMaxSize+1))-1, func(n int) bool {
-		_, fits := h.s.try(ctx, h.s.x.planner, h.nodes, h.with(a.claim, a.changed(set(n+1))))
-		return !fits
-	})
-	if most > 0 {
-		h.confirm(ctx, a, LowerCount, set(most), "with count %d in place of %d", most, *a.Count)
+	told := 0
+	for _, p := range []*allocation.Planner{cmp.Or(h.empty, h.s.x.planner), h.s.x.planner} {
+		most := sort.Search(int(min(*a.Count, resourceapi.AllocationResultsMaxSize+1))-1, func(n int) bool {
+			_, fits := h.s.try(ctx, p, h.nodes, h.with(a.claim, a.changed(set(n+1))))
+			return !fits
+		})
+		if most > 0 && most != told && h.confirm(ctx, a, LowerCount, set(most), "with count %d in place of %d", most, *a.Count) {
+			told = most
+		}
 	}
 }
 

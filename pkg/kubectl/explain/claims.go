@@ -126,16 +126,35 @@ func noClass(ctx context.Context, s *sight, a ask, r Reason) {
 	switch {
 	case near != "":
 		instead = fmt.Sprintf(": did you mean %s?", near)
-		other := a.changed(func(b ask) { *b.Class = near })
-		if node, fits := s.try(ctx, s.x.planner, s.places(), []*resourceapi.ResourceClaim{other}); fits {
-			r.help = []Suggestion{{Kind: ChangeClass, Node: node, Text: "with deviceClassName " + near}}
-		}
+		r.help = corrected(ctx, s, *a.Class, near)
 	case absent != "" && isOurs(*a.Class):
 		instead, r.help = ": "+absent, help
 	case len(all) > 0:
 		instead = "; there are " + strings.Join(all, ", ")
 	}
 	s.because(r, "DeviceClass %s does not exist%s", *a.Class, instead)
+}
+
+// corrected suggests another class wherever a class is asked for that does not exist, if everything could be allocated then.
+func corrected(ctx context.Context, s *sight, class, other string) []Suggestion {
+	limited, cancel := context.WithTimeout(ctx, s.x.budget)
+	defer cancel()
+	var claims []*resourceapi.ResourceClaim
+	for _, c := range s.wanted(nil) {
+		claims = append(claims, c.DeepCopy())
+	}
+	for _, b := range asksOf(claims...) {
+		if *b.Class == class {
+			*b.Class = other
+		}
+	}
+	h := &helper{s: s, nodes: s.places(), empty: s.x.planner.Emptied()}
+	help, fits := h.fits(limited, h.nodes, claims)
+	if !fits {
+		return nil
+	}
+	help.Kind, help.Text = ChangeClass, "with deviceClassName "+other+help.Text
+	return []Suggestion{help}
 }
 
 // isOurs reports whether a class or an extended resource is named as those of the chart.

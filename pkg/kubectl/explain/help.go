@@ -79,8 +79,9 @@ func (h *helper) suggest(ctx context.Context) {
 		for i := range c.Spec.Devices.Constraints {
 			other := c.DeepCopy()
 			other.Spec.Devices.Constraints = slices.Delete(other.Spec.Devices.Constraints, i, i+1)
-			if node, fits := h.s.try(ctx, h.s.x.planner, h.nodes, h.with(c, other)); fits {
-				h.add(Suggestion{Kind: DropConstraint, Node: node}, "without the constraint on %s of claim %s", fleet.Compared(&c.Spec.Devices.Constraints[i]), c.Name)
+			if s, fits := h.fits(ctx, h.nodes, h.with(c, other)); fits {
+				s.Kind = DropConstraint
+				h.add(s, "without the constraint on %s of claim %s", fleet.Compared(&c.Spec.Devices.Constraints[i]), c.Name)
 			}
 		}
 	}
