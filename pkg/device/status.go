@@ -146,7 +146,7 @@ var overTexts = map[Reason]string{
 	XID:                "the error is over",
 	UncorrectedECC:     "there were no more errors of memory",
 	RowRemapPending:    "its memory was repaired",
-	RowRemapFailed:     "its memory was repaired",
+	RowRemapFailed:     "rows of its memory can be replaced again",
 	MemoryUnrepairable: "its memory is in order",
 	FabricUnhealthy:    "its connection to the NVLink fabric is in order",
 	Throttled:          "the GPU runs at full speed again",

@@ -112,6 +112,25 @@ func (h *hearing) span(one *Finding, e *corev1.Event, c *cause, address string) 
 	}
 }
 
+// isOverSince reports whether the driver has said after a time that a cause is over at a place, and has not told of it again: a taint that
+// keeps nobody away is removed late.
+func (h *hearing) isOverSince(at place, c *cause, since *metav1.Time) bool {
+	var told, over time.Time
+	for _, e := range h.Events {
+		of, text := subjectsOf(e.Message)
+		if !h.ofNode(e) || e.InvolvedObject.Name != at.node || at.gpu != "" && !slices.Contains(of, at.gpu) {
+			continue
+		}
+		switch seen := fleet.LastSeen(e); {
+		case e.Reason == c.event && seen.After(told):
+			told = seen
+		case c.isOverBy(e.Reason, text) && seen.After(over):
+			over = seen
+		}
+	}
+	return since != nil && over.After(since.Time) && over.After(told)
+}
+
 // hasPublished reports whether the driver had the time to publish the taint that goes with an event, or has written the slices since.
 func (h *hearing) hasPublished(node string, g *fleet.GPU, told time.Time) bool {
 	isNewer := func(m metav1.ManagedFieldsEntry) bool { return m.Time != nil && m.Time.After(told) }

@@ -82,6 +82,9 @@ func (h *hearing) taints() {
 				continue
 			}
 			at := placeOf(d.GPU.Node.Name, d.GPU.PCIBusID, c)
+			if t.Effect == resourceapi.DeviceTaintEffectNone && h.isOverSince(at, c, t.TimeAdded) {
+				continue
+			}
 			if h.incidents[at] == nil {
 				h.incidents[at] = &incident{at: at, gpu: d.GPU, signs: map[*cause]sign{}}
 			}

@@ -1,0 +1,69 @@
+// SPDX-FileCopyrightText: The Partage Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package doctor
+
+import (
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/partage-dev/partage/pkg/device"
+)
+
+func (w *world) warn(reason, text string, before time.Duration) *corev1.Event {
+	return w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, reason, "GPU 0000:1b:00.0: "+text+".", before)
+}
+
+func (w *world) recover(text string, before time.Duration) *corev1.Event {
+	return w.event("Node", "gpu-1", driver, corev1.EventTypeNormal, "GPURecovered", "GPU 0000:1b:00.0: "+text+".", before)
+}
+
+// TestLateTaint: for more than eight minutes after a reset a GPU was to be reset, because a taint that keeps nobody away is removed late.
+func TestLateTaint(t *testing.T) {
+	t.Parallel()
+	repaired := device.RowRemapPending.Over()
+	for name, c := range map[string]struct {
+		effect resourceapi.DeviceTaintEffect
+		change func(*world)
+		over   bool
+	}{
+		"recovered":                {change: func(w *world) { w.recover(repaired, 20*time.Second) }, over: true},
+		"nothing else":             {change: func(*world) {}},
+		"recovered before":         {change: func(w *world) { w.recover(repaired, 50*time.Second) }},
+		"recovered as it is added": {change: func(w *world) { w.recover(repaired, 40*time.Second) }},
+		"of something else":        {change: func(w *world) { w.recover(device.XID.Over(), 20*time.Second) }},
+		"another GPU":              {change: func(w *world) { w.recover("", 20*time.Second).Message = "GPU 0000:43:00.0: " + repaired }},
+		"by somebody else":         {change: func(w *world) { w.recover(repaired, 20*time.Second).Namespace = "team" }},
+		"again": {change: func(w *world) {
+			w.recover(repaired, 20*time.Second)
+			w.warn("GPURowRemapPending", "a row waits", 20*time.Second)
+		}},
+		"it keeps pods away": {effect: resourceapi.DeviceTaintEffectNoSchedule, change: func(w *world) { w.recover(repaired, 20*time.Second) }},
+	} {
+		w := newWorld(t)
+		if c.effect == "" {
+			c.effect = resourceapi.DeviceTaintEffectNone
+		}
+		w.taint("gpu-1", "0000-1b-00-0", "row-remap-pending", "", c.effect)
+		w.warn("GPURowRemapPending", "a row waits", 60*time.Second)
+		c.change(w)
+		if r := w.examine(t); c.over != (len(allFindings(r)) == 0) || c.over && len(r.History) != 1 {
+			t.Errorf("%s: %+v, %+v", name, allFindings(r), r.History)
+		}
+	}
+}
+
+// TestOverTexts: what is said of one condition that is over says nothing of another one.
+func TestOverTexts(t *testing.T) {
+	t.Parallel()
+	for i := range causes {
+		for j := range causes {
+			if a, b := &causes[i], &causes[j]; i != j && a.taint != "" && b.taint != "" && a.isOverBy("GPURecovered", device.Reason(b.taint).Over()) {
+				t.Errorf("that %s is over ends %s", b.taint, a.taint)
+			}
+		}
+	}
+}
