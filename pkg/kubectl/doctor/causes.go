@@ -128,6 +128,13 @@ func (c *cause) isOverBy(reason, text string) bool {
 	return strings.HasSuffix(reason, recovered) && (c.taint == "" || strings.HasPrefix(text, device.Reason(c.taint).Over()))
 }
 
+// endsBy also knows that the driver says of no GPU that fails that it has recovered from something else.
+func (c *cause) endsBy(reason, text string) bool {
+	return c.isOverBy(reason, text) || device.Reason(c.taint).IsFailure() && slices.ContainsFunc(causes, func(o cause) bool {
+		return o.taint != "" && o.isOverBy(reason, text)
+	})
+}
+
 // recovered ends the reasons of events that say that a condition of GPUs is over.
 const recovered = "Recovered"
 

@@ -71,6 +71,7 @@ func (h *hearing) aboutNode(all *findings, e *corev1.Event, c *cause) {
 func (h *hearing) missesTaint(one *Finding, node, address string, g *fleet.GPU, text string) {
 	switch {
 	case g == nil && (address != "" || !h.publishes(node)):
+		one.Severity, one.Remedy = Warning, "If it is not over: "+one.Remedy
 		one.Said = said("No ResourceSlice has it, so that it is unknown whether this is over. " + text)
 	case !h.hasPublished(node, g, one.Last.Time):
 		// A taint that keeps pods away would have been published at once.
@@ -100,7 +101,7 @@ func (h *hearing) span(one *Finding, e *corev1.Event, c *cause, address string) 
 	}
 	for _, o := range h.Events {
 		of, text := subjectsOf(o.Message)
-		if !h.ofNode(o) || about(o) != about(e) || !c.isOverBy(o.Reason, text) || address != "" && !slices.Contains(of, address) {
+		if !h.ofNode(o) || about(o) != about(e) || !c.endsBy(o.Reason, text) || address != "" && !slices.Contains(of, address) {
 			continue
 		}
 		switch at := (&metav1.Time{Time: fleet.LastSeen(o)}); {
@@ -124,7 +125,7 @@ func (h *hearing) isOverSince(at place, c *cause, since *metav1.Time) bool {
 		switch seen := fleet.LastSeen(e); {
 		case e.Reason == c.event && seen.After(told):
 			told = seen
-		case c.isOverBy(e.Reason, text) && seen.After(over):
+		case c.endsBy(e.Reason, text) && seen.After(over):
 			over = seen
 		}
 	}
@@ -187,7 +188,7 @@ func newTold(e *corev1.Event, c *cause, at Ref, text string) Finding {
 func (f *findings) addTold(one *Finding) {
 	same := slices.IndexFunc(*f, func(o Finding) bool {
 		isThere := o.Objects[0] == one.Objects[0] || one.Objects[0].Namespace != "" && o.Objects[0].Namespace == one.Objects[0].Namespace
-		return o.family == one.family && isThere && (one.Until == nil || !one.Until.Before(o.Since))
+		return o.family == one.family && o.lasts == one.lasts && isThere && (one.Until == nil || !one.Until.Before(o.Since))
 	})
 	if same < 0 {
 		*f = append(*f, *one)
@@ -195,7 +196,7 @@ func (f *findings) addTold(one *Finding) {
 	}
 	o := &(*f)[same]
 	o.Objects, o.Pods = union(o.Objects, one.Objects), union(o.Pods, one.Pods)
-	o.lasts, o.Since = o.lasts || one.lasts, earlier(o.Since, one.Since)
+	o.Since = earlier(o.Since, one.Since)
 	if o.Until != nil && o.Until.Before(one.Until) {
 		o.Until = one.Until
 	}

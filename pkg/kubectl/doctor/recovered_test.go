@@ -4,6 +4,7 @@
 package doctor
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -61,8 +62,48 @@ func TestOverTexts(t *testing.T) {
 	t.Parallel()
 	for i := range causes {
 		for j := range causes {
-			if a, b := &causes[i], &causes[j]; i != j && a.taint != "" && b.taint != "" && a.isOverBy("GPURecovered", device.Reason(b.taint).Over()) {
+			a, b := &causes[i], &causes[j]
+			if i != j && a.taint != "" && b.taint != "" && a.isOverBy("GPURecovered", device.Reason(b.taint).Over()) {
 				t.Errorf("that %s is over ends %s", b.taint, a.taint)
+			}
+		}
+	}
+}
+
+// TestWithoutSlices: while no slices were there, faults that were over came back as errors, and GPUs that worked were to be drained.
+func TestWithoutSlices(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change        func(*world)
+		lasting, past int
+	}{
+		"unknown":                  {change: func(*world) {}, lasting: 1},
+		"recovered":                {change: func(w *world) { w.recover(device.Lost.Over(), 20*time.Minute) }, past: 1},
+		"from something else":      {change: func(w *world) { w.recover(device.XID.Over(), 20*time.Minute) }, past: 1},
+		"before":                   {change: func(w *world) { w.recover(device.XID.Over(), 40*time.Minute) }, lasting: 1},
+		"it is not there any more": {change: func(w *world) { w.recover("the NVIDIA driver lists it now, or not", 20*time.Minute) }, lasting: 1},
+		"that is no failure": {change: func(w *world) {
+			w.events[0].Reason = "GPURowRemapFailed"
+			w.recover(device.XID.Over(), 20*time.Minute)
+		}, lasting: 1},
+		"one of two": {change: func(w *world) {
+			w.events[0].Reason = "GPURowRemapFailed"
+			w.warn("GPUXID", "XID 79", 25*time.Minute)
+			w.recover(device.XID.Over(), 20*time.Minute)
+		}, lasting: 1, past: 1},
+	} {
+		w := newWorld(t)
+		w.withoutSlices("gpu-1")
+		w.warn("GPULost", "the GPU is lost", 30*time.Minute)
+		c.change(w)
+		r := w.examine(t)
+		found := result(t, r, "driver-events").Findings
+		if len(found) != c.lasting || len(r.History) != c.past {
+			t.Errorf("%s: %+v, %+v", name, found, r.History)
+		}
+		for _, one := range found {
+			if one.Severity != Warning || !strings.HasPrefix(one.Remedy, "If it is not over: ") || now.Sub(one.Since.Time) != 30*time.Minute {
+				t.Errorf("%s: %+v", name, one)
 			}
 		}
 	}
