@@ -57,7 +57,7 @@ func (h *hearing) aboutNode(all *findings, e *corev1.Event, c *cause) {
 		one := newTold(e, c, about, text)
 		h.span(&one, e, c, address)
 		if in := h.incidents[placeOf(node, address, c)]; in != nil && one.Until == nil {
-			in.hear(c, one.Since, text)
+			in.hear(c, one.Last, text)
 			continue
 		}
 		if one.lasts = !c.past && one.Until == nil && !h.isOver(e, c) && (c.isTainted() || gpu == nil); one.lasts && c.isTainted() {

@@ -167,7 +167,8 @@ func (in *incident) severity() Severity {
 }
 
 // hear takes what an event says of one of the signs; newer ones come first. What is held back is over, and keeps its taint for a time.
-func (in *incident) hear(c *cause, since *metav1.Time, text string) {
+// An older event may be of an earlier incident, so that the taint says when this one began, or the newest event where the taint is late.
+func (in *incident) hear(c *cause, told *metav1.Time, text string) {
 	if c.event == "GPUHeldBack" {
 		before := len(in.signs)
 		maps.DeleteFunc(in.signs, func(of *cause, s sign) bool { return !s.heard && of.isOverBy(recovered, text) })
@@ -176,8 +177,11 @@ func (in *incident) hear(c *cause, since *metav1.Time, text string) {
 		}
 	}
 	if s, is := in.signs[c]; is {
+		if in.Since == nil || !s.keepsAway && !s.heard && in.Since.Sub(told.Time) <= slowestTaint {
+			in.Since = earlier(in.Since, told)
+		}
 		s.heard = true
-		in.signs[c], in.Said, in.Since = s, cmp.Or(in.Said, said(text)), earlier(in.Since, since)
+		in.signs[c], in.Said = s, cmp.Or(in.Said, said(text))
 	}
 }
 

@@ -108,3 +108,30 @@ func TestWithoutSlices(t *testing.T) {
 		}
 	}
 }
+
+// TestSinceReboot: a fault that a node had had before it was restarted, too, was older than its taint.
+func TestSinceReboot(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		effect resourceapi.DeviceTaintEffect
+		change func(*world)
+		want   time.Duration
+	}{
+		"the taint is there at once":  {effect: resourceapi.DeviceTaintEffectNoExecute, change: func(*world) {}, want: 40 * time.Second},
+		"the taint may be late":       {change: func(*world) {}, want: 58 * time.Second},
+		"it is told again":            {change: func(w *world) { w.warn("GPUXID", "XID 94 again", 45*time.Second) }, want: 45 * time.Second},
+		"so late is none":             {change: func(w *world) { w.events[0].LastTimestamp = ago(11 * time.Minute) }, want: 40 * time.Second},
+		"an event tells of two times": {change: func(w *world) { w.events[0].FirstTimestamp = ago(5 * time.Minute) }, want: 58 * time.Second},
+	} {
+		w := newWorld(t)
+		if c.effect == "" {
+			c.effect = resourceapi.DeviceTaintEffectNone
+		}
+		w.taint("gpu-1", "0000-1b-00-0", "xid", "94", c.effect)
+		w.warn("GPUXID", "XID 94", 58*time.Second)
+		c.change(w)
+		if all := allFindings(w.examine(t)); len(all) != 1 || now.Sub(all[0].Since.Time) != c.want {
+			t.Errorf("%s: %+v", name, all)
+		}
+	}
+}
