@@ -102,7 +102,19 @@ var uncertain = []struct {
 	{explained: explained{name: "nor what would help", make: func(f *fleettest.Fleet) *corev1.Pod {
 		forbidden(f, fleet.ResourceClaims)
 		return waits(fleettest.Request(mig, fleettest.Profile("1g.5gb")))(f)
-	}, verdict: Waits, cause: NotSelected, says: []string{"as far as can be seen", "1g.10gb"}}},
+	}, verdict: Waits, cause: NotSelected, says: []string{
+		"as far as can be seen", "1g.10gb in place of 1g.5gb: it may fit on node n1, but claims of others are unknown",
+	}, silent: []string{"it fits"}}},
+	{explained: explained{name: "nor how much is free", make: func(f *fleettest.Fleet) *corev1.Pod {
+		forbidden(f, fleet.ResourceClaims)
+		f.Held("team", "one", "n1", fleettest.Request(whole))
+		f.Held("team", "other", "n2", fleettest.Request(whole))
+		return waits(fleettest.Count(2, whole))(f)
+	}, verdict: Waits, cause: Held, says: []string{"at most 1 free on node n1, 2 wanted", "team/one ends: it may fit on node n1, but"}}},
+	{explained: explained{name: "nor what would help without taints", make: func(f *fleettest.Fleet) *corev1.Pod {
+		forbidden(f, fleet.ResourceTaintRules)
+		return waits(fleettest.Count(3, whole))(f)
+	}, verdict: Waits, cause: TooFewDevices, says: []string{"it may fit on node n1, but not everything could be looked at"}}},
 	{explained: explained{name: "rules cannot be read", make: func(f *fleettest.Fleet) *corev1.Pod {
 		forbidden(f, fleet.ResourceTaintRules)
 		return waits(fleettest.Request(whole))(f)

@@ -267,6 +267,7 @@ func TestManifest(t *testing.T) {
 func TestReplicas(t *testing.T) {
 	template := "\n  template:\n    spec:"
 	replicas := "\n  replicas: %d" + template
+	const hidden = "\n  # hidden" // claims of others are
 	for _, c := range []struct {
 		version, kind, spec, want string
 		named                     bool
@@ -275,6 +276,8 @@ func TestReplicas(t *testing.T) {
 	}{
 		{"apps/v1", "Deployment", template, "It fits on node n1.\n", false, "1", Allocatable},
 		{"apps/v1", "Deployment", fmt.Sprintf(replicas, 2), "All 2 pods of the workload fit at once.", false, "1", Allocatable},
+		{"apps/v1", "Deployment", hidden + fmt.Sprintf(replicas, 2), "All 2 pods of the workload may fit at once, but", false, "1", Unknown},
+		{"apps/v1", "Deployment", hidden + fmt.Sprintf(replicas, 3), "at most 2 of the workload's 3 pods fit at once", false, "1", Waits},
 		{"apps/v1", "StatefulSet", fmt.Sprintf(replicas, 10), "2 of the workload's 10 pods fit at once", false, "1", Waits},
 		{"apps/v1", "ReplicaSet", fmt.Sprintf(replicas, 2), "1 of the workload's 2 pods fits at once", false, "40", Waits},
 		{"batch/v1", "Job", "\n  parallelism: 5\n  completions: 3" + template, "2 of the workload's 3 pods fit at once", false, "1", Waits},
@@ -285,6 +288,9 @@ func TestReplicas(t *testing.T) {
 		text1 = strings.ReplaceAll(text1, "resources: {claims", "resources: {requests: {cpu: "+c.cpu+"}, claims")
 		f := fleettest.New(t)
 		f.AddNode("n1", "h100-80-sxm", 2)
+		if strings.HasPrefix(c.spec, hidden) {
+			forbidden(f, fleet.ResourceClaims)
+		}
 		if c.named {
 			f.Claim("team", "one", fleettest.Request(whole))
 			text1 = strings.ReplaceAll(text1, "resourceClaimTemplateName: huge", "resourceClaimName: one")

@@ -39,6 +39,8 @@ func outside(s *sight) {
 	gates(s)
 }
 
+const claimsHidden = "claims of other namespaces cannot be read: they may hold the devices"
+
 // hidden finds the lists that cannot be read and whose objects could contradict what is seen.
 func hidden(s *sight) {
 	for _, h := range []struct {
@@ -46,7 +48,7 @@ func hidden(s *sight) {
 		// ofPods says that they concern pods only.
 		ofPods bool
 	}{
-		{fleet.ResourceClaims, "claims of other namespaces cannot be read: they may hold the devices", false},
+		{fleet.ResourceClaims, claimsHidden, false},
 		{fleet.ResourceTaintRules, "rules that taint devices cannot be read", false},
 		{fleet.ResourceNodes, "nodes cannot be read: their labels and taints may keep the pod away", true},
 		{fleet.ResourcePods, "pods of other namespaces cannot be read: nodes may have less CPU and memory left than it looks", true},
@@ -247,9 +249,10 @@ func replicas(ctx context.Context, s *sight, w *workload) {
 		s.note("This is one pod of %d: whether the others fit, too, is not looked at.", n)
 	case fit < n:
 		s.because(Reason{Cause: TooManyPods, help: []Suggestion{suggest(LowerCount, "with %d in place of %d pods", fit, n)}},
-			"%d of the workload's %d pods %s at once", fit, n, plural(fit, "fits", "fit"))
+			"%s%d of the workload's %d pods %s at once", s.atMost(), fit, n, plural(fit, "fits", "fit"))
 	default:
-		s.note("All %d pods of the workload fit at once.", n)
+		fit, but := s.may("fit")
+		s.note("All %d pods of the workload %s at once%s.", n, fit, but)
 	}
 }
 

@@ -138,6 +138,9 @@ func refusals(ctx context.Context, s *sight, j *judge, empty *allocation.Planner
 		return
 	}
 	text := "devices are free for each request by itself, but not for all of them at once on one node"
+	if len(s.Unseen) > 0 {
+		text = "as far as can be seen, " + text
+	}
 	if all := compared(s.claims); len(all) > 0 {
 		text += ", or not such that constraints are met: " + strings.Join(all, ", ")
 	}
@@ -257,7 +260,7 @@ func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 	case *a.Mode == resourceapi.DeviceAllocationModeExactCount && int(*a.Count) > t.mostCapable:
 		add(TooFewDevices, "%s", tooFew(a, t, capable))
 	case *a.Mode == resourceapi.DeviceAllocationModeAll && t.fit < capable, int64(t.mostFit) < max(1, *a.Count):
-		taken(a, t, capable, add)
+		taken(a, t, capable, s.atMost(), add)
 		if t.of(Withdrawn).devices > 0 {
 			// The others decide: they can be waited for.
 			add(Withdrawn, "%s", t.withdrawn(capable)).order = 2 + order(&Reason{Cause: CountersUsed})
@@ -267,10 +270,10 @@ func ofRequest(ctx context.Context, s *sight, j *judge, a ask) []Reason {
 }
 
 // taken says what keeps the devices that would do from being allocated.
-func taken(a ask, t *tally, capable int, add func(Cause, string, ...any) *Reason) {
+func taken(a ask, t *tally, capable int, atMost string, add func(Cause, string, ...any) *Reason) {
 	free := ""
 	if t.mostFit > 0 && *a.Mode == resourceapi.DeviceAllocationModeExactCount {
-		free = fmt.Sprintf("; %d free on node %s, %d wanted", t.mostFit, t.bestNode, *a.Count)
+		free = fmt.Sprintf("; %s%d free on node %s, %d wanted", atMost, t.mostFit, t.bestNode, *a.Count)
 	}
 	for _, c := range []struct {
 		cause           Cause

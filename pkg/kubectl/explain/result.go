@@ -237,7 +237,7 @@ const (
 type Suggestion struct {
 	Kind SuggestionKind `json:"kind"`
 	Text string         `json:"text"`
-	// Node is where it would be allocated then.
+	// Node is where it would be allocated then, as far as can be seen if the explanation has anything unseen.
 	Node string `json:"node,omitempty"`
 	// Claims would have to end, as namespace/name.
 	Claims []string `json:"claims,omitempty"`

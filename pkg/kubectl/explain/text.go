@@ -158,7 +158,8 @@ func (p *page) explanation(e *Explanation) {
 		if s.Node == "" || s.Kind == ChangeNode {
 			return oneLine(s.Text)
 		}
-		return fmt.Sprintf("%s: it fits on node %s", oneLine(s.Text), s.Node)
+		fits, but := e.may("fits")
+		return fmt.Sprintf("%s: it %s on node %s%s", oneLine(s.Text), fits, s.Node, but)
 	})
 	if e.Verdict == Waits && len(e.Suggestions) == 0 && e.onlyDevices() {
 		p.line("")
@@ -168,6 +169,25 @@ func (p *page) explanation(e *Explanation) {
 	if p.format.Wide {
 		section(p, "Assumed", e.Assumptions, asIs)
 	}
+}
+
+// may makes of "fits" that it may fit, and why it may not, where something was not looked at that could contradict it.
+func (e *Explanation) may(fits string) (verb, but string) {
+	switch {
+	case len(e.Unseen) == 0:
+		return fits, ""
+	case slices.Contains(e.Unseen, claimsHidden):
+		return "may fit", ", but claims of others are unknown"
+	}
+	return "may fit", ", but not everything could be looked at"
+}
+
+// atMost is said before numbers of what is free as far as can be seen.
+func (e *Explanation) atMost() string {
+	if len(e.Unseen) > 0 {
+		return "at most "
+	}
+	return ""
 }
 
 func section[T any](p *page, title string, all []T, text func(T) string) {
