@@ -156,7 +156,7 @@ func (x *Explainer) pods(ctx context.Context, pod *corev1.Pod, w *workload) *Exp
 	default:
 		s.place()
 		if allocate(ctx, s) {
-			outside(s)
+			outside(s, w)
 			replicas(ctx, s, w)
 		}
 		s.Allocations = allocations(s)

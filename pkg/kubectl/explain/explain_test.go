@@ -308,6 +308,7 @@ func TestReplicas(t *testing.T) {
 
 // TestExists: what the pods of a workload have that a file changes is free for its new ones where these start only after the old ones have ended.
 func TestExists(t *testing.T) {
+	const stuck = "# a pod of it waits\n  "
 	for _, c := range []struct {
 		kind, strategy string
 		verdict        Verdict
@@ -316,23 +317,34 @@ func TestExists(t *testing.T) {
 		{"Deployment", "strategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 1}}", Allocatable, "old ends before a new pod starts: what it has counts as free"},
 		{"Deployment", "strategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 0}}", Allocatable, "old ends before a new pod starts: what it has counts as free"},
 		{"Deployment", "strategy: {type: Recreate}", Allocatable, "old ends before a new pod starts: what it has counts as free"},
-		{"Deployment", "replicas: 4", Allocatable, "whether the others fit, too, is not looked at"},
+		{"Deployment", "replicas: 4", Waits, "with maxSurge 0 and maxUnavailable 4"}, // three of four have to stay
 		{"Deployment", "replicas: 1", Waits, "train waits for its own predecessor"},
 		{"Deployment", "strategy: {rollingUpdate: {maxUnavailable: 50%}}", Waits, "as long as its pod template stays the same"},
 		{"StatefulSet", "replicas: 1", Allocatable, "old ends before a new pod starts: what it has counts as free"},
 		{"DaemonSet", "minReadySeconds: 1", Allocatable, "old ends before a new pod starts: what it has counts as free"},
 		{"DaemonSet", "updateStrategy: {rollingUpdate: {maxSurge: 1}}", Waits, "is taken"},
 		{"ReplicaSet", "replicas: 1", Waits, "is taken"},
+		{"Deployment", stuck + "strategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 1}}", Allocatable, "update, old ends before a new pod"},
+		{"Deployment", stuck + "strategy: {rollingUpdate: {maxSurge: 1, maxUnavailable: 0}}", Waits, "with maxSurge 0 and maxUnavailable 1"},
+		{"Deployment", stuck + "replicas: 2\n  strategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 1}}", Waits, "and maxUnavailable 2"},
+		{"StatefulSet", stuck + "replicas: 2", Waits, "is taken"},
 	} {
 		f := fleettest.New(t)
 		f.AddNode("n1", "h100-80-sxm", 1)
+		var pending *corev1.Pod
+		if strings.HasPrefix(c.strategy, stuck) {
+			pending = f.Pod("team", "before-old")
+		}
 		claim := f.Held("team", "old", "n1", fleettest.Request(whole))
-		old := f.Pods[0]
+		old := f.Pods[len(f.Pods)-1]
 		claim.OwnerReferences = []metav1.OwnerReference{{Kind: "Pod", Name: old.Name, UID: old.UID, Controller: new(true)}}
 		old.OwnerReferences = []metav1.OwnerReference{{Kind: c.kind, Name: "train", Controller: new(true)}}
 		if c.kind == "Deployment" {
 			old.Labels = map[string]string{"pod-template-hash": "5d4"}
 			old.OwnerReferences[0].Kind, old.OwnerReferences[0].Name = "ReplicaSet", "train-5d4"
+		}
+		if pending != nil {
+			pending.Labels, pending.OwnerReferences = old.Labels, old.OwnerReferences
 		}
 		m, err := Parse([]byte(strings.ReplaceAll(fmt.Sprintf(manifest, "apps/v1", c.kind, "\n  "+c.strategy+"\n  template:\n    spec:"), "count: 9", "count: 1")), "team")
 		if err != nil {

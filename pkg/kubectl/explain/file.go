@@ -54,9 +54,10 @@ type workload struct {
 	template *corev1.PodTemplateSpec
 	// replicas is how many pods it has at once, and endsFirst how many old ones an update ends before it starts a new one.
 	replicas, endsFirst int
-	// old are its pods in the cluster, of which so many end before a new one starts.
-	old   []string
-	ended int
+	// old are its pods in the cluster, of which those that have a node and end before a new one starts are ended, and wanted is how many
+	// an update would have to end first for that to be any.
+	old, ended []string
+	wanted     int
 }
 
 // Parse reads YAML or JSON documents. Fields that do not exist are errors: the API server would
@@ -157,7 +158,7 @@ func workloadOf(object runtime.Object) *workload {
 		// It has one pod on each node.
 		w := &workload{object: o, template: &o.Spec.Template, replicas: 1}
 		if scaled(ptr.Deref(o.Spec.UpdateStrategy.RollingUpdate, appsv1.RollingUpdateDaemonSet{}).MaxSurge, "0", 1, true) == 0 {
-			w.endsFirst = math.MaxInt
+			w.endsFirst = math.MaxInt32
 		}
 		return w
 	case *appsv1.ReplicaSet:
@@ -173,7 +174,7 @@ func workloadOf(object runtime.Object) *workload {
 // unavailable returns how many of its old pods a Deployment ends first.
 func unavailable(s *appsv1.DeploymentStrategy, replicas int) int {
 	if s.Type == appsv1.RecreateDeploymentStrategyType {
-		return math.MaxInt
+		return math.MaxInt32
 	}
 	update := ptr.Deref(s.RollingUpdate, appsv1.RollingUpdateDeployment{})
 	n := scaled(update.MaxUnavailable, "25%", replicas, false)
@@ -211,20 +212,45 @@ func (m *Manifest) Over(s *fleet.Snapshot) *fleet.Snapshot {
 	out.Claims = over(m.Claims, s.Claims)
 	out.Pods = slices.Clone(s.Pods)
 	for pod, w := range m.workloads {
-		w.old, w.ended = nil, 0
-		kind, name := fleet.OwnerOf(pod)
-		for _, old := range s.Pods {
-			if old.Namespace != pod.Namespace || fleet.Ended(old) || !is(old, kind, name) {
-				continue
-			}
-			if w.old = append(w.old, old.Name); w.ended < w.endsFirst {
-				w.ended++
-				out.Pods = slices.DeleteFunc(out.Pods, func(p *corev1.Pod) bool { return p == old })
-				out.Claims = slices.DeleteFunc(out.Claims, func(c *resourceapi.ResourceClaim) bool { return metav1.IsControlledBy(c, old) })
-			}
+		for _, old := range w.over(pod, s.Pods) {
+			out.Pods = slices.DeleteFunc(out.Pods, func(p *corev1.Pod) bool { return p == old })
+			out.Claims = slices.DeleteFunc(out.Claims, func(c *resourceapi.ResourceClaim) bool { return metav1.IsControlledBy(c, old) })
 		}
 	}
 	return &out
+}
+
+// over finds the pods that a workload has, and returns those that an update ends before it starts new ones. As many stay as it is not to
+// lack, and what does not run is the first to end.
+func (w *workload) over(pod *corev1.Pod, pods []*corev1.Pod) []*corev1.Pod {
+	w.old, w.ended, w.wanted = nil, nil, w.replicas+1
+	kind, name := fleet.OwnerOf(pod)
+	var old []*corev1.Pod
+	for _, p := range pods {
+		if p.Namespace == pod.Namespace && !fleet.Ended(p) && is(p, kind, name) {
+			old, w.old = append(old, p), append(w.old, p.Name)
+		}
+	}
+	use := func(p *corev1.Pod) int {
+		switch {
+		case fleet.Ready(p):
+			return 2
+		case scheduled(p):
+			return 1
+		}
+		return 0
+	}
+	slices.SortStableFunc(old, func(a, b *corev1.Pod) int { return cmp.Compare(use(a), use(b)) })
+	ends := min(max(w.endsFirst-w.replicas+len(old), 0), len(old))
+	for i, p := range old {
+		if use(p) == 0 {
+			continue
+		}
+		if w.wanted--; i < ends {
+			w.ended = append(w.ended, p.Name)
+		}
+	}
+	return old[:ends]
 }
 
 // over returns added objects, and the old ones of other names.
@@ -256,11 +282,11 @@ func (x *Explainer) Manifest(ctx context.Context, m *Manifest) []*Explanation {
 		if kind, name := fleet.OwnerOf(p); len(w.old) > 0 {
 			e.note("%s %s has pods already, which stay as they are as long as its pod template stays the same.", kind, name)
 		}
-		if w.ended > 0 {
-			names := printer.Some(w.old[:w.ended], mostLines)
-			e.note("In an update, %s %s before a new pod starts: what it has counts as free.", names, plural(w.ended, "ends", "end"))
+		if n := len(w.ended); n > 0 {
+			names := printer.Some(w.ended, mostLines)
+			e.note("In an update, %s %s before a new pod starts: what it has counts as free.", names, plural(n, "ends", "end"))
 		}
-		out = append(out, x.tryToCreate(e, w.ended > 0, m.objectsOf(x, p)...))
+		out = append(out, x.tryToCreate(e, len(w.ended) > 0, m.objectsOf(x, p)...))
 	}
 	if len(out) > 0 {
 		return out

@@ -24,9 +24,9 @@ import (
 )
 
 // outside looks at what keeps a pod waiting although its devices can be allocated, or after they can be.
-func outside(s *sight) {
+func outside(s *sight, w *workload) {
 	kubelets(s)
-	rollout(s)
+	rollout(s, w)
 	if p := ptr.Deref(s.pod.Spec.Priority, 0); p > 0 && len(s.InTheWay) > 0 {
 		s.note("The pod has priority %d, and still waits: the scheduler does not preempt pods for devices that their claims hold.", p)
 	}
@@ -286,7 +286,7 @@ func unserved(s *sight) {
 }
 
 // rollout finds that the pod of a rolling update waits for what the pod before it has.
-func rollout(s *sight) {
+func rollout(s *sight, w *workload) {
 	kind, name := fleet.OwnerOf(s.pod)
 	if kind != "Deployment" {
 		return
@@ -297,9 +297,13 @@ func rollout(s *sight) {
 			if !is(p, kind, name) || p.Namespace != s.pod.Namespace || h.Namespace != p.Namespace || !slices.Contains(h.Pods, p.Name) || hash(p) == hash(s.pod) {
 				continue
 			}
-			s.because(Reason{Cause: OwnPredecessor, Claim: h.Claim, help: []Suggestion{suggest(ChangeStrategy,
-				`with maxSurge 0 and maxUnavailable 1: kubectl patch deployment -n %s %s -p '{"spec":{"strategy":{"rollingUpdate":{"maxSurge":0,"maxUnavailable":1}}}}'`, p.Namespace, name)}},
-				"a new pod of deployment %s could use what its old pod %s has. Unless the strategy has maxUnavailable, that ends only when the new pod runs", name, p.Name)
+			first := max(w.wanted, 1)
+			const patch = `{"spec":{"strategy":{"rollingUpdate":{"maxSurge":0,"maxUnavailable":%d}}}}`
+			help := suggest(ChangeStrategy, "with maxSurge 0 and maxUnavailable %d: kubectl patch deployment -n %s %s -p '"+patch+"'",
+				first, p.Namespace, name, first)
+			s.because(Reason{Cause: OwnPredecessor, Claim: h.Claim, help: []Suggestion{help}},
+				"a new pod of deployment %s could use what its old pod %s has. Unless the strategy has maxUnavailable %d, that ends only when "+
+					"new pods run", name, p.Name, first)
 			return
 		}
 	}
