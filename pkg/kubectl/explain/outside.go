@@ -252,7 +252,7 @@ func replicas(ctx context.Context, s *sight, w *workload) {
 			"%s%d of the workload's %d pods %s at once", s.atMost(), fit, n, plural(fit, "fits", "fit"))
 	default:
 		fit, but := s.may("fit")
-		s.note("All %d pods of the workload %s at once%s.", n, fit, but)
+		s.note("All %d pods of the workload %s at once%s. A quota was looked at for one of them only.", n, fit, but)
 	}
 }
 
