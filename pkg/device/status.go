@@ -163,6 +163,9 @@ var overTexts = map[Reason]string{
 // Over returns the text of the event when the condition is over, by which readers of events recognise the condition.
 func (r Reason) Over() string { return cmp.Or(overTexts[r], "no longer "+string(r)) }
 
+// HeldBack begins the message of a condition that is over, by which readers of events recognise it: the GPU is kept out of use for a time.
+const HeldBack = "it is over, and the GPU is held back"
+
 // IsFault reports whether something is wrong with the GPU. That somebody has it, or that an administrator keeps it for somebody, is no fault.
 func (r Reason) IsFault() bool {
 	return !slices.Contains([]Reason{Occupied, ReleasePending, Opened, ForeignClaim, Cordoned, Withdrawn, AdminAccess}, r)

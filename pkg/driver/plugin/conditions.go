@@ -230,7 +230,7 @@ func adminText(c device.Condition) string {
 	}
 	message, advice := withoutAddress(c.Message, c.PCIAddress), conditionTexts[c.Reason].admin
 	if c.Over {
-		message, advice = "it is over, and the GPU is held back for a while; it was: "+message, ""
+		message, advice = device.HeldBack+" for a while; it was: "+message, ""
 	}
 	return sentences(message, evicted, advice)
 }

@@ -117,6 +117,21 @@ func causeOfEvent(reason string) *cause {
 	return &cause{severity: Warning, text: said(reason), remedy: adviceOfEvent}
 }
 
+// heldBack is the cause of a taint that stays when its fault is over.
+var heldBack = causeOfEvent("GPUHeldBack")
+
+// fault returns the cause that an event is about, and whether the event says that it is over and its taint stays.
+func (c *cause) fault(text string) (of *cause, isOver bool) {
+	if c != heldBack {
+		return c, c.taint != "" && strings.HasPrefix(text, device.HeldBack)
+	}
+	at := slices.IndexFunc(causes, func(o cause) bool { return o.taint != "" && o.isOverBy(recovered, text) })
+	if at < 0 {
+		return c, false
+	}
+	return &causes[at], true
+}
+
 // isTainted reports whether a taint lasts as long as the cause, where there is something to taint.
 func (c *cause) isTainted() bool { return c.taint != "" || c.broken }
 

@@ -54,11 +54,18 @@ func (h *hearing) aboutNode(all *findings, e *corev1.Event, c *cause) {
 	}
 	for _, address := range addresses {
 		about, gpu := h.refAt(node, address)
+		of, isOver := c.fault(text)
+		if isOver {
+			c = heldBack
+		}
 		one := newTold(e, c, about, text)
-		h.span(&one, e, c, address)
-		if in := h.incidents[placeOf(node, address, c)]; in != nil && one.Until == nil {
-			in.hear(c, one.Last, text)
+		one.family = of.family()
+		h.span(&one, e, of, address)
+		if in := h.incidents[placeOf(node, address, of)]; in != nil && one.Until == nil {
+			in.hear(of, isOver, one.Last, text)
 			continue
+		} else if in != nil { // its taint stays for a moment
+			in.hear(of, true, nil, "the driver has said that it is over")
 		}
 		if one.lasts = !c.past && one.Until == nil && !h.isOver(e, c) && (c.isTainted() || gpu == nil); one.lasts && c.isTainted() {
 			h.missesTaint(&one, node, address, gpu, text)

@@ -166,23 +166,25 @@ func (in *incident) severity() Severity {
 	return worst
 }
 
-// hear takes what an event says of one of the signs; newer ones come first. What is held back is over, and keeps its taint for a time.
-// An older event may be of an earlier incident, so that the taint says when this one began, or the newest event where the taint is late.
-func (in *incident) hear(c *cause, told *metav1.Time, text string) {
-	if c.event == "GPUHeldBack" {
-		before := len(in.signs)
-		maps.DeleteFunc(in.signs, func(of *cause, s sign) bool { return !s.heard && of.isOverBy(recovered, text) })
-		if len(in.signs) < before {
-			in.signs[c] = sign{keepsAway: true}
-		}
+// hear takes what an event says of one of the signs; newer ones come first. What is over may keep its taint for a time. An older event may
+// be of an earlier incident, so that the taint says when this one began, or the newest event where the taint is late.
+func (in *incident) hear(c *cause, isOver bool, told *metav1.Time, text string) {
+	if s, is := in.signs[c]; is && isOver && !s.heard && !s.isOther(text) {
+		delete(in.signs, c)
+		c, in.signs[heldBack] = heldBack, sign{keepsAway: true}
 	}
-	if s, is := in.signs[c]; is {
-		if in.Since == nil || !s.keepsAway && !s.heard && in.Since.Sub(told.Time) <= slowestTaint {
+	if s, is := in.signs[c]; is && (!isOver || c == heldBack) {
+		if in.Since == nil || told != nil && !s.keepsAway && !s.heard && in.Since.Sub(told.Time) <= slowestTaint {
 			in.Since = earlier(in.Since, told)
 		}
 		s.heard = true
 		in.signs[c], in.Said = s, cmp.Or(in.Said, said(text))
 	}
+}
+
+// isOther reports whether an event about an XID is about another one than the taint.
+func (s sign) isOther(text string) bool {
+	return strings.Contains(text, "XID ") && !strings.Contains(text, "XID "+s.value+" ")
 }
 
 func earlier(a, b *metav1.Time) *metav1.Time {
