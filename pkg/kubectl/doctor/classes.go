@@ -10,6 +10,7 @@ import (
 	"maps"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/cel"
 
@@ -108,7 +109,8 @@ func claimedClasses(f *Facts) (found findings) {
 			if slices.ContainsFunc(chartClasses, func(c chartClass) bool { return c.name == name }) {
 				remedy = "Install the driver, whose chart makes the class, or delete what asks for it"
 			}
-			found.add(Error, fmt.Sprintf("It asks for the class %s, which does not exist: its pods wait", name), remedy, at)
+			severity, pods := f.waiting(at)
+			found.add(severity, fmt.Sprintf("It asks for the class %s, which does not exist: %s", name, pods), remedy, at)
 		}
 	}
 	for _, t := range f.Templates {
@@ -120,4 +122,25 @@ func claimedClasses(f *Facts) (found findings) {
 		}
 	}
 	return found
+}
+
+// waiting says whether pods wait for a claim, or for those of a template: what nobody uses yet keeps nobody waiting.
+func (f *Facts) waiting(of Ref) (s Severity, text string) {
+	isOf := func(name *string, kind string) bool { return name != nil && *name == of.Name && kind == of.Kind }
+	for _, p := range f.Pods {
+		if p.Namespace != of.Namespace || p.Spec.NodeName != "" || fleet.Ended(p) {
+			continue
+		}
+		if slices.ContainsFunc(p.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool {
+			return isOf(c.ResourceClaimName, "resourceclaim") || isOf(c.ResourceClaimTemplateName, "resourceclaimtemplate")
+		}) || slices.ContainsFunc(p.Status.ResourceClaimStatuses, func(c corev1.PodResourceClaimStatus) bool {
+			return isOf(c.ResourceClaimName, "resourceclaim")
+		}) {
+			return Error, "its pods wait"
+		}
+	}
+	if f.Lacks(pods, of.Namespace) {
+		return Warning, "a pod that uses it will wait. Whether one does is unknown, as far as pods may not be read"
+	}
+	return Warning, "a pod that uses it will wait"
 }

@@ -44,7 +44,7 @@ type bad struct {
 
 func TestChecks(t *testing.T) {
 	t.Parallel()
-	const wantChecks, wantCases = 28, 91
+	const wantChecks, wantCases = 28, 93
 	checks := Checks
 	if len(checks) != wantChecks {
 		t.Errorf("%d checks, want %d", len(checks), wantChecks)
@@ -204,10 +204,31 @@ var badClasses = []bad{
 	{"extended-resources", "twice", func(w *world) {
 		w.class("mps.partage.dev").Spec.ExtendedResourceName = new("nvidia.com/gpu")
 	}, Error, []string{"deviceclass gpu.resource.partage.dev", "deviceclass mps.partage.dev"}, "nvidia.com/gpu", "extendedResourceName"},
-	{"claimed-classes", "template", func(w *world) { w.templates[0].Spec.Spec = asks("gpu.nvidia.con") }, Error, []string{"resourceclaimtemplate team/train"}, "gpu.nvidia.con, which does not exist", "Correct"},
+	{"claimed-classes", "template", func(w *world) {
+		w.templates[0].Spec.Spec = asks("gpu.nvidia.con")
+		w.wait("train", corev1.PodResourceClaim{Name: "gpu", ResourceClaimTemplateName: new("train")})
+	}, Error, []string{"resourceclaimtemplate team/train"}, "gpu.nvidia.con, which does not exist: its pods wait", "Correct"},
+	{"claimed-classes", "template that no pod waits for", func(w *world) {
+		w.templates[0].Spec.Spec = asks("gpu.nvidia.con")
+		w.wait("other", corev1.PodResourceClaim{Name: "gpu", ResourceClaimTemplateName: new("other")})
+		for _, name := range []string{"runs", "ended"} {
+			w.wait(name, corev1.PodResourceClaim{Name: "gpu", ResourceClaimTemplateName: new("train")})
+		}
+		named(w.pods, "runs").Spec.NodeName = "gpu-1"
+		named(w.pods, "ended").Status.Phase = corev1.PodFailed
+	}, Warning, []string{"resourceclaimtemplate team/train"}, "which does not exist: a pod that uses it will wait", "Correct"},
+	{"claimed-classes", "template whose pods may not be read", func(w *world) {
+		w.templates[0].Spec.Spec = asks("gpu.nvidia.con")
+		w.wait("train", corev1.PodResourceClaim{Name: "gpu", ResourceClaimTemplateName: new("train")})
+		w.forbidden["pods"] = true
+	}, Warning, []string{"resourceclaimtemplate team/train"}, "will wait. Whether one does is unknown, as far as pods may not be read", "Correct"},
 	{"claimed-classes", "claim", func(w *world) {
 		w.claims[0].Status = resourceapi.ResourceClaimStatus{}
 		w.claims[0].Spec.Devices.Requests[0] = resourceapi.DeviceRequest{FirstAvailable: []resourceapi.DeviceSubRequest{{DeviceClassName: "gpu.nvidia.com"}, {DeviceClassName: "big"}}}
+		w.wait("waits", corev1.PodResourceClaim{Name: "gpu", ResourceClaimTemplateName: new("train")})
+		named(w.pods, "waits").Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{
+			{Name: "gpu", ResourceClaimName: new("train-0-gpu")},
+		}
 	}, Error, []string{"resourceclaim team/train-0-gpu"}, "class big", "Correct"},
 }
 

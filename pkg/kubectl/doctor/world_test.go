@@ -184,6 +184,13 @@ func (w *world) set(component string) *appsv1.DaemonSet { return named(w.sets, "
 
 func (w *world) class(name string) *resourceapi.DeviceClass { return named(w.classes, name) }
 
+// wait makes a pod that is on no node.
+func (w *world) wait(name string, claim corev1.PodResourceClaim) {
+	w.pods = append(w.pods, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: types.UID(name)}, Spec: corev1.PodSpec{ResourceClaims: []corev1.PodResourceClaim{claim}},
+	})
+}
+
 func (w *world) withoutPod(pod *corev1.Pod) {
 	w.pods = slices.DeleteFunc(w.pods, func(p *corev1.Pod) bool { return p == pod })
 }
