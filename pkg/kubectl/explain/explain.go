@@ -238,6 +238,9 @@ func started(s *sight) {
 	kubelets(s)
 	evicted(s)
 	if !stuck.Waits(s.pod, s.x.now) {
+		if s.pod.DeletionTimestamp != nil {
+			s.note("The pod is being deleted.")
+		}
 		return
 	}
 	s.Verdict = IsStuck

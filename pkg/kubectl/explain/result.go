@@ -23,7 +23,7 @@ const (
 	Allocatable Verdict = "Allocatable"
 	// Waits means that it cannot be allocated as things are.
 	Waits Verdict = "Waits"
-	// IsStuck means that it has its devices and its containers do not start.
+	// IsStuck means that it has its devices, and its containers do not start or it does not end.
 	IsStuck Verdict = "Stuck"
 	// Unknown means that something which could contradict it was not looked at, or may not be.
 	Unknown Verdict = "Unknown"
@@ -167,7 +167,7 @@ type Explanation struct {
 	FitsOn []string `json:"fitsOn,omitempty"`
 	// Allocations are what it got.
 	Allocations []Allocation `json:"allocations,omitempty"`
-	// Stuck says why containers do not start.
+	// Stuck says why containers do not start, or the pod does not end.
 	Stuck []stuck.Cause `json:"stuck,omitempty"`
 	// Notes are what is not known, and what else is worth knowing.
 	Notes []string `json:"notes,omitempty"`

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -153,6 +154,31 @@ func TestContainerCreating(t *testing.T) {
 	}
 	if len(creatings) < 25 {
 		t.Errorf("%d causes", len(creatings))
+	}
+}
+
+// TestNotEnding: a pod that should have ended is stuck, whatever the status of its claim says, and -A names it.
+func TestNotEnding(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNode("n1", "h100-80-sxm", 1)
+	claim := f.Held("team", "llm", "n1", fleettest.Request(whole))
+	r := claim.Status.Allocation.Devices.Results[0]
+	claim.Status.Devices = []resourceapi.AllocatedDeviceStatus{{
+		Driver: r.Driver, Pool: r.Pool, Device: r.Device,
+		Conditions: []metav1.Condition{{Type: "Ready", Status: metav1.ConditionTrue, Message: "The device is ready."}},
+	}}
+	pod := f.Pods[0]
+	pod.DeletionTimestamp = new(metav1.NewTime(now))
+	f.Slices = nil
+	after := func(d time.Duration) *Explainer { return New(fleet.New(f.Snapshot, fleettest.Driver), now.Add(d)) }
+	all := after(5*time.Minute).Waiting(t.Context(), "")
+	if len(all) != 1 || all[0].Verdict != IsStuck {
+		t.Fatalf("%+v", all)
+	}
+	golden(t, "stuck/not-ending.txt", text(t, all...))
+	e := after(time.Second).Pod(t.Context(), pod)
+	if e.Verdict != Allocated || !strings.Contains(text(t, e), "The pod is being deleted") {
+		t.Errorf("%+v", e)
 	}
 }
 

@@ -79,6 +79,8 @@ func headline(e *Explanation) (string, printer.Style) {
 	switch {
 	case e.Subject.Kind == kindNamespace:
 		h.text = "may have pods that wait: that is unknown."
+	case slices.ContainsFunc(e.Stuck, func(c stuck.Cause) bool { return c.Kind == stuck.Terminating }):
+		h.text = "should have ended, and has not."
 	case len(e.Allocations) == 0 && e.Verdict == IsStuck:
 		h.text = "has a node, but not its devices."
 	case e.Verdict == Waits && len(e.Reasons) > 0:

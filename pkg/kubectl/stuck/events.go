@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -161,12 +162,13 @@ func (in *Input) events() []Cause {
 	return out
 }
 
-// last returns the latest event of a reason about the pod.
+// last returns the latest event of a reason about the pod. What was before one of its containers started is over.
 func (in *Input) last(reason string) *corev1.Event {
+	started := started(in.Pod)
 	var latest *corev1.Event
 	for i := range in.Events {
 		e := &in.Events[i]
-		if e.Reason != reason || e.InvolvedObject.UID != "" && e.InvolvedObject.UID != in.Pod.UID {
+		if e.Reason != reason || e.InvolvedObject.UID != "" && e.InvolvedObject.UID != in.Pod.UID || fleet.LastSeen(e).Before(started) {
 			continue
 		}
 		if latest == nil || fleet.LastSeen(e).After(fleet.LastSeen(latest)) {
@@ -174,6 +176,22 @@ func (in *Input) last(reason string) *corev1.Event {
 		}
 	}
 	return latest
+}
+
+// started returns when a container of a pod has started last.
+func started(pod *corev1.Pod) (last time.Time) {
+	for _, s := range statuses(pod) {
+		for _, state := range []corev1.ContainerState{s.LastTerminationState, s.State} {
+			at := ptr.Deref(state.Terminated, corev1.ContainerStateTerminated{}).StartedAt.Time
+			if state.Running != nil {
+				at = state.Running.StartedAt.Time
+			}
+			if at.After(last) {
+				last = at
+			}
+		}
+	}
+	return last
 }
 
 func (c Cause) of(e *corev1.Event) Cause {

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package stuck says why the containers of a pod do not start although it has a node and its
-// claims are allocated: from events, conditions of its claims, and the driver's pods on the node.
+// claims are allocated, or why it does not end: from events, conditions of its claims, and the driver's pods on the node.
 package stuck
 
 import (
@@ -74,7 +74,7 @@ type Input struct {
 	Events []corev1.Event
 }
 
-// Cause is why containers do not start.
+// Cause is why containers do not start, or the pod does not end.
 type Cause struct {
 	Kind Kind `json:"kind"`
 	// Text says what is wrong, and Remedy what can be done about it.
@@ -85,16 +85,17 @@ type Cause struct {
 	Last  *metav1.Time `json:"last,omitempty"`
 }
 
-// Waits reports whether a pod that has a node has containers that have not started. While its containers may take their time to end, a pod
-// that is being deleted is not stuck.
+// slowestRelease is how long it may take after a pod's containers have ended until its devices are released.
+const slowestRelease = 30 * time.Second
+
+// Waits reports whether a pod that has a node has containers that have not started, or is there although it should have ended. While its
+// containers may take their time to end, a pod that is being deleted is not stuck.
 func Waits(pod *corev1.Pod, now time.Time) bool {
-	if pod.DeletionTimestamp != nil && now.Before(pod.DeletionTimestamp.Time) {
+	deleted := pod.DeletionTimestamp
+	if deleted != nil && now.Before(deleted.Time) || pod.Spec.NodeName == "" || fleet.Ended(pod) {
 		return false
 	}
-	if pod.Spec.NodeName == "" || fleet.Ended(pod) {
-		return false
-	}
-	if slices.ContainsFunc(statuses(pod), waitsForMore) {
+	if slices.ContainsFunc(statuses(pod), waitsForMore) || deleted != nil && now.Sub(deleted.Time) >= slowestRelease {
 		return true
 	}
 	running := func(s corev1.ContainerStatus) bool { return s.State.Running != nil }
@@ -119,7 +120,8 @@ func Causes(in Input) []Cause {
 		since := in.Pod.DeletionTimestamp.Add(-time.Duration(ptr.Deref(in.Pod.DeletionGracePeriodSeconds, 0)) * time.Second)
 		out = append(out, Cause{
 			Kind: Terminating, Text: "the pod is being deleted since " + since.UTC().Format("2006-01-02 15:04:05Z"),
-			Remedy: "wait for its containers to end, or see what its finalizers wait for",
+			Remedy: "it ends when the driver on its node has released the devices; if the driver runs there, see the kubelet's log on the node, " +
+				"and what the pod's finalizers wait for",
 		})
 	}
 	for _, look := range []func() []Cause{in.node, in.Unallocated, in.driver, in.prepare, in.devices, in.containers, in.events} {
@@ -178,7 +180,9 @@ func (in *Input) driver() []Cause {
 	case len(plugins) == 0 && !in.Model.Hides(fleet.ResourcePods):
 		out = append(out, Cause{
 			Kind: DriverAbsent, Text: fmt.Sprintf("no pod of driver %s runs on node %s", in.Model.Driver, in.Pod.Spec.NodeName),
-			Remedy: "look at the DaemonSet with label " + fleet.ComponentLabel + "=" + fleet.PluginComponent + ": its node selector and tolerations have to fit the node",
+			Remedy: "look at the DaemonSet with label " + fleet.ComponentLabel + "=" + fleet.PluginComponent +
+				": its node selector and tolerations have to fit the node; " +
+				"if there is none, Partage is not installed: docs/how-to/uninstall.md#if-the-uninstallation-fails",
 		})
 	case len(plugins) > 0 && !slices.ContainsFunc(plugins, fleet.Ready):
 		out = append(out, unready(plugins[0], DriverNotReady, "the driver's pod"))

@@ -64,6 +64,17 @@ func TestBeingDeleted(t *testing.T) {
 	if got := Causes(Input{Model: unread, Pod: pod})[0]; got.Kind != Terminating || !strings.HasSuffix(got.Text, "since 2026-11-23 23:00:08Z") {
 		t.Errorf("%+v", got)
 	}
+	// Its containers run, as far as the kubelet says, until their devices are released.
+	pod.Status.Phase = corev1.PodRunning
+	runs := &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(asked)}
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Running: runs}}}
+	if Waits(pod, asked.Add(40*time.Second)) || !Waits(pod, asked.Add(2*time.Minute)) {
+		t.Error("one that ran is stuck once the time to release its devices is over, and not before")
+	}
+	over := corev1.Event{Reason: failedPrepare, LastTimestamp: metav1.NewTime(asked.Add(-time.Second))}
+	if got := Causes(Input{Model: unread, Pod: pod, Events: []corev1.Event{over}}); len(got) != 1 {
+		t.Errorf("what was before a container started is over: %+v", got)
+	}
 }
 
 // TestDriverErrors: what the driver says today is recognised. The texts are its own.
