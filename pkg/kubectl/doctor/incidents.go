@@ -115,31 +115,11 @@ func (in *incident) add(d *fleet.Device, c *cause, t *resourceapi.DeviceTaint) {
 // podsOf returns the pods that use what a claim has: with a time, those of which containers run that had started before.
 func podsOf(h *fleet.Holding, before *metav1.Time) (pods []Ref) {
 	for _, u := range h.Users() {
-		if u.Resource == "pod" && (before == nil || u.Pod == nil || runsSince(u.Pod, before.Time)) {
+		if u.Resource == "pod" && (before == nil || u.Pod == nil || fleet.RunsSince(u.Pod, before.Time)) {
 			pods = append(pods, Ref{Kind: u.Resource, Namespace: u.Namespace, Name: u.Name})
 		}
 	}
 	return pods
-}
-
-// noticed is how long what has ended a container may be told after the container runs again.
-const noticed = 30 * time.Second
-
-// runsSince reports whether a container of a pod runs that had started before. Where some name a claim, the others do not count.
-func runsSince(p *corev1.Pod, before time.Time) bool {
-	var asking []string
-	for _, c := range p.Spec.Containers {
-		if len(c.Resources.Claims) > 0 {
-			asking = append(asking, c.Name)
-		}
-	}
-	return slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
-		limit := before
-		if s.RestartCount > 0 {
-			limit = before.Add(-noticed)
-		}
-		return (len(asking) == 0 || slices.Contains(asking, s.Name)) && s.State.Running != nil && s.State.Running.StartedAt.Time.Before(limit)
-	})
 }
 
 func union(a, b []Ref) []Ref {

@@ -237,6 +237,14 @@ func started(s *sight) {
 	s.Verdict, s.Allocations = Allocated, allocations(s)
 	kubelets(s)
 	evicted(s)
+	in := stuck.Input{Model: s.x.model, Pod: s.pod, Claims: s.own}
+	if s.x.Events != nil {
+		var err error
+		if in.Events, err = s.x.Events(s.pod, s.own); err != nil {
+			s.note("Events cannot be read: %v; without them it is unknown what the kubelet and the driver say.", err)
+		}
+	}
+	lostServer(s, in.Events)
 	if !stuck.Waits(s.pod, s.x.now) {
 		if s.pod.DeletionTimestamp != nil {
 			s.note("The pod is being deleted.")
@@ -244,14 +252,20 @@ func started(s *sight) {
 		return
 	}
 	s.Verdict = IsStuck
-	in := stuck.Input{Model: s.x.model, Pod: s.pod, Claims: s.own}
-	if s.x.Events != nil {
-		var err error
-		if in.Events, err = s.x.Events(s.pod, s.own); err != nil {
-			s.note("Events cannot be read: %v; without them it is unknown what the kubelet says.", err)
+	s.Stuck = append(foreseen(s, nil), stuck.Causes(in)...)
+}
+
+// lostServer notes what the driver has said last of the end of an MPS server, if a container still runs that had started before.
+func lostServer(s *sight, events []corev1.Event) {
+	var last *corev1.Event
+	for i := range events {
+		if e := &events[i]; e.Reason == "MPSServerLost" && (last == nil || fleet.LastSeen(e).After(fleet.LastSeen(last))) {
+			last = e
 		}
 	}
-	s.Stuck = append(foreseen(s, nil), stuck.Causes(in)...)
+	if last != nil && fleet.RunsSince(s.pod, fleet.LastSeen(last)) {
+		s.note("Event %s, %s ago: %s", last.Reason, printer.Age(s.x.now.Sub(fleet.LastSeen(last))), last.Message)
+	}
 }
 
 // evicted notes that a pod which asks for extended resources stays on a device whose taint evicts the pods of other claims.

@@ -182,6 +182,31 @@ func TestNotEnding(t *testing.T) {
 	}
 }
 
+// TestMPSServerLost: a container that started before its MPS server was lost may not have noticed.
+func TestMPSServerLost(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNode("n1", "h100-80-sxm", 1)
+	f.Held("team", "llm", "n1", fleettest.Share(mps, "10Gi", ""))
+	pod, lost := f.Pods[0], now.Add(-10*time.Minute)
+	x := New(fleet.New(f.Snapshot, fleettest.Driver), now)
+	x.Events = func(*corev1.Pod, []*resourceapi.ResourceClaim) ([]corev1.Event, error) {
+		return []corev1.Event{
+			{Reason: "MPSServerLost", Message: "an earlier one", LastTimestamp: metav1.NewTime(lost.Add(-time.Minute))},
+			{Reason: "MPSServerLost", Message: "Device a: delete their pods.", LastTimestamp: metav1.NewTime(lost)},
+			{Reason: "Other", Message: "other", LastTimestamp: metav1.NewTime(now)},
+		}, nil
+	}
+	for started, want := range map[time.Duration]bool{-time.Hour: true, time.Minute: false} {
+		runs := &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(lost.Add(started))}
+		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{Running: runs}}}
+		e := x.Pod(t.Context(), pod)
+		has := strings.Contains(text(t, e), "Event MPSServerLost, 10m ago: Device a: delete their pods.")
+		if has != want || e.Verdict != Allocated || len(e.Notes) > 1 {
+			t.Errorf("started %s after the loss: %+v", started, e)
+		}
+	}
+}
+
 // TestEventsUnreadable: without the right to read events that is said.
 func TestEventsUnreadable(t *testing.T) {
 	f := fleettest.New(t)

@@ -72,6 +72,26 @@ func Ended(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
+// noticed is how long what has ended a container may be told after the container runs again.
+const noticed = 30 * time.Second
+
+// RunsSince reports whether a container of a pod runs that had started before. Where some name a claim, the others do not count.
+func RunsSince(p *corev1.Pod, before time.Time) bool {
+	var asking []string
+	for _, c := range p.Spec.Containers {
+		if len(c.Resources.Claims) > 0 {
+			asking = append(asking, c.Name)
+		}
+	}
+	return slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
+		limit := before
+		if s.RestartCount > 0 {
+			limit = before.Add(-noticed)
+		}
+		return (len(asking) == 0 || slices.Contains(asking, s.Name)) && s.State.Running != nil && s.State.Running.StartedAt.Time.Before(limit)
+	})
+}
+
 // IsDriverPod reports whether a pod is one of a component of the driver, which is in this namespace.
 func IsDriverPod(p *corev1.Pod, namespace, component string) bool {
 	owner := metav1.GetControllerOf(p)
