@@ -149,6 +149,13 @@ var uncertain = []struct {
 		pod.Spec.SchedulerName = "volcano"
 		return pod
 	}, verdict: Unknown, says: []string{"scheduler volcano"}}},
+	{explained: explained{name: "quota for less", make: template, verdict: Waits, cause: ClaimNotCreated, says: []string{
+		"with a larger quota, or with less: the request alone exceeds it: kubectl describe quota -n team"}, silent: []string{"has ended"}},
+		events: []corev1.Event{event("resource_claim", "FailedResourceClaimCreation",
+			"exceeded quota: q, requested: count/claims=1,gpus=5, used: count/claims=0,gpus=0, limited: count/claims=9,gpus=4")}},
+	{explained: explained{name: "quota that is used", make: template, verdict: Waits, cause: ClaimNotCreated, says: []string{"has ended"}},
+		events: []corev1.Event{event("resource_claim", "FailedResourceClaimCreation",
+			"exceeded quota: q, requested: gpus=4, used: gpus=1, limited: gpus=4")}},
 	{explained: explained{name: "quota", make: template, verdict: Waits, cause: ClaimNotCreated, says: []string{"exceeded quota: gpus", "kubectl describe quota -n team"}},
 		events: []corev1.Event{event("resource_claim", "FailedResourceClaimCreation", `PodResourceClaim gpu: failed to create claim: resourceclaims "llm-gpu-x" is forbidden: exceeded quota: gpus`)}},
 	{explained: explained{name: "quota in time", make: func(f *fleettest.Fleet) *corev1.Pod {

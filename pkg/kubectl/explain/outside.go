@@ -13,6 +13,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 
@@ -185,10 +186,35 @@ const exceeded = "exceeded quota"
 func (e *Explanation) notCreated(cause Cause, why string) {
 	r := Reason{Cause: cause}
 	if strings.Contains(why, exceeded) {
-		r.help = []Suggestion{suggest(RaiseQuota, "after something in the namespace has ended, or with a larger quota: kubectl describe quota -n %s",
-			e.Subject.Namespace)}
+		help := "after something in the namespace has ended, or with a larger quota"
+		if exceedsAlone(why) {
+			help = "with a larger quota, or with less: the request alone exceeds it"
+		}
+		r.help = []Suggestion{suggest(RaiseQuota, "%s: kubectl describe quota -n %s", help, e.Subject.Namespace)}
 	}
 	e.because(r, "%s", why)
+}
+
+// amounts are what the API server says of a quota that is exceeded: lists of NAME=AMOUNT.
+var amounts = regexp.MustCompile(`, requested: (\S+), used: \S+, limited: (\S+)`)
+
+// exceedsAlone reports whether more is requested than a quota allows, whatever else there is.
+func exceedsAlone(why string) bool {
+	lists := amounts.FindStringSubmatch(why)
+	if lists == nil {
+		return false
+	}
+	limits := strings.Split(lists[2], ",")
+	return slices.ContainsFunc(strings.Split(lists[1], ","), func(requested string) bool {
+		name, amount, _ := strings.Cut(requested, "=")
+		at := slices.IndexFunc(limits, func(l string) bool { return strings.HasPrefix(l, name+"=") })
+		if at < 0 {
+			return false
+		}
+		wanted, err := resource.ParseQuantity(amount)
+		limit, errLimit := resource.ParseQuantity(limits[at][len(name)+1:])
+		return err == nil && errLimit == nil && wanted.Cmp(limit) > 0
+	})
 }
 
 // unexamined finds the parts of the pod's spec that the scheduler looks at, and nothing here does.
