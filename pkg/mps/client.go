@@ -29,8 +29,8 @@ const (
 	noticed = time.Second
 )
 
-// NewClient returns a Client of the supervisor on a socket. Calls that follow each other share a connection. Later ones connect anew: what
-// listens on the socket then may be another process, and one that hangs must not be known by an old connection.
+// NewClient returns a Client of the supervisor on a socket. Calls that follow each other share a connection. Later ones connect anew:
+// another process may listen on the socket by then, and a probe has to find out by itself that the supervisor hangs.
 func NewClient(socket string) (*Client, error) {
 	again := backoff.Config{BaseDelay: noticed / 10, Multiplier: 2, MaxDelay: noticed}
 	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),

@@ -4,6 +4,7 @@
 package mps
 
 import (
+	"context"
 	"net"
 	"os"
 	"path/filepath"
@@ -92,6 +93,20 @@ func TestOtherProcess(t *testing.T) {
 		}
 		time.Sleep(3 * noticed) // a connection that is in use stays
 	}
+}
+
+// TestHangingSupervisor: one that listens and does not answer is waited for, also after a connection to it has failed: otherwise its own
+// probes would take it for one that has not started.
+func TestHangingSupervisor(t *testing.T) {
+	t.Parallel()
+	client := newClient(t)
+	listener := must.Get(net.Listen("unix", client.socket))(t)
+	t.Cleanup(func() { _ = listener.Close() })
+	expect.Is(t, expect.Err(client.List(t.Context())), ErrUnavailable) // after connectLimit
+	time.Sleep(3 * noticed)
+	ctx, cancel := context.WithTimeout(t.Context(), noticed)
+	defer cancel()
+	expect.Is(t, expect.Err(client.List(ctx)), context.DeadlineExceeded)
 }
 
 // TestSlowSupervisor: a supervisor that is slow is there.

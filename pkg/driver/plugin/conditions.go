@@ -242,7 +242,7 @@ func keepsAway(c device.Condition) bool { return c.EffectInForce() != policy.Eff
 func usersText(c device.Condition) string {
 	text, advice := conditionTexts[c.Reason].users, conditionTexts[c.Reason].advice
 	if c.Over {
-		text, advice = "a fault of the GPU is over, and it is held back for a while", ""
+		text, advice = "a fault of the GPU is over, and the GPU is held back for a while", ""
 	}
 	if c.EffectInForce() == policy.EffectNoExecute {
 		advice = evictedText

@@ -200,6 +200,6 @@ func TestTroubles(t *testing.T) {
 func TestHeldBackTexts(t *testing.T) {
 	t.Parallel()
 	c := device.Condition{PCIAddress: firstGPU, Reason: device.Unresponsive, Message: "a call hangs", Over: true}
-	expect.Equal(t, usersText(c), "a fault of the GPU is over, and it is held back for a while (a call hangs).")
+	expect.Equal(t, usersText(c), "a fault of the GPU is over, and the GPU is held back for a while (a call hangs).")
 	expect.Equal(t, adminText(c), "it is over, and the GPU is held back for a while; it was: a call hangs.")
 }

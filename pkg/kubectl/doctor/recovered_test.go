@@ -117,11 +117,11 @@ func TestSinceReboot(t *testing.T) {
 		change func(*world)
 		want   time.Duration
 	}{
-		"the taint is there at once":  {effect: resourceapi.DeviceTaintEffectNoExecute, change: func(*world) {}, want: 40 * time.Second},
-		"the taint may be late":       {change: func(*world) {}, want: 58 * time.Second},
-		"it is told again":            {change: func(w *world) { w.warn("GPUXID", "XID 94 again", 45*time.Second) }, want: 45 * time.Second},
-		"so late is none":             {change: func(w *world) { w.events[0].LastTimestamp = ago(11 * time.Minute) }, want: 40 * time.Second},
-		"an event tells of two times": {change: func(w *world) { w.events[0].FirstTimestamp = ago(5 * time.Minute) }, want: 58 * time.Second},
+		"the taint is there at once": {effect: resourceapi.DeviceTaintEffectNoExecute, change: func(*world) {}, want: 40 * time.Second},
+		"the taint may be late":      {change: func(*world) {}, want: 58 * time.Second},
+		"it is told again":           {change: func(w *world) { w.warn("GPUXID", "XID 94 again", 45*time.Second) }, want: 45 * time.Second},
+		"so late is none":            {change: func(w *world) { w.events[0].LastTimestamp = ago(11 * time.Minute) }, want: 40 * time.Second},
+		"an event that came twice":   {change: func(w *world) { w.events[0].FirstTimestamp = ago(5 * time.Minute) }, want: 58 * time.Second},
 	} {
 		w := newWorld(t)
 		if c.effect == "" {
