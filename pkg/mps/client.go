@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/partage-dev/partage/pkg/util/steptime"
@@ -25,21 +26,28 @@ const (
 	// connectLimit is how long a supervisor that listens may take to answer. On a node that starts many pods at once programs may
 	// not run for some time.
 	connectLimit = 5 * time.Second
-	// noticed is how long a connection is kept that nobody uses, and how long a supervisor may be there again before calls reach it.
-	noticed = time.Second
+	// idleLimit is how long a connection is kept that nobody uses.
+	idleLimit = time.Second
 )
 
 // NewClient returns a Client of the supervisor on a socket. Calls that follow each other share a connection. Later ones connect anew:
 // another process may listen on the socket by then, and a probe has to find out by itself that the supervisor hangs.
 func NewClient(socket string) (*Client, error) {
-	again := backoff.Config{BaseDelay: noticed / 10, Multiplier: 2, MaxDelay: noticed}
+	connection, err := connect(socket)
+	if err != nil {
+		return nil, err
+	}
+	return &Client{socket, connection}, nil
+}
+
+func connect(socket string) (*grpc.ClientConn, error) {
 	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.ForceCodec(codec{})), grpc.WithIdleTimeout(noticed),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: again, MinConnectTimeout: connectLimit}))
+		grpc.WithDefaultCallOptions(grpc.ForceCodec(codec{})), grpc.WithIdleTimeout(idleLimit),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectLimit}))
 	if err != nil {
 		return nil, fmt.Errorf("MPS supervisor at %s: %w", socket, err)
 	}
-	return &Client{socket, connection}, nil
+	return connection, nil
 }
 
 // Close ends the connection. Calls fail from then on.
@@ -48,7 +56,16 @@ func (c *Client) Close() error { return c.connection.Close() }
 // call calls the supervisor. Without one it fails at once.
 func (c *Client) call(ctx context.Context, method string, request, answer any) error {
 	defer steptime.Of(ctx).Begin(steptime.MPS)()
-	return fromStatus(c.socket, c.connection.Invoke(ctx, "/"+serviceName+"/"+method, request, answer))
+	connection := c.connection
+	if connection.GetState() == connectivity.TransientFailure { // it would answer with an error of the past
+		own, err := connect(c.socket)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = own.Close() }()
+		connection = own
+	}
+	return fromStatus(c.socket, connection.Invoke(ctx, "/"+serviceName+"/"+method, request, answer))
 }
 
 // Ensure calls Sessions.Ensure of the supervisor.
