@@ -98,7 +98,7 @@ func (m *Metrics) snapshot() *snapshot {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s.gpus, s.status, s.health, s.xids = m.gpus, m.status, maps.Clone(m.health), maps.Clone(m.xids)
+	s.gpus, s.status, s.health, s.xids = m.inventory.Summaries(), m.status, maps.Clone(m.health), maps.Clone(m.xids)
 	s.withoutSilent()
 	return s
 }

@@ -15,7 +15,6 @@ package metrics
 import (
 	"maps"
 	"runtime"
-	"slices"
 	"sync"
 	"time"
 
@@ -57,11 +56,11 @@ type Metrics struct {
 	published                      prometheus.Gauge
 	neighbours, extended           *prometheus.GaugeVec
 
-	mu     sync.Mutex
-	gpus   []device.Summary
-	status device.Status
-	health map[string]gpu.Health
-	xids   map[xidKey]uint64
+	mu        sync.Mutex
+	inventory *device.Inventory
+	status    device.Status
+	health    map[string]gpu.Health
+	xids      map[xidKey]uint64
 }
 
 // Operation is what the kubelet asks for.
@@ -102,7 +101,7 @@ var (
 func New(o Options) *Metrics {
 	m := &Metrics{
 		o: o, registry: prometheus.NewRegistry(), operations: map[Operation]operation{},
-		health: map[string]gpu.Health{}, xids: map[xidKey]uint64{},
+		inventory: &device.Inventory{}, health: map[string]gpu.Health{}, xids: map[xidKey]uint64{},
 	}
 	m.steps = newHistogram(stepDuration, stepBuckets)
 	reconcile, publish := newCounter(reconcileErrors), newCounter(publishErrors)
@@ -213,13 +212,10 @@ func number(is bool) float64 { return map[bool]float64{true: 1}[is] }
 
 // SetGPUs says what the GPUs can be, and which conditions they have.
 func (m *Metrics) SetGPUs(inventory *device.Inventory, status device.Status) {
-	gpus := inventory.Summaries()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.gpus, m.status = gpus, status
-	maps.DeleteFunc(m.health, func(address string, _ gpu.Health) bool {
-		return !slices.ContainsFunc(gpus, func(s device.Summary) bool { return s.GPU.PCIAddress == address })
-	})
+	m.inventory, m.status = inventory, status
+	maps.DeleteFunc(m.health, func(address string, _ gpu.Health) bool { return inventory.GPU(address) == nil })
 }
 
 // SetHealth takes what a GPU says about its own state, or the error of asking it: then nothing

@@ -4,6 +4,7 @@
 package plugin
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -207,6 +208,9 @@ type PolicyFile struct {
 	path   string
 	spread time.Duration
 
+	// content was decoded last, to found.
+	content []byte
+	found   *policy.Policy
 	// current is the policy to follow. turn is when this node follows another one, zero if there is none.
 	current *policy.Policy
 	turn    time.Time
@@ -251,9 +255,11 @@ func (f *PolicyFile) read() (*policy.Policy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sharing policy: %w", err)
 	}
-	found, err := policy.Decode(content)
-	if err != nil {
-		return nil, fmt.Errorf("sharing policy %s: %w", f.path, err)
+	if f.found == nil || !bytes.Equal(content, f.content) {
+		if f.found, err = policy.Decode(content); err != nil {
+			return nil, fmt.Errorf("sharing policy %s: %w", f.path, err)
+		}
+		f.content = content
 	}
-	return found, nil
+	return f.found, nil
 }

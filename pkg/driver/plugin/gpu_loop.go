@@ -152,8 +152,11 @@ func (l *gpuLoop) rebuild(ctx context.Context) {
 	if err != nil {
 		return
 	}
-	l.inventory = inventory
 	l.report.log(ctx, inventory, l.desired.policy, &l.gpus)
+	if inventory == l.inventory {
+		return // what is known of its devices follows when it is propagated
+	}
+	l.inventory = inventory
 	status, _ := l.observed().status()
 	l.give(inventory.With(status), status)
 }
