@@ -12,6 +12,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -22,7 +23,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 
+	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
+	"github.com/partage-dev/partage/pkg/kubectl/doctor"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 	"github.com/partage-dev/partage/pkg/kubectl/stuck"
@@ -236,7 +239,6 @@ func decide(ctx context.Context, s *sight) {
 func started(s *sight) {
 	s.Verdict, s.Allocations = Allocated, allocations(s)
 	kubelets(s)
-	evicted(s)
 	in := stuck.Input{Model: s.x.model, Pod: s.pod, Claims: s.own}
 	if s.x.Events != nil {
 		var err error
@@ -268,22 +270,6 @@ func lostServer(s *sight, events []corev1.Event) {
 	}
 }
 
-// evicted notes that a pod which asks for extended resources stays on a device whose taint evicts the pods of other claims.
-func evicted(s *sight) {
-	status := s.pod.Status.ExtendedResourceClaimStatus
-	for _, h := range s.x.model.Holdings {
-		if status == nil || h.Claim.Namespace != s.pod.Namespace || h.Claim.Name != status.ResourceClaimName || h.Device == nil {
-			continue
-		}
-		for _, t := range h.Device.Taints {
-			if t.Effect == resourceapi.DeviceTaintEffectNoExecute {
-				s.note("Device %s has the taint %s, which evicts pods that have a claim. Kubernetes does not evict a pod that asks for an extended resource "+
-					"(kubernetes#141290): kubectl delete pod -n %s %s", h.Device.Name, taintText(&t), s.pod.Namespace, s.pod.Name)
-			}
-		}
-	}
-}
-
 // allocations are what claims got.
 func allocations(s *sight) []Allocation {
 	var out []Allocation
@@ -306,9 +292,46 @@ func allocated(s *sight, c *resourceapi.ResourceClaim, r *resourceapi.DeviceRequ
 	status := ptr.Deref(fleet.StatusOf(c, r), resourceapi.AllocatedDeviceStatus{})
 	a.Conditions, a.Data = status.Conditions, string(ptr.Deref(status.Data, runtime.RawExtension{}).Raw)
 	for _, h := range s.x.model.Holdings {
-		if h.Result == r && h.Device != nil {
+		switch {
+		case h.Result != r:
+		case h.Device != nil:
 			a.Node, a.Profile, a.Placement = h.Device.GPU.Node.Name, h.Device.Profile, h.Device.Placement
+			a.Problems = s.taints(h)
+		case !s.x.model.Lacks(fleet.ResourceSlices, ""):
+			a.Problems = []string{"not published: no ResourceSlice has it"}
 		}
 	}
 	return a
+}
+
+// taints says which taints a device has that a claim got, why, and what they mean for the pods that use it.
+func (s *sight) taints(h *fleet.Holding) (texts []string) {
+	for _, t := range h.Device.Taints {
+		name, own := strings.CutPrefix(t.Key, s.x.model.Driver+"/")
+		if own && device.Reason(name) == device.AdminAccess {
+			continue
+		}
+		text := "tainted " + taintText(&t)
+		if what, _, known := doctor.Meaning(name, t.Value); own && known {
+			text += ": " + what
+		} else if isWithdrawn(t) {
+			text += ": " + withdrawnText(h.Device.Published, &t)
+		}
+		switch one := (&resourceapi.Device{Taints: []resourceapi.DeviceTaint{t}}); {
+		case t.Effect == resourceapi.DeviceTaintEffectNone:
+		case t.Effect != resourceapi.DeviceTaintEffectNoExecute:
+			text += ". It keeps new pods away, and evicts none"
+		case len(untolerated(one, h.Result.Tolerations)) == 0:
+			text += ". The claim tolerates it"
+		case h.Claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true":
+			text += ". Kubernetes does not evict a pod that asks for an extended resource (kubernetes#141290)"
+			for _, u := range h.Users() {
+				text += ": " + fleet.DeleteCommand(u.Resource, u.Namespace, u.Name)
+			}
+		default:
+			text += ". It evicts the pods that use the claim"
+		}
+		texts = append(texts, text)
+	}
+	return texts
 }

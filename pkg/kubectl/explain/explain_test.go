@@ -58,25 +58,50 @@ func TestAllocated(t *testing.T) {
 	}
 }
 
-// TestNotEvicted: Kubernetes evicts pods with claims from a device, and leaves alone those that ask for an extended resource.
-func TestNotEvicted(t *testing.T) {
-	for name, extended := range map[string]bool{"a claim": false, "an extended resource": true} {
+// TestTainted: who has a device that is lost is told of it, and who is evicted: Kubernetes leaves pods alone that ask for an extended resource.
+func TestTainted(t *testing.T) {
+	for name, c := range map[string]struct {
+		reason, value string
+		effect        resourceapi.DeviceTaintEffect
+		extended      bool
+		tolerated     bool
+		says          string
+	}{
+		"lost":              {"gpu-lost", "", resourceapi.DeviceTaintEffectNoSchedule, false, false, "gpu-lost:NoSchedule: lost. It keeps new pods away, and evicts none"},
+		"lost, extended":    {"gpu-lost", "", resourceapi.DeviceTaintEffectNoSchedule, true, false, "gpu-lost:NoSchedule: lost. It keeps new pods away, and evicts none"},
+		"evicted":           {"xid", "79", resourceapi.DeviceTaintEffectNoExecute, false, false, "xid=79:NoExecute: XID 79. It evicts the pods that use the claim\n"},
+		"tolerated":         {"xid", "79", resourceapi.DeviceTaintEffectNoExecute, false, true, "xid=79:NoExecute: XID 79. The claim tolerates it\n"},
+		"evicted, extended": {"xid", "79", resourceapi.DeviceTaintEffectNoExecute, true, false, "extended resource (kubernetes#141290): kubectl delete pod -n team llm\n"},
+		"no effect":         {"row-remap-pending", "", resourceapi.DeviceTaintEffectNone, false, false, "row-remap-pending:None: memory will be repaired at the next reset\n"},
+		"admin access":      {"admin-access", "", resourceapi.DeviceTaintEffectNoSchedule, false, false, ""},
+		"not published":     {says: "not published: no ResourceSlice has it"},
+	} {
 		f := fleettest.New(t)
 		f.AddNode("n1", "h100-80-sxm", 1)
-		claim := f.Held("team", "llm", "n1", fleettest.Request(whole))
-		f.TaintRules = append(f.TaintRules, &resourceapi.DeviceTaintRule{Spec: resourceapi.DeviceTaintRuleSpec{
-			DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: new(fleettest.Driver)},
-			Taint:          resourceapi.DeviceTaint{Key: fleettest.Driver + "/xid", Value: "79", Effect: resourceapi.DeviceTaintEffectNoExecute},
-		}})
-		pod := f.Pods[0]
-		if extended {
+		claim, pod := f.Held("team", "llm", "n1", fleettest.Request(whole)), f.Pods[0]
+		result := &claim.Status.Allocation.Devices.Results[0]
+		if c.reason == "" {
+			result.Device = "gpu-gone"
+		} else {
+			f.TaintRules = append(f.TaintRules, &resourceapi.DeviceTaintRule{Spec: resourceapi.DeviceTaintRuleSpec{
+				DeviceSelector: &resourceapi.DeviceTaintSelector{Driver: new(fleettest.Driver)},
+				Taint:          resourceapi.DeviceTaint{Key: fleettest.Driver + "/" + c.reason, Value: c.value, Effect: c.effect},
+			}})
+		}
+		if c.tolerated {
+			result.Tolerations = []resourceapi.DeviceToleration{{Operator: resourceapi.DeviceTolerationOpExists}}
+		}
+		if c.extended {
+			claim.Annotations = map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"}
 			pod.Spec.ResourceClaims = nil
 			pod.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: claim.Name}
 		}
-		got := text(t, New(fleet.New(f.Snapshot, fleettest.Driver), now).Pod(t.Context(), pod))
-		for _, part := range []string{"taint gpu.nvidia.com/xid=79:NoExecute", "does not evict", "kubernetes#141290", "kubectl delete pod -n team llm"} {
-			if strings.Contains(got, part) != extended {
-				t.Errorf("%s: %q, want %t:\n%s", name, part, extended, got)
+		x := New(fleet.New(f.Snapshot, fleettest.Driver), now)
+		for _, e := range []*Explanation{x.Pod(t.Context(), pod), x.Claim(t.Context(), claim)} {
+			got := text(t, e)
+			if !strings.Contains(got, c.says) || strings.Contains(got, "some are tainted or not published") != (c.says != "") ||
+				strings.Contains(got, "141290") != strings.Contains(c.says, "141290") {
+				t.Errorf("%s: want %q in:\n%s", name, c.says, got)
 			}
 		}
 	}

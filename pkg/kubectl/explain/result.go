@@ -258,6 +258,8 @@ type Allocation struct {
 	AdminAccess bool               `json:"adminAccess,omitempty"`
 	Data        string             `json:"data,omitempty"`
 	Conditions  []metav1.Condition `json:"conditions,omitempty"`
+	// Problems are its taints, and that it is not published any more.
+	Problems []string `json:"problems,omitempty"`
 }
 
 // Found reports whether somebody has to do something, to wait, or to find out.

@@ -81,6 +81,8 @@ func headline(e *Explanation) (string, printer.Style) {
 		h.text = "may have pods that wait: that is unknown."
 	case slices.ContainsFunc(e.Stuck, func(c stuck.Cause) bool { return c.Kind == stuck.Terminating }):
 		h.text = "should have ended, and has not."
+	case e.Verdict == Allocated && slices.ContainsFunc(e.Allocations, func(a Allocation) bool { return len(a.Problems) > 0 }):
+		h.text, h.style = "has its devices, and some are tainted or not published any more.", printer.Warn
 	case len(e.Allocations) == 0 && e.Verdict == IsStuck:
 		h.text = "has a node, but not its devices."
 	case e.Verdict == Waits && len(e.Reasons) > 0:
@@ -245,6 +247,9 @@ func (a Allocation) text() string {
 	}
 	if a.AdminAccess {
 		text += ", with admin access"
+	}
+	for _, problem := range a.Problems {
+		text += "\n    " + oneLine(problem)
 	}
 	for _, c := range a.Conditions {
 		text += fmt.Sprintf("\n    %s=%s", c.Type, c.Status)
