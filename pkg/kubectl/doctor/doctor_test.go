@@ -235,7 +235,7 @@ var badClasses = []bad{
 var badPolicies = []bad{
 	{"sharing-policy", "invalid", func(w *world) { w.configs[0].Data[policyKey] += "default: {kinds: [mpss]}\n" }, Error, []string{"configmap partage/partage-sharing-policy"}, "mpss", "helm upgrade"},
 	{"sharing-policy", "missing", func(w *world) { w.configs = nil }, Error, []string{"configmap partage/partage-sharing-policy"}, "does not exist", "helm upgrade"},
-	{"sharing-policy", "no key", func(w *world) { w.configs[0].Data = nil }, Error, []string{"configmap partage/partage-sharing-policy"}, "no policy.yaml", "helm upgrade"},
+	{"sharing-policy", "no key", func(w *world) { w.configs[0].Data = nil }, Error, []string{"configmap partage/partage-sharing-policy"}, "leaves what is published as it is, which is nothing where the node or its kubelet has started anew, too: it has no policy.yaml", "helm upgrade"},
 	{"driver-events", "invalid on a node", func(w *world) {
 		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "SharingPolicyInvalid", "invalid SharingPolicy: rules", time.Minute)
 	}, Error, []string{"node gpu-1"}, "sharing policy cannot be used", "Correct"},
