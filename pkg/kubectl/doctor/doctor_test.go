@@ -44,7 +44,7 @@ type bad struct {
 
 func TestChecks(t *testing.T) {
 	t.Parallel()
-	const wantChecks, wantCases = 28, 93
+	const wantChecks, wantCases = 28, 95
 	checks := Checks
 	if len(checks) != wantChecks {
 		t.Errorf("%d checks, want %d", len(checks), wantChecks)
@@ -103,7 +103,7 @@ func TestChecks(t *testing.T) {
 }
 
 var badPods = []bad{
-	{"driver-daemonset", "missing", func(w *world) { w.sets = nil }, Error, nil, "not installed", "helm install"},
+	{"driver-daemonset", "missing", func(w *world) { w.sets, w.pods, w.slices, w.claims = nil, nil, nil, nil }, Error, nil, "not installed", "helm install"},
 	{"driver-daemonset", "chooses no node", func(w *world) { w.set(pluginLabel).Status.DesiredNumberScheduled = 0 }, Error, []string{"daemonset partage/partage-gpu-kubelet-plugin"}, "No node", "gpuNodesOnly"},
 	{"driver-pods", "missing on a node with slices", func(w *world) { w.withoutPod(w.plugin("gpu-1")) }, Error, []string{"node gpu-1"}, "has devices of the driver, and no pod", "nodeSelector"},
 	{"driver-pods", "missing on nodes with a label", func(w *world) {
@@ -153,6 +153,9 @@ var badPods = []bad{
 	}, OK, nil, "", ""},
 	{"mps-supervisor", "missing", func(w *world) { w.withoutPod(w.supervisor("gpu-2")) }, Error, []string{"node gpu-2"}, "no pod of the MPS supervisor", "mpsSupervisor.enabled"},
 	{"mps-supervisor", "image pull", func(w *world) { waits(w.supervisor("gpu-2"), "ErrImagePull", "") }, Error, []string{"pod partage/mps-supervisor-gpu-2"}, "ErrImagePull", "image.tag"},
+	{"driver-daemonset", "being uninstalled", func(w *world) { w.sets = nil }, Warning,
+		[]string{"pod partage/gpu-kubelet-plugin-cpu-1", "pod partage/gpu-kubelet-plugin-gpu-1", "pod partage/gpu-kubelet-plugin-gpu-2"}, "being uninstalled", "Wait until they are gone"},
+	{"driver-daemonset", "uninstalled", func(w *world) { w.sets, w.pods = nil, nil }, Warning, nil, "a moment ago, or has left something behind", "See leftovers"},
 }
 
 var badGPUs = []bad{

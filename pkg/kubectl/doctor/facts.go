@@ -123,9 +123,12 @@ func (f *Facts) lacks(resource, namespace string, err error) {
 
 // driverSets returns the DaemonSets of the driver's plugin in its namespace.
 func (f *Facts) driverSets() []*appsv1.DaemonSet {
-	return slices.DeleteFunc(slices.Clone(f.DaemonSets), func(s *appsv1.DaemonSet) bool {
-		return s.Labels[componentLabel] != pluginLabel || s.Namespace != f.namespace
-	})
+	return slices.DeleteFunc(slices.Clone(f.DaemonSets), func(s *appsv1.DaemonSet) bool { return !isPlugin(s) || s.Namespace != f.namespace })
+}
+
+// isPlugin reports whether a DaemonSet is called like the driver's, and stays.
+func isPlugin(s *appsv1.DaemonSet) bool {
+	return s.Labels[componentLabel] == pluginLabel && s.DeletionTimestamp == nil
 }
 
 // driverNamespace is what the chart has written down, or else the one that the user has named, where the pods of others may not be read.

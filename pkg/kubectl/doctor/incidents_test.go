@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -195,9 +196,25 @@ func TestUninstalled(t *testing.T) {
 	r = w.examine(t)
 	compare(t, "uninstalled.txt", text(t, r, printer.Format{}))
 	for _, f := range allFindings(r) {
-		if strings.Contains(f.Remedy, "deviceClasses.create") || strings.Contains(f.Remedy, "nodeSelector") {
+		if strings.Contains(f.Remedy, "deviceClasses.create") || strings.Contains(f.Remedy, "helm install") || strings.Contains(f.Remedy, "nodeSelector") {
 			t.Errorf("%+v", f)
 		}
+	}
+}
+
+// TestUninstalling: while pods of the driver end, and its DaemonSet where that is deleted last, nobody is told to install it, or what to set.
+func TestUninstalling(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	set, published := w.set(pluginLabel), w.slices
+	plugins := []*corev1.Pod{w.plugin("gpu-1"), w.plugin("gpu-2")}
+	uninstall(w)
+	set.DeletionTimestamp, set.Finalizers = new(ago(time.Second)), []string{"foregroundDeletion"}
+	w.sets, w.slices, w.pods, w.claims, w.templates = []*appsv1.DaemonSet{set}, published, append(w.pods, plugins...), nil, nil
+	all := allFindings(w.examine(t))
+	if len(all) != 2 || len(all[0].Objects) != 2 || all[0].Severity != Warning || !strings.Contains(all[0].Message, "being uninstalled") ||
+		!strings.Contains(all[1].Remedy, "the kubelet removes them") {
+		t.Errorf("%+v", all)
 	}
 }
 

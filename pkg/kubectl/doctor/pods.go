@@ -33,14 +33,27 @@ func (f *Facts) uninstalled() bool {
 		return false
 	}
 	return !slices.ContainsFunc(f.DaemonSets, func(s *appsv1.DaemonSet) bool {
-		return s.Labels[componentLabel] == pluginLabel && (f.namespace == "" || s.Namespace == f.namespace)
+		return isPlugin(s) && (f.namespace == "" || s.Namespace == f.namespace)
 	})
 }
 
 func driverInstalled(f *Facts) (found findings) {
 	sets := f.driverSets()
-	if len(sets) == 0 {
-		found.add(Error, "The driver is not installed: no DaemonSet has the label "+componentLabel+"="+pluginLabel,
+	left := f.nodePods(func(p *corev1.Pod) bool {
+		return hasComponent(pluginLabel)(p) && (f.namespace == "" || p.Namespace == f.namespace)
+	})
+	switch none := ": no DaemonSet has the label " + componentLabel + "=" + pluginLabel; {
+	case len(sets) > 0:
+	case len(left) > 0:
+		for _, p := range left {
+			found.add(Warning, "The driver is being uninstalled: its DaemonSet is gone, or is being deleted, and its pods have not ended yet",
+				"Wait until they are gone. Those that have not ended after a minute belong to nobody: delete them", refTo("pod", p))
+		}
+	case len(leftovers(f)) > 0:
+		found.add(Warning, "The driver was uninstalled a moment ago, or has left something behind"+none,
+			"See leftovers, which say what to wait for and what to delete")
+	default:
+		found.add(Error, "The driver is not installed"+none,
 			"To have it, helm install partage deployments/helm/partage --namespace partage (docs/how-to/install.md)")
 	}
 	for _, s := range sets {
