@@ -99,16 +99,19 @@ func (r *Report) write(w *bytes.Buffer, f printer.Format) (err error) {
 	table := func(t *printer.Table) { err = errors.Join(err, t.Render(w, f)) }
 	fmt.Fprintf(w, "By %s.\n\n", r.TimeBase)
 	if u := r.Fleet; u == nil {
-		w.WriteString("Claims of other namespaces cannot be read: how the GPUs are used, and what is idle, is unknown.\n\n")
+		w.WriteString(r.unknown + ": how the GPUs are used, and what is idle, is unknown.\n")
 	} else if table(r.modelTable()); u.Claims > 0 {
 		fmt.Fprintf(w, "\nSharing: %d claims on %d GPUs instead of %d, %.0f %% less; %.0f GPU-hours recovered a day.\n",
 			u.Claims, u.InUse, u.Unshared, RoundHalfUp(u.SavingPercent, 0), RoundHalfUp(u.RecoveredPerDay, 0))
 		if u.PerMonth != nil {
 			fmt.Fprintf(w, "In money: $%.0f a month for the GPUs in use, instead of $%.0f.\n", RoundHalfUp(*u.PerMonth, 0), RoundHalfUp(*u.UnsharedMonth, 0))
 		}
-		w.WriteString("\n")
 	}
-	if r.Fleet == nil || r.Fleet.Claims > 0 {
+	if r.Unpublished > 0 {
+		fmt.Fprintf(w, "\nOf %d devices that claims have no ResourceSlice is there: their GPUs are in no line, and what they cost is unknown.\n", r.Unpublished)
+	}
+	if len(r.Namespaces) > 0 {
+		w.WriteString("\n")
 		table(r.namespaceTable())
 	}
 	if f.Wide && len(r.Claims) > 0 {
@@ -124,7 +127,6 @@ func (r *Report) write(w *bytes.Buffer, f printer.Format) (err error) {
 func (r *Report) modelTable() *printer.Table {
 	t := &printer.Table{
 		Columns: printer.Columns("GPU", "GPUS", "IN USE", "CLAIMS", "UNSHARED", "SAVING", "RECOVERED GPU-H/DAY", "$/H", "+ROOM FOR SHARES"),
-		Empty:   "No GPUs found.",
 	}
 	for _, m := range r.Models {
 		t.Rows = append(t.Rows, printer.Row{Cells: m.cells(m.Product)})

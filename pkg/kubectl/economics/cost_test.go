@@ -314,15 +314,36 @@ func TestWithoutRights(t *testing.T) {
 	}
 }
 
-// TestEmpty: a cluster without GPUs, and GPUs without claims.
-func TestEmpty(t *testing.T) {
-	r := report(fleettest.New(t), 1)
-	if r.Fleet.GPUs != 0 || r.Fleet.SavingPercent != 0 || r.Models == nil {
-		t.Errorf("%+v", r)
+// TestUnpublished: what is not published is not known to be nothing, and GPUs without claims are not in use.
+func TestUnpublished(t *testing.T) {
+	for name, c := range map[string]struct {
+		nodes        []string
+		gpus, claims int
+		says, silent string
+	}{
+		"nothing":  {nil, 0, 0, "No node publishes devices of driver gpu.nvidia.com: how the GPUs are used, and what is idle, is unknown.", "NAMESPACE"},
+		"one node": {[]string{"n1"}, 2, 1, "Of 1 devices that claims have no ResourceSlice is there", "unknown.\n\nNo"},
+		"all":      {[]string{"n1", "n2"}, 4, 2, "IN USE", "unknown"},
+	} {
+		f := fleettest.New(t)
+		for _, node := range []string{"n1", "n2"} {
+			f.AddNode(node, "t4", 2)
+			f.Held("team", node, node, whole())
+		}
+		f.Slices = slices.DeleteFunc(f.Slices, func(s *resourceapi.ResourceSlice) bool { return !slices.Contains(c.nodes, *s.Spec.NodeName) })
+		r := report(f, 1)
+		var out bytes.Buffer
+		if err := r.view().Write(&out, printer.Format{Wide: true}); err != nil {
+			t.Fatal(err)
+		}
+		if (r.Fleet != nil) != (c.gpus > 0) || r.Fleet != nil && r.Fleet.GPUs != c.gpus || len(r.Claims) != c.claims ||
+			!strings.Contains(out.String(), c.says) || strings.Contains(out.String(), c.silent) {
+			t.Errorf("%s: %+v\n%s", name, r, &out)
+		}
 	}
 	f := fleettest.New(t)
 	f.AddNode("n1", "t4", 3)
-	r = report(f, 1)
+	r := report(f, 1)
 	if r.Fleet.GPUs != 3 || r.Fleet.InUse != 0 || *r.Fleet.PerHour != 0 {
 		t.Errorf("%+v", r.Fleet)
 	}

@@ -25,7 +25,8 @@ type Report struct {
 
 	TimeBase        string   `json:"timeBase"`
 	PricePerGPUHour *float64 `json:"pricePerGPUHour,omitempty"`
-	// Fleet, Models, Idle and OutOfUse are missing where claims of other namespaces could not be read: how the GPUs are used is unknown then.
+	// Fleet, Models, Idle and OutOfUse are missing where claims of other namespaces could not be read, or no GPU is published: how the GPUs are
+	// used is unknown then.
 	Fleet      *Usage      `json:"fleet,omitempty"`
 	Models     []*Usage    `json:"models,omitempty"`
 	Namespaces []Namespace `json:"namespaces"`
@@ -34,6 +35,10 @@ type Report struct {
 	Idle     *Part   `json:"idle,omitempty"`
 	OutOfUse *Part   `json:"outOfUse,omitempty"`
 	Claims   []Claim `json:"claims"`
+	// Unpublished is how many devices claims have that no ResourceSlice has: their GPUs count nowhere.
+	Unpublished int `json:"unpublishedDevices,omitempty"`
+
+	unknown string
 }
 
 // Usage is how GPUs are used: those of a model, or all.
@@ -136,7 +141,18 @@ func NewReport(m *fleet.Model, price *float64) *Report {
 		n.Claims, n.GPUs, n.Unshared = n.Claims+1, n.GPUs+c.GPUs, n.Unshared+c.Unshared
 	}
 	r.sumUp()
-	if m.Hides(fleet.ResourceClaims) {
+	for _, h := range m.Holdings {
+		if h.Device == nil {
+			r.Unpublished++
+		}
+	}
+	switch {
+	case m.Hides(fleet.ResourceClaims):
+		r.unknown = "Claims of other namespaces cannot be read"
+	case r.Fleet.GPUs == 0:
+		r.unknown = "No node publishes devices of driver " + m.Driver
+	}
+	if r.unknown != "" {
 		r.Fleet, r.Models, r.Idle, r.OutOfUse = nil, nil, nil, nil
 	}
 	return r
