@@ -177,7 +177,7 @@ func remarks(s *sight) {
 func (t *tally) withdrawn(capable int) string {
 	of := t.of(Withdrawn)
 	return fmt.Sprintf("%d of %d matching devices %s withdrawn: %s",
-		of.devices, capable, plural(of.devices, "is", "are"), strings.Join(often(of.details), ", "))
+		of.devices, capable, plural(of.devices, "is", "are"), of.told())
 }
 
 // otherKinds is what helps where all devices of a kind are withdrawn.

@@ -104,10 +104,14 @@ func (j *judge) device(ctx context.Context, d allocation.Published, a ask) findi
 	}
 	j.capacity(&f, a)
 	j.holders(&f, a)
+	var texts []string
 	for _, t := range taints {
 		if !isWithdrawn(t) {
-			f.add(Tainted, "%s", taintText(&t))
+			texts = append(texts, taintText(&t))
 		}
+	}
+	if len(texts) > 0 {
+		f.add(Tainted, "%s", strings.Join(texts, " and "))
 	}
 	for _, c := range a.claim.Spec.Devices.Constraints {
 		if name := fleet.Compared(&c); name != "" && constrains(&c, a) {

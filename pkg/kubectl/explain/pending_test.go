@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/printer"
 	"github.com/partage-dev/partage/test/kubectl/fleettest"
 )
@@ -355,5 +356,25 @@ func golden(t *testing.T, name, got string) {
 	}
 	if diff := gocmp.Diff(string(want), got); diff != "" {
 		t.Errorf("%s, -want +got:\n%s", file, diff)
+	}
+}
+
+// TestTaintsApart: devices are counted for what taints each of them.
+func TestTaintsApart(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNode("n1", "h100-80-sxm", 4)
+	for device, keys := range map[string][]string{"1b": {"xid", "gpu-lost"}, "28": {"gpu-lost"}, "35": {"xid"}, "42": {"xid"}} {
+		for _, key := range keys {
+			f.TaintRules = append(f.TaintRules, &resourceapi.DeviceTaintRule{Spec: resourceapi.DeviceTaintRuleSpec{
+				DeviceSelector: &resourceapi.DeviceTaintSelector{Device: new("gpu-0000-" + device + "-00-0")},
+				Taint:          resourceapi.DeviceTaint{Key: key, Effect: resourceapi.DeviceTaintEffectNoSchedule},
+			}})
+		}
+	}
+	claim := f.Claim("team", "llm", fleettest.Request(whole))
+	got := text(t, New(fleet.New(f.Snapshot, fleettest.Driver), now).Claim(t.Context(), claim))
+	want := "4 of 4 matching devices are tainted: xid:NoSchedule (2), gpu-lost:NoSchedule (1), xid:NoSchedule and gpu-lost:NoSchedule (1)"
+	if !strings.Contains(got, want) {
+		t.Errorf("want %q in:\n%s", want, got)
 	}
 }

@@ -123,6 +123,17 @@ func often(counts map[string]int) []string {
 	return slices.SortedFunc(maps.Keys(counts), func(a, b string) int { return cmp.Or(cmp.Compare(counts[b], counts[a]), cmp.Compare(a, b)) })
 }
 
+// told are the details, with how many devices have each where they differ.
+func (c *counted) told() string {
+	all := often(c.details)
+	for i, detail := range all {
+		if len(all) > 1 {
+			all[i] = fmt.Sprintf("%s (%d)", detail, c.details[detail])
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
 // refusals are the reasons why no node does. The Planner is that of a cluster without claims if not even that would do on the nodes that
 // the pod may run on.
 func refusals(ctx context.Context, s *sight, j *judge, empty *allocation.Planner) {
@@ -279,8 +290,8 @@ func taken(a ask, t *tally, capable int, atMost string, add func(Cause, string, 
 		cause           Cause
 		one, many, rest string
 	}{
-		{Tainted, "is", "are", "tainted: " + strings.Join(often(t.of(Tainted).details), ", ")},
-		{Unconstrained, "has", "have", "no attribute " + strings.Join(often(t.of(Unconstrained).details), ", ") + ", which a constraint compares"},
+		{Tainted, "is", "are", "tainted: " + t.of(Tainted).told()},
+		{Unconstrained, "has", "have", "no attribute " + t.of(Unconstrained).told() + ", which a constraint compares"},
 		{Held, "is", "are", "held by claims"},
 		{CapacityUsed, "has", "have", tooLittle(often(t.of(CapacityUsed).details))},
 		{CountersUsed, "shares", "share", "a part of the GPU with devices that claims hold"},
