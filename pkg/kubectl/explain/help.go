@@ -248,11 +248,19 @@ var advice = map[allocation.ObstacleKind]string{
 // most is how many nodes are looked at for claims that could end.
 const most = 16
 
-// inTheWay finds the claims that have what the requests could use.
+// inTheWay finds the claims that have what the requests could use, on nodes where all could be met if nothing were taken.
 func inTheWay(ctx context.Context, s *sight, j *judge) {
 	nodes, left := 0, 0
+	never := sets.New[string]()
+	for _, a := range s.search(ctx, s.x.hasty(s.x.planner.Emptied()), s.nodes) {
+		if a.Verdict == allocation.Refused {
+			never.Insert(a.Node)
+		}
+	}
 	for _, n := range slices.SortedFunc(slices.Values(s.nodes), func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) }) {
-		if nodes == most {
+		if never.Has(n.Name) {
+			continue
+		} else if nodes == most {
 			left++
 		} else if on := holdersOn(ctx, s, j, n); len(on) > 0 {
 			s.InTheWay = append(s.InTheWay, on...)
@@ -281,11 +289,15 @@ func holdersOn(ctx context.Context, s *sight, j *judge, n *corev1.Node) []Holder
 	}
 	for _, a := range asksOf(s.wanted(nil)...) {
 		for _, f := range j.onNode(ctx, n, a) {
-			if cause := f.cause(); cause == Held || cause == CapacityUsed {
+			// What something else rules out, too, does not do after claims have ended.
+			if slices.ContainsFunc(f.causes, func(c Cause) bool { return c != Held && c != CapacityUsed && c != CountersUsed }) {
+				continue
+			}
+			if len(f.causes) > 0 {
 				add(f.Pool, f.Device.Name)
 			}
-			if f.cause() != Withdrawn && slices.Contains(f.causes, CountersUsed) {
-				for _, name := range neighbours(f.Pool, f.Device) {
+			if slices.Contains(f.causes, CountersUsed) {
+				for _, name := range j.rivals(f.Pool, f.Device) {
 					add(f.Pool, name)
 				}
 			}
@@ -308,32 +320,32 @@ func holdersOn(ctx context.Context, s *sight, j *judge, n *corev1.Node) []Holder
 	return out
 }
 
-// neighbours returns the devices that need the same counters as one.
-func neighbours(p *allocation.Pool, d *resourceapi.Device) []string {
+// rivals returns the devices that need counters of which too little is left for one.
+func (j *judge) rivals(p *allocation.Pool, d *resourceapi.Device) []string {
+	left, short := j.countersOf(p), map[string]sets.Set[string]{}
+	for _, use := range d.ConsumesCounters {
+		short[use.CounterSet] = sets.New[string]()
+		for name, c := range use.Counters {
+			if c.Value.MilliValue() > left[use.CounterSet][name] {
+				short[use.CounterSet].Insert(name)
+			}
+		}
+	}
 	var out []string
 	for _, s := range p.Slices {
 		for i := range s.Spec.Devices {
 			other := &s.Spec.Devices[i]
-			if other.Name != d.Name && overlap(d, other) {
+			if other.Name != d.Name && slices.ContainsFunc(other.ConsumesCounters, func(use resourceapi.DeviceCounterConsumption) bool {
+				for name, c := range use.Counters {
+					if short[use.CounterSet].Has(name) && !c.Value.IsZero() {
+						return true
+					}
+				}
+				return false
+			}) {
 				out = append(out, other.Name)
 			}
 		}
 	}
 	return out
-}
-
-func overlap(a, b *resourceapi.Device) bool {
-	for _, x := range a.ConsumesCounters {
-		for _, y := range b.ConsumesCounters {
-			if x.CounterSet != y.CounterSet {
-				continue
-			}
-			for name, c := range x.Counters {
-				if o, has := y.Counters[name]; has && !c.Value.IsZero() && !o.Value.IsZero() {
-					return true
-				}
-			}
-		}
-	}
-	return false
 }

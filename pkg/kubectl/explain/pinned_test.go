@@ -5,7 +5,11 @@ package explain
 
 import (
 	"fmt"
+	"slices"
 	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/test/kubectl/fleettest"
@@ -24,5 +28,52 @@ func TestPinned(t *testing.T) {
 	e := New(fleet.New(f.Snapshot, fleettest.Driver), now).Claim(t.Context(), claim)
 	if len(e.Reasons) != 1 || e.Reasons[0].Cause != Held || len(e.InTheWay) != 1 || e.InTheWay[0].Node != "n3" {
 		t.Errorf("%+v\n%s", e.Reasons, text(t, e))
+	}
+}
+
+// TestInTheWay: claims are in the way only if what they have would do, and only if the node has enough of it.
+func TestInTheWay(t *testing.T) {
+	large := fleettest.Request(whole)
+	large.Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("40Gi")}}
+	for name, c := range map[string]struct {
+		add     func(f *fleettest.Fleet)
+		request resourceapi.DeviceRequest
+	}{
+		"too small": {func(f *fleettest.Fleet) {
+			f.AddPartitionedNode("n2", "a30", 1)
+			f.Held("other", "n2", "n2", fleettest.Request(mig, fleettest.Profile("1g.6gb")))
+		}, large},
+		"too few": {func(f *fleettest.Fleet) {
+			f.AddNode("n2", "h100-80-sxm", 1)
+			f.Held("other", "n2", "n2", fleettest.Request(whole))
+		}, fleettest.Count(2, whole)},
+		"lost": {func(f *fleettest.Fleet) {
+			f.AddNode("n2", "h100-80-sxm", 1)
+			f.Held("other", "n2", "n2", fleettest.Request(whole))
+			taint(f)
+			f.TaintRules[0].Spec.DeviceSelector.Pool = new("n2")
+		}, fleettest.Request(whole)},
+		"elsewhere on the GPU": {func(f *fleettest.Fleet) {
+			for i := range f.Claims {
+				f.Claims[i].Status.Allocation.Devices.Results[0].Device = fmt.Sprintf("gpu-0000-%s-00-0-mig-2g20gb-0", []string{"1b", "28"}[i])
+				f.Held("other", fmt.Sprint("n2-", i), "n1", fleettest.Request(mig, fleettest.Profile("1g.10gb")))
+				f.Claims[len(f.Claims)-1].Status.Allocation.Devices.Results[0].Device = fmt.Sprintf("gpu-0000-%s-00-0-mig-1g10gb-6", []string{"1b", "28"}[i])
+			}
+		}, fleettest.Request(mig, fleettest.Profile("4g.40gb"))},
+	} {
+		f := fleettest.New(t)
+		f.AddNode("n1", "h100-80-sxm", 2)
+		f.Held("other", "n1-0", "n1", fleettest.Request(whole))
+		f.Held("other", "n1-1", "n1", fleettest.Request(whole))
+		c.add(f)
+		claim := f.Claim("team", "llm", c.request)
+		e := New(fleet.New(f.Snapshot, fleettest.Driver), now).Pod(t.Context(), f.Pod("team", "llm", fleettest.Uses(claim)))
+		var got []string
+		for _, h := range e.InTheWay {
+			got = append(got, h.Claim)
+		}
+		if !slices.Equal(got, []string{"n1-0", "n1-1"}) {
+			t.Errorf("%s: in the way are %v of:\n%s", name, got, text(t, e))
+		}
 	}
 }
