@@ -9,6 +9,7 @@
 package explain
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -132,6 +133,9 @@ func (x *Explainer) Claim(ctx context.Context, c *resourceapi.ResourceClaim) *Ex
 	return s.Explanation
 }
 
+// untold is said where nothing says more.
+const untold = "the pod's status does not say by whom, or by what"
+
 // Pod explains a pod.
 func (x *Explainer) Pod(ctx context.Context, pod *corev1.Pod) *Explanation {
 	return x.pods(ctx, pod, &workload{replicas: 1})
@@ -141,7 +145,9 @@ func (x *Explainer) Pod(ctx context.Context, pod *corev1.Pod) *Explanation {
 func (x *Explainer) pods(ctx context.Context, pod *corev1.Pod, w *workload) *Explanation {
 	s := x.begin("Pod", pod)
 	if fleet.Ended(pod) {
-		s.Verdict = Finished
+		if s.Verdict = Finished; pod.Status.Phase == corev1.PodFailed {
+			s.Reasons = []Reason{{Cause: PodFailed, Text: cmp.Or(stuck.Ended(pod), untold)}}
+		}
 		return s.Explanation
 	}
 	s.look(pod)
@@ -226,7 +232,7 @@ func decide(ctx context.Context, s *sight) {
 	} else {
 		j := newJudge(s.x.planner)
 		if refusals(ctx, s, j, h.empty); slices.ContainsFunc(s.Reasons, isTaken) {
-			inTheWay(ctx, s, j)
+			inTheWay(limited, s, j)
 		}
 	}
 	h.suggest(limited)
@@ -249,7 +255,7 @@ func started(s *sight) {
 	lostServer(s, in.Events)
 	if !stuck.Waits(s.pod, s.x.now) {
 		if s.pod.DeletionTimestamp != nil {
-			s.note("The pod is being deleted.")
+			s.Reasons = []Reason{{Cause: PodDeleted, Text: cmp.Or(stuck.Ended(s.pod), untold)}}
 		}
 		return
 	}

@@ -107,6 +107,39 @@ func TestTainted(t *testing.T) {
 	}
 }
 
+// TestEnded: a pod that has failed, or is being deleted, is said to be so, and by what.
+func TestEnded(t *testing.T) {
+	deleted := new(metav1.NewTime(now.Add(20 * time.Second)))
+	by := []corev1.PodCondition{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByDeviceTaintManager", Message: "deleting due to NoExecute taint"}}
+	const manager, failed = "DeletionByDeviceTaintManager: deleting due to NoExecute taint", "has failed, and needs its devices no more."
+	for name, c := range map[string]struct {
+		status  corev1.PodStatus
+		deleted *metav1.Time
+		says    []string
+	}{
+		"evicted by the kubelet": {corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Evicted", Message: "The node was low on memory."}, nil, []string{failed, "Evicted: The node was low on memory."}},
+		"evicted by a taint":     {corev1.PodStatus{Phase: corev1.PodFailed, Conditions: by}, nil, []string{failed, manager}},
+		"being evicted":          {corev1.PodStatus{Phase: corev1.PodRunning, Conditions: by}, deleted, []string{"is being deleted, and has its devices until it has ended.", manager}},
+		"being deleted":          {corev1.PodStatus{Phase: corev1.PodRunning}, deleted, []string{"is being deleted", "does not say by whom"}},
+		"out of memory": {corev1.PodStatus{Phase: corev1.PodFailed, ContainerStatuses: []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{
+			Terminated: &corev1.ContainerStateTerminated{ExitCode: 137, Reason: "OOMKilled"}}}}}, nil, []string{failed, "container main ended with exit code 137: OOMKilled"}},
+		"failed":  {corev1.PodStatus{Phase: corev1.PodFailed}, nil, []string{failed, "does not say by whom"}},
+		"success": {corev1.PodStatus{Phase: corev1.PodSucceeded}, nil, []string{"has ended, and needs its devices no more."}},
+	} {
+		f := fleettest.New(t)
+		f.AddNode("n1", "h100-80-sxm", 1)
+		f.Held("team", "llm", "n1", fleettest.Request(whole))
+		f.Pods[0].Status, f.Pods[0].DeletionTimestamp = c.status, c.deleted
+		e := New(fleet.New(f.Snapshot, fleettest.Driver), now).Pod(t.Context(), f.Pods[0])
+		got := text(t, e)
+		for _, part := range c.says {
+			if !strings.Contains(got, part) || e.Found() || (len(e.Reasons) > 0) != (len(c.says) > 1) {
+				t.Errorf("%s: want %q in:\n%s", name, part, got)
+			}
+		}
+	}
+}
+
 // TestAllocatable: a claim that fits waits for a pod, a pod that fits for the scheduler.
 func TestAllocatable(t *testing.T) {
 	f := fleettest.New(t)

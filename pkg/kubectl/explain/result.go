@@ -76,6 +76,8 @@ const (
 	CannotStart      Cause = "CannotStart"
 	NotScheduled     Cause = "SchedulerFindsNoNode"
 	NotTogether      Cause = "NotTogether"
+	PodFailed        Cause = "PodFailed"
+	PodDeleted       Cause = "PodDeleted"
 	Unexplained      Cause = "Unexplained"
 )
 
@@ -107,6 +109,8 @@ var told = []struct {
 	{"waits: what it could use is taken.", []Cause{Held, CapacityUsed, CountersUsed}},
 	{"fits, but not as often as it is wanted.", []Cause{TooManyPods}},
 	{"waits: something other than devices keeps it from nodes.", []Cause{NodeExcluded}},
+	{"has failed, and needs its devices no more.", []Cause{PodFailed}},
+	{"is being deleted, and has its devices until it has ended.", []Cause{PodDeleted}},
 	{unallocated, []Cause{PoolIncomplete, PoolInvalid, NotTogether, Unexplained}},
 }
 
@@ -154,7 +158,7 @@ type Explanation struct {
 	Verdict Verdict `json:"verdict"`
 	// Unseen is what was not looked at, or may not be, and could contradict that it can be allocated.
 	Unseen []string `json:"unseen,omitempty"`
-	// Reasons say why it waits, the most informative first.
+	// Reasons say why it waits, or what has ended it, the most informative first.
 	Reasons []Reason `json:"reasons,omitempty"`
 	// InTheWay are the claims that have what it could use.
 	InTheWay []Holder `json:"inTheWay,omitempty"`

@@ -81,6 +81,8 @@ func headline(e *Explanation) (string, printer.Style) {
 		h.text = "may have pods that wait: that is unknown."
 	case slices.ContainsFunc(e.Stuck, func(c stuck.Cause) bool { return c.Kind == stuck.Terminating }):
 		h.text = "should have ended, and has not."
+	case (e.Verdict == Finished || e.Verdict == Allocated) && len(e.Reasons) > 0:
+		h.text, h.style = told[group(e.Reasons[0].Cause)].headline, printer.Warn
 	case e.Verdict == Allocated && slices.ContainsFunc(e.Allocations, func(a Allocation) bool { return len(a.Problems) > 0 }):
 		h.text, h.style = "has its devices, and some are tainted or not published any more.", printer.Warn
 	case len(e.Allocations) == 0 && e.Verdict == IsStuck:

@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -119,7 +120,7 @@ func Causes(in Input) []Cause {
 		// The time is that by which its containers must have ended.
 		since := in.Pod.DeletionTimestamp.Add(-time.Duration(ptr.Deref(in.Pod.DeletionGracePeriodSeconds, 0)) * time.Second)
 		out = append(out, Cause{
-			Kind: Terminating, Text: "the pod is being deleted since " + since.UTC().Format("2006-01-02 15:04:05Z"),
+			Kind: Terminating, Text: "the pod is being deleted since " + since.UTC().Format("2006-01-02 15:04:05Z") + strings.TrimSuffix("; "+Ended(in.Pod), "; "),
 			Remedy: "it ends when the driver on its node has released the devices; if the driver runs there, see the kubelet's log on the node, " +
 				"and what the pod's finalizers wait for",
 		})
@@ -134,6 +135,26 @@ func Causes(in Input) []Cause {
 		}}
 	}
 	return out
+}
+
+// Ended says what ended a pod, or ends it, as far as its status tells, or nothing.
+func Ended(pod *corev1.Pod) string {
+	var parts []string
+	said := func(words ...string) {
+		if words = slices.DeleteFunc(words, func(w string) bool { return w == "" }); len(words) > 0 {
+			parts = append(parts, strings.Join(words, ": "))
+		}
+	}
+	if c := fleet.Condition(pod, corev1.DisruptionTarget); c.Status == corev1.ConditionTrue {
+		said(c.Reason, c.Message)
+	}
+	said(pod.Status.Reason, pod.Status.Message)
+	for _, s := range statuses(pod) {
+		if t := s.State.Terminated; t != nil && t.ExitCode != 0 {
+			said(fmt.Sprintf("container %s ended with exit code %d", s.Name, t.ExitCode), t.Reason)
+		}
+	}
+	return strings.Join(parts, "; ")
 }
 
 // Unallocated finds claims that have no devices although the pod has a node: nobody allocates them
