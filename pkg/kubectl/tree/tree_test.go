@@ -315,6 +315,38 @@ func TestLargest(t *testing.T) {
 	}
 }
 
+// TestPending: what is left of a claim, and memory that waits for a repair, are shown, whatever the effect and however few devices have it.
+func TestPending(t *testing.T) {
+	t.Parallel()
+	f := fleettest.New(t)
+	f.AddNode("n1", "h100-80-sxm", 1)
+	for key, r := range map[string]struct {
+		device *string
+		effect resourceapi.DeviceTaintEffect
+	}{
+		"release-pending":   {new("gpu-0000-1b-00-0-mig-1g10gb-6"), resourceapi.DeviceTaintEffectNoSchedule},
+		"row-remap-pending": {nil, resourceapi.DeviceTaintEffectNone},
+	} {
+		f.TaintRules = append(f.TaintRules, &resourceapi.DeviceTaintRule{Spec: resourceapi.DeviceTaintRuleSpec{
+			DeviceSelector: &resourceapi.DeviceTaintSelector{Device: r.device},
+			Taint:          resourceapi.DeviceTaint{Key: fleettest.Driver + "/" + key, Effect: r.effect},
+		}})
+	}
+	tree, err := New(fleet.New(f.Snapshot, fleettest.Driver), nil, labels.Everything())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := View(tree).Write(&out, printer.Format{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"taint gpu.nvidia.com/release-pending:NoSchedule on 1 of ", "taint gpu.nvidia.com/row-remap-pending:None on all devices"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("want %q in:\n%s", want, &out)
+		}
+	}
+}
+
 // TestLargestForNobody: what is free on a node that takes no pods, or has a taint, nobody gets.
 func TestLargestForNobody(t *testing.T) {
 	t.Parallel()

@@ -20,7 +20,7 @@ import (
 )
 
 // normal are the driver's reasons for taints that are no fault of a GPU.
-var normal = sets.New(device.Occupied, device.ReleasePending, device.Opened, device.Withdrawn, device.AdminAccess)
+var normal = sets.New(device.Occupied, device.Opened, device.Withdrawn, device.AdminAccess)
 
 // words makes some of the name of a taint.
 var words = strings.NewReplacer("-", " ", "gpu", "GPU", "xid", "XID", "mps", "MPS", "ecc", "ECC")

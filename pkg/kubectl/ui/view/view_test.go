@@ -69,9 +69,12 @@ func drawn(g GPU) string {
 	return g.Use + ": " + strings.Join(blocks, ", ")
 }
 
-// TestReservation: a GPU that an administrator keeps for somebody is not unhealthy, one that is lost is.
+// TestReservation: a GPU that an administrator keeps for somebody, or of which a part is being released, is not unhealthy, one that is lost is.
 func TestReservation(t *testing.T) {
-	for key, bad := range map[string]bool{"team-b": false, fleettest.Driver + "/cordoned": false, fleettest.Driver + "/foreign-claim": false, fleettest.Driver + "/lost": true} {
+	for key, bad := range map[string]bool{
+		"team-b": false, fleettest.Driver + "/cordoned": false, fleettest.Driver + "/foreign-claim": false, fleettest.Driver + "/release-pending": false,
+		fleettest.Driver + "/row-remap-pending": true, fleettest.Driver + "/lost": true,
+	} {
 		f := fleettest.New(t)
 		f.AddNode("n1", "h100-80-sxm", 1)
 		f.TaintRules = append(f.TaintRules, &resourceapi.DeviceTaintRule{Spec: resourceapi.DeviceTaintRuleSpec{
