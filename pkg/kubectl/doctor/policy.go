@@ -23,5 +23,5 @@ func policyValid(f *Facts) (found findings) {
 }
 
 // invalidPolicy says what follows. A kubelet that starts removes the ResourceSlices of its node.
-const invalidPolicy = "The driver keeps the last valid policy. A pod of it that starts anew is not ready, and leaves what is published as it is, " +
-	"which is nothing where the node or its kubelet has started anew, too"
+const invalidPolicy = "The driver keeps the last valid policy. A pod of it that starts anew is not ready, and leaves what is published " +
+	"as it is, which is nothing where the node or its kubelet has started anew, too"

@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/test/kubectl/fleettest"
@@ -33,16 +32,14 @@ func TestPinned(t *testing.T) {
 
 // TestInTheWay: claims are in the way only if what they have would do, and only if the node has enough of it.
 func TestInTheWay(t *testing.T) {
-	large := fleettest.Request(whole)
-	large.Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("40Gi")}}
 	for name, c := range map[string]struct {
 		add     func(f *fleettest.Fleet)
 		request resourceapi.DeviceRequest
 	}{
 		"too small": {func(f *fleettest.Fleet) {
-			f.AddPartitionedNode("n2", "a30", 1)
-			f.Held("other", "n2", "n2", fleettest.Request(mig, fleettest.Profile("1g.6gb")))
-		}, large},
+			f.AddNode("n2", "t4", 1)
+			f.Held("other", "n2", "n2", fleettest.Request(whole))
+		}, fleettest.Share(mps, "40Gi", "")},
 		"too few": {func(f *fleettest.Fleet) {
 			f.AddNode("n2", "h100-80-sxm", 1)
 			f.Held("other", "n2", "n2", fleettest.Request(whole))

@@ -120,7 +120,8 @@ func Causes(in Input) []Cause {
 		// The time is that by which its containers must have ended.
 		since := in.Pod.DeletionTimestamp.Add(-time.Duration(ptr.Deref(in.Pod.DeletionGracePeriodSeconds, 0)) * time.Second)
 		out = append(out, Cause{
-			Kind: Terminating, Text: "the pod is being deleted since " + since.UTC().Format("2006-01-02 15:04:05Z") + strings.TrimSuffix("; "+Ended(in.Pod), "; "),
+			Kind: Terminating,
+			Text: "the pod is being deleted since " + strings.TrimSuffix(since.UTC().Format("2006-01-02 15:04:05Z")+"; "+Ended(in.Pod), "; "),
 			Remedy: "it ends when the driver on its node has released the devices; if the driver runs there, see the kubelet's log on the node, " +
 				"and what the pod's finalizers wait for",
 		})
