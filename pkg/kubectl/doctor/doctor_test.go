@@ -153,9 +153,9 @@ var badPods = []bad{
 	}, OK, nil, "", ""},
 	{"mps-supervisor", "missing", func(w *world) { w.withoutPod(w.supervisor("gpu-2")) }, Error, []string{"node gpu-2"}, "no pod of the MPS supervisor", "mpsSupervisor.enabled"},
 	{"mps-supervisor", "image pull", func(w *world) { waits(w.supervisor("gpu-2"), "ErrImagePull", "") }, Error, []string{"pod partage/mps-supervisor-gpu-2"}, "ErrImagePull", "image.tag"},
-	{"driver-daemonset", "being uninstalled", func(w *world) { w.sets = nil }, Warning,
+	{"driver-daemonset", "being uninstalled", func(w *world) { w.sets = nil }, Error,
 		[]string{"pod partage/gpu-kubelet-plugin-cpu-1", "pod partage/gpu-kubelet-plugin-gpu-1", "pod partage/gpu-kubelet-plugin-gpu-2"}, "being uninstalled", "Wait until they are gone"},
-	{"driver-daemonset", "uninstalled", func(w *world) { w.sets, w.pods = nil, nil }, Warning, nil, "a moment ago, or has left something behind", "See leftovers"},
+	{"driver-daemonset", "uninstalled", func(w *world) { w.sets, w.pods = nil, nil }, Error, nil, "not installed any more, and has left something behind", "a moment ago, wait"},
 }
 
 var badGPUs = []bad{

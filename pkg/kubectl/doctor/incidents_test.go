@@ -212,7 +212,7 @@ func TestUninstalling(t *testing.T) {
 	set.DeletionTimestamp, set.Finalizers = new(ago(time.Second)), []string{"foregroundDeletion"}
 	w.sets, w.slices, w.pods, w.claims, w.templates = []*appsv1.DaemonSet{set}, published, append(w.pods, plugins...), nil, nil
 	all := allFindings(w.examine(t))
-	if len(all) != 2 || len(all[0].Objects) != 2 || all[0].Severity != Warning || !strings.Contains(all[0].Message, "being uninstalled") ||
+	if len(all) != 2 || len(all[0].Objects) != 2 || all[0].Severity != Error || !strings.Contains(all[0].Message, "being uninstalled") ||
 		!strings.Contains(all[1].Remedy, "the kubelet removes them") {
 		t.Errorf("%+v", all)
 	}

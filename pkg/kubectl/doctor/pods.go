@@ -46,12 +46,12 @@ func driverInstalled(f *Facts) (found findings) {
 	case len(sets) > 0:
 	case len(left) > 0:
 		for _, p := range left {
-			found.add(Warning, "The driver is being uninstalled: its DaemonSet is gone, or is being deleted, and its pods have not ended yet",
+			found.add(Error, "The driver is being uninstalled: its DaemonSet is gone, or is being deleted, and its pods have not ended yet",
 				"Wait until they are gone. Those that have not ended after a minute belong to nobody: delete them", refTo("pod", p))
 		}
 	case len(leftovers(f)) > 0:
-		found.add(Warning, "The driver was uninstalled a moment ago, or has left something behind"+none,
-			"See leftovers, which say what to wait for and what to delete")
+		found.add(Error, "The driver is not installed any more, and has left something behind"+none,
+			"If it was uninstalled a moment ago, wait and ask again. See leftovers for what to delete if it stays")
 	default:
 		found.add(Error, "The driver is not installed"+none,
 			"To have it, helm install partage deployments/helm/partage --namespace partage (docs/how-to/install.md)")
