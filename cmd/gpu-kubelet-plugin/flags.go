@@ -107,7 +107,7 @@ func (c *config) flags() []cli.Flag {
 		command.String(categoryPaths, "driver-root", "/", &c.driverRoot,
 			"root of the tree that holds the NVIDIA driver's libraries and programs, as this process sees it"),
 		command.String(categoryPaths, "dev-root", host.AutoDev, &c.devRoot,
-			"root of the tree that holds dev/nvidia0, as this process sees it; "+host.AutoDev+": the driver root whenever it has the driver's device nodes, else /"),
+			"root of the tree that holds dev/nvidia0, as this process sees it; "+host.AutoDev+": the driver root, or / if that has more of the driver's device nodes"),
 		command.String(categoryPaths, "proc-root", "/proc", &c.procRoot,
 			"directory that holds driver/nvidia/capabilities and devices"),
 		command.String(categoryPaths, "sys-root", "/sys", &c.sysRoot,

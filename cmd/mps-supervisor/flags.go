@@ -39,7 +39,7 @@ func (c *config) flags() []cli.Flag {
 		command.String("", "driver-root", "/", &c.driverRoot,
 			"root of the tree that holds the NVIDIA driver's libraries and programs, as this process sees it"),
 		command.String("", "dev-root", host.AutoDev, &c.devRoot,
-			"root of the tree that holds dev/nvidia0, as this process sees it; "+host.AutoDev+": the driver root whenever it has the driver's device nodes, else /"),
+			"root of the tree that holds dev/nvidia0, as this process sees it; "+host.AutoDev+": the driver root, or / if that has more of the driver's device nodes"),
 		command.String("", "host-driver-root", "", &c.hostDriverRoot,
 			"the driver root on the host; empty: the same path"),
 		command.Duration("", "check-interval", 2*time.Second, &c.checkInterval,
