@@ -16,8 +16,8 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
-// keepsBack are the looks at a GPU that keep what changes on all others from being published as long as they are held, a
-// broken promise of which TestChangePublishedWhileAnotherGPUIsSlow is the test.
+// keepsBack are the looks at a GPU that delay for seconds, while they are held, what changes on all others. Then it is published:
+// TestChangePublishedWhileAnotherGPUIsSlow.
 var keepsBack = []string{
 	"nvmlComputeInstanceGetInfo_v2",
 	"nvmlDeviceGetGpuInstances",
@@ -68,7 +68,7 @@ func newSlowLook(t *testing.T) *lane {
 	return &lane{faultRig: r, gpu: 0, neighbour: 1}
 }
 
-// runSlowLook returns what is wrong while calls are held. Where it is known that nothing is published, that is an error if
+// runSlowLook returns what is wrong while calls are held. Where it is known that publishing is delayed, that is an error if
 // it is not so any more; it is looked at where all cases are.
 func (l *lane) runSlowLook(ctx context.Context, function string, known bool) error {
 	fault, err := l.n.TryInject(machine.Fault{Function: function, GPU: l.gpu, Hang: true, Effect: machine.Proceed})
