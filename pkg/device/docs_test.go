@@ -140,7 +140,7 @@ func TestAttributesPage(t *testing.T) {
 
 // capacityTexts say what capacities mean.
 var capacityTexts = map[string]string{
-	"memory":          "memory that programs can have",
+	"memory":          "memory that programs can have; of a whole GPU also what NVIDIA's driver keeps of it",
 	"multiprocessors": "multiprocessors (SMs)",
 	"smPercent":       "the part of the multiprocessors that the claims on the device have together, in percent",
 	"shares":          "how many claims can have the device",
