@@ -34,7 +34,7 @@ func conformanceCommand(c *config, stdout io.Writer) *cli.Command {
 	r := &conformanceRun{config: c}
 	return &cli.Command{
 		Name: "conformance",
-		Usage: "say for each assumption that the driver makes about this node whether it holds; changes nothing. " +
+		Usage: "say for each assumption that the driver makes about this node whether it holds; changes nothing, unless --mps or --intrusive is set. " +
 			"Exit code 0: all that could be tested holds, 1: something differs, 2: it, or a part of it, could not be run",
 		Flags: r.flags(),
 		// A usage error is no difference.
