@@ -43,6 +43,9 @@ SOAK := 10m
 # that takes longer to start than the tests give it.
 PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/driver/claim/rules/... ./pkg/device/... ./pkg/node/host/... ./pkg/mps/supervisor/... ./pkg/policy/... ./pkg/util/quote/... ./pkg/util/version/... ./templates ./test/chart ./test/docs/... ./test/gpusim/... ./test/hardware/... ./test/knownfailures/... ./test/krew ./test/neighbours ./test/nicdriver/... ./test/release ./test/scale/... ./test/sizes/... ./test/versions ./test/workflows
 RACE = $(filter-out $(shell go list $(PLAIN)),$(shell go list ./cmd/... ./pkg/...))
+# TEST_LIMIT is how long the tests of a package may take. What a test of itself waits for is bounded besides.
+TEST_LIMIT ?= 25m
+
 # The longest first.
 FLOW := $(addprefix ./test/flow/,crash fault claims sharing soak conformance hardware metrics)
 
@@ -176,6 +179,7 @@ begin:
 
 .PHONY: test-all
 test-all: export PARTAGE_TEST_ALL := 1
+test-all: export TEST_LIMIT := 6h
 test-all: test test-walk test-model ## Run all tests, with all crashes and faults instead of a sample
 
 .PHONY: test-walk
@@ -225,13 +229,13 @@ test-packages: build
 
 .PHONY: test-plain
 test-plain:
-	$(call quiet,$(OUT)/test-plain.log,-timeout 25m $(PLAIN))
+	$(call quiet,$(OUT)/test-plain.log,-timeout $(TEST_LIMIT) $(PLAIN))
 	@# Without cmd/kube, which has no tests and imports all of Kubernetes.
 	cd test/cluster && CGO_ENABLED=0 go test ./cmd/cluster ./internal/...
 
 .PHONY: test-race
 test-race:
-	$(call quiet,$(OUT)/test-race.log,-race -timeout 25m $(RACE))
+	$(call quiet,$(OUT)/test-race.log,-race -timeout $(TEST_LIMIT) $(RACE))
 
 .PHONY: test-allocators
 test-allocators: ## Run what is published through the allocators of older Kubernetes versions
@@ -248,7 +252,7 @@ test-flow: build ## Test the plugin over gRPC against simulated GPUs, without Ku
 .PHONY: test-nodes
 test-nodes:
 	go test ./test/flow/killpoint ./test/flow/harness
-	$(call verbose,$(OUT)/test-nodes.log,-count=1 -p 3 -timeout 25m $(FLOW))
+	$(call verbose,$(OUT)/test-nodes.log,-count=1 -p 3 -timeout $(TEST_LIMIT) $(FLOW))
 
 # What each listed test says, and how long it took: make known-failures COUNT=10. Real pods and other modules are left out.
 COUNT := 1
