@@ -104,6 +104,39 @@ func TestHangingSupervisor(t *testing.T) {
 	expect.Is(t, expect.Err(client.List(ctx)), context.DeadlineExceeded)
 }
 
+// TestReplacedAtOnce: the first call reaches what listens on the socket by now, although the connection has only just ended.
+func TestReplacedAtOnce(t *testing.T) {
+	client := newClient(t)
+	for range 100 {
+		stop := listen(t, client.socket, oneSession{}, func(l net.Listener) net.Listener { return l })
+		must.Do(t, expect.Err(client.List(t.Context())))
+		stop()
+	}
+}
+
+// TestHangingBeside: who waits for a supervisor that hangs ends no wait of those who ask later, such as another probe, and keeps nobody
+// from its successor.
+func TestHangingBeside(t *testing.T) {
+	t.Parallel()
+	for _, replaced := range []bool{false, true} {
+		client := newClient(t)
+		hanging := must.Get(net.Listen("unix", client.socket))(t)
+		t.Cleanup(func() { _ = hanging.Close() })
+		go func() { _, _ = client.List(t.Context()) }()
+		time.Sleep(connectLimit / 2)
+		if replaced {
+			hanging.(*net.UnixListener).SetUnlinkOnClose(false)
+			must.Do(t, os.Remove(client.socket))
+			t.Cleanup(listen(t, client.socket, oneSession{}, func(l net.Listener) net.Listener { return l }))
+			expect.Do(t, expect.Err(client.List(t.Context())), "the successor is not reached")
+			continue
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), connectLimit*3/5)
+		defer cancel()
+		expect.Is(t, expect.Err(client.List(ctx)), context.DeadlineExceeded)
+	}
+}
+
 // TestSlowSupervisor: a supervisor that is slow is there.
 func TestSlowSupervisor(t *testing.T) {
 	client := serve(t, oneSession{}, func(l net.Listener) net.Listener { return slowListener{l} })
