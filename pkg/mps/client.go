@@ -10,8 +10,10 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	"github.com/partage-dev/partage/pkg/util/steptime"
 )
@@ -56,16 +58,20 @@ func (c *Client) Close() error { return c.connection.Close() }
 // call calls the supervisor. Without one it fails at once.
 func (c *Client) call(ctx context.Context, method string, request, answer any) error {
 	defer steptime.Of(ctx).Begin(steptime.MPS)()
-	connection := c.connection
-	if connection.GetState() == connectivity.TransientFailure { // it would answer with an error of the past
-		own, err := connect(c.socket)
-		if err != nil {
-			return err
+	state := c.connection.GetState()
+	if state == connectivity.Ready || state == connectivity.Idle || state == connectivity.Shutdown {
+		err := c.connection.Invoke(ctx, "/"+serviceName+"/"+method, request, answer)
+		if state != connectivity.Ready || status.Code(err) != codes.Unavailable {
+			return fromStatus(c.socket, err)
 		}
-		defer func() { _ = own.Close() }()
-		connection = own
 	}
-	return fromStatus(c.socket, connection.Invoke(ctx, "/"+serviceName+"/"+method, request, answer))
+	// The connection has ended, or would answer with the error of an attempt that began in the past: another process may listen by now.
+	own, err := connect(c.socket)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = own.Close() }()
+	return fromStatus(c.socket, own.Invoke(ctx, "/"+serviceName+"/"+method, request, answer))
 }
 
 // Ensure calls Sessions.Ensure of the supervisor.
