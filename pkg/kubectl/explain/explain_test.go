@@ -107,6 +107,32 @@ func TestTainted(t *testing.T) {
 	}
 }
 
+// TestTolerates: only tolerations of the effect itself keep pods from being evicted, and those with seconds for so long, as in Kubernetes.
+func TestTolerates(t *testing.T) {
+	const evicts = "evicts the pods that use the claim"
+	seconds := func(n int64) resourceapi.DeviceToleration {
+		return resourceapi.DeviceToleration{
+			Operator: resourceapi.DeviceTolerationOpExists, Effect: resourceapi.DeviceTaintEffectNoExecute, TolerationSeconds: &n,
+		}
+	}
+	forever := seconds(0)
+	forever.TolerationSeconds = nil
+	for says, tolerations := range map[string][]resourceapi.DeviceToleration{
+		". The claim tolerates it\n":                                 {seconds(300), forever},
+		". The claim tolerates it for 30 seconds. Then it " + evicts: {seconds(300), seconds(30)},
+		". It " + evicts: {{Operator: resourceapi.DeviceTolerationOpExists}},
+	} {
+		f := fleettest.New(t)
+		f.AddNode("n1", "h100-80-sxm", 1)
+		f.Held("team", "llm", "n1", fleettest.Request(whole)).Status.Allocation.Devices.Results[0].Tolerations = tolerations
+		taint(f)
+		f.TaintRules[0].Spec.Taint.Effect = resourceapi.DeviceTaintEffectNoExecute
+		if got := text(t, New(fleet.New(f.Snapshot, fleettest.Driver), now).Pod(t.Context(), f.Pods[0])); !strings.Contains(got, says) {
+			t.Errorf("want %q in:\n%s", says, got)
+		}
+	}
+}
+
 // TestEnded: a pod that has failed, or is being deleted, is said to be so, and by what.
 func TestEnded(t *testing.T) {
 	deleted := new(metav1.NewTime(now.Add(20 * time.Second)))
