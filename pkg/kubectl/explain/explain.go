@@ -22,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/device"
@@ -323,21 +324,37 @@ func (s *sight) taints(h *fleet.Holding) (texts []string) {
 		} else if isWithdrawn(t) {
 			text += ": " + withdrawnText(h.Device.Published, &t)
 		}
-		switch one := (&resourceapi.Device{Taints: []resourceapi.DeviceTaint{t}}); {
+		switch after, evicts := evicts(&t, h.Result.Tolerations); {
 		case t.Effect == resourceapi.DeviceTaintEffectNone:
 		case t.Effect != resourceapi.DeviceTaintEffectNoExecute:
 			text += ". It keeps new pods away, and evicts none"
-		case len(untolerated(one, h.Result.Tolerations)) == 0:
+		case !evicts:
 			text += ". The claim tolerates it"
 		case h.Claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true":
 			text += ". Kubernetes does not evict a pod that asks for an extended resource (kubernetes#141290)"
 			for _, u := range h.Users() {
 				text += ": " + fleet.DeleteCommand(u.Resource, u.Namespace, u.Name)
 			}
+		case after > 0:
+			text += fmt.Sprintf(". The claim tolerates it for %d seconds. Then it evicts the pods that use the claim", after)
 		default:
 			text += ". It evicts the pods that use the claim"
 		}
 		texts = append(texts, text)
 	}
 	return texts
+}
+
+// evicts reports whether a taint evicts pods, and after how many seconds. Only tolerations of its very effect keep them, as in Kubernetes.
+func evicts(t *resourceapi.DeviceTaint, tolerations []resourceapi.DeviceToleration) (after int64, evicts bool) {
+	for _, o := range tolerations {
+		switch seconds := max(ptr.Deref(o.TolerationSeconds, 0), 0); {
+		case o.Effect != t.Effect || !resourceclaim.ToleratesTaint(o, *t):
+		case o.TolerationSeconds == nil:
+			return 0, false
+		case !evicts || seconds < after:
+			after, evicts = seconds, true
+		}
+	}
+	return after, true
 }

@@ -89,7 +89,7 @@ func TestTainted(t *testing.T) {
 			}})
 		}
 		if c.tolerated {
-			result.Tolerations = []resourceapi.DeviceToleration{{Operator: resourceapi.DeviceTolerationOpExists}}
+			result.Tolerations = []resourceapi.DeviceToleration{{Operator: resourceapi.DeviceTolerationOpExists, Effect: c.effect}}
 		}
 		if c.extended {
 			claim.Annotations = map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"}
