@@ -362,3 +362,18 @@ func client(f *fleettest.Fleet) *fake.Clientset {
 	}
 	return c
 }
+
+// TestHalfWritten: while ResourceSlices are written anew, nobody says that none is there.
+func TestHalfWritten(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNode("n1", "t4", 1)
+	f.Held("team", "llm", "n1", whole())
+	f.Slices[0].Spec.Pool.Generation++
+	var out bytes.Buffer
+	if err := report(f, 1).view().Write(&out, printer.Format{}); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(out.String(), "No node publishes") || strings.Contains(out.String(), "no ResourceSlice is there") {
+		t.Errorf("the node does publish:\n%s", &out)
+	}
+}

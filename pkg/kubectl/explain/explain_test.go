@@ -133,6 +133,18 @@ func TestTolerates(t *testing.T) {
 	}
 }
 
+// TestHalfWritten: while the ResourceSlices of a pool are written anew, what it has is not known.
+func TestHalfWritten(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNode("n1", "h100-80-sxm", 8)
+	f.Held("team", "llm", "n1", fleettest.Request(whole))
+	f.Slices[0].Spec.Pool.Generation++
+	got := text(t, New(fleet.New(f.Snapshot, fleettest.Driver), now).Pod(t.Context(), f.Pods[0]))
+	if strings.Contains(got, "not published") || !strings.Contains(got, "unknown") {
+		t.Errorf("a slice has the device:\n%s", got)
+	}
+}
+
 // TestEnded: a pod that has failed, or is being deleted, is said to be so, and by what.
 func TestEnded(t *testing.T) {
 	deleted := new(metav1.NewTime(now.Add(20 * time.Second)))
