@@ -108,7 +108,7 @@ func (r *Report) write(w *bytes.Buffer, f printer.Format) (err error) {
 		}
 	}
 	if r.Unpublished > 0 {
-		fmt.Fprintf(w, "\nOf %d devices that claims have no ResourceSlice is there: their GPUs are in no line, and what they cost is unknown.\n", r.Unpublished)
+		fmt.Fprintf(w, "\nOf %d devices that claims have, ResourceSlices are missing: their GPUs are in no line, and what they cost is unknown.\n", r.Unpublished)
 	}
 	if len(r.Namespaces) > 0 {
 		w.WriteString("\n")

@@ -322,7 +322,7 @@ func TestUnpublished(t *testing.T) {
 		says, silent string
 	}{
 		"nothing":  {nil, 0, 0, "No node publishes devices of driver gpu.nvidia.com: how the GPUs are used, and what is idle, is unknown.", "NAMESPACE"},
-		"one node": {[]string{"n1"}, 2, 1, "Of 1 devices that claims have no ResourceSlice is there", "unknown.\n\nNo"},
+		"one node": {[]string{"n1"}, 2, 1, "Of 1 devices that claims have, ResourceSlices are missing", "unknown.\n\nNo"},
 		"all":      {[]string{"n1", "n2"}, 4, 2, "IN USE", "unknown"},
 	} {
 		f := fleettest.New(t)

@@ -149,8 +149,10 @@ func NewReport(m *fleet.Model, price *float64) *Report {
 	switch {
 	case m.Hides(fleet.ResourceClaims):
 		r.unknown = "Claims of other namespaces cannot be read"
-	case r.Fleet.GPUs == 0:
+	case len(m.Nodes) == 0:
 		r.unknown = "No node publishes devices of driver " + m.Driver
+	case r.Fleet.GPUs == 0:
+		r.unknown = "Not all ResourceSlices of driver " + m.Driver + " are there"
 	}
 	if r.unknown != "" {
 		r.Fleet, r.Models, r.Idle, r.OutOfUse = nil, nil, nil, nil

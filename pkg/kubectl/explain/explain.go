@@ -304,6 +304,8 @@ func allocated(s *sight, c *resourceapi.ResourceClaim, r *resourceapi.DeviceRequ
 		case h.Device != nil:
 			a.Node, a.Profile, a.Placement = h.Device.GPU.Node.Name, h.Device.Profile, h.Device.Placement
 			a.Problems = s.taints(h)
+		case s.x.model.Incomplete(r.Pool):
+			s.note("Whether %s is published, and has taints, is unknown: not all ResourceSlices of pool %s are there.", r.Device, r.Pool)
 		case !s.x.model.Lacks(fleet.ResourceSlices, ""):
 			a.Problems = []string{"not published: no ResourceSlice has it"}
 		}

@@ -54,6 +54,14 @@ type builder struct {
 	devices map[deviceKey]*Device
 }
 
+// Incomplete reports whether a pool is there, and not all slices of its newest generation: it is not known what it has.
+func (m *Model) Incomplete(pool string) bool {
+	newest, complete := generation.Newest(slices.DeleteFunc(slices.Clone(m.Slices), func(s *resourceapi.ResourceSlice) bool {
+		return s.Spec.Driver != m.Driver || s.Spec.Pool.Name != pool
+	}))
+	return len(newest) > 0 && !complete
+}
+
 // addDevices adds nodes, GPUs and devices.
 func (b *builder) addDevices() {
 	objects := map[string]*corev1.Node{}
