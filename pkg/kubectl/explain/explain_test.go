@@ -145,6 +145,18 @@ func TestHalfWritten(t *testing.T) {
 	}
 }
 
+// TestTaintedTogether: a taint keeps no pod from a claim that has its device already.
+func TestTaintedTogether(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNode("n1", "h100-80-sxm", 1)
+	claim := f.Held("team", "llm", "n1", fleettest.Request(whole))
+	taint(f)
+	got := text(t, New(fleet.New(f.Snapshot, fleettest.Driver), now).Pod(t.Context(), f.Pod("team", "second", fleettest.Uses(claim))))
+	if !strings.Contains(got, "can be allocated now") || strings.Contains(got, "keeps new pods away") {
+		t.Errorf("it is not kept away:\n%s", got)
+	}
+}
+
 // TestEnded: a pod that has failed, or is being deleted, is said to be so, and by what.
 func TestEnded(t *testing.T) {
 	deleted := new(metav1.NewTime(now.Add(20 * time.Second)))
