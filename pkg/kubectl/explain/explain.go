@@ -329,7 +329,7 @@ func (s *sight) taints(h *fleet.Holding) (texts []string) {
 		switch after, evicts := evicts(&t, h.Result.Tolerations); {
 		case t.Effect == resourceapi.DeviceTaintEffectNone:
 		case t.Effect != resourceapi.DeviceTaintEffectNoExecute:
-			text += ". It keeps new pods away, and evicts none"
+			text += ". It keeps new claims away, and evicts no pod"
 		case !evicts:
 			text += ". The claim tolerates it"
 		case h.Claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true":

@@ -67,8 +67,8 @@ func TestTainted(t *testing.T) {
 		tolerated     bool
 		says          string
 	}{
-		"lost":              {"gpu-lost", "", resourceapi.DeviceTaintEffectNoSchedule, false, false, "gpu-lost:NoSchedule: lost. It keeps new pods away, and evicts none"},
-		"lost, extended":    {"gpu-lost", "", resourceapi.DeviceTaintEffectNoSchedule, true, false, "gpu-lost:NoSchedule: lost. It keeps new pods away, and evicts none"},
+		"lost":              {"gpu-lost", "", resourceapi.DeviceTaintEffectNoSchedule, false, false, "gpu-lost:NoSchedule: lost. It keeps new claims away, and evicts no pod"},
+		"lost, extended":    {"gpu-lost", "", resourceapi.DeviceTaintEffectNoSchedule, true, false, "gpu-lost:NoSchedule: lost. It keeps new claims away, and evicts no pod"},
 		"evicted":           {"xid", "79", resourceapi.DeviceTaintEffectNoExecute, false, false, "xid=79:NoExecute: XID 79. It evicts the pods that use the claim\n"},
 		"tolerated":         {"xid", "79", resourceapi.DeviceTaintEffectNoExecute, false, true, "xid=79:NoExecute: XID 79. The claim tolerates it\n"},
 		"evicted, extended": {"xid", "79", resourceapi.DeviceTaintEffectNoExecute, true, false, "extended resource (kubernetes#141290): kubectl delete pod -n team llm\n"},
