@@ -190,6 +190,27 @@ func TestEnded(t *testing.T) {
 	}
 }
 
+// TestDeletedBy: with what a container has ended an hour ago does not delete a pod, and one that never got its devices has none.
+func TestDeletedBy(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNode("n1", "h100-80-sxm", 1)
+	f.Held("team", "llm", "n1", fleettest.Request(whole))
+	f.Pods[0].Status.ContainerStatuses = []corev1.ContainerStatus{
+		{Name: "main", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}},
+		{Name: "sync", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{
+			ExitCode: 1, Reason: "Error", FinishedAt: metav1.NewTime(now.Add(-time.Hour)),
+		}}},
+	}
+	f.Pod("team", "never", fleettest.Uses(f.Claim("team", "never", fleettest.Request(whole)))).Spec.NodeName = "n1"
+	for _, pod := range f.Pods {
+		pod.DeletionTimestamp = new(metav1.NewTime(now.Add(20 * time.Second)))
+		got := text(t, New(fleet.New(f.Snapshot, fleettest.Driver), now).Pod(t.Context(), pod))
+		if !strings.Contains(got, untold) || strings.Contains(got, "has its devices") {
+			t.Errorf("%s", got)
+		}
+	}
+}
+
 // TestAllocatable: a claim that fits waits for a pod, a pod that fits for the scheduler.
 func TestAllocatable(t *testing.T) {
 	f := fleettest.New(t)
