@@ -169,7 +169,7 @@ func TestEnded(t *testing.T) {
 	}{
 		"evicted by the kubelet": {corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Evicted", Message: "The node was low on memory."}, nil, []string{failed, "Evicted: The node was low on memory."}},
 		"evicted by a taint":     {corev1.PodStatus{Phase: corev1.PodFailed, Conditions: by}, nil, []string{failed, manager}},
-		"being evicted":          {corev1.PodStatus{Phase: corev1.PodRunning, Conditions: by}, deleted, []string{"is being deleted, and has its devices until it has ended.", manager}},
+		"being evicted":          {corev1.PodStatus{Phase: corev1.PodRunning, Conditions: by}, deleted, []string{"is being deleted, and keeps what devices it has until it has ended.", manager}},
 		"being deleted":          {corev1.PodStatus{Phase: corev1.PodRunning}, deleted, []string{"is being deleted", "does not say by whom"}},
 		"out of memory": {corev1.PodStatus{Phase: corev1.PodFailed, ContainerStatuses: []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{
 			Terminated: &corev1.ContainerStateTerminated{ExitCode: 137, Reason: "OOMKilled"}}}}}, nil, []string{failed, "container main ended with exit code 137: OOMKilled"}},

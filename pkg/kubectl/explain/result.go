@@ -110,7 +110,7 @@ var told = []struct {
 	{"fits, but not as often as it is wanted.", []Cause{TooManyPods}},
 	{"waits: something other than devices keeps it from nodes.", []Cause{NodeExcluded}},
 	{"has failed, and needs its devices no more.", []Cause{PodFailed}},
-	{"is being deleted, and has its devices until it has ended.", []Cause{PodDeleted}},
+	{"is being deleted, and keeps what devices it has until it has ended.", []Cause{PodDeleted}},
 	{unallocated, []Cause{PoolIncomplete, PoolInvalid, NotTogether, Unexplained}},
 }
 

@@ -177,7 +177,7 @@ func TestNotEnding(t *testing.T) {
 	}
 	golden(t, "stuck/not-ending.txt", text(t, all...))
 	e := after(time.Second).Pod(t.Context(), pod)
-	if e.Verdict != Allocated || !strings.Contains(text(t, e), "is being deleted, and has its devices") {
+	if e.Verdict != Allocated || !strings.Contains(text(t, e), "is being deleted, and keeps what devices it has") {
 		t.Errorf("%+v", e)
 	}
 }

@@ -138,7 +138,7 @@ func Causes(in Input) []Cause {
 	return out
 }
 
-// Ended says what ended a pod, or ends it, as far as its status tells, or nothing.
+// Ended says what ended a pod, or ends it, as far as its status tells, or nothing. A container that has ended deletes no pod.
 func Ended(pod *corev1.Pod) string {
 	var parts []string
 	said := func(words ...string) {
@@ -151,7 +151,7 @@ func Ended(pod *corev1.Pod) string {
 	}
 	said(pod.Status.Reason, pod.Status.Message)
 	for _, s := range statuses(pod) {
-		if t := s.State.Terminated; t != nil && t.ExitCode != 0 {
+		if t := s.State.Terminated; t != nil && t.ExitCode != 0 && fleet.Ended(pod) {
 			said(fmt.Sprintf("container %s ended with exit code %d", s.Name, t.ExitCode), t.Reason)
 		}
 	}
