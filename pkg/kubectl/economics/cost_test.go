@@ -377,3 +377,14 @@ func TestHalfWritten(t *testing.T) {
 		t.Errorf("the node does publish:\n%s", &out)
 	}
 }
+
+// TestUnpublishedForAdmins: who only watches costs nothing, whether what it watches is published or not.
+func TestUnpublishedForAdmins(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNode("n1", "t4", 1)
+	result := &f.Held("team", "watch", "n1", whole()).Status.Allocation.Devices.Results[0]
+	result.AdminAccess, result.Device = new(true), "gpu-gone"
+	if r := report(f, 1); r.Unpublished != 0 {
+		t.Errorf("what %d devices cost is unknown", r.Unpublished)
+	}
+}
