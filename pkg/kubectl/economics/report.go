@@ -142,7 +142,7 @@ func NewReport(m *fleet.Model, price *float64) *Report {
 	}
 	r.sumUp()
 	for _, h := range m.Holdings {
-		if h.Device == nil {
+		if h.Device == nil && !h.Admin() {
 			r.Unpublished++
 		}
 	}
