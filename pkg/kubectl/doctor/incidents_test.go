@@ -501,3 +501,16 @@ func TestCordonOutlivesDriver(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 }
+
+// TestUninstallingUnseen: who may not read pods is not told to install a driver whose pods may not have ended.
+func TestUninstallingUnseen(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	plugin := w.plugin("gpu-1")
+	uninstall(w)
+	w.pods, w.claims, w.templates = append(w.pods, plugin), nil, nil
+	w.forbidden["pods"] = true
+	if c := result(t, w.examine(t), "driver-daemonset"); !strings.Contains(c.Findings[0].Remedy, "could not be read") {
+		t.Errorf("%+v", c)
+	}
+}
