@@ -74,3 +74,22 @@ func TestInTheWay(t *testing.T) {
 		}
 	}
 }
+
+// TestInTheWayOfNone: claims are not in the way of an alternative that the node never could serve.
+func TestInTheWayOfNone(t *testing.T) {
+	f := fleettest.New(t)
+	f.AddNode("n1", "h100-80-sxm", 2)
+	f.Held("other", "first", "n1", fleettest.Request(whole, "device.attributes['resource.kubernetes.io'].pciBusID == '0000:1b:00.0'"))
+	f.Held("other", "second", "n1", fleettest.Request(whole))
+	claim := f.Claim("team", "llm", resourceapi.DeviceRequest{Name: "gpu", FirstAvailable: []resourceapi.DeviceSubRequest{
+		{Name: "three", DeviceClassName: whole, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 3},
+		{
+			Name: "one", DeviceClassName: whole, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
+			Selectors: fleettest.Selectors("device.attributes['resource.kubernetes.io'].pciBusID == '0000:1b:00.0'"),
+		},
+	}})
+	e := New(fleet.New(f.Snapshot, fleettest.Driver), now).Pod(t.Context(), f.Pod("team", "llm", fleettest.Uses(claim)))
+	if len(e.InTheWay) != 1 || e.InTheWay[0].Claim != "first" {
+		t.Errorf("%s", text(t, e))
+	}
+}
