@@ -52,6 +52,10 @@ func driverInstalled(f *Facts) (found findings) {
 	case len(leftovers(f)) > 0:
 		found.add(Error, "The driver is not installed any more, and has left something behind"+none,
 			"If it was uninstalled a moment ago, wait and ask again. See leftovers for what to delete if it stays")
+	case f.Hides(pods):
+		found.add(Error, "The driver is not installed"+none,
+			"Pods of all namespaces could not be read: if it was uninstalled a moment ago, its pods may not have ended yet. To have it, "+
+				"helm install it when they are gone (docs/how-to/install.md)")
 	default:
 		found.add(Error, "The driver is not installed"+none,
 			"To have it, helm install partage deployments/helm/partage --namespace partage (docs/how-to/install.md)")
