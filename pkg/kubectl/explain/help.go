@@ -15,6 +15,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
 
 	"github.com/partage-dev/partage/pkg/kubectl/allocation"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -288,11 +289,15 @@ func holdersOn(ctx context.Context, s *sight, j *judge, n *corev1.Node) []Holder
 		}
 	}
 	for _, a := range asksOf(s.wanted(nil)...) {
-		for _, f := range j.onNode(ctx, n, a) {
-			// What something else rules out, too, does not do after claims have ended.
-			if slices.ContainsFunc(f.causes, func(c Cause) bool { return c != Held && c != CapacityUsed && c != CountersUsed }) {
-				continue
-			}
+		// What something else rules out, too, does not do after claims have ended, nor do too few.
+		could := slices.DeleteFunc(j.onNode(ctx, n, a), func(f finding) bool {
+			return slices.ContainsFunc(f.causes, func(c Cause) bool { return c != Held && c != CapacityUsed && c != CountersUsed })
+		})
+		shared := func(f finding) bool { return ptr.Deref(f.Device.AllowMultipleAllocations, false) }
+		if *a.Mode == resourceapi.DeviceAllocationModeExactCount && int64(len(could)) < *a.Count && !slices.ContainsFunc(could, shared) {
+			continue
+		}
+		for _, f := range could {
 			if len(f.causes) > 0 {
 				add(f.Pool, f.Device.Name)
 			}
