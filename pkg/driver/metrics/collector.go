@@ -97,8 +97,10 @@ func (m *Metrics) snapshot() *snapshot {
 		s.Snapshot = m.o.Usage()
 	}
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	s.gpus, s.status, s.health, s.xids = m.inventory.Summaries(), m.status, maps.Clone(m.health), maps.Clone(m.xids)
+	inventory := m.inventory
+	s.status, s.health, s.xids = m.status, maps.Clone(m.health), maps.Clone(m.xids)
+	m.mu.Unlock()
+	s.gpus = inventory.Summaries()
 	s.withoutSilent()
 	return s
 }
