@@ -125,8 +125,7 @@ func TestHangingBeside(t *testing.T) {
 		go func() { _, _ = client.List(t.Context()) }()
 		time.Sleep(connectLimit / 2)
 		if replaced {
-			hanging.(*net.UnixListener).SetUnlinkOnClose(false)
-			must.Do(t, os.Remove(client.socket))
+			must.Do(t, os.Rename(client.socket, client.socket+".old"))
 			t.Cleanup(listen(t, client.socket, oneSession{}, func(l net.Listener) net.Listener { return l }))
 			expect.Do(t, expect.Err(client.List(t.Context())), "the successor is not reached")
 			continue

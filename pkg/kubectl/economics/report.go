@@ -141,6 +141,12 @@ func NewReport(m *fleet.Model, price *float64) *Report {
 		n.Claims, n.GPUs, n.Unshared = n.Claims+1, n.GPUs+c.GPUs, n.Unshared+c.Unshared
 	}
 	r.sumUp()
+	r.leaveOut(m)
+	return r
+}
+
+// leaveOut leaves out the sums that what is not known would be a part of, and says what that is.
+func (r *Report) leaveOut(m *fleet.Model) {
 	for _, h := range m.Holdings {
 		if h.Device == nil && !h.Admin() {
 			r.Unpublished++
@@ -157,7 +163,6 @@ func NewReport(m *fleet.Model, price *float64) *Report {
 	if r.unknown != "" {
 		r.Fleet, r.Models, r.Idle, r.OutOfUse = nil, nil, nil, nil
 	}
-	return r
 }
 
 // add adds a GPU with its claims and its room for shares.

@@ -289,15 +289,7 @@ func holdersOn(ctx context.Context, s *sight, j *judge, n *corev1.Node) []Holder
 		}
 	}
 	for _, a := range asksOf(s.wanted(nil)...) {
-		// What something else rules out, too, does not do after claims have ended, nor do too few.
-		could := slices.DeleteFunc(j.onNode(ctx, n, a), func(f finding) bool {
-			return slices.ContainsFunc(f.causes, func(c Cause) bool { return c != Held && c != CapacityUsed && c != CountersUsed })
-		})
-		shared := func(f finding) bool { return ptr.Deref(f.Device.AllowMultipleAllocations, false) }
-		if *a.Mode == resourceapi.DeviceAllocationModeExactCount && int64(len(could)) < *a.Count && !slices.ContainsFunc(could, shared) {
-			continue
-		}
-		for _, f := range could {
+		for _, f := range enough(a, j.onNode(ctx, n, a)) {
 			if len(f.causes) > 0 {
 				add(f.Pool, f.Device.Name)
 			}
@@ -323,6 +315,19 @@ func holdersOn(ctx context.Context, s *sight, j *judge, n *corev1.Node) []Holder
 		return cmp.Or(cmp.Compare(len(a.Pods), len(b.Pods)), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Claim, b.Claim))
 	})
 	return out
+}
+
+// enough returns the devices that would do after claims have ended, if they are as many as are asked for. What something else rules out,
+// too, would not do.
+func enough(a ask, all []finding) []finding {
+	could := slices.DeleteFunc(all, func(f finding) bool {
+		return slices.ContainsFunc(f.causes, func(c Cause) bool { return c != Held && c != CapacityUsed && c != CountersUsed })
+	})
+	shared := func(f finding) bool { return ptr.Deref(f.Device.AllowMultipleAllocations, false) }
+	if *a.Mode == resourceapi.DeviceAllocationModeExactCount && int64(len(could)) < *a.Count && !slices.ContainsFunc(could, shared) {
+		return nil
+	}
+	return could
 }
 
 // rivals returns the devices that need counters of which too little is left for one.
