@@ -43,7 +43,8 @@ SOAK := 10m
 # that takes longer to start than the tests give it.
 PLAIN := ./cmd/partage-hook ./pkg/api/... ./pkg/driver/claim/rules/... ./pkg/device/... ./pkg/node/host/... ./pkg/mps/supervisor/... ./pkg/policy/... ./pkg/util/quote/... ./pkg/util/version/... ./templates ./test/chart ./test/docs/... ./test/gpusim/... ./test/hardware/... ./test/knownfailures/... ./test/krew ./test/neighbours ./test/nicdriver/... ./test/release ./test/scale/... ./test/sizes/... ./test/versions ./test/workflows
 RACE = $(filter-out $(shell go list $(PLAIN)),$(shell go list ./cmd/... ./pkg/...))
-# TEST_LIMIT is how long the tests of a package may take. What a test of itself waits for is bounded besides.
+
+# TEST_LIMIT is how long the tests of a package may take. Each wait in a test has a limit of its own.
 TEST_LIMIT ?= 25m
 
 # The longest first.

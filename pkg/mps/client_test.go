@@ -123,7 +123,7 @@ func TestHangingBeside(t *testing.T) {
 		hanging := must.Get(net.Listen("unix", client.socket))(t)
 		t.Cleanup(func() { _ = hanging.Close() })
 		go func() { _, _ = client.List(t.Context()) }()
-		time.Sleep(connectLimit / 2)
+		time.Sleep(connectLimit / 2) // its attempt ends in the middle of the next one
 		if replaced {
 			must.Do(t, os.Rename(client.socket, client.socket+".old"))
 			t.Cleanup(listen(t, client.socket, oneSession{}, func(l net.Listener) net.Listener { return l }))
