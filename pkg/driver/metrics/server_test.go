@@ -37,24 +37,36 @@ func ask(t *testing.T, conn net.Conn) {
 	must.Get(fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\n\r\n", Path))(t)
 }
 
-// serving serves metrics with so many bytes, and returns the address. They are one series: a scrape takes little time.
+// serving serves metrics with so many bytes, and returns the address. A scrape takes little time.
 func serving(t *testing.T, bytes int) (address string) {
 	t.Helper()
-	m := New(Options{})
-	m.neighbours.WithLabelValues(strings.Repeat("x", bytes)).Set(1)
-	return serveFrom(t, m.registry)
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "many_bytes", Help: strings.Repeat("x", bytes)}))
+	return serveFrom(t, registry)
 }
 
 func serveFrom(t *testing.T, from prometheus.Gatherer) (address string) {
 	t.Helper()
 	listener := must.Get((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
-	t.Cleanup(serve(context.WithoutCancel(t.Context()), listener, Path, from))
+	t.Cleanup(serve(context.WithoutCancel(t.Context()), smallBuffers{listener}, Path, from))
 	return listener.Addr().String()
 }
 
+// smallBuffers are those of connections to clients: what these do not read soon fills them.
+type smallBuffers struct{ net.Listener }
+
+// Accept implements net.Listener.
+func (l smallBuffers) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if conn, is := conn.(*net.TCPConn); is {
+		_ = conn.SetWriteBuffer(1)
+	}
+	return conn, err
+}
+
 // TestOneClientKeepsNobodyOut: a client with many connections, each of which asks for more than it reads, is in nobody's way.
-func TestOneClientKeepsNobodyOut(t *testing.T) { // not beside other tests, which take its time
-	address := serving(t, 8<<20) // more than sockets take
+func TestOneClientKeepsNobodyOut(t *testing.T) { // not beside TestScrapesInTurns, which asks all the time
+	address := serving(t, 256<<10) // more than sockets take, see smallBuffers
 	for range 4 * maxConnections {
 		conn := from(t, "127.0.0.2", address)
 		if tcp, is := conn.(*net.TCPConn); !is || tcp.SetReadBuffer(1) != nil {
@@ -78,7 +90,7 @@ func TestOneClientKeepsNobodyOut(t *testing.T) { // not beside other tests, whic
 // TestScrapesInTurns: an address that asks all the time, on as many connections as it may have, has only its turns.
 func TestScrapesInTurns(t *testing.T) {
 	t.Parallel()
-	address := serving(t, 1<<20)
+	address := serving(t, 1<<10)
 	for range maxOfOne {
 		conn := from(t, "127.0.0.2", address)
 		go func() { _, _ = io.Copy(io.Discard, conn) }()
