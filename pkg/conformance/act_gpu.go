@@ -50,8 +50,8 @@ func undoOf(g *gpu.GPU, a *partition.Address) *undo {
 }
 
 // change runs an act that changes the GPU, and puts the GPU back.
-func change[T any](l *look, question string, u *undo, act live[T]) T {
-	return do(l, Change, question, func(ctx context.Context, m *machine) (value T, err error) {
+func change[T any](q *inquiry, question string, u *undo, act live[T]) T {
+	return do(q, Change, question, func(ctx context.Context, m *machine) (value T, err error) {
 		if err := errors.Join(m.hardware.Open(ctx), m.writeUndo(u)); err != nil {
 			return value, err
 		}

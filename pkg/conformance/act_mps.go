@@ -44,8 +44,8 @@ type daemon struct {
 }
 
 // onDaemon puts a question to the daemon.
-func onDaemon[T any](l *look, kind Kind, question string, answer func(context.Context, *daemon) (T, error)) T {
-	return do(l, kind, question, func(ctx context.Context, m *machine) (T, error) {
+func onDaemon[T any](q *inquiry, kind Kind, question string, answer func(context.Context, *daemon) (T, error)) T {
+	return do(q, kind, question, func(ctx context.Context, m *machine) (T, error) {
 		m.daemon.mu.Lock()
 		defer m.daemon.mu.Unlock()
 		return answer(ctx, m.daemon)

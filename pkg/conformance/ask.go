@@ -70,9 +70,9 @@ func decode[T any](entry Entry) (value T, err error) {
 	return value, nil
 }
 
-// look is a judgement in the making: it asks one question after the other until one of them fails, and then has zero
+// inquiry is a judgement in the making: it asks one question after the other until one of them fails, and then has zero
 // values for answers.
-type look struct {
+type inquiry struct {
 	*Node
 
 	ctx context.Context
@@ -80,9 +80,9 @@ type look struct {
 }
 
 // do asks a question again each time.
-func do[T any](l *look, kind Kind, question string, answer live[T]) (value T) {
-	if l.err == nil {
-		value, l.err = decode[T](put(l.ctx, l.Node, kind, question, answer))
+func do[T any](q *inquiry, kind Kind, question string, answer live[T]) (value T) {
+	if q.err == nil {
+		value, q.err = decode[T](put(q.ctx, q.Node, kind, question, answer))
 	}
 	return value
 }
@@ -95,19 +95,19 @@ type fact[T any] struct {
 }
 
 // try returns the answer, or why there is none.
-func (f fact[T]) try(l *look) (T, error) {
+func (f fact[T]) try(q *inquiry) (T, error) {
 	asked := Entry{Kind: f.kind, Question: f.question}
-	entry, ok := l.known[asked.key()]
+	entry, ok := q.known[asked.key()]
 	if !ok {
-		entry = put(l.ctx, l.Node, f.kind, f.question, f.read)
-		l.known[asked.key()] = entry
+		entry = put(q.ctx, q.Node, f.kind, f.question, f.read)
+		q.known[asked.key()] = entry
 	}
 	return decode[T](entry)
 }
 
-func (f fact[T]) of(l *look) (value T) {
-	if l.err == nil {
-		value, l.err = f.try(l)
+func (f fact[T]) of(q *inquiry) (value T) {
+	if q.err == nil {
+		value, q.err = f.try(q)
 	}
 	return value
 }

@@ -43,8 +43,8 @@ func catalogued(product string) *Board {
 }
 
 // compare judges how a GPU differs from what the catalogue has of it.
-func compare(l *look, g *gpu.GPU, differences func(is, known *Board) []string) Finding {
-	facts, known := gpuFacts(g).of(l), catalogued(g.ProductName)
+func compare(q *inquiry, g *gpu.GPU, differences func(is, known *Board) []string) Finding {
+	facts, known := gpuFacts(g).of(q), catalogued(g.ProductName)
 	if known == nil {
 		return cannot("the catalogue has no %s; --catalogue-patch writes what is known now", g.ProductName)
 	}
@@ -145,28 +145,28 @@ const (
 // calls took a time that counts. It is meant to be merged by hand: values that nobody
 // measured are not in it.
 func (n *Node) WriteCataloguePatch(ctx context.Context, out io.Writer) error {
-	l := &look{ctx: ctx, Node: n}
-	node := gpus.of(l)
+	q := &inquiry{ctx: ctx, Node: n}
+	node := gpus.of(q)
 	var text bytes.Buffer
 	fmt.Fprintf(&text, "# Measured on %s by gpu-kubelet-plugin %s with driver %s.\n", n.header.Time, n.header.Version, node.DriverVersion)
 	for i := range node.GPUs {
 		isSame := func(g gpu.GPU) bool { return g.ProductName == node.GPUs[i].ProductName }
 		if !slices.ContainsFunc(node.GPUs[:i], isSame) {
-			l.writeProduct(&text, &node.GPUs[i], node.GPUs)
+			q.writeProduct(&text, &node.GPUs[i], node.GPUs)
 		}
 	}
-	if l.err == nil {
-		_, l.err = text.WriteTo(out)
+	if q.err == nil {
+		_, q.err = text.WriteTo(out)
 	}
-	if l.err != nil {
-		return fmt.Errorf("write what was measured: %w", l.err)
+	if q.err != nil {
+		return fmt.Errorf("write what was measured: %w", q.err)
 	}
 	return nil
 }
 
 // writeProduct writes what was measured of the GPUs of one product, of which the first is g.
-func (l *look) writeProduct(text *bytes.Buffer, g *gpu.GPU, all []gpu.GPU) {
-	board, more := measure(g, gpuFacts(g).of(l), catalogued(g.ProductName)), l.measuredOf(g)
+func (q *inquiry) writeProduct(text *bytes.Buffer, g *gpu.GPU, all []gpu.GPU) {
+	board, more := measure(g, gpuFacts(g).of(q), catalogued(g.ProductName)), q.measuredOf(g)
 	if more.mps != (BoardMPS{}) {
 		board.MPS = &more.mps
 		board.MPS.Source = measured
@@ -180,10 +180,10 @@ func (l *look) writeProduct(text *bytes.Buffer, g *gpu.GPU, all []gpu.GPU) {
 	encoder := yaml.NewEncoder(text)
 	encoder.SetIndent(2)
 	encoder.CompactSeqIndent()
-	l.err = errors.Join(l.err, encoder.Encode(&board), encoder.Close())
+	q.err = errors.Join(q.err, encoder.Encode(&board), encoder.Close())
 	// Half of the calls that succeeded took this time at most.
 	medians := map[string]time.Duration{"mps_server_start": more.serverStart}
-	for function, times := range l.transcript.times(func(function, pciAddress string, failed bool) bool {
+	for function, times := range q.transcript.times(func(function, pciAddress string, failed bool) bool {
 		isOurs := func(one gpu.GPU) bool { return one.PCIAddress == pciAddress && one.ProductName == g.ProductName }
 		return !failed && function != endOfSession && (pciAddress == "" || slices.ContainsFunc(all, isOurs))
 	}) {

@@ -9,7 +9,7 @@
 // changes something and says what was seen. Both use the packages that the driver uses, have
 // a limit of time, are written to the transcript, and can be answered from one. A check
 // (checks_*.go) judges their answers and reaches nothing else, so that a transcript gives the
-// same report as the node. It asks through a look (ask.go), which keeps the first error: after
+// same report as the node. It asks through an inquiry (ask.go), which keeps the first error: after
 // that nothing more is asked, and the error becomes the finding. So checks need not handle errors,
 // unless one says something else to them.
 package conformance
@@ -43,7 +43,7 @@ type Check struct {
 	SoOfErrors bool
 
 	// find judges. It returns no finding where the node has nothing that the check is about.
-	find func(*look) []Finding
+	find func(*inquiry) []Finding
 }
 
 // run returns the findings, complete.
@@ -53,9 +53,9 @@ func (c *Check) run(ctx context.Context, n *Node) []Finding {
 	}
 	findings := []Finding{n.missing}
 	if n.missing.Verdict == "" {
-		l := &look{ctx: ctx, Node: n}
-		if findings = c.find(l); l.err != nil {
-			findings = []Finding{failed(l.err)}
+		q := &inquiry{ctx: ctx, Node: n}
+		if findings = c.find(q); q.err != nil {
+			findings = []Finding{failed(q.err)}
 		}
 	}
 	for i := range findings {
@@ -133,14 +133,14 @@ func (f Finding) withSubject(subject string) Finding {
 	return f
 }
 
-// anew returns a look that nothing has failed for yet.
-func (l *look) anew() *look { return &look{ctx: l.ctx, Node: l.Node} }
+// anew returns an inquiry that nothing has failed for yet.
+func (q *inquiry) anew() *inquiry { return &inquiry{ctx: q.ctx, Node: q.Node} }
 
 // on returns the finding about a subject: what was judged, or the first error. The zero value stands for none.
-// After an error of l itself nothing more is asked.
-func (l *look) on(subject string, judge func(*look) Finding) []Finding {
-	own := l.anew()
-	own.err = l.err
+// After an error of the inquiry itself nothing more is asked.
+func (q *inquiry) on(subject string, judge func(*inquiry) Finding) []Finding {
+	own := q.anew()
+	own.err = q.err
 	f := judge(own)
 	if own.err != nil {
 		subject, expected := f.Subject, f.Expected
@@ -154,27 +154,27 @@ func (l *look) on(subject string, judge func(*look) Finding) []Finding {
 }
 
 // one makes one finding.
-func one(judge func(*look) Finding) func(*look) []Finding {
-	return func(l *look) []Finding { return l.on("", judge) }
+func one(judge func(*inquiry) Finding) func(*inquiry) []Finding {
+	return func(q *inquiry) []Finding { return q.on("", judge) }
 }
 
 // judge judges one fact.
-func judge[T any](f fact[T], judge func(T) Finding) func(*look) []Finding {
-	return one(func(l *look) Finding { return judge(f.of(l)) })
+func judge[T any](f fact[T], judge func(T) Finding) func(*inquiry) []Finding {
+	return one(func(q *inquiry) Finding { return judge(f.of(q)) })
 }
 
 // eachGPU judges each GPU that can be read. A node whose GPUs cannot be read is one finding;
 // driver.nvml says why.
-func eachGPU(judge func(*look, *gpu.GPU) Finding) func(*look) []Finding {
-	return func(l *look) (findings []Finding) {
-		node, err := gpus.try(l)
+func eachGPU(judge func(*inquiry, *gpu.GPU) Finding) func(*inquiry) []Finding {
+	return func(q *inquiry) (findings []Finding) {
+		node, err := gpus.try(q)
 		if err != nil {
 			f := cannot("the GPUs cannot be read: %v", err)
 			f.unanswered = errors.Is(err, ErrNoAnswer)
 			return []Finding{f}
 		}
 		for _, g := range node.GPUs {
-			findings = append(findings, l.on(g.PCIAddress, func(l *look) Finding { return judge(l, &g) })...)
+			findings = append(findings, q.on(g.PCIAddress, func(q *inquiry) Finding { return judge(q, &g) })...)
 		}
 		return findings
 	}

@@ -24,9 +24,9 @@ const (
 )
 
 // setLimits sets what the next clients of the server get.
-func setLimits(l *look, percentage int, memoryMiB uint64) {
-	sendCommand(l, fmt.Sprintf("set_active_thread_percentage SERVER %d", percentage))
-	sendCommand(l, fmt.Sprintf("set_device_pinned_mem_limit SERVER 0 %dM", memoryMiB))
+func setLimits(q *inquiry, percentage int, memoryMiB uint64) {
+	sendCommand(q, fmt.Sprintf("set_active_thread_percentage SERVER %d", percentage))
+	sendCommand(q, fmt.Sprintf("set_device_pinned_mem_limit SERVER 0 %dM", memoryMiB))
 }
 
 // trial is a client under limits, and what is to become of it.
@@ -42,21 +42,21 @@ type trial struct {
 	expected, so string
 	// greedy is true for a client that CUDA may refuse. To others a refusal is an error.
 	greedy bool
-	judge  func(*look, []probe.Event) Finding
+	judge  func(*inquiry, []probe.Event) Finding
 }
 
 // run runs the client to its end, and judges what became of it.
-func (t *trial) run(l *look) Finding {
+func (t *trial) run(q *inquiry) Finding {
 	if t.percentage > 0 {
-		setLimits(l, t.percentage, t.memoryMiB)
+		setLimits(q, t.percentage, t.memoryMiB)
 	}
-	events := onDaemon(l, Client, t.question, func(ctx context.Context, d *daemon) ([]probe.Event, error) {
+	events := onDaemon(q, Client, t.question, func(ctx context.Context, d *daemon) ([]probe.Event, error) {
 		return d.run(ctx, t.around, t.options)
 	})
-	if l.err == nil && !t.greedy {
-		l.err = refusal(events)
+	if q.err == nil && !t.greedy {
+		q.err = refusal(events)
 	}
-	f := t.judge(l, events)
+	f := t.judge(q, events)
 	if f.Expected = t.expected; t.so != "" {
 		f = f.because("%s", t.so)
 	}
@@ -64,10 +64,10 @@ func (t *trial) run(l *look) Finding {
 }
 
 // trials runs trials one after the other.
-func trials(list ...trial) func(*look) []Finding {
-	return func(l *look) (findings []Finding) {
+func trials(list ...trial) func(*inquiry) []Finding {
+	return func(q *inquiry) (findings []Finding) {
 		for _, t := range list {
-			findings = append(findings, l.on(t.subject, t.run)...)
+			findings = append(findings, q.on(t.subject, t.run)...)
 		}
 		return findings
 	}
@@ -97,9 +97,9 @@ func memoryTrial(limitMiB uint64) trial {
 	return trial{
 		subject: subject, question: "a client that takes all memory under a limit of " + subject, percentage: 100, memoryMiB: limitMiB,
 		options: probe.Options{FillUpTo: limitMiB*mib + beyond},
-		judge: func(l *look, events []probe.Event) Finding {
+		judge: func(q *inquiry, events []probe.Event) Finding {
 			got := taken(events)
-			contextMemory(&l.measuredOf(l.gpu).mps.ContextMiB, limitMiB*mib, got)
+			contextMemory(&q.measuredOf(q.gpu).mps.ContextMiB, limitMiB*mib, got)
 			return expect(got <= limitMiB*mib && got+beyond >= limitMiB*mib, "%d MiB", got/mib)
 		},
 	}
@@ -109,7 +109,7 @@ func memoryTrial(limitMiB uint64) trial {
 var infoTrial = trial{
 	question: "a client that takes 64 MiB under a limit of 4096 MiB", percentage: 100, memoryMiB: limitedMiB,
 	options: probe.Options{Allocate: 64 * mib},
-	judge: func(_ *look, events []probe.Event) Finding {
+	judge: func(_ *inquiry, events []probe.Event) Finding {
 		device, _ := probe.Find(events, probe.Device)
 		memory, _ := probe.Find(events, probe.Memory)
 		right := memory.FreeBytes <= limitedMiB*mib && memory.TotalBytes == device.TotalBytes && memory.TotalBytes > limitedMiB*mib
@@ -127,7 +127,7 @@ func multiprocessors(events []probe.Event) (sms, whole int, text string) {
 }
 
 // checkMultiprocessors begins with the whole device, of which the others get a percentage.
-func checkMultiprocessors(l *look) []Finding {
+func checkMultiprocessors(q *inquiry) []Finding {
 	// coarsest is how many multiprocessors a device may give together: eight is a chunk of
 	// static partitions, and two of them are a unit of the hardware.
 	const coarsest = 8
@@ -137,7 +137,7 @@ func checkMultiprocessors(l *look) []Finding {
 		subject := fmt.Sprintf("%d %%", percentage)
 		list = append(list, trial{
 			subject: subject, question: "a client with an active thread percentage of " + subject, percentage: percentage, memoryMiB: 2048,
-			judge: func(_ *look, events []probe.Event) Finding {
+			judge: func(_ *inquiry, events []probe.Event) Finding {
 				got, device, of := multiprocessors(events)
 				if percentage == 100 {
 					whole = device
@@ -147,18 +147,18 @@ func checkMultiprocessors(l *look) []Finding {
 			},
 		})
 	}
-	return trials(list...)(l)
+	return trials(list...)(q)
 }
 
 // checkEnvironment is about clients that set something for themselves under limits of 4096 MiB and 50 %.
-func checkEnvironment(l *look) []Finding {
-	setLimits(l, limitedPercent, limitedMiB)
+func checkEnvironment(q *inquiry) []Finding {
+	setLimits(q, limitedPercent, limitedMiB)
 	return trials(
 		environmentTrial("lower limits", "its own: 2048 MiB, 25 %", 0, 2048, 25, "0=2G", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"),
 		environmentTrial("higher limits", "the server's: 4096 MiB, 50 %", 0, limitedMiB, limitedPercent, "0=8G", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100"),
 		// Limits of memory are applied by the client's own library, as users have found out.
 		environmentTrial("a limit for a device that is not there", "no limit of memory, not even the server's, and 50 %", limitedMiB+1, unlimitedMiB, limitedPercent, "0=2G,7=1G"),
-	)(l)
+	)(q)
 }
 
 // unlimitedMiB is how much memory a client tries to take that may have no limit, in MiB.
@@ -171,8 +171,8 @@ func environmentTrial(subject, expected string, leastMiB, mostMiB uint64, percen
 		subject: subject, question: "a client whose environment has " + subject, expected: expected,
 		around:  surroundings{env: append(more, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="+memory)},
 		options: probe.Options{FillUpTo: unlimitedMiB * mib},
-		judge: func(l *look, events []probe.Event) Finding {
-			got, whole := taken(events)/mib, l.gpu.Resources.Multiprocessors
+		judge: func(q *inquiry, events []probe.Event) Finding {
+			got, whole := taken(events)/mib, q.gpu.Resources.Multiprocessors
 			sms, _, _ := multiprocessors(events)
 			right := got >= leastMiB && got <= mostMiB && (whole == 0 || sms <= whole*percent/100) // NVML may not know
 			return expect(right, "%d MiB, %d multiprocessors", got, sms)
@@ -194,7 +194,7 @@ func greedy(subject, question string, around surroundings, right func(became str
 	return trial{
 		subject: subject, question: question, percentage: limitedPercent, memoryMiB: limitedMiB, around: around, greedy: true,
 		options: probe.Options{Allocate: limitedMiB*mib + 64*mib},
-		judge: func(_ *look, events []probe.Event) Finding {
+		judge: func(_ *inquiry, events []probe.Event) Finding {
 			became := isFree
 			if _, refused := probe.Find(events, probe.Refused); refused {
 				became = isLimited
@@ -209,8 +209,8 @@ func greedy(subject, question string, around surroundings, right func(became str
 
 // checkControlAlone finds out what a container must get of the daemon. The less it gets, the less
 // it can do to the daemon and to other clients.
-func checkControlAlone(l *look) []Finding {
-	onDaemon(l, Daemon, "link control into an empty directory", func(_ context.Context, d *daemon) (bool, error) {
+func checkControlAlone(q *inquiry) []Finding {
+	onDaemon(q, Daemon, "link control into an empty directory", func(_ context.Context, d *daemon) (bool, error) {
 		return true, os.Link(filepath.Join(d.mps.DaemonPipe, "control"), filepath.Join(d.mps.ClientPipe, "control"))
 	})
 	alone := greedy("a directory with control only", "a client in whose pipe directory is control only", surroundings{pipe: controlAlone}, equals(isLimited))
@@ -218,7 +218,7 @@ func checkControlAlone(l *look) []Finding {
 	// Where the server's memory has no name, as with driver 580, nobody needs the folder.
 	own := greedy("another /dev/shm", "a client with a /dev/shm of its own", surroundings{ownMemory: true}, isBounded)
 	own.expected, own.so = bounded, "programs get around their limits by another /dev/shm"
-	return trials(alone, own)(l)
+	return trials(alone, own)(q)
 }
 
 const (
@@ -234,11 +234,11 @@ func clientTrial(subject string, namespaces uintptr, user int) trial {
 	t := greedy(subject, "a client: "+subject, around, equals(isLimited))
 	t.options.User = user
 	isClient := t.judge
-	t.judge = func(l *look, events []probe.Event) Finding {
-		if f := isClient(l, events); f.Verdict == Differs {
+	t.judge = func(q *inquiry, events []probe.Event) Finding {
+		if f := isClient(q, events); f.Verdict == Differs {
 			return f.because("such pods cannot use MPS shares")
 		}
-		who := onDaemon(l, Daemon, "whom it takes a client for: "+subject, func(ctx context.Context, d *daemon) (recognition, error) {
+		who := onDaemon(q, Daemon, "whom it takes a client for: "+subject, func(ctx context.Context, d *daemon) (recognition, error) {
 			return d.recognize(ctx, around, user)
 		})
 		known := map[bool]string{true: "known by its process ID", false: "not known by its process ID"}[who.Known]
@@ -248,11 +248,11 @@ func clientTrial(subject string, namespaces uintptr, user int) trial {
 }
 
 // checkMPSEnds ends clients at work. A server that does not bear one end is replaced before the next.
-func checkMPSEnds(l *look) (findings []Finding) {
-	setLimits(l, limitedPercent, limitedMiB)
+func checkMPSEnds(q *inquiry) (findings []Finding) {
+	setLimits(q, limitedPercent, limitedMiB)
 	for _, e := range ends {
-		findings = append(findings, l.on(e.subject, func(l *look) Finding {
-			after := onDaemon(l, Client, "the end of a client: "+e.subject, func(ctx context.Context, d *daemon) (aftermath, error) {
+		findings = append(findings, q.on(e.subject, func(q *inquiry) Finding {
+			after := onDaemon(q, Client, "the end of a client: "+e.subject, func(ctx context.Context, d *daemon) (aftermath, error) {
 				return endClient(ctx, d, e)
 			})
 			f := expect(after.harmless(), "%s", after)
@@ -266,10 +266,10 @@ func checkMPSEnds(l *look) (findings []Finding) {
 }
 
 // checkMPSServerLost sets limits of future servers first: the one that comes next must have them.
-func checkMPSServerLost(l *look) Finding {
-	sendCommand(l, "set_default_device_pinned_mem_limit 0 4096M")
-	sendCommand(l, "set_default_active_thread_percentage 50")
-	after := onDaemon(l, Client, "the end of the server", loseServer)
+func checkMPSServerLost(q *inquiry) Finding {
+	sendCommand(q, "set_default_device_pinned_mem_limit 0 4096M")
+	sendCommand(q, "set_default_active_thread_percentage 50")
+	after := onDaemon(q, Client, "the end of the server", loseServer)
 	right := after.Victim != "" && after.Server == replaced && after.Next == goesOn && after.Taken > 0 && after.Taken <= limitedMiB*mib
 	return expect(right, "%s", after)
 }

@@ -33,9 +33,9 @@ var driverChecks = []Check{
 		Assumption: "libcuda is beside NVML, of the same version",
 		Expected:   "libcuda.so.1 of the driver's version",
 		Code:       "pkg/driver/cdi/common.go",
-		find: one(func(l *look) Finding {
-			target := cudaLibrary.of(l)
-			node, err := gpus.try(l)
+		find: one(func(q *inquiry) Finding {
+			target := cudaLibrary.of(q)
+			node, err := gpus.try(q)
 			if err != nil {
 				return cannot("%s is there, the driver's version is not known", target) // driver.nvml says why
 			}
@@ -55,8 +55,8 @@ var driverChecks = []Check{
 		Expected:   "persistence mode is on",
 		So:         "each start of an MPS server takes the time of the driver's initialisation, seconds; run nvidia-persistenced, or nvidia-smi -pm 1",
 		Code:       "pkg/mps/supervisor/act.go",
-		find: eachGPU(func(l *look, g *gpu.GPU) Finding {
-			on := gpuFacts(g).of(l).Persistence
+		find: eachGPU(func(q *inquiry, g *gpu.GPU) Finding {
+			on := gpuFacts(g).of(q).Persistence
 			if on == nil {
 				return cannot("the driver does not say")
 			}
@@ -67,9 +67,9 @@ var driverChecks = []Check{
 
 // checkNVML compares the library with the kernel driver by version: after an upgrade without a
 // reboot they differ, and NVML fails for everybody.
-func checkNVML(l *look) Finding {
+func checkNVML(q *inquiry) Finding {
 	const oldest = 525
-	library, node := nvmlLibrary.of(l), gpus.of(l)
+	library, node := nvmlLibrary.of(q), gpus.of(q)
 	driver, err := version.ParseGeneric(node.DriverVersion)
 	if err != nil {
 		return cannot("the driver's version is %q", node.DriverVersion)
@@ -79,12 +79,12 @@ func checkNVML(l *look) Finding {
 }
 
 // checkAllGPUs compares NVML with the PCI bus, on which a GPU stays that has fallen off NVML.
-func checkAllGPUs(l *look) (findings []Finding) {
-	present := busGPUs.of(l)
+func checkAllGPUs(q *inquiry) (findings []Finding) {
+	present := busGPUs.of(q)
 	if len(present) == 0 {
 		return []Finding{cannot("this node has no GPU of NVIDIA's")}
 	}
-	node, err := gpus.try(l)
+	node, err := gpus.try(q)
 	if err != nil {
 		return nil // driver.nvml says why
 	}
@@ -121,11 +121,11 @@ var modeChecks = []Check{
 		Expected:   "no change is pending",
 		So:         "the GPU offers what its present mode allows until it is reset",
 		Code:       "pkg/gpu/nvml/mig.go",
-		find: eachGPU(func(l *look, g *gpu.GPU) Finding {
+		find: eachGPU(func(q *inquiry, g *gpu.GPU) Finding {
 			if !hasMIG(*g) {
 				return Finding{}
 			}
-			state := migState(g).of(l)
+			state := migState(g).of(q)
 			if state.Pending != state.Enabled {
 				return expect(false, "%s, %s after a reset", onOff[state.Enabled], onOff[state.Pending])
 			}
@@ -153,11 +153,11 @@ var modeChecks = []Check{
 		Expected:   registered,
 		So:         "CUDA programs do not start on it (error 802) until it is: does the fabric manager run, in the driver's version?",
 		Code:       "pkg/driver/partition/effects.go",
-		find: eachGPU(func(l *look, g *gpu.GPU) Finding {
+		find: eachGPU(func(q *inquiry, g *gpu.GPU) Finding {
 			if inMIG(g) {
 				return Finding{} // the driver does not register it
 			}
-			pending := fabricPending(g).of(l)
+			pending := fabricPending(g).of(q)
 			return expect(pending == "", "%s", cmp.Or(pending, registered))
 		}),
 	},
@@ -167,16 +167,16 @@ const registered = "Completed, or no fabric"
 
 // checkComputeMode tells the mode of an MPS session of this driver, which is right, from one that
 // somebody has left.
-func checkComputeMode(l *look, g *gpu.GPU) Finding {
+func checkComputeMode(q *inquiry, g *gpu.GPU) Finding {
 	if inMIG(g) {
 		return Finding{} // each MIG device has a mode of its own, and it has none
 	}
-	mode := computeMode(g).of(l)
+	mode := computeMode(g).of(q)
 	if mode != gpu.ComputeExclusiveProcess {
 		return expect(mode == gpu.ComputeDefault, "%s", mode).
 			because("no program can use this GPU until somebody sets the mode to DEFAULT: nvidia-smi -i %s -c DEFAULT", g.UUID)
 	}
-	sessions, err := mpsSessions.try(l)
+	sessions, err := mpsSessions.try(q)
 	if err != nil {
 		return cannot("the mode is %s, and the MPS supervisor does not say whose: %v", mode, err)
 	}
@@ -188,7 +188,7 @@ func checkComputeMode(l *look, g *gpu.GPU) Finding {
 }
 
 // checkCoherentMemory looks for a GPU that shows that the driver takes too little to be possible.
-func checkCoherentMemory(l *look, g *gpu.GPU) Finding {
+func checkCoherentMemory(q *inquiry, g *gpu.GPU) Finding {
 	switch g.CoherentMemory {
 	case gpu.CoherentDriver:
 	case gpu.CoherentUnknown:
@@ -196,10 +196,10 @@ func checkCoherentMemory(l *look, g *gpu.GPU) Finding {
 	default:
 		return Finding{}
 	}
-	if _, err := migState(g).try(l); errors.Is(err, gpu.ErrNotSupported) {
+	if _, err := migState(g).try(q); errors.Is(err, gpu.ErrNotSupported) {
 		return expect(true, "no MIG")
 	}
-	enabled := migState(g).of(l).Enabled
+	enabled := migState(g).of(q).Enabled
 	return expect(!enabled, "%s", onOff[enabled])
 }
 
@@ -211,9 +211,9 @@ var holderChecks = []Check{
 		Expected:   "each has a process ID that this pod sees",
 		So:         "processes that use the GPU are not recognised, or one has just ended",
 		Code:       "pkg/gpu/nvml/usage.go",
-		find: eachGPU(func(l *look, g *gpu.GPU) Finding {
-			pids := listed(g).of(l)
-			found := namesOf(g, pids).of(l)
+		find: eachGPU(func(q *inquiry, g *gpu.GPU) Finding {
+			pids := listed(g).of(q)
+			found := namesOf(g, pids).of(q)
 			if len(found) < len(pids) {
 				return expect(false, "NVML lists %v, of which are here: %s", pids, listOf(found))
 			}
@@ -226,12 +226,12 @@ var holderChecks = []Check{
 		Expected:   "nobody beside those that NVML lists",
 		So:         "while it has the GPU open, it may keep the first partition from being made, and a partition may be in use that no pod has",
 		Code:       "pkg/driver/partition",
-		find: eachGPU(func(l *look, g *gpu.GPU) Finding {
-			open, err := openersOf(g).try(l)
+		find: eachGPU(func(q *inquiry, g *gpu.GPU) Finding {
+			open, err := openersOf(g).try(q)
 			if err != nil {
 				return cannot("%v", err)
 			}
-			pids, err := listed(g).try(l)
+			pids, err := listed(g).try(q)
 			if err != nil {
 				return cannot("open in %s, and NVML does not list processes: %v", listOf(open), err)
 			}
@@ -257,8 +257,8 @@ var hardwareChecks = []Check{
 		Expected:   "as in the catalogue",
 		So:         reportDifferences,
 		Code:       "test/gpusim/catalog/boards",
-		find: eachGPU(func(l *look, g *gpu.GPU) Finding {
-			return compare(l, g, func(is, known *Board) []string { return differing("", is.Product, known.Product, known.Product.Tags) })
+		find: eachGPU(func(q *inquiry, g *gpu.GPU) Finding {
+			return compare(q, g, func(is, known *Board) []string { return differing("", is.Product, known.Product, known.Product.Tags) })
 		}),
 	},
 	{
@@ -267,11 +267,11 @@ var hardwareChecks = []Check{
 		Expected:   "as in the catalogue",
 		So:         reportDifferences,
 		Code:       "test/gpusim/catalog/boards",
-		find: eachGPU(func(l *look, g *gpu.GPU) Finding {
+		find: eachGPU(func(q *inquiry, g *gpu.GPU) Finding {
 			if known := catalogued(g.ProductName); known != nil && known.MIG == nil && g.MIG == nil {
 				return Finding{}
 			}
-			return compare(l, g, differingMIG)
+			return compare(q, g, differingMIG)
 		}),
 	},
 	{
@@ -287,7 +287,7 @@ var hardwareChecks = []Check{
 const reportDifferences = "the driver reads these values and does not rely on the catalogue, but it was not tested with them: please report them (--catalogue-patch)"
 
 const (
-	// slow is the part of the limit of a call above which it is worth a look.
+	// slow is the part of the limit of a call above which it is worth reporting.
 	slow = 10
 	// slowestShown is how many functions the report names.
 	slowestShown = 3
@@ -299,8 +299,8 @@ func judgeLatencies(found latencies) Finding {
 		return cannot("NVML was not called")
 	}
 	var slowest []string
-	for _, l := range found.Functions[:min(slowestShown, len(found.Functions))] {
-		slowest = append(slowest, fmt.Sprintf("%s %s", l.Function, l.Longest.Round(time.Microsecond)))
+	for _, q := range found.Functions[:min(slowestShown, len(found.Functions))] {
+		slowest = append(slowest, fmt.Sprintf("%s %s", q.Function, q.Longest.Round(time.Microsecond)))
 	}
 	allowed := found.Limit / slow
 	f := expect(found.Functions[0].Longest <= allowed, "longest: %s", strings.Join(slowest, ", "))

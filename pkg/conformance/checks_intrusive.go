@@ -43,11 +43,11 @@ var intrusiveChecks = []Check{
 		Expected:   "the second process gets " + unavailable,
 		So:         "nothing keeps programs without MPS off a device that is shared",
 		Code:       "pkg/driver/sharing/effects.go",
-		find: onSubject(func(l *look, g *gpu.GPU) Finding {
+		find: onSubject(func(q *inquiry, g *gpu.GPU) Finding {
 			if inMIG(g) {
 				return cannot("the GPU is in MIG mode and has no compute mode")
 			}
-			got := change(l, "two processes in compute mode EXCLUSIVE_PROCESS", undoOf(g, nil), func(ctx context.Context, m *machine) (string, error) {
+			got := change(q, "two processes in compute mode EXCLUSIVE_PROCESS", undoOf(g, nil), func(ctx context.Context, m *machine) (string, error) {
 				return m.twoProcesses(ctx, g)
 			})
 			return expect(strings.Contains(got, unavailable), "%s", got)
@@ -60,13 +60,13 @@ var intrusiveChecks = []Check{
 		So:         "claims for partitions of this GPU fail",
 		SoOfErrors: true,
 		Code:       "pkg/gpu/nvml/mig.go",
-		find: onPartitions(onSubject(func(l *look, g *gpu.GPU) Finding {
+		find: onPartitions(onSubject(func(q *inquiry, g *gpu.GPU) Finding {
 			if !g.MIG.Dynamic {
 				return cannot("changing it needs a reset of the GPU")
 			}
 			u := undoOf(g, nil)
 			u.keep = true
-			took := change(l, "MIG mode on", u, func(ctx context.Context, m *machine) (time.Duration, error) {
+			took := change(q, "MIG mode on", u, func(ctx context.Context, m *machine) (time.Duration, error) {
 				began := time.Now()
 				err := m.hardware.SetMIGMode(ctx, g.PCIAddress, true)
 				return time.Since(began), err
@@ -81,9 +81,9 @@ var intrusiveChecks = []Check{
 		So:         "claims for this profile fail there",
 		SoOfErrors: true,
 		Code:       "pkg/driver/partition",
-		find: onPartitions(func(l *look) (findings []Finding) {
-			for _, p := range l.gpu.MIG.Profiles {
-				findings = append(findings, l.on(p.Name, func(l *look) Finding { return checkProfile(l, p) })...)
+		find: onPartitions(func(q *inquiry) (findings []Finding) {
+			for _, p := range q.gpu.MIG.Profiles {
+				findings = append(findings, q.on(p.Name, func(q *inquiry) Finding { return checkProfile(q, p) })...)
 			}
 			return findings
 		}),
@@ -94,12 +94,12 @@ var intrusiveChecks = []Check{
 		Expected:   "a client goes on; EXCLUSIVE_PROCESS is not supported",
 		So:         "what the driver does about MPS shares of partitions rests on another behaviour",
 		Code:       "pkg/driver/sharing",
-		find: onPartitions(onSubject(func(l *look, g *gpu.GPU) Finding {
+		find: onPartitions(onSubject(func(q *inquiry, g *gpu.GPU) Finding {
 			smallest, at := smallestPartition(g)
-			got := change(l, "MPS on "+smallest.Name, undoOf(g, &at), func(ctx context.Context, m *machine) (sliceMPS, error) {
+			got := change(q, "MPS on "+smallest.Name, undoOf(g, &at), func(ctx context.Context, m *machine) (sliceMPS, error) {
 				return m.mpsOn(ctx, g, at)
 			})
-			contextMemory(&l.measuredOf(g).mps.MIGContextMiB, sliceLimit*mib, got.TakenBytes)
+			contextMemory(&q.measuredOf(g).mps.MIGContextMiB, sliceLimit*mib, got.TakenBytes)
 			return expect(got.Client == goesOn && got.Exclusive == impossible, "the client %s; EXCLUSIVE_PROCESS: %s", got.Client, got.Exclusive).
 				withSubject(smallest.Name)
 		})),
@@ -126,52 +126,52 @@ var intrusiveChecks = []Check{
 const unavailable = "CUDA_ERROR_DEVICE_UNAVAILABLE"
 
 // onSubject judges the GPU that may be changed.
-func onSubject(judge func(*look, *gpu.GPU) Finding) func(*look) []Finding {
-	return func(l *look) []Finding {
-		return l.on(l.gpu.PCIAddress, func(l *look) Finding { return judge(l, l.gpu) })
+func onSubject(judge func(*inquiry, *gpu.GPU) Finding) func(*inquiry) []Finding {
+	return func(q *inquiry) []Finding {
+		return q.on(q.gpu.PCIAddress, func(q *inquiry) Finding { return judge(q, q.gpu) })
 	}
 }
 
 // onPartitions is for checks that make partitions, where the GPU can have some.
-func onPartitions(find func(*look) []Finding) func(*look) []Finding {
-	return func(l *look) []Finding {
-		if why := partitionless(l.gpu); why != "" {
-			return []Finding{cannot("%s", why).withSubject(l.header.GPU)}
+func onPartitions(find func(*inquiry) []Finding) func(*inquiry) []Finding {
+	return func(q *inquiry) []Finding {
+		if why := partitionless(q.gpu); why != "" {
+			return []Finding{cannot("%s", why).withSubject(q.header.GPU)}
 		}
-		return find(l)
+		return find(q)
 	}
 }
 
 // checkBegin comes before all that changes something. What an earlier run has left is undone only
 // once claims are kept off its GPU and there are none.
-func checkBegin(l *look) Finding {
-	missing := l.reserveSubject()
+func checkBegin(q *inquiry) Finding {
+	missing := q.reserveSubject()
 	if missing == "" {
-		all := gpus.of(l).GPUs
-		do(l, Change, "undo what an earlier run left", func(ctx context.Context, m *machine) (bool, error) { return true, m.undoEarlier(ctx, all) })
-		if l.err != nil {
-			l.missing = cannot("what an earlier run left cannot be undone").withSubject(l.header.GPU)
-			return Finding{Subject: l.header.GPU}
+		all := gpus.of(q).GPUs
+		do(q, Change, "undo what an earlier run left", func(ctx context.Context, m *machine) (bool, error) { return true, m.undoEarlier(ctx, all) })
+		if q.err != nil {
+			q.missing = cannot("what an earlier run left cannot be undone").withSubject(q.header.GPU)
+			return Finding{Subject: q.header.GPU}
 		}
-		l.before = l.readOnly()
-		l.gpu, missing = l.unusedSubject()
+		q.before = q.readOnly()
+		q.gpu, missing = q.unusedSubject()
 	}
 	if missing != "" {
-		l.before, l.missing = nil, cannot("%s", missing).withSubject(l.header.GPU)
-		return l.missing
+		q.before, q.missing = nil, cannot("%s", missing).withSubject(q.header.GPU)
+		return q.missing
 	}
-	return expect(true, "nobody uses it").withSubject(l.gpu.PCIAddress)
+	return expect(true, "nobody uses it").withSubject(q.gpu.PCIAddress)
 }
 
 // reserveSubject keeps claims off the GPU for as long as this process lives, and off the GPU
 // that an earlier run has changed: that may have a claim by now, whose partition must not be
 // taken for the earlier run's. It returns why that is not possible.
-func (l *look) reserveSubject() string {
-	found, missing := l.candidates()
+func (q *inquiry) reserveSubject() string {
+	found, missing := q.candidates()
 	if missing != "" {
 		return missing
 	}
-	claims, err := l.preparedClaims(func(m *machine) ([]string, error) {
+	claims, err := q.preparedClaims(func(m *machine) ([]string, error) {
 		left, err := m.readUndo()
 		if left == nil {
 			return []string{found[0].PCIAddress}, err
@@ -188,10 +188,10 @@ func (l *look) reserveSubject() string {
 }
 
 // unusedSubject returns the GPU as it is now, or why it must be left alone.
-func (l *look) unusedSubject() (*gpu.GPU, string) {
-	found, missing := l.candidates()
+func (q *inquiry) unusedSubject() (*gpu.GPU, string) {
+	found, missing := q.candidates()
 	if missing == "" {
-		if missing = l.inUse(found[0], listed); missing == "" {
+		if missing = q.inUse(found[0], listed); missing == "" {
 			return found[0], ""
 		}
 		missing = "the GPU " + missing
@@ -200,41 +200,41 @@ func (l *look) unusedSubject() (*gpu.GPU, string) {
 }
 
 // readOnly runs the checks of part A on what is so now, not on what is known.
-func (l *look) readOnly() []Result {
-	clear(l.known)
+func (q *inquiry) readOnly() []Result {
+	clear(q.known)
 	r := &Report{}
-	r.run(l.ctx, l.Node, readOnlyChecks)
+	r.run(q.ctx, q.Node, readOnlyChecks)
 	return r.Results
 }
 
 // checkProfile stops at the first placement that fails, which is enough to say so of the profile.
-func checkProfile(l *look, p gpu.Profile) Finding {
+func checkProfile(q *inquiry, p gpu.Profile) Finding {
 	var creation, destruction time.Duration
 	var ids []int // in the order of the placements
 	for _, placement := range slices.SortedFunc(slices.Values(p.Placements), func(a, b gpu.Placement) int { return a.Start - b.Start }) {
-		at := partition.Address{PCIAddress: l.gpu.PCIAddress, ProfileID: p.ID, Placement: placement}
+		at := partition.Address{PCIAddress: q.gpu.PCIAddress, ProfileID: p.ID, Placement: placement}
 		question := fmt.Sprintf("create and destroy %s at %d:%d", p.Name, placement.Start, placement.Size)
-		u := undoOf(l.gpu, &at)
+		u := undoOf(q.gpu, &at)
 		u.keep = true
-		took := change(l, question, u, func(ctx context.Context, m *machine) (created, error) { return m.makePartition(ctx, l.gpu, at) })
-		if l.err == nil && !strings.HasPrefix(took.UUID, "MIG-") {
-			l.err = fmt.Errorf("its UUID is %q", took.UUID)
+		took := change(q, question, u, func(ctx context.Context, m *machine) (created, error) { return m.makePartition(ctx, q.gpu, at) })
+		if q.err == nil && !strings.HasPrefix(took.UUID, "MIG-") {
+			q.err = fmt.Errorf("its UUID is %q", took.UUID)
 		}
-		if l.err != nil {
-			l.err = fmt.Errorf("at %d:%d: %w", placement.Start, placement.Size, l.err)
+		if q.err != nil {
+			q.err = fmt.Errorf("at %d:%d: %w", placement.Start, placement.Size, q.err)
 			return Finding{}
 		}
 		creation, destruction = max(creation, took.Create), max(destruction, took.Destroy)
 		ids = append(ids, took.InstanceID)
 	}
-	l.measuredOf(l.gpu).instanceIDs[p.Name] = ids
+	q.measuredOf(q.gpu).instanceIDs[p.Name] = ids
 	return expect(true, "%d placements, created in at most %s, destroyed in at most %s",
 		len(p.Placements), creation.Round(time.Millisecond), destruction.Round(time.Millisecond))
 }
 
 // checkPod gives a container the smallest partition, where there can be one, else the whole GPU.
-func checkPod(l *look, g *gpu.GPU) Finding {
-	runtime, err := fact[containerRuntime]{File, "container runtime, and the image of this container", findRuntime}.try(l)
+func checkPod(q *inquiry, g *gpu.GPU) Finding {
+	runtime, err := fact[containerRuntime]{File, "container runtime, and the image of this container", findRuntime}.try(q)
 	if err != nil {
 		return cannot("%v", err)
 	}
@@ -244,7 +244,7 @@ func checkPod(l *look, g *gpu.GPU) Finding {
 		subject, u = smallest.Name, undoOf(g, &at)
 	}
 	u.Runtime = runtime.Socket
-	got := change(l, "a container with a device of the GPU", u, func(ctx context.Context, m *machine) (inPod, error) {
+	got := change(q, "a container with a device of the GPU", u, func(ctx context.Context, m *machine) (inPod, error) {
 		return m.runPod(ctx, runtime, g, u)
 	})
 	want := strings.TrimPrefix(strings.TrimPrefix(got.UUID, "MIG-"), "GPU-") // as CUDA has it
@@ -257,23 +257,23 @@ func checkPod(l *look, g *gpu.GPU) Finding {
 }
 
 // checkAsBefore runs part A again.
-func checkAsBefore(l *look, _ *gpu.GPU) Finding {
-	do(l, Change, "undo", func(ctx context.Context, m *machine) (bool, error) { return true, m.undo(ctx) })
-	before := gpus.of(l)
-	if l.err != nil {
+func checkAsBefore(q *inquiry, _ *gpu.GPU) Finding {
+	do(q, Change, "undo", func(ctx context.Context, m *machine) (bool, error) { return true, m.undo(ctx) })
+	before := gpus.of(q)
+	if q.err != nil {
 		return Finding{}
 	}
-	again, after := l.readOnly(), gpus.of(l)
+	again, after := q.readOnly(), gpus.of(q)
 	var differences []string
 	for i, g := range before.GPUs {
 		if i >= len(after.GPUs) || !reflect.DeepEqual(g, after.GPUs[i]) {
 			differences = append(differences, "GPU "+g.PCIAddress)
 		}
 	}
-	if _, missing := l.unusedSubject(); missing != "" {
+	if _, missing := q.unusedSubject(); missing != "" {
 		differences = append(differences, missing)
 	}
-	for _, earlier := range l.before {
+	for _, earlier := range q.before {
 		same := func(r Result) bool {
 			return r.Check == earlier.Check && r.Subject == earlier.Subject && r.Verdict == earlier.Verdict
 		}

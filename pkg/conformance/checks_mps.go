@@ -33,9 +33,9 @@ var mpsChecks = []Check{
 		Expected:   pipeFiles,
 		So:         "what clients need, and who can command the daemon, may be others than the driver takes for granted",
 		Code:       "pkg/mps/supervisor/sockets.go",
-		find: one(func(l *look) Finding {
+		find: one(func(q *inquiry) Finding {
 			var texts []string
-			for _, f := range onDaemon(l, Daemon, "files of the pipe directory", listPipe) {
+			for _, f := range onDaemon(q, Daemon, "files of the pipe directory", listPipe) {
 				texts = append(texts, f.String())
 			}
 			got := strings.Join(texts, ", ")
@@ -48,8 +48,8 @@ var mpsChecks = []Check{
 		Expected:   fmt.Sprintf("at least %d", leastOpenFiles),
 		So:         `with many clients the server fails with "failed to create/open SHM segment"`,
 		Code:       "pkg/mps/supervisor/openfiles.go",
-		find: one(func(l *look) Finding {
-			found := onDaemon(l, Daemon, "how many files daemon and server may open", readOpenLimits)
+		find: one(func(q *inquiry) Finding {
+			found := onDaemon(q, Daemon, "how many files daemon and server may open", readOpenLimits)
 			return expect(min(found.Daemon, found.Server) >= leastOpenFiles, "daemon %d, server %d", found.Daemon, found.Server)
 		}),
 	},
@@ -147,11 +147,11 @@ var mpsChecks = []Check{
 		Expected:   bounded,
 		So:         "programs get around their limits by a user namespace",
 		Code:       "docs/concepts/mps.md",
-		find: one(func(l *look) Finding {
+		find: one(func(q *inquiry) Finding {
 			t := greedy("", "a client in a user namespace", surroundings{namespaces: container | syscall.CLONE_NEWUSER}, isBounded)
-			f := t.run(l)
-			if l.err != nil { // the node may not allow user namespaces
-				f, l.err = cannot("%v", l.err), nil
+			f := t.run(q)
+			if q.err != nil { // the node may not allow user namespaces
+				f, q.err = cannot("%v", q.err), nil
 			}
 			return f
 		}),
@@ -183,31 +183,31 @@ var mpsChecks = []Check{
 }
 
 // checkMPSStart also decides whether the other checks can run.
-func checkMPSStart(l *look) Finding {
-	onDaemon(l, Daemon, "end what an earlier run left", func(ctx context.Context, d *daemon) (bool, error) { return true, d.sweep(ctx) })
-	if l.err != nil {
-		l.missing = cannot("what an earlier run left cannot be ended")
+func checkMPSStart(q *inquiry) Finding {
+	onDaemon(q, Daemon, "end what an earlier run left", func(ctx context.Context, d *daemon) (bool, error) { return true, d.sweep(ctx) })
+	if q.err != nil {
+		q.missing = cannot("what an earlier run left cannot be ended")
 		return Finding{}
 	}
-	g, missing := l.chooseGPU()
+	g, missing := q.chooseGPU()
 	if g == nil {
-		l.missing = cannot("%s", missing)
-		return l.missing
+		q.missing = cannot("%s", missing)
+		return q.missing
 	}
-	l.gpu = g
-	took := onDaemon(l, Daemon, "start daemon and server", func(ctx context.Context, d *daemon) (daemonStart, error) {
+	q.gpu = g
+	took := onDaemon(q, Daemon, "start daemon and server", func(ctx context.Context, d *daemon) (daemonStart, error) {
 		return d.start(ctx, g.UUID)
 	})
-	if l.err != nil {
-		l.missing = cannot("MPS could not be started")
+	if q.err != nil {
+		q.missing = cannot("MPS could not be started")
 	}
-	l.measuredOf(g).serverStart, _ = time.ParseDuration(took.ServerTook)
+	q.measuredOf(g).serverStart, _ = time.ParseDuration(took.ServerTook)
 	return expect(true, "daemon %s, server %s", took.DaemonTook, took.ServerTook).withSubject(g.PCIAddress)
 }
 
 // sendCommand sends a command of the driver to the daemon. In the answer, too, serverWord stands for the server.
-func sendCommand(l *look, text string) string {
-	return onDaemon(l, Daemon, text, func(ctx context.Context, d *daemon) (string, error) {
+func sendCommand(q *inquiry, text string) string {
+	return onDaemon(q, Daemon, text, func(ctx context.Context, d *daemon) (string, error) {
 		answer, err := d.command(ctx, text)
 		return strings.ReplaceAll(answer, strconv.Itoa(d.server.PID), serverWord), err
 	})
@@ -257,10 +257,10 @@ var exchanges = []exchange{
 
 // checkMPSAnswers judges each answer by itself, so that a report names the command whose form has
 // changed with the driver.
-func checkMPSAnswers(l *look) (findings []Finding) {
+func checkMPSAnswers(q *inquiry) (findings []Finding) {
 	for _, x := range exchanges {
-		findings = append(findings, l.on(x.command, func(l *look) Finding {
-			answer := sendCommand(l, x.command)
+		findings = append(findings, q.on(x.command, func(q *inquiry) Finding {
+			answer := sendCommand(q, x.command)
 			f := expect(x.right(answer), "%q", answer)
 			f.Expected = x.want
 			return f
@@ -279,13 +279,13 @@ func memorySettings() (settings []exchange) {
 }
 
 // readBack sets and queries, and lists values and answers by a format.
-func readBack(query, format string, settings []exchange) func(*look) []Finding {
-	return one(func(l *look) Finding {
+func readBack(query, format string, settings []exchange) func(*inquiry) []Finding {
+	return one(func(q *inquiry) Finding {
 		var texts []string
 		right := true
 		for _, s := range settings {
-			sendCommand(l, s.command)
-			answer := sendCommand(l, query)
+			sendCommand(q, s.command)
+			answer := sendCommand(q, query)
 			right = right && s.right(answer)
 			texts = append(texts, fmt.Sprintf(format, s.want, answer))
 		}
@@ -295,16 +295,16 @@ func readBack(query, format string, settings []exchange) func(*look) []Finding {
 
 // checkMPSQuit also compares who uses the GPU, and how, with what it was before MPS: nobody,
 // in compute mode DEFAULT.
-func checkMPSQuit(l *look) Finding {
-	g, measuring := l.gpu, l.anew() // nothing follows from an error of the latter
+func checkMPSQuit(q *inquiry) Finding {
+	g, measuring := q.gpu, q.anew() // nothing follows from an error of the latter
 	onDaemon(measuring, Daemon, "end of the last client", noClients)
 	before := memoryInUse("before the end of MPS")(g).of(measuring)
-	left := onDaemon(l, Daemon, "quit -t 1", func(ctx context.Context, d *daemon) (string, error) { return d.quit(ctx) })
+	left := onDaemon(q, Daemon, "quit -t 1", func(ctx context.Context, d *daemon) (string, error) { return d.quit(ctx) })
 	after := memoryInUse("after the end of MPS")(g).of(measuring)
-	if l.err == nil && left == "" && before != nil && after != nil && *before > *after {
-		l.measuredOf(g).mps.ServerMiB = new((*before - *after) / mib)
+	if q.err == nil && left == "" && before != nil && after != nil && *before > *after {
+		q.measuredOf(g).mps.ServerMiB = new((*before - *after) / mib)
 	}
-	mode, count := modeAfter(g).of(l), countAfter(g).of(l)
+	mode, count := modeAfter(g).of(q), countAfter(g).of(q)
 	observed := fmt.Sprintf("compute mode %s, %d processes", mode, count)
 	if left != "" {
 		observed = left + "; " + observed

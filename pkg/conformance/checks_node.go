@@ -57,8 +57,8 @@ var nodeChecks = []Check{
 		Assumption: "the container runtime adds devices to containers by CDI specs",
 		Expected:   "containerd 2.0 or newer, or 1.7 with enable_cdi = true, or CRI-O 1.28 or newer",
 		Code:       "pkg/driver/cdi/cdi.go",
-		find: one(func(l *look) Finding {
-			info, err := nodeObject.try(l)
+		find: one(func(q *inquiry) Finding {
+			info, err := nodeObject.try(q)
 			if err != nil {
 				return cannot("the Node object cannot be read: %v", err)
 			}
@@ -152,12 +152,12 @@ func judgeRuntime(runtime string) Finding {
 }
 
 // checkUserNamespaces cannot say more than whether pods could use one.
-func checkUserNamespaces(l *look) Finding {
-	most, err := mostUserNamespaces.try(l)
+func checkUserNamespaces(q *inquiry) Finding {
+	most, err := mostUserNamespaces.try(q)
 	if errors.Is(err, fs.ErrNotExist) || most == "0" {
 		return expect(true, "the kernel gives no user namespaces")
 	}
-	info, infoErr := nodeObject.try(l)
+	info, infoErr := nodeObject.try(q)
 	switch {
 	case err != nil:
 		return failed(err)
@@ -176,9 +176,9 @@ var rootChecks = []Check{
 		Assumption: "the nodes that every CUDA program needs are where the driver looks for device nodes",
 		Expected:   "a character device in the device root",
 		Code:       "pkg/node/host/devroot.go",
-		find: func(l *look) (findings []Finding) {
+		find: func(q *inquiry) (findings []Finding) {
 			for _, path := range host.RequiredNodes() {
-				findings = append(findings, l.on(filepath.Base(path), func(l *look) Finding { return judgePlaces(placesOf(path).of(l)) })...)
+				findings = append(findings, q.on(filepath.Base(path), func(q *inquiry) Finding { return judgePlaces(placesOf(path).of(q)) })...)
 			}
 			return findings
 		},
@@ -188,11 +188,11 @@ var rootChecks = []Check{
 		Assumption: "each GPU has a device node there, whose number NVML and /proc agree on",
 		Expected:   "a character device in the device root, with the minor number that NVML says",
 		Code:       "pkg/node/host/devices.go",
-		find: eachGPU(func(l *look, g *gpu.GPU) Finding {
-			if minor := minorOf(g).of(l); minor != g.Minor {
+		find: eachGPU(func(q *inquiry, g *gpu.GPU) Finding {
+			if minor := minorOf(g).of(q); minor != g.Minor {
 				return expect(false, "minor %d in NVML, %d in /proc/driver/nvidia", g.Minor, minor)
 			}
-			return judgePlaces(placesOf(fmt.Sprintf("/dev/nvidia%d", g.Minor)).of(l))
+			return judgePlaces(placesOf(fmt.Sprintf("/dev/nvidia%d", g.Minor)).of(q))
 		}),
 	},
 	{
@@ -200,12 +200,12 @@ var rootChecks = []Check{
 		Assumption: "the driver publishes numbers for the nodes of MIG capabilities, which need not exist",
 		Expected:   "nvidia-caps in /proc/devices, and a minor number for mig/monitor",
 		Code:       "pkg/driver/cdi/edit/nodes.go",
-		find: one(func(l *look) Finding {
-			node, err := gpus.try(l)
+		find: one(func(q *inquiry) Finding {
+			node, err := gpus.try(q)
 			if err != nil || !slices.ContainsFunc(node.GPUs, hasMIG) {
 				return Finding{} // driver.nvml says why
 			}
-			found := capabilities.of(l)
+			found := capabilities.of(q)
 			return expect(true, "%d:%d", found.Major, found.Monitor)
 		}),
 	},
@@ -260,13 +260,13 @@ var programChecks = []Check{
 }
 
 // checkProgram returns a check that a program is there and that its help names options.
-func checkProgram(name string, help []string, options ...string) func(*look) []Finding {
-	return one(func(l *look) Finding {
-		path := programPath(name).of(l)
+func checkProgram(name string, help []string, options ...string) func(*inquiry) []Finding {
+	return one(func(q *inquiry) Finding {
+		path := programPath(name).of(q)
 		if len(options) == 0 {
 			return expect(true, "%s", path)
 		}
-		text := helpOf(name, help...).of(l)
+		text := helpOf(name, help...).of(q)
 		missing := slices.DeleteFunc(slices.Clone(options), func(option string) bool { return strings.Contains(text, option) })
 		if len(missing) > 0 {
 			// Help texts do not name all options.

@@ -134,13 +134,13 @@ func TestNoAnswer(t *testing.T) {
 func TestTimeIsOver(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	l := &look{ctx: ctx, Node: NewNode(Options{})}
-	do(l, File, "question", func(context.Context, *machine) (string, error) {
+	q := &inquiry{ctx: ctx, Node: NewNode(Options{})}
+	do(q, File, "question", func(context.Context, *machine) (string, error) {
 		t.Error("it was asked")
 		return "", nil
 	})
-	if !errors.Is(l.err, ErrNoAnswer) {
-		t.Errorf("got %v", l.err)
+	if !errors.Is(q.err, ErrNoAnswer) {
+		t.Errorf("got %v", q.err)
 	}
 }
 

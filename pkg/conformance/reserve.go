@@ -77,8 +77,8 @@ type heldClaim struct {
 
 // preparedClaims keeps the driver from preparing claims on GPUs, and returns the claims that are prepared on the node.
 // What is said of such a GPU stays true while this process has its lock.
-func (l *look) preparedClaims(gpus func(*machine) ([]string, error)) ([]heldClaim, error) {
-	return decode[[]heldClaim](put(l.ctx, l.Node, File, "prepared claims", func(ctx context.Context, m *machine) ([]heldClaim, error) {
+func (q *inquiry) preparedClaims(gpus func(*machine) ([]string, error)) ([]heldClaim, error) {
+	return decode[[]heldClaim](put(q.ctx, q.Node, File, "prepared claims", func(ctx context.Context, m *machine) ([]heldClaim, error) {
 		addresses, err := gpus(m)
 		if err == nil {
 			err = m.reserved.take(ctx, addresses)
@@ -126,32 +126,32 @@ func claimed(claims []heldClaim, pciAddress string) string {
 }
 
 // candidates returns the GPUs that may be worked on: the one that was asked for, or all; or why there is none.
-func (l *look) candidates() (found []*gpu.GPU, missing string) {
-	node, err := gpus.try(l)
+func (q *inquiry) candidates() (found []*gpu.GPU, missing string) {
+	node, err := gpus.try(q)
 	if err != nil {
 		return nil, fmt.Sprintf("the GPUs cannot be read: %v", err)
 	}
 	for i := range node.GPUs {
-		if g := &node.GPUs[i]; l.header.GPU == "" || l.header.GPU == g.UUID {
+		if g := &node.GPUs[i]; q.header.GPU == "" || q.header.GPU == g.UUID {
 			found = append(found, g)
 		}
 	}
 	if len(found) == 0 {
-		missing = "there is no GPU " + l.header.GPU
+		missing = "there is no GPU " + q.header.GPU
 	}
 	return found, missing
 }
 
 // chooseGPU returns a GPU that nobody uses, that is in compute mode DEFAULT and not in MIG
 // mode, or why there is none. It keeps claims off it.
-func (l *look) chooseGPU() (*gpu.GPU, string) {
-	candidates, missing := l.candidates()
+func (q *inquiry) chooseGPU() (*gpu.GPU, string) {
+	candidates, missing := q.candidates()
 	if missing != "" {
 		return nil, missing
 	}
 	var reasons []string
 	for _, g := range candidates {
-		claims, err := l.preparedClaims(func(*machine) ([]string, error) { return []string{g.PCIAddress}, nil })
+		claims, err := q.preparedClaims(func(*machine) ([]string, error) { return []string{g.PCIAddress}, nil })
 		why := claimed(claims, g.PCIAddress)
 		switch {
 		case err != nil:
@@ -159,14 +159,14 @@ func (l *look) chooseGPU() (*gpu.GPU, string) {
 		case why == "" && inMIG(g):
 			why = "is in MIG mode"
 		case why == "":
-			why = l.inUse(g, listedBefore)
+			why = q.inUse(g, listedBefore)
 		}
 		if why == "" {
 			return g, ""
 		}
 		reasons = append(reasons, g.PCIAddress+" "+why)
-		if l.machine != nil {
-			l.machine.reserved.release(g.PCIAddress)
+		if q.machine != nil {
+			q.machine.reserved.release(g.PCIAddress)
 		}
 	}
 	return nil, "no GPU is free for it: " + strings.Join(reasons, "; ")
@@ -174,8 +174,8 @@ func (l *look) chooseGPU() (*gpu.GPU, string) {
 
 // inUse returns why a GPU must be left alone, as the end of "GPU X", by the processes that NVML
 // lists and what part A has read.
-func (l *look) inUse(g *gpu.GPU, processes gpuFact[[]int]) string {
-	asking, mode, state := l.anew(), gpu.ComputeDefault, gpu.MIGState{}
+func (q *inquiry) inUse(g *gpu.GPU, processes gpuFact[[]int]) string {
+	asking, mode, state := q.anew(), gpu.ComputeDefault, gpu.MIGState{}
 	pids := processes(g).of(asking)
 	if hasMIG(*g) {
 		state = migState(g).of(asking)

@@ -15,8 +15,8 @@ import (
 	"testing"
 )
 
-// TestNodeConformance: the conformance kit in the plugin's pod, on a GPU without claims. The
-// container runtime gives a partition to a container of the kit, although the kubelet ends
+// TestNodeConformance: the conformance command in the plugin's pod, on a GPU without claims. The
+// container runtime gives a partition to a container of the command, although the kubelet ends
 // pods that it does not know; and all is as before.
 func TestNodeConformance(t *testing.T) {
 	uuid := showMachine(t).GPUs[0].UUID

@@ -264,7 +264,7 @@ func TestMatches(t *testing.T) {
 	}
 }
 
-// TestConformanceIsNoClaim shows that the driver takes the spec of the conformance kit, which runs beside it, for none of a
+// TestConformanceIsNoClaim shows that the driver takes the spec of the conformance command, which runs beside it, for none of a
 // claim's: it has no record, and would be removed.
 func TestConformanceIsNoClaim(t *testing.T) {
 	s, folder, _ := fixed(t)

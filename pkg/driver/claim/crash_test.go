@@ -91,8 +91,8 @@ func (l layout) newClaims() []*resourceapi.ResourceClaim {
 	return claims
 }
 
-// scene is a machine with the claims that are beside.
-func scene(t *testing.T, l layout) (*box, []string) {
+// boxWith returns a machine with the claims that are beside.
+func boxWith(t *testing.T, l layout) (*box, []string) {
 	t.Helper()
 	b := newBox(t)
 	for _, at := range l.foreign {
@@ -281,7 +281,7 @@ func wantCases(t *testing.T, cases, least int) {
 
 // killOnce tells whether there was an nth effect to kill the plugin at.
 func killOnce(t *testing.T, l layout, op operation, n int, after bool, continuation, when string) bool {
-	b, want := scene(t, l)
+	b, want := boxWith(t, l)
 	claims := l.newClaims()
 	if op.prepared {
 		for _, claim := range claims {
@@ -318,7 +318,7 @@ func TestKilledWithDamagedRecord(t *testing.T) {
 	cases := 0
 	for _, after := range []bool{false, true} {
 		for n := 1; ; n++ {
-			b, want := scene(t, layout{beside: []string{halfA4}})
+			b, want := boxWith(t, layout{beside: []string{halfA4}})
 			claim := newClaim("u1", sliceA0, sliceB0)
 			m := b.manager()
 			mustPrepare(t, m, claim)
@@ -366,7 +366,7 @@ func TestFault(t *testing.T) {
 
 // failOnce tells whether there was an nth effect to fail.
 func failOnce(t *testing.T, l layout, op operation, n int, after bool, when string) bool {
-	b, want := scene(t, l)
+	b, want := boxWith(t, l)
 	claim := l.newClaims()[0]
 	if op.prepared {
 		mustPrepare(t, b.manager(), claim)
@@ -438,7 +438,7 @@ func TestFaultPersists(t *testing.T) {
 			continue
 		}
 		for n := 1; ; n++ {
-			b, want := scene(t, l)
+			b, want := boxWith(t, l)
 			claim := l.newClaims()[0]
 			var count atomic.Int32 // groups are made at the same time
 			m := b.manager()
@@ -594,7 +594,7 @@ func TestPowerLoss(t *testing.T) {
 	for layoutName, l := range layouts {
 		for lossName, lose := range powerLosses {
 			t.Run(layoutName+"/"+lossName, func(t *testing.T) {
-				b, _ := scene(t, l)
+				b, _ := boxWith(t, l)
 				claims := l.newClaims()
 				for _, claim := range claims {
 					mustPrepare(t, b.manager(), claim)
@@ -648,7 +648,7 @@ func TestReleaseOnFullDisk(t *testing.T) {
 	cases := 0
 	for name, l := range layouts {
 		t.Run(name, func(t *testing.T) {
-			b, want := scene(t, l)
+			b, want := boxWith(t, l)
 			claims := l.newClaims()
 			for _, claim := range claims {
 				mustPrepare(t, b.manager(), claim)

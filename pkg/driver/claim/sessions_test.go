@@ -342,17 +342,17 @@ func TestPrepareAgainBehindMuteSupervisor(t *testing.T) {
 	})
 }
 
-// lateLook has the first look at a GPU wait until it is told to go on.
-type lateLook struct {
+// lateObservation has the first observation of a GPU wait until it is told to go on.
+type lateObservation struct {
 	converge.Partitions
-	gpu           string
-	once          sync.Once
-	looks, resume chan struct{}
+	gpu              string
+	once             sync.Once
+	observed, resume chan struct{}
 }
 
-func (l *lateLook) State(ctx context.Context, pciAddress string) (gpu.MIGState, error) {
+func (l *lateObservation) State(ctx context.Context, pciAddress string) (gpu.MIGState, error) {
 	if pciAddress == l.gpu {
-		l.once.Do(func() { close(l.looks); <-l.resume })
+		l.once.Do(func() { close(l.observed); <-l.resume })
 	}
 	return l.Partitions.State(ctx, pciAddress)
 }
@@ -368,12 +368,12 @@ func TestSessionOfTwoGPUsIsToldOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b, m := newNode(t)
 			mustPrepare(t, m, configure(newClaim("u1", wholeA, wholeC), fromClaim, gpuMPS))
-			l := &lateLook{Partitions: m.engine.Partitions, gpu: pciA, looks: make(chan struct{}), resume: make(chan struct{})}
+			l := &lateObservation{Partitions: m.engine.Partitions, gpu: pciA, observed: make(chan struct{}), resume: make(chan struct{})}
 			m.engine.Partitions = l
 			happens[0](b)
 			var behind sync.WaitGroup
 			behind.Go(func() { _ = m.cleanUpGPU(t.Context(), pciA) })
-			<-l.looks
+			<-l.observed
 			happens[1](b)
 			_ = m.cleanUpGPU(t.Context(), pciC)
 			close(l.resume)

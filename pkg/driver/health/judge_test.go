@@ -29,15 +29,15 @@ var (
 	two   = &Place{UUID: "MIG-2", ProfileID: 19, Placement: gpu.Placement{Start: 3, Size: 1}}
 )
 
-// scene is a judge with a clock.
-type scene struct {
+// timedJudge is a judge with a clock.
+type timedJudge struct {
 	*judge
 	now      time.Time
 	reaction policy.Health
 }
 
-func newScene() *scene {
-	s := &scene{judge: newJudge(), now: start, reaction: policy.Builtin().Health}
+func newTimedJudge() *timedJudge {
+	s := &timedJudge{judge: newJudge(), now: start, reaction: policy.Builtin().Health}
 	s.follow(pciA, "GPU-A")
 	s.follow(pciB, "GPU-B")
 	for _, pci := range []string{pciA, pciB} {
@@ -48,23 +48,23 @@ func newScene() *scene {
 }
 
 // step is something that happens to the first GPU, or is looked at.
-type step func(s *scene)
+type step func(s *timedJudge)
 
-func after(d time.Duration) step { return func(s *scene) { s.now = s.now.Add(d) } }
+func after(d time.Duration) step { return func(s *timedJudge) { s.now = s.now.Add(d) } }
 
 func xidEvent(number uint64, at *Place) step {
-	return func(s *scene) {
+	return func(s *timedJudge) {
 		s.event(gpu.Event{Time: s.now, PCIAddress: pciA, Kind: gpu.EventXID, XID: number}, at, &s.reaction)
 	}
 }
 
 func event(kind gpu.EventKind) step {
-	return func(s *scene) { s.event(gpu.Event{Time: s.now, PCIAddress: pciA, Kind: kind}, nil, &s.reaction) }
+	return func(s *timedJudge) { s.event(gpu.Event{Time: s.now, PCIAddress: pciA, Kind: kind}, nil, &s.reaction) }
 }
 
 // reads is a reading that takes a second.
 func reads(h gpu.Health, err error) step {
-	return func(s *scene) {
+	return func(s *timedJudge) {
 		began := s.now.Add(time.Second)
 		s.now = began.Add(time.Second)
 		s.read(pciA, reading{Began: began, Ended: s.now, Health: h, Err: err})
@@ -81,11 +81,11 @@ func fails(err error) step {
 func errorsOf(n uint64) step { return reads(gpu.Health{UncorrectedECC: &n}, nil) }
 
 // neverAsked is a GPU of whose driver nothing is known.
-func neverAsked() step { return func(s *scene) { s.gpus[pciA].AskedAt = time.Time{} } }
+func neverAsked() step { return func(s *timedJudge) { s.gpus[pciA].AskedAt = time.Time{} } }
 
 // fabricNotAsked is a reading while there are partitions.
 func fabricNotAsked() step {
-	return func(s *scene) {
+	return func(s *timedJudge) {
 		s.now = s.now.Add(time.Second)
 		s.read(pciA, reading{Began: s.now, Ended: s.now, FabricNotAsked: true})
 		s.settle(pciA, s.reaction.QuietPeriod, s.now)
@@ -93,7 +93,7 @@ func fabricNotAsked() step {
 }
 
 func lives(uuids ...string) step {
-	return func(s *scene) {
+	return func(s *timedJudge) {
 		s.now = s.now.Add(time.Second)
 		var instances []gpu.Instance
 		for i, uuid := range uuids {
@@ -104,7 +104,7 @@ func lives(uuids ...string) step {
 }
 
 func reacts(change func(h *policy.Health)) step {
-	return func(s *scene) {
+	return func(s *timedJudge) {
 		s.reaction = policy.Health{QuietPeriod: s.reaction.QuietPeriod, XIDs: map[uint64]policy.Effect{}, Conditions: map[string]policy.Effect{}}
 		change(&s.reaction)
 	}
@@ -172,7 +172,7 @@ func TestJudge(t *testing.T) {
 		"an action that is there no more":    {wantsNothing(), xidEvent(95, nil), wantsNothing(), well(), shows("xid=95 None"), xidEvent(95, nil), well(), shows("xid=95 NoSchedule")},
 		"silence is no consent":              {xidEvent(95, nil), wantsNothing(), after(2 * quiet), fails(gpu.ErrUnknown), shows("xid=95 None"), wantsNothing(), shows("")},
 		"a reset although nothing is wanted": {wantsNothing(), xidEvent(95, nil), wantsNothing(), reset, wantsNothing(), shows("")},
-		"an answer from before": {wantsNothing(), xidEvent(95, nil), step(func(s *scene) {
+		"an answer from before": {wantsNothing(), xidEvent(95, nil), step(func(s *timedJudge) {
 			s.read(pciA, reading{Began: s.now.Add(-time.Second), Health: gpu.Health{RecoveryAction: gpu.RecoveryNone}})
 		}), shows("xid=95 NoSchedule")},
 		"the policy, not the driver":     {reacts(func(h *policy.Health) { h.XIDs[95] = policy.EffectNoExecute }), wantsNothing(), xidEvent(95, nil), wantsNothing(), shows("xid=95 NoExecute")},
@@ -245,19 +245,19 @@ func TestJudge(t *testing.T) {
 		"the policy ignores":     {xidEvent(95, nil), reacts(func(h *policy.Health) { h.XIDs[95] = policy.EffectIgnore }), shows("")},
 		"the policy has changed": {xidEvent(95, nil), reacts(func(h *policy.Health) { h.XIDs[95] = policy.EffectNone }), shows("xid=95 None"), reacts(func(*policy.Health) {}), shows("xid=95 NoExecute")},
 
-		"another GPU in its place": {xidEvent(95, nil), step(func(s *scene) { s.follow(pciA, "GPU-C") }), shows("")},
-		"of an unknown GPU": {step(func(s *scene) {
+		"another GPU in its place": {xidEvent(95, nil), step(func(s *timedJudge) { s.follow(pciA, "GPU-C") }), shows("")},
+		"of an unknown GPU": {step(func(s *timedJudge) {
 			s.event(gpu.Event{PCIAddress: "0000:99:00.0", Kind: gpu.EventXID, XID: 95, Time: s.now}, nil, &s.reaction)
 			s.read("0000:99:00.0", reading{Err: gpu.ErrLost})
 			s.settle("0000:99:00.0", quiet, s.now)
 			s.dropGonePartitions("0000:99:00.0", nil, s.now)
 		}), shows("")},
-		"of the other GPU": {step(func(s *scene) {
+		"of the other GPU": {step(func(s *timedJudge) {
 			s.event(gpu.Event{PCIAddress: pciB, Kind: gpu.EventXID, XID: 95, Time: s.now}, nil, &s.reaction)
 		}), well(), shows("xid=95 NoExecute on " + pciB)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newScene()
+			s := newTimedJudge()
 			for n, todo := range steps {
 				switch todo := todo.(type) {
 				case step:
@@ -286,7 +286,7 @@ func TestJudge(t *testing.T) {
 
 // TestHoldIsBounded: a GPU that fails all the time is tried again once a day.
 func TestHoldIsBounded(t *testing.T) {
-	s := newScene()
+	s := newTimedJudge()
 	for range 50 {
 		fails(gpu.ErrLost)(s)
 		well()(s)
@@ -312,7 +312,7 @@ func TestHoldIsBounded(t *testing.T) {
 
 // TestReadingFromBefore: what began before the event says nothing of it.
 func TestReadingFromBefore(t *testing.T) {
-	s := newScene()
+	s := newTimedJudge()
 	began := s.now
 	s.now = s.now.Add(time.Second)
 	event(gpu.EventLost)(s)
@@ -325,7 +325,7 @@ func TestReadingFromBefore(t *testing.T) {
 
 // TestHeldBackIsOver: of a GPU that works again and is held back, nobody is told that it does not answer.
 func TestHeldBackIsOver(t *testing.T) {
-	s := newScene()
+	s := newTimedJudge()
 	isOver := func() bool {
 		shown := s.conditions(&s.reaction)
 		expect.Len(t, shown, 1)
@@ -341,7 +341,7 @@ func TestHeldBackIsOver(t *testing.T) {
 }
 
 func TestUnmonitored(t *testing.T) {
-	s := newScene()
+	s := newTimedJudge()
 	look := func(err error) string {
 		s.now = s.now.Add(time.Second)
 		s.read(pciA, reading{Began: s.now, Ended: s.now, Unmonitored: err})

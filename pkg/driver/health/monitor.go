@@ -102,8 +102,8 @@ type Monitor struct {
 	watches  map[string]*watch
 	run      func(*watch)
 	reported map[string]time.Time
-	// told are the conditions for which Changed was called.
-	told []device.Condition
+	// passedOn are the conditions for which Changed was called.
+	passedOn []device.Condition
 
 	// saving orders writes of the history.
 	saving         sync.Mutex
@@ -189,7 +189,7 @@ func (m *Monitor) Follow(uuids map[string]string, reaction policy.Health) {
 			delete(m.watches, pci)
 		}
 	}
-	m.told = m.judge.conditions(&m.reaction) // the caller asks for them
+	m.passedOn = m.judge.conditions(&m.reaction) // the caller asks for them
 }
 
 // Conditions returns what is wrong with the GPUs that are followed.
@@ -205,8 +205,8 @@ func (m *Monitor) change(ctx context.Context, do func(j *judge)) {
 	m.mu.Lock()
 	do(m.judge)
 	now := m.judge.conditions(&m.reaction)
-	changed, touched, held := !slices.EqualFunc(m.told, now, same), m.judge.touched, m.judge.held
-	m.told, m.judge.held = now, nil
+	changed, touched, held := !slices.EqualFunc(m.passedOn, now, same), m.judge.touched, m.judge.held
+	m.passedOn, m.judge.held = now, nil
 	m.mu.Unlock()
 	if changed || touched {
 		m.save(ctx)

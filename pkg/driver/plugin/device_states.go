@@ -136,9 +136,9 @@ func concerns(c device.Condition, d *claim.LiveDevice) bool {
 	return d.Partition == nil && !d.Admin || d.Partition != nil && d.Partition.Placement.Overlaps(*c.Where)
 }
 
-// trouble says why a claim with these devices cannot be prepared, if it is a GPU, and what helps:
+// unusable says why a claim with these devices cannot be prepared, if it is a GPU, and what helps:
 // the scheduler does not change a claim that is allocated.
-func (s *deviceStates) trouble(devices []string) string {
+func (s *deviceStates) unusable(devices []string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range s.conditions {

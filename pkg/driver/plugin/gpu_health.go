@@ -55,17 +55,17 @@ func (p *Plugin) reportProgramError(ctx context.Context, e health.ProgramError) 
 		return
 	}
 	on := device.Condition{PCIAddress: e.PCIAddress, Where: e.Place, Exact: e.Place != nil}
-	var told []events.Event
+	var all []events.Event
 	for _, l := range live {
 		at := slices.IndexFunc(l.Devices, func(d claim.LiveDevice) bool { return !d.Admin && concerns(on, &d) })
 		if at >= 0 {
-			told = append(told, events.Event{
+			all = append(all, events.Event{
 				Claim: l.Claim, Reason: reasonProgramError, Subjects: []string{l.Devices[at].Device},
 				Text: sentences("a program on it, of this pod or of one that shares the device, had an error: "+e.Text, "The device is in order"),
 			})
 		}
 	}
-	p.options.Events(ctx, told...)
+	p.options.Events(ctx, all...)
 }
 
 // reasonHeldBack is the reason of an event of the node.

@@ -185,13 +185,13 @@ func TestTroubles(t *testing.T) {
 		{PCIAddress: secondGPU, Reason: device.MPSUnavailable, Kind: device.MPS},
 		{PCIAddress: secondGPU, Reason: device.XID, Value: "94", Where: &gpu.Placement{Start: 0, Size: 1}, Exact: true},
 	}, time.Now())
-	got := states.trouble([]string{"gpu-0000-2c-00-0", "gpu-0000-1b-00-0-mig-1g4gb-0"})
+	got := states.unusable([]string{"gpu-0000-2c-00-0", "gpu-0000-1b-00-0-mig-1g4gb-0"})
 	for _, want := range []string{"device gpu-0000-1b-00-0-mig-1g4gb-0 cannot be used now, the GPU is lost; ", "delete the pod"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q lacks %q", got, want)
 		}
 	}
-	if got := states.trouble([]string{"gpu-0000-2c-00-0"}); got != "" {
+	if got := states.unusable([]string{"gpu-0000-2c-00-0"}); got != "" {
 		t.Errorf("of a GPU that works: %s", got)
 	}
 }

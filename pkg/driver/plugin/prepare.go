@@ -84,8 +84,8 @@ func (s *draService) prepare(ctx context.Context, c *resourceapi.ResourceClaim) 
 		prepared, err = s.options.Claims.Prepare(ctx, c)
 	}
 	if err != nil {
-		if trouble := s.states.trouble(devices); trouble != "" {
-			err = fmt.Errorf("%s: %w", trouble, err)
+		if why := s.states.unusable(devices); why != "" {
+			err = fmt.Errorf("%s: %w", why, err)
 		}
 		err = fmt.Errorf("claim %s: %w", klog.KObj(c), err)
 		if reason := s.readiness.hardwareReason(); reason != "" {

@@ -24,28 +24,28 @@ const environTime = time.Second
 func (s *Sampler) tellIgnored(ctx context.Context, held []Holding, processes []gpu.ProcessUsage) {
 	for i := range held {
 		h := &held[i]
-		if h.Held || s.hasTold(h, false) || !slices.ContainsFunc(processes, func(p gpu.ProcessUsage) bool {
+		if h.Held || s.hasWarned(h, false) || !slices.ContainsFunc(processes, func(p gpu.ProcessUsage) bool {
 			pod := s.o.PodOf(p.PID)
 			return pod != "" && s.o.Facts.may(h, pod) && s.asksForLimit(ctx, p.PID)
 		}) {
 			continue
 		}
-		s.hasTold(h, true)
+		s.hasWarned(h, true)
 		s.o.Warn(ctx, h.Claim, ReasonMemoryLimitIgnored, hook.LimitVariable+" has no effect: the NVIDIA driver does not limit the memory of device "+h.Device+
 			". It does so for shares of GPUs from driver 615 on, with cgroups of version 2")
 	}
 }
 
-// hasTold reports whether a claim was told, or remembers that it is now.
-func (s *Sampler) hasTold(h *Holding, now bool) bool {
+// hasWarned reports whether a claim was warned, or remembers that it is now.
+func (s *Sampler) hasWarned(h *Holding, now bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.claims[keyOf(h)]
 	if c == nil {
 		return true // it has ended
 	}
-	c.told = c.told || now
-	return c.told
+	c.warned = c.warned || now
+	return c.warned
 }
 
 // asksForLimit reads the environment of a process, which is in its own memory: reading it may never return. So

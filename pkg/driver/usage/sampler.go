@@ -112,8 +112,8 @@ type claimState struct {
 	// active is when the claim was last seen at work, or first seen at all.
 	active time.Time
 	known  bool
-	// told means that it is known to ask for a limit in vain.
-	told bool
+	// warned means that it is known to ask for a limit in vain.
+	warned bool
 }
 
 // New makes a Sampler that does nothing before Run.

@@ -140,9 +140,9 @@ func TestOpenNodeInChildren(t *testing.T) {
 	}
 }
 
-// TestFirstLook shows that a process of the driver that was started in the middle of a claim takes those for older than the
+// TestFirstObservation shows that a process of the driver that was started in the middle of a claim takes those for older than the
 // claim that were running before it.
-func TestFirstLook(t *testing.T) {
+func TestFirstObservation(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		start time.Duration

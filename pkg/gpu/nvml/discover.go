@@ -116,7 +116,7 @@ func readProduct(r *reading, g *gpu.GPU) {
 // until the driver is loaded again. What cannot be read now is unknown until the next discovery. A file that
 // hangs is no reason to do without the GPU.
 func readCoherence(r *reading, roots host.Roots, g *gpu.GPU) {
-	g.CoherentMemory = lasting(&r.coherentMemory, func() (gpu.CoherentMemory, bool) {
+	g.CoherentMemory = cached(&r.coherentMemory, func() (gpu.CoherentMemory, bool) {
 		if !isCoherent(r, g) {
 			return "", false
 		}

@@ -31,8 +31,8 @@ type handle struct {
 	samples map[gpu.PartitionID]nvml.GpmSample
 }
 
-// lasting returns what is kept, or reads it, and keeps what is known now.
-func lasting[T any](kept *atomic.Pointer[T], read func() (value T, known bool)) T {
+// cached returns what is kept, or reads it, and keeps what is known now.
+func cached[T any](kept *atomic.Pointer[T], read func() (value T, known bool)) T {
 	if value := kept.Load(); value != nil {
 		return *value
 	}

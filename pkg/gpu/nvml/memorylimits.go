@@ -27,7 +27,7 @@ func readMemoryLimits(r *reading, roots host.Roots, g *gpu.GPU) {
 	if r.err != nil {
 		return
 	}
-	g.MemoryLimits = lasting(&r.memoryLimits, func() (supported, known bool) {
+	g.MemoryLimits = cached(&r.memoryLimits, func() (supported, known bool) {
 		cgroup, err := roots.OwnCgroup()
 		if err != nil {
 			klog.FromContext(r.ctx).V(4).Info("The driver cannot be asked for memory limits", "reason", err)

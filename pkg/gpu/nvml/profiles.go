@@ -74,7 +74,7 @@ func agreed[T any](r *reading, call string, f func(enum int) (T, nvml.Return), i
 // readProfiles returns the GPU instance profiles in the order of their ids. It works with MIG mode
 // off, too. Without any the next call may find some.
 func readProfiles(r *reading) []*instanceProfile {
-	return lasting(&r.instanceProfiles, func() (found []*instanceProfile, known bool) {
+	return cached(&r.instanceProfiles, func() (found []*instanceProfile, known bool) {
 		id := func(info nvml.GpuInstanceProfileInfo) uint32 { return info.Id }
 		for _, e := range agreed(r, "nvmlDeviceGetGpuInstanceProfileInfo", r.dev.GetGpuInstanceProfileInfo, id) {
 			found = append(found, &instanceProfile{enumerated: e})
@@ -87,7 +87,7 @@ func readProfiles(r *reading) []*instanceProfile {
 // readComputeProfiles returns the compute instance profiles of a GPU instance, the largest
 // first. They depend on the GPU instance's profile only.
 func readComputeProfiles(r *reading, gi nvml.GpuInstance, p *instanceProfile) []nvml.ComputeInstanceProfileInfo {
-	return lasting(&p.compute, func() (found []nvml.ComputeInstanceProfileInfo, known bool) {
+	return cached(&p.compute, func() (found []nvml.ComputeInstanceProfileInfo, known bool) {
 		id := func(info nvml.ComputeInstanceProfileInfo) uint32 { return info.Id }
 		for _, e := range agreed(r, "nvmlGpuInstanceGetComputeInstanceProfileInfo", func(enum int) (nvml.ComputeInstanceProfileInfo, nvml.Return) {
 			return gi.GetComputeInstanceProfileInfo(enum, nvml.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)

@@ -92,7 +92,7 @@ func (c *Client) Removed(pciAddress string) bool {
 // linked GPUs depend on it. So it gets no more time than one call that is not slow, and none while an earlier one is out. It has
 // a queue of its own, as links that hang are no reason to do without the GPU. One that hangs altogether is found by any other call.
 func (c *Client) readNVLink(ctx context.Context, h *handle, g *gpu.GPU) {
-	g.NVLink = lasting(&h.nvlink, func() (links *gpu.NVLink, known bool) {
+	g.NVLink = cached(&h.nvlink, func() (links *gpu.NVLink, known bool) {
 		calls := c.calls.Of(h.pci, "NVLinks")
 		if calls.Pending() != nil || g.MIG != nil && g.MIG.Enabled {
 			return nil, false

@@ -154,7 +154,7 @@ func withRequests(containers []corev1.Container) []corev1.Container {
 // more for what an init container wants beyond what those that start after it have.
 func extendedRequests(pod *corev1.Pod, name corev1.ResourceName, class string) []resourceapi.DeviceRequest {
 	containers := withRequests(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers))
-	wanted, lasting := make([]int64, len(containers)), make([]int64, len(containers))
+	wanted, running := make([]int64, len(containers)), make([]int64, len(containers))
 	var requests []resourceapi.DeviceRequest
 	add := func(i int, count int64) {
 		all := sets.List(sets.KeySet(containers[i].Resources.Requests))
@@ -170,14 +170,14 @@ func extendedRequests(pod *corev1.Pod, name corev1.ResourceName, class string) [
 		wanted[i] = amount.Value()
 		isSidecar := ptr.Deref(c.RestartPolicy, "") == corev1.ContainerRestartPolicyAlways
 		if wanted[i] > 0 && (i >= len(pod.Spec.InitContainers) || isSidecar) {
-			lasting[i] = wanted[i]
+			running[i] = wanted[i]
 			add(i, wanted[i])
 		}
 	}
 	most, of := int64(0), 0
 	for i := range pod.Spec.InitContainers {
 		missing := wanted[i]
-		for _, later := range lasting[i:] {
+		for _, later := range running[i:] {
 			missing -= later
 		}
 		if missing > most {

@@ -165,7 +165,7 @@ func Examine(f *Facts) *Report {
 	if f.uninstalled() {
 		checks = checksWithoutDriver
 	} else {
-		r.History = f.told().past
+		r.History = f.investigate().past
 	}
 	for _, c := range checks {
 		r.Checks = append(r.Checks, c.examine(f))
@@ -253,7 +253,7 @@ var Checks = []Check{
 	{ID: "driver-pods-ready", Title: "the pods of the driver are ready", needs: []string{driverPlace, pods}, parts: []string{pods}, run: pluginsReady},
 	{ID: "driver-restarts", Title: "the pods of the driver do not restart", needs: []string{driverPlace, pods}, parts: []string{pods}, run: driverRestarts},
 	{ID: "mps-supervisor", Title: "every node with MPS shares has a supervisor that is ready", needs: []string{driverPlace, pods, slicesOf}, run: supervisorsReady},
-	{ID: "gpus", Title: "nothing is wrong with a GPU", needs: []string{slicesOf}, run: func(f *Facts) findings { return f.told().gpus }},
+	{ID: "gpus", Title: "nothing is wrong with a GPU", needs: []string{slicesOf}, run: func(f *Facts) findings { return f.investigate().gpus }},
 	{ID: "pools-complete", Title: "the pools of ResourceSlices are complete", needs: []string{slicesOf}, run: poolsComplete},
 	{ID: "nodes-publish", Title: "every node with GPUs and a pod of the driver has ResourceSlices", needs: []string{driverPlace, slicesOf, nodes, pods}, run: nodesPublish},
 	{ID: "taint-rules", Title: "no DeviceTaintRule keeps pods off devices", needs: []string{slicesOf, taintRules}, run: taintRulesThatApply},
@@ -277,6 +277,6 @@ var Checks = []Check{
 	{ID: "claims-devices", Title: "claims have devices that are published", needs: []string{claims, slicesOf}, parts: []string{claims}, run: claimsDevices},
 	{
 		ID: "driver-events", Title: "the driver warns of nothing that lasts", needs: []string{events, slicesOf, claims}, parts: []string{events, claims},
-		run: func(f *Facts) findings { return f.told().others },
+		run: func(f *Facts) findings { return f.investigate().others },
 	},
 }

@@ -99,7 +99,7 @@ func extendedResources(f *Facts) (found findings) {
 }
 
 func claimedClasses(f *Facts) (found findings) {
-	look := func(at Ref, spec *resourceapi.ResourceClaimSpec) {
+	check := func(at Ref, spec *resourceapi.ResourceClaimSpec) {
 		for _, a := range fleet.AsksOf(&spec.Devices) {
 			name := *a.Class
 			if f.Class(name) != nil {
@@ -114,11 +114,11 @@ func claimedClasses(f *Facts) (found findings) {
 		}
 	}
 	for _, t := range f.Templates {
-		look(refTo("resourceclaimtemplate", t), &t.Spec.Spec)
+		check(refTo("resourceclaimtemplate", t), &t.Spec.Spec)
 	}
 	for _, c := range f.Claims {
 		if c.Status.Allocation == nil {
-			look(refTo("resourceclaim", c), &c.Spec)
+			check(refTo("resourceclaim", c), &c.Spec)
 		}
 	}
 	return found

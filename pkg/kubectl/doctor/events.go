@@ -18,7 +18,7 @@ import (
 )
 
 // events adds what events say to incidents, and what they say else.
-func (h *hearing) events() {
+func (h *investigation) events() {
 	var all findings
 	for _, e := range newestFirst(h.Events) {
 		isForged := e.InvolvedObject.Kind == "Node" && !h.ofNode(e)
@@ -46,7 +46,7 @@ func (h *hearing) events() {
 	}
 }
 
-func (h *hearing) aboutNode(all *findings, e *corev1.Event, c *cause) {
+func (h *investigation) aboutNode(all *findings, e *corev1.Event, c *cause) {
 	node := e.InvolvedObject.Name
 	addresses, text := subjectsOf(strings.ReplaceAll(e.Message, evicted, ""))
 	if len(addresses) == 0 || c.wholeNode {
@@ -62,10 +62,10 @@ func (h *hearing) aboutNode(all *findings, e *corev1.Event, c *cause) {
 		one.family = of.family()
 		h.span(&one, e, of, address)
 		if in := h.incidents[placeOf(node, address, of)]; in != nil && one.Until == nil {
-			in.hear(of, isOver, one.Last, text)
+			in.note(of, isOver, one.Last, text)
 			continue
 		} else if in != nil { // its taint stays for a moment
-			in.hear(of, true, nil, "the driver has said that it is over")
+			in.note(of, true, nil, "the driver has said that it is over")
 		}
 		if one.lasts = !c.past && one.Until == nil && !h.isOver(e, c) && (c.isTainted() || gpu == nil); one.lasts && c.isTainted() {
 			h.missesTaint(&one, node, address, gpu, text)
@@ -75,7 +75,7 @@ func (h *hearing) aboutNode(all *findings, e *corev1.Event, c *cause) {
 }
 
 // missesTaint says what it means that the taint which goes with an event is not published.
-func (h *hearing) missesTaint(one *Finding, node, address string, g *fleet.GPU, text string) {
+func (h *investigation) missesTaint(one *Finding, node, address string, g *fleet.GPU, text string) {
 	switch {
 	case g == nil && (address != "" || !h.publishes(node)):
 		one.Severity, one.Remedy = Warning, "If it is not over: "+one.Remedy
@@ -90,7 +90,7 @@ func (h *hearing) missesTaint(one *Finding, node, address string, g *fleet.GPU, 
 }
 
 // refAt refers to a GPU, which is nil if it is not published, or without an address to a node.
-func (h *hearing) refAt(node, address string) (about Ref, g *fleet.GPU) {
+func (h *investigation) refAt(node, address string) (about Ref, g *fleet.GPU) {
 	if address == "" {
 		return nodeRef(node), nil
 	}
@@ -102,7 +102,7 @@ func (h *hearing) refAt(node, address string) (about Ref, g *fleet.GPU) {
 }
 
 // span sets when the incident of an event began, and when the driver reported its end.
-func (h *hearing) span(one *Finding, e *corev1.Event, c *cause, address string) {
+func (h *investigation) span(one *Finding, e *corev1.Event, c *cause, address string) {
 	if !e.FirstTimestamp.IsZero() {
 		one.Since = &e.FirstTimestamp
 	}
@@ -122,35 +122,35 @@ func (h *hearing) span(one *Finding, e *corev1.Event, c *cause, address string) 
 
 // isOverSince reports whether the driver has said after a time that a cause is over at a place, and has not told of it again: a taint that
 // keeps nobody away is removed late.
-func (h *hearing) isOverSince(at place, c *cause, since *metav1.Time) bool {
-	var told, over time.Time
+func (h *investigation) isOverSince(at place, c *cause, since *metav1.Time) bool {
+	var said, over time.Time
 	for _, e := range h.Events {
 		of, text := subjectsOf(e.Message)
 		if !h.ofNode(e) || e.InvolvedObject.Name != at.node || at.gpu != "" && !slices.Contains(of, at.gpu) {
 			continue
 		}
 		switch seen := fleet.LastSeen(e); {
-		case e.Reason == c.event && seen.After(told):
-			told = seen
+		case e.Reason == c.event && seen.After(said):
+			said = seen
 		case c.endsBy(e.Reason, text) && seen.After(over):
 			over = seen
 		}
 	}
-	return since != nil && over.After(since.Time) && over.After(told)
+	return since != nil && over.After(since.Time) && over.After(said)
 }
 
 // hasPublished reports whether the driver had the time to publish the taint that goes with an event, or has written the slices since.
-func (h *hearing) hasPublished(node string, g *fleet.GPU, told time.Time) bool {
-	isNewer := func(m metav1.ManagedFieldsEntry) bool { return m.Time != nil && m.Time.After(told) }
+func (h *investigation) hasPublished(node string, g *fleet.GPU, said time.Time) bool {
+	isNewer := func(m metav1.ManagedFieldsEntry) bool { return m.Time != nil && m.Time.After(said) }
 	isOfGPU := func(d resourceapi.Device) bool { return g == nil || strings.HasPrefix(d.Name, g.Name) }
-	return h.Now.Sub(told) >= slowestTaint || !slices.ContainsFunc(h.ofDriver()[poolKey{node, node}], func(s *resourceapi.ResourceSlice) bool {
-		return !s.CreationTimestamp.After(told) && !slices.ContainsFunc(s.ManagedFields, isNewer) && slices.ContainsFunc(s.Spec.Devices, isOfGPU)
+	return h.Now.Sub(said) >= slowestTaint || !slices.ContainsFunc(h.ofDriver()[poolKey{node, node}], func(s *resourceapi.ResourceSlice) bool {
+		return !s.CreationTimestamp.After(said) && !slices.ContainsFunc(s.ManagedFields, isNewer) && slices.ContainsFunc(s.Spec.Devices, isOfGPU)
 	})
 }
 
 // aboutClaim reports an event about the GPUs that a claim has, or else about the claim. A namespace gets one finding for each cause, because
 // its users can write any number of events.
-func (h *hearing) aboutClaim(all *findings, e *corev1.Event, c *cause) {
+func (h *investigation) aboutClaim(all *findings, e *corev1.Event, c *cause) {
 	at, text := about(e), e.Message
 	if c.event == "" {
 		c, text = &unknown, e.Reason+": "+text
@@ -210,7 +210,7 @@ func (f *findings) addTold(one *Finding) {
 }
 
 // isOver reports whether the Node of an event says that it is over, or is gone.
-func (h *hearing) isOver(e *corev1.Event, c *cause) bool {
+func (h *investigation) isOver(e *corev1.Event, c *cause) bool {
 	if !h.Hides(nodes) && h.Node(e.InvolvedObject.Name) == nil {
 		return true
 	}

@@ -40,8 +40,8 @@ type Facts struct {
 	Events []*corev1.Event
 
 	// namespace is the driver's, or "" where that is not known: what names and labels of objects elsewhere say is for anybody to write.
-	namespace string
-	hasTold   *hearing
+	namespace     string
+	investigation *investigation
 }
 
 // Policy is a ConfigMap that a DaemonSet of the driver mounts as its policy. Config is nil where it does not exist.

@@ -42,22 +42,22 @@ type incident struct {
 
 type sign struct {
 	value            string
-	keepsAway, heard bool
+	keepsAway, noted bool
 }
 
-// told looks at taints and events, once.
-func (f *Facts) told() *hearing {
-	if f.hasTold == nil {
-		f.hasTold = &hearing{Facts: f, incidents: map[place]*incident{}}
-		f.hasTold.taints()
-		f.hasTold.events()
-		f.hasTold.gpus = f.hasTold.gpuFindings()
+// investigate looks at taints and events, once.
+func (f *Facts) investigate() *investigation {
+	if f.investigation == nil {
+		f.investigation = &investigation{Facts: f, incidents: map[place]*incident{}}
+		f.investigation.taints()
+		f.investigation.events()
+		f.investigation.gpus = f.investigation.gpuFindings()
 	}
-	return f.hasTold
+	return f.investigation
 }
 
-// hearing finds out what became of what taints and events tell of: one finding for each place and cause.
-type hearing struct {
+// investigation finds out what became of what taints and events tell of: one finding for each place and cause.
+type investigation struct {
 	*Facts
 
 	incidents map[place]*incident
@@ -73,7 +73,7 @@ func placeOf(node, gpu string, c *cause) place {
 }
 
 // taints finds the incidents that taints tell of. A taint that is not in the table is of a device that is as it should be.
-func (h *hearing) taints() {
+func (h *investigation) taints() {
 	for d := range h.Devices() {
 		for _, t := range d.Published.Taints {
 			name, own := strings.CutPrefix(t.Key, h.Driver+"/")
@@ -146,18 +146,18 @@ func (in *incident) severity() Severity {
 	return worst
 }
 
-// hear takes what an event says of one of the signs; newer ones come first. What is over may keep its taint for a time. An older event may
+// note takes what an event says of one of the signs; newer ones come first. What is over may keep its taint for a time. An older event may
 // be of an earlier incident, so that the taint says when this one began, or the newest event where the taint is late.
-func (in *incident) hear(c *cause, isOver bool, told *metav1.Time, text string) {
-	if s, is := in.signs[c]; is && isOver && !s.heard && !s.isOther(text) {
+func (in *incident) note(c *cause, isOver bool, at *metav1.Time, text string) {
+	if s, is := in.signs[c]; is && isOver && !s.noted && !s.isOther(text) {
 		delete(in.signs, c)
 		c, in.signs[heldBack] = heldBack, sign{keepsAway: true}
 	}
 	if s, is := in.signs[c]; is && (!isOver || c == heldBack) {
-		if in.Since == nil || told != nil && !s.keepsAway && !s.heard && in.Since.Sub(told.Time) <= slowestTaint {
-			in.Since = earlier(in.Since, told)
+		if in.Since == nil || at != nil && !s.keepsAway && !s.noted && in.Since.Sub(at.Time) <= slowestTaint {
+			in.Since = earlier(in.Since, at)
 		}
-		s.heard = true
+		s.noted = true
 		in.signs[c], in.Said = s, cmp.Or(in.Said, said(text))
 	}
 }
@@ -174,7 +174,7 @@ func earlier(a, b *metav1.Time) *metav1.Time {
 	return a
 }
 
-func (h *hearing) gpuFindings() (found findings) {
+func (h *investigation) gpuFindings() (found findings) {
 	for _, at := range slices.SortedFunc(maps.Keys(h.incidents), func(a, b place) int {
 		return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.gpu, b.gpu), cmp.Compare(a.family.text, b.family.text))
 	}) {
@@ -216,7 +216,7 @@ func (h *hearing) gpuFindings() (found findings) {
 }
 
 // supervisorDown reports whether the MPS supervisor of a node is found not to work.
-func (h *hearing) supervisorDown(node string) bool {
+func (h *investigation) supervisorDown(node string) bool {
 	if h.namespace == "" || h.Hides(pods) {
 		return false
 	}
@@ -230,7 +230,7 @@ func (h *hearing) supervisorDown(node string) bool {
 }
 
 // deletePods adds the commands that delete the pods of a finding, and which of them nobody makes again.
-func (h *hearing) deletePods(of *Finding) {
+func (h *investigation) deletePods(of *Finding) {
 	names := map[string][]string{}
 	var bare []Ref
 	for _, p := range of.Pods {

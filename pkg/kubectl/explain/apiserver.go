@@ -61,7 +61,7 @@ func (x *Explainer) ReadFrom(ctx context.Context, client kubernetes.Interface) {
 		}
 		return client.BatchV1().Jobs(o.Namespace).Get(ctx, o.Name, metav1.GetOptions{})
 	}
-	x.Volume = func(namespace, name string) (is bool, doubt string) { return volume(ctx, client, namespace, name) }
+	x.Volume = func(namespace, name string) (is bool, unseen string) { return volume(ctx, client, namespace, name) }
 	x.Exists = func(kind, namespace, name string) (bool, error) {
 		// Nobody needs to see what is in a Secret.
 		err := client.CoreV1().RESTClient().Get().Namespace(namespace).Resource(strings.ToLower(kind)+"s").Name(name).
@@ -81,7 +81,7 @@ func (x *Explainer) ReadFrom(ctx context.Context, client kubernetes.Interface) {
 }
 
 // volume reports whether a PersistentVolumeClaim exists, and why it may keep a pod from nodes.
-func volume(ctx context.Context, client kubernetes.Interface, namespace, name string) (is bool, doubt string) {
+func volume(ctx context.Context, client kubernetes.Interface, namespace, name string) (is bool, unseen string) {
 	claim, err := client.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
@@ -109,9 +109,9 @@ func (x *Explainer) tryToCreate(e *Explanation, othersEnd bool, objects ...runti
 			break
 		}
 		u := unstructuredOf(o)
-		refused, doubt := x.Refused(u)
-		if doubt != "" {
-			e.doubt("%s", doubt)
+		refused, unseen := x.Refused(u)
+		if unseen != "" {
+			e.addUnseen("%s", unseen)
 		}
 		switch {
 		case refused == "":
@@ -165,7 +165,7 @@ func unstructuredOf(o runtime.Object) *unstructured.Unstructured {
 }
 
 // dryRun asks the API server whether it would accept an object. What it would refuse is a sentence, and so is why it cannot be asked.
-func dryRun(ctx context.Context, writer dynamic.Interface, o *unstructured.Unstructured) (refused, doubt string) {
+func dryRun(ctx context.Context, writer dynamic.Interface, o *unstructured.Unstructured) (refused, unseen string) {
 	resource, _ := meta.UnsafeGuessKindToResource(o.GroupVersionKind())
 	what := strings.TrimSpace(o.GetKind() + " " + o.GetName())
 	if o.GetName() == "" {

@@ -468,7 +468,7 @@ func TestUncertain(t *testing.T) {
 			pod := c.make(f)
 			x := New(fleet.New(f.Snapshot, fleettest.Driver), now)
 			x.Events = func(*corev1.Pod, []*resourceapi.ResourceClaim) ([]corev1.Event, error) { return c.events, c.unread }
-			x.Volume = func(_, name string) (bool, string) { doubt, is := c.volumes[name]; return is, doubt }
+			x.Volume = func(_, name string) (bool, string) { unseen, is := c.volumes[name]; return is, unseen }
 			x.Exists = func(_, _, name string) (bool, error) {
 				if name == "hidden" {
 					return false, errors.New("forbidden")
@@ -516,15 +516,15 @@ func TestVolume(t *testing.T) {
 		return a.GetNamespace() == "other", nil, apierrors.NewForbidden(corev1.Resource("persistentvolumeclaims"), "x", errors.New("no"))
 	})
 	for _, c := range []struct {
-		namespace, name, doubt string
-		is                     bool
+		namespace, name, unseen string
+		is                      bool
 	}{
 		{"team", "models", "", true}, {"team", "none", "", false}, {"team", "new", "is not bound", true}, {"team", "scratch", "of some nodes only", true},
 		{"team", "hidden", "a volume that cannot be read", true}, {"other", "x", "cannot be read", false},
 	} {
-		is, doubt := volume(t.Context(), client, c.namespace, c.name)
-		if is != c.is || (doubt == "") != (c.doubt == "") || !strings.Contains(doubt, c.doubt) {
-			t.Errorf("%s: %t, %q", c.name, is, doubt)
+		is, unseen := volume(t.Context(), client, c.namespace, c.name)
+		if is != c.is || (unseen == "") != (c.unseen == "") || !strings.Contains(unseen, c.unseen) {
+			t.Errorf("%s: %t, %q", c.name, is, unseen)
 		}
 	}
 }

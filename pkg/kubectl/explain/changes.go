@@ -75,11 +75,11 @@ func comparisons(s resourceapi.DeviceSelector, form *regexp.Regexp) (out []compa
 func (h *helper) inSelectors(ctx context.Context, a ask, form *regexp.Regexp, most int, others func(comparison) []string) {
 	for i, s := range *a.Selectors {
 		for _, c := range comparisons(s, form) {
-			told := 0
+			confirmed := 0
 			for _, value := range others(c) {
 				edit := func(a ask) { (*a.Selectors)[i].CEL = &resourceapi.CELDeviceSelector{Expression: c.with(value)} }
-				if told < most && value != c.value && h.confirm(ctx, a, ChangeValue, edit, "with %s %s in place of %s", c.name, value, c.value) {
-					told++
+				if confirmed < most && value != c.value && h.confirm(ctx, a, ChangeValue, edit, "with %s %s in place of %s", c.name, value, c.value) {
+					confirmed++
 				}
 			}
 		}
@@ -205,14 +205,14 @@ func (h *helper) fewerDevices(ctx context.Context, a ask) {
 		return
 	}
 	set := func(n int) func(ask) { return func(a ask) { *a.Count = int64(n) } }
-	told := 0
+	confirmed := 0
 	for _, p := range []*allocation.Planner{cmp.Or(h.empty, h.s.x.planner), h.s.x.planner} {
 		most := sort.Search(int(min(*a.Count, resourceapi.AllocationResultsMaxSize+1))-1, func(n int) bool {
 			_, fits := h.s.try(ctx, p, h.nodes, h.with(a.claim, a.changed(set(n+1))))
 			return !fits
 		})
-		if most > 0 && most != told && h.confirm(ctx, a, LowerCount, set(most), "with count %d in place of %d", most, *a.Count) {
-			told = most
+		if most > 0 && most != confirmed && h.confirm(ctx, a, LowerCount, set(most), "with count %d in place of %d", most, *a.Count) {
+			confirmed = most
 		}
 	}
 }

@@ -39,7 +39,7 @@ func references(s *sight) {
 		case !errors.Is(c.Err, allocation.ErrNoClaim) && !errors.Is(c.Err, allocation.ErrNoTemplate):
 			s.because(Reason{Cause: ClaimNotOwned, Claim: c.Name}, "spec.resourceClaims %s: %v", c.Name, c.Err)
 		case s.x.model.Lacks(resource, s.pod.Namespace):
-			s.doubt("whether %s %s exists", what, name)
+			s.addUnseen("whether %s %s exists", what, name)
 		default:
 			r := Reason{Cause: cause, Claim: c.Name}
 			if near := nearest(name, all); near != "" {
@@ -177,7 +177,7 @@ func remarks(s *sight) {
 func (t *tally) withdrawn(capable int) string {
 	of := t.of(Withdrawn)
 	return fmt.Sprintf("%d of %d matching devices %s withdrawn: %s",
-		of.devices, capable, plural(of.devices, "is", "are"), of.told())
+		of.devices, capable, plural(of.devices, "is", "are"), of.text())
 }
 
 // otherKinds is what helps where all devices of a kind are withdrawn.

@@ -132,7 +132,7 @@ func (c *command) explain(ctx context.Context, client kubernetes.Interface, name
 	if err != nil {
 		return nil, err
 	}
-	x.Refused = func(object *unstructured.Unstructured) (refused, doubt string) {
+	x.Refused = func(object *unstructured.Unstructured) (refused, unseen string) {
 		return dryRun(ctx, writer, object)
 	}
 	all := x.Manifest(ctx, m)

@@ -57,11 +57,11 @@ type Explainer struct {
 	Failed func(namespace string) ([]corev1.Event, error)
 	Owner  func(corev1.ObjectReference) (runtime.Object, error)
 	// Volume reports whether a PersistentVolumeClaim is there and, in a word or two, why it may keep a pod waiting. It may be nil.
-	Volume func(namespace, name string) (is bool, doubt string)
+	Volume func(namespace, name string) (is bool, unseen string)
 	// Exists reports whether there is a ConfigMap or a Secret. It may be nil.
 	Exists func(kind, namespace, name string) (bool, error)
 	// Refused says why the API server would refuse an object, or why that is not known. It may be nil.
-	Refused func(object *unstructured.Unstructured) (refused, doubt string)
+	Refused func(object *unstructured.Unstructured) (refused, unseen string)
 }
 
 // New returns an Explainer.
@@ -86,8 +86,8 @@ func (e *Explanation) because(r Reason, format string, a ...any) {
 	e.Reasons, e.Verdict, e.FitsOn = append(e.Reasons, r), Waits, nil
 }
 
-// doubt adds what was not looked at, and could contradict that it can be allocated.
-func (e *Explanation) doubt(format string, a ...any) {
+// addUnseen adds what was not looked at, and could contradict that it can be allocated.
+func (e *Explanation) addUnseen(format string, a ...any) {
 	e.Unseen = append(e.Unseen, fmt.Sprintf(format, a...))
 }
 
@@ -134,8 +134,8 @@ func (x *Explainer) Claim(ctx context.Context, c *resourceapi.ResourceClaim) *Ex
 	return s.Explanation
 }
 
-// untold is said where nothing says more.
-const untold = "the pod's status does not say by whom, or by what"
+// noReasonGiven is said where nothing says more.
+const noReasonGiven = "the pod's status does not say by whom, or by what"
 
 // Pod explains a pod.
 func (x *Explainer) Pod(ctx context.Context, pod *corev1.Pod) *Explanation {
@@ -147,11 +147,11 @@ func (x *Explainer) pods(ctx context.Context, pod *corev1.Pod, w *workload) *Exp
 	s := x.begin("Pod", pod)
 	if fleet.Ended(pod) {
 		if s.Verdict = Finished; pod.Status.Phase == corev1.PodFailed {
-			s.Reasons = []Reason{{Cause: PodFailed, Text: cmp.Or(stuck.Ended(pod), untold)}}
+			s.Reasons = []Reason{{Cause: PodFailed, Text: cmp.Or(stuck.Ended(pod), noReasonGiven)}}
 		}
 		return s.Explanation
 	}
-	s.look(pod)
+	s.read(pod)
 	references(s)
 	if !scheduled(pod) {
 		unusable(s)
@@ -256,7 +256,7 @@ func started(s *sight) {
 	lostServer(s, in.Events)
 	if !stuck.Waits(s.pod, s.x.now) {
 		if s.pod.DeletionTimestamp != nil {
-			s.Reasons = []Reason{{Cause: PodDeleted, Text: cmp.Or(stuck.Ended(s.pod), untold)}}
+			s.Reasons = []Reason{{Cause: PodDeleted, Text: cmp.Or(stuck.Ended(s.pod), noReasonGiven)}}
 		}
 		return
 	}

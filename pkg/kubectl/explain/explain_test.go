@@ -205,7 +205,7 @@ func TestDeletedBy(t *testing.T) {
 	for _, pod := range f.Pods {
 		pod.DeletionTimestamp = new(metav1.NewTime(now.Add(20 * time.Second)))
 		got := text(t, New(fleet.New(f.Snapshot, fleettest.Driver), now).Pod(t.Context(), pod))
-		if !strings.Contains(got, untold) || strings.Contains(got, "has its devices") {
+		if !strings.Contains(got, noReasonGiven) || strings.Contains(got, "has its devices") {
 			t.Errorf("%s", got)
 		}
 	}
@@ -481,7 +481,7 @@ func TestExists(t *testing.T) {
 		}
 		for range 2 { // as with --watch
 			x := New(fleet.New(m.Over(f.Snapshot), fleettest.Driver), now)
-			x.Refused = func(o *unstructured.Unstructured) (refused, doubt string) {
+			x.Refused = func(o *unstructured.Unstructured) (refused, unseen string) {
 				if o.GetKind() == "Pod" && len(o.GetOwnerReferences()) > 0 {
 					t.Errorf("the API server is asked about a pod of %v", o.GetOwnerReferences())
 				}
@@ -530,7 +530,7 @@ func TestPodExists(t *testing.T) {
 		t.Fatal(err)
 	}
 	x := New(fleet.New(m.Over(f.Snapshot), fleettest.Driver), now)
-	x.Refused = func(o *unstructured.Unstructured) (refused, doubt string) {
+	x.Refused = func(o *unstructured.Unstructured) (refused, unseen string) {
 		if o.GetKind() == "ResourceClaim" {
 			return "exceeded quota: claims", ""
 		}
@@ -558,7 +558,7 @@ func TestVolumeClaimTemplates(t *testing.T) {
 		t.Errorf("%s is of a pod that there is not", name)
 		return false, ""
 	}
-	x.Refused = func(o *unstructured.Unstructured) (refused, doubt string) {
+	x.Refused = func(o *unstructured.Unstructured) (refused, unseen string) {
 		if o.GetKind() == "Pod" {
 			tried = o
 		}

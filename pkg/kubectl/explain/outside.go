@@ -55,7 +55,7 @@ func hidden(s *sight) {
 		{fleet.ResourcePods, "pods of other namespaces cannot be read: nodes may have less CPU and memory left than it looks", true},
 	} {
 		if s.x.model.Hides(h.resource) && (s.pod != nil || !h.ofPods) {
-			s.doubt("%s", h.text)
+			s.addUnseen("%s", h.text)
 		}
 	}
 }
@@ -71,15 +71,15 @@ func volumes(s *sight) {
 		if v.PersistentVolumeClaim != nil {
 			name = v.PersistentVolumeClaim.ClaimName
 		}
-		is, doubt := false, ""
+		is, unseen := false, ""
 		if v.Ephemeral == nil || s.pod.UID != "" {
-			is, doubt = s.x.Volume(ns, name)
+			is, unseen = s.x.Volume(ns, name)
 		}
 		switch {
-		case doubt != "":
-			s.doubt("PersistentVolumeClaim %s %s", name, doubt)
+		case unseen != "":
+			s.addUnseen("PersistentVolumeClaim %s %s", name, unseen)
 		case !is && v.Ephemeral != nil:
-			s.doubt("volume %s is made for the pod, and whether there is storage for it is not looked at", v.Name)
+			s.addUnseen("volume %s is made for the pod, and whether there is storage for it is not looked at", v.Name)
 		case !is:
 			s.because(Reason{Cause: VolumeMissing, help: []Suggestion{suggest(CreateObject, "with a PersistentVolumeClaim %s in namespace %s", name, ns)}},
 				"volume %s refers to PersistentVolumeClaim %s, which does not exist in namespace %s", v.Name, name, ns)
@@ -158,7 +158,7 @@ func controllers(s *sight) {
 	}
 	events, err := s.x.Events(s.pod, nil)
 	if err != nil {
-		s.doubt("events cannot be read: %v; they would say whether a quota, a webhook or a controller keeps the pod waiting", err)
+		s.addUnseen("events cannot be read: %v; they would say whether a quota, a webhook or a controller keeps the pod waiting", err)
 	}
 	said := map[string]bool{}
 	for i := range slices.Backward(events) {
@@ -173,7 +173,7 @@ func controllers(s *sight) {
 			}
 			s.notCreated(ClaimNotCreated, "its claim cannot be created: "+e.Message)
 		case e.Reason != "FailedScheduling" && who != corev1.DefaultSchedulerName && who != "kubelet":
-			s.doubt("%s says of the pod: %s: %s", who, e.Reason, e.Message)
+			s.addUnseen("%s says of the pod: %s: %s", who, e.Reason, e.Message)
 		}
 		said[e.Reason] = true
 	}
@@ -223,18 +223,18 @@ func unexamined(s *sight) {
 	affinity := ptr.Deref(spec.Affinity, corev1.Affinity{})
 	if len(ptr.Deref(affinity.PodAffinity, corev1.PodAffinity{}).RequiredDuringSchedulingIgnoredDuringExecution) > 0 ||
 		len(ptr.Deref(affinity.PodAntiAffinity, corev1.PodAntiAffinity{}).RequiredDuringSchedulingIgnoredDuringExecution) > 0 {
-		s.doubt("required affinity between pods is not looked at")
+		s.addUnseen("required affinity between pods is not looked at")
 	}
 	if slices.ContainsFunc(spec.TopologySpreadConstraints, func(c corev1.TopologySpreadConstraint) bool { return c.WhenUnsatisfiable != corev1.ScheduleAnyway }) {
-		s.doubt("topology spread constraints are not looked at")
+		s.addUnseen("topology spread constraints are not looked at")
 	}
 	if slices.ContainsFunc(slices.Concat(spec.InitContainers, spec.Containers), func(c corev1.Container) bool {
 		return slices.ContainsFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.HostPort != 0 })
 	}) {
-		s.doubt("ports of the node are not looked at")
+		s.addUnseen("ports of the node are not looked at")
 	}
 	if spec.SchedulerName != "" && spec.SchedulerName != corev1.DefaultSchedulerName {
-		s.doubt("scheduler %s decides, which may have rules of its own", spec.SchedulerName)
+		s.addUnseen("scheduler %s decides, which may have rules of its own", spec.SchedulerName)
 	}
 }
 
@@ -290,7 +290,7 @@ func unserved(s *sight) {
 	offered := slices.Sorted(maps.Keys(s.x.model.ByExtendedResource()))
 	for _, name := range s.x.planner.Cluster.Unserved(s.pod) {
 		if s.x.model.Hides(fleet.ResourceNodes) || s.x.model.Hides(fleet.ResourceClasses) {
-			s.doubt("whether a node or a class provides %s", name)
+			s.addUnseen("whether a node or a class provides %s", name)
 			continue
 		}
 		text, help := "", []Suggestion{suggest(UseClaim, "with a claim instead of an extended resource, which kubectl gpu migrate pods writes")}
@@ -335,8 +335,8 @@ func rollout(s *sight, w *workload) {
 	}
 }
 
-// looked finds in the scheduler's words what is looked at here, too.
-var looked = regexp.MustCompile("(resource|all )claim|Insufficient |taint|unschedulable|affinity/selector|Too many pods")
+// judgedHere finds in the scheduler's words what is looked at here, too.
+var judgedHere = regexp.MustCompile("(resource|all )claim|Insufficient |taint|unschedulable|affinity/selector|Too many pods")
 
 // schedulerSays takes the scheduler's own last word into account. It knows what may not be read, and looks at more than is looked at here:
 // where nothing else says that the pod waits, and that word is not about what may have changed since, it decides.
@@ -347,7 +347,7 @@ func schedulerSays(s *sight) {
 	}
 	words, _, _ := strings.Cut(c.Message, ". ") // what comes then is about preemption
 	_, words, _ = strings.Cut(words, ": ")
-	other := slices.ContainsFunc(strings.Split(words, ", "), func(part string) bool { return !looked.MatchString(part) })
+	other := slices.ContainsFunc(strings.Split(words, ", "), func(part string) bool { return !judgedHere.MatchString(part) })
 	if s.Verdict == Waits || s.Verdict == Allocatable && len(s.Unseen) == 0 && !other {
 		if s.note("The scheduler said: %s", c.Message); s.Verdict == Allocatable {
 			s.note("Its devices could be allocated now. If it still waits in five minutes, the scheduler sees something that is not looked at here.")

@@ -123,8 +123,8 @@ func often(counts map[string]int) []string {
 	return slices.SortedFunc(maps.Keys(counts), func(a, b string) int { return cmp.Or(cmp.Compare(counts[b], counts[a]), cmp.Compare(a, b)) })
 }
 
-// told are the details, with how many devices have each where they differ.
-func (c *counted) told() string {
+// text lists the details, with how many devices have each where they differ.
+func (c *counted) text() string {
 	all := often(c.details)
 	for i, detail := range all {
 		if len(all) > 1 {
@@ -290,8 +290,8 @@ func taken(a ask, t *tally, capable int, atMost string, add func(Cause, string, 
 		cause           Cause
 		one, many, rest string
 	}{
-		{Tainted, "is", "are", "tainted: " + t.of(Tainted).told()},
-		{Unconstrained, "has", "have", "no attribute " + t.of(Unconstrained).told() + ", which a constraint compares"},
+		{Tainted, "is", "are", "tainted: " + t.of(Tainted).text()},
+		{Unconstrained, "has", "have", "no attribute " + t.of(Unconstrained).text() + ", which a constraint compares"},
 		{Held, "is", "are", "held by claims"},
 		{CapacityUsed, "has", "have", tooLittle(often(t.of(CapacityUsed).details))},
 		{CountersUsed, "shares", "share", "a part of the GPU with devices that claims hold"},

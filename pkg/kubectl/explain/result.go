@@ -84,9 +84,9 @@ const (
 // unallocated is the headline of what says no more.
 const unallocated = "waits: its devices cannot be allocated."
 
-// told are the causes in the order in which they are told, the most informative first, with the headlines of what waits for them. Of
+// causeGroups are the causes in the order of reasons, the most informative first, with the causeGroups of what waits for them. Of
 // alternatives that of the last headline comes nearest to being allocated.
-var told = []struct {
+var causeGroups = []struct {
 	headline string
 	causes   []Cause
 }{
@@ -116,12 +116,12 @@ var told = []struct {
 
 // group is the index of a cause's headline.
 func group(c Cause) int {
-	for i := range told {
-		if slices.Contains(told[i].causes, c) {
+	for i := range causeGroups {
+		if slices.Contains(causeGroups[i].causes, c) {
 			return i
 		}
 	}
-	return len(told) - 1
+	return len(causeGroups) - 1
 }
 
 // onlyDevices reports whether nothing but devices, or the nodes that have them, keeps something waiting.
@@ -137,7 +137,7 @@ func order(r *Reason) int {
 	if r.wouldFit {
 		return group(NoSlices)*each - 1
 	}
-	return of*each + slices.Index(told[of].causes, r.Cause)
+	return of*each + slices.Index(causeGroups[of].causes, r.Cause)
 }
 
 // kindNamespace is the kind of what is explained where the pods of a namespace, or with no name of all, cannot be read.

@@ -50,8 +50,8 @@ type exclusion struct {
 // byClaim is an obstacle that filters of nodes do not know.
 const byClaim allocation.ObstacleKind = "ClaimElsewhere"
 
-// look reads what there is about a pod.
-func (s *sight) look(pod *corev1.Pod) {
+// read reads what there is about a pod.
+func (s *sight) read(pod *corev1.Pod) {
 	s.pod, s.references = pod, allocation.ClaimsOf(s.x.model.Snapshot, pod)
 	for _, c := range s.references {
 		if c.Err == nil && c.Claim != nil {

@@ -82,13 +82,13 @@ func headline(e *Explanation) (string, printer.Style) {
 	case slices.ContainsFunc(e.Stuck, func(c stuck.Cause) bool { return c.Kind == stuck.Terminating }):
 		h.text = "should have ended, and has not."
 	case (e.Verdict == Finished || e.Verdict == Allocated) && len(e.Reasons) > 0:
-		h.text, h.style = told[group(e.Reasons[0].Cause)].headline, printer.Warn
+		h.text, h.style = causeGroups[group(e.Reasons[0].Cause)].headline, printer.Warn
 	case e.Verdict == Allocated && slices.ContainsFunc(e.Allocations, func(a Allocation) bool { return len(a.Problems) > 0 }):
 		h.text, h.style = "has its devices, and some are tainted or not published any more.", printer.Warn
 	case len(e.Allocations) == 0 && e.Verdict == IsStuck:
 		h.text = "has a node, but not its devices."
 	case e.Verdict == Waits && len(e.Reasons) > 0:
-		h.text = told[group(e.Reasons[0].Cause)].headline
+		h.text = causeGroups[group(e.Reasons[0].Cause)].headline
 		if whole, n := choicesOf(e.Reasons); n > 1 && !slices.ContainsFunc(e.Reasons[:whole], func(r Reason) bool { return group(r.Cause) != group(Held) }) {
 			h.text = fmt.Sprintf("waits: all %d alternatives are taken.", n)
 		}

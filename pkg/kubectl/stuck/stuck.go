@@ -126,8 +126,8 @@ func Causes(in Input) []Cause {
 				"and what the pod's finalizers wait for",
 		})
 	}
-	for _, look := range []func() []Cause{in.node, in.Unallocated, in.driver, in.prepare, in.devices, in.containers, in.events} {
-		out = append(out, look()...)
+	for _, find := range []func() []Cause{in.node, in.Unallocated, in.driver, in.prepare, in.devices, in.containers, in.events} {
+		out = append(out, find()...)
 	}
 	if len(out) == 0 {
 		return []Cause{{

@@ -101,7 +101,7 @@ func command(t *testing.T, n *harness.Node, args ...string) *exec.Cmd {
 	all := append([]string{
 		"conformance", "--output=json",
 		"--driver-root=" + n.Root, "--dev-root=" + n.Root, "--sys-root=" + filepath.Join(n.Root, "sys"), "--proc-root=" + filepath.Join(n.Root, "proc"),
-		"--work-dir=" + filepath.Join(shortDir(t), "w"), "--limit=1m", "--timeout=10m", "--pod-uid=" + kitPod, "--kubelet-plugins-dir=" + n.PluginsDir,
+		"--work-dir=" + filepath.Join(shortDir(t), "w"), "--limit=1m", "--timeout=10m", "--pod-uid=" + ownPod, "--kubelet-plugins-dir=" + n.PluginsDir,
 		"--cdi-root=" + n.CDIDir, "--nvidia-cdi-hook=" + harness.Built.NVIDIAHook, "--partage-hook=" + harness.Built.Hook,
 		"--runtime-endpoint=unix:///proc/no-runtime.sock", // not the machine's; nobody can make a file there
 	}, args...)

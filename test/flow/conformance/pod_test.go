@@ -23,14 +23,14 @@ import (
 	"github.com/partage-dev/partage/test/must"
 )
 
-const kitPod = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
+const ownPod = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
 
-// onRuntime are the flags of a kit in a container of a runtime, which has it.
+// onRuntime are the flags of the command in a container of a runtime, which has it.
 func onRuntime(t *testing.T, n *harness.Node, r *fakecri.Runtime) []string {
 	t.Helper()
 	r.Running = []*runtimeapi.Container{{
-		Id: "kit", State: runtimeapi.ContainerState_CONTAINER_RUNNING, Image: &runtimeapi.ImageSpec{Image: fakecri.Image},
-		Labels: map[string]string{"io.kubernetes.pod.uid": kitPod},
+		Id: "conformance", State: runtimeapi.ContainerState_CONTAINER_RUNNING, Image: &runtimeapi.ImageSpec{Image: fakecri.Image},
+		Labels: map[string]string{"io.kubernetes.pod.uid": ownPod},
 	}}
 	return []string{"--intrusive", "--gpu=" + n.Machine(t).GPUs[0].UUID, "--runtime-endpoint=unix://" + fakecri.Start(t, r)}
 }

@@ -20,39 +20,39 @@ import (
 // nothing of the claims is left.
 type crashContinuation struct {
 	name string
-	run  func(t *testing.T, s *crashScene)
+	run  func(t *testing.T, s *crashNode)
 }
 
 var crashContinuations = []crashContinuation{
 	// The kubelet calls again, or another pod has the same claim.
-	{"prepare", func(t *testing.T, s *crashScene) {
+	{"prepare", func(t *testing.T, s *crashNode) {
 		p := s.start(t, harness.Quiet)
 		s.prepareAll(t, p)
 		p.MustUnprepare(t, s.claims...)
 		s.wantWithout(t, p)
 	}},
 	// The pod was deleted.
-	{"unprepare", func(t *testing.T, s *crashScene) {
+	{"unprepare", func(t *testing.T, s *crashNode) {
 		p := s.start(t, harness.Quiet)
 		s.settle(t, p)
 		p.MustUnprepare(t, s.claims...)
 		s.wantWithout(t, p)
 	}},
-	{"unprepare at once", func(t *testing.T, s *crashScene) {
+	{"unprepare at once", func(t *testing.T, s *crashNode) {
 		p := s.start(t, harness.Quiet)
 		p.MustUnprepare(t, s.claims...)
 		// The driver may not know the GPUs yet when it is asked.
 		s.untilWithout(t, p)
 	}},
 	// The claim was deleted and nobody calls.
-	{"deleted", func(t *testing.T, s *crashScene) {
+	{"deleted", func(t *testing.T, s *crashNode) {
 		for _, c := range s.claims {
 			s.n.API.DeleteClaim(c.GetNamespace(), c.GetName())
 		}
 		s.untilWithout(t, s.start(t, harness.Eager))
 	}},
 	// The node went down as well. The kubelet prepares all claims again.
-	{"reboot", func(t *testing.T, s *crashScene) {
+	{"reboot", func(t *testing.T, s *crashNode) {
 		s.reboot(t)
 		p := s.start(t, harness.Quiet)
 		s.prepareBeside(t, p)
@@ -64,7 +64,7 @@ var crashContinuations = []crashContinuation{
 }
 
 // reboot takes the node down and up again.
-func (s *crashScene) reboot(t *testing.T) {
+func (s *crashNode) reboot(t *testing.T) {
 	t.Helper()
 	if s.supervisor != nil {
 		s.supervisor.Kill()
@@ -76,7 +76,7 @@ func (s *crashScene) reboot(t *testing.T) {
 }
 
 // prepareAll prepares the claims in one call and checks what containers get.
-func (s *crashScene) prepareAll(t *testing.T, p *harness.Driver) {
+func (s *crashNode) prepareAll(t *testing.T, p *harness.Driver) {
 	t.Helper()
 	answers := p.Prepare(t, s.claims...)
 	m := s.n.Machine(t)
@@ -97,21 +97,21 @@ func (s *crashScene) prepareAll(t *testing.T, p *harness.Driver) {
 
 // settle waits until the driver has finished its start: it answers for a claim
 // that needs nothing.
-func (s *crashScene) settle(t *testing.T, p *harness.Driver) {
+func (s *crashNode) settle(t *testing.T, p *harness.Driver) {
 	t.Helper()
 	p.MustPrepare(t, s.n.AllocateNamed(nil))
 }
 
 // wantWithout fails unless nothing of the claims is left and those beside are
 // what they were.
-func (s *crashScene) wantWithout(t *testing.T, p *harness.Driver) {
+func (s *crashNode) wantWithout(t *testing.T, p *harness.Driver) {
 	t.Helper()
 	s.wantLeft(t, p, s.without)
 }
 
 // wantLeft fails unless exactly this is left when a release is over. One that ends
 // MPS sessions may go on in the background on a busy machine.
-func (s *crashScene) wantLeft(t *testing.T, p *harness.Driver, want harness.Snapshot) {
+func (s *crashNode) wantLeft(t *testing.T, p *harness.Driver, want harness.Snapshot) {
 	t.Helper()
 	if s.layout.supervised {
 		p.UntilSnapshot(t, s.n, want)
@@ -121,7 +121,7 @@ func (s *crashScene) wantLeft(t *testing.T, p *harness.Driver, want harness.Snap
 }
 
 // untilWithout waits until nothing of the claims is left.
-func (s *crashScene) untilWithout(t *testing.T, p *harness.Driver) {
+func (s *crashNode) untilWithout(t *testing.T, p *harness.Driver) {
 	t.Helper()
 	p.Until(t, "the end of the claims", func(context.Context) error {
 		return harness.AsError(s.without.Diff(s.n.Snapshot(t)))
@@ -138,14 +138,14 @@ func TestCrashTwice(t *testing.T) {
 	for _, operation := range crashOperations {
 		t.Run(operation.name, func(t *testing.T) {
 			t.Parallel()
-			s := newCrashScene(t, crashLayouts["partition turns MIG mode on"])
+			s := newCrashNode(t, crashLayouts["partition turns MIG mode on"])
 			s.operation = operation
 			s.killTwice(t, count)
 		})
 	}
 }
 
-func (s *crashScene) killTwice(t *testing.T, count *harness.Enumeration) {
+func (s *crashNode) killTwice(t *testing.T, count *harness.Enumeration) {
 	changes := 0
 	for _, e := range s.effects(t) {
 		if s.changesGPUs(e) {
@@ -183,13 +183,13 @@ func (s *crashScene) killTwice(t *testing.T, count *harness.Enumeration) {
 
 // changesGPUs reports whether an effect is the end of a change of the hardware. The driver's own locks
 // are bytes of a file as well.
-func (s *crashScene) changesGPUs(e killpoint.Effect) bool {
+func (s *crashNode) changesGPUs(e killpoint.Effect) bool {
 	return strings.HasPrefix(e.Call, "fcntl") && slices.Contains(e.Targets, sysroot.StatePath(s.n.Root))
 }
 
 // crashAtStart starts a driver and kills it before effect n, or when its start is
 // over.
-func (s *crashScene) crashAtStart(t *testing.T, n int) (effects []killpoint.Effect, killed bool) {
+func (s *crashNode) crashAtStart(t *testing.T, n int) (effects []killpoint.Effect, killed bool) {
 	t.Helper()
 	d := s.n.MustSpawn(t, s.flags(harness.Quiet)...)
 	d.Arm(n)

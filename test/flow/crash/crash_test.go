@@ -122,8 +122,8 @@ var crashOperations = []crashOperation{
 	}},
 }
 
-// crashScene is a node with the claims of a layout.
-type crashScene struct {
+// crashNode is a node with the claims of a layout.
+type crashNode struct {
 	t         *testing.T
 	n         *harness.Node
 	layout    crashLayout
@@ -156,7 +156,7 @@ func TestCrash(t *testing.T) {
 	for name, layout := range layouts {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newCrashScene(t, layout)
+			s := newCrashNode(t, layout)
 			for _, operation := range crashOperations {
 				passed := t.Run(operation.name, func(t *testing.T) {
 					s.operation = operation
@@ -170,13 +170,13 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-func newCrashScene(t *testing.T, layout crashLayout) *crashScene {
+func newCrashNode(t *testing.T, layout crashLayout) *crashNode {
 	t.Helper()
 	change := layout.change
 	if change == nil {
 		change = func(*machine.Machine) {}
 	}
-	s := &crashScene{t: t, n: harness.NewNode(t, layout.machine, change), layout: layout}
+	s := &crashNode{t: t, n: harness.NewNode(t, layout.machine, change), layout: layout}
 	if layout.supervised {
 		s.supervisor = s.n.StartSupervisor(t)
 	}
@@ -196,13 +196,13 @@ func newCrashScene(t *testing.T, layout crashLayout) *crashScene {
 }
 
 // start runs a driver until the test ends.
-func (s *crashScene) start(t *testing.T, flags []string) *harness.Driver {
+func (s *crashNode) start(t *testing.T, flags []string) *harness.Driver {
 	t.Helper()
 	s.last = s.n.Start(t, s.flags(flags)...)
 	return s.last
 }
 
-func (s *crashScene) flags(flags []string) []string {
+func (s *crashNode) flags(flags []string) []string {
 	flags = slices.Clip(flags)
 	if s.layout.limited {
 		flags = append(flags, s.n.Interposer(s.t))
@@ -217,7 +217,7 @@ func (s *crashScene) flags(flags []string) []string {
 }
 
 // prepareBeside needs a driver that has nothing else to do.
-func (s *crashScene) prepareBeside(t *testing.T, p *harness.Driver) {
+func (s *crashNode) prepareBeside(t *testing.T, p *harness.Driver) {
 	t.Helper()
 	for _, user := range s.users {
 		user.Kill()
@@ -233,7 +233,7 @@ func (s *crashScene) prepareBeside(t *testing.T, p *harness.Driver) {
 }
 
 // killEverywhere kills before effect 1, 2 and so on until there is no such effect.
-func (s *crashScene) killEverywhere(t *testing.T, count *harness.Enumeration) {
+func (s *crashNode) killEverywhere(t *testing.T, count *harness.Enumeration) {
 	effects := s.effects(t)
 	for i, e := range effects {
 		t.Logf("effect %d: %s", i+1, s.shorten(e))
@@ -270,7 +270,7 @@ func (s *crashScene) killEverywhere(t *testing.T, count *harness.Enumeration) {
 }
 
 // effects are those of the whole operation.
-func (s *crashScene) effects(t *testing.T) []killpoint.Effect {
+func (s *crashNode) effects(t *testing.T) []killpoint.Effect {
 	t.Helper()
 	effects, _ := s.crash(t, 0)
 	crashContinuations[0].run(t, s)
@@ -279,13 +279,13 @@ func (s *crashScene) effects(t *testing.T) []killpoint.Effect {
 
 // crash runs the operation with new claims and kills the driver before effect n,
 // or after the last one.
-func (s *crashScene) crash(t *testing.T, n int) (effects []killpoint.Effect, killed bool) {
+func (s *crashNode) crash(t *testing.T, n int) (effects []killpoint.Effect, killed bool) {
 	t.Helper()
 	return s.crashFor(t, n, nil)
 }
 
 // crashFor is crash for some effects; nil: all.
-func (s *crashScene) crashFor(t *testing.T, n int, counts func(killpoint.Effect) bool) (effects []killpoint.Effect, killed bool) {
+func (s *crashNode) crashFor(t *testing.T, n int, counts func(killpoint.Effect) bool) (effects []killpoint.Effect, killed bool) {
 	t.Helper()
 	if s.last != nil {
 		s.last.Kill() // it cleans up, too, and what it does is not counted
@@ -309,7 +309,7 @@ func (s *crashScene) crashFor(t *testing.T, n int, counts func(killpoint.Effect)
 }
 
 // allocate makes the claims anew.
-func (s *crashScene) allocate(t *testing.T) {
+func (s *crashNode) allocate(t *testing.T) {
 	t.Helper()
 	s.claims = nil
 	for _, devices := range s.layout.claims {
@@ -323,12 +323,12 @@ func (s *crashScene) allocate(t *testing.T) {
 
 // besideClaims reports whether an effect is on the files which the driver keeps beside those of
 // claims. It writes them at any time, whatever claims do.
-func (s *crashScene) besideClaims(e killpoint.Effect) bool {
+func (s *crashNode) besideClaims(e killpoint.Effect) bool {
 	folder := filepath.Join(s.n.PluginsDir, harness.DriverName)
 	return slices.ContainsFunc(e.Targets, func(path string) bool { return path == folder || filepath.Dir(path) == folder })
 }
 
-func (s *crashScene) shorten(e killpoint.Effect) string {
+func (s *crashNode) shorten(e killpoint.Effect) string {
 	text := e.String()
 	for path, name := range map[string]string{s.n.Root: "root", s.n.CDIDir: "cdi", s.n.PluginsDir + "/" + harness.DriverName: "data", s.n.MPSDir: "mps"} {
 		text = strings.ReplaceAll(text, path, name)

@@ -18,9 +18,9 @@ import (
 	"github.com/partage-dev/partage/test/must"
 )
 
-// reportScene is a scene with a driver that tells of claims in their status and in files for
+// reportNode is a crashNode with a driver that tells of claims in their status and in files for
 // containers.
-type reportScene struct{ *crashScene }
+type reportNode struct{ *crashNode }
 
 // TestCrashReports kills the driver before every effect that the files about devices have while a partition
 // and a share are prepared or unprepared, and after the last, and goes on with another process, which brings
@@ -28,7 +28,7 @@ type reportScene struct{ *crashScene }
 func TestCrashReports(t *testing.T) {
 	t.Parallel()
 	count := harness.Enumerate(t, "crashes", 25)
-	s := &reportScene{newCrashScene(t, crashLayout{
+	s := &reportNode{newCrashNode(t, crashLayout{
 		machine: "h100x2", supervised: true, reported: true, beside: [][]harness.Device{{harness.Partition(0, "3g.40gb", 4)}},
 		claims: [][]harness.Device{{harness.Partition(0, "1g.10gb", 0)}, {{GPU: 1, Kind: harness.MPS, Memory: 10 << 30, Percent: 25}}},
 	})}
@@ -48,9 +48,9 @@ func TestCrashReports(t *testing.T) {
 // written by the newest driver of a node.
 var reportContinuations = []struct {
 	name string
-	run  func(t *testing.T, s *reportScene)
+	run  func(t *testing.T, s *reportNode)
 }{
-	{"prepare", func(t *testing.T, s *reportScene) {
+	{"prepare", func(t *testing.T, s *reportNode) {
 		p := s.start(t, harness.Frequent)
 		defer p.Kill()
 		s.prepareAll(t, p)
@@ -58,13 +58,13 @@ var reportContinuations = []struct {
 		p.MustUnprepare(t, s.claims...)
 		s.untilNothing(t, p)
 	}},
-	{"unprepare", func(t *testing.T, s *reportScene) {
+	{"unprepare", func(t *testing.T, s *reportNode) {
 		p := s.start(t, harness.Frequent)
 		defer p.Kill()
 		p.MustUnprepare(t, s.claims...)
 		s.untilNothing(t, p)
 	}},
-	{"deleted", func(t *testing.T, s *reportScene) {
+	{"deleted", func(t *testing.T, s *reportNode) {
 		for _, c := range s.claims {
 			s.n.API.DeleteClaim(c.GetNamespace(), c.GetName())
 		}
@@ -76,7 +76,7 @@ var reportContinuations = []struct {
 }
 
 // killEverywhere kills before effect 1, 2 and so on until there is no such effect.
-func (s *reportScene) killEverywhere(t *testing.T, count *harness.Enumeration) {
+func (s *reportNode) killEverywhere(t *testing.T, count *harness.Enumeration) {
 	effects, _ := s.crash(t, 0)
 	reportContinuations[0].run(t, s)
 	for i, e := range effects {
@@ -104,8 +104,8 @@ func (s *reportScene) killEverywhere(t *testing.T, count *harness.Enumeration) {
 	}
 }
 
-// crash is that of the scene for the effects of reports about these claims.
-func (s *reportScene) crash(t *testing.T, n int) (effects []killpoint.Effect, killed bool) {
+// crash is that of the node for the effects of reports about these claims.
+func (s *reportNode) crash(t *testing.T, n int) (effects []killpoint.Effect, killed bool) {
 	t.Helper()
 	p := s.n.StartKillable(t, s.flags(harness.Quiet)...)
 	s.allocate(t)
@@ -139,7 +139,7 @@ func (s *reportScene) crash(t *testing.T, n int) (effects []killpoint.Effect, ki
 }
 
 // isReport reports whether an effect belongs to the files about the devices of the claims.
-func (s *reportScene) isReport(e killpoint.Effect) bool {
+func (s *reportNode) isReport(e killpoint.Effect) bool {
 	return slices.ContainsFunc(e.Targets, func(path string) bool {
 		report := strings.Contains(path, "/dra-device-metadata") || strings.Contains(path, "_metadata_")
 		return report && slices.ContainsFunc(s.claims, func(c *drapb.Claim) bool {
@@ -149,7 +149,7 @@ func (s *reportScene) isReport(e killpoint.Effect) bool {
 }
 
 // untilReported waits until the status of the claims is right and checks the files.
-func (s *reportScene) untilReported(t *testing.T, p *harness.Driver) {
+func (s *reportNode) untilReported(t *testing.T, p *harness.Driver) {
 	t.Helper()
 	p.Until(t, "the status of the claims", func(context.Context) error { return s.reported(t) })
 	for i, c := range s.claims {
@@ -167,7 +167,7 @@ func (s *reportScene) untilReported(t *testing.T, p *harness.Driver) {
 }
 
 // uuid is that of the device of a claim.
-func (s *reportScene) uuid(t *testing.T, claim int) string {
+func (s *reportNode) uuid(t *testing.T, claim int) string {
 	t.Helper()
 	d := s.layout.claims[claim][0]
 	g := &s.n.Machine(t).GPUs[d.GPU]
@@ -182,7 +182,7 @@ func (s *reportScene) uuid(t *testing.T, claim int) string {
 }
 
 // reported fails unless the status of each claim says which device it has.
-func (s *reportScene) reported(t *testing.T) error {
+func (s *reportNode) reported(t *testing.T) error {
 	t.Helper()
 	for i, c := range s.claims {
 		entries, err := s.n.Status(c.GetNamespace(), c.GetName())
@@ -197,7 +197,7 @@ func (s *reportScene) reported(t *testing.T) error {
 }
 
 // untilNothing waits until nothing of the claims is left on the node.
-func (s *reportScene) untilNothing(t *testing.T, p *harness.Driver) {
+func (s *reportNode) untilNothing(t *testing.T, p *harness.Driver) {
 	t.Helper()
 	p.Until(t, "the end of the claims", func(context.Context) error {
 		return harness.AsError(s.without.Diff(s.n.Snapshot(t)))
@@ -205,7 +205,7 @@ func (s *reportScene) untilNothing(t *testing.T, p *harness.Driver) {
 }
 
 // checkBeside checks that the claim beside has its status after all that.
-func (s *reportScene) checkBeside(t *testing.T) {
+func (s *reportNode) checkBeside(t *testing.T) {
 	t.Helper()
 	p := s.start(t, harness.Frequent)
 	entries, err := s.n.Status(s.beside[0].GetNamespace(), s.beside[0].GetName())

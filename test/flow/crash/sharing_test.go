@@ -19,7 +19,7 @@ func (l crashLayout) usesMPS() bool {
 
 // checkSharing fails unless a claim's containers share their devices as the layout
 // has it, with limits that hold.
-func (s *crashScene) checkSharing(t *testing.T, claim int, ids []string) error {
+func (s *crashNode) checkSharing(t *testing.T, claim int, ids []string) error {
 	t.Helper()
 	for _, r := range s.layout.claims[claim] {
 		slice := harness.DefaultSlice
@@ -52,7 +52,7 @@ func (s *crashScene) checkSharing(t *testing.T, claim int, ids []string) error {
 }
 
 // limits are what a program says of those of a claim.
-func (s *crashScene) limits(claim int) []string {
+func (s *crashNode) limits(claim int) []string {
 	switch s.layout.config {
 	case harness.GPUWithMPS:
 		return []string{"limit 8192 MiB", "(50 %)"}

@@ -25,7 +25,7 @@ func TestSupervisorCrash(t *testing.T) {
 	for _, layout := range []string{"second MPS share", "MPS share of a partition"} {
 		t.Run(layout, func(t *testing.T) {
 			t.Parallel()
-			s := &supervisorScene{crashScene: newCrashScene(t, crashSharing[layout])}
+			s := &supervisorNode{crashNode: newCrashNode(t, crashSharing[layout])}
 			s.supervisor.Kill()
 			s.renew(t)
 			for _, operation := range crashOperations {
@@ -41,22 +41,22 @@ func TestSupervisorCrash(t *testing.T) {
 	}
 }
 
-// supervisorScene is a scene in which the supervisor dies. The driver goes on, and
+// supervisorNode is a crashNode in which the supervisor dies. The driver goes on, and
 // cleans up all the time.
-type supervisorScene struct {
-	*crashScene
+type supervisorNode struct {
+	*crashNode
 
 	p *harness.Driver
 }
 
 // renew runs the node's next supervisor.
-func (s *supervisorScene) renew(t *testing.T) {
+func (s *supervisorNode) renew(t *testing.T) {
 	t.Helper()
 	s.supervisor = s.n.StartKillableSupervisor(s.t)
 }
 
 // driver is the one that runs, or a new one.
-func (s *supervisorScene) driver(t *testing.T) *harness.Driver {
+func (s *supervisorNode) driver(t *testing.T) *harness.Driver {
 	t.Helper()
 	if s.p == nil {
 		s.p = s.start(s.t, []string{"--poll-interval=50ms"})
@@ -69,10 +69,10 @@ func (s *supervisorScene) driver(t *testing.T) *harness.Driver {
 // that it was to do; call is what comes of the driver's call.
 var supervisorWays = []struct {
 	name string
-	run  func(t *testing.T, s *supervisorScene, call <-chan error)
+	run  func(t *testing.T, s *supervisorNode, call <-chan error)
 }{
 	// The container runtime starts it again. The call may succeed, or say why not.
-	{"comes back", func(t *testing.T, s *supervisorScene, call <-chan error) {
+	{"comes back", func(t *testing.T, s *supervisorNode, call <-chan error) {
 		s.supervisor.Kill()
 		s.renew(t)
 		err := <-call
@@ -85,7 +85,7 @@ var supervisorWays = []struct {
 		s.untilWithout(t, s.p)
 	}},
 	// Pods can end meanwhile.
-	{"stays away", func(t *testing.T, s *supervisorScene, call <-chan error) {
+	{"stays away", func(t *testing.T, s *supervisorNode, call <-chan error) {
 		s.supervisor.Kill()
 		err := <-call
 		if s.operation.prepared && err != nil {
@@ -96,7 +96,7 @@ var supervisorWays = []struct {
 		s.untilWithout(t, s.p)
 	}},
 	// As in a crash of the node's container runtime.
-	{"driver killed, too", func(t *testing.T, s *supervisorScene, call <-chan error) {
+	{"driver killed, too", func(t *testing.T, s *supervisorNode, call <-chan error) {
 		s.supervisor.Kill()
 		s.p.Kill()
 		t.Logf("the call: %v", <-call)
@@ -107,7 +107,7 @@ var supervisorWays = []struct {
 		s.p.MustUnprepare(t, s.claims...)
 		s.untilWithout(t, s.p)
 	}},
-	{"driver killed alone", func(t *testing.T, s *supervisorScene, call <-chan error) {
+	{"driver killed alone", func(t *testing.T, s *supervisorNode, call <-chan error) {
 		s.p.Kill()
 		t.Logf("the call: %v", <-call)
 		s.p = nil
@@ -121,7 +121,7 @@ var supervisorWays = []struct {
 
 // prepareAgain has the kubelet repeat the call until it succeeds, and checks what
 // containers get. The driver does not notice a new supervisor at once.
-func (s *supervisorScene) prepareAgain(t *testing.T) {
+func (s *supervisorNode) prepareAgain(t *testing.T) {
 	t.Helper()
 	for _, c := range s.claims {
 		s.p.Until(t, "a prepared claim", func(ctx context.Context) error {
@@ -133,7 +133,7 @@ func (s *supervisorScene) prepareAgain(t *testing.T) {
 }
 
 // killEverywhere kills before effect 1, 2 and so on until there is no such effect.
-func (s *supervisorScene) killEverywhere(t *testing.T, count *harness.Enumeration) {
+func (s *supervisorNode) killEverywhere(t *testing.T, count *harness.Enumeration) {
 	effects := s.effects(t)
 	for i, e := range effects {
 		t.Logf("effect %d: %s", i+1, s.shorten(e))
@@ -166,7 +166,7 @@ func (s *supervisorScene) killEverywhere(t *testing.T, count *harness.Enumeratio
 }
 
 // effects are those of the whole operation.
-func (s *supervisorScene) effects(t *testing.T) []killpoint.Effect {
+func (s *supervisorNode) effects(t *testing.T) []killpoint.Effect {
 	t.Helper()
 	call := s.crash(t, 0)
 	must.Do(t, <-call)
@@ -178,7 +178,7 @@ func (s *supervisorScene) effects(t *testing.T) []killpoint.Effect {
 
 // crash runs the operation with new claims until the supervisor is killed before
 // its effect n, or until it is done.
-func (s *supervisorScene) crash(t *testing.T, n int) (call chan error) {
+func (s *supervisorNode) crash(t *testing.T, n int) (call chan error) {
 	t.Helper()
 	p := s.driver(t)
 	s.allocate(t)
@@ -205,7 +205,7 @@ func (s *supervisorScene) crash(t *testing.T, n int) (call chan error) {
 }
 
 // besideWorks fails if a program of the claims beside noticed anything.
-func (s *crashScene) besideWorks(t *testing.T) {
+func (s *crashNode) besideWorks(t *testing.T) {
 	t.Helper()
 	for i, u := range s.users {
 		expect.Do(t, u.Check(), "the program of claim", i, "beside")

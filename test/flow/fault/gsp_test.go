@@ -64,7 +64,7 @@ func TestGSPHangs(t *testing.T) {
 func betweenPolls(t *testing.T, h *hang) {
 	t.Helper()
 	first, last, since := uint64(0), uint64(0), time.Now()
-	h.p.Until(t, "a moment after a look at the GPUs", func(context.Context) error {
+	h.p.Until(t, "a moment after an observation of the GPUs", func(context.Context) error {
 		counts, err := h.n.State.Calls()
 		if err != nil {
 			return err

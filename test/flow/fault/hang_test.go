@@ -35,11 +35,11 @@ func TestHang(t *testing.T) {
 		// hangs is the operation that the call belongs to.
 		hangs harness.Operation
 	}{
-		"look":                    {"nvmlDeviceGetMigMode", harness.Prepare},
-		"create":                  {"nvmlDeviceCreateGpuInstanceWithPlacement", harness.Prepare},
-		"create compute instance": {"nvmlGpuInstanceCreateComputeInstance", harness.Prepare},
-		"destroy":                 {"nvmlGpuInstanceDestroy", harness.Unprepare},
-		"look before destroying":  {"nvmlDeviceGetGpuInstances", harness.Unprepare},
+		"observe":                   {"nvmlDeviceGetMigMode", harness.Prepare},
+		"create":                    {"nvmlDeviceCreateGpuInstanceWithPlacement", harness.Prepare},
+		"create compute instance":   {"nvmlGpuInstanceCreateComputeInstance", harness.Prepare},
+		"destroy":                   {"nvmlGpuInstanceDestroy", harness.Unprepare},
+		"observe before destroying": {"nvmlDeviceGetGpuInstances", harness.Unprepare},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -24,7 +24,7 @@ import (
 // partition goes when the process has ended.
 func TestFaultsWhileInUse(t *testing.T) {
 	t.Parallel()
-	r := newFaultRig(t, faultLayouts["partition"], lanes)
+	r := newFaultRig(t, faultLayouts["partition"], workers)
 	header := readHeader(t)
 	var cases []faultCase
 	functions := r.whoHoldsIt(t)
@@ -32,14 +32,14 @@ func TestFaultsWhileInUse(t *testing.T) {
 		codes := must.Get(header.codes(function))(t)
 		cases = append(cases, ways(harness.Unprepare, function, functions[function], codes)...)
 	}
-	r.runAll(t, harness.Enumerate(t, "faults", 45), "in use", cases, (*lane).runInUse)
+	r.runAll(t, harness.Enumerate(t, "faults", 45), "in use", cases, (*worker).runInUse)
 }
 
 // whoHoldsIt are the functions that are called only where a partition is in use.
 func (r *faultRig) whoHoldsIt(t *testing.T) map[string]int {
 	t.Helper()
 	usual := r.count(t, harness.Unprepare)
-	l := &lane{faultRig: r, gpu: 0, neighbour: 1}
+	l := &worker{faultRig: r, gpu: 0, neighbour: 1}
 	claim, end, err := l.beginInUse(t.Context())
 	must.Do(t, err)
 	counts := r.countCalls(t, func() {
@@ -56,11 +56,11 @@ func (r *faultRig) whoHoldsIt(t *testing.T) map[string]int {
 	return counts
 }
 
-// trainer is the process that holds the partition of each lane.
+// trainer is the process that holds the partition of each worker.
 const trainer = 4711
 
 // beginInUse prepares a claim, and a process uses it until end is called.
-func (l *lane) beginInUse(ctx context.Context) (claim *drapb.Claim, end func() error, err error) {
+func (l *worker) beginInUse(ctx context.Context) (claim *drapb.Claim, end func() error, err error) {
 	if claim, err = l.begin(ctx, harness.Unprepare); err != nil {
 		return nil, nil, err
 	}
@@ -85,7 +85,7 @@ func (l *lane) beginInUse(ctx context.Context) (claim *drapb.Claim, end func() e
 }
 
 // runInUse is run for a claim that a process uses.
-func (l *lane) runInUse(ctx context.Context, c faultCase) error {
+func (l *worker) runInUse(ctx context.Context, c faultCase) error {
 	claim, end, err := l.beginInUse(ctx)
 	if err != nil {
 		return fmt.Errorf("before the fault: %w", err)
@@ -117,7 +117,7 @@ func (l *lane) runInUse(ctx context.Context, c faultCase) error {
 
 // checkInUse fails unless the call has succeeded and the driver retries by itself, or the
 // error names the process that holds the partition, or the call that failed to find it.
-func (l *lane) checkInUse(c faultCase, claim *drapb.Claim, err error) error {
+func (l *worker) checkInUse(c faultCase, claim *drapb.Claim, err error) error {
 	m, readErr := l.n.State.Snapshot()
 	if readErr != nil {
 		return readErr

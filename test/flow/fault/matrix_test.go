@@ -22,8 +22,8 @@ import (
 	"github.com/partage-dev/partage/test/must"
 )
 
-// lanes is how many cases run at a time on one machine, on two GPUs each.
-const lanes = 8
+// workers is how many cases run at a time on one machine, on two GPUs each.
+const workers = 8
 
 // faultLayouts are the kinds of claims whose NVML calls differ.
 var faultLayouts = map[string]faultLayout{
@@ -80,10 +80,10 @@ func TestFaults(t *testing.T) {
 	for name, layout := range faultLayouts {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newFaultRig(t, layout, lanes)
+			r := newFaultRig(t, layout, workers)
 			calls := r.countAll(t)
-			r.runAll(t, count, name, r.cases(t, header, calls), (*lane).run)
-			r.runAll(t, slow, name, slowCases(calls), (*lane).runSlow)
+			r.runAll(t, count, name, r.cases(t, header, calls), (*worker).run)
+			r.runAll(t, slow, name, slowCases(calls), (*worker).runSlow)
 		})
 	}
 }
@@ -97,8 +97,8 @@ type faultRig struct {
 	mode bool
 }
 
-// newFaultRig has room for some lanes, which have two GPUs each.
-func newFaultRig(t *testing.T, layout faultLayout, lanes int) *faultRig {
+// newFaultRig has room for some workers, which have two GPUs each.
+func newFaultRig(t *testing.T, layout faultLayout, workers int) *faultRig {
 	t.Helper()
 	change := layout.change
 	if change == nil {
@@ -110,7 +110,7 @@ func newFaultRig(t *testing.T, layout faultLayout, lanes int) *faultRig {
 	}
 	r.start(t)
 	if layout.beside.Profile != "" {
-		for gpu := range 2 * lanes {
+		for gpu := range 2 * workers {
 			r.p.NewClaim(t, r.n, harness.Partition(gpu, layout.beside.Profile, layout.beside.Start))
 		}
 	}
@@ -146,16 +146,16 @@ func (r *faultRig) start(t *testing.T) {
 	})
 }
 
-// runAll runs the cases that are in the sample on all lanes.
+// runAll runs the cases that are in the sample on all workers.
 func (r *faultRig) runAll(
-	t *testing.T, count *harness.Enumeration, kind string, cases []faultCase, run func(*lane, context.Context, faultCase) error,
+	t *testing.T, count *harness.Enumeration, kind string, cases []faultCase, run func(*worker, context.Context, faultCase) error,
 ) {
 	t.Helper()
 	next := make(chan faultCase)
 	var wg sync.WaitGroup
-	for i := range lanes {
+	for i := range workers {
 		wg.Go(func() {
-			l := &lane{faultRig: r, gpu: 2 * i, neighbour: 2*i + 1}
+			l := &worker{faultRig: r, gpu: 2 * i, neighbour: 2*i + 1}
 			for c := range next {
 				expect.Do(t, run(l, t.Context(), c), c)
 				count.Ran(kind)
@@ -213,7 +213,7 @@ func (r *faultRig) cases(t *testing.T, header *nvmlHeader, counts callCounts) []
 // second time counts, when everything that is kept has been read.
 func (r *faultRig) count(t *testing.T, o harness.Operation) map[string]int {
 	t.Helper()
-	l := &lane{faultRig: r, gpu: 0, neighbour: 1}
+	l := &worker{faultRig: r, gpu: 0, neighbour: 1}
 	must.Do(t, l.roundTrip(t.Context(), l.gpu))
 	claim := must.Get(l.begin(t.Context(), o))(t)
 	counts := r.countCalls(t, func() {
@@ -240,9 +240,9 @@ func (r *faultRig) countCalls(t *testing.T, f func()) map[string]int {
 	return counts
 }
 
-// begin allocates a claim on the lane's GPU and does what the operation needs to
+// begin allocates a claim on the worker's GPU and does what the operation needs to
 // have happened.
-func (l *lane) begin(ctx context.Context, o harness.Operation) (claim *drapb.Claim, err error) {
+func (l *worker) begin(ctx context.Context, o harness.Operation) (claim *drapb.Claim, err error) {
 	if l.layout.before != nil {
 		err := l.n.State.Update(func(m *machine.Machine) error {
 			l.layout.before(&m.GPUs[l.gpu])
@@ -287,7 +287,7 @@ func TestFaultsOfFirstCalls(t *testing.T) {
 					r = newFaultRig(t, layout, 1)
 				}
 				r.restart(t)
-				l := &lane{faultRig: r, gpu: 0, neighbour: 1}
+				l := &worker{faultRig: r, gpu: 0, neighbour: 1}
 				expect.Do(t, l.run(t.Context(), c), c)
 				count.Ran(c.fault.Function)
 			}
@@ -301,7 +301,7 @@ func firstCalls(t *testing.T, layout faultLayout) map[string]int {
 	t.Helper()
 	r := newFaultRig(t, layout, 1)
 	r.restart(t)
-	l := &lane{faultRig: r, gpu: 0, neighbour: 1}
+	l := &worker{faultRig: r, gpu: 0, neighbour: 1}
 	claim := must.Get(l.begin(t.Context(), harness.Prepare))(t)
 	first := r.countCalls(t, func() {
 		must.Get(r.p.Call(t.Context(), harness.Prepare, claim, harness.KubeletTimeout))(t)

@@ -48,7 +48,7 @@ type mpsRig struct {
 	users []*harness.Program
 }
 
-const mpsLanes = 4
+const mpsWorkers = 4
 
 // TestFaultsOfMPS makes everything that a control daemon and its server do for a
 // claim go wrong in every way. A claim that is prepared
@@ -58,7 +58,7 @@ func TestFaultsOfMPS(t *testing.T) {
 	t.Parallel()
 	// What the supervisor does by itself is not part of an operation.
 	quiet := newMPSRig(t, 0, "--check-interval=1m")
-	r := newMPSRig(t, mpsLanes)
+	r := newMPSRig(t, mpsWorkers)
 	type mpsCase struct {
 		operation harness.Operation
 		name      string
@@ -82,11 +82,11 @@ func TestFaultsOfMPS(t *testing.T) {
 		next <- c
 	}
 	close(next)
-	for lane := range mpsLanes {
-		t.Run("lane "+strconv.Itoa(lane), func(t *testing.T) {
+	for worker := range mpsWorkers {
+		t.Run("worker "+strconv.Itoa(worker), func(t *testing.T) {
 			t.Parallel()
 			for c := range next {
-				c.fault.GPU = 2 * lane
+				c.fault.GPU = 2 * worker
 				expect.Do(t, r.run(t, c.operation, c.fault), c.name)
 				count.Ran(string(c.operation))
 			}
@@ -94,14 +94,14 @@ func TestFaultsOfMPS(t *testing.T) {
 	}
 }
 
-func newMPSRig(t *testing.T, lanes int, supervisorFlags ...string) *mpsRig {
+func newMPSRig(t *testing.T, workers int, supervisorFlags ...string) *mpsRig {
 	t.Helper()
 	r := &mpsRig{n: harness.NewNode(t, "h100x16")}
 	r.n.StartSupervisor(t, supervisorFlags...)
 	r.p = r.n.Start(t, "--poll-interval=50ms")
 	r.p.Ready(t)
-	for lane := range lanes {
-		_, ids := r.p.NewClaim(t, r.n, harness.Device{GPU: 2*lane + 1, Kind: harness.MPS})
+	for worker := range workers {
+		_, ids := r.p.NewClaim(t, r.n, harness.Device{GPU: 2*worker + 1, Kind: harness.MPS})
 		r.users = append(r.users, r.n.StartProgram(t, ids...))
 	}
 	return r

@@ -27,7 +27,7 @@ type slowFile struct {
 	// device and config are the claim's, on GPU 0.
 	device harness.Device
 	config []harness.Config
-	// prepared: the claim is prepared before. What happens then is the operation; a look makes its CDI spec
+	// prepared: the claim is prepared before. What happens then is the operation; an observation makes its CDI spec
 	// again, which was removed.
 	prepared  bool
 	operation harness.Operation
@@ -71,8 +71,8 @@ func slowFiles() []slowFile {
 		{name: "proc of the partition, prepared before", device: partition, prepared: true, operation: harness.Prepare, hold: holdCapabilities},
 		{name: "nvidia-smi", config: short, operation: harness.Prepare, hold: holdSMI},
 		{name: "nvidia-smi at the end", config: short, prepared: true, operation: harness.Unprepare, hold: holdSMI},
-		{name: "proc of the GPU, cleaning up", device: partition, prepared: true, operation: harness.Look, hold: holdProc},
-		{name: "proc of the partition, cleaning up", device: partition, prepared: true, operation: harness.Look, hold: holdCapabilities},
+		{name: "proc of the GPU, cleaning up", device: partition, prepared: true, operation: harness.Observe, hold: holdProc},
+		{name: "proc of the partition, cleaning up", device: partition, prepared: true, operation: harness.Observe, hold: holdCapabilities},
 		{name: "driver's folder", device: partition, operation: harness.Prepare, hold: holdLibraries, all: true},
 	}
 }
@@ -95,12 +95,12 @@ func TestSlowFiles(t *testing.T) {
 func (c slowFile) run(t *testing.T) error {
 	n := harness.NewNode(t, "h100x2")
 	flags := harness.Quiet
-	if c.operation == harness.Look {
+	if c.operation == harness.Observe {
 		flags = harness.Frequent
 	}
 	p := n.Run(t, slices.Concat(flags, patient)...)
 	before := n.Snapshot(t)
-	l := &lane{faultRig: &faultRig{n: n, p: p}, gpu: 0, neighbour: 1}
+	l := &worker{faultRig: &faultRig{n: n, p: p}, gpu: 0, neighbour: 1}
 	// The driver's folder is looked through twice before what is found is kept, so this is one of the two.
 	beside, _ := p.NewClaim(t, n, harness.Device{GPU: 1})
 	claim := n.Allocate(t, []harness.Device{c.device}, c.config...)
@@ -129,9 +129,9 @@ func (c slowFile) run(t *testing.T) error {
 }
 
 // begin does what is held on the way.
-func (c slowFile) begin(t *testing.T, l *lane, claim *drapb.Claim) <-chan answered {
+func (c slowFile) begin(t *testing.T, l *worker, claim *drapb.Claim) <-chan answered {
 	t.Helper()
-	if c.operation != harness.Look {
+	if c.operation != harness.Observe {
 		return l.answer(t.Context(), c.operation, claim)
 	}
 	var spec string
@@ -156,7 +156,7 @@ func (c slowFile) begin(t *testing.T, l *lane, claim *drapb.Claim) <-chan answer
 }
 
 // neighbour has the claim on the other GPU go, and another one come and go.
-func (c slowFile) neighbour(t *testing.T, l *lane, beside *drapb.Claim) error {
+func (c slowFile) neighbour(t *testing.T, l *worker, beside *drapb.Claim) error {
 	if err := l.p.TryUnprepare(t.Context(), beside, enoughTime); err != nil {
 		return fmt.Errorf("release on GPU 1, which needs nothing that is held: %w", err)
 	}

@@ -37,7 +37,7 @@ func slowCase(o harness.Operation, function string, skip int) faultCase {
 
 // runSlow holds a call of an operation. A claim on the other GPU comes and goes meanwhile, and when
 // the call goes on, its claim is prepared or released as if nothing had been.
-func (l *lane) runSlow(ctx context.Context, c faultCase) (err error) {
+func (l *worker) runSlow(ctx context.Context, c faultCase) (err error) {
 	claim, err := l.begin(ctx, c.operation)
 	if err != nil {
 		return fmt.Errorf("before the call is held: %w", err)
@@ -82,7 +82,7 @@ type answered struct {
 }
 
 // answer makes a call.
-func (l *lane) answer(ctx context.Context, o harness.Operation, claim *drapb.Claim) <-chan answered {
+func (l *worker) answer(ctx context.Context, o harness.Operation, claim *drapb.Claim) <-chan answered {
 	answers := make(chan answered, 1)
 	go func() {
 		ids, err := l.p.Call(ctx, o, claim, harness.KubeletTimeout)
@@ -95,7 +95,7 @@ func (l *lane) answer(ctx context.Context, o harness.Operation, claim *drapb.Cla
 const enoughTime = 40 * time.Second
 
 // neighbourGoes fails if a claim on the other GPU does not come and go while a call is held.
-func (l *lane) neighbourGoes(ctx context.Context) error {
+func (l *worker) neighbourGoes(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, enoughTime)
 	defer cancel()
 	if err := l.besides(ctx); err != nil {

@@ -273,12 +273,12 @@ func TestInterrupted(t *testing.T) {
 	unchanged(t, n, before)
 }
 
-// TestKilledStep: where the conformance kit is killed, the server that it leaves does not stay.
+// TestKilledStep: where the conformance command is killed, the server that it leaves does not stay.
 func TestKilledStep(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, aMachine)
 	before := n.Machine(t)
-	// Only the conformance kit asks for that, long after its server has started.
+	// Only the conformance command asks for that, long after its server has started.
 	gate := n.Inject(t, machine.Fault{Function: "mps_get_default_client_priority", GPU: 0, Hang: true, Effect: machine.Proceed, Times: 1})
 	r := script(t, n, bundleFolder(t))
 	must.Do(t, r.Start())

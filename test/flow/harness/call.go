@@ -29,12 +29,12 @@ const (
 // Operation is what the driver does when a fault strikes.
 type Operation string
 
-// Prepare and Unprepare are the kubelet's calls; Look is what the driver does by
+// Prepare and Unprepare are the kubelet's calls; Observe is what the driver does by
 // itself every now and then.
 const (
 	Prepare   Operation = "prepare"
 	Unprepare Operation = "unprepare"
-	Look      Operation = "look"
+	Observe   Operation = "observe"
 )
 
 // Call makes one call for one claim.

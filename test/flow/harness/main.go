@@ -27,7 +27,7 @@ import (
 // Programs are the files that the tests run.
 type Programs struct {
 	Driver, Supervisor string
-	// Probe is the CUDA program that the conformance kit runs.
+	// Probe is the CUDA program that the conformance command runs.
 	Probe string
 	// Client is the stand-in of a program that uses CUDA.
 	Client string

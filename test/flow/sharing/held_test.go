@@ -26,10 +26,10 @@ func TestSlowDaemon(t *testing.T) {
 		"start of the daemon":  {mps.ControlStart, harness.Prepare},
 		"start of the server":  {mps.ServerStart, harness.Prepare},
 		"limits":               {state.MPS + "set_default_active_thread_percentage", harness.Prepare},
-		"look":                 {state.MPS + "get_server_list", harness.Look},
+		"observe":              {state.MPS + "get_server_list", harness.Observe},
 		"end of the daemon":    {state.MPS + "quit", harness.Unprepare},
-		"release while slow":   {state.MPS + "get_server_status", harness.Look},
-		"clients of the other": {state.MPS + "get_client_list", harness.Look},
+		"release while slow":   {state.MPS + "get_server_status", harness.Observe},
+		"clients of the other": {state.MPS + "get_client_list", harness.Observe},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -40,7 +40,7 @@ func TestSlowDaemon(t *testing.T) {
 			}
 			gate := n.Inject(t, machine.Fault{Function: slow.function, GPU: 0, Hang: true, Effect: machine.Proceed})
 			answer := make(chan error, 1)
-			if slow.during == harness.Look {
+			if slow.during == harness.Observe {
 				answer <- nil
 			} else {
 				go func() {

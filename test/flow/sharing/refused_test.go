@@ -66,7 +66,7 @@ func TestNoSupervisor(t *testing.T) {
 // that their sessions are cleaned up once there is one.
 func TestReleaseWithoutSupervisor(t *testing.T) {
 	t.Parallel()
-	s := newMPSScene(t, harness.Frequent...)
+	s := newMPSNode(t, harness.Frequent...)
 	for _, u := range s.users {
 		u.Kill()
 	}

@@ -15,7 +15,7 @@ import (
 // supervisor takes them over.
 func TestSupervisorKilled(t *testing.T) {
 	t.Parallel()
-	s := newMPSScene(t, harness.Frequent...)
+	s := newMPSNode(t, harness.Frequent...)
 	s.supervisor.Kill()
 	first := s.n.Servers(t, 0)
 	s.supervisor = s.n.StartSupervisor(t)
@@ -35,7 +35,7 @@ func TestSupervisorKilled(t *testing.T) {
 // starts them again for existing claims.
 func TestSupervisorStopped(t *testing.T) {
 	t.Parallel()
-	s := newMPSScene(t, harness.Frequent...)
+	s := newMPSNode(t, harness.Frequent...)
 	for _, u := range s.users {
 		u.Kill()
 	}
@@ -54,10 +54,10 @@ func TestSupervisorStopped(t *testing.T) {
 // replaced.
 func TestMPSAndNewPlugin(t *testing.T) {
 	t.Parallel()
-	for name, replace := range map[string]func(t *testing.T, s *mpsScene){
-		"killed":  func(t *testing.T, s *mpsScene) { s.p.Kill(); s.p = s.n.Start(t) },
-		"stopped": func(t *testing.T, s *mpsScene) { s.p.Stop(t); s.p = s.n.Start(t) },
-		"upgraded": func(t *testing.T, s *mpsScene) {
+	for name, replace := range map[string]func(t *testing.T, s *mpsNode){
+		"killed":  func(t *testing.T, s *mpsNode) { s.p.Kill(); s.p = s.n.Start(t) },
+		"stopped": func(t *testing.T, s *mpsNode) { s.p.Stop(t); s.p = s.n.Start(t) },
+		"upgraded": func(t *testing.T, s *mpsNode) {
 			old := s.p
 			s.p = s.n.Run(t)
 			old.Stop(t)
@@ -65,7 +65,7 @@ func TestMPSAndNewPlugin(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newMPSScene(t)
+			s := newMPSNode(t)
 			first := s.n.Servers(t, 0)
 			replace(t, s)
 			s.p.Ready(t)
@@ -84,7 +84,7 @@ func TestMPSAndNewPlugin(t *testing.T) {
 // sessions again.
 func TestMPSReboot(t *testing.T) {
 	t.Parallel()
-	s := newMPSScene(t)
+	s := newMPSNode(t)
 	s.p.Kill()
 	s.supervisor.Kill()
 	s.n.Reboot(t)

@@ -22,9 +22,9 @@ import (
 	"github.com/partage-dev/partage/test/must"
 )
 
-// mpsScene has a claim with an MPS share and a program on each of two GPUs. What goes wrong
+// mpsNode has a claim with an MPS share and a program on each of two GPUs. What goes wrong
 // is on the first.
-type mpsScene struct {
+type mpsNode struct {
 	n          *harness.Node
 	p          *harness.Driver
 	supervisor *harness.Supervisor
@@ -36,9 +36,9 @@ type mpsScene struct {
 	before harness.Snapshot
 }
 
-func newMPSScene(t *testing.T, flags ...string) *mpsScene {
+func newMPSNode(t *testing.T, flags ...string) *mpsNode {
 	t.Helper()
-	s := &mpsScene{n: harness.NewNode(t, "h100x2")}
+	s := &mpsNode{n: harness.NewNode(t, "h100x2")}
 	s.supervisor = s.n.StartSupervisor(t)
 	s.before = s.n.Snapshot(t)
 	s.p = s.n.Run(t, flags...)
@@ -54,26 +54,26 @@ func newMPSScene(t *testing.T, flags ...string) *mpsScene {
 
 // stubborn starts a program that does not end when it loses its server, which delays the
 // recovery for as long as a program can.
-func (s *mpsScene) stubborn(t *testing.T, gpu int) *harness.Program {
+func (s *mpsNode) stubborn(t *testing.T, gpu int) *harness.Program {
 	t.Helper()
 	return must.Get(s.n.TryStartProgram(t.Context(), t, s.n.Container(t, s.ids[gpu]...), "--stay"))(t)
 }
 
 // lost waits until the program on the first GPU has lost its server.
-func (s *mpsScene) lost(t *testing.T) {
+func (s *mpsNode) lost(t *testing.T) {
 	t.Helper()
 	s.p.UntilTrue(t, "the program to lose its server", func() bool { return s.users[0].Check() != nil })
 }
 
 // neighbourWorks fails if anything happened to the second GPU.
-func (s *mpsScene) neighbourWorks(t *testing.T) {
+func (s *mpsNode) neighbourWorks(t *testing.T) {
 	t.Helper()
 	expect.Do(t, s.users[1].Check(), "the program on the other GPU")
 	expect.Same(t, s.n.Servers(t, 1), s.server, "the other GPU's server")
 }
 
 // release ends everything and checks that nothing is left.
-func (s *mpsScene) release(t *testing.T) {
+func (s *mpsNode) release(t *testing.T) {
 	t.Helper()
 	for _, u := range s.users {
 		u.Kill()
@@ -84,13 +84,13 @@ func (s *mpsScene) release(t *testing.T) {
 }
 
 // pipe is the path of a file of the control daemon of a GPU's session.
-func (s *mpsScene) pipe(t *testing.T, gpu int, name string) string {
+func (s *mpsNode) pipe(t *testing.T, gpu int, name string) string {
 	t.Helper()
 	return filepath.Join(s.n.MPSDir, s.n.DeviceName(t, gpu, "", 0), "pipe/daemon", name)
 }
 
 // daemon is the process ID of the control daemon of a GPU's session.
-func (s *mpsScene) daemon(t *testing.T, gpu int) int {
+func (s *mpsNode) daemon(t *testing.T, gpu int) int {
 	t.Helper()
 	path := s.pipe(t, gpu, "nvidia-cuda-mps-control.pid")
 	data := must.Get(os.ReadFile(path))(t)
@@ -106,7 +106,7 @@ func killed(t *testing.T, pids ...int) {
 
 // unnoticed does something while the supervisor stands still. For that, one thing after the other
 // has happened at once.
-func (s *mpsScene) unnoticed(t *testing.T, do func()) {
+func (s *mpsNode) unnoticed(t *testing.T, do func()) {
 	t.Helper()
 	supervisor := s.supervisor.Cmd.Process
 	must.Do(t, supervisor.Signal(unix.SIGSTOP))
@@ -125,14 +125,14 @@ func (s *mpsScene) unnoticed(t *testing.T, do func()) {
 }
 
 // mpsTroubles are what can happen to the first GPU's clients.
-var mpsTroubles = map[string]func(t *testing.T, s *mpsScene){
-	"daemon killed": func(t *testing.T, s *mpsScene) { killed(t, s.daemon(t, 0)) },
-	"server killed": func(t *testing.T, s *mpsScene) { killed(t, s.n.Servers(t, 0)...) },
-	"both killed": func(t *testing.T, s *mpsScene) {
+var mpsTroubles = map[string]func(t *testing.T, s *mpsNode){
+	"daemon killed": func(t *testing.T, s *mpsNode) { killed(t, s.daemon(t, 0)) },
+	"server killed": func(t *testing.T, s *mpsNode) { killed(t, s.n.Servers(t, 0)...) },
+	"both killed": func(t *testing.T, s *mpsNode) {
 		pids := append(s.n.Servers(t, 0), s.daemon(t, 0))
 		s.unnoticed(t, func() { killed(t, pids...) })
 	},
-	"fault": func(t *testing.T, s *mpsScene) {
+	"fault": func(t *testing.T, s *mpsNode) {
 		s.n.Update(t, func(m *machine.Machine) {
 			for i := range m.Processes {
 				p := &m.Processes[i]
@@ -141,18 +141,18 @@ var mpsTroubles = map[string]func(t *testing.T, s *mpsScene){
 		})
 	},
 	// What it answers is never asked for, and no container starts on it.
-	"socket replaced": func(t *testing.T, s *mpsScene) {
+	"socket replaced": func(t *testing.T, s *mpsNode) {
 		path := s.pipe(t, 0, "control")
 		listener := must.Get(net.Listen("unixpacket", path+".mine"))(t)
 		t.Cleanup(func() { _ = listener.Close() })
 		must.Do(t, os.Rename(path+".mine", path))
 	},
-	"supervisor and daemon killed": func(t *testing.T, s *mpsScene) {
+	"supervisor and daemon killed": func(t *testing.T, s *mpsNode) {
 		s.supervisor.Kill()
 		killed(t, s.daemon(t, 0))
 		s.supervisor = s.n.StartSupervisor(t)
 	},
-	"supervisor killed, then the server": func(t *testing.T, s *mpsScene) {
+	"supervisor killed, then the server": func(t *testing.T, s *mpsNode) {
 		s.supervisor.Kill()
 		killed(t, s.n.Servers(t, 0)...)
 		s.supervisor = s.n.StartSupervisor(t)
@@ -166,7 +166,7 @@ func TestMPSTrouble(t *testing.T) {
 	for name, trouble := range mpsTroubles {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newMPSScene(t, harness.Frequent...)
+			s := newMPSNode(t, harness.Frequent...)
 			trouble(t, s)
 			s.lost(t)
 			s.p.UntilEvent(t, s.n, "MPSServerLost", s.n.DeviceName(t, 0, "", 0))
@@ -192,7 +192,7 @@ func TestMPSTrouble(t *testing.T) {
 // because of a program that a fault has hit and that does not end.
 func TestMPSFaultTaint(t *testing.T) {
 	t.Parallel()
-	s := newMPSScene(t, harness.Frequent...)
+	s := newMPSNode(t, harness.Frequent...)
 	mpsTroubles["fault"](t, s)
 	s.p.UntilTainted(t, s.n, "mps-unhealthy", s.n.DevicesOf(t, 0))
 	another := s.n.Allocate(t, []harness.Device{{GPU: 0, Kind: harness.MPS}})
@@ -215,7 +215,7 @@ func TestMPSDoesNotComeBack(t *testing.T) {
 	for name, comesBack := range map[string]bool{"comes back": true, "released meanwhile": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newMPSScene(t, harness.Frequent...)
+			s := newMPSNode(t, harness.Frequent...)
 			fault := s.n.Inject(t, machine.Fault{Function: "mps_control_start", GPU: 0, Effect: machine.Fail})
 			killed(t, s.daemon(t, 0))
 			s.p.UntilTainted(t, s.n, "mps-unhealthy", s.n.DevicesOf(t, 0))

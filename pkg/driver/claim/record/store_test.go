@@ -313,8 +313,8 @@ func look(dir string) (*Snapshot, error) {
 	return s.Snapshot(), nil
 }
 
-// TestLook checks that reading changes nothing.
-func TestLook(t *testing.T) {
+// TestReadingChangesNothing checks that reading changes nothing.
+func TestReadingChangesNothing(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "absent")
 	all, err := look(dir)
 	if err != nil || len(all.Records)+len(all.Guards)+len(all.Earlier) > 0 {

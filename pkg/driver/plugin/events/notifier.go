@@ -136,7 +136,7 @@ func (n *Notifier) due(now time.Time) (due []Event) {
 			if is.over == nil {
 				continue
 			}
-			if e, told := is.over(is.Statement); told {
+			if e, isOver := is.over(is.Statement); isOver {
 				due = append(due, e)
 			}
 		}

@@ -41,9 +41,9 @@ func (p *Publisher) act(ctx context.Context, r *rules.Request) {
 		return
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err), apierrors.IsAlreadyExists(err):
 		// What became of a request without an answer shows the same way when it is repeated.
-		p.memory.Doubt()
+		p.memory.Reread()
 	case apierrors.IsInvalid(err):
-		p.features.doubt() // these may be fields that the cluster cannot store any more
+		p.features.askSoon() // these may be fields that the cluster cannot store any more
 	}
 	p.refused(ctx, err)
 }
@@ -120,7 +120,7 @@ func (p *Publisher) put(ctx context.Context, r *rules.Request) error {
 	if lost == 0 {
 		return fmt.Errorf("the API server stored ResourceSlice %s with other content than was sent; is it changed by an admission webhook or policy?", stored.Name)
 	}
-	p.features.doubt()
+	p.features.askSoon()
 	return fmt.Errorf("the API server stored ResourceSlice %s without what needs %s, although it has stored such fields before; "+
 		"in a control plane of several versions another server may store them", stored.Name, lost)
 }

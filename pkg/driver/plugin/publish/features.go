@@ -142,15 +142,15 @@ type features struct {
 	pool   pool
 	client rest.Interface
 
-	// begun says that now is known.
-	begun bool
+	// known says that now is.
+	known bool
 	now   Features
 	// other is what answers have said instead since a time, if there were any.
 	other   Features
 	answers int
 	since   time.Time
-	// doubted means that fields were refused or dropped since an answer was as before.
-	doubted bool
+	// suspect means that fields were refused or dropped since an answer was as before.
+	suspect bool
 
 	// version is that of the server that was asked last.
 	version string
@@ -166,8 +166,8 @@ func (f *features) check(ctx context.Context, stored []*resourceapi.ResourceSlic
 		f.schedule()
 		return err
 	}
-	if !f.begun {
-		f.begun, f.now = true, answer|usedBy(stored...)
+	if !f.known {
+		f.known, f.now = true, answer|usedBy(stored...)
 	}
 	f.settle(ctx, answer)
 	return nil
@@ -181,7 +181,7 @@ func (f *features) settle(ctx context.Context, answer Features) {
 	logger := klog.FromContext(ctx)
 	switch {
 	case answer == f.now:
-		f.answers, f.doubted = 0, false
+		f.answers, f.suspect = 0, false
 	case f.answers == 0, answer != f.other:
 		f.other, f.answers, f.since = answer, 1, time.Now()
 		logger.Info("An API server has other features than before; this will count if it lasts", "version", f.version, "features", answer, "before", f.now)
@@ -189,15 +189,15 @@ func (f *features) settle(ctx context.Context, answer Features) {
 		f.answers++
 		if f.answers >= changeAnswers && time.Since(f.since) >= changeAfter {
 			logger.Info("The API servers have other features, publishing accordingly", "version", f.version, "features", answer, "before", f.now)
-			f.now, f.answers, f.doubted = answer, 0, false
+			f.now, f.answers, f.suspect = answer, 0, false
 		}
 	}
 	f.schedule()
 }
 
-// doubt makes the next question come sooner.
-func (f *features) doubt() {
-	f.doubted = true
+// askSoon makes the next question come sooner.
+func (f *features) askSoon() {
+	f.suspect = true
 	if soon := time.Now().Add(confirmAfter / 2); soon.Before(f.next) {
 		f.next = soon
 	}
@@ -207,7 +207,7 @@ func (f *features) doubt() {
 func (f *features) schedule() {
 	after := calmAfter
 	switch {
-	case f.answers > 0 || f.doubted:
+	case f.answers > 0 || f.suspect:
 		after = confirmAfter
 	case f.now != AllFeatures:
 		after = askAfter
@@ -225,7 +225,7 @@ func (f *features) ask(ctx context.Context) (Features, error) {
 		return 0, err
 	}
 	found := f.now & gates
-	if version != f.version || f.answers > 0 || f.doubted || found != gates {
+	if version != f.version || f.answers > 0 || f.suspect || found != gates {
 		if found, err = f.gates(ctx, version); err != nil {
 			return 0, fmt.Errorf("could not try out which features the API server has: %w", err)
 		}

@@ -8,7 +8,7 @@
 //	want.go        the slices that there should be
 //	act.go         one request, and what its answer means
 //	versions.go    whether somebody else has changed what is stored
-//	tell.go        reports whether the slices are stored as they should be, and which of several instances publishes
+//	report.go      reports whether the slices are stored as they should be, and which of several instances publishes
 //	features.go    finds out what the cluster can do with devices, with events about what it cannot
 //
 // It does not use the slice controller of k8s.io/dynamic-resource-allocation, see
@@ -189,10 +189,10 @@ func (p *Publisher) step(ctx context.Context) (next rules.Time, wait bool) {
 		p.stored = rules.Stored{}
 		return p.now() + jitter(precedenceInterval), true
 	}
-	if p.stored.Known && !p.features.begun {
+	if p.stored.Known && !p.features.known {
 		if err := p.features.check(ctx, p.stored.Slices); err != nil {
 			p.refused(ctx, err)
-			return p.tell(ctx, &rules.Plan{Next: p.memory.RetryAt()}), true
+			return p.report(ctx, &rules.Plan{Next: p.memory.RetryAt()}), true
 		}
 	}
 	plan := rules.Decide(p.want(ctx), &p.stored, p.memory, p.now())
@@ -213,12 +213,12 @@ func (p *Publisher) step(ctx context.Context) (next rules.Time, wait bool) {
 		}
 		return 0, false
 	}
-	return p.tell(ctx, &plan), true
+	return p.report(ctx, &plan), true
 }
 
 // await waits until something may be due.
 func (p *Publisher) await(ctx context.Context, next rules.Time) {
-	if p.features.begun && !p.notMine {
+	if p.features.known && !p.notMine {
 		next = min(next, p.now()+time.Until(p.features.next))
 	}
 	if !p.compareAt.IsZero() {
@@ -238,7 +238,7 @@ func (p *Publisher) await(ctx context.Context, next rules.Time) {
 	if !p.compareAt.IsZero() && !time.Now().Before(p.compareAt) {
 		p.compareAt = time.Time{}
 		if p.versions.differ(p.stored.Slices) {
-			p.memory.Doubt()
+			p.memory.Reread()
 		}
 	}
 }

@@ -25,7 +25,7 @@ func TestThermalStorm(t *testing.T) {
 	t.Parallel()
 	const gpus = 8
 	hot := device.Condition{Reason: device.Throttled, Effect: policy.EffectNone}
-	told := gpus * int(time.Hour/rules.Usual.TellOnce+1)
+	told := gpus * int(time.Hour/rules.Usual.InformOnce+1)
 	budget := rules.Usual.Burst + int(time.Hour/rules.Usual.Every) + gpus
 	for _, storm := range []struct {
 		name      string

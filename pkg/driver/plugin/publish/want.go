@@ -27,7 +27,7 @@ type wanted struct {
 // want has the slices that this cluster can take.
 func (p *Publisher) want(ctx context.Context) *rules.Want {
 	inventory, now := p.inventory.Load(), p.features.now
-	if p.features.begun && (inventory != p.wanted.inventory || now != p.wanted.features) {
+	if p.features.known && (inventory != p.wanted.inventory || now != p.wanted.features) {
 		slices := p.pool.objects(inventory, now)
 		p.Say(ctx, reasonLeftOut, p.features.leftOut(now != AllFeatures && countDevices(slices) < countDevices(p.pool.objects(inventory, AllFeatures))))
 		p.Say(ctx, reasonSchedulerCrashes, p.features.crashes(usedBy(slices...).has(PartitionableDevices)))

@@ -110,7 +110,7 @@ func (p *plan) readResults() (map[string]string, error) {
 	return files, nil
 }
 
-// replay returns what the conformance kit prints for a redacted transcript, which so is known
+// replay returns what the conformance command prints for a redacted transcript, which so is known
 // to be complete.
 func (p *plan) replay(ctx context.Context, transcript string, flags ...string) string {
 	ctx, cancel := context.WithTimeout(ctx, replayLimit)

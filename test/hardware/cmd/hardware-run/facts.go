@@ -55,16 +55,16 @@ func (p *plan) facts(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d files", len(smiFacts)+3), ctx.Err()
 }
 
-// lookLimit is how long a look into the files of the driver may take: one that hangs blocks
+// readLimit is how long reading the files of the driver may take: one that hangs blocks
 // whoever reads them.
-const lookLimit = 10 * time.Second
+const readLimit = 10 * time.Second
 
-// within leaves a look behind that takes too long.
-func within(ctx context.Context, look func(context.Context) string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, lookLimit)
+// within leaves behind what takes too long to read.
+func within(ctx context.Context, read func(context.Context) string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, readLimit)
 	defer cancel()
 	texts := make(chan string, 1)
-	go func() { texts <- look(ctx) }()
+	go func() { texts <- read(ctx) }()
 	select {
 	case text := <-texts:
 		return text, nil

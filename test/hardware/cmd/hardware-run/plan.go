@@ -204,7 +204,7 @@ func (p *plan) sweep(ctx context.Context) {
 	}
 }
 
-// workDir is where the conformance kit has its daemon.
+// workDir is where the conformance command has its daemon.
 func (p *plan) workDir() string { return filepath.Join(p.work, "c") }
 
 // mpsFolder is where the trials have their daemon.

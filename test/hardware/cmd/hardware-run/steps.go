@@ -105,7 +105,7 @@ func (p *plan) roots() []string {
 	}
 }
 
-// conformance runs the conformance kit. Its report is made from the redacted transcript later.
+// conformance runs the conformance command. Its report is made from the redacted transcript later.
 func (p *plan) conformance(ctx context.Context, name string, flags ...string) (string, error) {
 	if err := p.write(name+"/transcript.jsonl", ""); err != nil {
 		return "", err

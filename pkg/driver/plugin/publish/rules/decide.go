@@ -71,8 +71,8 @@ type Request struct {
 	Slice *resourceapi.ResourceSlice
 	// News is when the latest taint of the slice was wanted that keeps pods away.
 	News Time
-	// tells means that it has, or takes away, taints without effect.
-	tells bool
+	// informs means that it has, or takes away, taints without effect.
+	informs bool
 	// spends means that it is of taints, and draws on the budget.
 	spends bool
 }
@@ -108,8 +108,8 @@ type slot struct {
 	same   bool
 	grade  grade
 	news   Time
-	// tells means that taints without effect differ.
-	tells bool
+	// informs means that taints without effect differ.
+	informs bool
 }
 
 type decision struct {
@@ -161,7 +161,7 @@ func (d *decision) plan() (plan Plan) {
 }
 
 // isKnown reports whether it is known what is stored.
-func (d *decision) isKnown() bool { return d.Known && !d.m.doubt }
+func (d *decision) isKnown() bool { return d.Known && !d.m.unread }
 
 // match finds what is stored of each slice.
 func (d *decision) match() {
@@ -292,7 +292,7 @@ func (d *decision) nextOfPool() *slot {
 }
 
 func (d *decision) put(s *slot) *Request {
-	return &Request{Verb: Put, Slice: d.object(s), News: s.news, tells: s.tells, spends: s.grade == soft}
+	return &Request{Verb: Put, Slice: d.object(s), News: s.news, informs: s.informs, spends: s.grade == soft}
 }
 
 // taint is the slice as it is stored, with the taints that it should have.
@@ -304,5 +304,5 @@ func (d *decision) taint(s *slot) *Request {
 			device.Taints = target.Taints
 		}
 	}
-	return &Request{Verb: Put, Slice: object, News: s.news, tells: s.tells, spends: true}
+	return &Request{Verb: Put, Slice: object, News: s.news, informs: s.informs, spends: true}
 }

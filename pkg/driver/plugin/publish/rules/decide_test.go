@@ -197,7 +197,7 @@ func TestTaintTimes(t *testing.T) {
 }
 
 // TestPaceOfTaints: one that keeps pods away is written at once. It is taken away at once as well, but ever more slowly if it
-// comes back; one that only tells something waits.
+// comes back; one that only informs waits.
 func TestPaceOfTaints(t *testing.T) {
 	t.Parallel()
 	lost, hot := taint("lost", resourceapi.DeviceTaintEffectNoSchedule), taint("hot", resourceapi.DeviceTaintEffectNone)
@@ -227,12 +227,12 @@ func TestPaceOfTaints(t *testing.T) {
 	is(want(), "back for some time")
 
 	is(want(hot), "hot")
-	s.now += Usual.TellLatest
+	s.now += Usual.InformLatest
 	is(want(hot), "hot for some time", "hot")
 	is(want(), "cool", "hot")
 	is(want(hot, lost), "lost and hot", "hot", "lost")
 	is(want(lost), "lost and cool", "hot", "lost")
-	s.now += Usual.TellOnce
+	s.now += Usual.InformOnce
 	is(want(lost), "lost and cool for some time", "lost")
 
 	s.now += time.Hour
@@ -263,7 +263,7 @@ func TestNewsBeforeAll(t *testing.T) {
 		s.now += time.Second
 		i := slices.IndexFunc(s.Slices, func(o *resourceapi.ResourceSlice) bool { return o.Name == "1-slice" })
 		s.Slices[i].ResourceVersion, s.Slices[i].Spec.Devices = fmt.Sprint("other", s.now), nil
-		s.m.Doubt()
+		s.m.Reread()
 		s.settle(t, calm)
 	}
 	s.m.Refused(s.now, 0)

@@ -12,8 +12,8 @@ import (
 
 // Pace has the times that only say when.
 type Pace struct {
-	// TellLatest is after what time a taint without effect is written by itself, and TellOnce how often at most for a slice.
-	TellLatest, TellOnce Time
+	// InformLatest is after what time a taint without effect is written by itself, and InformOnce how often at most for a slice.
+	InformLatest, InformOnce Time
 	// Hold is how long a taint stays after its cause has ended, if it had ended before within HoldForgotten. The first time it goes at once.
 	Hold, HoldForgotten Time
 	// Repair is the time before what others have changed is put back for the second time, and RepairMost at most. Others must
@@ -28,7 +28,7 @@ type Pace struct {
 
 // Usual is the pace of the driver.
 var Usual = Pace{
-	TellLatest: 5 * time.Minute, TellOnce: 10 * time.Minute,
+	InformLatest: 5 * time.Minute, InformOnce: 10 * time.Minute,
 	Hold: 20 * time.Second, HoldForgotten: 10 * time.Minute,
 	Repair: time.Second, RepairMost: 5 * time.Minute, RepairForgotten: 10 * time.Minute,
 	Retry: time.Second, RetryMost: 20 * time.Second,
@@ -54,17 +54,17 @@ type ending struct {
 // written is what was answered last when a slice was written.
 type written struct {
 	version string
-	// news is when the newest of the slice's taints that keep pods away was first wanted, and told when taints without effect were
+	// news is when the newest of the slice's taints that keep pods away was first wanted, and informed when taints without effect were
 	// last written.
-	news, told Time
+	news, informed Time
 }
 
 // Memory is what Decide remembers for pace. With a new one the same is written, perhaps at another time. It is for one goroutine.
 type Memory struct {
 	p *Pace
-	// doubt means that the slices have to be listed. heard means that somebody else may have changed them since the last comparison,
+	// unread means that the slices have to be read. heard means that somebody else may have changed them since the last comparison,
 	// and repaired that a write has succeeded since repairs were last slowed down.
-	doubt, heard, repaired bool
+	unread, heard, repaired bool
 	// wantedSince is when a taint was first wanted, and ended when one was not wanted any more.
 	wantedSince map[wantedTaint]Time
 	ended       map[taintKey]ending
@@ -81,7 +81,7 @@ type Memory struct {
 // NewMemory is that of a process that begins.
 func NewMemory(p *Pace) *Memory {
 	return &Memory{
-		p: p, doubt: true, repaired: true, wantedSince: map[wantedTaint]Time{}, ended: map[taintKey]ending{}, wrote: map[string]written{},
+		p: p, unread: true, repaired: true, wantedSince: map[wantedTaint]Time{}, ended: map[taintKey]ending{}, wrote: map[string]written{},
 		repairAt: Never, retryAt: Never, triedAt: Never, paid: Never,
 	}
 }
@@ -120,7 +120,7 @@ func (m *Memory) last(name string) written {
 	if w, known := m.wrote[name]; known {
 		return w
 	}
-	return written{news: Never, told: Never}
+	return written{news: Never, informed: Never}
 }
 
 // repairs returns when changes by others may be undone. The more often they change the slices, the longer it waits.
@@ -135,27 +135,27 @@ func (m *Memory) repairs(now Time) Time {
 	return m.repairAt
 }
 
-// Doubt has the slices read: something else may be stored than is known.
-func (m *Memory) Doubt() { m.doubt = true }
+// Reread has the slices read: something else may be stored than is known.
+func (m *Memory) Reread() { m.unread = true }
 
 // Registered is called when the kubelet has registered the plugin: what it has deleted comes back at once.
 func (m *Memory) Registered() {
-	m.doubt, m.repairDelay, m.repairAt, m.retryAt = true, 0, Never, Never
+	m.unread, m.repairDelay, m.repairAt, m.retryAt = true, 0, Never, Never
 }
 
 // Listed notes that the slices were read.
 func (m *Memory) Listed(now Time) {
-	m.doubt, m.heard = false, true
+	m.unread, m.heard = false, true
 	m.triedAt, m.retryAt = now, Never
 }
 
 // Wrote takes the version that was answered to a write.
 func (m *Memory) Wrote(r *Request, version string, now Time) {
-	told := m.last(r.Slice.Name).told
-	if r.tells {
-		told = now
+	informed := m.last(r.Slice.Name).informed
+	if r.informs {
+		informed = now
 	}
-	m.wrote[r.Slice.Name] = written{version, r.News, told}
+	m.wrote[r.Slice.Name] = written{version, r.News, informed}
 	// What cannot wait may be in debt, for which the rest waits.
 	if r.spends {
 		m.paid = min(max(m.paid, now-Time(m.p.Burst)*m.p.Every)+m.p.Every, now+debt*m.p.Every)
@@ -166,7 +166,7 @@ func (m *Memory) Wrote(r *Request, version string, now Time) {
 // Changed notes that something else was stored than was sent: that is a change by others.
 func (m *Memory) Changed(r *Request) {
 	was := m.last(r.Slice.Name)
-	m.wrote[r.Slice.Name] = written{"", was.news, was.told}
+	m.wrote[r.Slice.Name] = written{"", was.news, was.informed}
 	m.heard, m.repaired = true, true
 }
 

@@ -16,16 +16,16 @@ import (
 
 // mutants are rules that are broken one at a time, each in a file, and a scenario whose states show it.
 var mutants = []struct{ name, file, rule, broken, scenario string }{
-	{"a taint that keeps pods away is written at once", "taints.go", "s.grade = urgent", "s.tells = true", "sources appear and vanish"},
+	{"a taint that keeps pods away is written at once", "taints.go", "s.grade = urgent", "s.informs = true", "sources appear and vanish"},
 	{"one that comes back again and again stays for some time", "memory.go", "_, again := m.ended[k.taintKey]", "again := false", "a flapping fault"},
-	{"one that only tells something waits", "taints.go", "if d.due(after) && d.due(d.m.last(s.want.Name).told+d.m.p.TellOnce) {", "if after >= Never {", "a thermal storm"},
+	{"one that only informs waits", "taints.go", "if d.due(after) && d.due(d.m.last(s.want.Name).informed+d.m.p.InformOnce) {", "if after >= Never {", "a thermal storm"},
 	{"the rules say when they have to be asked again", "decide.go", "d.next = min(d.next, at)", "_ = at", "sources appear and vanish"},
 	{"no slice of devices completes a pool when it is created", "generation.go", "lacksDevices && !lacksCounters &&", "lacksDevices && !lacksCounters && false &&", "an older server drops counters"},
 	{"counters change together with devices in a new generation", "generation.go", "complete && counters && changed > 1", "complete && false && changed > 1", "the policy changes counters"},
 	{"a pool with another number of slices has another generation", "decide.go", "ResourceSliceCount: int64(len(d.slots))}", "ResourceSliceCount: int64(max(3, len(d.slots)))}", "a thermal storm"},
 	{"repairs slow down", "memory.go", "m.repairDelay = min(max(m.p.Repair, 2*m.repairDelay), m.p.RepairMost)", "m.repairDelay = 0", "somebody fights"},
-	{"registration ends the round of repairs", "memory.go", "m.doubt, m.repairDelay, m.repairAt, m.retryAt = true, 0, Never, Never", "m.doubt, m.retryAt = true, Never", "kubelet restarts"},
-	{"registration has the slices read", "memory.go", "m.doubt, m.repairDelay, m.repairAt, m.retryAt = true, 0, Never, Never", "m.repairDelay, m.repairAt, m.retryAt = 0, Never, Never", "kubelet restarts"},
+	{"registration ends the round of repairs", "memory.go", "m.unread, m.repairDelay, m.repairAt, m.retryAt = true, 0, Never, Never", "m.unread, m.retryAt = true, Never", "kubelet restarts"},
+	{"registration has the slices read", "memory.go", "m.unread, m.repairDelay, m.repairAt, m.retryAt = true, 0, Never, Never", "m.repairDelay, m.repairAt, m.retryAt = 0, Never, Never", "kubelet restarts"},
 	{"only what is stored is published", "decide.go", "plan.Published = plan.Missing+plan.Wrong == 0", "plan.Published = true", "the API server is away or refuses"},
 	{"the owner is compared", "decide.go", "!apiequality.Semantic.DeepEqual(s.have.OwnerReferences, want.OwnerReferences)", "false", "the node leaves and comes back"},
 	{"a failure does not delay what is new", "decide.go", "return s.grade >= least && s.news > d.m.triedAt })", "return s.grade >= least && s.news > Forever })", "the API server is away or refuses"},

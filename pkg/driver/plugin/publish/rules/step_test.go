@@ -63,7 +63,7 @@ func (s *scenario) processSteps(w *world, i int, decide decider, visit visit) (b
 	if !p.heard && !p.blind && w.up {
 		n := w.clone()
 		n.p[i].heard = true
-		n.p[i].m.Doubt()
+		n.p[i].m.Reread()
 		visit(name+"the watch brings a change", n, "")
 		busy = true
 	}
@@ -118,7 +118,7 @@ func (s *scenario) carryOut(w *world, i int, request *Request, old bool) (text, 
 	}
 	at := slices.IndexFunc(w.slices, func(o *resourceapi.ResourceSlice) bool { return o.Name == request.Slice.Name })
 	if request.Slice.UID == "" && at >= 0 || request.Slice.UID != "" && (at < 0 || w.slices[at].ResourceVersion != request.Slice.ResourceVersion) {
-		p.m.Doubt()
+		p.m.Reread()
 		p.m.Refused(w.now, 0)
 		return "conflict at slice " + request.Slice.Name, ""
 	}
@@ -322,7 +322,7 @@ func (s *scenario) instanceSteps(w *world, fault func(int, string, func(*world))
 					n.begin(i)
 					return
 				}
-				n.p[other].m.Doubt()
+				n.p[other].m.Reread()
 			})
 		case s.two:
 			fault(upgrade, fmt.Sprintf("plugin %d begins", i+1), func(n *world) { n.begin(i) })
@@ -342,8 +342,8 @@ func (s *scenario) timePasses(w *world, decide decider, visit visit) {
 		if later.Request != nil && plan.Next > w.now+1 {
 			broken = fmt.Sprintf("a request is due and the rules have not said so: %s", later.Request.text())
 		}
-		calm := w.up && !w.refuses && !w.mixed && p.heard && !p.blind && !w.meddled && !p.wiped && !p.m.doubt
-		if accurate := p.heard && !p.blind && !p.m.doubt; plan.Published && accurate {
+		calm := w.up && !w.refuses && !w.mixed && p.heard && !p.blind && !w.meddled && !p.wiped && !p.m.unread
+		if accurate := p.heard && !p.blind && !p.m.unread; plan.Published && accurate {
 			orphaned := slices.ContainsFunc(w.slices, func(o *resourceapi.ResourceSlice) bool { return o.OwnerReferences[0].UID != w.nodeUID() })
 			if v := s.isOffered(w, nil); v != "" || orphaned || len(w.slices) != len(s.want(w, i).Slices) {
 				broken = fmt.Sprintf("%d slices are reported as published, of a node that is gone: %v. %s", len(w.slices), orphaned, v)

@@ -92,7 +92,7 @@ func (d *decision) settleWanted(s *slot, device *resourceapi.Device, t, was reso
 		s.grade = max(s.grade, soft) // somebody may tolerate this value only
 	case more, other:
 		since := d.m.wantedSince[wantedTaint{taintKey{device.Name, t.Key}, t.Effect}]
-		d.tell(s, since+d.m.p.TellLatest)
+		d.inform(s, since+d.m.p.InformLatest)
 	}
 }
 
@@ -105,15 +105,15 @@ func (d *decision) stays(s *slot, device *resourceapi.Device, was resourceapi.De
 	case keepsAway(was.Effect):
 		s.grade = max(s.grade, soft)
 	default:
-		d.tell(s, Never)
+		d.inform(s, Never)
 	}
 	return false
 }
 
-// tell has taints without effect written by themselves after a time, unless some of the slice were not long ago.
-func (d *decision) tell(s *slot, after Time) {
-	s.tells = true
-	if d.due(after) && d.due(d.m.last(s.want.Name).told+d.m.p.TellOnce) {
+// inform has taints without effect written by themselves after a time, unless some of the slice were not long ago.
+func (d *decision) inform(s *slot, after Time) {
+	s.informs = true
+	if d.due(after) && d.due(d.m.last(s.want.Name).informed+d.m.p.InformOnce) {
 		s.grade = max(s.grade, soft)
 	}
 }

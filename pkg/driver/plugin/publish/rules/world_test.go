@@ -20,7 +20,7 @@ import (
 // plugin. Time is in steps.
 
 var steps = Pace{
-	TellLatest: 2, TellOnce: 4, Hold: 2, HoldForgotten: 5, Repair: 1, RepairMost: 4, RepairForgotten: 4, Retry: 2, RetryMost: 4,
+	InformLatest: 2, InformOnce: 4, Hold: 2, HoldForgotten: 5, Repair: 1, RepairMost: 4, RepairForgotten: 4, Retry: 2, RetryMost: 4,
 	Burst: 3, Every: 2,
 }
 
@@ -359,13 +359,13 @@ func (w *world) key() string {
 		put(i, p.heard, p.blind, p.wiped, p.known.Known)
 		all(p.known.Slices)
 		if l := p.late; l != nil {
-			put("late", l.Verb, age(l.News), l.tells)
+			put("late", l.Verb, age(l.News), l.informs)
 			if l.Slice != nil {
 				one(l.Slice)
 			}
 		}
 		m := p.m
-		put(m.doubt, m.heard, m.repaired, m.repairDelay, future(m.repairAt), age(m.repairAt), m.retryDelay, future(m.retryAt), age(m.triedAt), future(m.paid), age(m.paid))
+		put(m.unread, m.heard, m.repaired, m.repairDelay, future(m.repairAt), age(m.repairAt), m.retryDelay, future(m.retryAt), age(m.triedAt), future(m.paid), age(m.paid))
 		var lines []string
 		for k, t := range m.wantedSince {
 			lines = append(lines, fmt.Sprint("said ", k, age(t)))
@@ -375,7 +375,7 @@ func (w *world) key() string {
 		}
 		for k, wrote := range m.wrote {
 			at := slices.IndexFunc(p.known.Slices, func(s *resourceapi.ResourceSlice) bool { return s.Name == k && s.ResourceVersion == wrote.version })
-			lines = append(lines, fmt.Sprint("wrote ", k, at >= 0, age(wrote.news), age(wrote.told)))
+			lines = append(lines, fmt.Sprint("wrote ", k, at >= 0, age(wrote.news), age(wrote.informed)))
 		}
 		slices.Sort(lines)
 		put(strings.Join(lines, ";"))

@@ -18,15 +18,15 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
-// lane runs one case after the other on a GPU, while another GPU works.
-type lane struct {
+// worker runs one case after the other on a GPU, while another GPU works.
+type worker struct {
 	*faultRig
 
 	gpu, neighbour int
 }
 
 // run returns what is wrong, all of it.
-func (l *lane) run(ctx context.Context, c faultCase) (err error) {
+func (l *worker) run(ctx context.Context, c faultCase) (err error) {
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, l.repair())
@@ -73,15 +73,15 @@ func (l *lane) run(ctx context.Context, c faultCase) (err error) {
 }
 
 // besides uses the other GPU, in a way that takes little time.
-func (l *lane) besides(ctx context.Context) error {
+func (l *worker) besides(ctx context.Context) error {
 	if l.layout.usesMPS() {
-		return (&lane{faultRig: &faultRig{n: l.n, p: l.p, layout: faultLayout{at: l.layout.at, beside: l.layout.beside}, mode: l.mode}}).roundTrip(ctx, l.neighbour)
+		return (&worker{faultRig: &faultRig{n: l.n, p: l.p, layout: faultLayout{at: l.layout.at, beside: l.layout.beside}, mode: l.mode}}).roundTrip(ctx, l.neighbour)
 	}
 	return l.roundTrip(ctx, l.neighbour)
 }
 
 // roundTrip prepares and unprepares a claim on a GPU without faults.
-func (l *lane) roundTrip(ctx context.Context, gpu int) error {
+func (l *worker) roundTrip(ctx context.Context, gpu int) error {
 	claim, err := l.allocateOn(gpu)
 	if err != nil {
 		return err
@@ -101,7 +101,7 @@ func (l *lane) roundTrip(ctx context.Context, gpu int) error {
 
 // afterPrepare checks what a Prepare that was struck left, after the fault is
 // gone.
-func (l *lane) afterPrepare(ctx context.Context, c faultCase, claim *drapb.Claim, ids []string, callErr error) error {
+func (l *worker) afterPrepare(ctx context.Context, c faultCase, claim *drapb.Claim, ids []string, callErr error) error {
 	switch {
 	case callErr == nil:
 		// It did without the call, or repeated it.
@@ -122,7 +122,7 @@ func (l *lane) afterPrepare(ctx context.Context, c faultCase, claim *drapb.Claim
 
 // checkPrepared fails unless a claim has its device, and MPS keeps all others away
 // from it where the claim uses that.
-func (l *lane) checkPrepared(uid string, ids []string, gpu int) error {
+func (l *worker) checkPrepared(uid string, ids []string, gpu int) error {
 	if err := l.n.CheckPrepared(uid, ids, gpu, l.layout.at); err != nil || !l.layout.usesMPS() {
 		return err
 	}
@@ -135,7 +135,7 @@ func (l *lane) checkPrepared(uid string, ids []string, gpu int) error {
 }
 
 // cleanUp unprepares, after which nothing may be left.
-func (l *lane) cleanUp(ctx context.Context, claim *drapb.Claim) error {
+func (l *worker) cleanUp(ctx context.Context, claim *drapb.Claim) error {
 	if err := l.p.TryUnprepare(ctx, claim, harness.KubeletTimeout); err != nil {
 		return fmt.Errorf("unprepare without a fault: %w", err)
 	}
@@ -145,7 +145,7 @@ func (l *lane) cleanUp(ctx context.Context, claim *drapb.Claim) error {
 // afterUnprepare checks what an Unprepare that was struck left, after the fault
 // is gone. Where it succeeded, nobody asks again, and the next claim for the
 // place finishes what is left.
-func (l *lane) afterUnprepare(ctx context.Context, claim *drapb.Claim, callErr error) error {
+func (l *worker) afterUnprepare(ctx context.Context, claim *drapb.Claim, callErr error) error {
 	if callErr != nil {
 		return l.cleanUp(ctx, claim)
 	}
@@ -180,15 +180,15 @@ func (l *lane) afterUnprepare(ctx context.Context, claim *drapb.Claim, callErr e
 }
 
 // nextClaim is roundTrip for a claim that has another partition in the same place.
-func (l *lane) nextClaim(ctx context.Context, gpu int) error {
+func (l *worker) nextClaim(ctx context.Context, gpu int) error {
 	next := *l.faultRig
 	next.layout.at = l.layout.next
-	return (&lane{faultRig: &next, gpu: l.gpu, neighbour: l.neighbour}).roundTrip(ctx, gpu)
+	return (&worker{faultRig: &next, gpu: l.gpu, neighbour: l.neighbour}).roundTrip(ctx, gpu)
 }
 
 // checkPending fails unless it is written down that a claim is to be released,
 // and no container can get its devices.
-func (l *lane) checkPending(uid string) error {
+func (l *worker) checkPending(uid string) error {
 	r, err := l.n.Record(uid)
 	if err != nil {
 		return err
@@ -205,14 +205,14 @@ func (l *lane) checkPending(uid string) error {
 }
 
 // useWhole prepares and unprepares the undivided GPU.
-func (l *lane) useWhole(ctx context.Context) error {
-	whole := &lane{faultRig: &faultRig{n: l.n, p: l.p}}
+func (l *worker) useWhole(ctx context.Context) error {
+	whole := &worker{faultRig: &faultRig{n: l.n, p: l.p}}
 	return whole.roundTrip(ctx, l.gpu)
 }
 
 // checkMessage fails unless the error names the GPU and the call that went wrong. A wrong
 // answer that is no error only comes to light in a later call.
-func (l *lane) checkMessage(c faultCase, err error) error {
+func (l *worker) checkMessage(c faultCase, err error) error {
 	m, readErr := l.n.State.Snapshot()
 	if readErr != nil {
 		return readErr
@@ -231,7 +231,7 @@ func (l *lane) checkMessage(c faultCase, err error) error {
 
 // checkClean fails unless nothing of a claim is left and the GPU is as it was
 // before.
-func (l *lane) checkClean(ctx context.Context, gpu int, uid string) error {
+func (l *worker) checkClean(ctx context.Context, gpu int, uid string) error {
 	check := func() error { return errors.Join(l.checkGone(gpu, uid), l.checkMode(gpu)) }
 	if l.layout.usesMPS() {
 		// On a busy machine the end of a session may go on in the background.
@@ -241,7 +241,7 @@ func (l *lane) checkClean(ctx context.Context, gpu int, uid string) error {
 }
 
 // checkGone fails unless nothing of a claim is left.
-func (l *lane) checkGone(gpu int, uid string) error {
+func (l *worker) checkGone(gpu int, uid string) error {
 	m, err := l.n.State.Snapshot()
 	if err != nil {
 		return err
@@ -265,7 +265,7 @@ func (l *lane) checkGone(gpu int, uid string) error {
 
 // checkMode fails unless the GPU is in the MIG mode in which it was at first,
 // where cases do not begin in another.
-func (l *lane) checkMode(gpu int) error {
+func (l *worker) checkMode(gpu int) error {
 	m, err := l.n.State.Snapshot()
 	if err != nil {
 		return err
@@ -278,7 +278,7 @@ func (l *lane) checkMode(gpu int) error {
 }
 
 // repair undoes what a failed case left on the GPU, so that it does not fail the next one.
-func (l *lane) repair() error {
+func (l *worker) repair() error {
 	return l.n.State.Update(func(m *machine.Machine) error {
 		g := &m.GPUs[l.gpu]
 		g.ComputeMode = harness.DefaultMode
@@ -295,7 +295,7 @@ func (l *lane) repair() error {
 }
 
 // allocateOn makes a claim for the layout's device on a GPU.
-func (l *lane) allocateOn(gpu int) (*drapb.Claim, error) {
+func (l *worker) allocateOn(gpu int) (*drapb.Claim, error) {
 	m, err := l.n.State.Snapshot()
 	if err != nil {
 		return nil, err

@@ -13,20 +13,20 @@ import (
 	fatal "github.com/partage-dev/partage/test/must"
 )
 
-// How many calls a look at a GPU takes is what the documentation of MIGState
+// How many calls an observation of a GPU takes is what the documentation of MIGState
 // says.
-func TestSimulatedCostOfLook(t *testing.T) {
+func TestSimulatedCostOfObservation(t *testing.T) {
 	c, file := simulate(t, newMachine(t, "h100-80-sxmx1"))
 	pci := snapshot(t, file).GPUs[0].PCIAddress
-	look := func() {
+	observe := func() {
 		t.Helper()
 		fatal.Get(c.MIGState(t.Context(), pci))(t)
 	}
 	wants := func(when string, want uint64) {
 		t.Helper()
-		look() // fills the caches
+		observe() // fills the caches
 		before := calls(t, file)
-		look()
+		observe()
 		var cost uint64
 		for call, made := range calls(t, file) {
 			cost += made - before[call]
@@ -43,7 +43,7 @@ func TestSimulatedCostOfLook(t *testing.T) {
 	wants("full", 37)
 }
 
-// A look at a GPU instance ends early where no slice is left, and misses nothing by that.
+// An observation of a GPU instance ends early where no slice is left, and misses nothing by that.
 func TestSimulatedLookAtFullGPU(t *testing.T) {
 	const threeSlices, withMedia = 9, 20
 	const oneOfThree, twoOfThree = 0, 1
@@ -74,31 +74,31 @@ func TestSimulatedLookAtFullGPU(t *testing.T) {
 	expectState(t, c, snapshot(t, file).GPUs[0].PCIAddress, "full", want)
 }
 
-// TestIDOwners: from when on an id is that of one instance only, of instance 3 after looks one
-// second after the other. Each look has the UUIDs of the instance's compute instances, or is nil
+// TestIDOwners: from when on an id is that of one instance only, of instance 3 after observations one
+// second after the other. Each observation has the UUIDs of the instance's compute instances, or is nil
 // without the instance.
 func TestIDOwners(t *testing.T) {
 	start := time.Now()
 	for name, test := range map[string]struct {
-		looks [][]string
-		since int
+		observations [][]string
+		since        int
 	}{
-		"found by the first look":      {[][]string{{"MIG-a"}, {"MIG-a"}}, 0},
-		"made after the first look":    {[][]string{nil, nil, {"MIG-a"}, {"MIG-a"}}, 0},
-		"another's before, then free":  {[][]string{{"MIG-a"}, nil, nil, {"MIG-b"}, {"MIG-b"}}, 1},
-		"another's at once":            {[][]string{{"MIG-a"}, {"MIG-a"}, {"MIG-b"}, {"MIG-b"}}, 2},
-		"another's, then half made":    {[][]string{{"MIG-a"}, {}, {"MIG-b"}}, 1},
-		"half made first":              {[][]string{nil, {}, {"MIG-a"}}, 0},
-		"divided and no longer so":     {[][]string{{"MIG-a", "MIG-b"}, {"MIG-a"}}, 1},
-		"two after the other":          {[][]string{{"MIG-a"}, nil, {"MIG-b"}, nil, {"MIG-c"}}, 3},
-		"a look that was overtaken":    {[][]string{{"MIG-a"}, {"MIG-b"}, {"MIG-a"}, {"MIG-b"}}, 3},
-		"the same again after a hole":  {[][]string{{"MIG-a"}, nil, {"MIG-a"}}, 1},
-		"found by the only look there": {[][]string{{"MIG-a"}}, 0},
+		"found by the first observation":      {[][]string{{"MIG-a"}, {"MIG-a"}}, 0},
+		"made after the first observation":    {[][]string{nil, nil, {"MIG-a"}, {"MIG-a"}}, 0},
+		"another's before, then free":         {[][]string{{"MIG-a"}, nil, nil, {"MIG-b"}, {"MIG-b"}}, 1},
+		"another's at once":                   {[][]string{{"MIG-a"}, {"MIG-a"}, {"MIG-b"}, {"MIG-b"}}, 2},
+		"another's, then half made":           {[][]string{{"MIG-a"}, {}, {"MIG-b"}}, 1},
+		"half made first":                     {[][]string{nil, {}, {"MIG-a"}}, 0},
+		"divided and no longer so":            {[][]string{{"MIG-a", "MIG-b"}, {"MIG-a"}}, 1},
+		"two after the other":                 {[][]string{{"MIG-a"}, nil, {"MIG-b"}, nil, {"MIG-c"}}, 3},
+		"an observation that was overtaken":   {[][]string{{"MIG-a"}, {"MIG-b"}, {"MIG-a"}, {"MIG-b"}}, 3},
+		"the same again after a hole":         {[][]string{{"MIG-a"}, nil, {"MIG-a"}}, 1},
+		"found by the only observation there": {[][]string{{"MIG-a"}}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ids := &idOwners{gpus: map[string]map[int]idOwner{}}
 			var last gpu.Instance
-			for second, uuids := range test.looks {
+			for second, uuids := range test.observations {
 				over := start.Add(time.Duration(second) * time.Second)
 				// Of another GPU, and another id.
 				ids.note("other", []gpu.Instance{{ID: 3, Compute: []gpu.ComputeInstance{{UUID: "MIG-" + over.String()}}}}, over)

@@ -16,7 +16,7 @@ import (
 	"github.com/partage-dev/partage/test/gpusim/machine"
 )
 
-// keepsBack are the looks at a GPU that delay for seconds, while they are held, what changes on all others. Then it is published:
+// keepsBack are the observations of a GPU that delay for seconds, while they are held, what changes on all others. Then it is published:
 // TestChangePublishedWhileAnotherGPUIsSlow.
 var keepsBack = []string{
 	"nvmlComputeInstanceGetInfo_v2",
@@ -28,21 +28,21 @@ var keepsBack = []string{
 	"nvmlGpuInstanceGetInfo",
 }
 
-// TestSlowLooks holds the calls with which the driver looks at a GPU every now and then, function by function. A claim on
+// TestSlowObservations holds the calls with which the driver looks at a GPU every now and then, function by function. A claim on
 // another GPU comes and goes meanwhile, and what changes there is published.
-func TestSlowLooks(t *testing.T) {
+func TestSlowObservations(t *testing.T) {
 	t.Parallel()
-	l := newSlowLook(t)
-	count := harness.Enumerate(t, "slow looks", 18)
-	looks := l.looks(t)
-	for _, function := range harness.Choose(count, looks) {
+	l := newSlowObservation(t)
+	count := harness.Enumerate(t, "slow observations", 18)
+	observations := l.observations(t)
+	for _, function := range harness.Choose(count, observations) {
 		known := slices.Contains(keepsBack, function)
-		expect.Do(t, l.runSlowLook(t.Context(), function, known), "all calls of", function, "are held")
+		expect.Do(t, l.runSlowObservation(t.Context(), function, known), "all calls of", function, "are held")
 		count.Ran(function)
 	}
 	for _, function := range keepsBack {
-		if !slices.Contains(looks, function) {
-			t.Errorf("%s is no look any more: take it off the list", function)
+		if !slices.Contains(observations, function) {
+			t.Errorf("%s is no observation any more: take it off the list", function)
 		}
 	}
 }
@@ -50,27 +50,27 @@ func TestSlowLooks(t *testing.T) {
 // TestChangePublishedWhileAnotherGPUIsSlow: what the scheduler has to know of a GPU does not wait for another one.
 func TestChangePublishedWhileAnotherGPUIsSlow(t *testing.T) {
 	t.Parallel()
-	l := newSlowLook(t)
+	l := newSlowObservation(t)
 	gate := l.n.Hold(t, "nvmlDeviceGetGpuInstances", 0)
 	defer gate.Remove(t)
 	gate.UntilHeld(t, 1)
 	expect.Do(t, l.changesArePublished(t.Context(), enoughTime/8), "GPU 0 is slow, and what changes on GPU 1 is not published")
 }
 
-// newSlowLook is a driver that looks at two GPUs all the time, of which one has a partition.
-func newSlowLook(t *testing.T) *lane {
+// newSlowObservation is a driver that looks at two GPUs all the time, of which one has a partition.
+func newSlowObservation(t *testing.T) *worker {
 	t.Helper()
 	r := &faultRig{n: harness.NewNode(t, "h100x2"), layout: faultLayout{at: harness.Place{Profile: "1g.10gb", Start: 4}}}
 	r.n.StartSupervisor(t) // shares by MPS are tainted without
 	r.p = r.n.Start(t, slices.Concat(harness.Frequent, patient)...)
 	r.p.UntilPublished(t, r.n, 0, 1)
 	r.p.NewClaim(t, r.n, harness.Partition(0, "1g.10gb", 0))
-	return &lane{faultRig: r, gpu: 0, neighbour: 1}
+	return &worker{faultRig: r, gpu: 0, neighbour: 1}
 }
 
-// runSlowLook returns what is wrong while calls are held. Where it is known that publishing is delayed, that is an error if
+// runSlowObservation returns what is wrong while calls are held. Where it is known that publishing is delayed, that is an error if
 // it is not so any more; it is looked at where all cases are.
-func (l *lane) runSlowLook(ctx context.Context, function string, known bool) error {
+func (l *worker) runSlowObservation(ctx context.Context, function string, known bool) error {
 	fault, err := l.n.TryInject(machine.Fault{Function: function, GPU: l.gpu, Hang: true, Effect: machine.Proceed})
 	if err != nil {
 		return err
@@ -93,8 +93,8 @@ func (l *lane) runSlowLook(ctx context.Context, function string, known bool) err
 }
 
 // changesArePublished fails if what changes on the other GPU is not published in time. It changes several times:
-// a look that had begun before is over then.
-func (l *lane) changesArePublished(ctx context.Context, limit time.Duration) error {
+// an observation that had begun before is over then.
+func (l *worker) changesArePublished(ctx context.Context, limit time.Duration) error {
 	for _, occupied := range []bool{true, false, true} {
 		if err := l.occupyNeighbour(occupied); err != nil {
 			return err
@@ -110,7 +110,7 @@ func (l *lane) changesArePublished(ctx context.Context, limit time.Duration) err
 }
 
 // untilTainted waits until the whole of the other GPU is published with a taint, or without.
-func (l *lane) untilTainted(ctx context.Context, want bool) error {
+func (l *worker) untilTainted(ctx context.Context, want bool) error {
 	m, err := l.n.State.Snapshot()
 	if err != nil {
 		return err

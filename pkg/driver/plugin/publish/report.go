@@ -40,9 +40,9 @@ func (s *reporting) note(published bool) time.Duration {
 	return time.Since(s.wrongSince)
 }
 
-// tell reports whether the slices are stored, and returns when there is more to report or to do. After all slices were stored once, it
+// report says whether the slices are stored, and returns when there is more to report or to do. After all slices were stored once, it
 // reports a failure only if it lasts: usually the next request succeeds.
-func (p *Publisher) tell(ctx context.Context, plan *rules.Plan) (next rules.Time) {
+func (p *Publisher) report(ctx context.Context, plan *rules.Plan) (next rules.Time) {
 	s, since := &p.reporting, p.reporting.note(plan.Published)
 	if plan.Published {
 		if devices := countDevices(p.stored.Slices); s.published.Set(fmt.Sprint(len(p.stored.Slices), devices)) {
@@ -72,7 +72,7 @@ func (p *Publisher) isMine(ctx context.Context) bool {
 	mine, was := newest || err != nil, !p.notMine
 	switch p.notMine = !mine; {
 	case mine && !was:
-		p.memory.Doubt()
+		p.memory.Reread()
 		klog.FromContext(ctx).Info("The newer instance of the plugin has ended, publishing again")
 	case !mine && was:
 		p.Observe(0, nil)

@@ -19,22 +19,22 @@ import (
 	"github.com/partage-dev/partage/test/must"
 )
 
-// TestFaultsOfLooks makes the calls go wrong with which the driver looks at the
+// TestFaultsOfObservations makes the calls go wrong with which the driver looks at the
 // GPUs every now and then. What is published of a GPU may be tainted meanwhile,
 // but never disappears, since it may be allocated, and all is well again
 // afterwards.
-func TestFaultsOfLooks(t *testing.T) {
+func TestFaultsOfObservations(t *testing.T) {
 	t.Parallel()
 	r := &faultRig{n: harness.NewNode(t, "h100x16"), layout: faultLayout{at: harness.Place{Profile: "1g.10gb", Start: 4}}}
 	r.n.StartSupervisor(t)
 	r.p = r.n.Start(t, harness.Frequent...)
 	r.p.Ready(t)
-	for gpu := 0; gpu < 2*lanes; gpu += 2 {
+	for gpu := 0; gpu < 2*workers; gpu += 2 {
 		r.p.NewClaim(t, r.n, harness.Partition(gpu, "1g.10gb", 0))
 	}
 	header := readHeader(t)
 	var cases []faultCase
-	for _, function := range r.looks(t) {
+	for _, function := range r.observations(t) {
 		codes := must.Get(header.codes(function))(t)
 		// Any other code is a failure like the last.
 		codes = slices.DeleteFunc(codes, func(c code) bool {
@@ -45,18 +45,18 @@ func TestFaultsOfLooks(t *testing.T) {
 			codes = slices.DeleteFunc(codes, func(c code) bool { return c.name == "NOT_SUPPORTED" })
 		}
 		// Calls come again and again, so that there is no first one.
-		cases = append(cases, ways(harness.Look, function, 0, codes)...)
+		cases = append(cases, ways(harness.Observe, function, 0, codes)...)
 	}
-	r.runAll(t, harness.Enumerate(t, "faults", 50), "looks", cases, (*lane).runLook)
+	r.runAll(t, harness.Enumerate(t, "faults", 50), "observations", cases, (*worker).runObservation)
 }
 
 // discovery is called once for every time that all GPUs are discovered anew.
 const discovery = "nvmlDeviceGetCount_v2"
 
-// looks are the functions that are called on GPUs while these are discovered
+// observations are the functions that are called on GPUs while these are discovered
 // anew and have partitions. Not every discovery calls all of them, so the driver is
 // watched until a number of discoveries call nothing new.
-func (r *faultRig) looks(t *testing.T) []string {
+func (r *faultRig) observations(t *testing.T) []string {
 	t.Helper()
 	const enough = 5
 	counts := map[string]int{}
@@ -98,8 +98,8 @@ func (r *faultRig) discoveries() (uint64, error) {
 	return calls[discovery], err
 }
 
-// runLook is run for what the driver does by itself.
-func (l *lane) runLook(ctx context.Context, c faultCase) error {
+// runObservation is run for what the driver does by itself.
+func (l *worker) runObservation(ctx context.Context, c faultCase) error {
 	m, err := l.n.State.Snapshot()
 	if err != nil {
 		return err
@@ -140,7 +140,7 @@ func (l *lane) runLook(ctx context.Context, c faultCase) error {
 
 // occupyNeighbour makes a partition on the other GPU, as an administrator does, or removes it. A
 // GPU that failed again and again would be held back for longer each time.
-func (l *lane) occupyNeighbour(occupied bool) error {
+func (l *worker) occupyNeighbour(occupied bool) error {
 	return l.n.State.Update(func(m *machine.Machine) error {
 		mig := m.GPUs[l.neighbour].MIG
 		mig.Current, mig.Pending, mig.Instances = occupied, occupied, nil
@@ -154,7 +154,7 @@ func (l *lane) occupyNeighbour(occupied bool) error {
 
 // watch looks at what is published of a GPU until the GPUs were discovered anew
 // and enough is true. It fails when devices disappear or others come.
-func (l *lane) watch(ctx context.Context, gpu string, want []string, enough func() bool) error {
+func (l *worker) watch(ctx context.Context, gpu string, want []string, enough func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, harness.Patience)
 	defer cancel()
 	before, err := l.discoveries()
