@@ -151,6 +151,13 @@ func (r *faultRig) runAll(
 	t *testing.T, count *harness.Enumeration, kind string, cases []faultCase, run func(*worker, context.Context, faultCase) error,
 ) {
 	t.Helper()
+	r.runEach(t, count, kind, harness.Choose(count, cases), run)
+}
+
+func (r *faultRig) runEach(
+	t *testing.T, count *harness.Enumeration, kind string, cases []faultCase, run func(*worker, context.Context, faultCase) error,
+) {
+	t.Helper()
 	next := make(chan faultCase)
 	var wg sync.WaitGroup
 	for i := range workers {
@@ -162,7 +169,7 @@ func (r *faultRig) runAll(
 			}
 		})
 	}
-	for _, c := range harness.Choose(count, cases) {
+	for _, c := range cases {
 		next <- c
 	}
 	close(next)
@@ -273,7 +280,7 @@ func TestFaultsOfFirstCalls(t *testing.T) {
 	}
 	count := harness.Enumerate(t, "faults", 43)
 	next := make(chan faultCase, len(cases))
-	for _, c := range harness.Choose(count, cases) {
+	for _, c := range cases {
 		next <- c
 	}
 	close(next)
