@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
@@ -153,12 +154,25 @@ func (c *Client) Run(ctx context.Context, p Program) (output string, err error) 
 	// The kubelet kills containers before it stops their pod.
 	const signalled = 128 // is added to the number of a signal
 	killed := code == signalled+int32(unix.SIGKILL) || code == signalled+int32(unix.SIGTERM)
-	pod, statusErr := c.runtime.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
-	ended := statusErr != nil || pod.GetStatus().GetState() != runtimeapi.PodSandboxState_SANDBOX_READY
-	if (killed || ended) && ctx.Err() == nil {
+	if (killed || c.hasEnded(ctx, id, err != nil)) && ctx.Err() == nil {
 		err = errors.Join(ErrEnded, err)
 	}
 	return output, errors.Join(err, c.remove(ctx, id))
+}
+
+// noticeTime is in what time a runtime notices that somebody has ended a pod: a container that does not start may be the first sign.
+const noticeTime = 3 * time.Second
+
+// hasEnded reports whether a pod has ended, which it waits for where something in it has failed.
+func (c *Client) hasEnded(ctx context.Context, id string, failed bool) (ended bool) {
+	limited, cancel := context.WithTimeout(ctx, noticeTime)
+	defer cancel()
+	_ = wait.Until(limited, func() (bool, error) {
+		pod, err := c.runtime.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
+		ended = err != nil || pod.GetStatus().GetState() != runtimeapi.PodSandboxState_SANDBOX_READY
+		return ended || !failed, nil
+	})
+	return ended
 }
 
 // namespaces have the node's network, which needs no network plugin.

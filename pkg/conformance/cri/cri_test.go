@@ -72,6 +72,7 @@ func TestRunFails(t *testing.T) {
 	}{
 		"no image":                {&fakecri.Runtime{Program: quiet}, "other", `make a container: rpc error: code = NotFound desc = no image "other"`, false},
 		"its container is killed": {&fakecri.Runtime{Program: func(*runtimeapi.ContainerConfig) (string, int32) { return "", 137 }}, fakecri.Image, "ended by somebody else", true},
+		"an end before its start": {&fakecri.Runtime{Program: quiet, EndedEarly: 1}, fakecri.Image, "ended by somebody else", true},
 		"the kubelet's end":       {&fakecri.Runtime{Program: quiet, Ended: 1}, fakecri.Image, "ended by somebody else", true},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -38,6 +38,8 @@ type Runtime struct {
 	Program func(*runtimeapi.ContainerConfig) (stdout string, code int32)
 	// Ended is how many pods are ended by the kubelet before their program says anything.
 	Ended int
+	// EndedEarly is how many are ended before their container starts, which the runtime notices a moment later.
+	EndedEarly int
 	// Running are containers that the node has anyway.
 	Running []*runtimeapi.Container
 	// CgroupDriver is nil for a runtime that does not tell.
@@ -52,6 +54,8 @@ type Runtime struct {
 type pod struct {
 	config *runtimeapi.PodSandboxConfig
 	ended  bool
+	// unnoticed is how often the runtime says that it is ready although it has ended.
+	unnoticed int
 }
 
 type container struct {
@@ -170,8 +174,13 @@ func (r *Runtime) StartContainer(_ context.Context, q *runtimeapi.StartContainer
 	if c == nil || c.state != runtimeapi.ContainerState_CONTAINER_CREATED {
 		return nil, status.Error(codes.FailedPrecondition, "no such container, or it has started")
 	}
-	c.state = runtimeapi.ContainerState_CONTAINER_RUNNING
 	p := r.pods[c.pod]
+	if r.EndedEarly > 0 {
+		r.EndedEarly--
+		p.ended, p.unnoticed = true, 2
+		return nil, status.Error(codes.Unknown, "namespace path: lstat /proc/660/ns/ipc: no such file or directory")
+	}
+	c.state = runtimeapi.ContainerState_CONTAINER_RUNNING
 	if r.Ended > 0 {
 		r.Ended--
 		p.ended = true
@@ -229,7 +238,9 @@ func (r *Runtime) PodSandboxStatus(_ context.Context, q *runtimeapi.PodSandboxSt
 		return nil, status.Error(codes.NotFound, "no such pod")
 	}
 	s := &runtimeapi.PodSandboxStatus{Id: q.GetPodSandboxId(), State: runtimeapi.PodSandboxState_SANDBOX_READY}
-	if p.ended {
+	if p.unnoticed > 0 {
+		p.unnoticed--
+	} else if p.ended {
 		s.State = runtimeapi.PodSandboxState_SANDBOX_NOTREADY
 	}
 	return &runtimeapi.PodSandboxStatusResponse{Status: s}, nil
