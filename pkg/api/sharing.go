@@ -92,7 +92,7 @@ const (
 	PriorityBelowNormal ClientPriority = "BelowNormal"
 )
 
-// alike is how a GPU is shared that way, or nil if nothing is set.
+// alike returns the same settings for a whole GPU, or nil if nothing is set.
 func (s *MigDeviceSharing) alike() *GpuSharing {
 	if s == nil {
 		return nil

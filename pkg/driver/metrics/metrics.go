@@ -66,7 +66,7 @@ type Metrics struct {
 // Operation is what the kubelet asks for.
 type Operation string
 
-// The operations.
+// Operations that are counted and timed.
 const (
 	Prepare   Operation = "prepare"
 	Unprepare Operation = "unprepare"

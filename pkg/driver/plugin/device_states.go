@@ -170,7 +170,7 @@ func judgeAll(live []claim.LiveClaim, conditions []device.Condition, previous []
 	return states
 }
 
-// before is the previous verdict on a device that a claim has.
+// before returns the previous verdict on a device of a claim, empty if there was none.
 func before(previous []claimState, uid types.UID, d *claim.LiveDevice) verdict {
 	for _, c := range previous {
 		for i := range c.devices {
@@ -182,7 +182,7 @@ func before(previous []claimState, uid types.UID, d *claim.LiveDevice) verdict {
 	return verdict{}
 }
 
-// verdict says how a device is.
+// verdict is the health of a device, and why.
 type verdict struct {
 	health kubeletplugin.HealthStatus
 	// reason and message are for people; the reason is that of events.

@@ -48,7 +48,7 @@ type Access struct {
 	// Through is what runs NVIDIA's software for all these containers: its runtime, or the file of its hook. It is empty where
 	// nothing does.
 	Through string
-	// Handlers are those of NVIDIA's.
+	// Handlers are the names under which the configuration of the container runtime has NVIDIA's runtime.
 	Handlers []string
 	// Injector is the process that gives containers what annotations of their pods name, or 0. Trusted is that of the Starter.
 	Injector int

@@ -21,7 +21,7 @@ import (
 // Kind is a kind of software that gives out or partitions GPUs.
 type Kind string
 
-// The kinds.
+// Software that is looked for on the node.
 const (
 	// DevicePlugin is NVIDIA's, or another one for its resources.
 	DevicePlugin Kind = "device-plugin"

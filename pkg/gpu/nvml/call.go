@@ -112,7 +112,7 @@ func ask[T any](r *reading, name string, f func() (T, nvml.Return)) (value T, kn
 	return value, known
 }
 
-// known is ask with nil for what is not known.
+// known asks like ask, and returns nil if NVML does not know.
 func known[T any](r *reading, name string, f func() (T, nvml.Return)) *T {
 	if value, known := ask(r, name, f); known {
 		return &value

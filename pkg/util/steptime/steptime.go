@@ -15,7 +15,7 @@ import (
 // Step is something that takes time. No step contains another.
 type Step string
 
-// The steps.
+// Steps of a call, whose times are told apart.
 const (
 	// Wait is waiting: for the driver to start, for locks, for a place that another claim has,
 	// and for the next attempt.

@@ -120,7 +120,7 @@ func (e *Engine) UsersOf(ctx context.Context, r *record.Record, pciAddress strin
 	return users, o.Hardware.Err
 }
 
-// has reports whether there is such a device on the GPU that a claim has, or wants.
+// has reports whether some record has a device on the GPU for which is returns true.
 func (o *observation) has(is func(*record.Record, *record.Device) bool) bool {
 	return slices.ContainsFunc(o.Records, func(r rules.Record) bool {
 		return slices.ContainsFunc(r.Devices, func(d record.Device) bool { return d.PCIAddress == o.GPU && is(r.Record, &d) })
@@ -228,7 +228,7 @@ func (o *observation) observeSessions(ctx context.Context) {
 	}
 }
 
-// gpusWith are the GPUs that are known by these UUIDs.
+// gpusWith returns the PCI addresses of the GPUs with these UUIDs.
 func (o *observation) gpusWith(uuids []string) []string {
 	return slices.DeleteFunc(slices.Clone(o.engine.GPUs()), func(address string) bool {
 		g := o.engine.GPU(address)

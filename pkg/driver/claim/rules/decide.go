@@ -89,7 +89,7 @@ func (c *claim) verdict(v Verdict) {
 	c.plan.Verdicts = append(c.plan.Verdicts, v)
 }
 
-// task proposes one for the claim.
+// task adds a task for the claim to the plan.
 func (c *claim) task(t Task) {
 	t.Claim = c.Claim.UID
 	c.plan.Tasks = append(c.plan.Tasks, t)

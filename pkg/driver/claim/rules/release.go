@@ -121,8 +121,8 @@ func anyInterval(shares []part) bool {
 	return slices.ContainsFunc(shares, func(p part) bool { return p.Shared().Interval != "" })
 }
 
-// leaveTo gives a share back, to others and perhaps to a claim whose record cannot be read. Of several that are released at the same time, the first one takes everything with it. That the
-// limits cannot be tightened is no reason to keep a claim.
+// leaveTo releases a share of a GPU that other claims, and perhaps one whose record cannot be read, go on using. Of several that are
+// released at the same time, the first one takes everything with it. That the limits cannot be tightened is no reason to keep a claim.
 func (p part) leaveTo(others []part, g *record.Guard) (actions []Action, pending string) {
 	switch {
 	case g != nil && p.Shared().Interval != "" && !anyInterval(others):

@@ -91,7 +91,7 @@ func (o *Observation) spec(claim types.UID) *Spec {
 	return find(o.Specs, func(s *Spec) bool { return s.Claim == claim })
 }
 
-// find returns the first that is so, or nil.
+// find returns the first element for which is returns true, or nil.
 func find[T any](all []T, is func(*T) bool) *T {
 	for i := range all {
 		if is(&all[i]) {

@@ -17,7 +17,7 @@ import (
 // ActionKind is the kind of an action. Each is one idempotent effect, found again by its address.
 type ActionKind uint8
 
-// The actions.
+// Kinds of actions. Those up to RemoveSpec need the disk only.
 const (
 	Nothing      ActionKind = iota
 	Start                   // record: these parts are Started; the record is made if there is none
@@ -85,7 +85,7 @@ type Task struct {
 // State is what a record has come to on this GPU.
 type State uint8
 
-// The states.
+// Values of State.
 const (
 	Working  State = iota // nothing is in its way, or what it had is gone, as statements say
 	Complete              // all of it is there
@@ -119,7 +119,7 @@ var (
 // Reason is what is wrong with a device: a taint, an event, a condition of a claim.
 type Reason string
 
-// The reasons.
+// Reasons that devices are not as they should be.
 const (
 	Unresponsive     Reason = "Unresponsive"
 	ReleasePending   Reason = "ReleasePending"
