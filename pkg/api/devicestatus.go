@@ -55,7 +55,7 @@ type MIGStatus struct {
 type PlacementStatus struct {
 	// Start is the first, counted from 0.
 	Start int `json:"start"`
-	// Size is their number.
+	// Size is the number of slices.
 	Size int `json:"size"`
 }
 

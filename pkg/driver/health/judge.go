@@ -75,7 +75,7 @@ type fault struct {
 	Reason device.Reason `json:"reason"`
 	// XID is the number for the reason XID.
 	XID uint64 `json:"xid,omitempty"`
-	// Value is that of the taint.
+	// Value becomes the value of the taint.
 	Value string `json:"value,omitempty"`
 	// Partition is nil for all of the GPU.
 	Partition *Place `json:"partition,omitempty"`
@@ -279,7 +279,7 @@ func (j *judge) settle(pciAddress string, quiet time.Duration, now time.Time) {
 	j.touched = j.touched || len(g.Past) != before
 }
 
-// never is after all times.
+// never is the end of what nothing ends.
 var never = time.Unix(1<<40, 0)
 
 // end returns when a fault is over, if nothing else happens.
@@ -319,13 +319,13 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// countable reports whether a GPU is held back for longer if a fault comes again. Faults that change
-// nothing for claims by default, and that each reading shows, do not count.
+// countable reports whether a GPU is held back for longer if a fault comes again. A fault without
+// effect on claims by default, which each reading shows anew, is not.
 func countable(reason device.Reason) bool {
 	return reason != device.Throttled && reason != device.Unmonitored && reason != device.RowRemapPending
 }
 
-// earlier is how often the GPU had the fault before.
+// earlier returns how often the GPU had the fault before.
 func (g *gpuHistory) earlier(f *fault) int {
 	for _, p := range g.Past {
 		if p.Reason == f.Reason && p.XID == f.XID && f.Partition == nil {
@@ -348,7 +348,7 @@ func (j *judge) count(g *gpuHistory, f *fault, at time.Time) {
 	g.Past = append(g.Past, &past{Reason: f.Reason, XID: f.XID, Count: 1, Ended: at})
 }
 
-// conditions are those of all GPUs.
+// conditions returns the conditions of all GPUs.
 func (j *judge) conditions(h *policy.Health) []device.Condition {
 	var all []device.Condition
 	for _, address := range gpu.SortPCIAddresses(slices.Collect(maps.Keys(j.gpus))) {

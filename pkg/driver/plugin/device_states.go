@@ -284,7 +284,7 @@ const (
 )
 
 // watch sends the health of the devices that claims have when it changes, and again and again,
-// until ctx ends. It is one of several, where a kubelet connects anew.
+// until ctx ends. A kubelet that connects anew has another watch beside the old one.
 func (s *deviceStates) watch(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	ticker := time.NewTicker(healthInterval)
 	defer ticker.Stop()

@@ -128,7 +128,7 @@ func (c Client) servers(ctx context.Context) ([]int, error) {
 	return pids, nil
 }
 
-// State is the state of a server.
+// State is what the daemon says of a server.
 type State string
 
 // States of MPS that matter here. There is also INITIALIZING.

@@ -84,7 +84,7 @@ func (f *Finder) Describe(ctx context.Context, pciAddress string, instanceID int
 	return f.text(others, nil)
 }
 
-// Process is what is known of a process.
+// Process returns the program, pod and container of a process, as far as they are known.
 func (f *Finder) Process(pid int) Process { return f.proc().process(pid) }
 
 // Openers lists the processes that have the node of a GPU open, all or those in pods. An error means that they are not known

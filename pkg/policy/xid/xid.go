@@ -38,7 +38,7 @@ const (
 	Reset Recovery = "reset"
 )
 
-// XID is one of them.
+// XID is an error that the NVIDIA driver reports by number, and what it means for claims.
 type XID struct {
 	Number uint64
 	Name   string

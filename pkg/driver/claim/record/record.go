@@ -160,7 +160,7 @@ func CheckUID(uid types.UID) error {
 // type of its own because a version that does not know it must refuse the record; it would destroy the partition.
 const Static device.Kind = "mig-static"
 
-// Mark is how far a device has come.
+// Mark says how much of a device has been made.
 type Mark uint8
 
 const (

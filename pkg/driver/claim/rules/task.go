@@ -60,7 +60,7 @@ type Action struct {
 	Interval policy.Interval
 }
 
-// Aim is what a task is for.
+// Aim is the purpose of a task.
 type Aim uint8
 
 // The aims, in the order in which tasks should be tried: what takes away comes before what makes.
