@@ -500,7 +500,7 @@ $(LINT): test/tools/go.mod test/tools/go.sum
 sizes: ## Print lines by part and room, words of docs, cases that enumerations ran, seconds of the last make test
 	@go run ./test/sizes/cmd/sizes
 
-# Golden files are written by tests that have "*update" in their file, in packages with a
+# Golden files are written by tests whose file says "*update" or "golden", in packages with a
 # flag -update. Only these tests run: those of the simulator and of test/flow first, since
 # they write what the tests of pkg/device read. ./test/cluster is a module of its own.
 .PHONY: golden
@@ -511,8 +511,9 @@ golden: build $(HELM) ## Rewrite all golden files from what the code does now; l
 
 # $(1): folders.
 define update-golden
-for file in $$(grep -rl --include='*_test.go' '\*update\b' $(1)); do \
-	  go test -count=1 ./$$(dirname $$file) -run "^($$(sed -n 's/^func \(Test[A-Za-z0-9]*\)(.*/\1/p' $$file | paste -sd '|'))$$" -update; done
+for dir in $$(grep -rl --include='*_test.go' '\*update\b' $(1) | xargs -n1 dirname | awk '!seen[$$0]++'); do \
+	  tests=$$(grep -liE '\*update\b|golden' $$dir/*_test.go | xargs sed -n 's/^func \(Test[A-Za-z0-9]*\)(.*/\1/p' | paste -sd '|'); \
+	  go test -count=1 ./$$dir -run "^($$tests)$$" -update || exit 1; done
 endef
 
 # What npm and the browser need is not what tests need, so make test does not do this.

@@ -106,7 +106,7 @@ func noClients(ctx context.Context, d *daemon) (bool, error) {
 	})
 }
 
-// What is so of a GPU before MPS and after it, other than what part A has read.
+// What is so of a GPU before MPS and after it, other than what the read-only part has read.
 var (
 	listedBefore = processesOf("processes on GPU %s before MPS")
 	modeAfter    = computeModeOf("compute mode of GPU %s after MPS")

@@ -23,7 +23,7 @@ import (
 	"github.com/partage-dev/partage/pkg/node/host"
 )
 
-// undo says how a GPU was before part C, and what part C may have made. It is written
+// undo says how a GPU was before the intrusive part, and what the intrusive part may have made. It is written
 // before anything is changed, so that a later run can put the GPU back whatever ended this
 // one. Part C begins on GPUs without instances, so every instance at Partition is its own.
 type undo struct {

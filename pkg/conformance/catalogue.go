@@ -107,7 +107,7 @@ func fields(section any) map[string]string {
 	return out
 }
 
-// measurements are what parts B and C have measured of a product, beside what part A reads.
+// measurements are what the parts mps and intrusive have measured of a product, beside what the read-only part reads.
 type measurements struct {
 	mps         BoardMPS
 	serverStart time.Duration

@@ -193,7 +193,7 @@ const (
 // Parts are all, in the order in which they run.
 var Parts = []Part{ReadOnly, MPS, Intrusive}
 
-// readOnlyChecks are all that part A has. A new family of checks is one more name here.
+// readOnlyChecks are all that the read-only part has. A new family of checks is one more name here.
 var readOnlyChecks = slices.Concat(nodeChecks, rootChecks, driverChecks, modeChecks, holderChecks, programChecks, hardwareChecks)
 
 // Checks returns the checks of a part in the order in which they run.

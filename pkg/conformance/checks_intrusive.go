@@ -115,7 +115,7 @@ var intrusiveChecks = []Check{
 	},
 	{
 		ID:         "intrusive.as-before",
-		Assumption: "part C leaves the node as it was: part A finds the same",
+		Assumption: "the intrusive part leaves the node as it was: the read-only checks find the same",
 		Expected:   "the same GPUs, modes, instances and verdicts",
 		So:         "look at these before the node takes pods",
 		Code:       "pkg/conformance/act_gpu.go",
@@ -199,7 +199,7 @@ func (q *inquiry) unusedSubject() (*gpu.GPU, string) {
 	return nil, missing
 }
 
-// readOnly runs the checks of part A on what is so now, not on what is known.
+// readOnly runs the checks of the read-only part on what is so now, not on what is known.
 func (q *inquiry) readOnly() []Result {
 	clear(q.known)
 	r := &Report{}
@@ -256,7 +256,7 @@ func checkPod(q *inquiry, g *gpu.GPU) Finding {
 	return expect(right && got.Outcome == goesOn, "%s", observed).withSubject(subject)
 }
 
-// checkAsBefore runs part A again.
+// checkAsBefore runs the read-only part again.
 func checkAsBefore(q *inquiry, _ *gpu.GPU) Finding {
 	do(q, Change, "undo", func(ctx context.Context, m *machine) (bool, error) { return true, m.undo(ctx) })
 	before := gpus.of(q)

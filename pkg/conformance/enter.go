@@ -25,8 +25,8 @@ const (
 	self     = "/proc/self/exe"
 )
 
-// LaunchCommand is the sub-command by which part B runs this program again to call Launch
-// with the other arguments. A program that runs part B must have it.
+// LaunchCommand is the sub-command by which the part mps runs this program again to call Launch
+// with the other arguments. A program that runs the part mps must have it.
 const LaunchCommand = supervisor.LaunchCommand
 
 // Launch replaces this process by a program of MPS, as the MPS supervisor starts it.

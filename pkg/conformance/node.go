@@ -71,7 +71,7 @@ type Node struct {
 	// missing is what the checks of the part find.
 	gpu     *gpu.GPU
 	missing Finding
-	// before is what part A found when Intrusive began, nil until then.
+	// before is what the read-only part found when Intrusive began, nil until then.
 	before   []Result
 	measured map[string]*measurements // by product
 }

@@ -173,7 +173,7 @@ func (q *inquiry) chooseGPU() (*gpu.GPU, string) {
 }
 
 // inUse returns why a GPU must be left alone, as the end of "GPU X", by the processes that NVML
-// lists and what part A has read.
+// lists and what the read-only part has read.
 func (q *inquiry) inUse(g *gpu.GPU, processes gpuFact[[]int]) string {
 	asking, mode, state := q.anew(), gpu.ComputeDefault, gpu.MIGState{}
 	pids := processes(g).of(asking)

@@ -110,7 +110,7 @@ var Rules = []Rule{
 	},
 	{
 		"D1", "production with several tenants, security domains, regulated data",
-		"A MIG partition: memory, multiprocessors and faults are separated in hardware. On GPUs without MIG, a whole GPU: no sharing there gives that.",
+		"A MIG partition: memory, multiprocessors and faults are separated in hardware, unless the GPU must be reset. On GPUs without MIG, a whole GPU: no sharing there gives that.",
 		[]Mechanism{Partition, Whole},
 		func(w Workload, _ Fleet) bool { return w.untrusted() },
 	},

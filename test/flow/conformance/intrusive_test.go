@@ -15,18 +15,18 @@ import (
 	"github.com/partage-dev/partage/test/must"
 )
 
-// intrude runs part C on a GPU of the node.
+// intrude runs the intrusive part on a GPU of the node.
 func intrude(t *testing.T, n *harness.Node, gpu int, args ...string) partReport {
 	t.Helper()
 	return finished(t, n, "intrusive.", append([]string{"--intrusive", "--gpu=" + n.Machine(t).GPUs[gpu].UUID}, args...)...)
 }
 
-// undoFile is how a GPU was, while part C changes it.
+// undoFile is how a GPU was, while the intrusive part changes it.
 func undoFile(n *harness.Node) string {
 	return filepath.Join(n.PluginsDir, harness.DriverName, "conformance/undo.json")
 }
 
-// asBefore fails if part C has left something.
+// asBefore fails if the intrusive part has left something.
 func asBefore(t *testing.T, n *harness.Node, before *machine.Machine) {
 	t.Helper()
 	untouched(t, n, before)
@@ -35,7 +35,7 @@ func asBefore(t *testing.T, n *harness.Node, before *machine.Machine) {
 	}
 }
 
-// TestIntrusive: part C on a GPU whose MIG mode follows the claims, and the same report
+// TestIntrusive: the intrusive part on a GPU whose MIG mode follows the claims, and the same report
 // from its transcript.
 func TestIntrusive(t *testing.T) {
 	t.Parallel()

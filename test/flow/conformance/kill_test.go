@@ -106,7 +106,7 @@ func TestIntrusiveKilledAndUsed(t *testing.T) {
 	untouched(t, n, before)
 }
 
-// TestLive: while part B or C uses the GPU, the plugin of the node prepares no claim on it, and
+// TestLive: while the part mps or intrusive uses the GPU, the plugin of the node prepares no claim on it, and
 // goes on afterwards.
 func TestLive(t *testing.T) {
 	t.Parallel()

@@ -34,7 +34,7 @@ func untouched(t *testing.T, n *harness.Node, before *machine.Machine) {
 	expect.Same(t, after.GPUs, before.GPUs, "the GPUs have changed")
 }
 
-// TestMPS: part B on a machine without troubles, and the same report from its transcript.
+// TestMPS: the part mps on a machine without troubles, and the same report from its transcript.
 func TestMPS(t *testing.T) {
 	t.Parallel()
 	n := harness.NewNode(t, "h100-80-sxmx2")
@@ -80,7 +80,7 @@ func TestMPSTroubles(t *testing.T) {
 	untouched(t, n, before)
 }
 
-// TestMPSNothingFree: part B leaves GPUs alone that somebody uses, or that are not in
+// TestMPSNothingFree: the part mps leaves GPUs alone that somebody uses, or that are not in
 // compute mode DEFAULT, as those of MPS sessions.
 func TestMPSNothingFree(t *testing.T) {
 	t.Parallel()
@@ -132,7 +132,7 @@ func leftProcesses(t *testing.T, root string) []string {
 	})
 }
 
-// TestMPSClaims: part B leaves a GPU alone that a claim has, also while the claim's pod uses
+// TestMPSClaims: the part mps leaves a GPU alone that a claim has, also while the claim's pod uses
 // nothing of it, and all GPUs while a claim's record cannot be read.
 func TestMPSClaims(t *testing.T) {
 	t.Parallel()
@@ -174,7 +174,7 @@ func TestTwoRuns(t *testing.T) {
 		}
 		expect.Equal(t, read(t, transcript), "the first's", "the file of another run")
 		if out, code, stderr := run(t, n); code > 1 {
-			t.Errorf("part A, which only reads, cannot run meanwhile: exit code %d: %s%s", code, out, stderr)
+			t.Errorf("the read-only part, which only reads, cannot run meanwhile: exit code %d: %s%s", code, out, stderr)
 		}
 	}, "--mps", "--limit=5m")
 	part(t, first, "mps.").wantHolds(t, n.Address(t, 0), "mps.quit")
@@ -269,7 +269,7 @@ func TestCataloguePatch(t *testing.T) {
 	}
 }
 
-// checkBoard compares what parts B and C have measured of a board with the catalogue.
+// checkBoard compares what the parts mps and intrusive have measured of a board with the catalogue.
 func checkBoard(t *testing.T, document string) {
 	t.Helper()
 	var board catalog.Board
