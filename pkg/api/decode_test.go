@@ -10,11 +10,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -27,14 +27,6 @@ func typed(kind, fields string) string {
 		fields = "," + fields
 	}
 	return `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"` + kind + `"` + fields + `}`
-}
-
-// wantEqual compares what a test is about.
-func wantEqual(t testing.TB, what string, want, got any) {
-	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
 }
 
 func decode(text string) (Config, error) {
@@ -80,7 +72,7 @@ func TestDecode(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := must.Get(decode(test.in))(t)
-			wantEqual(t, "configuration", test.want, got)
+			expect.Same(t, got, test.want, "configuration")
 			if err := got.Validate(); err != nil {
 				t.Errorf("Validate: %v", err)
 			}
@@ -131,7 +123,7 @@ func TestOnlyClientPriority(t *testing.T) {
 		c := &MPSConfig{}
 		reflect.ValueOf(c).Elem().Field(i).Set(full.Field(i))
 		priority := c.DefaultClientPriority != nil
-		wantEqual(t, full.Type().Field(i).Name+" alone", priority, c.OnlyClientPriority())
+		expect.Same(t, c.OnlyClientPriority(), priority, full.Type().Field(i).Name+" alone")
 		if c.DefaultClientPriority = ptr.To(PriorityNormal); c.OnlyClientPriority() != priority {
 			t.Errorf("%s and a priority: %v", full.Type().Field(i).Name, !priority)
 		}

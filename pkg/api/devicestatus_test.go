@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -35,12 +36,12 @@ func TestDeviceStatusFormat(t *testing.T) {
 	for name, status := range map[string]DeviceStatus{"full": fullStatus, "least": empty} {
 		want := must.Get(os.ReadFile(filepath.Join("testdata", "devicestatus-"+name+".v1alpha1.json")))(t)
 		got := must.Get(json.MarshalIndent(status, "", "  "))(t)
-		wantEqual(t, name, string(bytes.TrimSpace(want)), string(got))
+		expect.Same(t, string(got), string(bytes.TrimSpace(want)), name)
 		var read DeviceStatus
 		if err := json.Unmarshal(want, &read); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		wantEqual(t, name+", read back", status, read)
+		expect.Same(t, read, status, name+", read back")
 	}
 }
 
@@ -63,5 +64,5 @@ func TestFullDeviceStatus(t *testing.T) {
 		}
 	}
 	check("DeviceStatus", reflect.ValueOf(&fullStatus))
-	wantEqual(t, "fields", 19, fields)
+	expect.Same(t, fields, 19, "fields")
 }

@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/utils/ptr"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -35,8 +36,8 @@ func TestMPS(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			config := must.Get(decode(test.in))(t)
-			wantEqual(t, "MPS", test.want, config.MPS())
-			wantEqual(t, "interval", test.interval, config.Interval())
+			expect.Same(t, config.MPS(), test.want, "MPS")
+			expect.Same(t, config.Interval(), test.interval, "interval")
 		})
 	}
 	// Made in Go, without what Decode fills in.
@@ -54,7 +55,7 @@ func TestSettings(t *testing.T) {
 		t.Errorf("nothing set: %d, %v", none.ThreadPercentage(), none.IsMultiUser())
 	}
 	zero := &MPSConfig{DefaultActiveThreadPercentage: ptr.To(0)}
-	wantEqual(t, "zero percent", 0, zero.ThreadPercentage())
+	expect.Same(t, zero.ThreadPercentage(), 0, "zero percent")
 	all := &MPSConfig{DefaultActiveThreadPercentage: ptr.To(25), MultiUser: ptr.To(true)}
 	if all.ThreadPercentage() != 25 || !all.IsMultiUser() {
 		t.Errorf("all set: %d, %v", all.ThreadPercentage(), all.IsMultiUser())
@@ -134,7 +135,7 @@ func TestMemoryLimits(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := test.config.MemoryLimits(test.devices)
-			wantEqual(t, "limits", test.want, got)
+			expect.Same(t, got, test.want, "limits")
 			if len(test.err) == 0 && err != nil {
 				t.Error(err)
 			}

@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
+
+	"github.com/partage-dev/partage/test/expect"
 )
 
 // scheduler is the real allocator of the Kubernetes scheduler over given
@@ -259,7 +261,7 @@ func TestAllocatorLegalLayouts(t *testing.T) {
 					held = append(held, name)
 				}
 				if full {
-					equal(t, fmt.Sprint("beside the maximal layout ", held), "", s.holding(held...).allocate(anything))
+					expect.Same(t, s.holding(held...).allocate(anything), "", fmt.Sprint("beside the maximal layout ", held))
 					return
 				}
 				h := &hardware{mig: mig, instances: layout}

@@ -17,6 +17,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/kubectl/boards"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/scale/slices/reference"
 )
 
@@ -63,7 +64,7 @@ func checkSlice(t *testing.T, object resourceapi.ResourceSlice, sliceCount int) 
 		t.Errorf("%s is a %s of %s", object.Name, object.Kind, object.APIVersion)
 	}
 	spec := object.Spec
-	equal(t, object.Name+": pool", (resourceapi.ResourcePool{Name: "node-1", Generation: 1, ResourceSliceCount: int64(sliceCount)}), spec.Pool)
+	expect.Same(t, spec.Pool, (resourceapi.ResourcePool{Name: "node-1", Generation: 1, ResourceSliceCount: int64(sliceCount)}), object.Name+": pool")
 	if spec.NodeName == nil || *spec.NodeName != "node-1" || spec.Driver != "gpu.nvidia.com" {
 		t.Errorf("%s: node or driver", object.Name)
 	}
@@ -165,8 +166,8 @@ func TestAPILimits(t *testing.T) {
 				t.Fatalf("%d x %s: pools %v", n, b.name, pools)
 			}
 			for m, s := range pools["node-1"].Slices {
-				equal(t, fmt.Sprint("devices of slice ", m), objects[m].Spec.Devices, s.Devices)
-				equal(t, fmt.Sprint("counters of slice ", m), objects[m].Spec.SharedCounters, s.SharedCounters)
+				expect.Same(t, s.Devices, objects[m].Spec.Devices, fmt.Sprint("devices of slice ", m))
+				expect.Same(t, s.SharedCounters, objects[m].Spec.SharedCounters, fmt.Sprint("counters of slice ", m))
 			}
 		}
 	}
@@ -224,7 +225,7 @@ func TestAttributesOf(t *testing.T) {
 		for _, d := range slice.Spec.Devices {
 			published[d.Name] = true
 			got := inventory.AttributesOf(d.Name)
-			equal(t, "attributes of "+d.Name, d.Attributes, got)
+			expect.Same(t, got, d.Attributes, "attributes of "+d.Name)
 			clear(got)
 		}
 	}
@@ -275,7 +276,7 @@ func TestExtendedResourcesAttribute(t *testing.T) {
 			}
 		}
 	}
-	equal(t, fmt.Sprint(seen), 5, len(seen))
+	expect.Same(t, len(seen), 5, fmt.Sprint(seen))
 }
 
 // namesIn are the attributes that say something and the capacities of devices, by their type.

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/gpu"
@@ -96,14 +95,6 @@ var everything = offering(func(*policy.Offer) {})
 func mustInventory(t *testing.T, node *gpu.Node) *Inventory {
 	t.Helper()
 	return inventoryOf(t, node, everything)
-}
-
-// equal compares what the test is about.
-func equal(t *testing.T, what string, want, got any) {
-	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
 }
 
 func names(devices []Device) []string {

@@ -14,6 +14,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/expect"
 )
 
 // ledger does the scheduler's arithmetic on published counters, for one GPU.
@@ -200,7 +201,7 @@ func TestCounterNames(t *testing.T) {
 	}
 	for name, tc := range made {
 		node := &gpu.Node{GPUs: []gpu.GPU{{PCIAddress: "0000:01:00.0", MIG: &gpu.MIG{Dynamic: true, MemorySlices: 4, Profiles: tc.profiles}}}}
-		equal(t, name+": counters beside memory slices", tc.want, furtherCounters(mustInventory(t, node)))
+		expect.Same(t, furtherCounters(mustInventory(t, node)), tc.want, name+": counters beside memory slices")
 	}
 }
 

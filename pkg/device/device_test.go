@@ -13,6 +13,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -111,7 +112,7 @@ func TestOrderByWhatIsDestroyed(t *testing.T) {
 	for _, s := range ordered {
 		got = append(got, s.Placement.Start)
 	}
-	equal(t, "starts", []int{0, 7, 0, 0, 0, 3}, got)
+	expect.Same(t, got, []int{0, 7, 0, 0, 0, 3}, "starts")
 }
 
 // TestOrderIgnoresListing: the driver may list profiles and placements in any
@@ -124,7 +125,7 @@ func TestOrderIgnoresListing(t *testing.T) {
 		slices.Reverse(p.Placements)
 	}
 	got := mustInventory(t, node)
-	equal(t, "slices", want.ResourceSlices(testOptions), got.ResourceSlices(testOptions))
+	expect.Same(t, got.ResourceSlices(testOptions), want.ResourceSlices(testOptions), "slices")
 }
 
 func TestWrongFacts(t *testing.T) {
@@ -212,7 +213,7 @@ func TestAbsurdNumbers(t *testing.T) {
 	}
 	// Every partition wants all multiprocessors, so only one fits.
 	checkCounters := furtherCounters(mustInventory(t, node))
-	equal(t, "counters beside memory slices", []string{"memory", "multiprocessors"}, checkCounters)
+	expect.Same(t, checkCounters, []string{"memory", "multiprocessors"}, "counters beside memory slices")
 }
 
 // crowded is a GPU with more profiles than fit into a slice.
@@ -273,8 +274,8 @@ func TestLongAndUnknownValues(t *testing.T) {
 	}}}
 	devices := devicesOf(mustInventory(t, node).ResourceSlices(testOptions))
 	a := devices[0].Attributes
-	equal(t, "product name", strings.Repeat("x", 63), *a["productName"].StringValue)
-	equal(t, "architecture", "not ? UTF-8", *a["architecture"].StringValue)
+	expect.Same(t, *a["productName"].StringValue, strings.Repeat("x", 63), "product name")
+	expect.Same(t, *a["architecture"].StringValue, "not ? UTF-8", "architecture")
 	for _, name := range []resourceapi.QualifiedName{"addressingMode", "resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode"} {
 		if _, ok := a[name]; ok {
 			t.Errorf("%s is published although it is not known", name)

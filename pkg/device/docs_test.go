@@ -19,6 +19,7 @@ import (
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/test/docs/page"
 	"github.com/partage-dev/partage/test/docs/source"
+	"github.com/partage-dev/partage/test/expect"
 )
 
 var taintKey = regexp.MustCompile("`(?:gpu\\.nvidia\\.com|…)/([a-z-]+)`([^`(]*)(?:\\(`([A-Za-z]+)`\\))?")
@@ -134,7 +135,7 @@ func TestAttributesPage(t *testing.T) {
 		}
 		table.Row(page.Code(name), kind, having, shown, attributeTexts[name])
 	}
-	equal(t, "attributes that are described", len(attributeTexts), len(names))
+	expect.Same(t, len(names), len(attributeTexts), "attributes that are described")
 	page.Generated(t, *update, "docs/reference/devices.md", table.String())
 }
 
@@ -177,7 +178,7 @@ func TestCapacitiesPage(t *testing.T) {
 		}
 		table.Row(append(row, capacityTexts[name])...)
 	}
-	equal(t, "capacities that are described", len(capacityTexts), len(names))
+	expect.Same(t, len(names), len(capacityTexts), "capacities that are described")
 	page.Generated(t, *update, "docs/reference/devices.md", table.String())
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -187,5 +188,5 @@ func compareGolden(t *testing.T, file, got string) {
 	if err != nil {
 		t.Fatalf("%v (run the test with -update to write it)", err)
 	}
-	equal(t, path+" (run the test with -update to accept)", string(want), got)
+	expect.Same(t, got, string(want), path+" (run the test with -update to accept)")
 }

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -125,7 +126,7 @@ func TestWithIsPure(t *testing.T) {
 	if reflect.DeepEqual(plain, want) {
 		t.Fatal("the status makes no difference")
 	}
-	equal(t, "the status changed", mixedStatus(), s)
+	expect.Same(t, s, mixedStatus(), "the status changed")
 	for range 20 {
 		base.With(Status{}) // otherwise it is the last one again
 		if got := base.With(shuffled(s)).DriverResources(testOptions); !reflect.DeepEqual(want, got) {

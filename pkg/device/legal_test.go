@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/expect"
 )
 
 // hardware holds partitions as a GPU does. It follows the hardware's rules
@@ -123,7 +124,7 @@ func TestLegalLayouts(t *testing.T) {
 					got++
 				}
 			})
-			equal(t, "maximal layouts", tc.want, got)
+			expect.Same(t, got, tc.want, "maximal layouts")
 		})
 	}
 }

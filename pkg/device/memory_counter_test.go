@@ -12,6 +12,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -79,7 +80,7 @@ func TestMemoryCounterOfMoreThanThereIs(t *testing.T) {
 			MIG: &gpu.MIG{Dynamic: true, MemorySlices: 2, Profiles: profiles},
 		}}}
 		memory := counterSet(mustInventory(t, node).ResourceSlices(testOptions))["memory"]
-		equal(t, fmt.Sprintf("the counter of a GPU that has %d bytes", has), want, memory.Value.Value())
+		expect.Same(t, memory.Value.Value(), want, fmt.Sprintf("the counter of a GPU that has %d bytes", has))
 		compareWithHardware(t, node)
 	}
 }
@@ -274,7 +275,7 @@ func TestAllocatableShares(t *testing.T) {
 	t.Parallel()
 	inventory := inventoryOf(t, loadNode(t, "h100-80-sxm"), decoded(t, "default: {kinds: [timeslice], timeslice: {clients: 4, memoryOvercommit: 3}}"))
 	for _, s := range inventory.Summaries() {
-		equal(t, "bytes that can be allocated", s.GPU.Resources.MemoryBytes, s.AllocatableBytes)
+		expect.Same(t, s.AllocatableBytes, s.GPU.Resources.MemoryBytes, "bytes that can be allocated")
 	}
 }
 

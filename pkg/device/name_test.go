@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/expect"
 )
 
 func TestGPUName(t *testing.T) {
@@ -19,7 +20,7 @@ func TestGPUName(t *testing.T) {
 		"0000:1B:00.0":  "gpu-0000-1b-00-0",
 		"10000:e1:00.0": "gpu-10000-e1-00-0",
 	} {
-		equal(t, address, want, GPUName(address))
+		expect.Same(t, GPUName(address), want, address)
 	}
 }
 
@@ -35,7 +36,7 @@ func TestProfileText(t *testing.T) {
 		" 1g/5gb ":       "1g5gb",
 		"+":              "",
 	} {
-		equal(t, name, want, profileText(name))
+		expect.Same(t, profileText(name), want, name)
 	}
 }
 
@@ -51,7 +52,7 @@ func TestProfileTextsThatClash(t *testing.T) {
 		})
 	}
 	want := map[uint32]string{0: "p0", 1: "p1", 2: "p2", 3: "p3", 4: "p4", 5: "p5", 6: "me", 7: "1g5gb"}
-	equal(t, "texts", want, profileTexts("gpu-0000-1b-00-0", mig))
+	expect.Same(t, profileTexts("gpu-0000-1b-00-0", mig), want, "texts")
 	i := mustInventory(t, &gpu.Node{GPUs: []gpu.GPU{{PCIAddress: "0000:1b:00.0", MIG: mig}}})
 	seen := map[string]bool{}
 	for _, d := range i.Devices() {
@@ -60,7 +61,7 @@ func TestProfileTextsThatClash(t *testing.T) {
 		}
 		seen[d.Name] = true
 	}
-	equal(t, "devices", 18, len(seen))
+	expect.Same(t, len(seen), 18, "devices")
 }
 
 func TestSemanticVersion(t *testing.T) {
@@ -82,9 +83,9 @@ func TestSemanticVersion(t *testing.T) {
 		"1.2.3-" + strings.Repeat("x", 80): "1.2.3+" + strings.Repeat("x", 58),
 		"1.2.3-" + strings.Repeat("x", 57) + ".y": "1.2.3+" + strings.Repeat("x", 57),
 	} {
-		equal(t, version, want, semanticVersion(version))
+		expect.Same(t, semanticVersion(version), want, version)
 	}
-	equal(t, "12.9", "12.9.0", twoPartVersion(gpu.Version{Major: 12, Minor: 9}))
+	expect.Same(t, twoPartVersion(gpu.Version{Major: 12, Minor: 9}), "12.9.0", "12.9")
 }
 
 func TestAddressIn(t *testing.T) {
@@ -97,7 +98,7 @@ func TestAddressIn(t *testing.T) {
 		"gpu-0":                                "",
 		"":                                     "",
 	} {
-		equal(t, name, want, AddressIn(name))
+		expect.Same(t, AddressIn(name), want, name)
 		if want != "" && !IsOf(want, name) {
 			t.Errorf("%s is not of %s", name, want)
 		}

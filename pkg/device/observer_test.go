@@ -10,6 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/expect"
 )
 
 // observing asks for all devices of a class with admin access, and tolerates what
@@ -65,7 +66,7 @@ func TestAllocatorObserversAreForNobodyElse(t *testing.T) {
 	i := mustInventory(t, loadNode(t, "t4"))
 	s := newScheduler(t, i.ResourceSlices(testOptions)).only("gpu-0000-1b-00-0-observer")
 	for _, class := range []string{"any", "observer"} {
-		equal(t, "class "+class, "", s.allocate(request(class, 1)))
+		expect.Same(t, s.allocate(request(class, 1)), "", "class "+class)
 	}
 	for _, demand := range []string{
 		`device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("1")) >= 0`,
@@ -113,7 +114,7 @@ func TestObservers(t *testing.T) {
 				}
 			}
 		}
-		equal(t, what+": published", tc.want, found)
+		expect.Same(t, found, tc.want, what+": published")
 		if d, ok := i.Lookup(name); !ok || d.Kind != Observer || d.GPU.PCIAddress != firstGPU {
 			t.Errorf("%s: found %+v, %t", what, d, ok)
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/expect"
 )
 
 // mixedNode has GPUs without MIG, with MIG fixed on and off, and dynamic.
@@ -68,7 +69,7 @@ func TestSelectors(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			s := newScheduler(t, mustInventory(t, mixedNode(t)).ResourceSlices(testOptions))
-			equal(t, "allocated", tc.want, s.allocate(request(tc.class, 1, tc.selectors...)))
+			expect.Same(t, s.allocate(request(tc.class, 1, tc.selectors...)), tc.want, "allocated")
 		})
 	}
 }
@@ -115,9 +116,9 @@ func TestSelectorOnEveryDevice(t *testing.T) {
 			asked[string(kind)] = append(slices.Clone(namesOfAll), names...)
 		}
 		for class, names := range asked {
-			equal(t, "class "+class, "", s.allocate(request(class, 1, "!("+reading(names)+")")))
+			expect.Same(t, s.allocate(request(class, 1, "!("+reading(names)+")")), "", "class "+class)
 		}
-		equal(t, "classes", 6, len(asked))
+		expect.Same(t, len(asked), 6, "classes")
 	}
 }
 

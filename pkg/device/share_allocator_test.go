@@ -12,6 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/expect"
 )
 
 type amounts = map[resourceapi.QualifiedName]string
@@ -82,9 +83,9 @@ func TestAllocatorShares(t *testing.T) {
 					t.Fatalf("claim %d: %v", n, r)
 				}
 				ids[string(*r.ShareID)] = true
-				equal(t, fmt.Sprintf("claim %d consumes", n), tc.want[n], consumption(r))
+				expect.Same(t, consumption(r), tc.want[n], fmt.Sprintf("claim %d consumes", n))
 			}
-			equal(t, "one more claim", "", s.allocate(consuming(request(tc.class, 1), tc.more)))
+			expect.Same(t, s.allocate(consuming(request(tc.class, 1), tc.more)), "", "one more claim")
 		})
 	}
 }

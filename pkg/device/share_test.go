@@ -15,6 +15,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -151,7 +152,7 @@ func TestShareNumbers(t *testing.T) {
 			}
 			for _, d := range inventoryOf(t, loadNode(t, tc.board), tc.terms).Devices() {
 				if shortName(d.Name) == tc.device {
-					equal(t, "share", &tc.want, d.Share)
+					expect.Same(t, d.Share, &tc.want, "share")
 					return
 				}
 			}
@@ -232,7 +233,7 @@ func TestShareProblems(t *testing.T) {
 func TestOldHardware(t *testing.T) {
 	node := loadNode(t, "t4")
 	node.GPUs[0].ComputeCapability = gpu.Version{Major: 6, Minor: 1}
-	equal(t, "devices", []string{"whole", "timeslice"}, shortNames(inventoryOf(t, node, Terms{}).Devices()))
+	expect.Same(t, shortNames(inventoryOf(t, node, Terms{}).Devices()), []string{"whole", "timeslice"}, "devices")
 }
 
 // TestSharesOfUnknownMemory: without limits a time slice needs no memory to divide.
@@ -281,7 +282,7 @@ func TestOffers(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			i := inventoryOfOffer(t, tc.offer)
-			equal(t, "devices", tc.want, shortNames(i.Devices()))
+			expect.Same(t, shortNames(i.Devices()), tc.want, "devices")
 			for _, d := range i.Devices() {
 				if d.Exclusive() == (d.Kind == MPS || d.Kind == TimeSlice) || (d.Partition == nil) == strings.Contains(d.Name, "-mig-") {
 					t.Errorf("device %+v", d)
@@ -298,7 +299,7 @@ func TestOffers(t *testing.T) {
 				}
 				return
 			}
-			equal(t, "counters", counters, objects[0].Spec.SharedCounters)
+			expect.Same(t, objects[0].Spec.SharedCounters, counters, "counters")
 			all := map[string]resourceapi.Device{}
 			for _, d := range devicesOf(mustInventory(t, loadNode(t, "h100-80-sxm")).ResourceSlices(testOptions)) {
 				all[d.Name] = d
@@ -309,7 +310,7 @@ func TestOffers(t *testing.T) {
 					base = d.Share.Base
 				}
 				n := slices.IndexFunc(devicesOf(objects), func(other resourceapi.Device) bool { return other.Name == d.Name })
-				equal(t, d.Name+" draws", all[base].ConsumesCounters, devicesOf(objects)[n].ConsumesCounters)
+				expect.Same(t, devicesOf(objects)[n].ConsumesCounters, all[base].ConsumesCounters, d.Name+" draws")
 			}
 		})
 	}
@@ -341,7 +342,7 @@ func TestRules(t *testing.T) {
 		firstGPU + " gpu 0": 1, firstGPU + " mig 0": 18, firstGPU + " mps 4": 1, firstGPU + " timeslice 4": 1,
 		secondGPU + " timeslice 5": 1, thirdGPU + " mps 3": 1,
 	}
-	equal(t, "devices", want, got)
+	expect.Same(t, got, want, "devices")
 }
 
 // TestOptions: what a cluster would drop is not published, and everything else draws on counters. Where the scheduler forgets
@@ -385,7 +386,7 @@ func TestOptions(t *testing.T) {
 		for _, d := range devicesOf(objects) {
 			shared += oneIf(d.AllowMultipleAllocations != nil)
 			exclusive += oneIf(d.AllowMultipleAllocations == nil)
-			equal(t, name+": "+d.Name+" draws on a counter", oneIf(tc.counters > 0), len(d.ConsumesCounters))
+			expect.Same(t, len(d.ConsumesCounters), oneIf(tc.counters > 0), name+": "+d.Name+" draws on a counter")
 		}
 		if exclusive != tc.exclusive || shared != tc.shared || len(counterSet(objects)) != tc.counters {
 			t.Errorf("%s: %d exclusive devices, %d shares and %d counters", name, exclusive, shared, len(counterSet(objects)))
@@ -413,5 +414,5 @@ func TestShareNames(t *testing.T) {
 		seen[d.Name] = true
 		longest = max(longest, len(d.Name))
 	}
-	equal(t, "length of the longest name", validation.DNS1123LabelMaxLength, longest)
+	expect.Same(t, longest, validation.DNS1123LabelMaxLength, "length of the longest name")
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/expect"
 	boards "github.com/partage-dev/partage/test/gpusim/catalog"
 	"github.com/partage-dev/partage/test/must"
 )
@@ -140,14 +141,14 @@ func TestAllocatorOlderShares(t *testing.T) {
 			}
 			first := s.only(device, "gpu-0000-1b-00-0", "gpu-0000-1b-00-0-timeslice", "gpu-0000-1b-00-0-mig-1g10gb-6")
 			for _, class := range []string{"gpu", "mig", "timeslice"} {
-				equal(t, class+" beside shares", "", first.clone().allocate(request(class, 1)))
+				expect.Same(t, first.clone().allocate(request(class, 1)), "", class+" beside shares")
 			}
-			equal(t, test.more+" more", "", first.clone().allocate(consuming(request("mps", 1), amounts{"memory": test.more})))
+			expect.Same(t, first.clone().allocate(consuming(request("mps", 1), amounts{"memory": test.more})), "", test.more+" more")
 			if test.fits != "" {
-				equal(t, test.fits, device, first.clone().allocate(consuming(request("mps", 1), amounts{"memory": test.fits})))
+				expect.Same(t, first.clone().allocate(consuming(request("mps", 1), amounts{"memory": test.fits})), device, test.fits)
 			}
 			// Other GPUs are not concerned.
-			equal(t, "the second GPU", "gpu-0000-28-00-0", s.clone().allocate(request("gpu", 1)))
+			expect.Same(t, s.clone().allocate(request("gpu", 1)), "gpu-0000-28-00-0", "the second GPU")
 		})
 	}
 }

@@ -11,6 +11,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -45,7 +46,7 @@ func TestStaticDevice(t *testing.T) {
 			}
 			published.Name, published.Taints = want.Name, nil
 			published.Attributes["uuid"] = resourceapi.DeviceAttribute{StringValue: new("MIG-1")}
-			equal(t, b.name+": like the one that could be made, "+want.Name, published, devices[0])
+			expect.Same(t, devices[0], published, b.name+": like the one that could be made, "+want.Name)
 		}
 	}
 }
@@ -66,7 +67,7 @@ func TestStaticIsNotPublished(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			base := mustInventory(t, loadNode(t, tc.board))
 			i := base.With(Status{Static: []Static{tc.s}})
-			equal(t, "devices", base.Devices(), i.Devices())
+			expect.Same(t, i.Devices(), base.Devices(), "devices")
 			checkAPI(t, i.ResourceSlices(testOptions))
 		})
 	}
@@ -86,7 +87,7 @@ func TestStaticAgain(t *testing.T) {
 	}
 	s := static(firstGPU, profile1g, at(3, 1), "MIG-2")
 	old, older := gone(static(firstGPU, profile1g, at(3, 1), "MIG-1")), gone(static(firstGPU, profile1g, at(3, 1), "MIG-0"))
-	equal(t, "UUID", "MIG-2", uuid(old, s))
+	expect.Same(t, uuid(old, s), "MIG-2", "UUID")
 	if one, other := uuid(old, older), uuid(older, old); one != other {
 		t.Errorf("%s or %s, as the order has it", one, other)
 	}
@@ -138,7 +139,7 @@ func TestTooManyStatic(t *testing.T) {
 		}
 		i := base.With(absurd)
 		extra := min(reservedForStatic, len(absurd.Static))
-		equal(t, name+": devices", base.Devices(), i.Devices()[extra:])
+		expect.Same(t, i.Devices()[extra:], base.Devices(), name+": devices")
 		checkAPI(t, i.ResourceSlices(testOptions))
 	}
 }
@@ -154,10 +155,10 @@ func TestAllocatorStatic(t *testing.T) {
 	exists := base.With(Status{Static: []Static{s}}).ResourceSlices(testOptions)
 	isGone := base.With(Status{Static: []Static{gone(s)}}).ResourceSlices(testOptions)
 
-	equal(t, "by the UUID", name, newScheduler(t, exists).allocate(request("mig", 1, byUUID)))
-	equal(t, "gone", "", newScheduler(t, isGone).allocate(request("any", 1, byUUID)))
+	expect.Same(t, newScheduler(t, exists).allocate(request("mig", 1, byUUID)), name, "by the UUID")
+	expect.Same(t, newScheduler(t, isGone).allocate(request("any", 1, byUUID)), "", "gone")
 	second := `device.attributes["gpu.nvidia.com"].parentUUID == "` + base.Devices()[28].GPU.UUID + `"`
-	equal(t, "where the static partition would do", name, newScheduler(t, exists).allocate(request("mig", 1, second)))
+	expect.Same(t, newScheduler(t, exists).allocate(request("mig", 1, second)), name, "where the static partition would do")
 
 	// Everything beside it can be had, and nothing else.
 	var want []string
@@ -182,7 +183,7 @@ func TestAllocatorStatic(t *testing.T) {
 			t.Errorf("%s: allocated\n%v, want\n%v", what, got, want)
 		}
 	}
-	equal(t, "beside another partition", name, newScheduler(t, exists).holding("gpu-0000-28-00-0-mig-1g10gb-0").allocate(request("mig", 1, byUUID)))
+	expect.Same(t, newScheduler(t, exists).holding("gpu-0000-28-00-0-mig-1g10gb-0").allocate(request("mig", 1, byUUID)), name, "beside another partition")
 }
 
 // allocateOnly reports whether this one device can be had, and keeps nothing.

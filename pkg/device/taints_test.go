@@ -14,6 +14,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/expect"
 )
 
 // tainted lists the reasons by device, without the GPU's part of the name.
@@ -155,7 +156,7 @@ func TestTaints(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			i := mustInventory(t, loadNode(t, "h100-80-sxm"))
-			equal(t, "taints", tc.want, tainted(i.With(tc.status), testOptions))
+			expect.Same(t, tainted(i.With(tc.status), testOptions), tc.want, "taints")
 			checkAPI(t, i.With(tc.status).ResourceSlices(testOptions))
 			// Shares of partitions are out for the same reasons as the partitions.
 			shared := inventoryOf(t, loadNode(t, "h100-80-sxm"), sharing(policy.PartitionShares{Profiles: []string{"1g.10gb", "1g.10gb+me"}, MPS: mpsOf(2)}))
@@ -212,7 +213,7 @@ func TestShortage(t *testing.T) {
 		"1g24gb-me-all-3": "occupied release-pending",
 		"1g24gb-no-me-3":  "",
 	} {
-		equal(t, name, want, got[name])
+		expect.Same(t, got[name], want, name)
 	}
 }
 
@@ -251,7 +252,7 @@ func TestGravestTaint(t *testing.T) {
 				objects := i.With(Status{Conditions: tc.conditions}).ResourceSlices(testOptions)
 				checkAPI(t, objects)
 				d := devicesOf(objects)[0]
-				equal(t, "taints of "+d.Name, tc.want, d.Taints)
+				expect.Same(t, d.Taints, tc.want, "taints of "+d.Name)
 			}
 		})
 	}
@@ -267,5 +268,5 @@ func TestGravestTaint(t *testing.T) {
 	}
 	old := testOptions
 	old.NoEffectNone = true
-	equal(t, "for an API server that knows no effect None", "gpu-lost xid", tainted(i, old)["whole"])
+	expect.Same(t, tainted(i, old)["whole"], "gpu-lost xid", "for an API server that knows no effect None")
 }

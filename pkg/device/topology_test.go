@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -62,7 +63,7 @@ func TestGroupAttributes(t *testing.T) {
 	for _, d := range published(t, node) {
 		domain, _ := valueOf(d.Attributes["nvlinkDomain"])
 		port, _ := valueOf(d.Attributes["pcieSwitch"])
-		equal(t, d.Name, want[d.Name], [2]string{domain, port})
+		expect.Same(t, [2]string{domain, port}, want[d.Name], d.Name)
 		for _, name := range []resourceapi.QualifiedName{"nvlinkDomain", "pcieSwitch"} {
 			if a, has := d.Attributes[name]; has && *a.StringValue == "" {
 				t.Errorf("%s has an empty %s: empty values match one another", d.Name, name)
@@ -125,7 +126,7 @@ func TestAllocatorKeepsGroupsTogether(t *testing.T) {
 		for _, n := range test.want {
 			want = append(want, GPUName(node.GPUs[n].PCIAddress))
 		}
-		equal(t, name, want, got)
+		expect.Same(t, got, want, name)
 	}
 }
 
@@ -178,7 +179,7 @@ func TestNVLinkDomains(t *testing.T) {
 		for n, domain := range test.want {
 			want[addressOf(n)] = Groups{NVLinkDomain: domain}
 		}
-		equal(t, name, want, GroupsOf(&gpu.Node{GPUs: test.gpus}))
+		expect.Same(t, GroupsOf(&gpu.Node{GPUs: test.gpus}), want, name)
 	}
 }
 
@@ -191,5 +192,5 @@ func TestPCIeSwitchGroups(t *testing.T) {
 	want := map[string]Groups{
 		addressOf(1): {NVLinkDomain: "GPU-1"}, addressOf(2): {NVLinkDomain: "GPU-1", PCIeSwitch: "y"}, addressOf(3): {PCIeSwitch: "y"},
 	}
-	equal(t, "groups", want, GroupsOf(node))
+	expect.Same(t, GroupsOf(node), want, "groups")
 }

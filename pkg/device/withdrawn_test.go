@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -51,7 +52,7 @@ func TestWithdrawn(t *testing.T) {
 		"1g10gb-6-mps", "1g10gb-6-timeslice", "1g10gb-4-mps", "1g10gb-5-mps", "1g10gb-2-mps", "1g10gb-3-mps", "1g10gb-0-mps", "1g10gb-1-mps",
 		"4g40gb-0-mps", "mps", "timeslice",
 	}
-	equal(t, "devices", want, shortNames(i.Devices()))
+	expect.Same(t, shortNames(i.Devices()), want, "devices")
 	withdrawn := []string{"7g80gb-0", "whole", "1g10gb-6-timeslice", "4g40gb-0-mps", "timeslice"}
 	taints := map[string]string{}
 	for _, name := range withdrawn {
@@ -62,8 +63,8 @@ func TestWithdrawn(t *testing.T) {
 		for _, name := range i.Withdrawn() {
 			got = append(got, shortName(name))
 		}
-		equal(t, what+": withdrawn", withdrawn, got)
-		equal(t, what+": taints", taints, tainted(i, testOptions))
+		expect.Same(t, got, withdrawn, what+": withdrawn")
+		expect.Same(t, tainted(i, testOptions), taints, what+": taints")
 	}
 	// What is the case comes on top.
 	place := at(0, 2)
@@ -73,7 +74,7 @@ func TestWithdrawn(t *testing.T) {
 			taints[name] = strings.TrimSpace("mps-unhealthy " + taints[name])
 		}
 	}
-	equal(t, "taints", taints, tainted(i.With(Status{Conditions: []Condition{inPlace(firstGPU, place, MPSUnhealthy)}}), testOptions))
+	expect.Same(t, tainted(i.With(Status{Conditions: []Condition{inPlace(firstGPU, place, MPSUnhealthy)}}), testOptions), taints, "taints")
 	// Numbers are the offer's where there is one, or else the built-in ones.
 	for short, want := range map[string]int{"mps": 3, "timeslice": 4, "mig-1g10gb-6-mps": 2, "mig-1g10gb-6-timeslice": 4, "mig-4g40gb-0-mps": 4} {
 		if d, _ := i.Lookup("gpu-0000-1b-00-0-" + short); d.Share == nil || d.Share.Clients != want {
@@ -82,9 +83,9 @@ func TestWithdrawn(t *testing.T) {
 	}
 	s := newScheduler(t, i.ResourceSlices(testOptions))
 	for _, class := range []string{"gpu", "timeslice"} {
-		equal(t, "of what is withdrawn", "", s.allocate(request(class, 1)))
+		expect.Same(t, s.allocate(request(class, 1)), "", "of what is withdrawn")
 	}
-	equal(t, "beside a share that is withdrawn", "", s.holding("gpu-0000-1b-00-0-timeslice").allocate(request("any", 1)))
+	expect.Same(t, s.holding("gpu-0000-1b-00-0-timeslice").allocate(request("any", 1)), "", "beside a share that is withdrawn")
 }
 
 // TestNothingIsWithdrawn when the policy offers it.
@@ -110,7 +111,7 @@ func TestWhatCannotBeIsNotKept(t *testing.T) {
 		"t4":          {"1g10gb-0", "1g10gb-0-mps"},
 	} {
 		node := loadNode(t, board)
-		equal(t, board+": devices", mustInventory(t, node).Devices(), inventoryOf(t, node, keeping(everything, keep...)).Devices())
+		expect.Same(t, inventoryOf(t, node, keeping(everything, keep...)).Devices(), mustInventory(t, node).Devices(), board+": devices")
 	}
 	old := loadNode(t, "t4")
 	old.GPUs[0].ComputeCapability.Major = 6
@@ -217,17 +218,17 @@ func TestRoomForWithdrawn(t *testing.T) {
 			fresh := inventoryOf(t, loadNode(t, "h100-80-sxm"), terms)
 			terms.Keep = tc.keep
 			i := inventoryOf(t, loadNode(t, "h100-80-sxm"), terms).With(Status{Conditions: []Condition{onGPU(firstGPU, Lost)}})
-			equal(t, "withdrawn", tc.withdrawn, len(i.Withdrawn()))
+			expect.Same(t, len(i.Withdrawn()), tc.withdrawn, "withdrawn")
 			for name := range tc.keep {
 				if _, ok := i.Lookup(name); !ok {
 					t.Errorf("%s is gone", name)
 				}
 			}
 			offered := slices.DeleteFunc(i.Devices(), func(d Device) bool { return slices.Contains(i.Withdrawn(), d.Name) })
-			equal(t, "offered", names(fresh.Devices()), names(offered))
+			expect.Same(t, names(offered), names(fresh.Devices()), "offered")
 			published := i.ResourceSlices(testOptions)
 			checkAPI(t, published)
-			equal(t, "slices", 1+tc.slices, len(published))
+			expect.Same(t, len(published), 1+tc.slices, "slices")
 			for _, d := range devicesOf(published) {
 				if len(d.Taints) == 0 {
 					t.Errorf("%s is not tainted", d.Name)

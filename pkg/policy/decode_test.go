@@ -13,9 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -48,14 +47,6 @@ func examples(t testing.TB, name string) map[string][]byte {
 func mustDecode(t testing.TB, data []byte) *Policy {
 	t.Helper()
 	return must.Get(Decode(data))(t)
-}
-
-// wantEqual compares what a test is about.
-func wantEqual(t testing.TB, what string, want, got any) {
-	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
 }
 
 // healthWith has the built-in reactions with some others.
@@ -145,7 +136,7 @@ func TestDecode(t *testing.T) {
 			if want.Health.Conditions == nil {
 				want.Health = builtinHealth()
 			}
-			wantEqual(t, "policy", want, mustDecode(t, content))
+			expect.Same(t, mustDecode(t, content), want, "policy")
 		})
 	}
 }
@@ -170,7 +161,7 @@ func TestDecodeOffers(t *testing.T) {
 		"{kinds: [mps], mps: {contextMemory: 0}}":              "mps 4 clients, 0 for the context of each",
 		"{kinds: [timeslice], timeslice: {interval: Default}}": "timeslice 4 clients",
 	} {
-		wantEqual(t, text, want, mustDecode(t, []byte(head+"default: "+text)).Default.String())
+		expect.Same(t, mustDecode(t, []byte(head+"default: "+text)).Default.String(), want, text)
 	}
 }
 
@@ -338,7 +329,7 @@ func FuzzDecode(f *testing.F) {
 			if effective.String() == "" || strings.Contains(effective.String(), "\n") {
 				t.Errorf("%q", effective)
 			}
-			wantEqual(t, "offer", effective, p.For(g))
+			expect.Same(t, p.For(g), effective, "offer")
 		}
 	})
 }

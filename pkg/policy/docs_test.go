@@ -11,6 +11,7 @@ import (
 
 	"github.com/partage-dev/partage/test/docs/page"
 	"github.com/partage-dev/partage/test/docs/schema"
+	"github.com/partage-dev/partage/test/expect"
 )
 
 const policyPage = "docs/reference/policy.md"
@@ -121,11 +122,11 @@ func TestDefaults(t *testing.T) {
 			entry := fmt.Sprintf("%s%s: %s, ", place, name, value)
 			at := strings.LastIndex(everything, place)
 			text := everything[:at] + entry + everything[at+len(place):]
-			wantEqual(t, entry, want, decoded(t, text))
+			expect.Same(t, decoded(t, text), want, entry)
 		}
 	}
 	quietPeriod := fmt.Sprintf("duration, %s to %s", page.Duration(minQuietPeriod), page.Duration(maxQuietPeriod))
-	wantEqual(t, "type of the quiet period", quietPeriod, health.Property("quietPeriod").Type())
+	expect.Same(t, health.Property("quietPeriod").Type(), quietPeriod, "type of the quiet period")
 	if t.Logf("%d cases", defaults); defaults < 15 {
 		t.Errorf("only %d defaults", defaults)
 	}

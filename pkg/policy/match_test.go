@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -55,7 +56,7 @@ func TestMatch(t *testing.T) {
 			if test.want {
 				want = Effective{Rule: "r", Offer: Offer{Whole: true}}
 			}
-			wantEqual(t, "offer", want, p.For(a100()))
+			expect.Same(t, p.For(a100()), want, "offer")
 		})
 	}
 	if (Match{PCIDeviceID: "10de:20b2"}).matches(&gpu.GPU{}) {
@@ -66,7 +67,7 @@ func TestMatch(t *testing.T) {
 // TestSlashInName: a product's name is no path.
 func TestSlashInName(t *testing.T) {
 	for glob, want := range map[string]bool{"*6000*": true, "*8000": true, "quadro rtx 6000/8000": true, "*6000?8000": true, "*6000": false} {
-		wantEqual(t, glob, want, (Match{ProductName: glob}).matches(&gpu.GPU{ProductName: "Quadro RTX 6000/8000"}))
+		expect.Same(t, (Match{ProductName: glob}).matches(&gpu.GPU{ProductName: "Quadro RTX 6000/8000"}), want, glob)
 	}
 }
 
@@ -87,15 +88,15 @@ default: {kinds: [gpu, timeslice]}
 		`rule "ampere": timeslice 4 clients`: a10,
 		`default: gpu; timeslice 4 clients`:  {ProductName: "Tesla T4", Architecture: "Turing"},
 	} {
-		wantEqual(t, g.ProductName, want, p.For(g).String())
+		expect.Same(t, p.For(g).String(), want, g.ProductName)
 	}
 }
 
 func TestNilPolicyIsBuiltin(t *testing.T) {
 	var p *Policy
-	wantEqual(t, "offer", Builtin().For(a100()), p.For(a100()))
+	expect.Same(t, p.For(a100()), Builtin().For(a100()), "offer")
 	checkValid(t, Builtin())
-	wantEqual(t, "offer of a policy without anything", "default: nothing", (&Policy{}).For(a100()).String())
+	expect.Same(t, (&Policy{}).For(a100()).String(), "default: nothing", "offer of a policy without anything")
 }
 
 // TestCovers: a rule is only called unreachable when this is certain.
@@ -118,7 +119,7 @@ func TestCovers(t *testing.T) {
 		"a star that is meant": {Match{ProductName: `\*`}, Match{ProductName: "A100"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			wantEqual(t, "covers", test.want, test.earlier.covers(test.later))
+			expect.Same(t, test.earlier.covers(test.later), test.want, "covers")
 		})
 	}
 }
@@ -168,11 +169,11 @@ func TestUnknownProfiles(t *testing.T) {
 		"nothing of the default's fits": {several, []gpu.GPU{small}, []UnknownProfiles{{Missing: []string{"1g.10gb", "1g.24gb"}, Has: []string{"1g.5gb", "2g.10gb"}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			wantEqual(t, "unknown profiles", test.want, mustDecode(t, []byte(head+test.policy)).UnknownProfiles(test.gpus))
+			expect.Same(t, mustDecode(t, []byte(head+test.policy)).UnknownProfiles(test.gpus), test.want, "unknown profiles")
 		})
 	}
 	const want = `The sharing policy's rule "a" names MIG profiles that no GPU of this node has to which it applies: 1g.11gb. They have 1g.5gb, 2g.10gb; correct the policy, or have rules for each model`
-	wantEqual(t, "text", want, (UnknownProfiles{Rule: "a", Missing: []string{"1g.11gb"}, Has: []string{"1g.5gb", "2g.10gb"}}).String())
+	expect.Same(t, (UnknownProfiles{Rule: "a", Missing: []string{"1g.11gb"}, Has: []string{"1g.5gb", "2g.10gb"}}).String(), want, "text")
 }
 
 var update = flag.Bool("update", false, "rewrite the golden file")
@@ -199,5 +200,5 @@ func TestGolden(t *testing.T) {
 		must.Do(t, os.WriteFile(golden, []byte(got.String()), 0o644))
 	}
 	want := must.Get(os.ReadFile(golden))(t)
-	wantEqual(t, "rewrite it with -update when this is meant", string(want), got.String())
+	expect.Same(t, got.String(), string(want), "rewrite it with -update when this is meant")
 }

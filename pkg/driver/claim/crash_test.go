@@ -27,6 +27,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/partition"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -539,7 +540,7 @@ func TestKilledWhileMadeAgainForHalfAClaim(t *testing.T) {
 			synctest.Wait() // for the second GPU
 			b.hooks(nil, b.killAt("mark preparing"))
 			mustUnprepare(t, b.manager(), "beside")
-			wantIs(t, <-done, errKilled)
+			expect.Is(t, <-done, errKilled)
 			b.hooks(nil, nil)
 			m = b.manager()
 			live, _ := b.look(addressA0)
@@ -555,7 +556,7 @@ func TestKilledWhileMadeAgainForHalfAClaim(t *testing.T) {
 				}
 				return nil
 			})
-			wantIs(t, runPrepare(t.Context(), m, claim), errKilled)
+			expect.Is(t, runPrepare(t.Context(), m, claim), errKilled)
 			b.hooks(nil, nil)
 			b.endAll(b.manager(), "u1")
 		})
@@ -754,7 +755,7 @@ func TestNotWrittenAfterReboot(t *testing.T) {
 	b.boot("boot-2")
 	m := b.manager()
 	b.hooks(failTimes("write prepared", 1, errFault), nil)
-	wantIs(t, runPrepare(t.Context(), m, newClaim("u1", wholeC)), errFault)
+	expect.Is(t, runPrepare(t.Context(), m, newClaim("u1", wholeC)), errFault)
 	if spec := b.spec("u1"); len(spec) > 0 {
 		t.Errorf("there is a CDI spec: %v", spec)
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/claim/spec"
 	"github.com/partage-dev/partage/pkg/driver/sharing"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -62,7 +63,7 @@ func TestAllocatedAnew(t *testing.T) {
 				want = append(want, d.Device)
 			}
 			slices.Sort(want)
-			wantEqual(t, want, slices.Sorted(slices.Values(got)))
+			expect.Same(t, slices.Sorted(slices.Values(got)), want)
 			if d := m.store.Snapshot().Of("u1").Devices[0]; name == "other share" && d.Sharing.Limits.Percent != 50 {
 				t.Errorf("it has the limits %+v", d.Sharing.Limits)
 			}
@@ -94,9 +95,9 @@ func TestFirstInstanceInUse(t *testing.T) {
 		b, m := newNode(t)
 		b.run(pciA, gpu.Process{PID: 4711, InstanceID: -1})
 		b.hooks(nil, nil)
-		wantIs(t, runPrepare(t.Context(), m, newClaim("u1", sliceA0)), gpu.ErrInUse)
-		wantEqual(t, []string{"mode on"}, slices.DeleteFunc(b.onHardware(), func(e string) bool { return e == "create instance" }))
-		wantEqual(t, []string{"MIG mode of " + pciA}, b.state())
+		expect.Is(t, runPrepare(t.Context(), m, newClaim("u1", sliceA0)), gpu.ErrInUse)
+		expect.Same(t, slices.DeleteFunc(b.onHardware(), func(e string) bool { return e == "create instance" }), []string{"mode on"})
+		expect.Same(t, b.state(), []string{"MIG mode of " + pciA})
 	})
 }
 
@@ -137,8 +138,8 @@ func TestNoComputeMode(t *testing.T) {
 	without := b.managerWith(func(o *Options) { o.Sharing = modeless{o.Sharing} })
 	mustPrepare(t, m, newClaim("u1", mpsA))
 	mustUnprepare(t, without, "u1")
-	wantIs(t, without.engine.Finish(t.Context(), m.store.Snapshot().Of("u1"), []string{pciA}), gpu.ErrNotSupported)
-	wantIs(t, without.cleanUp(t.Context()), gpu.ErrNotSupported)
+	expect.Is(t, without.engine.Finish(t.Context(), m.store.Snapshot().Of("u1"), []string{pciA}), gpu.ErrNotSupported)
+	expect.Is(t, without.cleanUp(t.Context()), gpu.ErrNotSupported)
 	mustReconcile(t, m)
 	b.wantNothing()
 	wantError(t, runPrepare(t.Context(), without, newClaim("u2", mpsA)), "MPS needs a compute mode")
@@ -160,7 +161,7 @@ func TestTimeSliceAfterRestart(t *testing.T) {
 			} else {
 				mustReconcile(t, m)
 			}
-			wantEqual(t, set, b.intervals)
+			expect.Same(t, b.intervals, set)
 		}
 	}
 }
@@ -176,7 +177,7 @@ func TestNotLeftOver(t *testing.T) {
 			b, killed := newNode(t)
 			claim := admin(newClaim("u1", wholeA, wholeB))
 			b.hooks(nil, b.killAt("write spec")) // before the claim is noted as prepared
-			wantIs(t, runPrepare(t.Context(), killed, claim), errKilled)
+			expect.Is(t, runPrepare(t.Context(), killed, claim), errKilled)
 			b.hooks(nil, nil)
 			one := b.manager()
 			leave(b, one)
@@ -185,7 +186,7 @@ func TestNotLeftOver(t *testing.T) {
 			})
 			_ = other.cleanUpGPU(t.Context(), pciA)
 			mustReconcile(t, other)
-			wantEqual(t, []string{"record of u1", "spec of u1"}, b.state())
+			expect.Same(t, b.state(), []string{"record of u1", "spec of u1"})
 			b.wantRecord("u1", record.Prepared)
 		})
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/expect"
 )
 
 // hangAt makes the first effect of this name the call that does not return.
@@ -85,14 +86,14 @@ func TestPrepareHangs(t *testing.T) {
 			mustUnprepare(t, free, "free")
 		}
 		for _, claim := range []string{"u1", "u2"} {
-			wantIs(t, runPrepare(t.Context(), m, newClaim(claim, sliceA4, sliceB0)), gpu.ErrHung)
+			expect.Is(t, runPrepare(t.Context(), m, newClaim(claim, sliceA4, sliceB0)), gpu.ErrHung)
 		}
 		wantWithin(t, start, 0)
 		wantError(t, runPrepare(cancelled(t), other, newClaim("u3", wholeB)), "GPU "+pciB+" is busy")
 		wantFindings(t, m, "unresponsive "+pciB+" whole", "release-pending "+pciB+" 19@0:1")
 		mustUnprepare(t, m, "u1") // pods can end
-		wantEqual(t, []string{"MIG mode of " + pciB, "record of u1"}, b.state())
-		wantIs(t, m.cleanUp(t.Context()), gpu.ErrHung)
+		expect.Same(t, b.state(), []string{"MIG mode of " + pciB, "record of u1"})
+		expect.Is(t, m.cleanUp(t.Context()), gpu.ErrHung)
 
 		b.locked(func() { err = b.place(addressB0) })
 		if err != nil {
@@ -167,11 +168,11 @@ func TestUnprepareWhileAnotherProcessHangs(t *testing.T) {
 		b, m, other := newPair(t)
 		mustPrepare(t, other, newClaim("run", sliceA4, sliceB0))
 		comeBack := b.hangOn("create instance", pciA)
-		wantIs(t, runPrepare(t.Context(), m, newClaim("u1", sliceA0)), gpu.ErrHung)
+		expect.Is(t, runPrepare(t.Context(), m, newClaim("u1", sliceA0)), gpu.ErrHung)
 		start := time.Now()
 		mustUnprepare(t, other, "run")
 		wantWithin(t, start, 20*time.Second)
-		wantEqual(t, 0, b.count(pciB)) // that GPU works
+		expect.Same(t, b.count(pciB), 0) // that GPU works
 		comeBack()
 		synctest.Wait()
 		mustReconcile(t, m)
@@ -200,7 +201,7 @@ func TestSessionHangs(t *testing.T) {
 			}
 			mustPrepare(t, m, newClaim("u2", turnsC))
 			mustUnprepare(t, m, "u2")
-			wantIs(t, runPrepare(t.Context(), m, newClaim("u3", mpsB)), gpu.ErrHung)
+			expect.Is(t, runPrepare(t.Context(), m, newClaim("u3", mpsB)), gpu.ErrHung)
 			wantWithin(t, start, time.Microsecond)
 			comeBack()
 			synctest.Wait()
@@ -225,7 +226,7 @@ func TestSessionHangsTwice(t *testing.T) {
 			backs = append(backs, backA, backB)
 			return fmt.Errorf("twice: %w", errors.Join(fmt.Errorf("first: %w", callA), errFault, callB))
 		}, nil)
-		wantIs(t, runPrepare(t.Context(), m, configure(newClaim("u1", wholeA, wholeB), fromClaim, gpuMPS)), gpu.ErrHung)
+		expect.Is(t, runPrepare(t.Context(), m, configure(newClaim("u1", wholeA, wholeB), fromClaim, gpuMPS)), gpu.ErrHung)
 		b.hooks(nil, nil)
 		for i, free := range []bool{false, true} {
 			backs[i]()

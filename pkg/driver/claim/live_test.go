@@ -20,6 +20,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -288,7 +289,7 @@ func TestClients(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b, m := newNode(t)
 			mustPrepare(t, m, test.claim)
-			wantEqual(t, test.want, b.edits("u1"))
+			expect.Same(t, b.edits("u1"), test.want)
 			b.endAll(m, "u1")
 		})
 	}
@@ -310,7 +311,7 @@ func TestSpecOfHeldShares(t *testing.T) {
 		"hook /data/partage-hook partage-hook memory-limit --sockets /data/memory-limits --gpu " + pciC + " --uuid GPU-c --soft 6442450944 --hard 6442450944",
 		"",
 	}
-	wantEqual(t, want, b.edits("u1"))
+	expect.Same(t, b.edits("u1"), want)
 	claim := newClaim("u2", turnsA, turnsA)
 	for i := range claim.Status.Allocation.Devices.Results {
 		claim.Status.Allocation.Devices.Results[i].Request = "both"
@@ -351,7 +352,7 @@ func TestLimitsWithoutNumbers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBox(t)
 			mustPrepare(t, b.manager(), test.claim)
-			wantEqual(t, test.want, b.limitsOfSpec("u1"))
+			expect.Same(t, b.limitsOfSpec("u1"), test.want)
 		})
 	}
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/partition"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -62,7 +63,7 @@ func TestOrphanGrace(t *testing.T) {
 
 	b.wantWarnings()
 	mustReconcile(t, m)
-	wantEqual(t, []string{"MIG mode of " + pciA, "instance " + addressA4.String() + " complete=true", "record of u2", "spec of u2"}, b.state())
+	expect.Same(t, b.state(), []string{"MIG mode of " + pciA, "instance " + addressA4.String() + " complete=true", "record of u2", "spec of u2"})
 	b.wantWarnings([]string{"u1 OrphanedClaimReleased", "default/claim-u1"})
 	// A Prepare that was on its way comes too late.
 	wantError(t, runPrepare(arrivedAt(t.Context(), b.clock()-time.Second), m, newClaim("u1", sliceA0)), "out of date")
@@ -209,7 +210,7 @@ func TestOrphanOfEarlierBoot(t *testing.T) {
 	mustReconcile(t, m)
 	b.pass(DefaultOrphanGrace)
 	mustReconcile(t, m)
-	wantEqual(t, []string{"MIG mode of " + pciA, "instance " + addressA0.String() + " complete=true", "record of new", "record of stays", "spec of new"}, b.state())
+	expect.Same(t, b.state(), []string{"MIG mode of " + pciA, "instance " + addressA0.String() + " complete=true", "record of new", "record of stays", "spec of new"})
 }
 
 // TestOrphanOfOldAnswer: a claim that the API server knows again is not released on what it said before.
@@ -310,7 +311,7 @@ func TestOrphanOnFailingGPU(t *testing.T) {
 		}
 		b.breakDown(pciC, out)
 		_ = reconcile(t, m)
-		wantEqual(t, []string{"record of u1"}, b.state())
+		expect.Same(t, b.state(), []string{"record of u1"})
 		b.wantWarnings([]string{"u1 OrphanedClaimReleased"}, []string{"u2 OrphanedClaimReleased"})
 		mustPrepare(t, m, newClaim("u3", wholeA))
 		mustUnprepare(t, m, "u3")
@@ -492,7 +493,7 @@ func TestQuestionsOfFullNode(t *testing.T) {
 				last = at
 			}
 		}
-		wantEqual(t, fullNode, len(a.byClaim))
+		expect.Same(t, len(a.byClaim), fullNode)
 	})
 }
 
@@ -534,7 +535,7 @@ func TestClaimInTheWay(t *testing.T) {
 			gone := claims[len(claims)-1]
 			a.deleteClaim(gone)
 			begun := time.Since(a.start)
-			wantIs(t, runPrepare(t.Context(), a.m, newClaim("new", device)), rules.ErrTaken)
+			expect.Is(t, runPrepare(t.Context(), a.m, newClaim("new", device)), rules.ErrTaken)
 			if asked := a.about(gone); len(asked) == 0 || asked[0]-begun > time.Second {
 				t.Errorf("asked at %v, which should be soon after %v", asked, begun)
 			}
@@ -544,7 +545,7 @@ func TestClaimInTheWay(t *testing.T) {
 				time.Sleep(time.Minute)
 				err = runPrepare(t.Context(), a.m, newClaim("new", device))
 			}
-			wantIs(t, err, nil)
+			expect.Is(t, err, nil)
 			// Others were asked about once.
 			for _, uid := range claims[:len(claims)-1] {
 				if n := len(a.about(uid)); n > 3 {
@@ -618,7 +619,7 @@ func TestNobodyWaitsForQuestions(t *testing.T) {
 		time.Sleep(DefaultCheckInterval)
 		synctest.Wait()
 		begun := time.Now()
-		wantIs(t, a.m.cleanUp(t.Context()), nil)
+		expect.Is(t, a.m.cleanUp(t.Context()), nil)
 		mustPrepare(t, a.m, newClaim("u1", sliceA0))
 		mustPrepare(t, a.m, newClaim("u2", sliceA4))
 		mustUnprepare(t, a.m, "u1")

@@ -28,6 +28,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/partition"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/test/claimtest"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -62,7 +63,7 @@ func mustUnprepare(t *testing.T, m *Manager, uid types.UID) {
 
 func mustReconcile(t *testing.T, m *Manager) {
 	t.Helper()
-	wantIs(t, reconcile(t, m), nil)
+	expect.Is(t, reconcile(t, m), nil)
 }
 
 // reconcile asks the API server about all claims, whenever their turn would be, and then
@@ -123,20 +124,6 @@ func recordText(t *testing.T, m *Manager, uid types.UID) string {
 
 var wantError = claimtest.WantError
 
-func wantIs(t testing.TB, err, want error) {
-	t.Helper()
-	if !errors.Is(err, want) {
-		t.Errorf("got %v, want %v", err, want)
-	}
-}
-
-func wantEqual[T any](t *testing.T, want, got T) {
-	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
-}
-
 // wantWithin fails if more time has passed since then.
 func wantWithin(t *testing.T, began time.Time, most time.Duration) {
 	t.Helper()
@@ -161,7 +148,7 @@ func TestPrepare(t *testing.T) {
 		{Requests: []string{"r1"}, Pool: poolName, Device: sliceA4, CDIDevice: "k8s.gpu.nvidia.com/claim=u1-" + sliceA4},
 		{Requests: []string{"r0"}, Pool: poolName, Device: wholeC, CDIDevice: "k8s.gpu.nvidia.com/claim=u1-" + wholeC},
 	}
-	wantEqual(t, want, told(mustPrepare(t, m, claim)))
+	expect.Same(t, told(mustPrepare(t, m, claim)), want)
 	node := func(path string, major, minor int64) cdi.Node {
 		return cdi.Node{Path: path, HostPath: "/host" + path, Major: major, Minor: minor}
 	}
@@ -176,14 +163,14 @@ func TestPrepare(t *testing.T) {
 		}}},
 		{Name: wholeC, Edits: cdi.Edits{Env: []string{"PARTAGE_GPU_e887e0ee=" + wholeC}, Nodes: []cdi.Node{node("/dev/nvidia1", 1, 3)}}},
 	}
-	wantEqual(t, wantSpec, b.specs["u1"])
+	expect.Same(t, b.specs["u1"], wantSpec)
 	wantEffects := []string{
 		"write preparing", "mode on", "create instance", "create compute instance", "create instance", "create compute instance",
 		"write spec", "write prepared",
 	}
 	// What is intended on each GPU is written before it is done.
 	effects := slices.DeleteFunc(slices.Clone(b.effects[1:]), func(e string) bool { return e == "mark preparing" })
-	wantEqual(t, wantEffects, append(b.effects[:1:1], effects...))
+	expect.Same(t, append(b.effects[:1:1], effects...), wantEffects)
 
 	// Once more, and by another process: the same answer, and nothing is done but to note when.
 	for name, again := range map[string]*Manager{"same": m, "other": b.manager()} {
@@ -200,7 +187,7 @@ func TestPrepare(t *testing.T) {
 	mustUnprepare(t, b.bareManager(), "u1") // the record alone is enough
 	b.wantNothing()
 	wantEffects = []string{"destroy compute instance", "destroy instance", "destroy compute instance", "destroy instance", "mode off"}
-	wantEqual(t, wantEffects, b.onHardware())
+	expect.Same(t, b.onHardware(), wantEffects)
 	first, last := b.effects[:2], b.effects[len(b.effects)-1:]
 	if !slices.Equal(first, []string{"mark releasing", "remove spec"}) || !slices.Equal(last, []string{"mark released"}) {
 		t.Errorf("effects of unprepare: %q", b.effects)
@@ -346,10 +333,10 @@ func TestRetry(t *testing.T) {
 			defer cancel()
 			start := time.Now()
 			err := runPrepare(ctx, m, newClaim("u1", sliceA0))
-			wantEqual(t, test.took, time.Since(start))
+			expect.Same(t, time.Since(start), test.took)
 			b.hooks(nil, nil)
 			if test.want == "" {
-				wantIs(t, err, nil)
+				expect.Is(t, err, nil)
 				mustUnprepare(t, m, "u1")
 			} else {
 				wantError(t, err, test.want)
@@ -374,7 +361,7 @@ func TestNoRetryOnDividedGPU(t *testing.T) {
 		b := newBox(t)
 		b.makeForeign(addressA0)
 		start := time.Now()
-		wantIs(t, runPrepare(t.Context(), b.manager(), newClaim("u1", wholeA)), gpu.ErrInUse)
+		expect.Is(t, runPrepare(t.Context(), b.manager(), newClaim("u1", wholeA)), gpu.ErrInUse)
 		wantWithin(t, start, 0)
 	})
 }
@@ -388,7 +375,7 @@ func TestRetryLetsOthersWork(t *testing.T) {
 		start := time.Now()
 		mustPrepare(t, m, newClaim("u2", sliceA4))
 		wantWithin(t, start, 0)
-		wantIs(t, <-done, nil)
+		expect.Is(t, <-done, nil)
 	})
 }
 
@@ -399,7 +386,7 @@ func TestRetryJointly(t *testing.T) {
 			b.hooks(failTimes(effect, 3, gpu.ErrUnknown), nil)
 			start := time.Now()
 			mustPrepare(t, m, configure(newClaim("u1", wholeA, wholeC), fromClaim, gpuMPS))
-			wantEqual(t, 1700*time.Millisecond, time.Since(start))
+			expect.Same(t, time.Since(start), 1700*time.Millisecond)
 			b.endAll(m, "u1")
 		})
 	}
@@ -484,7 +471,7 @@ func TestTooManyShares(t *testing.T) {
 			before := b.state()
 			start := time.Now()
 			err := runPrepare(t.Context(), m, newClaim("two", device, device))
-			wantIs(t, err, rules.ErrTaken)
+			expect.Is(t, err, rules.ErrTaken)
 			wantError(t, err, device, "has 4 shares and all are taken", "default/claim-", "not released in time")
 			wantRoomTime(t, start)
 			b.wantState(t, "refused", before)
@@ -492,7 +479,7 @@ func TestTooManyShares(t *testing.T) {
 			prepared := goPrepare(t, m, newClaim("two", device, device))
 			synctest.Wait()
 			mustUnprepare(t, b.manager(), "second")
-			wantIs(t, <-prepared, nil)
+			expect.Is(t, <-prepared, nil)
 			b.endAll(m, "first", "third", "two")
 		})
 	}
@@ -535,7 +522,7 @@ func TestWaitForPlace(t *testing.T) {
 			mustPrepare(t, m, newClaim("third", sliceA4))
 			start := time.Now()
 			mustUnprepare(t, releasing, "first")
-			wantIs(t, <-done, nil)
+			expect.Is(t, <-done, nil)
 			if waited := time.Since(start); waited > poll || (!other && waited > 0) {
 				t.Errorf("waited for another %s", waited)
 			}
@@ -552,8 +539,8 @@ func TestWaitForPlaceEndsWithCall(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancel()
 		start := time.Now()
-		wantIs(t, runPrepare(ctx, m, newClaim("second", sliceA0)), rules.ErrTaken)
-		wantEqual(t, 3*time.Second, time.Since(start))
+		expect.Is(t, runPrepare(ctx, m, newClaim("second", sliceA0)), rules.ErrTaken)
+		expect.Same(t, time.Since(start), 3*time.Second)
 	})
 }
 
@@ -605,7 +592,7 @@ func TestWaitBesideTraffic(t *testing.T) {
 				time.Sleep(every)
 			}
 			mustUnprepare(t, m, "first")
-			wantIs(t, <-done, nil)
+			expect.Is(t, <-done, nil)
 		})
 	}
 }
@@ -635,7 +622,7 @@ func TestWaitForFabric(t *testing.T) {
 
 			start := time.Now()
 			err := runPrepare(t.Context(), m, newClaim("u1", claim))
-			wantIs(t, err, gpu.ErrFabricPending)
+			expect.Is(t, err, gpu.ErrFabricPending)
 			wantError(t, err, addressA0.PCIAddress, "(In Progress)")
 			wantWithin(t, start, roomTime+time.Second)
 			b.wantNothing()
@@ -644,7 +631,7 @@ func TestWaitForFabric(t *testing.T) {
 			synctest.Wait()
 			mustPrepare(t, m, newClaim("u2", wholeB))
 			b.setFabric(addressA0.PCIAddress, "")
-			wantIs(t, <-done, nil)
+			expect.Is(t, <-done, nil)
 			b.endAll(m, "u1", "u2")
 		})
 	}
@@ -662,7 +649,7 @@ func TestFabricLostLater(t *testing.T) {
 
 			b.boot("boot-2")
 			m = b.manager()
-			wantIs(t, runPrepare(t.Context(), m, newClaim("u1", claim)), gpu.ErrFabricPending)
+			expect.Is(t, runPrepare(t.Context(), m, newClaim("u1", claim)), gpu.ErrFabricPending)
 			b.setFabric(addressA0.PCIAddress, "")
 			mustPrepare(t, m, newClaim("u1", claim))
 			b.endAll(m, "u1")

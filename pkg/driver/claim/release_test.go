@@ -26,6 +26,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/node/host"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -87,7 +88,7 @@ func unprepareWithoutGPU(ctx context.Context, t *testing.T, m *Manager) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
 	defer cancel()
-	wantIs(t, m.Unprepare(ctx, "u1"), nil)
+	expect.Is(t, m.Unprepare(ctx, "u1"), nil)
 }
 
 // TestReleaseOfEarlierPodWhileSpecIsWritten: the spec that a younger call writes stays, also where the disk says that the call's last write
@@ -132,7 +133,7 @@ func TestPodsEnd(t *testing.T) {
 			}
 			err := m.cleanUp(t.Context())
 			wantError(t, err, "claim default/claim-u1")
-			wantIs(t, err, test.err)
+			expect.Is(t, err, test.err)
 			mustUnprepare(t, m, "u1")
 			b.hooks(nil, nil)
 			mustReconcile(t, b.manager())
@@ -147,7 +148,7 @@ func TestUnprepareGoesOn(t *testing.T) {
 	mustPrepare(t, m, newClaim("u1", sliceA0, sliceA4))
 	b.occupy(addressA4)
 	mustUnprepare(t, m, "u1")
-	wantEqual(t, 1, b.count(pciA)) // nobody uses the other one
+	expect.Same(t, b.count(pciA), 1) // nobody uses the other one
 	b.wantAt(addressA4, true, "it is in use")
 }
 
@@ -276,7 +277,7 @@ func TestPrepareWaitsBehindUnprepare(t *testing.T) {
 			}()
 			synctest.Wait()
 			close(leave)
-			wantIs(t, <-released, nil)
+			expect.Is(t, <-released, nil)
 			if err := <-prepared; (err != nil) != refused {
 				t.Errorf("arrived at %d: got %v", at, err)
 			}
@@ -308,7 +309,7 @@ func TestReleaseWithoutOthers(t *testing.T) {
 	b.pass(time.Hour)
 	mustPrepare(t, m, newClaim("u1", sliceA0))
 	mustUnprepare(t, m, "u1")
-	wantEqual(t, 0, recordFiles(t, b))
+	expect.Same(t, recordFiles(t, b), 0)
 	b.pass(-time.Minute)
 	wantError(t, runPrepare(t.Context(), m, newClaim("u1", sliceA0)), "out of date")
 }
@@ -340,7 +341,7 @@ func TestReleasedByAnotherProcess(t *testing.T) {
 			m := b.managerWith(func(o *Options) {
 				o.Users = observing{o.Users, func() {
 					if seen++; seen == nth {
-						wantIs(t, other.Unprepare(arrivedAt(t.Context(), 20), "u1"), nil)
+						expect.Is(t, other.Unprepare(arrivedAt(t.Context(), 20), "u1"), nil)
 					}
 				}}
 			})
@@ -391,7 +392,7 @@ func TestStaleCallWaits(t *testing.T) {
 			done <- err
 		}()
 		synctest.Wait()
-		wantIs(t, m.Unprepare(arrivedAt(t.Context(), 20), "u1"), nil)
+		expect.Is(t, m.Unprepare(arrivedAt(t.Context(), 20), "u1"), nil)
 		if err := <-done; err == nil || !strings.Contains(err.Error(), "out of date") || time.Since(began) > 2*time.Second {
 			t.Errorf("the late call ends after %s: %v", time.Since(began), err)
 		}
@@ -438,10 +439,10 @@ func TestPrepareFromBeforeSuspend(t *testing.T) {
 	late := arrivedAt(t.Context(), b.clock())
 	mustUnprepare(t, m, "u1")
 	mustReconcile(t, m)
-	wantEqual(t, 1, recordFiles(t, b))
+	expect.Same(t, recordFiles(t, b), 1)
 	b.pass(time.Hour)
 	mustReconcile(t, m)
-	wantEqual(t, 0, recordFiles(t, b))
+	expect.Same(t, recordFiles(t, b), 0)
 	wantError(t, runPrepare(late, m, newClaim("u1", sliceA0)), "out of date")
 	b.wantNothing()
 }
@@ -481,7 +482,7 @@ func TestOldRoundBesideYoungerRecord(t *testing.T) {
 				t.Errorf("while the partition is being made: %+v, %v", r, err)
 			}
 			close(goOn)
-			wantIs(t, <-prepared, nil)
+			expect.Is(t, <-prepared, nil)
 			if got := b.spec("u1"); len(got) != 1 || got[0].Name != sliceB0 {
 				t.Errorf("the spec is %+v", got)
 			}
@@ -522,12 +523,12 @@ func TestTwoProcesses(t *testing.T) {
 	for _, m := range []*Manager{old, next} {
 		wg.Go(func() {
 			for range 5 {
-				wantIs(t, m.cleanUp(t.Context()), nil)
+				expect.Is(t, m.cleanUp(t.Context()), nil)
 			}
 		})
 		wg.Go(func() {
 			for range 5 {
-				wantIs(t, runPrepare(t.Context(), m, newClaim("u4", sliceA0)), nil)
+				expect.Is(t, runPrepare(t.Context(), m, newClaim("u4", sliceA0)), nil)
 			}
 		})
 	}

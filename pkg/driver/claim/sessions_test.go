@@ -25,6 +25,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/mps"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -103,11 +104,11 @@ func TestLessMemoryIsOffered(t *testing.T) {
 	b.hooks(nil, nil)
 	mustReconcile(t, next)
 	for i, claim := range old {
-		wantEqual(t, prepared[i], mustPrepare(t, next, claim))
+		expect.Same(t, mustPrepare(t, next, claim), prepared[i])
 	}
 	b.wantWithoutEffects()
 	b.wantLimits("with the new version", wholeA, 25, 79)
-	wantEqual(t, before, b.limitsOfSpec("u1"))
+	expect.Same(t, b.limitsOfSpec("u1"), before)
 	mustUnprepare(t, next, "u1")
 	b.wantLimits("without the large one", wholeA, 25, 1)
 	b.endAll(next, "u2")
@@ -148,7 +149,7 @@ func TestManySharesAtOnce(t *testing.T) {
 				if s := b.running(id); s == nil {
 					t.Errorf("claim %s is prepared and session %s does not run", uid, id)
 				}
-				wantIs(t, managers[(i+1)%2].Unprepare(t.Context(), types.UID(uid)), nil)
+				expect.Is(t, managers[(i+1)%2].Unprepare(t.Context(), types.UID(uid)), nil)
 			}
 		})
 	}
@@ -162,14 +163,14 @@ func TestManySharesAtOnce(t *testing.T) {
 func TestReactionToKills(t *testing.T) {
 	b, m := newNode(t)
 	mustPrepare(t, m, newClaim("before", mpsA))
-	wantEqual(t, "", b.running(wholeA).OnClientKilled)
+	expect.Same(t, b.running(wholeA).OnClientKilled, "")
 	p := testPolicy()
 	p.Default.MPS.OnClientKilled = policy.KilledRestart
 	m.SetInventory(inventoryOf(t, testNode(), device.Terms{Policy: p}))
 	mustPrepare(t, m, newClaim("after", mpsA))
 	mustPrepare(t, m, configure(newClaim("own", wholeB), fromClaim, ownMPSOfOne))
-	wantEqual(t, mps.RestartServer, b.running(wholeA).OnClientKilled)
-	wantEqual(t, "", b.running(wholeB).OnClientKilled)
+	expect.Same(t, b.running(wholeA).OnClientKilled, mps.RestartServer)
+	expect.Same(t, b.running(wholeB).OnClientKilled, "")
 }
 
 // belowNormal is a configuration with a priority and nothing else.
@@ -299,7 +300,7 @@ func TestSurveySessions(t *testing.T) {
 			b.away(test.phase == "")
 			survey(t.Context(), m)
 			b.pass((5 * time.Second))
-			wantEqual(t, test.want, mpsFindings(survey(t.Context(), m)))
+			expect.Same(t, mpsFindings(survey(t.Context(), m)), test.want)
 		})
 	}
 }
@@ -470,7 +471,7 @@ func TestPriorityFollowsClaims(t *testing.T) {
 	b, m := newNode(t)
 	has := func(want policy.ClientPriority) {
 		t.Helper()
-		wantEqual(t, want, policy.ClientPriority(b.running(wholeA).ClientPriority))
+		expect.Same(t, policy.ClientPriority(b.running(wholeA).ClientPriority), want)
 	}
 	mustPrepare(t, m, configure(newClaim("batch", mpsA), fromClaim, belowNormal))
 	has(policy.PriorityBelowNormal)
@@ -493,7 +494,7 @@ func TestNoSupervisor(t *testing.T) {
 			b.hooks(nil, nil)
 			err := runPrepare(cancelled(t), m, claim)
 			wantError(t, err, "DaemonSet of the mps-supervisor", "device gpu-0000-")
-			wantIs(t, err, sharing.ErrNoSupervisor)
+			expect.Is(t, err, sharing.ErrNoSupervisor)
 			b.wantWithoutEffects()
 		}
 		b.wantNothing()
@@ -559,12 +560,12 @@ func TestInUse(t *testing.T) {
 	mustPrepare(t, m, admin(newClaim("u2", mpsA)))
 	mustPrepare(t, m, newClaim("u3", wholeC))
 	got, err := m.InUse()
-	wantIs(t, err, nil)
-	wantEqual(t, []string{mpsA, sliceB0, wholeC}, got)
+	expect.Is(t, err, nil)
+	expect.Same(t, got, []string{mpsA, sliceB0, wholeC})
 	write(t, m.store.Path("u4"), "partage-claim-record/9")
 	got, err = m.InUse()
 	wantError(t, err, "u4.boot-2")
-	wantEqual(t, []string{mpsA, sliceB0, wholeC}, got)
+	expect.Same(t, got, []string{mpsA, sliceB0, wholeC})
 }
 
 // TestSupervisorThatBeginsLater is not reported at once: the two start together with the node. One that is away is, until it answers.
@@ -595,7 +596,7 @@ func TestSessionIsBackForOthers(t *testing.T) {
 	b.hooks(failTimes("start session", always, errFault), nil)
 	wantError(t, m.cleanUp(t.Context()), "device "+mpsA) // people are told
 	b.hooks(failTimes("write spec", always, errFault), nil)
-	wantIs(t, runPrepare(t.Context(), m, newClaim("u3", mpsA)), errFault)
+	expect.Is(t, runPrepare(t.Context(), m, newClaim("u3", mpsA)), errFault)
 	b.hooks(nil, nil)
 	mustReconcile(t, m)
 	for _, uid := range []string{"u1", "u2"} {
@@ -694,7 +695,7 @@ func TestIntervalBehindUnreadableRecord(t *testing.T) {
 	b := newBox(t)
 	dying := b.turning(policy.IntervalShort)
 	b.hooks(nil, b.killAt("interval Short"))
-	wantIs(t, runPrepare(t.Context(), dying, newClaim("u1", turnsA)), errKilled)
+	expect.Is(t, runPrepare(t.Context(), dying, newClaim("u1", turnsA)), errKilled)
 	b.hooks(nil, nil)
 	m := b.turning(policy.IntervalDefault)
 	mustPrepare(t, m, newClaim("u2", turnsA))
@@ -715,7 +716,7 @@ func TestIntervalNotSet(t *testing.T) {
 		b.intervals["GPU-a"], b.intervals["GPU-c"] = policy.IntervalMedium, policy.IntervalMedium
 		b.hooks(failTimes("interval Short", always, refusal), nil)
 		err := runPrepare(t.Context(), m, newClaim("u1", turnsC))
-		wantIs(t, err, refusal)
+		expect.Is(t, err, refusal)
 		wantError(t, err, "device "+turnsC)
 		b.hooks(nil, nil)
 		b.wantInterval("of another GPU", "GPU-a", policy.IntervalMedium)

@@ -23,6 +23,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/gpu/call"
 	"github.com/partage-dev/partage/pkg/mps"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -415,7 +416,7 @@ func TestSlowReleaseIsTainted(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		b.pass(5 * time.Second)
 		wantFindings(t, m)
-		wantIs(t, <-released, nil)
+		expect.Is(t, <-released, nil)
 		b.pass(time.Since(began) - 5*time.Second)
 		for len(findings(survey(t.Context(), m))) == 0 && time.Since(began) < 10*time.Minute {
 			time.Sleep(time.Second)
@@ -517,7 +518,7 @@ func TestClaimOnTwoGPUsIsNotStarved(t *testing.T) {
 					time.Sleep(time.Duration(w) * 300 * time.Millisecond)
 					for n := 0; ctx.Err() == nil; n++ {
 						uid := fmt.Sprintf("w%d-%d", w, n)
-						wantIs(t, runPrepare(t.Context(), m, newClaim(uid, device)), nil)
+						expect.Is(t, runPrepare(t.Context(), m, newClaim(uid, device)), nil)
 						_ = m.Unprepare(t.Context(), types.UID(uid))
 						time.Sleep(test.pause)
 					}
@@ -526,7 +527,7 @@ func TestClaimOnTwoGPUsIsNotStarved(t *testing.T) {
 			time.Sleep(5 * time.Second)
 			call, cancel := context.WithTimeout(t.Context(), 45*time.Second)
 			defer cancel()
-			wantIs(t, runPrepare(call, m, test.claim), nil)
+			expect.Is(t, runPrepare(call, m, test.claim), nil)
 			stop()
 			wg.Wait()
 			b.endAll(m, "two")
@@ -544,7 +545,7 @@ func TestGroupsAreMadeAtTheSameTime(t *testing.T) {
 		}
 		start := time.Now()
 		mustPrepare(t, m, newClaim("u1", devices...))
-		wantEqual(t, 14*time.Second, time.Since(start)) // 7 on each
+		expect.Same(t, time.Since(start), 14*time.Second) // 7 on each
 		b.endAll(m, "u1")
 	})
 }
@@ -556,7 +557,7 @@ func TestJointTaskKeepsNoGPU(t *testing.T) {
 		must.Do(t, os.Remove(m.store.Path("u1"))) // its session is nobody's now
 		release := b.lockGPU(b.manager(), pciC)
 		start := time.Now()
-		wantIs(t, m.cleanUpGPU(t.Context(), pciA), nil)
+		expect.Is(t, m.cleanUpGPU(t.Context(), pciA), nil)
 		wantWithin(t, start, 2*time.Second)
 		release()
 		mustReconcile(t, m)
@@ -597,13 +598,13 @@ func TestSlowGPUOfAClaim(t *testing.T) {
 		b.delay(pciA, "create instance", 20*time.Second)
 		done := goPrepare(t, m, newClaim("u1", sliceA0, sliceB0))
 		beside(wholeB + "-mig-1g10gb-1")
-		wantIs(t, <-done, nil)
+		expect.Is(t, <-done, nil)
 		// Nor does it hold up the release of the other part.
 		b.delay(pciA, "destroy instance", 20*time.Second)
 		released := make(chan error)
 		go func() { released <- m.Unprepare(t.Context(), "u1") }()
 		beside(sliceB0)
-		wantIs(t, <-released, nil)
+		expect.Is(t, <-released, nil)
 		b.beforeEffect(nil)
 		mustReconcile(t, m) // what the release had no time for
 		b.wantNothing()
@@ -632,7 +633,7 @@ func TestGPUsAreIndependent(t *testing.T) {
 		waiting := make(chan error)
 		go func() { waiting <- runPrepare(ctx, other, newClaim("waits", sliceA4)) }()
 		cancel()
-		wantIs(t, <-waiting, context.Canceled)
+		expect.Is(t, <-waiting, context.Canceled)
 	}
 	select {
 	case err := <-done:
@@ -640,7 +641,7 @@ func TestGPUsAreIndependent(t *testing.T) {
 	default:
 	}
 	close(leave)
-	wantIs(t, <-done, nil)
+	expect.Is(t, <-done, nil)
 	b.endAll(m, "hangs")
 }
 
@@ -657,10 +658,10 @@ func TestManyAtOnce(t *testing.T) {
 			uids = append(uids, claim.UID)
 			wg.Go(func() {
 				for range 3 {
-					wantIs(t, runPrepare(t.Context(), m, claim), nil)
-					wantIs(t, m.Unprepare(t.Context(), claim.UID), nil)
+					expect.Is(t, runPrepare(t.Context(), m, claim), nil)
+					expect.Is(t, m.Unprepare(t.Context(), claim.UID), nil)
 				}
-				wantIs(t, runPrepare(t.Context(), m, claim), nil)
+				expect.Is(t, runPrepare(t.Context(), m, claim), nil)
 			})
 		}
 	}
@@ -669,7 +670,7 @@ func TestManyAtOnce(t *testing.T) {
 		t.Errorf("not all are there: %v", b.state())
 	}
 	for _, uid := range uids {
-		wg.Go(func() { wantIs(t, one.Unprepare(t.Context(), uid), nil) })
+		wg.Go(func() { expect.Is(t, one.Unprepare(t.Context(), uid), nil) })
 	}
 	wg.Wait()
 	b.wantNothing()

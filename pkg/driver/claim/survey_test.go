@@ -28,6 +28,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/node/host"
 	"github.com/partage-dev/partage/pkg/policy"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -54,7 +55,7 @@ func findings(s device.Status) []string {
 
 func wantFindings(t *testing.T, m *Manager, want ...string) {
 	t.Helper()
-	wantEqual(t, want, findings(survey(t.Context(), m)))
+	expect.Same(t, findings(survey(t.Context(), m)), want)
 }
 
 // static is the line of somebody else's partition.
@@ -199,7 +200,7 @@ var surveyTests = map[string]struct {
 		arrange: func(t *testing.T, b *box) {
 			b.kill(t, "create instance", "u1", sliceA0)
 			release, err := b.manager().locks.Claim(t.Context(), "u1")
-			wantIs(t, err, nil)
+			expect.Is(t, err, nil)
 			t.Cleanup(release)
 		},
 	},
@@ -221,7 +222,7 @@ func TestSurvey(t *testing.T) {
 			before := b.state()
 			b.hooks(nil, nil)
 			status := survey(t.Context(), m)
-			wantEqual(t, test.want, findings(status))
+			expect.Same(t, findings(status), test.want)
 			for _, part := range test.says {
 				if !slices.ContainsFunc(status.Conditions, func(c device.Condition) bool { return strings.Contains(c.Message, part) }) {
 					t.Errorf("%q is not said in %+v", part, status.Conditions)
@@ -332,7 +333,7 @@ var (
 func TestRefusalIsOver(t *testing.T) {
 	onNode(t, func(t *testing.T, b *box, m *Manager) {
 		b.run(pciA, gpu.Process{PID: 4711, InstanceID: -1}) // outside of pods
-		wantIs(t, runPrepare(cancelled(t), m, newClaim("u1", sliceA0)), gpu.ErrInUse)
+		expect.Is(t, runPrepare(cancelled(t), m, newClaim("u1", sliceA0)), gpu.ErrInUse)
 		mustUnprepare(t, m, "u1")
 		b.run(pciA)
 		mustPrepare(t, m, newClaim("u2", wholeA))
@@ -397,10 +398,10 @@ func TestReconcileRewritesSpecs(t *testing.T) {
 	_ = b.bareManager().cleanUp(t.Context()) // it knows no GPU
 	m := b.manager()
 	mustReconcile(t, m)
-	wantEqual(t, want, b.specs["u1"])
+	expect.Same(t, b.specs["u1"], want)
 	b.specs["u1"] = nil
 	mustReconcile(t, m)
-	wantEqual(t, want, b.specs["u1"])
+	expect.Same(t, b.specs["u1"], want)
 }
 
 // A claim that a call is at work on is left to it, and does not hold up others.
@@ -414,9 +415,9 @@ func TestReconcilePassesOverCalls(t *testing.T) {
 	for _, other := range []*Manager{m, b.manager()} {
 		mustReconcile(t, other)
 	}
-	wantEqual(t, []string{"instance " + addressA0.String() + " complete=false", "record of u1"}, b.state()[1:])
+	expect.Same(t, b.state()[1:], []string{"instance " + addressA0.String() + " complete=false", "record of u1"})
 	close(leave)
-	wantIs(t, <-done, nil)
+	expect.Is(t, <-done, nil)
 }
 
 // TestLeftWhileBusy: while a call keeps a GPU for long, what was left there is not said to be cleaned up.
@@ -500,7 +501,7 @@ func TestReconcileBehindMuteSupervisor(t *testing.T) {
 		_ = m.cleanUp(t.Context())
 		wantWithin(t, start, time.Minute)
 		time.Sleep(time.Hour) // what takes longer goes on
-		wantEqual(t, 0, b.count(pciB))
+		expect.Same(t, b.count(pciB), 0)
 	})
 }
 
@@ -695,7 +696,7 @@ func TestAdmin(t *testing.T) {
 	if diff := cmp.Diff([]string{"write spec", "write prepared"}, slices.DeleteFunc(b.seen(), func(e string) bool { return strings.HasSuffix(e, " preparing") })); diff != "" || len(prepared) != 5 {
 		t.Errorf("%d devices, effects: -want +got:\n%s", len(prepared), diff)
 	}
-	wantEqual(t, b.spec("owner")[0].Nodes, b.spec("watch")[1].Nodes)
+	expect.Same(t, b.spec("watch")[1].Nodes, b.spec("owner")[0].Nodes)
 	// The observer is in nobody's way.
 	mustPrepare(t, m, newClaim("next", wholeA+"-mig-1g10gb-1"))
 	mustUnprepare(t, m, "next")

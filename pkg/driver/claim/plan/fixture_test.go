@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/go-logr/logr"
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
 
 	"github.com/partage-dev/partage/test/claimtest"
@@ -53,14 +52,6 @@ var (
 	admin         = claimtest.Admin
 	result        = claimtest.Result
 )
-
-// wantEqual compares what a test is about.
-func wantEqual(t *testing.T, what string, want, got any) {
-	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
-}
 
 // TestMain keeps what the many deaths have to say off the screen.
 func TestMain(m *testing.M) {

@@ -20,6 +20,7 @@ import (
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/test/claimtest"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -114,7 +115,7 @@ func TestPlan(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			plan := must.Get(planFor(t, test.claim))(t)
-			wantEqual(t, "devices", test.want, texts(plan))
+			expect.Same(t, texts(plan), test.want, "devices")
 		})
 	}
 }
@@ -268,7 +269,7 @@ func TestPlanConfigs(t *testing.T) {
 				claimtest.WantError(t, err, test.err)
 				return
 			}
-			wantEqual(t, "configurations", test.want, configured(t, test.claim))
+			expect.Same(t, configured(t, test.claim), test.want, "configurations")
 		})
 	}
 }
@@ -308,7 +309,7 @@ func TestPlanOrderIsTotal(t *testing.T) {
 		if want == "" {
 			want = got
 		}
-		wantEqual(t, "order", want, got)
+		expect.Same(t, got, want, "order")
 	}
 }
 
@@ -410,7 +411,7 @@ func TestObserverDoesNotConfigure(t *testing.T) {
 			for i := range got.Devices {
 				got.Devices[i].Requests = slices.DeleteFunc(got.Devices[i].Requests, func(r string) bool { return r == "watch" })
 			}
-			wantEqual(t, name+", "+order+": what the owner gets alone and observed", want, got)
+			expect.Same(t, got, want, name+", "+order+": what the owner gets alone and observed")
 		}
 	}
 	if t.Logf("%d cases", cases); cases != 10 {

@@ -24,6 +24,7 @@ import (
 	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/driver/claim/record"
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -137,7 +138,7 @@ func TestEcho(t *testing.T) {
 		}
 	}
 	for _, name := range []string{".Results.Request", ".Results.Driver", ".Results.Pool", ".Results.Device", ".Results.ShareID", ".Config.Source", ".Config.Requests"} {
-		wantEqual(t, name, len(claims)*len(hostile), fields[name])
+		expect.Same(t, fields[name], len(claims)*len(hostile), name)
 	}
 	t.Logf("%d cases in %d fields, %d refused", cases, len(fields), refused)
 	if cases != len(ways)*len(claims)*len(hostile) || len(fields) != len(ways) || refused < cases/2 {

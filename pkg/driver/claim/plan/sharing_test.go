@@ -14,6 +14,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/test/claimtest"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -41,7 +42,7 @@ func TestLimits(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			plan := must.Get(planFor(t, newShare("u1", test.device, test.capacity)))(t)
-			wantEqual(t, "limits", test.want, plan.Devices[0].Sharing.Limits)
+			expect.Same(t, plan.Devices[0].Sharing.Limits, test.want, "limits")
 		})
 	}
 }
@@ -87,7 +88,7 @@ func TestLimitsThatAreNone(t *testing.T) {
 			t.Errorf("%s, observed: %v", name, err)
 		}
 	}
-	wantEqual(t, "cases", 17, len(cases))
+	expect.Same(t, len(cases), 17, "cases")
 }
 
 // TestTurnsWithoutLimits: where nothing limits turns, nothing is counted for a claim without a
@@ -179,8 +180,8 @@ func TestPlanSharing(t *testing.T) {
 			for i := range r.Devices {
 				got = append(got, r.Devices[i].Sharing)
 			}
-			wantEqual(t, "devices", test.want, got)
-			wantEqual(t, "sessions", test.sessions, r.Sessions)
+			expect.Same(t, got, test.want, "devices")
+			expect.Same(t, r.Sessions, test.sessions, "sessions")
 		})
 	}
 }
@@ -213,7 +214,7 @@ func TestPlanHeld(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inventory := must.Get(device.NewInventory(node, device.Terms{Policy: test.policy}))(t)
 			r := must.Get(New(test.claim, Node{Driver: driverName, Pool: poolName, Inventory: inventory}))(t)
-			wantEqual(t, "guaranteed bytes", test.want, r.Devices[0].Shared().GuaranteedBytes)
+			expect.Same(t, r.Devices[0].Shared().GuaranteedBytes, test.want, "guaranteed bytes")
 		})
 	}
 }
@@ -255,8 +256,8 @@ func TestPlanPriority(t *testing.T) {
 				inventory = testInventory(t)
 			}
 			plan := must.Get(New(test.claim, Node{Driver: driverName, Pool: poolName, Inventory: inventory}))(t)
-			wantEqual(t, "priority of the share", test.share, plan.Devices[0].Sharing.ClientPriority)
-			wantEqual(t, "priority of the session", test.session, plan.Sessions[0].ClientPriority)
+			expect.Same(t, plan.Devices[0].Sharing.ClientPriority, test.share, "priority of the share")
+			expect.Same(t, plan.Sessions[0].ClientPriority, test.session, "priority of the session")
 		})
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -21,6 +20,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/test/claimtest"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -144,14 +144,7 @@ func view(s *Store) string {
 // wantView fails unless a process knows this of the claim.
 func wantView(t *testing.T, when, want string, s *Store) {
 	t.Helper()
-	wantEqual(t, when, want, view(s))
-}
-
-func wantEqual(t *testing.T, when string, want, got any) {
-	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s: -want +got:\n%s", when, diff)
-	}
+	expect.Same(t, view(s), want, when)
 }
 
 // step is something that is written.

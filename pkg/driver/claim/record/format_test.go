@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -38,10 +39,10 @@ func TestFormat(t *testing.T) {
 	}
 	want, err := os.ReadFile(path)
 	must.Do(t, err)
-	wantEqual(t, "written", string(want), got)
+	expect.Same(t, got, string(want), "written")
 	_, r, err := parse(want, uid, boot)
 	must.Do(t, err)
-	wantEqual(t, "read", example(), r)
+	expect.Same(t, r, example(), "read")
 }
 
 // resum corrects the checksums.
@@ -236,7 +237,7 @@ func TestClone(t *testing.T) {
 	r := &Record{}
 	fill(reflect.ValueOf(r).Elem())
 	copied := r.Clone()
-	wantEqual(t, "copy", r, copied)
+	expect.Same(t, copied, r, "copy")
 	var shared func(path string, a, b reflect.Value)
 	shared = func(path string, a, b reflect.Value) {
 		switch a.Kind() {

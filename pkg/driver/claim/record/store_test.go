@@ -18,6 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/partage-dev/partage/test/expect"
 	"github.com/partage-dev/partage/test/must"
 )
 
@@ -326,7 +327,7 @@ func TestReadingChangesNothing(t *testing.T) {
 	must.Do(t, put(open(t, dir, OS{}), example()))
 	all, err = look(dir)
 	must.Do(t, err)
-	wantEqual(t, "records", []*Record{example()}, all.Records)
+	expect.Same(t, all.Records, []*Record{example()}, "records")
 	for address, want := range map[string]int{pciA: 2, pciB: 2, "0000:5e:00.0": 0} {
 		if got := all.On(address); len(got) != want {
 			t.Errorf("on %s: got %d devices, want %d", address, len(got), want)
