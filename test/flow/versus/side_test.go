@@ -34,7 +34,7 @@ func startOurs(t testing.TB) *side {
 		return n.DeviceNames(t, []harness.Device{d})[0]
 	}}
 	s.supervisor = n.StartSupervisor(t, "--check-interval=2s", "-v=2")
-	s.driver = n.StartWith(t, []string{"GOMAXPROCS=4", "GOGC=50"},
+	s.driver = n.StartWith(t, []string{"GOMAXPROCS=4"},
 		n.Policy(t, ""), "--poll-interval=10s", "--claim-check-interval=20m",
 		"--claim-status=true", "--device-metadata=true", "--metrics-address=127.0.0.1:0", "--sample-interval=15s", "-v=2")
 	s.driver.Ready(t)
