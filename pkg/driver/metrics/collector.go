@@ -53,7 +53,7 @@ type emitter struct {
 
 func (e *emitter) emit(d Definition, value float64, labels ...string) {
 	for i := range labels {
-		// What hardware says of itself may be anything. The registry refuses what is no text, at each scrape.
+		// Names and versions come from the hardware. The registry refuses labels that are not valid UTF-8.
 		labels[i] = strings.ToValidUTF8(labels[i], "\uFFFD")
 	}
 	key := d.Name + "\x00" + strings.Join(labels, "\x00")

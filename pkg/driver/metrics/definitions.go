@@ -163,7 +163,7 @@ var (
 		"The same as partage_unprepare_failures_total."}
 )
 
-// What follows from what is known, in the order of the reference.
+// Metrics that are computed from the state of the driver at each scrape, in the order of the reference.
 var (
 	claimMetrics = []Definition{
 		claimInfo, claimPod, claimMemoryUsed, claimMemoryPeak, claimMemoryLimit, claimMemoryRequested,

@@ -72,7 +72,7 @@ type Claims interface {
 	// InUse lists the devices that claims are known to have, by name. An error says
 	// that there may be more.
 	InUse() ([]string, error)
-	// Statements are what is known of claims.
+	// Statements returns what people should be told about claims now.
 	Statements() []claim.Statement
 	// Live lists what prepared claims have. It waits for no GPU.
 	Live() ([]claim.LiveClaim, error)

@@ -95,7 +95,7 @@ type holdingKey struct {
 
 func keyOf(h *Holding) holdingKey { return holdingKey{h.Claim.UID, h.Device} }
 
-// gpuState is what is remembered of a GPU.
+// gpuState is what the Sampler remembers of a GPU.
 type gpuState struct {
 	// sampling is true until a sample has ended.
 	sampling     bool
@@ -104,7 +104,7 @@ type gpuState struct {
 	problem      *logchange.Problem
 }
 
-// claimState is what is remembered of a device of a claim.
+// claimState is what the Sampler remembers of a device of a claim.
 type claimState struct {
 	last    Measured
 	sampled time.Time

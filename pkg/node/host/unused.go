@@ -99,7 +99,7 @@ func openUnused(at *os.File, name string, st *unix.Stat_t) (*os.File, error) {
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
 	})
 	if err != nil {
-		return nil, nil //nolint:nilnil,nilerr // as said
+		return nil, nil //nolint:nilnil,nilerr // see the comment of openUnused
 	}
 	file := os.NewFile(uintptr(fd), name)
 	var now unix.Stat_t

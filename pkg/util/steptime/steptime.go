@@ -30,7 +30,7 @@ const (
 	MPS Step = "mps"
 )
 
-// All are all steps.
+// All returns every Step, in the order of the metrics.
 func All() []Step { return []Step{Wait, NVML, CDI, Journal, MPS} }
 
 // Times are those of one operation. Work on several GPUs at the same time adds up, so that

@@ -113,7 +113,7 @@ func (node Node) find(claim *resourceapi.ResourceClaim) ([]allocated, error) {
 	return all, nil
 }
 
-// place puts a whole GPU before its partitions, and what is only observed behind what has to be made first.
+// place orders devices: a whole GPU before its partitions, and devices with admin access after those that have to be made.
 func (d *allocated) place() int {
 	place := 0
 	if d.Partition != nil {

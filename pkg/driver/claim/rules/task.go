@@ -87,7 +87,7 @@ type State uint8
 
 // Values of State.
 const (
-	Working  State = iota // nothing is in its way, or what it had is gone, as statements say
+	Working  State = iota // it goes on, or what it had is gone, as statements say
 	Complete              // all of it is there
 	Waiting               // another claim, or a process, is in the way and may go
 	Refused               // it cannot be had as things are

@@ -42,7 +42,7 @@ const (
 	maxQueues = 100
 )
 
-// limits are for each queue. Nothing is combined: the limits do, and what is combined has a longer message.
+// limits are for each queue. Events are not aggregated: aggregation would lengthen their messages, and the limits are enough.
 var limits = record.CorrelatorOptions{
 	BurstSize: burst, QPS: perSecond, SpamKeyFunc: series,
 	KeyFunc: func(e *corev1.Event) (aggregate, local string) { return series(e) + "\x00" + e.Message, "" },

@@ -209,7 +209,7 @@ func end(ctx context.Context, id process.ID) error {
 func Lock(lock string) (*os.File, error) {
 	file, err := take(lock, unix.F_SETLK)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil //nolint:nilnil // as said
+		return nil, nil //nolint:nilnil // see the comment of Lock
 	}
 	return file, err
 }

@@ -8,9 +8,8 @@
 //	decide    Decide(Want, Stored, Memory, now) -> one request, and whether what is stored is right
 //	act       carries out that request, takes the answer for what is stored, and asks again
 //
-// So there is no plan that could be out of date, and none that a crash interrupts. Nothing is remembered of who changed what,
-// or of what was said last, in order to decide what is right: Memory is for pace. With an empty one the same is written, at
-// another time. The tests explore the rules together with a cluster that goes wrong.
+// So there is no plan that could be out of date, and none that a crash interrupts. What is right does not depend on who changed what,
+// or on what was written last: Memory only decides when to write. An empty one leads to the same slices, at other times. The tests explore the rules together with a cluster that goes wrong.
 package rules
 
 import (
@@ -77,7 +76,7 @@ type Request struct {
 	spends bool
 }
 
-// Plan is the first request that is due, and what can be said of what is stored.
+// Plan is the first request that is due, and how the stored slices differ from what is wanted.
 type Plan struct {
 	// Request is nil if nothing is due.
 	Request *Request
@@ -221,7 +220,7 @@ func (d *decision) object(s *slot) *resourceapi.ResourceSlice {
 	return object
 }
 
-// differs reports whether a slice is not as it should be in what is no taint.
+// differs reports whether a stored slice differs from what is wanted, taints aside.
 func (d *decision) differs(s *slot) bool {
 	if s.have == nil {
 		return true
