@@ -52,7 +52,7 @@ func All() []Neighbour {
 			Notes: "[the way to Partage](../how-to/migrate/nvidia-dra-driver.md)"},
 		{Name: "NVIDIA DRA driver, manifests of its suites", PinFile: buildNeighbours, Pin: `dra_driver=([0-9a-f]{8})`,
 			Test: "TestNeighboursSuites", Target: "test-neighbours",
-			Notes: "the suites themselves install that driver. Those of health are newer, and their sources were not at hand"},
+			Notes: "the suites themselves install that driver. Those of health are newer, and this project did not have their sources"},
 		{Name: "NVIDIA DRA driver, ComputeDomains", PinFile: buildNeighbours, Pin: `dra_driver=([0-9a-f]{8})`,
 			Test: "TestNeighboursComputeDomains", Target: "test-neighbours"},
 		{Name: "NVIDIA driver manager", PinFile: buildNeighbours, Pin: `k8s-driver-manager ([0-9.]+)`,
