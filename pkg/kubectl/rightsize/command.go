@@ -8,6 +8,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -38,9 +40,10 @@ func NewCommand(o *options.Options) *cobra.Command {
 same GPU model that the fleet offers and that would have been enough, with the change of the manifest.
 
 The memory is the most of any sample since the driver's pod began to look; OBSERVED says how long that
-is. How busy the multiprocessors were is what the command sees itself: once, or for as long as --watch
-says. Where GPUs do not report it, only the memory counts, and BUSY is "-": a smaller partition has
-fewer multiprocessors, too. A claim that was quiet while it was observed needs more than this says, so
+is. How busy the multiprocessors were is what the command sees itself, for as long as --watch says: one
+moment says nothing of a claim that has worked before, so that without --watch nothing is advised for
+it. Where GPUs do not report it, only the memory counts, and BUSY is "-": a smaller partition has fewer
+multiprocessors, too. A claim that was quiet while it was observed needs more than this says, so
 that nothing is advised before --min-observation. A template gets one edit, and none if one of its claims
 needs what it holds; what the scheduler makes for extended resources cannot be edited.
 
@@ -115,6 +118,7 @@ func (l *SizeList) View(namespaces bool) printer.View {
 	}
 	return &printer.Text{Named: t.Names(), Render: func(w *bytes.Buffer, f printer.Format) error {
 		err := t.Render(w, f)
+		l.unknowns(w)
 		l.changes(w, f)
 		return err
 	}}
@@ -160,6 +164,22 @@ func (p Part) String() string {
 }
 
 // changes writes those of manifests.
+// unknowns says why nothing is advised, for all claims with the same reason at once.
+func (l *SizeList) unknowns(out *bytes.Buffer) {
+	claims := map[string][]string{}
+	for _, s := range l.Items {
+		if s.Verdict == Unknown && s.Reason != "" {
+			claims[s.Reason] = append(claims[s.Reason], s.Namespace+"/"+s.Name)
+		}
+	}
+	for _, reason := range slices.Sorted(maps.Keys(claims)) {
+		fmt.Fprintf(out, "\nUnknown for %s: %s.\n", printer.Some(claims[reason], mostClaims), reason)
+	}
+}
+
+// mostClaims is how many are named for one reason.
+const mostClaims = 5
+
 func (l *SizeList) changes(out *bytes.Buffer, f printer.Format) {
 	for _, s := range l.Items {
 		if s.Change == nil {

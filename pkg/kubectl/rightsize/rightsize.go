@@ -167,6 +167,9 @@ func sizeOf(h *fleet.Holding, o *Observation, q Query, offers map[string][]*flee
 	case observed < q.Least:
 		s.Reason = fmt.Sprintf("it was observed for %s, and nothing is advised before %s", duration.HumanDuration(observed), duration.HumanDuration(q.Least))
 		return s
+	case seen.samples == 1 && seen.busy != nil && (seen.idle == nil || *seen.idle < observed):
+		s.Reason = "how busy it was is known of this moment only: --watch 10m looks for longer"
+		return s
 	}
 	s.Verdict = Right
 	need := needOf(h, seen, q)
@@ -320,6 +323,8 @@ type observed struct {
 	busy    *float64
 	samples int
 	since   time.Time
+	// idle is for how long it did not work before the last sample.
+	idle *time.Duration
 }
 
 // NewObservation returns one that has seen nothing.
@@ -338,7 +343,7 @@ func (o *Observation) Add(r *scrape.Result) {
 		}
 		seen.samples++
 		seen.peak = larger(seen.peak, larger(c.PeakBytes, c.UsedBytes))
-		seen.busy = larger(seen.busy, c.Utilization)
+		seen.busy, seen.idle = larger(seen.busy, c.Utilization), c.Idle
 	}
 }
 

@@ -67,6 +67,11 @@ func (m *machine) used(name string, r resourceapi.DeviceRequest, peak int64, bus
 func (m *machine) compare(q Query) *SizeList {
 	o := NewObservation()
 	o.Add(&m.result)
+	o.Add(&m.result)
+	return m.compareWith(o, q)
+}
+
+func (m *machine) compareWith(o *Observation, q Query) *SizeList {
 	q.Now = fleettest.Start.Add(5 * time.Hour)
 	return Compare(fleet.New(m.Snapshot, fleettest.Driver), o, q)
 }
@@ -363,6 +368,21 @@ func TestNoAdvice(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 		})
+	}
+}
+
+// TestOneMoment: how busy a claim is at one moment says nothing of the time before, unless it has not worked in all of it.
+func TestOneMoment(t *testing.T) {
+	t.Parallel()
+	for idle, want := range map[time.Duration]string{0: Unknown, 3 * time.Hour: Unknown, 5 * time.Hour: Smaller} {
+		m := newMachine(t, "h100-80-sxm", 1)
+		m.used("train", fleettest.Request("gpu.nvidia.com"), gib, 0)
+		m.result.Claims[0].Idle = &idle
+		o := NewObservation()
+		o.Add(&m.result)
+		if s := m.compareWith(o, Query{}).Items[0]; s.Verdict != want || want == Unknown && !strings.Contains(s.Reason, "--watch") {
+			t.Errorf("idle for %s: %+v", idle, s)
+		}
 	}
 }
 
