@@ -62,6 +62,16 @@ func (x *Explainer) ReadFrom(ctx context.Context, client kubernetes.Interface) {
 		return client.BatchV1().Jobs(o.Namespace).Get(ctx, o.Name, metav1.GetOptions{})
 	}
 	x.Volume = func(namespace, name string) (is bool, unseen string) { return volume(ctx, client, namespace, name) }
+	x.Quotas = func(namespace string) (names []string, err error) {
+		list, err := client.CoreV1().ResourceQuotas(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return nil, err
+		}
+		for i := range list.Items {
+			names = append(names, list.Items[i].Name)
+		}
+		return names, nil
+	}
 	x.Exists = func(kind, namespace, name string) (bool, error) {
 		// Nobody needs to see what is in a Secret.
 		err := client.CoreV1().RESTClient().Get().Namespace(namespace).Resource(strings.ToLower(kind)+"s").Name(name).

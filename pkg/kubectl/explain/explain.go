@@ -47,6 +47,8 @@ type Explainer struct {
 	// budget is how long is looked for what would help, and tryFor how long one change is
 	// searched for on one node: one after which the search is hard is no help.
 	budget, tryFor time.Duration
+	// inFile is the cluster with the pods of a file that come first, nil where there is one object.
+	inFile *allocation.Planner
 	// AdminAllowed reports whether a namespace may use admin access, and whether that is known.
 	// It may be nil.
 	AdminAllowed func(namespace string) (allowed, known bool)
@@ -58,6 +60,8 @@ type Explainer struct {
 	Owner  func(corev1.ObjectReference) (runtime.Object, error)
 	// Volume reports whether a PersistentVolumeClaim is there and, in a word or two, why it may keep a pod waiting. It may be nil.
 	Volume func(namespace, name string) (is bool, unseen string)
+	// Quotas names those of a namespace. It may be nil.
+	Quotas func(namespace string) ([]string, error)
 	// Exists reports whether there is a ConfigMap or a Secret. It may be nil.
 	Exists func(kind, namespace, name string) (bool, error)
 	// Refused says why the API server would refuse an object, or why that is not known. It may be nil.

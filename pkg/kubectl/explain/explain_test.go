@@ -6,6 +6,7 @@ package explain
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -431,6 +432,51 @@ func TestReplicas(t *testing.T) {
 		all := New(fleet.New(m.Over(f.Snapshot), fleettest.Driver), now).Manifest(t.Context(), m)
 		if got := text(t, all...); all[0].Verdict != c.verdict || !strings.Contains(got, c.want) || strings.Contains(got, "pods") != strings.Contains(c.want, "pods") {
 			t.Errorf("%s, want %s, %q in:\n%s", all[0].Verdict, c.verdict, c.want, got)
+		}
+	}
+}
+
+// TestReplicasUnknown: of what could contradict that all pods fit, and was not looked at, nothing fits.
+func TestReplicasUnknown(t *testing.T) {
+	deployment := func(name string, replicas int) string {
+		text := fmt.Sprintf(manifest, "apps/v1", "Deployment", fmt.Sprintf("\n  replicas: %d\n  template:\n    spec:", replicas))
+		return strings.ReplaceAll(strings.ReplaceAll(text, "count: 9", "count: 1"), "name: train", "name: "+name)
+	}
+	for name, c := range map[string]struct {
+		file     string
+		quotas   []string
+		old      int
+		verdicts []Verdict
+		says     string
+	}{
+		"no quota":                   {deployment("a", 3), nil, 0, []Verdict{Allocatable}, "All 3 pods of the workload fit at once."},
+		"a quota":                    {deployment("a", 3), []string{"team"}, 0, []Verdict{Unknown}, "whether quota team allows all 3 pods"},
+		"a quota, one pod":           {deployment("a", 1), []string{"team"}, 0, []Verdict{Allocatable}, "It fits on node n1."},
+		"more pods than there are":   {deployment("train", 9), nil, 1, []Verdict{Unknown}, "whether all 9 pods of the workload fit, which has 1"},
+		"two objects that fit":       {deployment("a", 2) + "\n---\n" + deployment("b", 2), nil, 0, []Verdict{Allocatable, Allocatable}, "fit at once."},
+		"two objects, one too large": {deployment("a", 3) + "\n---\n" + deployment("b", 2), nil, 0, []Verdict{Allocatable, Unknown}, "beside the other objects of the file"},
+	} {
+		f := fleettest.New(t)
+		f.AddNode("n1", "h100-80-sxm", 4+c.old)
+		for range c.old {
+			f.Held("team", "old", "n1", fleettest.Request(whole))
+			old := f.Pods[len(f.Pods)-1]
+			old.Labels = map[string]string{"pod-template-hash": "5d4"}
+			old.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "train-5d4", Controller: new(true)}}
+		}
+		m, err := Parse([]byte(c.file), "team")
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		x := New(fleet.New(m.Over(f.Snapshot), fleettest.Driver), now)
+		x.Quotas = func(string) ([]string, error) { return c.quotas, nil }
+		all := x.Manifest(t.Context(), m)
+		var verdicts []Verdict
+		for _, e := range all {
+			verdicts = append(verdicts, e.Verdict)
+		}
+		if got := text(t, all...); !slices.Equal(verdicts, c.verdicts) || !strings.Contains(got, c.says) {
+			t.Errorf("%s: %v, want %v and %q in:\n%s", name, verdicts, c.verdicts, c.says, got)
 		}
 	}
 }

@@ -272,6 +272,9 @@ func (x *Explainer) Manifest(ctx context.Context, m *Manifest) []*Explanation {
 			return exists(kind, namespace, name)
 		}
 	}
+	if len(m.Pods) > 1 {
+		x.inFile = x.planner
+	}
 	for _, p := range m.Pods {
 		w, pod := cmp.Or(m.workloads[p], &workload{replicas: 1}), p
 		if there := fleet.Named(x.model.Pods, p.Namespace, p.Name); there != nil && w.object == nil {
