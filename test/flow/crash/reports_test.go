@@ -18,7 +18,7 @@ import (
 	"github.com/partage-dev/partage/test/must"
 )
 
-// reportNode is a crashNode with a driver that tells of claims in their status and in files for
+// reportNode is a crashNode whose driver reports devices in the status of claims and in files for
 // containers.
 type reportNode struct{ *crashNode }
 
