@@ -339,7 +339,7 @@ test-ai-conformance: root setup build cluster images ## Run the tests of Kuberne
 	$(neighbours-table)
 
 .PHONY: test-neighbours
-test-neighbours: root setup build cluster images ## Run what others put beside the driver, and what is said of their programs in docs/design/upstream
+test-neighbours: root setup build cluster images ## Run what others put beside the driver, and what is said of their programs in docs/contributing/upstream
 	$(call say,building programs of others (the first time takes minutes))
 	test/neighbours/build
 	$(call say,neighbours: log in $(OUT)/test-cluster/neighbours.log)

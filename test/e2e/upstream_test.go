@@ -21,13 +21,13 @@ var (
 	figures    = regexp.MustCompile(`[0-9]+ (s|times|updates)\b`)
 )
 
-// TestNeighboursUpstream runs the commands of docs/design/upstream, and those that compare the simulator with NVIDIA's, and compares what
+// TestNeighboursUpstream runs the commands of docs/contributing/upstream, and those that compare the simulator with NVIDIA's, and compares what
 // they print with the page, but for seconds and counts: that those are not what they should be is for the commands to see.
 func TestNeighboursUpstream(t *testing.T) {
 	if suite != neighboursSuite {
 		t.Skip("needs the programs of suite " + neighboursSuite)
 	}
-	pages, err := filepath.Glob(filepath.Join(repoRoot, "docs/design/upstream/*.md"))
+	pages, err := filepath.Glob(filepath.Join(repoRoot, "docs/contributing/upstream/*.md"))
 	if err != nil {
 		t.Fatal(err)
 	}

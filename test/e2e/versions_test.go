@@ -56,7 +56,7 @@ func TestVersion(t *testing.T) {
 	if report.Kubelet != "" {
 		t.Run("old kubelet", func(t *testing.T) { staysWithoutGPU(t, node) })
 		t.Run("text for Kubernetes", func(t *testing.T) {
-			page, err := os.ReadFile(filepath.Join(repoRoot, "docs/design/upstream/kubelet-skew.md"))
+			page, err := os.ReadFile(filepath.Join(repoRoot, "docs/contributing/upstream/kubelet-skew.md"))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -3,7 +3,7 @@
 
 // Command slicecontroller shows on a cluster, without any driver, what the slice controller of k8s.io/dynamic-resource-allocation does
 // where two of its processes overlap, where writes are refused for a while, and where a Node is deleted and made again. It takes two
-// minutes, and is the reproducer of docs/design/upstream/slice-controller.md.
+// minutes, and is the reproducer of docs/contributing/upstream/slice-controller.md.
 package main
 
 import (
