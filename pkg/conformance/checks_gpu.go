@@ -53,7 +53,7 @@ var driverChecks = []Check{
 		ID:         "driver.persistence",
 		Assumption: "the driver stays initialised, so that the start of an MPS server takes no seconds",
 		Expected:   "persistence mode is on",
-		So:         "each start of an MPS server takes the time of the driver's initialisation, seconds; run nvidia-persistenced, or nvidia-smi -pm 1",
+		So:         "the start of an MPS server may take the time of the driver's initialisation, seconds; run nvidia-persistenced, or nvidia-smi -pm 1",
 		Code:       "pkg/mps/supervisor/act.go",
 		find: eachGPU(func(q *inquiry, g *gpu.GPU) Finding {
 			on := gpuFacts(g).of(q).Persistence

@@ -122,7 +122,7 @@ func (o *Options) AddSelector(c *cobra.Command, of string) {
 // AddWatchFlags adds -w to a command.
 func (o *Options) AddWatchFlags(c *cobra.Command) {
 	c.Flags().BoolVarP(&o.Watch, "watch", "w", false, "Show it again and again")
-	c.Flags().DurationVar(&o.Interval, "interval", o.Interval, "Time between two looks with --watch; the driver measures every 15s")
+	c.Flags().DurationVar(&o.Interval, "interval", o.Interval, "Time between two looks with --watch")
 }
 
 // Repeat calls show once or, with -w, until the context ends.
