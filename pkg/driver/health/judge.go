@@ -31,7 +31,7 @@ const (
 
 // Place is a partition at the time of an event.
 type Place struct {
-	// UUID is that of the MIG device. No other partition ever has the same.
+	// UUID is that of the MIG device. One that is made anew in its place may have the same.
 	UUID      string        `json:"uuid"`
 	ProfileID uint32        `json:"profileID"`
 	Placement gpu.Placement `json:"placement"`
