@@ -50,6 +50,19 @@ func TestSupervisorStopped(t *testing.T) {
 	s.release(t)
 }
 
+// TestReleaseWhileSupervisorStandsStill checks that pods end although the supervisor takes requests and answers none, and that their
+// sessions end when it goes on.
+func TestReleaseWhileSupervisorStandsStill(t *testing.T) {
+	t.Parallel()
+	s := newMPSNode(t, harness.Frequent...)
+	s.unnoticed(t, func() {
+		for _, c := range s.claims {
+			expect.Do(t, s.p.TryUnprepare(t.Context(), c, harness.ReleaseTimeout), "release while the supervisor stands still")
+		}
+	})
+	s.release(t)
+}
+
 // TestMPSAndNewPlugin checks that programs do not notice when the driver is killed or
 // replaced.
 func TestMPSAndNewPlugin(t *testing.T) {
