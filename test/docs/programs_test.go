@@ -20,7 +20,7 @@ import (
 
 // kinds are the objects that pages name, as kubectl takes them.
 var kinds = strings.Fields(`
-	all cm configmap configmaps clusterrolebinding clusterrole crd daemonset daemonsets deployment deployments deviceclass
+	all cm configmap configmaps clusterrolebinding clusterrole controllerrevisions crd daemonset daemonsets deployment deployments deviceclass
 	deviceclasses devicetaintrule devicetaintrules event events ingress job jobs limitrange namespace namespaces networkpolicies
 	node nodes pod pods resourceclaim resourceclaims resourceclaimtemplate resourceclaimtemplates resourcequota resourcequotas
 	resourceslice resourceslices role rolebinding secret secrets service services serviceaccount statefulset statefulsets
