@@ -100,7 +100,7 @@ var nodeChecks = []Check{
 	},
 	{
 		ID:         "node.nri",
-		Assumption: "the container runtime tells plugins (NRI) before it kills a container; the driver does without",
+		Assumption: "the container runtime has plugins (NRI), which may hear of the end of a container too late; the driver does without",
 		Expected:   nriSocket,
 		Code:       "docs/design/sharing.md",
 		find: judge(hasNRI, func(there bool) Finding {
