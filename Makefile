@@ -47,8 +47,9 @@ RACE = $(filter-out $(shell go list $(PLAIN)),$(shell go list ./cmd/... ./pkg/..
 # TEST_LIMIT is how long the tests of a package may take. Each wait in a test has a limit of its own.
 TEST_LIMIT ?= 25m
 
-# The longest first.
-FLOW := $(addprefix ./test/flow/,crash fault claims sharing soak conformance hardware metrics)
+# The longest first. FLOW_WEEKLY is what make test leaves out.
+FLOW := $(addprefix ./test/flow/,crash fault claims sharing conformance metrics)
+FLOW_WEEKLY := $(addprefix ./test/flow/,soak hardware)
 
 # One thing at a time: what is built must be there before what uses it.
 .NOTPARALLEL:
@@ -169,7 +170,7 @@ pinned:
 ##@ Test
 
 .PHONY: test
-test: root begin setup test-packages test-allocators helm-check test-monitoring test-ui test-cluster test-admission test-scale ## Run all tests, with all that they need
+test: root begin setup test-packages test-allocators helm-check test-monitoring test-ui test-cluster test-admission ## Run all tests that every change needs, with all that they need
 	$(call say,known failures that were not seen)
 	go run ./test/knownfailures/cmd/unseen $(OUT)/test-*.log
 	$(call say,all tests passed)
@@ -181,7 +182,12 @@ begin:
 .PHONY: test-all
 test-all: export PARTAGE_TEST_ALL := 1
 test-all: export TEST_LIMIT := 6h
-test-all: test test-walk test-model ## Run all tests, with all crashes and faults instead of a sample
+test-all: test test-weekly test-walk test-model ## Run all tests, with all crashes and faults instead of a sample
+
+.PHONY: test-weekly
+test-weekly: build test-scale ## Run what make test leaves out: random faults, the script for machines with a GPU, the scheduler's benchmark
+	$(call say,flow tests of the week: log in $(OUT)/test-weekly.log)
+	$(call verbose,$(OUT)/test-weekly.log,-count=1 -timeout $(TEST_LIMIT) $(FLOW_WEEKLY))
 
 .PHONY: test-walk
 test-walk: ## Take random steps with claims from 2,000 seeds
