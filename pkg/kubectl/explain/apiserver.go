@@ -137,9 +137,12 @@ func (x *Explainer) tryToCreate(e *Explanation, othersEnd bool, objects ...runti
 	return e.settle()
 }
 
-// objectsOf returns what would be written for a pod to be there, the pod and the claims that controllers would make among it.
+// objectsOf returns what would be written for a pod to be there, the pod and the claims that controllers would make among it. Of a workload
+// that gets no further pod that is the workload itself.
 func (m *Manifest) objectsOf(x *Explainer, pod *corev1.Pod) []runtime.Object {
 	var out []runtime.Object
+	w := m.workloads[pod]
+	isNew := w == nil || w.added() > 0
 	for _, class := range m.Classes {
 		out = append(out, class)
 	}
@@ -150,18 +153,21 @@ func (m *Manifest) objectsOf(x *Explainer, pod *corev1.Pod) []runtime.Object {
 		if template := fleet.Named(m.Templates, pod.Namespace, c.Template); template != nil {
 			out = append(out, template)
 		}
-		if c.New {
+		if c.New && isNew {
 			claim := c.Claim.DeepCopy()
 			claim.Name, claim.GenerateName = "", claim.Name+"-"
 			out = append(out, claim)
 		}
 	}
-	if w := m.workloads[pod]; w != nil {
+	if w != nil {
 		pod = pod.DeepCopy()
 		pod.Name, pod.GenerateName, pod.OwnerReferences = "", pod.Name+"-", nil
 		out = append(out, w.object)
 	}
-	return append(out, pod)
+	if isNew {
+		out = append(out, pod)
+	}
+	return out
 }
 
 // unstructuredOf encodes an object that was decoded, so that it does not fail.

@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
@@ -107,7 +108,12 @@ func (c *command) explain(ctx context.Context, client kubernetes.Interface, name
 	if err != nil {
 		return nil, err
 	}
+	var writer dynamic.Interface
 	if m != nil {
+		if writer, err = c.Dynamic(); err != nil {
+			return nil, err
+		}
+		m.Compare(ctx, writer, snapshot.Pods)
 		snapshot = m.Over(snapshot)
 		if len(m.Ignored) > 0 {
 			// Nobody reads what cannot be written.
@@ -127,10 +133,6 @@ func (c *command) explain(ctx context.Context, client kubernetes.Interface, name
 		return all, nil
 	case m == nil:
 		return x.Named(ctx, namespace, argument)
-	}
-	writer, err := c.Dynamic()
-	if err != nil {
-		return nil, err
 	}
 	x.Refused = func(object *unstructured.Unstructured) (refused, unseen string) {
 		return dryRun(ctx, writer, object)

@@ -47,8 +47,8 @@ type Explainer struct {
 	// budget is how long is looked for what would help, and tryFor how long one change is
 	// searched for on one node: one after which the search is hard is no help.
 	budget, tryFor time.Duration
-	// inFile is the cluster with the pods of a file that come first, nil where there is one object.
-	inFile *allocation.Planner
+	// file is the cluster with the pods of a file that come first, nil where there is one object.
+	file *queue
 	// AdminAllowed reports whether a namespace may use admin access, and whether that is known.
 	// It may be nil.
 	AdminAllowed func(namespace string) (allowed, known bool)
@@ -163,6 +163,7 @@ func (x *Explainer) pods(ctx context.Context, pod *corev1.Pod, w *workload) *Exp
 	}
 	switch {
 	case s.Verdict == Waits || len(s.Unseen) > 0:
+		x.file.lose(pod)
 	case len(s.own) == 0 && s.extended(nil) == nil && pod.Status.ExtendedResourceClaimStatus == nil:
 		s.Verdict = NoDevices
 	case scheduled(pod):
@@ -172,6 +173,8 @@ func (x *Explainer) pods(ctx context.Context, pod *corev1.Pod, w *workload) *Exp
 		if allocate(ctx, s) {
 			outside(s, w)
 			replicas(ctx, s, w)
+		} else {
+			x.file.lose(pod)
 		}
 		s.Allocations = allocations(s)
 	}

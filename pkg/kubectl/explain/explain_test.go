@@ -412,7 +412,8 @@ func TestReplicas(t *testing.T) {
 		{"apps/v1", "ReplicaSet", fmt.Sprintf(replicas, 2), "1 of the workload's 2 pods fits at once", false, "40", Waits},
 		{"batch/v1", "Job", "\n  parallelism: 5\n  completions: 3" + template, "2 of the workload's 3 pods fit at once", false, "1", Waits},
 		{"batch/v1", "Job", "\n  completions: 3" + template, "It fits on node n1.\n", false, "1", Allocatable},
-		{"apps/v1", "Deployment", fmt.Sprintf(replicas, 10), "one pod of 10", true, "1", Allocatable},
+		{"apps/v1", "Deployment", fmt.Sprintf(replicas, 10), "All 10 pods of the workload fit at once.", true, "1", Allocatable},
+		{"apps/v1", "Deployment", fmt.Sprintf(replicas, 10), "1 of the workload's 10 pods fits at once", true, "40", Waits},
 	} {
 		text1 := strings.ReplaceAll(fmt.Sprintf(manifest, c.version, c.kind, c.spec), "count: 9", "count: 1")
 		text1 = strings.ReplaceAll(text1, "resources: {claims", "resources: {requests: {cpu: "+c.cpu+"}, claims")
@@ -442,6 +443,12 @@ func TestReplicasUnknown(t *testing.T) {
 		text := fmt.Sprintf(manifest, "apps/v1", "Deployment", fmt.Sprintf("\n  replicas: %d\n  template:\n    spec:", replicas))
 		return strings.ReplaceAll(strings.ReplaceAll(text, "count: 9", "count: 1"), "name: train", "name: "+name)
 	}
+	other := func(name string, replicas int) string {
+		return strings.ReplaceAll(deployment(name, replicas), "huge", "other")
+	}
+	shared := func(name string, replicas int) string {
+		return strings.ReplaceAll(deployment(name, replicas), "resourceClaimTemplateName: huge", "resourceClaimName: shared")
+	}
 	for name, c := range map[string]struct {
 		file     string
 		quotas   []string
@@ -454,10 +461,17 @@ func TestReplicasUnknown(t *testing.T) {
 		"a quota, one pod":           {deployment("a", 1), []string{"team"}, 0, []Verdict{Allocatable}, "It fits on node n1."},
 		"more pods than there are":   {deployment("train", 9), nil, 1, []Verdict{Unknown}, "whether all 9 pods of the workload fit, which has 1"},
 		"two objects that fit":       {deployment("a", 2) + "\n---\n" + deployment("b", 2), nil, 0, []Verdict{Allocatable, Allocatable}, "fit at once."},
+		"the first fits in part":     {deployment("a", 5) + "\n---\n" + deployment("b", 1), nil, 0, []Verdict{Waits, Unknown}, "beside the other objects of the file"},
+		"the first never fits":       {strings.ReplaceAll(deployment("a", 1), "count: 1", "count: 9") + "\n---\n" + other("b", 4), nil, 0, []Verdict{Waits, Allocatable}, "All 4 pods"},
+		"the first is not known":     {strings.ReplaceAll(deployment("a", 1), "TemplateName: huge", "TemplateName: none") + "\n---\n" + other("b", 1), nil, 0, []Verdict{Waits, Unknown}, "what a would take is unknown"},
+		"the first has pods":         {deployment("train", 1) + "\n---\n" + deployment("b", 4), nil, 1, []Verdict{Allocatable, Unknown}, "what train would take is unknown"},
+		"the first shares a claim":   {shared("a", 3) + "\n---\n" + deployment("b", 4), nil, 0, []Verdict{Allocatable, Unknown}, "All 3 pods"},
+		"both share a claim":         {shared("a", 3) + "\n---\n" + shared("b", 3) + "\n---\n" + deployment("c", 3), nil, 0, []Verdict{Allocatable, Allocatable, Allocatable}, "All 3 pods"},
 		"two objects, one too large": {deployment("a", 3) + "\n---\n" + deployment("b", 2), nil, 0, []Verdict{Allocatable, Unknown}, "beside the other objects of the file"},
 	} {
 		f := fleettest.New(t)
 		f.AddNode("n1", "h100-80-sxm", 4+c.old)
+		f.Claim("team", "shared", fleettest.Request(whole))
 		for range c.old {
 			f.Held("team", "old", "n1", fleettest.Request(whole))
 			old := f.Pods[len(f.Pods)-1]

@@ -54,10 +54,15 @@ type workload struct {
 	template *corev1.PodTemplateSpec
 	// replicas is how many pods it has at once, and endsFirst how many old ones an update ends before it starts a new one.
 	replicas, endsFirst int
-	// old are its pods in the cluster, of which those that have a node and end before a new one starts are ended, and wanted is how many
-	// an update would have to end first for that to be any.
-	old, ended []string
-	wanted     int
+	// everywhere says that it has one on each node.
+	everywhere bool
+	// same says that the file leaves the pod template as the cluster has it, and compared that this is known.
+	same, compared bool
+	// old are its pods in the cluster, those that run last. An update ends all but stay of them before it starts a new one: those that have a
+	// node are ended, and wanted is how many it would have to end first for that to be any.
+	old          []*corev1.Pod
+	ended        []string
+	stay, wanted int
 }
 
 // Parse reads YAML or JSON documents. Fields that do not exist are errors: the API server would
@@ -155,8 +160,7 @@ func workloadOf(object runtime.Object) *workload {
 	case *appsv1.StatefulSet:
 		return &workload{object: o, template: &o.Spec.Template, replicas: int(ptr.Deref(o.Spec.Replicas, 1)), endsFirst: 1}
 	case *appsv1.DaemonSet:
-		// It has one pod on each node.
-		w := &workload{object: o, template: &o.Spec.Template, replicas: 1}
+		w := &workload{object: o, template: &o.Spec.Template, replicas: 1, everywhere: true}
 		if scaled(ptr.Deref(o.Spec.UpdateStrategy.RollingUpdate, appsv1.RollingUpdateDaemonSet{}).MaxSurge, "0", 1, true) == 0 {
 			w.endsFirst = math.MaxInt32
 		}
@@ -221,28 +225,16 @@ func (m *Manifest) Over(s *fleet.Snapshot) *fleet.Snapshot {
 }
 
 // over finds the pods that a workload has, and returns those that an update ends before it starts new ones. As many stay as it is not to
-// lack, and what does not run is the first to end.
+// lack, and what does not run is the first to end. Where the pod template stays the same, nothing ends.
 func (w *workload) over(pod *corev1.Pod, pods []*corev1.Pod) []*corev1.Pod {
-	w.old, w.ended, w.wanted = nil, nil, w.replicas+1
-	kind, name := fleet.OwnerOf(pod)
-	var old []*corev1.Pod
-	for _, p := range pods {
-		if p.Namespace == pod.Namespace && !fleet.Ended(p) && is(p, kind, name) {
-			old, w.old = append(old, p), append(w.old, p.Name)
-		}
+	w.find(pod, pods)
+	w.ended, w.wanted = nil, w.replicas+1
+	ends := min(max(w.endsFirst-w.replicas+len(w.old), 0), len(w.old))
+	if w.same {
+		ends = 0
 	}
-	use := func(p *corev1.Pod) int {
-		switch {
-		case fleet.Ready(p):
-			return 2
-		case scheduled(p):
-			return 1
-		}
-		return 0
-	}
-	slices.SortStableFunc(old, func(a, b *corev1.Pod) int { return cmp.Compare(use(a), use(b)) })
-	ends := min(max(w.endsFirst-w.replicas+len(old), 0), len(old))
-	for i, p := range old {
+	w.stay = len(w.old) - ends
+	for i, p := range w.old {
 		if use(p) == 0 {
 			continue
 		}
@@ -250,7 +242,30 @@ func (w *workload) over(pod *corev1.Pod, pods []*corev1.Pod) []*corev1.Pod {
 			w.ended = append(w.ended, p.Name)
 		}
 	}
-	return old[:ends]
+	return w.old[:ends]
+}
+
+// find finds the pods that a workload has.
+func (w *workload) find(pod *corev1.Pod, pods []*corev1.Pod) {
+	w.old = nil
+	kind, name := fleet.OwnerOf(pod)
+	for _, p := range pods {
+		if p.Namespace == pod.Namespace && !fleet.Ended(p) && is(p, kind, name) {
+			w.old = append(w.old, p)
+		}
+	}
+	slices.SortStableFunc(w.old, func(a, b *corev1.Pod) int { return cmp.Compare(use(a), use(b)) })
+}
+
+// use is how much a controller would lose with a pod.
+func use(p *corev1.Pod) int {
+	switch {
+	case fleet.Ready(p):
+		return 2
+	case scheduled(p):
+		return 1
+	}
+	return 0
 }
 
 // over returns added objects, and the old ones of other names.
@@ -273,18 +288,17 @@ func (x *Explainer) Manifest(ctx context.Context, m *Manifest) []*Explanation {
 		}
 	}
 	if len(m.Pods) > 1 {
-		x.inFile = x.planner
+		x.file = &queue{planner: x.planner}
 	}
 	for _, p := range m.Pods {
-		w, pod := cmp.Or(m.workloads[p], &workload{replicas: 1}), p
+		w := cmp.Or(m.workloads[p], &workload{replicas: 1})
+		pod := w.explained(p)
 		if there := fleet.Named(x.model.Pods, p.Namespace, p.Name); there != nil && w.object == nil {
 			// It keeps what it has: what counts of a pod cannot be changed.
 			pod, p.Status.ResourceClaimStatuses = there, there.Status.ResourceClaimStatuses
 		}
 		e := x.pods(ctx, pod, w)
-		if kind, name := fleet.OwnerOf(p); len(w.old) > 0 {
-			e.note("%s %s has pods already, which stay as they are as long as its pod template stays the same.", kind, name)
-		}
+		w.noteOld(e, p)
 		if n := len(w.ended); n > 0 {
 			names := printer.Some(w.ended, mostLines)
 			e.note("In an update, %s %s before a new pod starts: what it has counts as free.", names, plural(n, "ends", "end"))

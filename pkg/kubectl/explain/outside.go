@@ -281,7 +281,8 @@ func unserved(s *sight) {
 // rollout finds that the pod of a rolling update waits for what the pod before it has.
 func rollout(s *sight, w *workload) {
 	kind, name := fleet.OwnerOf(s.pod)
-	if kind != "Deployment" {
+	// What a file adds to pods of the same template is not after them.
+	if kind != "Deployment" || w.same && s.pod.UID == "" {
 		return
 	}
 	hash := func(p *corev1.Pod) string { return p.Labels[appsv1.DefaultDeploymentUniqueLabelKey] }

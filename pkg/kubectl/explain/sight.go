@@ -71,11 +71,7 @@ func (s *sight) place() {
 	for _, n := range cluster.Nodes {
 		obstacles := s.x.planner.Obstacles(s.pod, n)
 		for _, c := range s.own {
-			selector := ptr.Deref(c.Status.Allocation, resourceapi.AllocationResult{}).NodeSelector
-			if selector == nil || cluster.Unread(n) && selectsLabels(selector) {
-				continue
-			}
-			if matches, err := nodeaffinity.NewLazyErrorNodeSelector(selector).Match(n); err != nil || !matches {
+			if isElsewhere(cluster, c, n) {
 				obstacles = append(obstacles, allocation.Obstacle{Kind: byClaim, Text: fmt.Sprintf("claim %s has its devices on another node", c.Name)})
 			}
 		}
@@ -85,6 +81,16 @@ func (s *sight) place() {
 		}
 		s.nodes = append(s.nodes, n)
 	}
+}
+
+// isElsewhere reports whether a claim has devices that a node does not have.
+func isElsewhere(cluster *allocation.Cluster, c *resourceapi.ResourceClaim, n *corev1.Node) bool {
+	selector := ptr.Deref(c.Status.Allocation, resourceapi.AllocationResult{}).NodeSelector
+	if selector == nil || cluster.Unread(n) && selectsLabels(selector) {
+		return false
+	}
+	matches, err := nodeaffinity.NewLazyErrorNodeSelector(selector).Match(n)
+	return err != nil || !matches
 }
 
 // selectsLabels reports whether a selector looks at more than names of nodes.
