@@ -97,7 +97,11 @@ func Advise(q Query, m *fleet.Model) (*Advice, error) {
 	if err != nil {
 		return nil, err
 	}
-	if q.Billions > 0 {
+	switch {
+	case q.Billions == 0:
+	case q.Kind == Training:
+		q.Memory = TrainingMemory(q.Billions)
+	default:
 		q.Memory = ModelMemory(q.Billions, q.Quantized)
 	}
 	all := candidates(m, offers, q.Memory)
@@ -149,14 +153,19 @@ func costOf(q Query, c *candidate) Cost {
 }
 
 func memoryNote(q Query) string {
-	if q.Billions == 0 {
+	switch {
+	case q.Billions == 0:
 		return ""
+	case q.Kind == Training:
+		return fmt.Sprintf("an estimate: %g billion parameters at %d bytes (weights, gradients and states of the optimizer Adam in mixed precision), and a fifth "+
+			"of that for activations, which grow with the batch and may need far more. Other optimizers, and adapters such as LoRA, need less: --memory",
+			q.Billions, bytesTrained)
 	}
 	bits := 16
 	if q.Quantized {
 		bits = 8
 	}
-	return fmt.Sprintf("an estimate: %g billion parameters at %d bits, and a fifth of that for caches; long contexts and large batches need more", q.Billions, bits)
+	return fmt.Sprintf("an estimate for inference: %g billion parameters at %d bits, and a fifth of that for caches; long contexts and large batches need more", q.Billions, bits)
 }
 
 // basic are the mechanisms about which something is said even where there is no such device.
@@ -216,7 +225,7 @@ func warnings(q Query, c *candidate) []string {
 	add(is(Partition) && slices.ContainsFunc(c.offers, func(o *offer) bool { return o.Architecture == "Ampere" }),
 		"On Ampere the MIG mode has to be on beforehand; Partage never changes it there. From Hopper on it follows the claims.")
 	add(q.Count > c.room, fmt.Sprintf("The fleet has room for %d of the %d replicas, if nothing else runs.", c.room, q.Count))
-	add(is(Whole) && q.Billions > quantizedFrom && q.Billions <= quantizedTo && !q.Quantized,
+	add(is(Whole) && q.Kind != Training && q.Billions > quantizedFrom && q.Billions <= quantizedTo && !q.Quantized,
 		"Tables that put models of this size into the partition 3g.40gb mean quantized ones: --quantized.")
 	add(q.Kind == Training && c.Count == 1 && q.Count > 1, "Pods of one job that must start together need a scheduler that starts all or none, such as Kueue: docs/how-to/kueue.md.")
 	add(q.Image == "", "The image in the manifest is that of the demos, which only the local cluster has: use --image.")

@@ -128,6 +128,8 @@ func (f *adviseFlags) check(flags *pflag.FlagSet) error {
 		return errors.New("--model-size and --memory both say how much memory is needed: give one of them")
 	case f.Quantized && f.modelSize == "":
 		return errors.New("--quantized says something about --model-size, which is missing")
+	case f.Quantized && f.Kind == Training:
+		return errors.New("--quantized is about inference: for training on quantized weights give --memory")
 	case f.Kind == Inference && f.modelSize == "" && f.Asked == "":
 		return errors.New("for inference --model-size or --memory is needed, as in --model-size 7B: without it nobody can say which part of a GPU is enough")
 	}

@@ -107,6 +107,7 @@ var goldens = []struct {
 	{"D4-trusted", "D4", MPS, dgx, "--model-size 7B --quantized --latency p99-ms"},
 	{"D4-large", "D4", MPS, func(t *testing.T) *fleettest.Fleet { return with(t, "l4", 2) }, "--memory 9Gi --latency p99-ms --count 4"},
 	{"D5-training", "D5", Whole, dgx, "--workload training"},
+	{"D5-training-model", "D5", Whole, dgx, "--workload training --model-size 7B"},
 	{"D5-unquantized", "D5", Whole, dgx, "--model-size 34B"},
 	{"D5-large-model", "D5", Whole, dgx, "--model-size 70B"},
 	{"D6-software-limits", "D6", SoftwareLimits, limited, "--workload notebook --memory 4Gi"},

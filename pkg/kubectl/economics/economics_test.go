@@ -293,6 +293,10 @@ func TestModelSizes(t *testing.T) {
 	if got := float64(ModelMemory(7, false)) / 1e9; got < 16 || got > 17 {
 		t.Errorf("7B at 16 bits needs %.1f GB, want about 16", got)
 	}
+	// The example of the paper, and a fifth: 7.5 billion parameters take 120 GB.
+	if got := float64(TrainingMemory(7.5)) / 1e9; got != 144 {
+		t.Errorf("training 7.5B needs %.1f GB, want 144", got)
+	}
 	// Below three billion parameters is small.
 	for billions, want := range map[float64]bool{0.35: true, 1.5: true, 2.9: true, 3: false, 7: false} {
 		if got := Small(ModelMemory(billions, false)); got != want {

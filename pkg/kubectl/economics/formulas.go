@@ -53,6 +53,16 @@ const (
 	besideWeights     = 0.2
 )
 
+// bytesTrained is what training takes for each parameter with the optimizer Adam and mixed precision: weights and gradients of 16 bits, and 32
+// bits each for the master copy of the weights and two moments (https://arxiv.org/abs/1910.02054, section 3.1).
+const bytesTrained = 2 + 2 + 3*4
+
+// TrainingMemory estimates how many bytes training a model with so many billion parameters takes, and a fifth of that for activations, which
+// depend on batches and lengths.
+func TrainingMemory(billions float64) int64 {
+	return int64(math.Ceil(billions * 1e9 * bytesTrained * (1 + besideWeights)))
+}
+
 // ModelMemory estimates how many bytes of memory a model with so many billion parameters
 // needs for inference: two bytes for each parameter, one if it is quantized (to eight bits),
 // and a fifth of that for caches. Long contexts and large batches need more.
