@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -115,7 +116,7 @@ func (l *ClaimList) View(namespaces bool) printer.View {
 			pods = append(pods, p.Name)
 		}
 		t.Rows = append(t.Rows, printer.Row{Name: "resourceclaim.resource.k8s.io/" + c.Name, Cells: []string{
-			c.Namespace, c.Name, c.Reason, printer.SecondsOrUnknown(c.IdleSeconds), fmt.Sprintf("%.2f", c.GPUs),
+			c.Namespace, c.Name, c.Reason, printer.AtLeast(c.IdleSeconds, c.IdleForLonger), fmt.Sprintf("%.2f", c.GPUs),
 			strings.Join(holds, ","), nodes[0], cmp.Or(strings.Join(pods, ","), printer.Unknown), cmp.Or(strings.Join(c.Owners, ","), printer.Unknown), strings.Join(devices, ","),
 		}})
 	}
@@ -143,6 +144,9 @@ func (l *ClaimList) View(namespaces bool) printer.View {
 		}
 		if notes.Len() > 0 {
 			fmt.Fprintf(w, "\n%.2f GPUs cannot be freed without stopping pods that are not idle:\n%s", kept, notes.String())
+		}
+		if slices.ContainsFunc(l.Items, func(c Claim) bool { return c.IdleForLonger }) {
+			fmt.Fprintln(w, "\n"+printer.IdleForLonger)
 		}
 		if others != "" {
 			fmt.Fprintln(w, others)

@@ -59,6 +59,8 @@ type Claim struct {
 	Reason    string `json:"reason"`
 	// IdleSeconds is for how long nothing has run, as far as it is known.
 	IdleSeconds *float64 `json:"idleSeconds,omitempty"`
+	// IdleForLonger says that it may have been longer: it is the time since the driver was started.
+	IdleForLonger bool `json:"idleForLonger,omitempty"`
 	// GPUs is how much it keeps from others, in GPUs.
 	GPUs    float64  `json:"gpus"`
 	Devices []Device `json:"devices"`
@@ -121,7 +123,9 @@ func Find(m *fleet.Model, r *scrape.Result, q Query) *ClaimList {
 			list.Less++
 		} else if reason != "" {
 			reaper.idle[all[0].Claim] = true
-			list.Items = append(list.Items, newClaim(all, reason, idle))
+			c := newClaim(all, reason, idle)
+			c.IdleForLonger = idle != nil && atLeast(all, index, q.Now)
+			list.Items = append(list.Items, c)
 		}
 	}
 	slices.SortStableFunc(list.Items, func(a, b Claim) int { return cmp.Compare(b.GPUs, a.GPUs) })
@@ -151,7 +155,16 @@ func idleFor(all []*fleet.Holding, index *scrape.Index) *time.Duration {
 func shortly(all []*fleet.Holding, index *scrape.Index, q Query) bool {
 	return slices.ContainsFunc(all, func(h *fleet.Holding) bool {
 		told, _ := index.Of(h)
-		return told != nil && !told.Since.IsZero() && q.Now.Sub(told.Since) < q.For && q.Now.Sub(fleet.AllocatedAt(h.Claim).Time) >= q.For && *told.Idle >= q.Now.Sub(told.Since)
+		since := fleet.AllocatedAt(h.Claim).Time
+		return told != nil && q.Now.Sub(since) >= q.For && told.IdleForLonger(since, q.Now)
+	})
+}
+
+// atLeast reports whether a claim may have been idle for longer than is known.
+func atLeast(all []*fleet.Holding, index *scrape.Index, now time.Time) bool {
+	return slices.ContainsFunc(all, func(h *fleet.Holding) bool {
+		told, _ := index.Of(h)
+		return told != nil && told.IdleForLonger(fleet.AllocatedAt(h.Claim).Time, now)
 	})
 }
 

@@ -307,6 +307,24 @@ func TestUnknown(t *testing.T) {
 	}
 }
 
+// TestSinceRestart: a claim that the driver has not seen at work since it was started, some seconds before its first look, may have been idle
+// for longer.
+func TestSinceRestart(t *testing.T) {
+	t.Parallel()
+	for least, want := range map[time.Duration]string{3 * time.Minute: "≥4m35s", 30 * time.Minute: "unknown: 1.\n"} {
+		f := fleettest.New(t)
+		f.AddNode("node-1", "h100-80-sxm", 1)
+		claim := f.Held("team", "old", "node-1", fleettest.Request("gpu.nvidia.com"))
+		one := told("old", "node-1", claim.Status.Allocation.Devices.Results[0].Device, 275*time.Second)
+		one.Since = now.Add(-5 * time.Minute)
+		list := Find(fleet.New(f.Snapshot, fleettest.Driver), &scrape.Result{Claims: []scrape.Claim{one}}, Query{For: least, Now: now})
+		var out bytes.Buffer
+		if err := list.View(true).Write(&out, printer.Format{}); err != nil || !strings.Contains(out.String(), want) {
+			t.Errorf("%v, want %q in:\n%s", err, want, out.String())
+		}
+	}
+}
+
 // TestNothingToFree: where there is no command, none is announced.
 func TestNothingToFree(t *testing.T) {
 	t.Parallel()

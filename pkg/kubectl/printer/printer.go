@@ -24,6 +24,9 @@ import (
 	"github.com/partage-dev/partage/pkg/kubectl/options"
 )
 
+// Width is where lines of sentences end unless the output is wide.
+const Width = 80
+
 // APIVersion is that of all objects that commands print.
 const APIVersion = "kubectl.partage.dev/v1alpha1"
 
@@ -44,6 +47,9 @@ type View interface {
 // Print writes an object to the output: as JSON or YAML, or its view.
 func Print(o *options.Options, object any, view View) error {
 	format := Format{Color: o.Color(), Wide: o.Output == options.OutputWide, NoHeaders: o.NoHeaders}
+	if !format.Wide {
+		format.Width = Width
+	}
 	switch o.Output {
 	case "", options.OutputWide:
 		return view.Write(o.Out, format)

@@ -25,6 +25,8 @@ type Format struct {
 	Color bool
 	// Wide is -o wide, NoHeaders --no-headers.
 	Wide, NoHeaders bool
+	// Width is where lines of sentences end, 0 for anywhere.
+	Width int
 }
 
 // Style is how a text looks where colours may be used.
@@ -194,6 +196,17 @@ func PercentOrUnknown(ratio *float64) string {
 
 // SecondsOrUnknown writes a duration that may not be known.
 func SecondsOrUnknown(seconds *float64) string { return orUnknown(seconds, Seconds) }
+
+// AtLeast writes a duration that may be longer, or may not be known.
+func AtLeast(seconds *float64, longer bool) string {
+	if seconds != nil && longer {
+		return "≥" + Seconds(*seconds)
+	}
+	return SecondsOrUnknown(seconds)
+}
+
+// IdleForLonger explains "≥" where times are idle ones.
+const IdleForLonger = "≥: since the driver's pod was started; whether it was idle before is unknown."
 
 // Seconds writes a duration, as kubectl writes ages.
 func Seconds(n float64) string {

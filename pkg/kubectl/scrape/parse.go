@@ -41,6 +41,15 @@ type Claim struct {
 	Since time.Time `json:"-"`
 }
 
+// beginning is how long after its start the driver may first see what there is.
+const beginning = time.Minute
+
+// IdleForLonger reports whether a claim that has its devices since a time may have been idle for longer than the driver knows: it was not
+// seen at work since the driver was started.
+func (c *Claim) IdleForLonger(allocated, now time.Time) bool {
+	return c.Idle != nil && *c.Idle > 0 && allocated.Before(c.Since) && *c.Idle+beginning >= now.Sub(c.Since)
+}
+
 // GPU is what the driver tells of a GPU. What is nil is not known.
 type GPU struct {
 	Node           string   `json:"node"`

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -25,6 +26,8 @@ import (
 type Flags struct {
 	Scrape scrape.Options
 	SortBy string
+	// Now is when, zero for the time of each look.
+	Now time.Time
 }
 
 // NewCommand returns kubectl gpu top, with top gpus and top nodes.
@@ -93,11 +96,14 @@ func Claimed(ctx context.Context, o *options.Options, client kubernetes.Interfac
 	if err != nil {
 		return err
 	}
-	list := Claims(m, r, scope)
+	if f.Now.IsZero() {
+		f.Now = time.Now()
+	}
+	list := Claims(m, r, scope, f.Now)
 	if err := list.Sort(f.SortBy); err != nil {
 		return err
 	}
-	return printer.Print(o, list, list.Table(scope.Namespace == ""))
+	return printer.Print(o, list, list.View(scope.Namespace == ""))
 }
 
 func read(ctx context.Context, o *options.Options, client kubernetes.Interface, f Flags) (*scrape.Result, error) {

@@ -5,11 +5,13 @@
 package top
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -32,13 +34,15 @@ type ClaimUsage struct {
 	// RequestedBytes is the memory that the claim asks for, which may be less than it got.
 	RequestedBytes *int64   `json:"requestedBytes,omitempty"`
 	IdleSeconds    *float64 `json:"idleSeconds,omitempty"`
-	Pods           []string `json:"pods,omitempty"`
+	// IdleForLonger says that it may have been longer: it is the time since the driver was started.
+	IdleForLonger bool     `json:"idleForLonger,omitempty"`
+	Pods          []string `json:"pods,omitempty"`
 	// Unknown says why nothing is known.
 	Unknown string `json:"unknown,omitempty"`
 }
 
 // Claims joins what claims hold with what the driver measured.
-func Claims(m *fleet.Model, r *scrape.Result, scope fleet.Scope) *ClaimUsageList {
+func Claims(m *fleet.Model, r *scrape.Result, scope fleet.Scope, now time.Time) *ClaimUsageList {
 	list := &ClaimUsageList{TypeMeta: printer.TypeMeta("ClaimUsageList"), Items: []ClaimUsage{}}
 	index := scrape.NewIndex(r)
 	for _, h := range m.Holdings {
@@ -49,7 +53,7 @@ func Claims(m *fleet.Model, r *scrape.Result, scope fleet.Scope) *ClaimUsageList
 		if told, why := index.Of(h); told == nil {
 			u.Unknown = why
 		} else if u.Claim = *told; told.Idle != nil {
-			u.IdleSeconds = new(told.Idle.Seconds())
+			u.IdleSeconds, u.IdleForLonger = new(told.Idle.Seconds()), told.IdleForLonger(fleet.AllocatedAt(h.Claim).Time, now)
 		}
 		if h.Device != nil {
 			u.Kind, u.Profile = cmp.Or(h.Device.Type, u.Kind), cmp.Or(h.Device.Profile, u.Profile)
@@ -107,6 +111,18 @@ func (l *ClaimUsageList) Sort(by string) error {
 	})
 }
 
+// View shows claims to people, with their namespaces if these are several.
+func (l *ClaimUsageList) View(namespaces bool) printer.View {
+	t := l.Table(namespaces)
+	return &printer.Text{Named: t.Names(), Render: func(w *bytes.Buffer, f printer.Format) error {
+		err := t.Render(w, f)
+		if slices.ContainsFunc(l.Items, func(u ClaimUsage) bool { return u.IdleForLonger }) {
+			w.WriteString("\n" + printer.IdleForLonger + "\n")
+		}
+		return err
+	}}
+}
+
 // Table shows claims to people, with their namespaces if these are several.
 func (l *ClaimUsageList) Table(namespaces bool) *printer.Table {
 	t := &printer.Table{
@@ -123,7 +139,7 @@ func (l *ClaimUsageList) Table(namespaces bool) *printer.Table {
 		row := printer.Row{Name: "resourceclaim.resource.k8s.io/" + u.Name, Cells: []string{
 			u.Namespace, u.Name, u.Node, fleet.KindText(u.Kind, u.Profile),
 			printer.BytesOrUnknown(u.UsedBytes), printer.BytesOrUnknown(u.LimitBytes), printer.BytesOrUnknown(u.RequestedBytes),
-			printer.PercentOrUnknown(u.Utilization), printer.SecondsOrUnknown(u.IdleSeconds), cmp.Or(strings.Join(u.Pods, ","), printer.Unknown),
+			printer.PercentOrUnknown(u.Utilization), printer.AtLeast(u.IdleSeconds, u.IdleForLonger), cmp.Or(strings.Join(u.Pods, ","), printer.Unknown),
 			printer.BytesOrUnknown(u.PeakBytes), processes, u.Device, cmp.Or(u.Unknown, printer.Unknown),
 		}}
 		switch {

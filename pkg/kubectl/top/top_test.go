@@ -56,7 +56,7 @@ func optionsOf() (*options.Options, *bytes.Buffer, *bytes.Buffer) {
 }
 
 func flagsOf(sortBy string) Flags {
-	return Flags{SortBy: sortBy, Scrape: scrape.Options{Timeout: 100 * time.Millisecond}}
+	return Flags{SortBy: sortBy, Scrape: scrape.Options{Timeout: 100 * time.Millisecond}, Now: time.Unix(scrapetest.Started+3600, 0)}
 }
 
 func TestClaimed(t *testing.T) {
@@ -79,6 +79,22 @@ func TestClaimed(t *testing.T) {
 				t.Errorf("%q, want %q", errOut.String(), want)
 			}
 		})
+	}
+}
+
+// TestIdleSinceRestart: the driver forgets when it is restarted, so that a claim may have been idle for longer than it says.
+func TestIdleSinceRestart(t *testing.T) {
+	t.Parallel()
+	for after, want := range map[time.Duration]bool{30 * time.Second: true, time.Hour: false} {
+		o, out, _ := optionsOf()
+		f := flagsOf("name")
+		f.Now = time.Unix(scrapetest.Started, 0).Add(after)
+		if err := Claimed(t.Context(), o, example(t), f); err != nil {
+			t.Fatal(err)
+		}
+		if got := out.String(); strings.Contains(got, " ≥3s ") != want || strings.Contains(got, "whether it was idle before is unknown") != want {
+			t.Errorf("%s after the start, want %t:\n%s", after, want, got)
+		}
 	}
 }
 
@@ -223,7 +239,7 @@ func TestAsked(t *testing.T) {
 	f.Held("team", "b", "node-1", fleettest.Request("mig.nvidia.com", fleettest.Profile("1g.20gb")))
 	f.Held("team", "c", "node-1", fleettest.Share("mps.partage.dev", "10000000k", ""))
 	got := ""
-	for _, u := range Claims(fleet.New(f.Snapshot, fleettest.Driver), &scrape.Result{}, fleet.Scope{}).Items {
+	for _, u := range Claims(fleet.New(f.Snapshot, fleettest.Driver), &scrape.Result{}, fleet.Scope{}, time.Now()).Items {
 		got += " " + printer.BytesOrUnknown(u.RequestedBytes)
 	}
 	if got != " 10Gi - 9.3Gi" {
@@ -246,7 +262,7 @@ func TestSelector(t *testing.T) {
 		selector  labels.Selector
 		want      int
 	}{{"", nil, 1}, {"team", labels.Everything(), 1}, {"other", nil, 0}, {"", selector, 0}} {
-		if got := len(Claims(m, &scrape.Result{}, fleet.Scope{Namespace: c.namespace, Labels: c.selector}).Items); got != c.want {
+		if got := len(Claims(m, &scrape.Result{}, fleet.Scope{Namespace: c.namespace, Labels: c.selector}, time.Now()).Items); got != c.want {
 			t.Errorf("%+v: %d", c, got)
 		}
 	}
@@ -259,7 +275,7 @@ func TestObserver(t *testing.T) {
 	f.AddNode("node-1", "h100-80-sxm", 1)
 	observer := f.Held("team", "observer", "node-1", fleettest.Request("gpu.nvidia.com"))
 	observer.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
-	list := Claims(fleet.New(f.Snapshot, fleettest.Driver), &scrape.Result{}, fleet.Scope{})
+	list := Claims(fleet.New(f.Snapshot, fleettest.Driver), &scrape.Result{}, fleet.Scope{}, time.Now())
 	if want := "a claim with admin access has nothing of its own, so its use is not measured"; len(list.Items) != 1 || list.Items[0].Unknown != want {
 		t.Errorf("%+v, want %q", list.Items, want)
 	}
