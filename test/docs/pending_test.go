@@ -37,7 +37,7 @@ func TestPendingReasons(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		said.Write(content)
+		said.WriteString(strings.Join(strings.Fields(string(content)), " ") + "\n") // lines are broken between words
 	}
 	reasons := 0
 	for line := range strings.Lines(string(page)) {

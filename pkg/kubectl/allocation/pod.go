@@ -89,7 +89,7 @@ const ExtendedClaimName = "<extended-resources>"
 // in it. The node may be nil: one without device plugins.
 func (c *Cluster) ExtendedClaim(pod *corev1.Pod, node *corev1.Node) *resourceapi.ResourceClaim {
 	var requests []resourceapi.DeviceRequest
-	for _, name := range extendedOf(pod) {
+	for _, name := range Extended(pod) {
 		class, offered := c.extended.GetDeviceClass(name), ptr.Deref(node, corev1.Node{}).Status.Allocatable[name]
 		if class != nil && offered.IsZero() {
 			requests = append(requests, extendedRequests(pod, name, class.Name)...)
@@ -110,14 +110,14 @@ func (c *Cluster) ExtendedClaim(pod *corev1.Pod, node *corev1.Node) *resourceapi
 
 // Unserved returns the extended resources of a pod that neither a class nor the device plugin of a node provides.
 func (c *Cluster) Unserved(pod *corev1.Pod) []corev1.ResourceName {
-	return slices.DeleteFunc(extendedOf(pod), func(name corev1.ResourceName) bool {
+	return slices.DeleteFunc(Extended(pod), func(name corev1.ResourceName) bool {
 		offers := func(n *corev1.Node) bool { _, has := n.Status.Allocatable[name]; return has }
 		return c.extended.GetDeviceClass(name) != nil || slices.ContainsFunc(c.Nodes, offers)
 	})
 }
 
-// extendedOf returns the resources that a pod asks for and that classes may provide.
-func extendedOf(pod *corev1.Pod) []corev1.ResourceName {
+// Extended returns the resources that a pod asks for and that classes may provide.
+func Extended(pod *corev1.Pod) []corev1.ResourceName {
 	requests := PodRequests(pod)
 	return slices.DeleteFunc(sets.List(sets.KeySet(requests)), func(name corev1.ResourceName) bool {
 		amount := requests[name]

@@ -46,6 +46,20 @@ func (h *investigation) events() {
 	}
 }
 
+// Untainted says what the driver has told of a GPU with events of its node, and has not published as a taint yet.
+func Untainted(m *fleet.Model, now time.Time, events []corev1.Event, g *fleet.GPU) (texts []string) {
+	f := &Facts{Model: m, Now: now}
+	for i := range events {
+		f.Events = append(f.Events, &events[i])
+	}
+	for _, one := range f.investigate().others {
+		if slices.Contains(one.Objects, gpuRef(g)) {
+			texts = append(texts, strings.TrimRight(gpuRef(g).Label+": "+one.Message+". "+one.Said, " "))
+		}
+	}
+	return texts
+}
+
 func (h *investigation) aboutNode(all *findings, e *corev1.Event, c *cause) {
 	node := e.InvolvedObject.Name
 	addresses, text := subjectsOf(strings.ReplaceAll(e.Message, evicted, ""))

@@ -46,6 +46,13 @@ func (x *Explainer) ReadFrom(ctx context.Context, client kubernetes.Interface) {
 		}
 		return out, nil
 	}
+	x.NodeEvents = func(node string) ([]corev1.Event, error) {
+		// Who may write there is no tenant.
+		list, err := client.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{
+			FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + node + ",reportingComponent=" + x.model.Driver,
+		})
+		return ptr.Deref(list, corev1.EventList{}).Items, err
+	}
 	x.Failed = func(namespace string) ([]corev1.Event, error) {
 		list, err := client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=FailedCreate"})
 		return ptr.Deref(list, corev1.EventList{}).Items, err

@@ -51,6 +51,21 @@ func references(s *sight) {
 	}
 }
 
+// unclaiming notes which containers get no device of the pod's claims.
+func unclaiming(s *sight) {
+	var without []string
+	for _, c := range s.pod.Spec.Containers {
+		alone := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{c}}}
+		if len(c.Resources.Claims) == 0 && len(allocation.Extended(alone)) == 0 {
+			without = append(without, c.Name)
+		}
+	}
+	if n := len(without); n > 0 && len(s.references) > 0 {
+		s.note("%s %s no device: %s no claim in resources.claims.", plural(n, "Container ", "Containers ")+strings.Join(without, ", "),
+			plural(n, "gets", "get"), plural(n, "it names", "they name"))
+	}
+}
+
 // unusable finds claims that are there, and that no further pod can use.
 func unusable(s *sight) {
 	for _, c := range s.own {

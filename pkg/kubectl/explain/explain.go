@@ -22,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/utils/ptr"
 
@@ -47,6 +48,8 @@ type Explainer struct {
 	// budget is how long is looked for what would help, and tryFor how long one change is
 	// searched for on one node: one after which the search is hard is no help.
 	budget, tryFor time.Duration
+	// waiting are those who wait, by what they ask for.
+	waiting func() map[string]sets.Set[string]
 	// file is the cluster with the pods of a file that come first, nil where there is one object.
 	file *queue
 	// AdminAllowed reports whether a namespace may use admin access, and whether that is known.
@@ -54,6 +57,8 @@ type Explainer struct {
 	AdminAllowed func(namespace string) (allowed, known bool)
 	// Events are those of the pod and its claims that are asked for. It may be nil.
 	Events func(pod *corev1.Pod, claims []*resourceapi.ResourceClaim) ([]corev1.Event, error)
+	// NodeEvents are what the driver has said of a node. It may be nil.
+	NodeEvents func(node string) ([]corev1.Event, error)
 	// Failed are the events of a namespace, or of all, about pods that could not be created, and Owner is the object that
 	// wants them. They may be nil.
 	Failed func(namespace string) ([]corev1.Event, error)
@@ -70,7 +75,9 @@ type Explainer struct {
 
 // New returns an Explainer.
 func New(m *fleet.Model, now time.Time) *Explainer {
-	return &Explainer{planner: allocation.New(m.Snapshot), model: m, now: now, budget: searchBudget, tryFor: tryFor}
+	x := &Explainer{planner: allocation.New(m.Snapshot), model: m, now: now, budget: searchBudget, tryFor: tryFor}
+	x.waiting = sync.OnceValue(x.count)
+	return x
 }
 
 // begin starts to look at an object.
@@ -157,6 +164,7 @@ func (x *Explainer) pods(ctx context.Context, pod *corev1.Pod, w *workload) *Exp
 	}
 	s.read(pod)
 	references(s)
+	unclaiming(s)
 	if !scheduled(pod) {
 		unusable(s)
 		unserved(s)
@@ -261,27 +269,19 @@ func started(s *sight) {
 		}
 	}
 	lostServer(s, in.Events)
+	untainted(s)
 	if !stuck.Waits(s.pod, s.x.now) {
 		if s.pod.DeletionTimestamp != nil {
 			s.Reasons = []Reason{{Cause: PodDeleted, Text: cmp.Or(stuck.Ended(s.pod), noReasonGiven)}}
 		}
 		return
 	}
-	s.Verdict = IsStuck
-	s.Stuck = append(foreseen(s, nil), stuck.Causes(in)...)
-}
-
-// lostServer notes what the driver has said last of the end of an MPS server, if a container still runs that had started before.
-func lostServer(s *sight, events []corev1.Event) {
-	var last *corev1.Event
-	for i := range events {
-		if e := &events[i]; e.Reason == "MPSServerLost" && (last == nil || fleet.LastSeen(e).After(fleet.LastSeen(last))) {
-			last = e
-		}
+	causes := append(foreseen(s, nil), stuck.Causes(in)...)
+	if causes[0].Kind == stuck.NothingSaid && stuck.Starting(s.pod, s.x.now) {
+		s.Verdict = Starting
+		return
 	}
-	if last != nil && fleet.RunsSince(s.pod, fleet.LastSeen(last)) {
-		s.note("Event %s, %s ago: %s", last.Reason, printer.Age(s.x.now.Sub(fleet.LastSeen(last))), last.Message)
-	}
+	s.Verdict, s.Stuck = IsStuck, causes
 }
 
 // allocations are what claims got.

@@ -45,7 +45,7 @@ func TestAllocated(t *testing.T) {
 		if e.Verdict != Allocated || e.Found() {
 			t.Errorf("%s: %s", argument, e.Verdict)
 		}
-		golden(t, "allocated/"+strings.ReplaceAll(argument, "/", "-")+".txt", text(t, e))
+		golden(t, "allocated/"+strings.ReplaceAll(argument, "/", "-")+".txt", printed(t, e))
 	}
 	for argument, want := range map[string]string{
 		"other":       "there is no pod or claim other in namespace team",
@@ -221,9 +221,9 @@ func TestAllocatable(t *testing.T) {
 	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/1 nodes are available: 1 cannot allocate all claims."}}
 	plain := f.Pod("team", "plain")
 	x := New(fleet.New(f.Snapshot, fleettest.Driver), now)
-	golden(t, "allocatable/claim.txt", text(t, x.Claim(t.Context(), claim)))
-	golden(t, "allocatable/pod.txt", text(t, x.Pod(t.Context(), pod)))
-	golden(t, "allocatable/plain.txt", text(t, x.Pod(t.Context(), plain)))
+	golden(t, "allocatable/claim.txt", printed(t, x.Claim(t.Context(), claim)))
+	golden(t, "allocatable/pod.txt", printed(t, x.Pod(t.Context(), pod)))
+	golden(t, "allocatable/plain.txt", printed(t, x.Pod(t.Context(), plain)))
 }
 
 // TestUnreadable: what cannot be read is no reason, and the right that is missing is named.

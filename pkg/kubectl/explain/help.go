@@ -152,7 +152,11 @@ func (h *helper) endings(ctx context.Context) {
 			break
 		}
 	}
-	switch n := len(best.Claims); n {
+	n := len(best.Claims)
+	if n > 0 {
+		best.Text = h.enoughFor(ctx, best.Claims)
+	}
+	switch n {
 	case 0:
 	case 1, 2:
 		h.add(best, "when %s %s", claimsText(best.Claims), plural(n, "ends", "have ended"))

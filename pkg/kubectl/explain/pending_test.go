@@ -321,7 +321,7 @@ func TestPending(t *testing.T) {
 			if diff := gocmp.Diff(c.helps, helps); diff != "" {
 				t.Errorf("suggestions -want +got:\n%s", diff)
 			}
-			golden(t, "pending/"+strings.ReplaceAll(c.name, " ", "-")+".txt", text(t, e))
+			golden(t, "pending/"+strings.ReplaceAll(c.name, " ", "-")+".txt", printed(t, e))
 		})
 	}
 	if len(names) < 30 {
@@ -333,6 +333,16 @@ func text(t *testing.T, all ...*Explanation) string {
 	t.Helper()
 	var out bytes.Buffer
 	if err := View(all...).Write(&out, printer.Format{}); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+// printed is the text as the command prints it.
+func printed(t *testing.T, all ...*Explanation) string {
+	t.Helper()
+	var out bytes.Buffer
+	if err := View(all...).Write(&out, printer.Format{Width: printer.Width}); err != nil {
 		t.Fatal(err)
 	}
 	return out.String()

@@ -23,6 +23,8 @@ type queue struct {
 	pods int
 	// shared are claims that several pods may name, as the first of them has got them.
 	shared map[string]*resourceapi.ResourceClaim
+	// apart says that pods like one have claims of their own, whatever that one names.
+	apart bool
 	// lost are objects of which it is not known what they take.
 	lost []string
 }
@@ -68,7 +70,7 @@ func replicas(ctx context.Context, s *sight, w *workload) {
 	case before.pods > 0:
 		_, fit, known = s.fill(limited, queue{planner: s.x.planner}, n)
 	}
-	if together(s, w, n, fit, known) && !beside && (before.pods > 0 || len(before.lost) > 0) {
+	if atOnce(s, w, n, fit, known) && !beside && (before.pods > 0 || len(before.lost) > 0) {
 		text := "whether it fits beside the other objects of the file, which come first"
 		if len(before.lost) > 0 {
 			text += ": what " + strings.Join(before.lost, ", ") + " would take is unknown"
@@ -88,8 +90,8 @@ func updated(s *sight, w *workload) {
 	}
 }
 
-// together says how many of the pods that a workload adds fit at once. It reports whether that may be all.
-func together(s *sight, w *workload, n, fit int, known bool) bool {
+// atOnce says how many of the pods that a workload adds fit at once. It reports whether that may be all.
+func atOnce(s *sight, w *workload, n, fit int, known bool) bool {
 	which := ""
 	if w.same {
 		which = " without a node"
@@ -123,7 +125,7 @@ func (s *sight) fill(ctx context.Context, q queue, n int) (after queue, fit int,
 			}
 			got := allocation.Allocated(claims, a.Results)
 			for _, c := range got {
-				if s.shares(c) {
+				if s.shares(c) && !q.apart {
 					q.share(c)
 				}
 			}

@@ -23,6 +23,8 @@ const (
 	Allocatable Verdict = "Allocatable"
 	// Waits means that it cannot be allocated as things are.
 	Waits Verdict = "Waits"
+	// Starting means that it has its devices, and that its containers have not had the time to start.
+	Starting Verdict = "Starting"
 	// IsStuck means that it has its devices, and its containers do not start or it does not end.
 	IsStuck Verdict = "Stuck"
 	// Unknown means that something which could contradict it was not looked at, or may not be.
@@ -165,6 +167,8 @@ type Explanation struct {
 	// Suggestions are what helps with the reasons and, where only devices are missing, changes after which the allocator allocates it, the
 	// smallest first.
 	Suggestions []Suggestion `json:"suggestions,omitempty"`
+	// personal are the names that belong to the pod alone: its own, and those of claims that were made for it.
+	personal []string
 	// confirmed are the suggestions that the allocator has confirmed. It knows of devices only.
 	confirmed []Suggestion
 	// FitsOn are the nodes where the scheduler would allocate it.

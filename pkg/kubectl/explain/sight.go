@@ -57,7 +57,12 @@ func (s *sight) read(pod *corev1.Pod) {
 		if c.Err == nil && c.Claim != nil {
 			s.own = append(s.own, c.Claim)
 		}
+		if c.Template != "" && c.Claim != nil {
+			s.personal = append(s.personal, c.Claim.Name)
+		}
 	}
+	// The replacement of names takes the first that fits, and those of claims begin with that of the pod.
+	s.personal = append(s.personal, pod.Name)
 	if status := pod.Status.ExtendedResourceClaimStatus; status != nil {
 		if c := s.x.model.Claim(pod.Namespace, status.ResourceClaimName); c != nil {
 			s.own = append(s.own, c)

@@ -149,7 +149,7 @@ func TestContainerCreating(t *testing.T) {
 			if diff := cmp.Diff(c.want, kinds); diff != "" || e.Verdict != IsStuck || !e.Found() {
 				t.Errorf("%s, causes -want +got:\n%s", e.Verdict, diff)
 			}
-			golden(t, "creating/"+strings.ReplaceAll(c.name, " ", "-")+".txt", text(t, e))
+			golden(t, "creating/"+strings.ReplaceAll(c.name, " ", "-")+".txt", printed(t, e))
 		})
 	}
 	if len(creatings) < 25 {
@@ -175,7 +175,7 @@ func TestNotEnding(t *testing.T) {
 	if len(all) != 1 || all[0].Verdict != IsStuck {
 		t.Fatalf("%+v", all)
 	}
-	golden(t, "stuck/not-ending.txt", text(t, all...))
+	golden(t, "stuck/not-ending.txt", printed(t, all...))
 	e := after(time.Second).Pod(t.Context(), pod)
 	if e.Verdict != Allocated || !strings.Contains(text(t, e), "is being deleted, and keeps what devices it has") {
 		t.Errorf("%+v", e)

@@ -35,11 +35,11 @@ func View(all ...*Explanation) *printer.Text {
 		if len(all) == 0 {
 			p.line("No pod that can be read waits for devices, or is stuck with them.")
 		}
-		for i, e := range all {
+		for i, a := range together(all, printer.Format{Wide: f.Wide}) {
 			if i > 0 {
 				p.line("")
 			}
-			p.explanation(e)
+			p.explanation(a[0], a)
 		}
 		return nil
 	}
@@ -55,9 +55,43 @@ type page struct {
 	format printer.Format
 }
 
-func (p *page) line(format string, a ...any) { fmt.Fprintf(p.text, format+"\n", a...) }
+func (p *page) line(format string, a ...any) { p.painted(printer.Plain, fmt.Sprintf(format, a...)) }
 
-func (p *page) title(s printer.Style, text string) { p.line("%s", p.format.Paint(s, text)) }
+func (p *page) title(s printer.Style, text string) { p.painted(s, text) }
+
+// painted writes a text, and breaks its lines where the format has a width.
+func (p *page) painted(s printer.Style, text string) {
+	for line := range strings.SplitSeq(text, "\n") {
+		for _, part := range broken(line, p.format.Width) {
+			p.text.WriteString(p.format.Paint(s, part) + "\n")
+		}
+	}
+}
+
+// broken breaks a line between words. What goes on is indented. A command stays in one piece, so that it can be copied.
+func broken(line string, width int) (lines []string) {
+	text := strings.TrimLeft(line, " ")
+	indent := line[:len(line)-len(text)]
+	words, now := strings.Split(text, " "), indent
+	for i := 0; i < len(words) && len([]rune(line)) > width && width > 0; i++ {
+		piece := words[i]
+		if strings.HasSuffix(piece, "kubectl") {
+			piece, i = strings.Join(words[i:], " "), len(words)
+		}
+		switch is := strings.TrimSpace(now); {
+		case is == "":
+			now += piece
+		case is != "-" && len([]rune(now+" "+piece)) > width:
+			lines, now = append(lines, now), indent+"  "+piece
+		default:
+			now += " " + piece
+		}
+	}
+	if now == indent {
+		now = line
+	}
+	return append(lines, now)
+}
 
 // headlines say how something is.
 var headlines = map[Verdict]struct {
@@ -67,6 +101,7 @@ var headlines = map[Verdict]struct {
 	Allocated:   {"has its devices.", printer.Good},
 	Allocatable: {"can be allocated now.", printer.Good},
 	Waits:       {unallocated, printer.Bad},
+	Starting:    {"has its devices, and is starting.", printer.Good},
 	IsStuck:     {"has its devices, but its containers do not start.", printer.Bad},
 	Unknown:     {"may wait or not: that is unknown.", printer.Warn},
 	Finished:    {"has ended, and needs its devices no more.", printer.Plain},
@@ -135,7 +170,7 @@ func reasonTexts(reasons []Reason) []string {
 	return out
 }
 
-func (p *page) explanation(e *Explanation) {
+func (p *page) explanation(e *Explanation, all alike) {
 	text, style := headline(e)
 	kind, name := e.Subject.Kind, e.Subject.Name
 	switch {
@@ -145,6 +180,9 @@ func (p *page) explanation(e *Explanation) {
 		kind, name = "All", "namespaces"
 	}
 	p.title(style, fmt.Sprintf("%s %s %s", kind, name, text))
+	if len(all) > 1 {
+		p.line("%s", all.others(p.format.Wide))
+	}
 	if len(e.FitsOn) > 0 && e.Verdict == Allocatable {
 		p.line("It fits on %s.", nodesText(e.FitsOn))
 	}

@@ -103,6 +103,25 @@ func Waits(pod *corev1.Pod, now time.Time) bool {
 	return pod.Status.Phase == corev1.PodPending && !slices.ContainsFunc(statuses(pod), running)
 }
 
+// usualStart is how long a pod may take from one step of its start to the next before that means anything.
+const usualStart = time.Minute
+
+// Starting reports whether a pod has come a step further lately.
+func Starting(pod *corev1.Pod, now time.Time) bool {
+	last := started(pod)
+	for _, c := range pod.Status.Conditions {
+		if c.Status == corev1.ConditionTrue && c.LastTransitionTime.After(last) {
+			last = c.LastTransitionTime.Time
+		}
+	}
+	for _, s := range statuses(pod) {
+		if t := s.State.Terminated; t != nil && t.FinishedAt.After(last) {
+			last = t.FinishedAt.Time
+		}
+	}
+	return pod.DeletionTimestamp == nil && now.Sub(last) < usualStart
+}
+
 // waitsForMore reports whether a container waits, and not for the one before it.
 func waitsForMore(s corev1.ContainerStatus) bool {
 	w := s.State.Waiting
@@ -132,7 +151,7 @@ func Causes(in Input) []Cause {
 	if len(out) == 0 {
 		return []Cause{{
 			Kind: NothingSaid, Text: "neither events, nor conditions of the claims, nor the driver's pods say why",
-			Remedy: "if the pod is new, wait a minute: the kubelet tries again every 60 to 90 seconds; otherwise look at the kubelet's log on the node",
+			Remedy: "wait two minutes: the kubelet tries again every 60 to 90 seconds; if it lasts, look at the kubelet's log on the node",
 		}}
 	}
 	return out

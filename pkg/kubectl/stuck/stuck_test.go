@@ -50,6 +50,33 @@ func TestWaits(t *testing.T) {
 	}
 }
 
+// TestStarting: a pod is starting for a while after each of its steps.
+func TestStarting(t *testing.T) {
+	now := time.Now()
+	at := func(ago time.Duration) metav1.Time { return metav1.NewTime(now.Add(-ago)) }
+	scheduled := func(ago time.Duration) *corev1.Pod {
+		return &corev1.Pod{Status: corev1.PodStatus{Conditions: []corev1.PodCondition{
+			{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: at(ago)},
+			{Type: corev1.PodReady, Status: corev1.ConditionFalse, LastTransitionTime: at(0)},
+		}}}
+	}
+	ended := scheduled(time.Hour)
+	ended.Status.InitContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{FinishedAt: at(time.Second)}}}}
+	deleted := scheduled(time.Second)
+	deleted.DeletionTimestamp = new(at(0))
+	for name, c := range map[string]struct {
+		pod  *corev1.Pod
+		want bool
+	}{
+		"a second": {scheduled(time.Second), true}, "two minutes": {scheduled(2 * time.Minute), false}, "an init container has ended": {ended, true},
+		"being deleted": {deleted, false}, "nothing is known": {&corev1.Pod{}, false},
+	} {
+		if got := Starting(c.pod, now); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
 // unread is a cluster of which nothing is known.
 var unread = fleet.New(&fleet.Snapshot{Missing: []fleet.Missing{{Resource: fleet.ResourcePods}}}, "gpu.nvidia.com")
 
