@@ -5,7 +5,6 @@ package health
 
 import (
 	"context"
-	"fmt"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -21,7 +20,8 @@ import (
 	"github.com/partage-dev/partage/pkg/util/panics"
 )
 
-// Hardware reads the health of GPUs. A GPU that hangs delays no call on another.
+// Hardware reads the health of GPUs. A GPU that hangs delays no call on another. All methods return when a call into the NVIDIA driver hangs,
+// with an error that wraps gpu.ErrHung. A GPU that answers each call is slow, however long they take together, which is no fault.
 type Hardware interface {
 	// Events returns what the driver reports, until ctx ends; then it closes the channel.
 	Events(ctx context.Context) <-chan gpu.Event
@@ -79,9 +79,6 @@ const (
 	// placeLimit is how long place may take to read the partitions. If it takes longer, the partition
 	// of the event is not known.
 	placeLimit = 5 * time.Second
-	// hungAfter is when a reading that does not return becomes a fault. It is longer than Hardware
-	// waits for a call that hangs.
-	hungAfter = time.Minute
 	// readPause is how long a GPU is left alone after a reading: programs may cause as many
 	// events as they like.
 	readPause = time.Second
@@ -122,8 +119,6 @@ type watch struct {
 	waiting map[gpu.Event]gpu.Event
 	// readNow asks for a reading.
 	readNow chan struct{}
-	// reading is when the reading in progress began, or zero.
-	reading time.Time
 }
 
 // New reads the history. Nothing is followed before Run and Follow are called.
@@ -155,7 +150,6 @@ func (m *Monitor) Run(ctx context.Context) {
 		m.run(w)
 	}
 	m.mu.Unlock()
-	running.Go(func() { m.watchdog(ctx) })
 	for e := range m.o.Hardware.Events(ctx) {
 		m.receive(ctx, e)
 	}
@@ -270,8 +264,6 @@ func (m *Monitor) readSafely(ctx context.Context, w *watch) {
 	var err error
 	defer m.panics.Recover(ctx, &err)
 	now := reading{Began: time.Now()}
-	m.setReading(w, now.Began)
-	defer m.setReading(w, time.Time{})
 	now.Health, now.Err = m.o.Hardware.Health(ctx, w.pci)
 	now.Unmonitored = m.o.Hardware.Unmonitored(w.pci)
 	instances, known := m.readPartitions(ctx, w.pci, &now)
@@ -309,32 +301,3 @@ func (m *Monitor) readPartitions(ctx context.Context, pciAddress string, now *re
 	}
 	return state.Instances, err == nil
 }
-
-func (m *Monitor) setReading(w *watch, since time.Time) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	w.reading = since
-}
-
-// watchdog makes faults of readings that do not return.
-func (m *Monitor) watchdog(ctx context.Context) {
-	ticker := time.NewTicker(m.o.Interval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-		m.change(ctx, func(j *judge) {
-			now := time.Now()
-			for pci, w := range m.watches {
-				if !w.reading.IsZero() && now.Sub(w.reading) > hungAfter {
-					j.read(pci, reading{Began: w.reading, Ended: now, Err: errHungReading})
-				}
-			}
-		})
-	}
-}
-
-var errHungReading = fmt.Errorf("reading its health takes longer than %s: %w", hungAfter, gpu.ErrHung)

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/partage-dev/partage/pkg/gpu"
+	"github.com/partage-dev/partage/pkg/gpu/call"
 	"github.com/partage-dev/partage/pkg/policy"
 	"github.com/partage-dev/partage/test/must"
 )
@@ -30,10 +31,10 @@ type fakeHardware struct {
 	// fabric is what is said of the fabric in any MIG mode, and reads counts readings.
 	fabric map[string]string
 	reads  map[string]int
-	// hang makes calls on a GPU wait until the context ends.
+	// hang makes calls on a GPU hang.
 	hang map[string]bool
-	// slow is how long a look at partitions takes.
-	slow time.Duration
+	// slow is how long a look at partitions takes, and slowHealth one at the health.
+	slow, slowHealth time.Duration
 }
 
 func newFakeHardware() *fakeHardware {
@@ -69,17 +70,25 @@ func (f *fakeHardware) Unmonitored(string) error { return nil }
 
 func (f *fakeHardware) wait(ctx context.Context, pci string) error {
 	hang := false
-	if f.set(func() { hang = f.hang[pci] }); hang {
-		<-ctx.Done()
-		return ctx.Err()
+	f.set(func() { hang = f.hang[pci] })
+	if !hang {
+		return nil
 	}
-	return nil
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(call.DefaultLimit):
+		return gpu.ErrHung
+	}
 }
 
 func (f *fakeHardware) Health(ctx context.Context, pci string) (gpu.Health, error) {
 	if err := f.wait(ctx, pci); err != nil {
 		return gpu.Health{}, err
 	}
+	var slow time.Duration
+	f.set(func() { slow = f.slowHealth })
+	time.Sleep(slow)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.reads[pci]++
@@ -309,10 +318,25 @@ func TestHungGPU(t *testing.T) {
 		h.set(func() { h.errs[pciB] = gpu.ErrLost })
 		time.Sleep(10 * time.Second)
 		s.want(t, "the other GPU's readings", "xid=94 NoSchedule; xid=94 NoSchedule at 0:1 on "+pciB+"; gpu-lost NoSchedule on "+pciB)
-		time.Sleep(hungAfter)
+		time.Sleep(call.DefaultLimit)
 		if got := s.shows(); !strings.Contains(got, "unresponsive NoSchedule;") {
-			t.Errorf("a reading that does not return: %s", got)
+			t.Errorf("a call that does not return: %s", got)
 		}
+	})
+}
+
+// TestSlowGPU: a GPU that answers each call is not silent, however long all calls of a reading take together.
+func TestSlowGPU(t *testing.T) {
+	inBubble(t, func(t *testing.T, h *fakeHardware) {
+		h.slowHealth = 2 * time.Minute
+		h.health[pciA] = gpu.Health{RowRemapFailed: true}
+		s := newStation(t, t.TempDir(), h)
+		time.Sleep(119 * time.Second)
+		s.want(t, "while it is read", "")
+		time.Sleep(2 * time.Second)
+		s.want(t, "what was read", "row-remap-failed NoSchedule")
+		time.Sleep(110 * time.Second)
+		s.want(t, "while it is read again", "row-remap-failed NoSchedule")
 	})
 }
 
