@@ -15,6 +15,7 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
@@ -32,10 +33,18 @@ import (
 // allocated it just before, and the kubelet asks for it a moment later.
 const withdrawalGrace = 10 * time.Minute
 
-// Reasons of events.
+// Reasons of events about the policy.
 const (
-	reasonPolicyInvalid = "SharingPolicyInvalid"
-	reasonPolicyValid   = "SharingPolicyValid"
+	reasonPolicyInvalid   = "SharingPolicyInvalid"
+	reasonPolicyValid     = "SharingPolicyValid"
+	reasonUnknownProfiles = "SharingPolicyProfilesUnknown"
+	reasonKnownProfiles   = "SharingPolicyProfilesKnown"
+)
+
+// Events that say that something about the policy is over.
+var (
+	policyValid   = events.Event{Type: corev1.EventTypeNormal, Reason: reasonPolicyValid, Text: "The sharing policy can be used again"}
+	profilesKnown = events.Event{Type: corev1.EventTypeNormal, Reason: reasonKnownProfiles, Text: "The sharing policy names no profiles any more that its GPUs of this node lack."}
 )
 
 // storedSlices reads what the API server holds for this node.
@@ -120,7 +129,11 @@ func (d *desired) readPolicy(ctx context.Context) {
 	d.readiness.set(ctx, needPolicy, notReady)
 }
 
-type policyKey string
+// policyKey identifies what is wrong with the policy, by the event that says that nothing of this reason is wrong any more.
+type policyKey struct {
+	over *events.Event
+	text string
+}
 
 // policyStatements say why the policy is not valid.
 func policyStatements(o *observedState) []events.Statement {
@@ -128,7 +141,20 @@ func policyStatements(o *observedState) []events.Statement {
 		return nil
 	}
 	e := events.Event{Reason: reasonPolicyInvalid, Text: o.policyErr.Error()}
-	return []events.Statement{{Key: policyKey(e.Text), Event: e}}
+	return []events.Statement{{Key: policyKey{&policyValid, e.Text}, Event: e}}
+}
+
+// profileStatements say which profiles of the policy match nothing on this node: a typing error shows nowhere else. The newest event has all.
+func profileStatements(o *observedState) []events.Statement {
+	var texts []string
+	for _, unknown := range o.policy.UnknownProfiles(o.gpus.node.GPUs) {
+		texts = append(texts, unknown.String())
+	}
+	if len(texts) == 0 {
+		return nil
+	}
+	e := events.Event{Reason: reasonUnknownProfiles, Text: sentences(texts...)}
+	return []events.Statement{{Key: policyKey{&profilesKnown, e.Text}, Event: e}}
 }
 
 // readStored asks the API server, until it answers, what the plugin that ran here

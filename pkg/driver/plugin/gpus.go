@@ -265,11 +265,8 @@ func (d *discoverer) discover(ctx context.Context) (found discovery) {
 	return discovery{node: node}
 }
 
-// Reasons of events of the node.
-const (
-	reasonUnlisted        = "GPUNotListed"
-	reasonUnknownProfiles = "SharingPolicyProfilesUnknown"
-)
+// reasonUnlisted is the reason of an event of the node.
+const reasonUnlisted = "GPUNotListed"
 
 // gpuReport logs which GPUs there are and what is offered of them, where that changes. It is for one goroutine.
 type gpuReport struct {
@@ -291,15 +288,11 @@ const unlistedText = "it is on the PCI bus, and the NVIDIA driver does not list 
 type unlistedKey string
 
 // gpuStatements say which GPUs the driver does not list, of those that it has never listed: one that was listed before has a condition.
-// And they say which profiles of the policy match nothing on this node: a typing error shows nowhere else.
 func gpuStatements(o *observedState) (all []events.Statement) {
 	for _, address := range o.gpus.unlisted {
 		if !o.gpus.node.Has(address) {
 			all = append(all, events.Statement{Key: unlistedKey(address), Event: events.Event{Reason: reasonUnlisted, Subjects: []string{address}, Text: unlistedText}})
 		}
-	}
-	for _, profile := range o.policy.UnknownProfiles(o.gpus.node.GPUs) {
-		all = append(all, events.Statement{Event: events.Event{Reason: reasonUnknownProfiles, Text: profile.String()}})
 	}
 	return all
 }

@@ -84,28 +84,47 @@ func TestPolicyWithUnknownProfiles(t *testing.T) {
 	}
 }
 
-// TestUnknownProfiles are told once, and at once when the policy says something else.
+// TestUnknownProfiles are told once, all of them together, at once when the policy says something else, and when none is left.
 func TestUnknownProfiles(t *testing.T) {
 	t.Parallel()
 	s := newIdleStepper(t)
-	naming := func(profile string) *policy.Policy {
-		return &policy.Policy{Default: policy.Offer{Whole: true, Partition: &policy.PartitionOffer{Profiles: []string{profile}}}}
+	s.hardware.setNode(testNodeWith(firstGPU, secondGPU))
+	offer := func(profile string) policy.Offer {
+		return policy.Offer{Whole: true, Partition: &policy.PartitionOffer{Profiles: []string{profile}}}
 	}
-	told := func(when string, want int) {
+	naming := func(profile string) *policy.Policy { return &policy.Policy{Default: offer(profile)} }
+	told := func(when string, want int, last ...string) {
 		t.Helper()
 		s.discover()
 		s.poll(0)
-		if got := s.events.list(); len(got) != want {
-			t.Errorf("%s: %d events, want %d: %q", when, len(got), want, got)
+		got := s.events.list()
+		if len(got) != want {
+			t.Fatalf("%s: %d events, want %d: %q", when, len(got), want, got)
+		}
+		for _, text := range last {
+			if !strings.Contains(got[want-1], text) {
+				t.Errorf("%s: %q, want %q", when, got[want-1], text)
+			}
 		}
 	}
 	s.policy.set(naming("1g.5gb"), nil)
-	told("at first", 1)
+	told("at first", 1, reasonUnknownProfiles, "1g.5gb.")
 	told("again", 1)
 	s.policy.set(naming("1g.6gb"), nil)
-	told("with another mistake", 2)
+	told("with another mistake", 2, reasonUnknownProfiles, "1g.6gb.")
+	first := naming("1g.6gb")
+	first.Rules = []policy.Rule{{Name: "first", Match: policy.Match{UUID: "GPU-" + firstGPU}, Offer: offer("1g.7gb")}}
+	s.policy.set(first, nil)
+	told("with two mistakes", 3, reasonUnknownProfiles, "1g.6gb.", "1g.7gb.")
+	s.policy.set(naming("1g.6gb"), nil)
+	told("with one of them", 4, reasonUnknownProfiles, "1g.6gb.")
+	s.policy.set(nil, errors.New("odd"))
+	told("with one that is invalid", 5, reasonPolicyInvalid)
 	s.policy.set(onlyWhole(), nil)
-	told("without it", 2)
+	told("without them", 7, "")
+	if got := strings.Join(s.events.list()[5:], " "); !strings.Contains(got, reasonPolicyValid+": ") || !strings.Contains(got, "SharingPolicyProfilesKnown: ") {
+		t.Errorf("the ends: %s", got)
+	}
 }
 
 // TestPolicyInvalidAtStart: the published devices stay as they are, claims can have

@@ -78,7 +78,7 @@ func want(o *observedState) *wanted {
 	w.offered = offeredGPUs(w.inventory)
 	w.states = judgeAll(o.live, w.status.Sorted().Conditions, o.previous, o.now)
 	if o.gpus.discovered { // before, there may be more GPUs
-		w.events = slices.Concat(w.events, gpuStatements(o), unknown)
+		w.events = slices.Concat(w.events, gpuStatements(o), profileStatements(o), unknown)
 	}
 	if o.enough {
 		w.events = slices.Concat(w.events, claimStatements(o.statements), conditionStatements(w.status), userStatements(o.live, w.status.Conditions))
@@ -100,7 +100,7 @@ func (o *observedState) status() (status device.Status, unknown []events.Stateme
 func (w *wanted) over(was events.Statement) (e events.Event, is bool) {
 	switch key := was.Key.(type) {
 	case policyKey:
-		return events.Event{Type: corev1.EventTypeNormal, Reason: reasonPolicyValid, Text: "The sharing policy can be used again"}, w.policyErr == nil
+		return *key.over, !slices.ContainsFunc(w.events, func(s events.Statement) bool { return s.Reason == was.Reason })
 	case kubeletKey:
 		knows, err := extendedResources(w.node)
 		return events.Event{Type: corev1.EventTypeNormal, Reason: reasonExtendedOn, Text: "The kubelet gives pods " + aboutExtended + "."}, knows && err == nil

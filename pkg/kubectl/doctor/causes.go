@@ -68,7 +68,7 @@ var causes = []cause{
 	{event: "GPUNotListed", severity: Warning, text: "on the PCI bus, and the NVIDIA driver does not list it", remedy: "Read the kernel log of the node (docs/how-to/troubleshoot.md#a-gpu-is-missing)"},
 	{event: "CordonedGPUUnknown", severity: Warning, text: "the annotation of cordoned GPUs names something that is no GPU", remedy: "Correct it (docs/how-to/troubleshoot.md#cordon-one-gpu)"},
 	{event: "SharingPolicyInvalid", severity: Error, text: "the sharing policy cannot be used", over: "SharingPolicyValid", remedy: "Correct the policy; nothing has to be restarted (docs/how-to/policy.md)"},
-	{event: "SharingPolicyProfilesUnknown", severity: Warning, text: "the sharing policy names profiles that no GPU has", remedy: "Correct the profile's name in the sharing policy, or leave it out for these GPUs"},
+	{event: "SharingPolicyProfilesUnknown", severity: Warning, text: "the sharing policy names profiles that no GPU has", over: "SharingPolicyProfilesKnown", remedy: "Correct the profile's name in the sharing policy, or leave it out for these GPUs"},
 	{event: "ClusterLacksFeature", severity: Warning, text: "not everything is published", remedy: upgradeTo},
 	{event: "SchedulerCrashes", severity: Warning, text: "the scheduler crashes at certain claims", remedy: upgradeTo},
 	{event: "DamagedClaimRecord", severity: Warning, text: "the record of a claim cannot be read", remedy: "Nothing if the claim is prepared again (docs/how-to/troubleshoot.md#record-damaged)"},

@@ -44,7 +44,7 @@ type bad struct {
 
 func TestChecks(t *testing.T) {
 	t.Parallel()
-	const wantChecks, wantCases = 28, 95
+	const wantChecks, wantCases = 28, 96
 	checks := Checks
 	if len(checks) != wantChecks {
 		t.Errorf("%d checks, want %d", len(checks), wantChecks)
@@ -249,6 +249,11 @@ var badPolicies = []bad{
 	{"driver-events", "unknown", func(w *world) {
 		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "SharingPolicyProfilesUnknown", "no GPU has the profile 1g.10bg", time.Minute)
 	}, Warning, []string{"node gpu-1"}, "profiles that no GPU has", "Correct"},
+	{"driver-events", "unknown, and corrected", func(w *world) {
+		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "SharingPolicyProfilesUnknown", "no GPU has the profile 1g.10bg", 3*time.Minute)
+		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "SharingPolicyProfilesUnknown", "no GPU has the profile 1g.10mb", 2*time.Minute)
+		w.event("Node", "gpu-1", driver, corev1.EventTypeNormal, "SharingPolicyProfilesKnown", "it names none any more", time.Minute)
+	}, OK, nil, "", ""},
 }
 
 // reference is a pod of NVIDIA's DRA driver, with the containers for GPUs or without.

@@ -57,6 +57,18 @@ func TestLateTaint(t *testing.T) {
 	}
 }
 
+// TestAnotherMistake: what the policy says now counts, and not what it has said before.
+func TestAnotherMistake(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for i, profile := range []string{"1g.10mb", "1g.10bg"} {
+		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "SharingPolicyProfilesUnknown", "no GPU has "+profile, time.Duration(1+i)*time.Minute)
+	}
+	if all := allFindings(w.examine(t)); len(all) != 1 || all[0].Said != "no GPU has 1g.10mb" {
+		t.Errorf("%+v", all)
+	}
+}
+
 // TestOverTexts: what is said of one condition that is over says nothing of another one.
 func TestOverTexts(t *testing.T) {
 	t.Parallel()
