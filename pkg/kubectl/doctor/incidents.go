@@ -14,6 +14,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 )
 
@@ -36,6 +37,8 @@ type incident struct {
 	gpu *fleet.GPU
 	// signs are causes with their taints.
 	signs map[*cause]sign
+	// observers are pods that only look at the GPU. It does not help to delete them: what is made again looks at the same one.
+	observers []Ref
 	// unevicted says that Kubernetes leaves some of the pods alone.
 	unevicted bool
 }
@@ -104,12 +107,27 @@ func (in *incident) add(d *fleet.Device, c *cause, t *resourceapi.DeviceTaint) {
 	was := in.signs[c]
 	in.signs[c] = sign{value: cmp.Or(was.value, t.Value), keepsAway: was.keepsAway || t.Effect != resourceapi.DeviceTaintEffectNone}
 	in.Since = earlier(in.Since, t.TimeAdded)
+	if device.Reason(c.taint).IsFailure() { // other faults are those of programs, and an observer has no taint that tells
+		in.observers = union(in.observers, observersOf(d.GPU))
+	}
 	for _, h := range d.Held() {
 		if pods := podsOf(h, nil); c.pods && len(pods) > 0 {
 			in.Pods = union(in.Pods, pods)
 			in.unevicted = in.unevicted || t.Effect == resourceapi.DeviceTaintEffectNoExecute && h.Claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true"
 		}
 	}
+}
+
+// observersOf returns the pods that only look at a GPU.
+func observersOf(g *fleet.GPU) (pods []Ref) {
+	for _, d := range g.Devices {
+		for _, h := range d.Holdings {
+			if h.Admin() {
+				pods = append(pods, podsOf(h, nil)...)
+			}
+		}
+	}
+	return pods
 }
 
 // podsOf returns the pods that use what a claim has: with a time, those of which containers run that had started before.
@@ -207,6 +225,7 @@ func (h *investigation) gpuFindings() (found findings) {
 		if free {
 			h.deletePods(&one)
 		}
+		one.Pods = union(one.Pods, in.observers)
 		if first.command != "" {
 			one.Commands = append(one.Commands, first.command+" "+in.gpu.Path())
 		}

@@ -78,6 +78,40 @@ func TestUnevicted(t *testing.T) {
 	}
 }
 
+// observe has a pod look at a GPU of gpu-1.
+func (w *world) observe(name, device string) {
+	w.more(name)
+	c := named(w.claims, name+"-gpu")
+	c.Status.Allocation.Devices.Results[0].Device, c.Status.Allocation.Devices.Results[0].AdminAccess = device, new(true)
+}
+
+// TestObservers: where a GPU does nothing any more, those that only look at it are affected, too; to delete them does not help.
+func TestObservers(t *testing.T) {
+	t.Parallel()
+	const both = "pod team/train-0, team/agent"
+	for taint, want := range map[string]string{
+		"gpu-lost": both, "reset-required": both, "unresponsive": both,
+		"recovery-required": "pod team/train-0", "memory-unrepairable": "pod team/train-0", "row-remap-failed": "pod team/train-0", "xid": "pod team/train-0",
+		"uncorrected-ecc": "pod team/train-0", "fabric-unhealthy": "pod team/train-0", "throttled": "pod team/train-0", "cordoned": "",
+	} {
+		for _, device := range []string{"gpu-0000-1b-00-0-observer", "gpu-0000-1b-00-0"} {
+			w := newWorld(t)
+			w.observe("agent", device)
+			w.taint("gpu-1", "0000-1b-00-0", taint, "", resourceapi.DeviceTaintEffectNoSchedule)
+			all := allFindings(w.examine(t))
+			if len(all) != 1 || objects(all[0].Pods, false) != want || strings.Contains(strings.Join(all[0].Commands, " "), "agent") {
+				t.Errorf("%s, %s: %+v", taint, device, all)
+			}
+		}
+	}
+	w := newWorld(t)
+	w.observe("agent", "gpu-0000-1b-00-0-observer")
+	w.taint("gpu-1", "0000-43-00-0", "gpu-lost", "", resourceapi.DeviceTaintEffectNoSchedule)
+	if all := allFindings(w.examine(t)); len(all) != 1 || len(all[0].Pods) > 0 {
+		t.Errorf("another GPU: %+v", all)
+	}
+}
+
 // TestUnseenPods: whom a fault affects is unknown where claims may not be read.
 func TestUnseenPods(t *testing.T) {
 	t.Parallel()

@@ -211,11 +211,11 @@ func (w *world) device(node, name string) *resourceapi.Device {
 	panic("no device " + name)
 }
 
-// taint taints all devices of a GPU, as the driver does.
+// taint taints all devices of a GPU but the observer, as the driver does.
 func (w *world) taint(node, gpu, name, value string, effect resourceapi.DeviceTaintEffect) {
 	for _, s := range w.slices {
 		for i := range s.Spec.Devices {
-			if d := &s.Spec.Devices[i]; *s.Spec.NodeName == node && strings.HasPrefix(d.Name, "gpu-"+gpu) {
+			if d := &s.Spec.Devices[i]; *s.Spec.NodeName == node && strings.HasPrefix(d.Name, "gpu-"+gpu) && !strings.HasSuffix(d.Name, "-observer") {
 				d.Taints = append(d.Taints, resourceapi.DeviceTaint{Key: driver + "/" + name, Value: value, Effect: effect, TimeAdded: new(ago(40 * time.Second))})
 			}
 		}
