@@ -256,6 +256,7 @@ var Checks = []Check{
 	{ID: "gpus", Title: "nothing is wrong with a GPU", needs: []string{slicesOf}, run: func(f *Facts) findings { return f.investigate().gpus }},
 	{ID: "pools-complete", Title: "the pools of ResourceSlices are complete", needs: []string{slicesOf}, run: poolsComplete},
 	{ID: "nodes-publish", Title: "every node with GPUs and a pod of the driver has ResourceSlices", needs: []string{driverPlace, slicesOf, nodes, pods}, run: nodesPublish},
+	{ID: "nodes-offer", Title: "every node with ResourceSlices has devices that can be allocated", needs: []string{slicesOf, taintRules}, parts: []string{taintRules}, run: nodesOffer},
 	{ID: "taint-rules", Title: "no DeviceTaintRule keeps pods off devices", needs: []string{slicesOf, taintRules}, run: taintRulesThatApply},
 	{ID: "device-classes", Title: "the chart's classes are there", needs: []string{classes, slicesOf}, run: classesExist},
 	{ID: "class-selectors", Title: "the chart's classes select the driver's devices", needs: []string{classes, slicesOf}, run: classesSelect},

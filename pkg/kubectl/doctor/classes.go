@@ -38,7 +38,7 @@ func classesExist(f *Facts) (found findings) {
 	for _, c := range chartClasses {
 		if f.Class(c.name) == nil && f.example(c.deviceType) != nil {
 			found.add(Warning, "It does not exist, and there are devices of the type "+c.deviceType,
-				"Run helm upgrade, which makes it unless the chart's deviceClasses.create is false: then make a class of your own", Ref{Kind: "deviceclass", Name: c.name})
+				"Run "+helmUpgrade+", which makes it unless the chart's deviceClasses.create is false: then make a class of your own", Ref{Kind: "deviceclass", Name: c.name})
 		}
 	}
 	return found
@@ -55,10 +55,10 @@ func classesSelect(f *Facts) (found findings) {
 		switch {
 		case err != nil:
 			found.add(Error, fmt.Sprintf("Its selector cannot be evaluated for devices of the type %s: %s", c.deviceType, said(err.Error())),
-				"Delete the class, and run helm upgrade, which creates it again", at)
+				"Delete the class, and run "+helmUpgrade+", which creates it again", at)
 		case !matches:
 			found.add(Error, fmt.Sprintf("It selects no devices of the type %s of the driver %s: it is of another driver, or was changed", c.deviceType, f.Driver),
-				"Delete the class, and run helm upgrade, which creates it again; or give the other driver's class another name", at)
+				"Delete the class, and run "+helmUpgrade+", which creates it again; or give the other driver's class another name", at)
 		}
 	}
 	return found

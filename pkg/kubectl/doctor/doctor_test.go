@@ -44,7 +44,7 @@ type bad struct {
 
 func TestChecks(t *testing.T) {
 	t.Parallel()
-	const wantChecks, wantCases = 28, 96
+	const wantChecks, wantCases = 29, 108
 	checks := Checks
 	if len(checks) != wantChecks {
 		t.Errorf("%d checks, want %d", len(checks), wantChecks)
@@ -188,12 +188,39 @@ var badSlices = []bad{
 		w.withoutSlices("gpu-2")
 		waits(w.plugin("gpu-2"), "", "")
 	}, Error, []string{"node gpu-2"}, "is not ready", "driver-pods-ready"},
-	{"taint-rules", "of an administrator", func(w *world) {
-		w.rules = []*resourceapi.DeviceTaintRule{{ObjectMeta: metav1.ObjectMeta{Name: "repair"}, Spec: resourceapi.DeviceTaintRuleSpec{
-			DeviceSelector: &resourceapi.DeviceTaintSelector{Pool: new("gpu-2"), Device: new("gpu-0000-1b-00-0")},
-			Taint:          resourceapi.DeviceTaint{Key: "example.com/repair", Effect: resourceapi.DeviceTaintEffectNoSchedule},
-		}}}
-	}, Note, []string{"devicetaintrule repair"}, "example.com/repair with the effect NoSchedule to 1 device of", "delete"},
+	{"taint-rules", "of an administrator", func(w *world) { w.rule(new("gpu-0000-1b-00-0")) }, Note, []string{"devicetaintrule repair"}, "example.com/repair with the effect NoSchedule to 1 device of", "delete"},
+	{"nodes-offer", "all is withdrawn", func(w *world) { taintBoth(w, "withdrawn", "withdrawn") }, Warning, []string{"node gpu-2"}, "The sharing policy offers no device", "correct the policy"},
+	{"nodes-offer", "withdrawn, or lost", func(w *world) { taintBoth(w, "withdrawn", "gpu-lost") }, Warning, []string{"node gpu-2"}, "The sharing policy offers no device", "correct the policy"},
+	{"nodes-offer", "withdrawn, or cordoned", func(w *world) { taintBoth(w, "withdrawn", "cordoned") }, Warning, []string{"node gpu-2"}, "The sharing policy offers no device", "correct the policy"},
+	{"nodes-offer", "all is cordoned", func(w *world) { taintBoth(w, "cordoned", "cordoned") }, Note, []string{"node gpu-2"}, "People keep pods off all devices", "if that is meant"},
+	{"nodes-offer", "cordoned and lost", func(w *world) { taintBoth(w, "cordoned", "gpu-lost") }, OK, nil, "", ""},
+	{"nodes-offer", "all is tainted by a rule", func(w *world) { w.rule(nil) }, Note, []string{"node gpu-2"}, "People keep pods off all devices", "if that is meant"},
+	{"nodes-offer", "a GPU is left", func(w *world) {
+		w.taint("gpu-2", "0000-1b-00-0", "withdrawn", "", resourceapi.DeviceTaintEffectNoSchedule)
+	}, OK, nil, "", ""},
+	{"nodes-offer", "a device is left", func(w *world) {
+		taintBoth(w, "withdrawn", "withdrawn")
+		w.device("gpu-2", "gpu-0000-1b-00-0").Taints = nil
+	}, OK, nil, "", ""},
+	{"nodes-offer", "gpus says what is wrong", func(w *world) { taintBoth(w, "gpu-lost", "xid") }, OK, nil, "", ""},
+	{"nodes-offer", "a taint that only tells", func(w *world) {
+		w.rule(nil)
+		w.rules[0].Spec.Taint.Effect = resourceapi.DeviceTaintEffectNone
+	}, OK, nil, "", ""},
+}
+
+// taintBoth taints all devices of both GPUs of gpu-2.
+func taintBoth(w *world, first, second string) {
+	w.taint("gpu-2", "0000-1b-00-0", first, "", resourceapi.DeviceTaintEffectNoSchedule)
+	w.taint("gpu-2", "0000-43-00-0", second, "", resourceapi.DeviceTaintEffectNoSchedule)
+}
+
+// rule taints a device of gpu-2, or all, as an administrator does.
+func (w *world) rule(device *string) {
+	w.rules = []*resourceapi.DeviceTaintRule{{ObjectMeta: metav1.ObjectMeta{Name: "repair"}, Spec: resourceapi.DeviceTaintRuleSpec{
+		DeviceSelector: &resourceapi.DeviceTaintSelector{Pool: new("gpu-2"), Device: device},
+		Taint:          resourceapi.DeviceTaint{Key: "example.com/repair", Effect: resourceapi.DeviceTaintEffectNoSchedule},
+	}}}
 }
 
 var badClasses = []bad{
@@ -239,6 +266,12 @@ var badPolicies = []bad{
 	{"sharing-policy", "invalid", func(w *world) { w.configs[0].Data[policyKey] += "default: {kinds: [mpss]}\n" }, Error, []string{"configmap partage/partage-sharing-policy"}, "mpss", "helm upgrade"},
 	{"sharing-policy", "missing", func(w *world) { w.configs = nil }, Error, []string{"configmap partage/partage-sharing-policy"}, "does not exist", "helm upgrade"},
 	{"sharing-policy", "no key", func(w *world) { w.configs[0].Data = nil }, Error, []string{"configmap partage/partage-sharing-policy"}, "leaves what is published as it is, which is nothing where the node or its kubelet has started anew, too: it has no policy.yaml", "helm upgrade"},
+	{"sharing-policy", "nothing is offered", func(w *world) {
+		w.configs[0].Data[policyKey] += "default: {kinds: []}\nrules: [{name: a, match: {architecture: Hopper}, offer: {kinds: []}}]\n"
+	}, Warning, []string{"configmap partage/partage-sharing-policy"}, "offers nothing of any GPU", "helm upgrade"},
+	{"sharing-policy", "something is offered", func(w *world) {
+		w.configs[0].Data[policyKey] += "default: {kinds: []}\nrules: [{name: a, match: {architecture: Hopper}, offer: {kinds: [gpu]}}]\n"
+	}, OK, nil, "", ""},
 	{"driver-events", "invalid on a node", func(w *world) {
 		w.event("Node", "gpu-1", driver, corev1.EventTypeWarning, "SharingPolicyInvalid", "invalid SharingPolicy: rules", time.Minute)
 	}, Error, []string{"node gpu-1"}, "sharing policy cannot be used", "Correct"},

@@ -124,7 +124,7 @@ func gpuOperator(f *Facts) (found findings) {
 				"Wait; if it does not end, see why the operator's driver pod of the node is not ready (docs/how-to/real-nodes.md#when-the-driver-is-replaced)", nodeRef(n.Name))
 		case labelled && !f.isOperatorClient() && len(operated[n.Name]) > 0 && f.publishes(n.Name):
 			found.add(Warning, "The GPU operator replaces NVIDIA's driver of the node, and does not stop this driver before: the kernel modules stay in use, so that it fails",
-				"helm upgrade with kubeletPlugin.gpuOperatorClient=true (docs/how-to/real-nodes.md#when-the-driver-is-replaced)", nodeRef(n.Name))
+				helmUpgrade+" with kubeletPlugin.gpuOperatorClient=true (docs/how-to/real-nodes.md#when-the-driver-is-replaced)", nodeRef(n.Name))
 		}
 	}
 	return found

@@ -3,23 +3,34 @@
 
 package doctor
 
-import "github.com/partage-dev/partage/pkg/policy"
+import (
+	"slices"
+
+	"github.com/partage-dev/partage/pkg/policy"
+)
+
+// helmUpgrade is what remedies call the command. Helm 4 applies objects on the server, where what kubectl has written is somebody else's.
+const helmUpgrade = "helm upgrade (Helm 4: with --force-conflicts if kubectl has changed objects of the chart)"
 
 func policyValid(f *Facts) (found findings) {
 	for _, p := range f.Policies {
-		message := ""
+		const remedy = "Run " + helmUpgrade + " with the policy that you want (docs/how-to/policy.md)"
 		if p.Config == nil {
-			message = "It does not exist: pods of the driver do not start"
+			found.add(Error, "It does not exist: pods of the driver do not start", remedy, p.At)
 		} else if text, has := p.Config.Data[policyKey]; !has {
-			message = invalidPolicy + ": it has no " + policyKey
-		} else if _, err := policy.Decode([]byte(text)); err != nil {
-			message = invalidPolicy + ": " + said(err.Error())
-		}
-		if message != "" {
-			found.add(Error, message, "Run helm upgrade with the policy that you want (docs/how-to/policy.md)", p.At)
+			found.add(Error, invalidPolicy+": it has no "+policyKey, remedy, p.At)
+		} else if decoded, err := policy.Decode([]byte(text)); err != nil {
+			found.add(Error, invalidPolicy+": "+said(err.Error()), remedy, p.At)
+		} else if offersNothing(decoded) {
+			found.add(Warning, "It offers nothing of any GPU: all its kinds are empty", remedy, p.At)
 		}
 	}
 	return found
+}
+
+// offersNothing reports whether a policy leaves all GPUs alone.
+func offersNothing(p *policy.Policy) bool {
+	return p.Default == policy.Offer{} && !slices.ContainsFunc(p.Rules, func(r policy.Rule) bool { return r.Offer != policy.Offer{} })
 }
 
 // invalidPolicy says what follows. A kubelet that starts removes the ResourceSlices of its node.

@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/partage-dev/partage/pkg/device"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
 	"github.com/partage-dev/partage/pkg/kubectl/generation"
 )
@@ -68,6 +70,55 @@ func nodesPublish(f *Facts) (found findings) {
 			"See driver-pods-ready", nodeRef(n.Name))
 	}
 	return found
+}
+
+// nodesOffer finds nodes of which nothing can be allocated, although they publish devices and no fault explains that.
+func nodesOffer(f *Facts) (found findings) {
+	for _, n := range f.Nodes {
+		devices, withdrawn, byPeople := 0, 0, 0
+		left := n.Incomplete // pools-complete says so
+		for _, d := range devicesOf(n) {
+			devices++
+			left = left || !d.Tainted()
+			switch people, policy := f.keptBy(d); {
+			case people:
+				byPeople++
+			case policy:
+				withdrawn++
+			}
+		}
+		switch {
+		case left:
+		case withdrawn > 0:
+			found.add(Warning, "The sharing policy offers no device of the node that could be allocated",
+				"If that is not meant, correct the policy (docs/how-to/policy.md). kubectl gpu tree NODE shows what each GPU is used for", nodeRef(n.Name))
+		case devices > 0 && byPeople == devices:
+			found.add(Note, "People keep pods off all devices of the node: no claim gets one",
+				"Nothing if that is meant; the notes of gpus and taint-rules say how to end it", nodeRef(n.Name))
+		}
+	}
+	return found
+}
+
+// devicesOf returns the devices of a node that are for those who use them.
+func devicesOf(n *fleet.Node) (all []*fleet.Device) {
+	for _, g := range n.GPUs {
+		all = append(all, slices.DeleteFunc(slices.Clone(g.Devices), func(d *fleet.Device) bool { return d.Type == fleet.TypeObserver })...)
+	}
+	return all
+}
+
+// keptBy says whether people or the sharing policy keep claims from a device.
+func (f *Facts) keptBy(d *fleet.Device) (people, policy bool) {
+	for _, t := range d.Taints {
+		name, own := strings.CutPrefix(t.Key, f.Driver+"/")
+		reason := device.Reason(name)
+		if t.Effect != resourceapi.DeviceTaintEffectNone {
+			people = people || !own || reason == device.Cordoned
+			policy = policy || own && reason == device.Withdrawn
+		}
+	}
+	return people, policy
 }
 
 func gpuRef(g *fleet.GPU) Ref {

@@ -51,7 +51,7 @@ func apiServerVersion(f *Facts) (found findings) {
 	}
 	if faults.CrashesOnAll {
 		found.add(Warning, fmt.Sprintf("The scheduler of Kubernetes %s crashes, again and again, at a claim with allocationMode All (kubernetes/kubernetes#138882)", f.Version),
-			"Upgrade Kubernetes to 1.35.6, 1.36.2 or later; until then let the chart refuse such claims: run helm upgrade on this version (docs/how-to/slow-requests.md)")
+			"Upgrade Kubernetes to 1.35.6, 1.36.2 or later; until then let the chart refuse such claims: run "+helmUpgrade+" on this version (docs/how-to/slow-requests.md)")
 	}
 	if v.LessThan(gatesByDefault) {
 		found.add(Warning, fmt.Sprintf("The feature gates that partitions, shares, taints and extended resources need are off by default in Kubernetes %s", f.Version),
