@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/cli-runtime/pkg/printers"
 
@@ -105,28 +104,24 @@ func (t *Table) Render(out *bytes.Buffer, f Format) error {
 		}
 		return nil
 	}
-	table := &metav1.Table{}
-	for _, c := range t.Columns {
-		if c.Hidden {
-			continue
-		}
-		d := metav1.TableColumnDefinition{Name: c.Name, Type: "string"}
-		if c.Wide {
-			d.Priority = 1
-		}
-		table.ColumnDefinitions = append(table.ColumnDefinitions, d)
-	}
-	for _, r := range t.Rows {
-		cells := make([]any, 0, len(r.Cells))
-		for i, c := range r.Cells {
-			if !t.Columns[i].Hidden {
-				cells = append(cells, oneLine(c))
+	var lines bytes.Buffer
+	columns := printers.GetNewTabWriter(&lines)
+	write := func(cell func(i int) string) {
+		var cells []string
+		for i, c := range t.Columns {
+			if !c.Hidden && (f.Wide || !c.Wide) {
+				cells = append(cells, cell(i))
 			}
 		}
-		table.Rows = append(table.Rows, metav1.TableRow{Cells: cells})
+		fmt.Fprintln(columns, strings.Join(cells, "\t"))
 	}
-	var lines bytes.Buffer
-	if err := printers.NewTablePrinter(printers.PrintOptions{Wide: f.Wide, NoHeaders: f.NoHeaders}).PrintObj(table, &lines); err != nil {
+	if !f.NoHeaders {
+		write(func(i int) string { return strings.ToUpper(t.Columns[i].Name) })
+	}
+	for _, r := range t.Rows {
+		write(func(i int) string { return oneLine(r.Cells[i]) })
+	}
+	if err := columns.Flush(); err != nil {
 		return fmt.Errorf("print a table: %w", err)
 	}
 	// The first line is the header, if there is one. Colours come last: the columns are aligned by bytes.
@@ -136,7 +131,7 @@ func (t *Table) Render(out *bytes.Buffer, f Format) error {
 	}
 	for line := range strings.Lines(lines.String()) {
 		style := Plain
-		if number > 0 && number <= len(t.Rows) {
+		if number > 0 {
 			style = t.Rows[number-1].Style
 		}
 		out.WriteString(f.Paint(style, strings.TrimRight(line, " \n")) + "\n")
@@ -145,14 +140,12 @@ func (t *Table) Render(out *bytes.Buffer, f Format) error {
 	return nil
 }
 
-// oneLine returns the first line of a cell. The printer of cli-runtime would do the same, and
-// leave room for the rest.
+// oneLine returns the first line of a cell, such that it is as wide as it will be.
 func oneLine(cell string) string {
-	first, _, more := strings.Cut(cell, "\n")
-	if more {
-		first += "..."
+	if at := strings.IndexAny(cell, "\f\n\r\t\v"); at >= 0 {
+		cell = cell[:at] + "..."
 	}
-	return first
+	return printers.EscapeTerminal(cell)
 }
 
 // Text is a View in free form.
