@@ -64,7 +64,11 @@ func (p *Planner) OnNodes(ctx context.Context, nodes []*corev1.Node, claims []*r
 	byName := map[string]Answer{}
 	for i, kind := range kinds {
 		for _, n := range kind {
-			byName[n.Name] = firsts[i].of(n)
+			a := firsts[i]
+			if n != kind[0] {
+				a.Node, a.Like, a.Results = n.Name, a.Node, nil
+			}
+			byName[n.Name] = a
 		}
 	}
 	answers := make([]Answer, 0, len(nodes))
@@ -93,14 +97,6 @@ func (p *Planner) Kinds(nodes []*corev1.Node, claims ...*resourceapi.ResourceCla
 		kinds[kind] = append(kinds[kind], n)
 	}
 	return kinds
-}
-
-// of returns the answer for a node that is the same as the one that was searched.
-func (a Answer) of(node *corev1.Node) Answer {
-	if a.Node != node.Name {
-		a.Node, a.Like, a.Results = node.Name, a.Node, nil
-	}
-	return a
 }
 
 // inParallel calls f for each number below n, on all processors.

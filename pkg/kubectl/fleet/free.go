@@ -93,8 +93,8 @@ func (g *GPU) room(heldOf func(*Device) []*Holding) Room {
 		}
 	}
 	for _, p := range profiles {
-		memory := partitions[p][0].Published.Capacity[CapacityMemory]
-		room.Partitions = append(room.Partitions, PartitionRoom{Profile: p, Count: left.most(partitions[p]), MemoryBytes: memory.Value.Value()})
+		of := partitions[p]
+		room.Partitions = append(room.Partitions, PartitionRoom{Profile: p, Count: left.most(of), MemoryBytes: of[0].Capacity(CapacityMemory)})
 	}
 	return room
 }
@@ -305,8 +305,8 @@ func (h *Holding) Part() float64 {
 	}
 	most := 0.0
 	for _, name := range []resourceapi.QualifiedName{CapacityShares, CapacityMemory, CapacitySMPercent} {
-		consumed, total := h.Result.ConsumedCapacity[name], h.Device.Published.Capacity[name]
-		most = max(most, Ratio(consumed.Value(), total.Value.Value()))
+		consumed := h.Result.ConsumedCapacity[name]
+		most = max(most, Ratio(consumed.Value(), h.Device.Capacity(name)))
 	}
 	return h.Device.Part() * min(1, most)
 }

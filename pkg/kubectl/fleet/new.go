@@ -129,8 +129,7 @@ func (b *builder) addDevice(node *Node, pool string, published *resourceapi.Devi
 		g.MemoryBytes = memory / 1000
 	case !d.Shared():
 		// A share may be promised more than there is.
-		capacity := published.Capacity[CapacityMemory]
-		g.MemoryBytes = max(g.MemoryBytes, capacity.Value.Value())
+		g.MemoryBytes = max(g.MemoryBytes, d.Capacity(CapacityMemory))
 	}
 	d.GPU = g
 	g.Devices = append(g.Devices, d)

@@ -171,8 +171,8 @@ func newGPU(g *fleet.GPU, marks marks) GPU {
 			continue
 		}
 		device := Device{Pool: d.Pool, Name: d.Name, Type: d.Type, Profile: d.Profile, Placement: d.Placement}
-		if shares := d.Published.Capacity[fleet.CapacityShares]; d.Shared() {
-			device.Shares = int(shares.Value.Value())
+		if d.Shared() {
+			device.Shares = int(d.Capacity(fleet.CapacityShares))
 			device.AtLeast = g.Node.AtLeast && len(d.Held()) < device.Shares
 		}
 		for _, h := range d.Holdings {
