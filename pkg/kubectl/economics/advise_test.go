@@ -370,7 +370,7 @@ func TestOneProfile(t *testing.T) {
 // TestMissingClass: a mechanism without its class is not advised, and the answer says why.
 func TestMissingClass(t *testing.T) {
 	f := dgx(t)
-	f.Classes = slices.DeleteFunc(f.Classes, func(c *resourceapi.DeviceClass) bool { return c.Name == manifest.ClassMIG })
+	f.Classes = slices.DeleteFunc(f.Classes, func(c *resourceapi.DeviceClass) bool { return c.Name == manifest.ClassOf("mig") })
 	q := query(t, "--memory 9Gi --trust regulated")
 	a, err := Advise(q, fleet.New(f.Snapshot, fleettest.Driver))
 	if err != nil || a.Mechanism != Whole {

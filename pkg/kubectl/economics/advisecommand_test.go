@@ -43,7 +43,7 @@ func TestOutputs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if claims := claimsOf(t, "manifest", []byte(made)); len(claims) != 1 || claims[0].Spec.Devices.Requests[0].Exactly.DeviceClassName != manifest.ClassMIG {
+	if claims := claimsOf(t, "manifest", []byte(made)); len(claims) != 1 || claims[0].Spec.Devices.Requests[0].Exactly.DeviceClassName != manifest.ClassOf("mig") {
 		t.Errorf("claims %+v", claims)
 	}
 	if !strings.Contains(made, "image: registry.example.com/llm:1\n") || !strings.Contains(made, "replicas: 2\n") {

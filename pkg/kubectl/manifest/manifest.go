@@ -19,26 +19,11 @@ import (
 
 const apiVersion = "resource.k8s.io/v1"
 
-// Names of the classes that the chart makes.
-const (
-	ClassGPU       = "gpu.nvidia.com"
-	ClassMIG       = "mig.nvidia.com"
-	ClassMPS       = "mps.partage.dev"
-	ClassTimeSlice = "timeslice.partage.dev"
-)
+// classes are those that the chart makes, by the type of their devices.
+var classes = map[string]string{"gpu": "gpu.nvidia.com", "mig": "mig.nvidia.com", "mps": "mps.partage.dev", "timeslice": "timeslice.partage.dev"}
 
 // ClassOf returns the class for a type of device, which is a kind of the sharing policy.
-func ClassOf[K ~string](kind K) string {
-	switch kind {
-	case "mig":
-		return ClassMIG
-	case "mps":
-		return ClassMPS
-	case "timeslice":
-		return ClassTimeSlice
-	}
-	return ClassGPU
-}
+func ClassOf[K ~string](kind K) string { return classes[string(kind)] }
 
 // Request is a request for devices.
 type Request struct {

@@ -107,7 +107,7 @@ func (w *workload) requests(containers []*container, s *selection) ([]*request, 
 // checkMPS tells of containers that cannot start with what they ask for.
 func (w *workload) checkMPS(containers []*container) {
 	for _, c := range containers {
-		shares := slices.ContainsFunc(c.requests, func(r *request) bool { return r.Class == manifest.ClassMPS })
+		shares := slices.ContainsFunc(c.requests, func(r *request) bool { return r.Class == manifest.ClassOf(policy.MPS) })
 		if shares && len(c.requests) > 1 {
 			w.found.Add(finding.Lost, w.at(c.path+".resources"), "", "a container with an MPS share cannot have another device and is not started: give each container one")
 		}
