@@ -13,7 +13,6 @@ import (
 	"iter"
 	"os"
 	"regexp"
-	"slices"
 
 	"go.yaml.in/yaml/v3"
 
@@ -126,13 +125,17 @@ func Get(n *yaml.Node, key string) *yaml.Node {
 }
 
 // Remove removes a key of an object, if it has it.
-func Remove(n *yaml.Node, key string) {
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		if n.Content[i].Value == key {
-			n.Content = slices.Delete(n.Content, i, i+2)
-			return
+func Remove(n *yaml.Node, key string) { RemoveIf(n, func(k string) bool { return k == key }) }
+
+// RemoveIf removes keys of an object. Comments above them go with them.
+func RemoveIf(n *yaml.Node, gone func(key string) bool) {
+	var kept []*yaml.Node
+	for key, value := range Fields(n) {
+		if !gone(key.Value) {
+			kept = append(kept, key, value)
 		}
 	}
+	n.Content = kept
 }
 
 // At returns the value at a path of keys, or nil.

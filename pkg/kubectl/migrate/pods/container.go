@@ -201,7 +201,7 @@ func (c *container) use(claim string, several bool) error {
 	}
 	for _, section := range []string{"limits", "requests"} {
 		if amounts := document.Get(resources, section); amounts != nil && len(amounts.Content) > 0 {
-			removeIf(amounts, func(name string) bool { return isGPUResource(name) || isHAMi(name) })
+			document.RemoveIf(amounts, func(name string) bool { return isGPUResource(name) || isHAMi(name) })
 			removeEmpty(resources, section)
 		}
 	}
@@ -243,4 +243,44 @@ func (w *workload) flagEnvironment(containers []*container) {
 			}
 		}
 	}
+}
+
+// text makes a string.
+func text(value string) *yaml.Node {
+	n := &yaml.Node{}
+	n.SetString(value)
+	return n
+}
+
+// object makes an object of keys and values.
+func object(pairs ...string) *yaml.Node {
+	n := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
+	for _, pair := range pairs {
+		n.Content = append(n.Content, text(pair))
+	}
+	return n
+}
+
+// listAt returns the list at a key, and makes it if it is not there.
+func listAt(n *yaml.Node, key string) (*yaml.Node, error) {
+	list := document.Get(n, key)
+	switch {
+	case list == nil:
+		list = &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+		n.Content = append(n.Content, text(key), list)
+	case strict.IsNull(list) || strict.IsEmptyList(list):
+		*list = yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+	case list.Kind != yaml.SequenceNode:
+		return nil, fmt.Errorf("%s: Invalid value: must be a list", key)
+	}
+	return list, nil
+}
+
+// removeEmpty removes an object or list in which nothing is left.
+func removeEmpty(n *yaml.Node, key string) bool {
+	if value := document.Get(n, key); value != nil && len(value.Content) == 0 {
+		document.Remove(n, key)
+		return true
+	}
+	return false
 }

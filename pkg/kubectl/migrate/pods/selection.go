@@ -59,7 +59,7 @@ func (w *workload) selection(containers []*container) (*selection, error) {
 		}
 	}
 	if len(gone) > 0 {
-		removeIf(selector, func(key string) bool { return gone[key] })
+		document.RemoveIf(selector, func(key string) bool { return gone[key] })
 		removeEmpty(w.spec, "nodeSelector")
 	}
 	if err := s.affinity(); err != nil {
