@@ -69,21 +69,19 @@ cordon this is the only command that writes; it takes the right to get and patch
 }
 
 func command(o *options.Options, set bool, c *cobra.Command) *cobra.Command {
-	ch := change{cordon: set}
+	ch := change{cordon: set, dryRun: dryRunNone}
 	c.Args = cobra.MinimumNArgs(1)
 	c.RunE = o.Run(func(ctx context.Context, client kubernetes.Interface, args []string) error {
 		return Run(ctx, o, client, ch, args)
 	})
-	c.Flags().StringVar(&ch.dryRun, "dry-run", dryRunNone, "none, client: only print what would be done, or server: have the API server check it, too")
+	options.AddChoice(c, &ch.dryRun, "dry-run", "", "Print only what would be done (client), or have the API server check it, too (server): ",
+		dryRunNone, dryRunClient, dryRunServer)
 	c.Flags().Lookup("dry-run").NoOptDefVal = dryRunClient
 	return c
 }
 
 // Run writes the change for GPUs that people name.
 func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, ch change, names []string) error {
-	if !slices.Contains([]string{dryRunNone, dryRunClient, dryRunServer}, ch.dryRun) {
-		return fmt.Errorf("--dry-run %s: it must be none, client or server", ch.dryRun)
-	}
 	m, _, err := fleet.Look(ctx, o, client, fleet.ResourceSlices, fleet.ResourceNodes, fleet.ResourceTaintRules, fleet.ResourceClasses, fleet.ResourceTemplates, fleet.ResourceClaims, fleet.ResourcePods)
 	if err != nil {
 		return err

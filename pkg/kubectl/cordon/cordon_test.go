@@ -226,7 +226,10 @@ func TestDryRun(t *testing.T) {
 			t.Errorf("%s: it does not say who must end:\n%s", dryRun, out)
 		}
 	}
-	if _, err := newCluster(t, "").run(t, true, "maybe", "n1/0"); err == nil || !strings.Contains(err.Error(), "none, client or server") {
+	c := NewCommand(options.New(genericiooptions.NewTestIOStreamsDiscard()))
+	c.SilenceErrors, c.SilenceUsage = true, true
+	c.SetArgs([]string{"--dry-run=maybe", "n1/0"})
+	if err := c.Execute(); err == nil || !strings.HasSuffix(err.Error(), "it must be one of none, client, server") {
 		t.Error(err)
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -27,23 +26,6 @@ import (
 type adviseFlags struct {
 	Query
 	modelSize string
-}
-
-// choice is a flag with fixed values, and one that is assumed without it, "" for none.
-type choice struct {
-	name, usage string
-	value       *string
-	otherwise   string
-	known       []string
-}
-
-func (f *adviseFlags) choices() []choice {
-	return []choice{
-		{"workload", "What it is: ", &f.Kind, Inference, Kinds},
-		{"trust", "Who may be the neighbours: ", &f.Trust, SameTeam, Trusts},
-		{"traffic", "When it has work: ", &f.Traffic, Steady, Traffics},
-		{"latency", "How late answers may be (p99-ms is tens of milliseconds): ", &f.Latency, "", Latencies},
-	}
 }
 
 // NewAdvise returns the command.
@@ -75,11 +57,11 @@ It goes by what the GPUs of the cluster are offered as, not by what is free.`,
 // add adds the flags that describe the workload.
 func (f *adviseFlags) add(c *cobra.Command) {
 	s := c.Flags()
-	for _, one := range f.choices() {
-		s.StringVar(one.value, one.name, one.otherwise, one.usage+strings.Join(one.known, ", "))
-		// The error is that of a flag that does not exist.
-		_ = c.RegisterFlagCompletionFunc(one.name, cobra.FixedCompletions(one.known, cobra.ShellCompDirectiveNoFileComp))
-	}
+	f.Kind, f.Trust, f.Traffic = Inference, SameTeam, Steady
+	options.AddChoice(c, &f.Kind, "workload", "", "What it is: ", Kinds...)
+	options.AddChoice(c, &f.Trust, "trust", "", "Who may be the neighbours: ", Trusts...)
+	options.AddChoice(c, &f.Traffic, "traffic", "", "When it has work: ", Traffics...)
+	options.AddChoice(c, &f.Latency, "latency", "", "How late answers may be (p99-ms is tens of milliseconds): ", Latencies...)
 	s.StringVar(&f.modelSize, "model-size", "", "Parameters of the model, such as 13B or 350M")
 	s.BoolVar(&f.Quantized, "quantized", false, "The model's weights have 8 bits")
 	s.StringVar(&f.Asked, "memory", "", "Memory that one replica needs, such as 20Gi, instead of --model-size")
@@ -113,12 +95,9 @@ var modelSizeForm = regexp.MustCompile(`^([0-9]{1,6}(?:\.[0-9]{1,3})?)([BbMm])$`
 
 // check checks the flags, and notes which were not given.
 func (f *adviseFlags) check(flags *pflag.FlagSet) error {
-	for _, one := range f.choices() {
-		switch {
-		case *one.value != one.otherwise && !slices.Contains(one.known, *one.value):
-			return fmt.Errorf("--%s %s: it must be one of %s", one.name, *one.value, strings.Join(one.known, ", "))
-		case one.otherwise != "" && !flags.Changed(one.name):
-			f.Assumed = append(f.Assumed, "--"+one.name+" "+one.otherwise)
+	for _, name := range []string{"workload", "trust", "traffic"} {
+		if !flags.Changed(name) {
+			f.Assumed = append(f.Assumed, "--"+name+" "+flags.Lookup(name).DefValue)
 		}
 	}
 	switch {

@@ -75,10 +75,10 @@ func TestOutputs(t *testing.T) {
 func TestMistakes(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                                                "--model-size or --memory is needed",
-		"--workload batch":                                "--workload batch: it must be one of inference, training, notebook, ci, mpi",
-		"--workload ci --trust everybody":                 "--trust everybody: it must be one of same-team, other-tenants, regulated",
-		"--workload ci --traffic never":                   "--traffic never: it must be one of steady, bursty, batch",
-		"--workload ci --latency fast":                    "--latency fast: it must be one of p99-ms, relaxed",
+		"--workload batch":                                `invalid argument "batch" for "--workload" flag: it must be one of inference, training, notebook, ci, mpi`,
+		"--workload ci --trust everybody":                 `invalid argument "everybody" for "--trust" flag: it must be one of same-team, other-tenants, regulated`,
+		"--workload ci --traffic never":                   `invalid argument "never" for "--traffic" flag: it must be one of steady, bursty, batch`,
+		"--workload ci --latency fast":                    `invalid argument "fast" for "--latency" flag: it must be one of p99-ms, relaxed`,
 		"--workload ci --count -2":                        "--count -2: it must be 1 or more",
 		"--workload ci --count 3000000000":                "--count 3000000000: it must be 1 or more, and 1000000 at most",
 		"--workload ci --price -2":                        "--price -2: it must be dollars for an hour",

@@ -37,7 +37,7 @@ makes the command fail.`,
   kubectl gpu migrate mig-parted config.yaml > values.yaml
   kubectl gpu migrate pods deployment.yaml`,
 	}
-	f := &flags{}
+	f := &flags{part: parts[0].name, shared: string(policy.TimeSlice)}
 	castAI := f.config(o, "castai FILE", "Translate a node template of Cast AI, in the JSON of its API or of terraform show -json", config.CastAI)
 	plugin := f.config(o, "device-plugin FILE", "Translate a configuration of NVIDIA's device plugin, or a ConfigMap with some", config.DevicePlugin)
 	plugin.Flags().StringArrayVar(&f.matches, "match", nil, "GPUs that one of several configurations is for, as CONFIG=FIELD=VALUE, such as t4=productName=Tesla T4")
@@ -52,8 +52,6 @@ type part struct {
 	name, what string
 	text       func(*config.Result) ([]byte, error)
 }
-
-const partNames = "values, policy, classes"
 
 var parts = []part{
 	{"values", "values of the chart: helm upgrade --values FILE", (*config.Result).Values},
@@ -141,12 +139,8 @@ func (f *flags) config(o *options.Options, use, short string, resultOf func([]by
 file that the driver reads, or the device classes that the chart does not make.`,
 	}
 	c.Flags().StringSliceVar(&f.options.Configs, "config", nil, "Name of the configuration to translate, where there are several")
-	c.Flags().StringVar(&f.part, "print", parts[0].name, "What to print: "+partNames)
+	options.AddChoice(c, &f.part, "print", "", "What to print: ", parts[0].name, parts[1].name, parts[2].name)
 	return f.command(o, c, func() (translate, error) {
-		at := slices.IndexFunc(parts, func(p part) bool { return p.name == f.part })
-		if at < 0 {
-			return nil, fmt.Errorf("--print: Unsupported value: %s: want %s", quote.Text(f.part), partNames)
-		}
 		f.options.Driver = o.Driver
 		return func(data []byte) (string, []byte, finding.List, error) {
 			result, err := resultOf(data, f.options)
@@ -154,11 +148,12 @@ file that the driver reads, or the device classes that the chart does not make.`
 				return "", nil, nil, err
 			}
 			result.TellClasses()
-			text, err := parts[at].text(result)
+			part := parts[slices.IndexFunc(parts, func(p part) bool { return p.name == f.part })]
+			text, err := part.text(result)
 			if len(text) == 0 {
 				text = []byte("# None are needed.\n")
 			}
-			return parts[at].what, text, result.Findings, err
+			return part.what, text, result.Findings, err
 		}, f.options.AddMatches(f.matches)
 	})
 }
@@ -174,7 +169,7 @@ discovery in node selectors become selectors of these. All other objects are pas
 What nvidia.com/gpu is depends on how the device plugin was configured: say it with --gpu.`,
 	}
 	c.Flags().StringVar(&f.gpu, "gpu", string(policy.Whole), "What nvidia.com/gpu is: gpu, mps, timeslice, or a MIG profile such as 1g.10gb")
-	c.Flags().StringVar(&f.shared, "gpu-shared", string(policy.TimeSlice), "What nvidia.com/gpu.shared is: timeslice or mps")
+	options.AddChoice(c, &f.shared, "gpu-shared", "", "What nvidia.com/gpu.shared is: ", string(policy.TimeSlice), string(policy.MPS))
 	return f.command(o, c, func() (translate, error) {
 		wanted, err := f.meanings(o.Driver)
 		return func(data []byte) (string, []byte, finding.List, error) {
@@ -195,9 +190,6 @@ func (f *flags) meanings(driver string) (pods.Options, error) {
 		result.GPU, result.GPUProfile = policy.Partition, f.gpu
 	case !slices.Contains([]policy.Kind{policy.Whole, policy.MPS, policy.TimeSlice}, result.GPU):
 		return result, fmt.Errorf("--gpu: Unsupported value: %s: want gpu, mps, timeslice, or a MIG profile such as 1g.10gb", quote.Text(f.gpu))
-	}
-	if result.Shared != policy.MPS && result.Shared != policy.TimeSlice {
-		return result, fmt.Errorf("--gpu-shared: Unsupported value: %s: want timeslice or mps", quote.Text(f.shared))
 	}
 	return result, nil
 }

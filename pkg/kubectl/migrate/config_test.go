@@ -460,7 +460,7 @@ func TestDriver(t *testing.T) {
 
 func TestFlags(t *testing.T) {
 	for _, test := range []struct{ args, stdin, want string }{
-		{"device-plugin - --print=all", "", `--print: Unsupported value: "all": want values, policy, classes`},
+		{"device-plugin - --print=all", "", `invalid argument "all" for "--print" flag: it must be one of values, policy, classes`},
 		{"device-plugin - --match=a", "", `--match: Invalid value: "a": want CONFIG=FIELD=VALUE`},
 		{"device-plugin - --match=a=color=red", "", `--match: Unsupported value: "color"`},
 		{"device-plugin - --match=a=uuid=x --match=a=uuid=y", "", `--match: Duplicate value: "a"`},
@@ -476,7 +476,7 @@ func TestFlags(t *testing.T) {
 		{"castai testdata/castai/state.json", "", "there are several configurations: one, two"},
 		{"castai testdata/castai/state.json --config=three", "", `--config: Not found: "three": there are one, two`},
 		{"pods - --gpu=half", "", `--gpu: Unsupported value: "half"`},
-		{"pods - --gpu-shared=gpu", "", `--gpu-shared: Unsupported value: "gpu"`},
+		{"pods - --gpu-shared=gpu", "", `invalid argument "gpu" for "--gpu-shared" flag: it must be one of timeslice, mps`},
 	} {
 		_, _, err := run(t, test.stdin, strings.Fields(test.args)...)
 		if err == nil || !strings.Contains(err.Error(), test.want) {

@@ -86,9 +86,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 
 // AddOutputFlag adds -o to a command.
 func (o *Options) AddOutputFlag(c *cobra.Command) {
-	c.Flags().VarP((*output)(&o.Output), "output", "o", "Output format: "+strings.Join(Outputs(), ", "))
-	// The error is that of a flag that does not exist.
-	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(Outputs(), cobra.ShellCompDirectiveNoFileComp))
+	AddChoice(c, &o.Output, "output", "o", "Output `format`: ", Outputs()...)
 }
 
 // AddTableFlags adds -o and --no-headers to a command that prints a table.
@@ -244,24 +242,34 @@ func Outputs() []string {
 	return []string{OutputJSON, OutputYAML, OutputWide, OutputName, "jsonpath=", "jsonpath-file=", "go-template=", CustomColumns}
 }
 
-// output is the flag -o, which refuses what no command can print before anything is read.
-type output string
+// choice is a flag that takes one of some values, and refuses others before anything is read.
+type choice struct {
+	value *string
+	known []string
+}
 
 // String returns the value.
-func (o *output) String() string { return string(*o) }
+func (c choice) String() string { return *c.value }
 
 // Type names the value in the help.
-func (o *output) Type() string { return "format" }
+func (c choice) Type() string { return "string" }
 
-// Set takes a value that there is.
-func (o *output) Set(value string) error {
-	format, _, isTemplate := strings.Cut(value, "=")
-	if isTemplate {
-		format += "="
+// Set takes the default and what is known. A value that is known to end with = goes on.
+func (c choice) Set(value string) error {
+	known, _, goesOn := strings.Cut(value, "=")
+	if goesOn {
+		known += "="
 	}
-	if !slices.Contains(Outputs(), format) {
-		return fmt.Errorf("it must be one of %s", strings.Join(Outputs(), ", "))
+	if value != *c.value && !slices.Contains(c.known, known) {
+		return fmt.Errorf("it must be one of %s", strings.Join(c.known, ", "))
 	}
-	*o = output(value)
+	*c.value = value
 	return nil
+}
+
+// AddChoice adds a flag that takes one of some values. What is there is the default.
+func AddChoice(c *cobra.Command, value *string, name, shorthand, usage string, known ...string) {
+	c.Flags().VarP(choice{value, known}, name, shorthand, usage+strings.Join(known, ", "))
+	// The error is that of a flag that does not exist.
+	_ = c.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(known, cobra.ShellCompDirectiveNoFileComp))
 }

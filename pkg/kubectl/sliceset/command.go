@@ -37,7 +37,7 @@ type flags struct {
 
 // NewCommand returns the command slices.
 func NewCommand(o *options.Options) *cobra.Command {
-	f := &flags{}
+	f := &flags{output: options.OutputYAML}
 	c := &cobra.Command{
 		Use:   "slices (--model MODEL [--count N] | --from-node NODE)",
 		Short: "Make ResourceSlices of nodes that do not exist yet, for autoscalers",
@@ -56,7 +56,7 @@ func NewCommand(o *options.Options) *cobra.Command {
 	c.Flags().BoolVar(&f.machine.MIG, "mig", false, "MIG mode is on, for GPUs on which an administrator sets it, such as A100")
 	c.Flags().StringVar(&f.machine.DriverVersion, "driver-version", "", "Version of the NVIDIA driver, such as 580.95.05")
 	c.Flags().StringVar(&f.cuda, "cuda-version", "", "Version of CUDA that the NVIDIA driver supports, such as 13.0")
-	c.Flags().StringVarP(&f.output, "output", "o", options.OutputYAML, "Output format: yaml or json")
+	options.AddChoice(c, &f.output, "output", "o", "Output format: ", options.OutputYAML, options.OutputJSON)
 	c.MarkFlagsMutuallyExclusive("model", "from-node")
 	c.MarkFlagsOneRequired("model", "from-node")
 	for _, flag := range []string{"count", "policy", "mig", "driver-version", "cuda-version"} {
@@ -67,9 +67,6 @@ func NewCommand(o *options.Options) *cobra.Command {
 }
 
 func (f *flags) run(ctx context.Context, o *options.Options) error {
-	if f.output != options.OutputYAML && f.output != options.OutputJSON {
-		return fmt.Errorf("-o %s: the output format must be yaml or json", f.output)
-	}
 	if f.node == "" {
 		return errors.New("--node-name-template: it must not be empty")
 	}

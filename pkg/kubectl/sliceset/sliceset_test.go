@@ -103,7 +103,7 @@ func TestCommandRefuses(t *testing.T) {
 		"0 GPUs: a node has 1 to 32":                                                     {"--model", "l4", "--count", "0"},
 		"the GPU model l4 has no MIG mode that could be on":                              {"--model", "l4", "--mig"},
 		"--cuda-version 13: it must be two numbers, such as 13.0":                        {"--model", "l4", "--cuda-version", "13"},
-		"-o wide: the output format must be yaml or json":                                {"--model", "l4", "-o", "wide"},
+		`invalid argument "wide" for "-o, --output" flag: it must be one of yaml, json`:  {"--model", "l4", "-o", "wide"},
 		"read the policy: open /nonexistent/policy":                                      {"--model", "l4", "--policy", "/nonexistent/policy"},
 		"if any flags in the group [from-node policy] are set none of the others can be": {"--from-node", "a", "--policy", "x"},
 		"--node-name-template: it must not be empty":                                     {"--model", "l4", "--node-name-template", ""},

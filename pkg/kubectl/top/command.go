@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -43,9 +42,7 @@ func NewCommand(o *options.Options) *cobra.Command {
 		o.AddTableFlags(c)
 		f.Scrape.AddFlags(c.Flags())
 		o.AddWatchFlags(c)
-		c.Flags().StringVar(&f.SortBy, "sort-by", f.SortBy, "Order: "+strings.Join(orders, ", "))
-		// The error is that of a flag that does not exist.
-		_ = c.RegisterFlagCompletionFunc("sort-by", cobra.FixedCompletions(orders, cobra.ShellCompDirectiveNoFileComp))
+		options.AddChoice(c, &f.SortBy, "sort-by", "", "Order: ", orders...)
 		return c
 	}
 	claims := top("top", "Show what claims use of their devices: memory, multiprocessors, and for how long they are idle", slices.Sorted(maps.Keys(orders)), Claimed)
@@ -69,7 +66,7 @@ namespace. A "-" is what is not known or not asked for, never a zero: docs/refer
 
 // showOf shows a list of what was measured of GPUs.
 func showOf[T interface {
-	Sort(by string) error
+	Sort(by string)
 	Table() *printer.Table
 }](list func(*scrape.Result) T,
 ) func(context.Context, *options.Options, kubernetes.Interface, Flags) error {
@@ -79,9 +76,7 @@ func showOf[T interface {
 			return err
 		}
 		l := list(r)
-		if err := l.Sort(f.SortBy); err != nil {
-			return err
-		}
+		l.Sort(f.SortBy)
 		return printer.Print(o, l, l.Table())
 	}
 }
@@ -100,10 +95,8 @@ func Claimed(ctx context.Context, o *options.Options, client kubernetes.Interfac
 		f.Now = time.Now()
 	}
 	list := Claims(m, r, scope, f.Now)
-	if err := list.Sort(f.SortBy); err != nil {
-		return err
-	}
-	return printer.Print(o, list, list.View(scope.Namespace == ""))
+	list.Sort(f.SortBy)
+	return printer.Print(o, list, list.Table(scope.Namespace == ""))
 }
 
 func read(ctx context.Context, o *options.Options, client kubernetes.Interface, f Flags) (*scrape.Result, error) {

@@ -42,15 +42,15 @@ var (
 )
 
 // Sort orders GPUs by a value of --sort-by, and by name among equals.
-func (l *GPUUsageList) Sort(by string) error {
-	return sortBy(l.Items, gpuOrders, by, func(a, b scrape.GPU) int {
+func (l *GPUUsageList) Sort(by string) {
+	sortBy(l.Items, gpuOrders[by], func(a, b scrape.GPU) int {
 		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.PCIBusID, b.PCIBusID))
 	})
 }
 
 // Sort orders nodes by a value of --sort-by, and by name among equals.
-func (l *NodeUsageList) Sort(by string) error {
-	return sortBy(l.Items, nodeOrders, by, func(a, b NodeUsage) int { return cmp.Compare(a.Node, b.Node) })
+func (l *NodeUsageList) Sort(by string) {
+	sortBy(l.Items, nodeOrders[by], func(a, b NodeUsage) int { return cmp.Compare(a.Node, b.Node) })
 }
 
 // Table shows GPUs to people.

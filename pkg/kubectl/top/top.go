@@ -8,7 +8,6 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -81,14 +80,9 @@ var orders = map[string]func(a, b ClaimUsage) int{
 	"idle":   func(a, b ClaimUsage) int { return most(a.IdleSeconds, b.IdleSeconds) },
 }
 
-// sortBy orders what is listed by a value of --sort-by.
-func sortBy[T any](items []T, orders map[string]func(a, b T) int, by string, names func(a, b T) int) error {
-	order := orders[by]
-	if order == nil {
-		return fmt.Errorf("--sort-by %s: it must be one of %s", by, strings.Join(slices.Sorted(maps.Keys(orders)), ", "))
-	}
+// sortBy orders what is listed, and by name among equals.
+func sortBy[T any](items []T, order, names func(a, b T) int) {
 	slices.SortStableFunc(items, func(a, b T) int { return cmp.Or(order(a, b), names(a, b)) })
-	return nil
 }
 
 // most compares so that what is more comes first, and what is not known last.
@@ -105,8 +99,8 @@ func most[T cmp.Ordered](a, b *T) int {
 }
 
 // Sort orders claims by a value of --sort-by, and by name among equals.
-func (l *ClaimUsageList) Sort(by string) error {
-	return sortBy(l.Items, orders, by, func(a, b ClaimUsage) int {
+func (l *ClaimUsageList) Sort(by string) {
+	sortBy(l.Items, orders[by], func(a, b ClaimUsage) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Device, b.Device))
 	})
 }
