@@ -117,7 +117,7 @@ func (p *Page) measure(ctx context.Context) (*scrape.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	told := &scrape.Result{}
+	told := &scrape.Result{Claims: map[scrape.ID]*scrape.Claim{}}
 	model := fleet.New(snapshot, fleets.Driver)
 	used := map[*fleet.GPU]int64{}
 	for i, h := range model.Holdings {
@@ -136,7 +136,7 @@ func (p *Page) measure(ctx context.Context) (*scrape.Result, error) {
 			c.UsedBytes = new(memory.Value() / 100 * int64(15+37*i%80))
 			used[h.Device.GPU] += *c.UsedBytes
 		}
-		told.Claims = append(told.Claims, c)
+		told.Claims[c.ID] = &c
 	}
 	for _, n := range model.Nodes {
 		for _, g := range n.GPUs {

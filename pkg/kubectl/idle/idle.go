@@ -104,7 +104,7 @@ type Query struct {
 // most.
 func Find(m *fleet.Model, r *scrape.Result, q Query) *ClaimList {
 	list := &ClaimList{TypeMeta: printer.TypeMeta("IdleClaimList"), ForSeconds: q.For.Seconds(), Items: []Claim{}, Young: young(r, q)}
-	index, reaper := scrape.NewIndex(r), newReaper(m)
+	reaper := newReaper(m)
 	for i := 0; i < len(m.Holdings); {
 		// The holdings of a claim follow each other.
 		all := []*fleet.Holding{m.Holdings[i]}
@@ -116,15 +116,15 @@ func Find(m *fleet.Model, r *scrape.Result, q Query) *ClaimList {
 		if len(all) == 0 || !q.Has(all[0]) {
 			continue
 		}
-		idle := idleFor(all, index)
-		if reason := reasonOf(all[0], idle, q); reason == "" && (idle == nil || shortly(all, index, q)) {
+		idle := idleFor(all, r)
+		if reason := reasonOf(all[0], idle, q); reason == "" && (idle == nil || shortly(all, r, q)) {
 			list.Unknown++
 		} else if reason == "" && *idle >= grace {
 			list.Less++
 		} else if reason != "" {
 			reaper.idle[all[0].Claim] = true
 			c := newClaim(all, reason, idle)
-			c.IdleForLonger = idle != nil && atLeast(all, index, q.Now)
+			c.IdleForLonger = idle != nil && atLeast(all, r, q.Now)
 			list.Items = append(list.Items, c)
 		}
 	}
@@ -137,10 +137,10 @@ func Find(m *fleet.Model, r *scrape.Result, q Query) *ClaimList {
 
 // idleFor returns for how long nothing has run on any of the devices, or nil if that is not
 // known of all.
-func idleFor(all []*fleet.Holding, index *scrape.Index) *time.Duration {
+func idleFor(all []*fleet.Holding, r *scrape.Result) *time.Duration {
 	var least *time.Duration
 	for _, h := range all {
-		told, _ := index.Of(h)
+		told, _ := r.Of(h)
 		if told == nil || told.Idle == nil {
 			return nil
 		}
@@ -152,18 +152,18 @@ func idleFor(all []*fleet.Holding, index *scrape.Index) *time.Duration {
 }
 
 // shortly reports whether the driver has not looked at a device for as long as a claim must have been idle.
-func shortly(all []*fleet.Holding, index *scrape.Index, q Query) bool {
+func shortly(all []*fleet.Holding, r *scrape.Result, q Query) bool {
 	return slices.ContainsFunc(all, func(h *fleet.Holding) bool {
-		told, _ := index.Of(h)
+		told, _ := r.Of(h)
 		since := fleet.AllocatedAt(h.Claim).Time
 		return told != nil && q.Now.Sub(since) >= q.For && told.IdleForLonger(since, q.Now)
 	})
 }
 
 // atLeast reports whether a claim may have been idle for longer than is known.
-func atLeast(all []*fleet.Holding, index *scrape.Index, now time.Time) bool {
+func atLeast(all []*fleet.Holding, r *scrape.Result, now time.Time) bool {
 	return slices.ContainsFunc(all, func(h *fleet.Holding) bool {
-		told, _ := index.Of(h)
+		told, _ := r.Of(h)
 		return told != nil && told.IdleForLonger(fleet.AllocatedAt(h.Claim).Time, now)
 	})
 }

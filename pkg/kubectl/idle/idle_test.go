@@ -42,7 +42,7 @@ func example(t *testing.T) (*fleettest.Fleet, *scrape.Result) {
 	f := fleettest.New(t)
 	f.AddNode("node-1", "h100-80-sxm", 3)
 	f.AddNode("node-2", "t4", 2)
-	r := &scrape.Result{}
+	r := &scrape.Result{Claims: map[scrape.ID]*scrape.Claim{}}
 	for _, c := range []struct {
 		name  string
 		idle  time.Duration
@@ -58,10 +58,11 @@ func example(t *testing.T) (*fleettest.Fleet, *scrape.Result) {
 			pod.OwnerReferences = []metav1.OwnerReference{{Kind: kind, Name: name, Controller: new(true)}}
 		}
 		pod.Labels = map[string]string{"pod-template-hash": "5d4"}
-		r.Claims = append(r.Claims, told(claim.Name, "node-1", claim.Status.Allocation.Devices.Results[0].Device, c.idle))
+		add(r, told(claim.Name, "node-1", claim.Status.Allocation.Devices.Results[0].Device, c.idle))
 	}
 	two := f.Held("team", "two", "node-2", fleettest.Count(2, "gpu.nvidia.com"))
-	r.Claims = append(r.Claims, told("two", "node-2", two.Status.Allocation.Devices.Results[0].Device, time.Hour), told("two", "node-2", two.Status.Allocation.Devices.Results[1].Device, 45*time.Minute))
+	add(r, told("two", "node-2", two.Status.Allocation.Devices.Results[0].Device, time.Hour))
+	add(r, told("two", "node-2", two.Status.Allocation.Devices.Results[1].Device, 45*time.Minute))
 	finished := f.Held("team", "finished", "node-1", fleettest.Share("mps.partage.dev", "20Gi", "25"))
 	f.Pods[len(f.Pods)-1].Status.Phase = corev1.PodSucceeded
 	again := f.Run(finished, "node-1")
@@ -76,6 +77,8 @@ func example(t *testing.T) (*fleettest.Fleet, *scrape.Result) {
 func told(name, node, device string, idle time.Duration) scrape.Claim {
 	return scrape.Claim{ID: scrape.ID{Namespace: "team", Name: name, Node: node, Device: device}, Idle: &idle, Since: fleettest.Start}
 }
+
+func add(r *scrape.Result, c scrape.Claim) { r.Claims[c.ID] = &c }
 
 func find(t *testing.T, q Query) *ClaimList {
 	t.Helper()
@@ -219,7 +222,7 @@ func TestReplicas(t *testing.T) {
 			t.Parallel()
 			f := fleettest.New(t)
 			f.AddNode("node-1", "h100-80-sxm", 2)
-			r := &scrape.Result{}
+			r := &scrape.Result{Claims: map[scrape.ID]*scrape.Claim{}}
 			own := func(p *corev1.Pod) {
 				p.Labels = map[string]string{"pod-template-hash": "5d4"}
 				p.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "train-5d4", Controller: new(true)}}
@@ -231,7 +234,7 @@ func TestReplicas(t *testing.T) {
 				if i < c.idle {
 					idle = time.Hour
 				}
-				r.Claims = append(r.Claims, told(claim.Name, "node-1", claim.Status.Allocation.Devices.Results[0].Device, idle))
+				add(r, told(claim.Name, "node-1", claim.Status.Allocation.Devices.Results[0].Device, idle))
 			}
 			if c.waits {
 				own(f.Pod("team", "train-5", fleettest.Uses(f.Claim("team", "train-5"))))
@@ -246,7 +249,7 @@ func TestReplicas(t *testing.T) {
 			}
 			// Another claim is freed in any case: what no command frees is not in the sum.
 			alone := f.Held("team", "alone", "node-1", fleettest.Request("mig.nvidia.com", fleettest.Profile("1g.10gb")))
-			r.Claims = append(r.Claims, told("alone", "node-1", alone.Status.Allocation.Devices.Results[0].Device, time.Hour))
+			add(r, told("alone", "node-1", alone.Status.Allocation.Devices.Results[0].Device, time.Hour))
 			var commands, notes []string
 			list := Find(fleet.New(f.Snapshot, fleettest.Driver), r, Query{For: 30 * time.Minute, Now: now})
 			for _, one := range list.Items {
@@ -289,12 +292,12 @@ func TestUnknown(t *testing.T) {
 	t.Parallel()
 	f := fleettest.New(t)
 	f.AddNode("node-1", "h100-80-sxm", 3)
-	r := &scrape.Result{}
+	r := &scrape.Result{Claims: map[scrape.ID]*scrape.Claim{}}
 	for name, idle := range map[string]time.Duration{"silent": -1, "new": time.Minute, "busy": 0} {
 		claim := f.Held("team", name, "node-1", fleettest.Request("gpu.nvidia.com"))
 		if one := told(name, "node-1", claim.Status.Allocation.Devices.Results[0].Device, idle); idle >= 0 {
 			one.Since = now.Add(-time.Minute)
-			r.Claims = append(r.Claims, one)
+			add(r, one)
 		}
 	}
 	list := Find(fleet.New(f.Snapshot, fleettest.Driver), r, Query{For: 30 * time.Minute, Now: now})
@@ -317,7 +320,9 @@ func TestSinceRestart(t *testing.T) {
 		claim := f.Held("team", "old", "node-1", fleettest.Request("gpu.nvidia.com"))
 		one := told("old", "node-1", claim.Status.Allocation.Devices.Results[0].Device, 275*time.Second)
 		one.Since = now.Add(-5 * time.Minute)
-		list := Find(fleet.New(f.Snapshot, fleettest.Driver), &scrape.Result{Claims: []scrape.Claim{one}}, Query{For: least, Now: now})
+		r := &scrape.Result{Claims: map[scrape.ID]*scrape.Claim{}}
+		add(r, one)
+		list := Find(fleet.New(f.Snapshot, fleettest.Driver), r, Query{For: least, Now: now})
 		var out bytes.Buffer
 		if err := list.View(true).Write(&out, printer.Format{}); err != nil || !strings.Contains(out.String(), want) {
 			t.Errorf("%v, want %q in:\n%s", err, want, out.String())
@@ -343,11 +348,11 @@ func TestBusyPodThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	f := fleettest.New(t)
 	f.AddNode("node-1", "h100-80-sxm", 1)
-	r := &scrape.Result{}
+	r := &scrape.Result{Claims: map[scrape.ID]*scrape.Claim{}}
 	for name, idle := range map[string]time.Duration{"idle": time.Hour, "busy": 0} {
 		claim := f.Held("team", name, "node-1", fleettest.Request("mig.nvidia.com", fleettest.Profile("1g.10gb")))
 		claim.Status.ReservedFor[0].UID = "pod"
-		r.Claims = append(r.Claims, told(name, "node-1", claim.Status.Allocation.Devices.Results[0].Device, idle))
+		add(r, told(name, "node-1", claim.Status.Allocation.Devices.Results[0].Device, idle))
 	}
 	f.Pods = nil
 	list := Find(fleet.New(f.Snapshot, fleettest.Driver), r, Query{For: 30 * time.Minute, Now: now})

@@ -163,7 +163,6 @@ func (p Part) String() string {
 	return strings.Join(parts, " ")
 }
 
-// changes writes those of manifests.
 // unknowns says why nothing is advised, for all claims with the same reason at once.
 func (l *SizeList) unknowns(out *bytes.Buffer) {
 	claims := map[string][]string{}
@@ -180,6 +179,7 @@ func (l *SizeList) unknowns(out *bytes.Buffer) {
 // mostClaims is how many are named for one reason.
 const mostClaims = 5
 
+// changes writes those of manifests.
 func (l *SizeList) changes(out *bytes.Buffer, f printer.Format) {
 	for _, s := range l.Items {
 		if s.Change == nil {

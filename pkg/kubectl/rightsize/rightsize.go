@@ -293,10 +293,9 @@ func (n need) percentOf(d *fleet.Device, sm resourceapi.DeviceCapacity) int64 {
 		return wholePercent(n.busy)
 	case n.percent > 0:
 		return n.percent
-	case sm.RequestPolicy != nil && sm.RequestPolicy.Default != nil:
-		return max(1, sm.RequestPolicy.Default.Value())
 	}
-	return sm.Value.Value()
+	byDefault, _ := fleet.Granted(nil, &sm)
+	return max(1, byDefault.Value())
 }
 
 // wholePercent rounds a part up to whole percent. Hundredths are not exact: 0.07 is not more than 7 percent.
@@ -314,7 +313,7 @@ func granted(c resourceapi.DeviceCapacity, want int64) (int64, bool) {
 // Observation is what several looks at the driver's pods have shown.
 type Observation struct {
 	claims map[scrape.ID]*observed
-	last   *scrape.Index
+	last   *scrape.Result
 }
 
 // observed is what is known of a device of a claim.
@@ -329,12 +328,12 @@ type observed struct {
 
 // NewObservation returns one that has seen nothing.
 func NewObservation() *Observation {
-	return &Observation{claims: map[scrape.ID]*observed{}, last: scrape.NewIndex(&scrape.Result{})}
+	return &Observation{claims: map[scrape.ID]*observed{}, last: &scrape.Result{}}
 }
 
 // Add adds a look.
 func (o *Observation) Add(r *scrape.Result) {
-	o.last = scrape.NewIndex(r)
+	o.last = r
 	for _, c := range r.Claims {
 		seen := o.claims[c.ID]
 		if seen == nil {

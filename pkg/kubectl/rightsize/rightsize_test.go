@@ -8,6 +8,8 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -45,7 +47,7 @@ type machine struct {
 
 func newMachine(t *testing.T, board string, gpus int) *machine {
 	t.Helper()
-	m := &machine{Fleet: fleettest.New(t)}
+	m := &machine{Fleet: fleettest.New(t), result: scrape.Result{Claims: map[scrape.ID]*scrape.Claim{}}}
 	m.AddNode("node-1", board, gpus)
 	return m
 }
@@ -60,9 +62,12 @@ func (m *machine) used(name string, r resourceapi.DeviceRequest, peak int64, bus
 	if busy >= 0 {
 		told.Utilization = &busy
 	}
-	m.result.Claims = append(m.result.Claims, told)
+	m.result.Claims[told.ID] = &told
 	return c
 }
+
+// only returns what was told of the only claim.
+func (m *machine) only() *scrape.Claim { return slices.Collect(maps.Values(m.result.Claims))[0] }
 
 func (m *machine) compare(q Query) *SizeList {
 	o := NewObservation()
@@ -156,7 +161,7 @@ func TestUnknown(t *testing.T) {
 	m := newMachine(t, "h100-80-sxm", 3)
 	m.Held("team", "unseen", "node-1", fleettest.Request("gpu.nvidia.com"))
 	m.used("blind", fleettest.Request("gpu.nvidia.com"), gib, 0)
-	m.result.Claims[0].PeakBytes = nil
+	m.only().PeakBytes = nil
 	gone := m.used("gone", fleettest.Request("gpu.nvidia.com"), gib, 0)
 	gone.Status.Allocation.Devices.Results[0].Device = "gone"
 	want := map[string]string{
@@ -296,7 +301,7 @@ func TestObservation(t *testing.T) {
 	for _, c := range []scrape.Claim{
 		{ID: id}, {ID: id, PeakBytes: new(int64(5)), Utilization: new(0.2)}, {ID: id, UsedBytes: new(int64(7)), PeakBytes: new(int64(6)), Utilization: new(0.1)}, {ID: id},
 	} {
-		o.Add(&scrape.Result{Claims: []scrape.Claim{c}})
+		o.Add(&scrape.Result{Claims: map[scrape.ID]*scrape.Claim{c.ID: &c}})
 	}
 	if got := o.claims[id]; got.samples != 4 || *got.peak != 7 || *got.busy != 0.2 {
 		t.Errorf("%+v", got)
@@ -377,7 +382,7 @@ func TestOneMoment(t *testing.T) {
 	for idle, want := range map[time.Duration]string{0: Unknown, 3 * time.Hour: Unknown, 5 * time.Hour: Smaller} {
 		m := newMachine(t, "h100-80-sxm", 1)
 		m.used("train", fleettest.Request("gpu.nvidia.com"), gib, 0)
-		m.result.Claims[0].Idle = &idle
+		m.only().Idle = &idle
 		o := NewObservation()
 		o.Add(&m.result)
 		if s := m.compareWith(o, Query{}).Items[0]; s.Verdict != want || want == Unknown && !strings.Contains(s.Reason, "--watch") {

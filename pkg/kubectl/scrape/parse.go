@@ -80,7 +80,11 @@ func parse(body io.Reader, node string) (*Result, error) {
 	if at := r.series("process_start_time_seconds"); len(at) > 0 {
 		started = time.Unix(int64(at[0].Value), 0)
 	}
-	return &Result{Claims: r.claims(node, started), GPUs: r.gpus(node)}, nil
+	told := &Result{Claims: r.claims(node, started)}
+	for _, g := range r.gpus(node) {
+		told.GPUs = append(told.GPUs, *g)
+	}
+	return told, nil
 }
 
 type reader struct{ families map[string]*dto.MetricFamily }
@@ -97,17 +101,15 @@ func (r *reader) series(name string) model.Vector {
 func label(s *model.Sample, name model.LabelName) string { return string(s.Metric[name]) }
 
 // collect makes one T of each series of the metric info, and has the other metrics with the same labels set what they say.
-func collect[K comparable, T any](r *reader, prefix string, key func(*model.Sample) K, of func(*model.Sample) T, others map[string]func(*T, *model.Sample)) []T {
-	all, at := []T{}, map[K]int{}
+func collect[K comparable, T any](r *reader, prefix string, key func(*model.Sample) K, of func(*model.Sample) *T, others map[string]func(*T, *model.Sample)) map[K]*T {
+	all := map[K]*T{}
 	for _, s := range r.series(prefix + "info") {
-		if _, has := at[key(s)]; !has {
-			at[key(s)], all = len(all), append(all, of(s))
-		}
+		all[key(s)] = of(s)
 	}
 	for name, set := range others {
 		for _, s := range r.series(prefix + name) {
-			if i, has := at[key(s)]; has {
-				set(&all[i], s)
+			if one := all[key(s)]; one != nil {
+				set(one, s)
 			}
 		}
 	}
@@ -116,12 +118,12 @@ func collect[K comparable, T any](r *reader, prefix string, key func(*model.Samp
 
 func whole(s *model.Sample) *int64 { return new(int64(s.Value)) }
 
-func (r *reader) claims(node string, started time.Time) []Claim {
+func (r *reader) claims(node string, started time.Time) map[ID]*Claim {
 	id := func(s *model.Sample) ID {
 		return ID{Namespace: label(s, "namespace"), Name: label(s, "resourceclaim_name"), Node: node, Device: label(s, "device")}
 	}
-	return collect(r, "partage_claim_", id, func(s *model.Sample) Claim {
-		return Claim{ID: id(s), Kind: label(s, "kind"), Profile: label(s, "profile"), UUID: label(s, "uuid"), Since: started}
+	return collect(r, "partage_claim_", id, func(s *model.Sample) *Claim {
+		return &Claim{ID: id(s), Kind: label(s, "kind"), Profile: label(s, "profile"), UUID: label(s, "uuid"), Since: started}
 	}, map[string]func(*Claim, *model.Sample){
 		"memory_used_bytes":    func(c *Claim, s *model.Sample) { c.UsedBytes = whole(s) },
 		"memory_peak_bytes":    func(c *Claim, s *model.Sample) { c.PeakBytes = whole(s) },
@@ -133,9 +135,9 @@ func (r *reader) claims(node string, started time.Time) []Claim {
 	})
 }
 
-func (r *reader) gpus(node string) []GPU {
-	return collect(r, "partage_gpu_", func(s *model.Sample) string { return label(s, "gpu") }, func(s *model.Sample) GPU {
-		return GPU{Node: node, PCIBusID: label(s, "gpu"), UUID: label(s, "uuid"), ProductName: label(s, "product")}
+func (r *reader) gpus(node string) map[string]*GPU {
+	return collect(r, "partage_gpu_", func(s *model.Sample) string { return label(s, "gpu") }, func(s *model.Sample) *GPU {
+		return &GPU{Node: node, PCIBusID: label(s, "gpu"), UUID: label(s, "uuid"), ProductName: label(s, "product")}
 	}, map[string]func(*GPU, *model.Sample){
 		"healthy":                func(g *GPU, s *model.Sample) { g.Healthy = new(s.Value > 0) },
 		"memory_bytes":           func(g *GPU, s *model.Sample) { g.MemoryBytes = whole(s) },

@@ -61,7 +61,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 
 // Result is what the driver's pods told.
 type Result struct {
-	Claims []Claim
+	Claims map[ID]*Claim
 	GPUs   []GPU
 	// Failures are those of pods that did not answer.
 	Failures []Failure
@@ -117,7 +117,7 @@ func Pods(ctx context.Context, client kubernetes.Interface, o Options) (*Result,
 	var mu sync.Mutex
 	var group errgroup.Group
 	group.SetLimit(parallel)
-	r := &Result{}
+	r := &Result{Claims: map[ID]*Claim{}}
 	for _, pod := range pods {
 		group.Go(func() error {
 			told, err := ask(ctx, client, pod, cmp.Or(o.Timeout, DefaultTimeout))
@@ -127,7 +127,8 @@ func Pods(ctx context.Context, client kubernetes.Interface, o Options) (*Result,
 				r.Failures = append(r.Failures, Failure{Node: pod.Spec.NodeName, Namespace: pod.Namespace, Pod: pod.Name, Err: err})
 				return nil
 			}
-			r.Claims, r.GPUs = append(r.Claims, told.Claims...), append(r.GPUs, told.GPUs...)
+			maps.Copy(r.Claims, told.Claims)
+			r.GPUs = append(r.GPUs, told.GPUs...)
 			return nil
 		})
 	}
@@ -136,9 +137,6 @@ func Pods(ctx context.Context, client kubernetes.Interface, o Options) (*Result,
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("read the metrics of the driver's pods: %w", err)
 	}
-	slices.SortFunc(r.Claims, func(a, b Claim) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Node, b.Node), cmp.Compare(a.Device, b.Device))
-	})
 	slices.SortFunc(r.GPUs, func(a, b GPU) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.PCIBusID, b.PCIBusID)) })
 	slices.SortFunc(r.Failures, func(a, b Failure) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Pod, b.Pod)) })
 	return r, nil
@@ -210,24 +208,6 @@ func portOf(pod *corev1.Pod) (int32, error) {
 	return 0, fmt.Errorf("it has no port named %q: metrics.enabled is false in the chart's values", portName)
 }
 
-// Index finds what was told of a claim's device.
-type Index struct {
-	claims map[ID]*Claim
-	failed map[string]bool
-}
-
-// NewIndex makes an index of what the pods told.
-func NewIndex(r *Result) *Index {
-	x := &Index{claims: map[ID]*Claim{}, failed: map[string]bool{}}
-	for i := range r.Claims {
-		x.claims[r.Claims[i].ID] = &r.Claims[i]
-	}
-	for _, f := range r.Failures {
-		x.failed[f.Node] = true
-	}
-	return x
-}
-
 // IDOf returns the identity under which the driver tells of a holding.
 func IDOf(h *fleet.Holding) ID {
 	id := ID{Namespace: h.Claim.Namespace, Name: h.Claim.Name, Node: h.Result.Pool, Device: h.Result.Device}
@@ -238,15 +218,14 @@ func IDOf(h *fleet.Holding) ID {
 }
 
 // Of returns what was told of a holding, or nil and why nothing was.
-func (x *Index) Of(h *fleet.Holding) (*Claim, string) {
+func (r *Result) Of(h *fleet.Holding) (*Claim, string) {
 	id := IDOf(h)
-	if c := x.claims[id]; c != nil {
+	switch c := r.Claims[id]; {
+	case c != nil:
 		return c, ""
-	}
-	if h.Admin() {
+	case h.Admin():
 		return nil, "a claim with admin access has nothing of its own, so its use is not measured"
-	}
-	if x.failed[id.Node] {
+	case slices.ContainsFunc(r.Failures, func(f Failure) bool { return f.Node == id.Node }):
 		return nil, "the driver's pod on node " + id.Node + " does not answer"
 	}
 	return nil, "the driver on node " + id.Node + " has not prepared it, or has no pod there"

@@ -43,13 +43,12 @@ type ClaimUsage struct {
 // Claims joins what claims hold with what the driver measured.
 func Claims(m *fleet.Model, r *scrape.Result, scope fleet.Scope, now time.Time) *ClaimUsageList {
 	list := &ClaimUsageList{TypeMeta: printer.TypeMeta("ClaimUsageList"), Items: []ClaimUsage{}}
-	index := scrape.NewIndex(r)
 	for _, h := range m.Holdings {
 		if !scope.Has(h) {
 			continue
 		}
 		u := ClaimUsage{Claim: scrape.Claim{ID: scrape.IDOf(h)}}
-		if told, why := index.Of(h); told == nil {
+		if told, why := r.Of(h); told == nil {
 			u.Unknown = why
 		} else if u.Claim = *told; told.Idle != nil {
 			u.IdleSeconds, u.IdleForLonger = new(told.Idle.Seconds()), told.IdleForLonger(fleet.AllocatedAt(h.Claim).Time, now)

@@ -32,21 +32,16 @@ type Usage struct {
 	Unknown string `json:"unknown,omitempty"`
 }
 
-// usages finds what was measured. The zero value knows nothing, and says nothing.
+// usages finds what was measured. Where nothing was, it knows nothing, and says nothing.
 type usages struct {
-	at     time.Time
-	claims *scrape.Index
+	Measured
 	// gpus are by node and PCI address.
-	gpus map[[2]string]*scrape.GPU
+	gpus map[[2]string]scrape.GPU
 }
 
 func newUsages(m Measured) usages {
-	if m.Told == nil {
-		return usages{}
-	}
-	u := usages{at: m.At, claims: scrape.NewIndex(m.Told), gpus: map[[2]string]*scrape.GPU{}}
-	for i := range m.Told.GPUs {
-		g := &m.Told.GPUs[i]
+	u := usages{m, map[[2]string]scrape.GPU{}}
+	for _, g := range ptr.Deref(m.Told, scrape.Result{}).GPUs {
 		u.gpus[[2]string{g.Node, g.PCIBusID}] = g
 	}
 	return u
@@ -54,10 +49,10 @@ func newUsages(m Measured) usages {
 
 // of returns what a claim uses of a device.
 func (u usages) of(h *fleet.Holding) *Usage {
-	if u.claims == nil {
+	if u.Told == nil {
 		return nil
 	}
-	told, why := u.claims.Of(h)
+	told, why := u.Told.Of(h)
 	if told == nil {
 		return &Usage{Unknown: why}
 	}
@@ -72,15 +67,15 @@ func (u usages) of(h *fleet.Holding) *Usage {
 	}
 	// What worked at the last look is not idle.
 	if told.Idle != nil && *told.Idle >= time.Minute {
-		out.Idle = new(u.at.Add(-*told.Idle).UTC().Truncate(time.Minute))
+		out.Idle = new(u.At.Add(-*told.Idle).UTC().Truncate(time.Minute))
 	}
 	return out
 }
 
 // ofGPU returns what is used of a GPU as a whole.
 func (u usages) ofGPU(g *fleet.GPU) *Usage {
-	told := u.gpus[[2]string{g.Node.Name, g.PCIBusID}]
-	if told == nil {
+	told, has := u.gpus[[2]string{g.Node.Name, g.PCIBusID}]
+	if !has {
 		return nil
 	}
 	out := usageOf(told.UsedBytes, told.Utilization)
