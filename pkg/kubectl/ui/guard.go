@@ -4,7 +4,6 @@
 package ui
 
 import (
-	"crypto/rand"
 	"crypto/subtle"
 	"net"
 	"net/http"
@@ -12,14 +11,10 @@ import (
 	"strings"
 )
 
-// newToken returns a path element that nobody can guess: 130 bits.
-func newToken() string { return rand.Text() }
-
 // guard lets only requests through that the page itself makes, or the person who has its URL.
 // The token is the first element of every path. So it is in no cookie, which the browser would
 // send to any other port of this machine, too, and in no Referer, which a header forbids.
 func guard(token string, next http.Handler) http.Handler {
-	prefix := "/" + token
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		setSecurityHeaders(w.Header())
 		switch {
@@ -28,13 +23,13 @@ func guard(token string, next http.Handler) http.Handler {
 			http.Error(w, "this server answers to 127.0.0.1 and localhost only", http.StatusMisdirectedRequest)
 		case !sameOrigin(r):
 			http.Error(w, "another page may not read this one", http.StatusForbidden)
-		case !equalPrefix(r.URL.Path, prefix):
+		case !hasToken(r.URL.Path, token):
 			http.Error(w, "the address lacks the token, or has an old one: use the one that kubectl gpu ui printed", http.StatusForbidden)
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
 			w.Header().Set("Allow", "GET, HEAD")
 			http.Error(w, "nothing can be changed here", http.StatusMethodNotAllowed)
 		default:
-			http.StripPrefix(prefix, next).ServeHTTP(w, r)
+			http.StripPrefix("/"+token, next).ServeHTTP(w, r)
 		}
 	})
 }
@@ -74,8 +69,8 @@ func sameOrigin(r *http.Request) bool {
 	}
 }
 
-// equalPrefix compares in a time that says nothing of the token.
-func equalPrefix(path, prefix string) bool {
+// hasToken compares in a time that says nothing of the token.
+func hasToken(path, token string) bool {
 	first, _, below := strings.Cut(strings.TrimPrefix(path, "/"), "/")
-	return below && subtle.ConstantTimeCompare([]byte("/"+first), []byte(prefix)) == 1
+	return below && subtle.ConstantTimeCompare([]byte(first), []byte(token)) == 1
 }

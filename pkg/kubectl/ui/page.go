@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -99,11 +98,10 @@ func (p *page) publish(change func()) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	change()
-	objects, newErr := view.New(view.Input{Model: p.model, Explanations: p.explanations, Measured: p.measured, Meta: view.Meta{
+	state, err := json.Marshal(view.New(view.Input{Model: p.model, Explanations: p.explanations, Measured: p.measured, Meta: view.Meta{
 		Context: p.Context, Driver: p.Driver, Loading: p.loading, Problems: slices.Concat(p.unread, p.unmeasured),
-	}})
-	state, err := json.Marshal(objects)
-	if err = errors.Join(newErr, err); err != nil {
+	}}))
+	if err != nil {
 		return fmt.Errorf("make the page: %w", err)
 	}
 	if !bytes.Equal(p.state, state) {

@@ -9,6 +9,7 @@ package ui
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"embed"
 	"errors"
 	"fmt"
@@ -53,7 +54,8 @@ type Measure func(context.Context) (*scrape.Result, error)
 
 // Server serves the page.
 type Server struct {
-	page    *page
+	page *page
+	// token is a path element that nobody can guess: 130 bits.
 	token   string
 	handler http.Handler
 }
@@ -64,7 +66,7 @@ func New(client kubernetes.Interface, c Config) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the page's files: %w", err)
 	}
-	s := &Server{page: newPage(client, c), token: newToken()}
+	s := &Server{page: newPage(client, c), token: rand.Text()}
 	mux := http.NewServeMux()
 	mux.Handle("GET /", http.FileServerFS(assets))
 	mux.HandleFunc("GET /model.json", s.serveModel)

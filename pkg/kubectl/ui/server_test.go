@@ -6,6 +6,7 @@ package ui
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"io/fs"
 	"net/http"
@@ -85,7 +86,7 @@ func TestGuard(t *testing.T) {
 		{name: "no token", path: "/", want: http.StatusForbidden},
 		{name: "asset without token", path: "/app.js", want: http.StatusForbidden},
 		{name: "model without token", path: "/model.json", want: http.StatusForbidden},
-		{name: "wrong token", path: "/" + newToken() + "/", want: http.StatusForbidden},
+		{name: "wrong token", path: "/" + rand.Text() + "/", want: http.StatusForbidden},
 		{name: "part of the token", path: page[:len(page)-3] + "/", want: http.StatusForbidden},
 		{name: "token and more", path: strings.TrimSuffix(page, "/") + "A/", want: http.StatusForbidden},
 		{name: "token without slash", path: strings.TrimSuffix(page, "/"), want: http.StatusForbidden},
@@ -214,12 +215,15 @@ type stream struct {
 	tag    string
 }
 
+// objects are the parts of the page.
+type objects map[string]json.RawMessage
+
 func listen(t *testing.T, s *Server, web *httptest.Server) *stream {
 	return &stream{t: t, client: web.Client(), url: web.URL + s.Path() + "model.json"}
 }
 
 // next returns the page, or nil if it is the one that was returned last.
-func (s *stream) next() view.Objects {
+func (s *stream) next() objects {
 	s.t.Helper()
 	r := must.Get(http.NewRequestWithContext(s.t.Context(), http.MethodGet, s.url, nil))(s.t)
 	r.Header.Set("If-None-Match", s.tag)
@@ -228,7 +232,7 @@ func (s *stream) next() view.Objects {
 	if response.StatusCode == http.StatusNotModified {
 		return nil
 	}
-	state := view.Objects{}
+	state := objects{}
 	if err := json.NewDecoder(response.Body).Decode(&state); err != nil || response.StatusCode != http.StatusOK {
 		s.t.Fatalf("status %d: %v", response.StatusCode, err)
 	}
@@ -237,7 +241,7 @@ func (s *stream) next() view.Objects {
 }
 
 // until follows a server until a condition holds. The test's own limit is the only one.
-func (s *stream) until(what string, holds func(view.Objects) bool) view.Objects {
+func (s *stream) until(what string, holds func(objects) bool) objects {
 	s.t.Helper()
 	for {
 		state := s.next()
@@ -255,14 +259,14 @@ func (s *stream) until(what string, holds func(view.Objects) bool) view.Objects 
 	}
 }
 
-func part[T any](t *testing.T, state view.Objects, key string) T {
+func part[T any](t *testing.T, state objects, key string) T {
 	t.Helper()
 	var value T
 	must.Do(t, json.Unmarshal(state[key], &value), key)
 	return value
 }
 
-func metaOf(t *testing.T, state view.Objects) view.Meta {
+func metaOf(t *testing.T, state objects) view.Meta {
 	t.Helper()
 	if state["meta"] == nil {
 		return view.Meta{Loading: true}
@@ -275,7 +279,7 @@ func TestChanges(t *testing.T) {
 	client := demo(t)
 	s, web := serve(t, client, nil)
 	page := listen(t, s, web)
-	loaded := page.until("loaded", func(state view.Objects) bool { return !metaOf(t, state).Loading })
+	loaded := page.until("loaded", func(state objects) bool { return !metaOf(t, state).Loading })
 	if got, want := metaOf(t, loaded).Summary, (view.Summary{Nodes: 3, GPUs: 14, Used: 10, Free: 4, Room: 6, Unhealthy: 1, Waiting: 2, Claims: 21}); got != want {
 		t.Errorf("summary %+v, want %+v", got, want)
 	}
@@ -285,7 +289,7 @@ func TestChanges(t *testing.T) {
 
 	// The claim ends: its place is free, and nothing else changes but the sums.
 	must.Do(t, client.ResourceV1().ResourceClaims("research").Delete(t.Context(), "notebook-lin", metav1.DeleteOptions{}))
-	changed := page.until("changed", func(view.Objects) bool { return true })
+	changed := page.until("changed", func(objects) bool { return true })
 	for key, before := range loaded {
 		gone := slices.Contains([]string{"claim/research/notebook-lin", "pod/research/notebook-lin"}, key)
 		if after, has := changed[key]; has == gone || has && !slices.Contains([]string{"meta", "node/dgx-1"}, key) && !bytes.Equal(before, after) {
@@ -316,7 +320,7 @@ func TestMissingRights(t *testing.T) {
 	forbid("pods", false)
 	s, web := serve(t, client, nil)
 	events := listen(t, s, web)
-	without := events.until("loaded", func(state view.Objects) bool { return !metaOf(t, state).Loading })
+	without := events.until("loaded", func(state objects) bool { return !metaOf(t, state).Loading })
 
 	type right struct{ verb, resource, namespace string }
 	var rights []right
@@ -338,7 +342,7 @@ func TestMissingRights(t *testing.T) {
 
 	refused.Store(false)
 	// One namespace is read as long as that works; nothing was read of the nodes.
-	events.until("the right to read nodes", func(state view.Objects) bool {
+	events.until("the right to read nodes", func(state objects) bool {
 		return !slices.ContainsFunc(metaOf(t, state).Problems, func(p view.Gap) bool { return p.Resource == "nodes" })
 	})
 }
@@ -352,12 +356,12 @@ func TestUsage(t *testing.T) {
 		told scrape.Result
 		want string
 	}{
-		{"told", scrape.Result{Claims: []scrape.Claim{claim}}, `"usage":{"memory":3221225472,"of":`},
+		{"told", scrape.Result{Claims: map[scrape.ID]*scrape.Claim{claim.ID: &claim}}, `"usage":{"memory":3221225472,"of":`},
 		{"forbidden", scrape.Result{Failures: []scrape.Failure{{Node: "dgx-1", Err: proxy}}}, `"verb":"get","resource":"pods/proxy","forbidden":true`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s, web := serve(t, demo(t), nil, func(context.Context) (*scrape.Result, error) { return &test.told, nil })
-			state := listen(t, s, web).until(test.name, func(state view.Objects) bool {
+			state := listen(t, s, web).until(test.name, func(state objects) bool {
 				return strings.Contains(string(state["meta"])+string(state["node/dgx-1"]), test.want)
 			})
 			if got := strings.Contains(string(state["node/dgx-1"]), `"memory":3221225472`); got != (test.name == "told") {
@@ -378,7 +382,7 @@ func TestExplanations(t *testing.T) {
 		}
 	})
 	key := "pod/training/pretrain-1"
-	state := listen(t, s, web).until("explained", func(state view.Objects) bool {
+	state := listen(t, s, web).until("explained", func(state objects) bool {
 		return strings.Contains(string(state[key]), "explanation")
 	})
 	if got, want := part[view.Pod](t, state, key).Explanation, (view.Explanation{Verdict: "because of pretrain-1", Text: "at length"}); got == nil || *got != want {
@@ -397,7 +401,7 @@ func TestByAllocator(t *testing.T) {
 	client := demo(t)
 	s, web := serve(t, client, ByAllocator(client))
 	key := "pod/research/notebook-kim"
-	state := listen(t, s, web).until("explained", func(state view.Objects) bool {
+	state := listen(t, s, web).until("explained", func(state objects) bool {
 		return strings.Contains(string(state[key]), "explanation")
 	})
 	e := part[view.Pod](t, state, key).Explanation
@@ -424,7 +428,7 @@ func TestStuck(t *testing.T) {
 	must.Get(client.CoreV1().Events("serving").Create(t.Context(), event, metav1.CreateOptions{}))(t)
 	s, web := serve(t, client, ByAllocator(client))
 	key := "pod/serving/embed-0"
-	state := listen(t, s, web).until("explained", func(state view.Objects) bool {
+	state := listen(t, s, web).until("explained", func(state objects) bool {
 		return strings.Contains(string(state[key]), "explanation")
 	})
 	stuck := part[view.Pod](t, state, key)
@@ -440,7 +444,7 @@ func TestStuck(t *testing.T) {
 func TestReadOnly(t *testing.T) {
 	client := demo(t)
 	s, web := serve(t, client, nil)
-	listen(t, s, web).until("loaded", func(state view.Objects) bool { return !metaOf(t, state).Loading })
+	listen(t, s, web).until("loaded", func(state objects) bool { return !metaOf(t, state).Loading })
 	if len(client.Actions()) == 0 {
 		t.Error("nothing was read")
 	}

@@ -52,7 +52,7 @@ func BenchmarkNew(b *testing.B) {
 		b.Run(fmt.Sprintf("view/%d", n), func(b *testing.B) {
 			size := 0
 			for b.Loop() {
-				all := must.Get(New(Input{Model: m}))(b)
+				all := encoded(b, Input{Model: m})
 				size = 0
 				for _, part := range all {
 					size += len(part)

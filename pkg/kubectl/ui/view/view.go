@@ -6,9 +6,6 @@
 package view
 
 import (
-	"encoding/json"
-	"fmt"
-
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
@@ -223,8 +220,8 @@ type Explanation struct {
 }
 
 // Objects are the parts of the page by key: "meta", "node/NODE", "claim/NAMESPACE/NAME" and
-// "pod/NAMESPACE/NAME". A part that has not changed has the same bytes.
-type Objects map[string]json.RawMessage
+// "pod/NAMESPACE/NAME". A part that has not changed becomes the same JSON.
+type Objects map[string]any
 
 // Input is what a page is made of.
 type Input struct {
@@ -235,16 +232,8 @@ type Input struct {
 }
 
 // New makes all parts.
-func New(in Input) (Objects, error) {
+func New(in Input) Objects {
 	all := Objects{}
-	var failed error
-	add := func(key string, value any) {
-		data, err := json.Marshal(value)
-		if err != nil && failed == nil {
-			failed = fmt.Errorf("encode %s: %w", key, err)
-		}
-		all[key] = data
-	}
 	usages := newUsages(in.Measured)
 	claims, meta := claimsOf(in.Model, usages), in.Meta
 	meta.Summary.AtLeast = in.Model.Hides(fleet.ResourceClaims)
@@ -258,10 +247,10 @@ func New(in Input) (Objects, error) {
 		if pod.Stuck {
 			meta.Summary.Stuck++
 		}
-		add(key, pod)
+		all[key] = pod
 	}
 	for key, claim := range claims {
-		add(key, claim)
+		all[key] = claim
 		if len(claim.Devices) > 0 {
 			meta.Summary.Claims++
 		}
@@ -269,10 +258,10 @@ func New(in Input) (Objects, error) {
 	for _, n := range in.Model.Nodes {
 		node := nodeOf(n, in.Model.Driver, usages)
 		meta.Summary.add(node)
-		add("node/"+node.Name, node)
+		all["node/"+node.Name] = node
 	}
-	add("meta", meta)
-	return all, failed
+	all["meta"] = meta
+	return all
 }
 
 func (s *Summary) add(n Node) {
