@@ -12,6 +12,7 @@ package boards
 import (
 	"embed"
 	"fmt"
+	"io/fs"
 	"path"
 	"slices"
 	"strings"
@@ -38,13 +39,9 @@ func FullName(name string) string {
 
 // Names returns the names of all boards, sorted.
 func Names() []string {
-	entries, err := files.ReadDir("facts")
-	if err != nil {
-		return nil // the folder is part of the program
-	}
-	names := make([]string, 0, len(entries))
-	for _, e := range entries {
-		names = append(names, strings.TrimSuffix(e.Name(), ".yaml"))
+	names, _ := fs.Glob(files, "facts/*.yaml") // the pattern is right
+	for i, name := range names {
+		names[i] = strings.TrimSuffix(path.Base(name), ".yaml")
 	}
 	slices.Sort(names)
 	return names

@@ -5,6 +5,7 @@ package ui
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -14,10 +15,13 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/partage-dev/partage/pkg/kubectl/explain"
 	"github.com/partage-dev/partage/pkg/kubectl/fleet"
+	"github.com/partage-dev/partage/pkg/kubectl/printer"
 	"github.com/partage-dev/partage/pkg/kubectl/ui/view"
 )
 
@@ -42,13 +46,9 @@ type page struct {
 	state   []byte
 	version int
 	changed time.Time
-	// The others are what the state is made of. unread and unmeasured say what could not be found out.
-	model        *fleet.Model
-	loading      bool
-	explanations map[string]view.Explanation
-	measured     view.Measured
-	unread       []view.Gap
-	unmeasured   []view.Gap
+	// Input is what the state is made of. unread and unmeasured say what could not be found out.
+	view.Input
+	unread, unmeasured []view.Gap
 
 	// explained is when pods were explained, and hasStuck whether some were stuck. They are those of explain.
 	explained time.Time
@@ -57,8 +57,10 @@ type page struct {
 
 func newPage(client kubernetes.Interface, c Config) *page {
 	return &page{
-		Config: c, client: client, state: []byte("{}"), model: fleet.New(&fleet.Snapshot{}, c.Driver), loading: true,
-		explanations: map[string]view.Explanation{},
+		Config: c, client: client, state: []byte("{}"), Input: view.Input{
+			Model: fleet.New(&fleet.Snapshot{}, c.Driver), Explanations: map[string]view.Explanation{},
+			Meta: view.Meta{Context: c.Context, Driver: c.Driver, Loading: true},
+		},
 	}
 }
 
@@ -98,9 +100,8 @@ func (p *page) publish(change func()) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	change()
-	state, err := json.Marshal(view.New(view.Input{Model: p.model, Explanations: p.explanations, Measured: p.measured, Meta: view.Meta{
-		Context: p.Context, Driver: p.Driver, Loading: p.loading, Problems: slices.Concat(p.unread, p.unmeasured),
-	}}))
+	p.Meta.Problems = slices.Concat(p.unread, p.unmeasured)
+	state, err := json.Marshal(view.New(p.Input))
 	if err != nil {
 		return fmt.Errorf("make the page: %w", err)
 	}
@@ -122,9 +123,9 @@ func (p *page) read(ctx context.Context) error {
 	snapshot, err := fleet.Read(ctx, p.client, p.Namespace)
 	return p.publish(func() {
 		if err == nil {
-			p.model, p.loading = fleet.New(snapshot, p.Driver), false
+			p.Model, p.Meta.Loading = fleet.New(snapshot, p.Driver), false
 		}
-		p.unread = problemsOf(p.model.Snapshot, err)
+		p.unread = problemsOf(p.Model.Snapshot, err)
 	})
 }
 
@@ -146,7 +147,7 @@ func problemsOf(s *fleet.Snapshot, err error) (gaps []view.Gap) {
 // events do not change the page.
 func (p *page) explain(ctx context.Context) error {
 	p.mu.Lock()
-	model, isNew, now := p.model, p.changed.After(p.explained), time.Now()
+	model, isNew, now := p.Model, p.changed.After(p.explained), time.Now()
 	p.mu.Unlock()
 	if !isNew && (!p.hasStuck || now.Sub(p.explained) < fresh) {
 		return nil
@@ -162,11 +163,11 @@ func (p *page) explain(ctx context.Context) error {
 		key, why := view.PodKey(pod), explanation(pod)
 		waiting[key] = true
 		p.mu.Lock()
-		p.explanations[key] = why // the others may take long
+		p.Explanations[key] = why // the others may take long
 		p.mu.Unlock()
 	}
 	return p.publish(func() {
-		maps.DeleteFunc(p.explanations, func(key string, _ view.Explanation) bool { return !waiting[key] })
+		maps.DeleteFunc(p.Explanations, func(key string, _ view.Explanation) bool { return !waiting[key] })
 	})
 }
 
@@ -177,7 +178,7 @@ func (p *page) measure(ctx context.Context) error {
 		err = told.Silence()
 	}
 	return p.publish(func() {
-		p.unmeasured, p.measured = nil, view.Measured{At: time.Now(), Told: told}
+		p.unmeasured, p.Measured = nil, view.Measured{At: time.Now(), Told: told}
 		if err != nil {
 			p.unmeasured = []view.Gap{{
 				Verb: "get", Resource: "pods/proxy", Forbidden: apierrors.IsForbidden(err), Message: err.Error(),
@@ -185,4 +186,44 @@ func (p *page) measure(ctx context.Context) error {
 			}}
 		}
 	})
+}
+
+// fresh is how long an explanation by events, which make no new model, is taken for true.
+const fresh = 30 * time.Second
+
+// Explain prepares for explaining pods over what is known of the cluster. It is not called by
+// several at once, and neither is what it returns.
+type Explain func(context.Context, *fleet.Model) func(*corev1.Pod) view.Explanation
+
+// ByAllocator explains as kubectl gpu explain does, with the same words. Events and namespaces
+// are read from the client.
+func ByAllocator(client kubernetes.Interface) Explain {
+	return func(ctx context.Context, m *fleet.Model) func(*corev1.Pod) view.Explanation {
+		x := explain.New(m, time.Now())
+		x.ReadFrom(ctx, client)
+		return func(pod *corev1.Pod) view.Explanation {
+			var text bytes.Buffer
+			e := x.Pod(ctx, pod)
+			if err := explain.View(e).Write(&text, printer.Format{}); err != nil {
+				return view.Explanation{Verdict: fmt.Sprintf("The explanation cannot be shown: %v", err)}
+			}
+			return view.Explanation{Verdict: verdict(e), Text: text.String()}
+		}
+	}
+}
+
+// verdict is an explanation in one line.
+func verdict(e *explain.Explanation) string {
+	switch {
+	case e.Verdict == explain.Allocatable:
+		return "It can be allocated now; the scheduler will try again."
+	case len(e.Unseen) > 0 && e.Verdict == explain.Unknown:
+		return "Unknown: " + e.Unseen[0]
+	case len(e.Stuck) > 0:
+		return e.Stuck[0].Text
+	case len(e.Reasons) > 0:
+		return e.Reasons[0].Text
+	default:
+		return cmp.Or(string(e.Verdict), "Unknown")
+	}
 }
