@@ -101,7 +101,9 @@ func (r *reader) series(name string) model.Vector {
 func label(s *model.Sample, name model.LabelName) string { return string(s.Metric[name]) }
 
 // collect makes one T of each series of the metric info, and has the other metrics with the same labels set what they say.
-func collect[K comparable, T any](r *reader, prefix string, key func(*model.Sample) K, of func(*model.Sample) *T, others map[string]func(*T, *model.Sample)) map[K]*T {
+func collect[K comparable, T any](r *reader, prefix string, key func(*model.Sample) K, of func(*model.Sample) *T,
+	others map[string]func(*T, *model.Sample),
+) map[K]*T {
 	all := map[K]*T{}
 	for _, s := range r.series(prefix + "info") {
 		all[key(s)] = of(s)

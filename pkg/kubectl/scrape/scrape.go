@@ -63,7 +63,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 type Result struct {
 	Claims map[ID]*Claim
 	GPUs   []GPU
-	// Failures are those of pods that did not answer.
+	// Failures are those of pods that did not answer, by node.
 	Failures []Failure
 }
 
@@ -220,12 +220,14 @@ func IDOf(h *fleet.Holding) ID {
 // Of returns what was told of a holding, or nil and why nothing was.
 func (r *Result) Of(h *fleet.Holding) (*Claim, string) {
 	id := IDOf(h)
-	switch c := r.Claims[id]; {
-	case c != nil:
+	if c := r.Claims[id]; c != nil {
 		return c, ""
+	}
+	_, failed := slices.BinarySearchFunc(r.Failures, id.Node, func(f Failure, node string) int { return cmp.Compare(f.Node, node) })
+	switch {
 	case h.Admin():
 		return nil, "a claim with admin access has nothing of its own, so its use is not measured"
-	case slices.ContainsFunc(r.Failures, func(f Failure) bool { return f.Node == id.Node }):
+	case failed:
 		return nil, "the driver's pod on node " + id.Node + " does not answer"
 	}
 	return nil, "the driver on node " + id.Node + " has not prepared it, or has no pod there"
