@@ -96,7 +96,7 @@ func Claimed(ctx context.Context, o *options.Options, client kubernetes.Interfac
 	}
 	list := Claims(m, r, scope, f.Now)
 	list.Sort(f.SortBy)
-	return printer.Print(o, list, list.Table(scope.Namespace == ""))
+	return printer.Print(o, list, list.View(scope.Namespace == ""))
 }
 
 func read(ctx context.Context, o *options.Options, client kubernetes.Interface, f Flags) (*scrape.Result, error) {
