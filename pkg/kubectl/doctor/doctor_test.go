@@ -44,7 +44,7 @@ type bad struct {
 
 func TestChecks(t *testing.T) {
 	t.Parallel()
-	const wantChecks, wantCases = 29, 108
+	const wantChecks, wantCases = 29, 109
 	checks := Checks
 	if len(checks) != wantChecks {
 		t.Errorf("%d checks, want %d", len(checks), wantChecks)
@@ -184,6 +184,10 @@ var badSlices = []bad{
 		w.slices = append(w.slices, old)
 	}, Warning, []string{"pool gpu-1"}, "1 slices of older generations", "log"},
 	{"nodes-publish", "ready", func(w *world) { w.withoutSlices("gpu-2") }, Error, []string{"node gpu-2"}, "the driver's pod is ready, and there are no ResourceSlices", "policy"},
+	{"nodes-publish", "left alone", func(w *world) {
+		w.withoutSlices("gpu-2")
+		w.configs[0].Data[policyKey] += "rules:\n- name: leave\n  match: {productName: NVIDIA T*}\n  offer: {kinds: []}\n"
+	}, Note, []string{"node gpu-2"}, "there are no ResourceSlices", "policy"},
 	{"nodes-publish", "not ready", func(w *world) {
 		w.withoutSlices("gpu-2")
 		waits(w.plugin("gpu-2"), "", "")

@@ -28,6 +28,16 @@ func policyValid(f *Facts) (found findings) {
 	return found
 }
 
+// leavesGPUsAlone reports whether a policy offers nothing of some GPUs, which may be those of a node.
+func leavesGPUsAlone(p Policy) bool {
+	if p.Config == nil {
+		return false
+	}
+	decoded, err := policy.Decode([]byte(p.Config.Data[policyKey]))
+	isNothing := func(r policy.Rule) bool { return r.Offer == policy.Offer{} }
+	return err == nil && (decoded.Default == policy.Offer{} || slices.ContainsFunc(decoded.Rules, isNothing))
+}
+
 // offersNothing reports whether a policy leaves all GPUs alone.
 func offersNothing(p *policy.Policy) bool {
 	return p.Default == policy.Offer{} && !slices.ContainsFunc(p.Rules, func(r policy.Rule) bool { return r.Offer != policy.Offer{} })
