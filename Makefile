@@ -75,7 +75,7 @@ endef
 define beside
 	@making=; failed=; for target in $(1); do $(MAKE) --no-print-directory $$target & making+=" $$!"; done; \
 	for pid in $$making; do wait $$pid || failed=1; done; [[ -z $$failed ]] || \
-	  { printf '\nfailed:\n'; grep -sE '^ *--- FAIL|^FAIL|^panic:|DATA RACE' $(patsubst %,$(OUT)/%.log,$(1)); exit 1; }
+	  { printf '\nfailed:\n'; grep -sE '^ *--- FAIL|^FAIL|^panic:|DATA RACE' $(OUT)/test-{plain,race,nodes}.log; exit 1; }
 endef
 
 ##@ Try it
@@ -226,13 +226,17 @@ endif
 .PHONY: test-unit
 test-unit: gpusim ## Test every package by itself
 	$(call say,unit tests: logs in $(OUT)/test-plain.log and $(OUT)/test-race.log)
-	$(call beside,test-plain test-race)
+	@$(MAKE) --no-print-directory test-units
 
-# Tests of the one part wait while those of the other are compiled.
+# Flow tests mostly wait, while unit tests are compiled and run.
 .PHONY: test-packages
 test-packages: build
 	$(call say,unit and flow tests: logs in $(OUT)/test-plain.log and test-race.log and test-nodes.log)
-	$(call beside,test-plain test-race test-nodes)
+	$(call beside,test-units test-nodes)
+
+.PHONY: test-units
+test-units:
+	@failed=; for part in test-plain test-race; do $(MAKE) --no-print-directory $$part || failed=1; done; [[ -z $$failed ]]
 
 .PHONY: test-plain
 test-plain:
@@ -259,7 +263,7 @@ test-flow: build ## Test the plugin over gRPC against simulated GPUs, without Ku
 .PHONY: test-nodes
 test-nodes:
 	go test ./test/flow/killpoint ./test/flow/harness
-	$(call verbose,$(OUT)/test-nodes.log,-count=1 -p 3 -timeout $(TEST_LIMIT) $(FLOW))
+	$(call verbose,$(OUT)/test-nodes.log,-count=1 -p 2 -timeout $(TEST_LIMIT) $(FLOW))
 
 # What each listed test says, and how long it took: make known-failures COUNT=10. Real pods and other modules are left out.
 COUNT := 1

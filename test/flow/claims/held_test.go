@@ -160,9 +160,13 @@ func TestFirstInstanceInUse(t *testing.T) {
 			n, p := harness.NewMPSDriver(t, "h100x1", harness.Frequent...)
 			pid, end := onHost(t, n, p, "hold", "--memory=1Gi", "--device=0")
 			c := n.Allocate(t, []harness.Device{test.wanted})
-			if _, err := p.TryPrepare(t.Context(), c, harness.KubeletTimeout); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d", pid)) {
-				t.Errorf("want an error that says that process %d is in the way, got %v", pid, err)
-			}
+			expect.Do(t, harness.Eventually(t.Context(), func() error { // on a busy machine the first call may end before that is known
+				_, err := p.TryPrepare(t.Context(), c, harness.KubeletTimeout)
+				if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d", pid)) {
+					return fmt.Errorf("want an error that says that process %d is in the way, got: %w", pid, err)
+				}
+				return nil
+			}))
 			tainted := func() bool {
 				return slices.ContainsFunc(n.Published()[test.alike.Name(n.Address(t, 0))].Taints, func(taint resourceapi.DeviceTaint) bool {
 					return taint.Effect != resourceapi.DeviceTaintEffectNone
