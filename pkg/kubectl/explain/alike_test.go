@@ -185,7 +185,7 @@ func TestUntainted(t *testing.T) {
 		"nothing":     {nil, false},
 	} {
 		x := New(fleet.New(f.Snapshot, fleettest.Driver), now)
-		x.NodeEvents = func(node string) ([]corev1.Event, error) { return c.events, nil }
+		x.NodeEvents = func(string) ([]corev1.Event, error) { return c.events, nil }
 		e := x.Pod(t.Context(), f.Pods[0])
 		if got := text(t, e); e.Verdict != Allocated || strings.Contains(got, "GPU 0 (1b:00) on n1: memory will be repaired at the next reset. It may still hold") != c.want {
 			t.Errorf("%s, want %t:\n%s", name, c.want, got)

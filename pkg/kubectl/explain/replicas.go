@@ -63,20 +63,34 @@ func replicas(ctx context.Context, s *sight, w *workload) {
 	if s.Verdict == Waits {
 		return
 	}
+	fit, known = s.alone(limited, before, n, fit, known)
+	if atOnce(s, w, n, fit, known) && !beside {
+		before.addUnseen(s)
+	}
+}
+
+// alone returns how many pods fit without those that come before them in a file, where not all fit beside these.
+func (s *sight) alone(ctx context.Context, before queue, n, fit int, known bool) (int, bool) {
 	switch {
 	case known && fit == n:
 	case n == 1:
-		fit, known = 1, true // that it fits alone is known
+		return 1, true // that it fits alone is known
 	case before.pods > 0:
-		_, fit, known = s.fill(limited, queue{planner: s.x.planner}, n)
+		_, fit, known = s.fill(ctx, queue{planner: s.x.planner}, n)
 	}
-	if atOnce(s, w, n, fit, known) && !beside && (before.pods > 0 || len(before.lost) > 0) {
-		text := "whether it fits beside the other objects of the file, which come first"
-		if len(before.lost) > 0 {
-			text += ": what " + strings.Join(before.lost, ", ") + " would take is unknown"
-		}
-		s.addUnseen("%s", text)
+	return fit, known
+}
+
+// addUnseen leaves open whether what fits alone does so beside what comes first.
+func (q *queue) addUnseen(s *sight) {
+	text := "whether it fits beside the other objects of the file, which come first"
+	switch {
+	case len(q.lost) > 0:
+		text += ": what " + strings.Join(q.lost, ", ") + " would take is unknown"
+	case q.pods == 0:
+		return
 	}
+	s.addUnseen("%s", text)
 }
 
 // updated leaves open what comes after the first new pod of an update that ends old ones one after the other.

@@ -198,13 +198,7 @@ func (p *page) explanation(e *Explanation, all alike) {
 	if len(e.Unseen) > 0 {
 		help += ", as far as can be seen"
 	}
-	section(p, help, e.Suggestions, func(s Suggestion) string {
-		if s.Node == "" || s.Kind == ChangeNode {
-			return oneLine(s.Text)
-		}
-		fits, but := e.may("fits")
-		return fmt.Sprintf("%s: it %s on node %s%s", oneLine(s.Text), fits, s.Node, but)
-	})
+	section(p, help, e.Suggestions, e.suggestionText)
 	if e.Verdict == Waits && len(e.Suggestions) == 0 && e.onlyDevices() {
 		p.line("")
 		p.line("No single change was found that would help.")
@@ -213,6 +207,14 @@ func (p *page) explanation(e *Explanation, all alike) {
 	if p.format.Wide {
 		section(p, "Assumed", e.Assumptions, asIs)
 	}
+}
+
+func (e *Explanation) suggestionText(s Suggestion) string {
+	if s.Node == "" || s.Kind == ChangeNode {
+		return oneLine(s.Text)
+	}
+	fits, but := e.may("fits")
+	return fmt.Sprintf("%s: it %s on node %s%s", oneLine(s.Text), fits, s.Node, but)
 }
 
 // may makes of "fits" that it may fit, and why it may not, where something was not looked at that could contradict it.

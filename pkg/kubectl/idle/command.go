@@ -95,6 +95,31 @@ func Run(ctx context.Context, o *options.Options, client kubernetes.Interface, f
 	return nil
 }
 
+// writeCommands writes what would free devices, and why some stay.
+func (l *ClaimList) writeCommands(w *bytes.Buffer, f printer.Format) {
+	freed, kept := 0.0, 0.0
+	var commands, notes strings.Builder
+	for _, c := range l.Items {
+		if c.Freed {
+			freed += c.GPUs
+		} else {
+			kept += c.GPUs
+		}
+		for _, command := range c.Commands {
+			commands.WriteString("  " + command + "\n")
+		}
+		for _, note := range c.Notes {
+			notes.WriteString("  # " + note + "\n")
+		}
+	}
+	if commands.Len() > 0 {
+		fmt.Fprintf(w, "\n%s\n%s", f.Paint(printer.Bold, fmt.Sprintf("These would free %.2f GPUs. Look at what the pods do before you run them:", freed)), commands.String())
+	}
+	if notes.Len() > 0 {
+		fmt.Fprintf(w, "\n%.2f GPUs cannot be freed without stopping pods that are not idle:\n%s", kept, notes.String())
+	}
+}
+
 // View shows claims to people, with their namespaces if these are several.
 func (l *ClaimList) View(namespaces bool) printer.View {
 	enough, others := printer.Seconds(l.ForSeconds), ""
@@ -124,27 +149,7 @@ func (l *ClaimList) View(namespaces bool) printer.View {
 		if err := t.Render(w, f); err != nil || len(l.Items) == 0 {
 			return err
 		}
-		freed, kept := 0.0, 0.0
-		var commands, notes strings.Builder
-		for _, c := range l.Items {
-			if c.Freed {
-				freed += c.GPUs
-			} else {
-				kept += c.GPUs
-			}
-			for _, command := range c.Commands {
-				commands.WriteString("  " + command + "\n")
-			}
-			for _, note := range c.Notes {
-				notes.WriteString("  # " + note + "\n")
-			}
-		}
-		if commands.Len() > 0 {
-			fmt.Fprintf(w, "\n%s\n%s", f.Paint(printer.Bold, fmt.Sprintf("These would free %.2f GPUs. Look at what the pods do before you run them:", freed)), commands.String())
-		}
-		if notes.Len() > 0 {
-			fmt.Fprintf(w, "\n%.2f GPUs cannot be freed without stopping pods that are not idle:\n%s", kept, notes.String())
-		}
+		l.writeCommands(w, f)
 		if slices.ContainsFunc(l.Items, func(c Claim) bool { return c.IdleForLonger }) {
 			fmt.Fprintln(w, "\n"+printer.IdleForLonger)
 		}
