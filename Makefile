@@ -226,16 +226,16 @@ endif
 .PHONY: test-unit
 test-unit: gpusim ## Test every package by itself
 	$(call say,unit tests: logs in $(OUT)/test-plain.log and $(OUT)/test-race.log)
-	@$(MAKE) --no-print-directory test-units
+	@$(MAKE) --no-print-directory test-plain-race
 
 # Flow tests mostly wait, while unit tests are compiled and run.
 .PHONY: test-packages
 test-packages: build
 	$(call say,unit and flow tests: logs in $(OUT)/test-plain.log and test-race.log and test-nodes.log)
-	$(call beside,test-units test-nodes)
+	$(call beside,test-plain-race test-nodes)
 
-.PHONY: test-units
-test-units:
+.PHONY: test-plain-race
+test-plain-race:
 	@failed=; for part in test-plain test-race; do $(MAKE) --no-print-directory $$part || failed=1; done; [[ -z $$failed ]]
 
 .PHONY: test-plain

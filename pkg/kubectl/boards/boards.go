@@ -25,13 +25,13 @@ import (
 //go:embed facts/*.yaml
 var files embed.FS
 
-// short are what people say for the usual variant of a board.
-var short = map[string]string{"a100": "a100-80", "gh200": "gh200-144", "h100": "h100-80-sxm"}
+// Short are what people say for the usual variant of a board.
+var Short = map[string]string{"a100": "a100-80", "gh200": "gh200-144", "h100": "h100-80-sxm"}
 
 // FullName returns the name of the usual variant for a short name, and others as they are.
 func FullName(name string) string {
 	name = strings.ToLower(name)
-	if long, isShort := short[name]; isShort {
+	if long, isShort := Short[name]; isShort {
 		return long
 	}
 	return name

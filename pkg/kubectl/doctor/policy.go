@@ -21,26 +21,37 @@ func policyValid(f *Facts) (found findings) {
 			found.add(Error, invalidPolicy+": it has no "+policyKey, remedy, p.At)
 		} else if decoded, err := policy.Decode([]byte(text)); err != nil {
 			found.add(Error, invalidPolicy+": "+said(err.Error()), remedy, p.At)
-		} else if offersNothing(decoded) {
+		} else if _, all := leavesAlone(decoded); all {
 			found.add(Warning, "It offers nothing of any GPU: all its kinds are empty", remedy, p.At)
 		}
 	}
 	return found
 }
 
-// leavesGPUsAlone reports whether a policy offers nothing of some GPUs, which may be those of a node.
-func leavesGPUsAlone(p Policy) bool {
-	if p.Config == nil {
-		return false
+// leavesAlone reports whether a policy offers nothing of some GPUs, and whether of all.
+func leavesAlone(p *policy.Policy) (some, all bool) {
+	some = p.Default == policy.Offer{}
+	all = some
+	for _, r := range p.Rules {
+		nothing := r.Offer == policy.Offer{}
+		some, all = some || nothing, all && nothing
 	}
-	decoded, err := policy.Decode([]byte(p.Config.Data[policyKey]))
-	isNothing := func(r policy.Rule) bool { return r.Offer == policy.Offer{} }
-	return err == nil && (decoded.Default == policy.Offer{} || slices.ContainsFunc(decoded.Rules, isNothing))
+	return some, all
 }
 
-// offersNothing reports whether a policy leaves all GPUs alone.
-func offersNothing(p *policy.Policy) bool {
-	return p.Default == policy.Offer{} && !slices.ContainsFunc(p.Rules, func(r policy.Rule) bool { return r.Offer != policy.Offer{} })
+// mayLeaveAlone reports whether GPUs of which nothing is published may be those that a policy leaves alone.
+func mayLeaveAlone(f *Facts) bool {
+	return slices.ContainsFunc(f.Policies, func(p Policy) bool {
+		if p.Config == nil {
+			return false
+		}
+		decoded, err := policy.Decode([]byte(p.Config.Data[policyKey]))
+		if err != nil {
+			return false
+		}
+		some, _ := leavesAlone(decoded)
+		return some
+	})
 }
 
 // invalidPolicy says what follows. A kubelet that starts removes the ResourceSlices of its node.

@@ -62,8 +62,8 @@ func nodesPublish(f *Facts) (found findings) {
 		}
 		if slices.ContainsFunc(have[n.Name], fleet.Ready) {
 			severity := Error
-			if slices.ContainsFunc(f.Policies, leavesGPUsAlone) {
-				severity = Note // these may be what it leaves alone
+			if mayLeaveAlone(f) {
+				severity = Note
 			}
 			found.add(severity, "The node has GPUs, as its labels say, the driver's pod is ready, and there are no ResourceSlices",
 				"Read the log of the driver's pod on the node: the sharing policy may offer nothing, or the GPUs are given to virtual machines (vfio-pci)",

@@ -45,10 +45,11 @@ func NewCommand(o *options.Options) *cobra.Command {
 		Long: `Say why a pod or a claim waits, why it is stuck, or what it got.
 
 The verdict is that of the scheduler's own allocator, over the slices and claims of the cluster. Then it says who is in the
-way, and the smallest changes that would help; those of devices and nodes were tried with the allocator. A name without a kind is a pod's or, if
-there is none, a claim's; deploy/NAME, sts/NAME, job/NAME and other workloads stand for their pods. Without a name it explains
-all pods of the namespace, or with -A of all, that wait for devices or are stuck with them. With -f it says what would happen to the pods, claims and templates of a file that is not applied
-yet, and what the API server would refuse, which is asked for by a dry run.
+way, and the smallest changes that would help; those of devices and nodes were tried with the allocator. A name without a
+kind is a pod's or, if there is none, a claim's; deploy/NAME, sts/NAME, job/NAME and other workloads stand for their pods.
+Without a name it explains all pods of the namespace, or with -A of all, that wait for devices or are stuck with them. With -f
+it says what would happen to the pods, claims and templates of a file that is not applied yet, and what the API server would
+refuse, which is asked for by a dry run.
 
 The exit code is 2 if something waits, is stuck, or is unknown.`,
 		Example: `  kubectl gpu explain llm-0

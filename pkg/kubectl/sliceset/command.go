@@ -10,7 +10,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -48,7 +50,7 @@ func NewCommand(o *options.Options) *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE:    func(c *cobra.Command, _ []string) error { return f.run(c.Context(), o) },
 	}
-	c.Flags().StringVar(&f.machine.Model, "model", "", "Model of the GPUs: "+strings.Join(boards.Names(), ", ")+"; a100, gh200 and h100 are the usual ones")
+	c.Flags().StringVar(&f.machine.Model, "model", "", "Model of the GPUs: "+strings.Join(boards.Names(), ", ")+"; short for the usual ones: "+strings.Join(slices.Sorted(maps.Keys(boards.Short)), ", "))
 	c.Flags().IntVar(&f.machine.Count, "count", 1, "How many GPUs a node has")
 	c.Flags().StringVar(&f.fromNode, "from-node", "", "Name of a node whose slices are taken")
 	c.Flags().StringVar(&f.node, "node-name-template", "gpu-node", "Name of the node and of its pool, or what an autoscaler replaces by it")
