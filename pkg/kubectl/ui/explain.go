@@ -38,7 +38,7 @@ func ByAllocator(client kubernetes.Interface) Explain {
 			if err := explain.View(e).Write(&text, printer.Format{}); err != nil {
 				return view.Explanation{Verdict: fmt.Sprintf("The explanation cannot be shown: %v", err)}
 			}
-			return view.Explanation{Verdict: verdict(e), Text: text.String()}
+			return view.Explanation{Verdict: verdict(e), Text: text.String(), Starting: e.Verdict == explain.Starting}
 		}
 	}
 }

@@ -217,6 +217,8 @@ type Explanation struct {
 	Verdict string `json:"verdict"`
 	// Text is what kubectl gpu explain prints.
 	Text string `json:"text,omitempty"`
+	// Starting says that a pod which looks stuck has not had the time to start.
+	Starting bool `json:"-"`
 }
 
 // Objects are the parts of the page by key: "meta", "node/NODE", "claim/NAMESPACE/NAME" and
@@ -238,7 +240,9 @@ func New(in Input) Objects {
 	claims, meta := claimsOf(in.Model, usages), in.Meta
 	meta.Summary.AtLeast = in.Model.Hides(fleet.ResourceClaims)
 	for key, pod := range podsOf(in.Model, claims) {
-		if e, has := in.Explanations[key]; has && (pod.Waiting || pod.Stuck) {
+		e, explained := in.Explanations[key]
+		pod.Stuck = pod.Stuck && !e.Starting
+		if explained && (pod.Waiting || pod.Stuck) {
 			pod.Explanation = &e
 		}
 		if pod.Waiting {
