@@ -58,7 +58,7 @@ func OnNode(node *corev1.Node) []Finding {
 	manager := Finding{Kind: MIGManager, Text: "No MIG manager is asked to partition the GPUs of this node"}
 	if config, labelled := node.Labels[MIGConfigLabel]; labelled && node.Labels[migManagerLabel] != "false" {
 		manager.There, manager.Text = true, fmt.Sprintf("The node has the label %s=%s, which a MIG manager follows: "+
-			"it ends programs and removes partitions that claims have. Keep the MIG manager off the node, with the GPU Operator by the label %s=false, "+
+			"it removes partitions that claims have. Keep the MIG manager off the node, with the GPU Operator by the label %s=false, "+
 			"and elsewhere remove the label. This driver makes partitions as claims ask for them", MIGConfigLabel, config, migManagerLabel)
 	}
 	return []Finding{plugin, manager}

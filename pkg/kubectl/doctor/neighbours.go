@@ -97,7 +97,7 @@ func migManager(f *Facts) (found findings) {
 		config, labelled := n.Labels[migConfigLabel]
 		switch {
 		case len(managers[n.Name]) > 0 && labelled:
-			found.add(Error, fmt.Sprintf("NVIDIA's MIG manager runs on the node, whose label %s is %s: it ends programs and removes partitions of claims", migConfigLabel, config),
+			found.add(Error, fmt.Sprintf("NVIDIA's MIG manager runs on the node, whose label %s is %s: it removes partitions of claims", migConfigLabel, config),
 				"Keep the MIG manager off the node: with the GPU operator the label "+migManagerLabel+"=false; and remove the label "+migConfigLabel, nodeRef(n.Name))
 		case len(managers[n.Name]) > 0:
 			found.add(Warning, "NVIDIA's MIG manager runs on the node: it would remove the partitions of claims if somebody set the label "+migConfigLabel,
