@@ -71,8 +71,8 @@ type MPSConfig struct {
 	// device, at least 1Mi. Absent: no limit.
 	DefaultPinnedDeviceMemoryLimit *MemoryLimit `json:"defaultPinnedDeviceMemoryLimit,omitempty"`
 	// defaultPerDevicePinnedMemoryLimit takes precedence over
-	// defaultPinnedDeviceMemoryLimit. A key is the UUID of a device, or its index, from 0,
-	// among the devices of the claim that the configuration is for. At most 32.
+	// defaultPinnedDeviceMemoryLimit. A key is the UUID of a GPU, or a device's index, from
+	// 0, among those of the claim that the configuration is for. At most 32.
 	DefaultPerDevicePinnedMemoryLimit map[string]MemoryLimit `json:"defaultPerDevicePinnedMemoryLimit,omitempty"`
 	// multiUser lets clients of different user IDs run at the same time. Absent: false.
 	MultiUser *bool `json:"multiUser,omitempty"`
