@@ -53,7 +53,7 @@ type Mount struct {
 	HostPath, ContainerPath string
 	ReadOnly                bool
 	// NoExec is for what tenants can write to: no program in it is run. NoFollow is for what several of them write to: no
-	// symbolic link in it is followed, where kernel (5.10) and runtime (runc 1.2) know that option.
+	// symbolic link in it is followed, where kernel (5.10) and runtime (runc 1.1) know that option.
 	NoExec, NoFollow bool
 }
 
