@@ -87,7 +87,7 @@ var (
 var (
 	gpuInfo    = ofGPU("info", "1, with what the GPU is.", "uuid", "product", "architecture", "driver_version")
 	gpuHealthy = ofGPU("healthy",
-		"1 while the GPU works; 0 while a fault keeps all of it from being allocated, or ends what runs on it. A cordoned GPU works.")
+		"1 while the GPU works; 0 while a fault of the whole GPU keeps pods away or evicts them. A cordoned GPU works.")
 	gpuCondition = ofGPU("condition",
 		"1 while the condition holds on the GPU or on a part of it. The reason is that of the taint, the effect what the taint does.", "reason", "effect")
 	gpuXIDs = Definition{"partage_gpu_xid_errors_total", Counter, []string{"gpu", "xid"},
