@@ -12,7 +12,7 @@ import (
 const (
 	// leastOpenFiles is how many files NVIDIA asks that MPS may open at least. With less, its
 	// server fails with "failed to create/open SHM segment" once it has enough clients (MPS
-	// documentation, "Troubleshooting Guide"). containerd 2.1 and later give 1024.
+	// documentation, "Troubleshooting Guide"). containerd 2.0 and later give 1024.
 	leastOpenFiles = 16384
 	// openFiles is what daemons and servers get: room to spare, and few enough for a program
 	// that closes all descriptors it might have. On some nodes the limit is 10^9.

@@ -43,7 +43,7 @@ func superviseWithFewFiles(soft, hard, privileged string, args []string) error {
 func TestOpenFiles(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		soft, hard int // containerd 2.1 and later give 1024 and 524288
+		soft, hard int // containerd 2.0 and later give 1024 and 524288
 		privileged bool
 		want       uint64
 		message    string
