@@ -254,11 +254,11 @@ func (f *features) leftOut(some bool) string {
 	case !f.now.has(PartitionableDevices):
 		return "Only whole GPUs are offered, because the API server does not store the counters that MIG partitions and shares need: " +
 			"turn on the feature gate " + gatePartitionable + " (Kubernetes 1.35; on by default from 1.36) " +
-			"in kube-apiserver, kube-scheduler and kube-controller-manager" + noticed
+			"in kube-apiserver and kube-scheduler" + noticed
 	case !f.now.has(ConsumableCapacity):
 		return "No MPS and time-slice shares are offered, because the API server does not store what they need: " +
 			"turn on the feature gate " + gateConsumable + " (Kubernetes 1.34; on by default from 1.36) " +
-			"in kube-apiserver, kube-scheduler, kube-controller-manager and kubelet" + noticed
+			"in kube-apiserver, kube-scheduler and kubelet" + noticed
 	case !f.now.has(ShareCounters):
 		return fmt.Sprintf("No MPS and time-slice shares are offered next to other devices of a GPU, because the scheduler of Kubernetes %s "+
 			"would also allocate what overlaps them (kubernetes/kubernetes#139034): upgrade to 1.36.2 or later, "+
