@@ -50,7 +50,7 @@ func (c *config) flags() []cli.Flag {
 			"socket of the kubelet's Pods API, by which MPS clients are terminated before their pod is killed; empty: they are not"),
 		command.SELinux("", &c.seLinux),
 		command.Int("", "memory-percent", 50, &c.memoryPercent,
-			"how much of the node's memory what is mounted for all sessions may take, above all the /dev/shm of their clients"),
+			"how much of the node's memory what is mounted for all sessions may take, above all /dev/shm"),
 	}, c.process.Flags("")...)
 }
 
