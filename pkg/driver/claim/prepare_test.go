@@ -314,6 +314,15 @@ func TestRetry(t *testing.T) {
 			before: failTimes("create instance", always, unknown), deadline: time.Second,
 			want: "tried 3 times: ", took: 700 * time.Millisecond,
 		},
+		"takes long, and does not pass": { // the kubelet still hears why
+			before: func(e string) error {
+				if strings.HasPrefix(e, "create instance") {
+					time.Sleep(8 * time.Second)
+				}
+				return failTimes("create instance", always, unknown)(e)
+			},
+			deadline: 45 * time.Second, want: "tried 3 times: " + failed + "nvmlSomething: unknown driver error", took: 24700 * time.Millisecond,
+		},
 		"another reason": {before: failTimes("create instance", always, gpu.ErrNoPermission), want: failed + "no permission"},
 		"then another reason": {
 			before: both(failTimes("mode on", 1, unknown), failTimes("create instance", 1, gpu.ErrNoPermission)),

@@ -161,26 +161,32 @@ func (e *Engine) left(claim types.UID, decision *Decision) error {
 	return nil
 }
 
-// attempts counts those that have failed.
-type attempts int
+// attempts are those that have failed, and when the first of them had.
+type attempts struct {
+	failed int
+	first  time.Time
+}
 
 // pauses are the waits between attempts, after failures that may pass. The kubelet gives a call 45 seconds and
-// tries again only after a minute.
+// tries again only after a minute. Where attempts take long, there are fewer: a kubelet that has given up is not told why.
 var pauses = []time.Duration{200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 4 * time.Second}
 
 // retry waits before another attempt, or returns an error if there is to be none.
 func (n *attempts) retry(ctx context.Context, err error) error {
 	defer steptime.Of(ctx).Begin(steptime.Wait)()
-	failed := int(*n) + 1
-	*n++
-	if transient(err) && failed <= len(pauses) && wait.For(ctx, pauses[failed-1]) == nil {
-		klog.FromContext(ctx).Info("Trying again", "tried", failed, "reason", err)
+	n.failed++
+	if n.failed == 1 {
+		n.first = time.Now()
+	}
+	hasTime := n.failed <= len(pauses) && time.Since(n.first) < waitTime
+	if transient(err) && hasTime && wait.For(ctx, pauses[n.failed-1]) == nil {
+		klog.FromContext(ctx).Info("Trying again", "tried", n.failed, "reason", err)
 		return nil
 	}
-	if failed == 1 {
+	if n.failed == 1 {
 		return err
 	}
-	return fmt.Errorf("tried %d times: %w", failed, err)
+	return fmt.Errorf("tried %d times: %w", n.failed, err)
 }
 
 // transient reports whether another attempt may succeed. If the rules have refused something, it does not.

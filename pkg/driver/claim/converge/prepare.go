@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// waitTime bounds the wait for a place that another claim, or a process, still has.
+	// waitTime bounds the wait for a place that another claim, or a process, still has, and for a failure to pass.
 	waitTime = 15 * time.Second
 	// undoTime bounds what is undone after a failure. It is granted on top of the caller's deadline, which may be why the
 	// call failed.
