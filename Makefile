@@ -71,13 +71,6 @@ define quiet
 	@mkdir -p $(dir $(1)); go test -v $(2) 2>&1 | tee $(1) | grep --line-buffered -E '^(--- FAIL|ok|FAIL|panic)|_test.go:[0-9]+: .*[0-9]+ (cases|crashes|faults|seeds)' || { $(call failed,$(1)); }
 endef
 
-# Makes targets at the same time, of which none may build what another one runs. At its end is what failed, as above.
-define beside
-	@making=; failed=; for target in $(1); do $(MAKE) --no-print-directory $$target & making+=" $$!"; done; \
-	for pid in $$making; do wait $$pid || failed=1; done; [[ -z $$failed ]] || \
-	  { printf '\nfailed:\n'; grep -sE '^ *--- FAIL|^FAIL|^panic:|DATA RACE' $(OUT)/test-{plain,race,nodes}.log; exit 1; }
-endef
-
 ##@ Try it
 
 .PHONY: demo
@@ -170,7 +163,7 @@ pinned:
 ##@ Test
 
 .PHONY: test
-test: root begin setup test-packages test-allocators helm-check test-monitoring test-ui test-cluster test-admission ## Run all tests that every change needs, with all that they need
+test: root begin setup test-unit test-flow test-allocators helm-check test-monitoring test-ui test-cluster test-admission ## Run all tests that every change needs, with all that they need
 	$(call say,known failures that were not seen)
 	go run ./test/knownfailures/cmd/unseen $(OUT)/test-*.log
 	$(call say,all tests passed)
@@ -223,29 +216,20 @@ test-one: $(if $(findstring test/flow,$(PKG)),build,gpusim) ## Run tests of one 
 	go test -count=1 -v -run '$(RUN)' $(PKG)
 endif
 
+# One after the other: tests that wait for each other's processor time use twice as much of it.
 .PHONY: test-unit
-test-unit: gpusim ## Test every package by itself
-	$(call say,unit tests: logs in $(OUT)/test-plain.log and $(OUT)/test-race.log)
-	@$(MAKE) --no-print-directory test-plain-race
-
-# Flow tests mostly wait, while unit tests are compiled and run.
-.PHONY: test-packages
-test-packages: build
-	$(call say,unit and flow tests: logs in $(OUT)/test-plain.log and test-race.log and test-nodes.log)
-	$(call beside,test-plain-race test-nodes)
-
-.PHONY: test-plain-race
-test-plain-race:
-	@failed=; for part in test-plain test-race; do $(MAKE) --no-print-directory $$part || failed=1; done; [[ -z $$failed ]]
+test-unit: gpusim test-plain test-race ## Test every package by itself
 
 .PHONY: test-plain
 test-plain:
+	$(call say,unit tests: log in $(OUT)/test-plain.log)
 	$(call quiet,$(OUT)/test-plain.log,-timeout $(TEST_LIMIT) $(PLAIN))
 	@# Without cmd/kube, which has no tests and imports all of Kubernetes.
 	cd test/cluster && CGO_ENABLED=0 go test ./cmd/cluster ./internal/...
 
 .PHONY: test-race
 test-race:
+	$(call say,unit tests with the race detector: log in $(OUT)/test-race.log)
 	$(call quiet,$(OUT)/test-race.log,-race -timeout $(TEST_LIMIT) $(RACE))
 
 .PHONY: test-allocators
@@ -254,16 +238,12 @@ test-allocators: ## Run what is published through the allocators of older Kubern
 	@mkdir -p $(OUT); : >$(OUT)/test-allocators.log
 	cd test/allocators && for file in go.mod versions/*.mod; do go test -modfile=$$file -v . | tee -a $(CURDIR)/$(OUT)/test-allocators.log | grep -vE '^(===|PASS)' || exit 1; done
 
+# Each package has a /proc of its own, see test/flow/harness/alone.go.
 .PHONY: test-flow
 test-flow: build ## Test the plugin over gRPC against simulated GPUs, without Kubernetes
-	$(call say,flow tests: log in $(OUT)/test-nodes.log)
-	@$(MAKE) --no-print-directory test-nodes
-
-# Each package has a /proc of its own, see test/flow/harness/alone.go. They mostly wait.
-.PHONY: test-nodes
-test-nodes:
+	$(call say,flow tests: log in $(OUT)/test-flow.log)
 	go test ./test/flow/killpoint ./test/flow/harness
-	$(call verbose,$(OUT)/test-nodes.log,-count=1 -p 2 -timeout $(TEST_LIMIT) $(FLOW))
+	$(call verbose,$(OUT)/test-flow.log,-count=1 -p 1 -timeout $(TEST_LIMIT) $(FLOW))
 
 # What each listed test says, and how long it took: make known-failures COUNT=10. Real pods and other modules are left out.
 COUNT := 1

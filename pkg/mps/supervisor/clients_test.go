@@ -44,6 +44,7 @@ func TestSymlinksInShm(t *testing.T) {
 // TestForgedClients: a session whose daemon does not answer is not kept dead by the
 // PID of a process that has nothing to do with it.
 func TestForgedClients(t *testing.T) {
+	t.Parallel()
 	for name, forged := range map[string]func(t *testing.T, w *world, s mps.Status) int{
 		"the node's init": func(*testing.T, *world, mps.Status) int { return 1 },
 		"in another pod": func(_ *testing.T, w *world, _ mps.Status) int {

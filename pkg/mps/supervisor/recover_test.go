@@ -103,6 +103,7 @@ func TestSupervisorIsKilled(t *testing.T) {
 
 // TestAllIsKilled is what happens to the supervisor's container.
 func TestAllIsKilled(t *testing.T) {
+	t.Parallel()
 	for name, which := range map[string]func(daemon, server int) []int{
 		// The server first: a daemon's end is followed by the end of its server.
 		"with all":                 func(daemon, server int) []int { return []int{server, daemon} },
@@ -169,6 +170,7 @@ func TestSuspended(t *testing.T) {
 // TestLeftovers: whatever a supervisor was doing when it was killed, nothing of what
 // is not wanted stays.
 func TestLeftovers(t *testing.T) {
+	t.Parallel()
 	bootID := must.Get(options("", "").Roots.BootID())(t)
 	for name, leave := range map[string]func(w *world, f folder) error{
 		"an empty folder": func(*world, folder) error { return nil },

@@ -85,6 +85,7 @@ func inEffect(t *testing.T, s *Supervisor, status mps.Status) {
 }
 
 func TestDaemonEnds(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]script{
 		"and leaves its server":      {},
 		"and hides what it has left": {Away: true},
@@ -299,6 +300,7 @@ func TestSilentDaemonIsReplaced(t *testing.T) {
 }
 
 func TestUnmounted(t *testing.T) {
+	t.Parallel()
 	for name, path := range map[string]func(folder) string{"pipe": folder.pipe, "memory": func(f folder) string { return string(f.memory()) }} {
 		t.Run(name, func(t *testing.T) {
 			w, s, _ := started(t)

@@ -67,6 +67,7 @@ func TestTenantReachesTheNextDaemon(t *testing.T) {
 // TestSocketOfAnother: a daemon whose socket somebody has replaced is not believed,
 // and is replaced by one that can be.
 func TestSocketOfAnother(t *testing.T) {
+	t.Parallel()
 	for name, replace := range map[string]func(t *testing.T, daemon, client string){
 		"by a listener": func(t *testing.T, daemon, _ string) {
 			impostor(t, filepath.Join(daemon, "control"))

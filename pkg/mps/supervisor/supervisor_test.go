@@ -141,6 +141,7 @@ func TestCoarseLimits(t *testing.T) {
 }
 
 func TestStartFails(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		script script
 		want   []string
@@ -182,6 +183,7 @@ func TestStartFails(t *testing.T) {
 // TestServerNeverReady: what was seen of a server is said, whether the caller has no more time for
 // it or there is no answer any more.
 func TestServerNeverReady(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		then func(w *world, giveUp context.CancelCauseFunc)
 		want string
@@ -190,7 +192,7 @@ func TestServerNeverReady(t *testing.T) {
 		"no answer": {func(w *world, _ context.CancelCauseFunc) { w.script(script{Hang: true}) }, "no answer within"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w, s := supervised(t, hasty)
+			w, s := supervised(t, hasty, func(o *Options) { o.StartLimit = 30 * time.Second })
 			w.script(script{State: "INITIALIZING"})
 			ctx, giveUp := context.WithCancelCause(t.Context())
 			defer giveUp(nil)
@@ -311,6 +313,7 @@ func TestStopWhileBusy(t *testing.T) {
 // TestStopGoesOn: what Stop could not finish is finished, by another Stop and
 // without one.
 func TestStopGoesOn(t *testing.T) {
+	t.Parallel()
 	for name, again := range map[string]bool{"by another": true, "by itself": false} {
 		t.Run(name, func(t *testing.T) {
 			w, s := supervised(t)
