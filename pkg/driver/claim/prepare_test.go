@@ -321,7 +321,7 @@ func TestRetry(t *testing.T) {
 				}
 				return failTimes("create instance", always, unknown)(e)
 			},
-			deadline: 45 * time.Second, want: "tried 3 times: " + failed + "nvmlSomething: unknown driver error", took: 24700 * time.Millisecond,
+			deadline: 45 * time.Second, want: "tried 4 times: " + failed + "nvmlSomething: unknown driver error", took: 33700 * time.Millisecond,
 		},
 		"another reason": {before: failTimes("create instance", always, gpu.ErrNoPermission), want: failed + "no permission"},
 		"then another reason": {

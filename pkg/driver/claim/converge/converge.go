@@ -128,6 +128,7 @@ func (e *Engine) finishOn(ctx context.Context, of *record.Record, address string
 	var failed attempts
 	last := ""
 	for {
+		failed.begin()
 		r, err := e.runRoundFor(ctx, of, []string{address}, func(decisions map[string]*Decision) *rules.Task {
 			return first(decisions[address], address, func(t *rules.Task) bool { return t.Claim == claim && t.Aim == rules.Release })
 		})
@@ -161,25 +162,23 @@ func (e *Engine) left(claim types.UID, decision *Decision) error {
 	return nil
 }
 
-// attempts are those that have failed, and when the first of them had.
+// attempts are those that have failed, and when the present one began.
 type attempts struct {
 	failed int
-	first  time.Time
+	began  time.Time
 }
 
+func (n *attempts) begin() { n.began = time.Now() }
+
 // pauses are the waits between attempts, after failures that may pass. The kubelet gives a call 45 seconds and
-// tries again only after a minute. Where attempts take long, there are fewer: a kubelet that has given up is not told why.
+// tries again only after a minute.
 var pauses = []time.Duration{200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 4 * time.Second}
 
 // retry waits before another attempt, or returns an error if there is to be none.
 func (n *attempts) retry(ctx context.Context, err error) error {
 	defer steptime.Of(ctx).Begin(steptime.Wait)()
 	n.failed++
-	if n.failed == 1 {
-		n.first = time.Now()
-	}
-	hasTime := n.failed <= len(pauses) && time.Since(n.first) < waitTime
-	if transient(err) && hasTime && wait.For(ctx, pauses[n.failed-1]) == nil {
+	if transient(err) && n.failed <= len(pauses) && n.hasTime(ctx, pauses[n.failed-1]) && wait.For(ctx, pauses[n.failed-1]) == nil {
 		klog.FromContext(ctx).Info("Trying again", "tried", n.failed, "reason", err)
 		return nil
 	}
@@ -187,6 +186,13 @@ func (n *attempts) retry(ctx context.Context, err error) error {
 		return err
 	}
 	return fmt.Errorf("tried %d times: %w", n.failed, err)
+}
+
+// hasTime reports whether another attempt, if it takes as long as the present one, can fail and be undone before the caller gives up: a
+// kubelet that has given up is not told why.
+func (n *attempts) hasTime(ctx context.Context, pause time.Duration) bool {
+	deadline, limited := ctx.Deadline()
+	return !limited || time.Until(deadline) > pause+time.Since(n.began)*3/2
 }
 
 // transient reports whether another attempt may succeed. If the rules have refused something, it does not.

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// waitTime bounds the wait for a place that another claim, or a process, still has, and for a failure to pass.
+	// waitTime bounds the wait for a place that another claim, or a process, still has.
 	waitTime = 15 * time.Second
 	// undoTime bounds what is undone after a failure. It is granted on top of the caller's deadline, which may be why the
 	// call failed.
@@ -132,6 +132,7 @@ func (c *Call) prepare(ctx context.Context) error {
 	var failed attempts
 	gpus := c.Wanted.GPUs()
 	for range maxRounds {
+		failed.begin()
 		all, limited := errgroup.WithContext(ctx) // where one GPU fails the others need not go on
 		for _, address := range gpus {
 			all.Go(func() error { return c.prepareOn(limited, address) })
@@ -174,6 +175,7 @@ func (c *Call) prepareOn(ctx context.Context, address string) (err error) {
 		if c.isOutOfDate() {
 			return record.ErrOutOfDate
 		}
+		failed.begin()
 		changed := c.engine.Store.Changed()
 		r, err := c.engine.runRoundFor(ctx, c.of, []string{address}, c.ownTask(address))
 		switch {
