@@ -440,21 +440,6 @@ func TestStuck(t *testing.T) {
 	}
 }
 
-// TestStarting: a pod that came a step further a moment ago is not stuck.
-func TestStarting(t *testing.T) {
-	client := demo(t)
-	pods := client.CoreV1().Pods("serving")
-	pod := must.Get(pods.Get(t.Context(), "embed-0", metav1.GetOptions{}))(t)
-	pod.Status.Phase = corev1.PodPending
-	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()}}
-	must.Get(pods.Update(t.Context(), pod, metav1.UpdateOptions{}))(t)
-	s, web := serve(t, client, ByAllocator(client))
-	listen(t, s, web).until("not stuck", func(state objects) bool {
-		others := strings.Contains(string(state["pod/research/notebook-kim"]), "explanation")
-		return others && !part[view.Pod](t, state, "pod/serving/embed-0").Stuck && metaOf(t, state).Summary.Stuck == 0
-	})
-}
-
 // TestReadOnly: whatever is asked for, the cluster is only read.
 func TestReadOnly(t *testing.T) {
 	client := demo(t)

@@ -215,6 +215,7 @@ func podsOf(m *fleet.Model, claims map[string]*Claim) map[string]*Pod {
 		}
 		key, pod := PodKey(p), newPod(m, p, claims)
 		pod.Stuck, pod.Waiting, pods[key] = isStuck, waits, pod
+		pod.starting = stuck.Starting(p, time.Now())
 		for _, of := range pod.Claims {
 			if c := claims[of]; waits && !slices.Contains(c.Pods, key) {
 				c.Pods = append(c.Pods, key)

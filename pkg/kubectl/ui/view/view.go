@@ -209,6 +209,8 @@ type Pod struct {
 	Explanation *Explanation `json:"explanation,omitempty"`
 	// Scheduler is what the scheduler says.
 	Scheduler string `json:"scheduler,omitempty"`
+	// starting says that it may look stuck because it has not had the time to start.
+	starting bool
 }
 
 // Explanation says why a pod waits or is stuck.
@@ -241,7 +243,10 @@ func New(in Input) Objects {
 	meta.Summary.AtLeast = in.Model.Hides(fleet.ResourceClaims)
 	for key, pod := range podsOf(in.Model, claims) {
 		e, explained := in.Explanations[key]
-		pod.Stuck = pod.Stuck && !e.Starting
+		if explained {
+			pod.starting = e.Starting
+		}
+		pod.Stuck = pod.Stuck && !pod.starting
 		if explained && (pod.Waiting || pod.Stuck) {
 			pod.Explanation = &e
 		}

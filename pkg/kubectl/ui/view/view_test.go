@@ -266,6 +266,33 @@ func TestPodsWithoutClaims(t *testing.T) {
 	}
 }
 
+// TestStarting: a pod that came a step further a moment ago is not stuck, unless its explanation says so.
+func TestStarting(t *testing.T) {
+	for name, test := range map[string]struct {
+		scheduled    time.Duration // ago
+		explanations map[string]Explanation
+		stuck        int
+	}{
+		"a moment ago":                 {scheduled: time.Second},
+		"long ago":                     {scheduled: time.Hour, stuck: 1},
+		"long ago, and said to start":  {scheduled: time.Hour, explanations: map[string]Explanation{"pod/serving/embed-0": {Starting: true}}},
+		"a moment ago, with a failure": {scheduled: time.Second, explanations: map[string]Explanation{"pod/serving/embed-0": {}}, stuck: 1},
+	} {
+		objects := must.Get(fleets.Demo())(t)
+		s := must.Get(fleet.Read(t.Context(), fake.NewClientset(objects...), ""))(t)
+		for _, pod := range s.Pods {
+			if PodKey(pod) == "pod/serving/embed-0" {
+				pod.Status.Phase = corev1.PodPending
+				at := metav1.NewTime(time.Now().Add(-test.scheduled))
+				pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: at}}
+			}
+		}
+		var meta Meta
+		must.Do(t, json.Unmarshal(encoded(t, Input{Model: fleet.New(s, fleets.Driver), Explanations: test.explanations})["meta"], &meta))
+		expect.Equal(t, meta.Summary.Stuck, test.stuck, name)
+	}
+}
+
 // TestXID: a number alone says nothing, so it is said what it means and what to do.
 func TestXID(t *testing.T) {
 	for value, want := range map[string]string{
