@@ -69,7 +69,8 @@ func (o *overlap) use(ctx context.Context, address string, d harness.Device, eno
 			_, err = o.call(ctx, !oldPrepares, harness.Unprepare, claim)
 		}
 		if err == nil {
-			err = o.n.CheckNoFiles(claim.GetUid())
+			// What a call releases before its driver has opened NVML is finished in the background.
+			err = harness.Eventually(ctx, func() error { return o.n.CheckNoFiles(claim.GetUid()) })
 		}
 		if err != nil {
 			return fmt.Errorf("round %d, %+v: %w", round, d, err)
