@@ -188,7 +188,7 @@ func Reference() []Group {
 		{"The driver", "",
 			[]Definition{buildInfo, reconcileErrors, publishErrors, eventErrors, publishedSlices, journalRecords, mpsServers, neighbours, extendedResources}},
 		{"With the names of NVIDIA's driver", "For dashboards and alerts that exist; names, labels and buckets are the same. The chart's value `metrics.nvidiaDRA.port: 8080` has these six, " +
-			"and no others, on the port of NVIDIA's driver too, at the path `metrics.nvidiaDRA.path`. NVIDIA's driver observes what succeeds only, and counts in progress what waits for nothing any more.",
+			"and no others, on the port of NVIDIA's driver too, at the path `metrics.nvidiaDRA.path`. NVIDIA's driver measures only what succeeds, and counts as in progress only what no longer waits.",
 			[]Definition{draRequests, draDuration, draInflight, draPrepared, draPrepareErrors, draUnprepareErrors}},
 	}
 }
