@@ -74,7 +74,7 @@ type translate func(data []byte) (title string, text []byte, findings finding.Li
 
 // command completes one that translates files, once its flags are checked.
 func (f *flags) command(o *options.Options, c *cobra.Command, check func() (translate, error)) *cobra.Command {
-	c.Flags().BoolVar(&f.strict, "strict", false, "Fail if a field is not translated")
+	c.Flags().BoolVar(&f.strict, "strict", false, "Fail if a field is not translated, or was ignored before, too")
 	c.RunE = func(c *cobra.Command, files []string) error {
 		// It becomes a part of expressions.
 		if wrong := validation.IsDNS1123Subdomain(o.Driver); len(wrong) > 0 {
