@@ -27,7 +27,7 @@ import (
 	"github.com/partage-dev/partage/pkg/gpu"
 )
 
-var walkSeeds = flag.Uint64("walk.seeds", 60, "from how many seeds TestWalk takes its steps")
+var walkSeeds = flag.Uint64("walk.seeds", 20, "from how many seeds TestWalk takes its steps")
 
 // walkClaims are the devices of the claims.
 var walkClaims = [][]string{
